@@ -1,0 +1,1 @@
+"""The vocabulary that every other package speaks: values, messages, configuration, errors. No I/O."""

@@ -1,0 +1,283 @@
+"""Everything that is said between the coordinator, the host pools and the workers. Plain data: logged, replayed, sent.
+
+Naming: an *event* reports what happened, a *command* tells what to do. All that speaks of work carries
+(request_id, attempt), so that news of an abandoned attempt can be told from news of the present one.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from baton.core.types import (
+    BlockHash,
+    BlockId,
+    FinishReason,
+    HostId,
+    OutputToken,
+    Request,
+    RequestId,
+    Role,
+    TokenBytes,
+    Until,
+    WorkerId,
+    WorkerView,
+)
+
+Outcome = Literal["finished", "rejected", "failed", "cancelled"]
+RejectReason = Literal["queue_full", "no_worker", "too_long", "slo", "share", "shutdown"]
+
+# ---- into the coordinator ----------------------------------------------------------------------------------------
+
+
+class RequestArrived(Struct, frozen=True, tag=True):
+    request: Request
+
+
+class RequestCancelled(Struct, frozen=True, tag=True):
+    """The client is gone, or has what it needs (a stop string was met)."""
+
+    request_id: RequestId
+
+
+class WorkerJoined(Struct, frozen=True, tag=True):
+    view: WorkerView
+
+
+class WorkerLost(Struct, frozen=True, tag=True):
+    """The worker's process is certainly dead: it can no longer read or write a block. Also told to its host pool."""
+
+    worker: WorkerId
+    reason: str
+
+
+class WorkerReported(Struct, frozen=True, tag=True):
+    view: WorkerView
+
+
+class RoleSet(Struct, frozen=True, tag=True):
+    worker: WorkerId
+    role: Role
+
+
+class PrefillFinished(Struct, frozen=True, tag=True):
+    """The first token is out and the worker no longer touches the request's blocks."""
+
+    request_id: RequestId
+    attempt: int
+    worker: WorkerId
+
+
+class RequestFinished(Struct, frozen=True, tag=True):
+    """The last token is out and the worker no longer touches the request's blocks."""
+
+    request_id: RequestId
+    attempt: int
+    worker: WorkerId
+    reason: FinishReason
+
+
+class BlocksStored(Struct, frozen=True, tag=True):
+    """A host can now serve these blocks as a prefix."""
+
+    host: HostId
+    hashes: tuple[BlockHash, ...]
+
+
+class BlocksRemoved(Struct, frozen=True, tag=True):
+    host: HostId
+    hashes: tuple[BlockHash, ...]
+
+
+CoordinatorEvent = (
+    RequestArrived
+    | RequestCancelled
+    | WorkerJoined
+    | WorkerLost
+    | WorkerReported
+    | RoleSet
+    | PrefillFinished
+    | RequestFinished
+    | BlocksStored
+    | BlocksRemoved
+)
+
+# ---- out of the coordinator --------------------------------------------------------------------------------------
+
+
+class StartPrefill(Struct, frozen=True, tag=True):
+    """Compute the prompt on this worker, up to the first token or (mixed) to the end."""
+
+    request: Request
+    attempt: int
+    worker: WorkerId
+    until: Until
+
+
+class StartDecode(Struct, frozen=True, tag=True):
+    """Go on with the request on this worker, from the blocks and tokens that exist. Also after a worker's death."""
+
+    request: Request
+    attempt: int
+    worker: WorkerId
+
+
+class StopRequest(Struct, frozen=True, tag=True):
+    """Tell the worker to drop the request between two steps. It answers RequestDropped."""
+
+    request_id: RequestId
+    attempt: int
+    worker: WorkerId
+
+
+class ReleaseBlocks(Struct, frozen=True, tag=True):
+    """Nobody will go on with this request: the pool frees its blocks as soon as no worker can still touch them."""
+
+    request_id: RequestId
+
+
+class CloseRequest(Struct, frozen=True, tag=True):
+    """The request is over. Exactly one per request, whatever happened to it (INV-1)."""
+
+    request_id: RequestId
+    outcome: Outcome
+    reason: str = ""
+    reject: RejectReason | None = None
+    retry_after_s: float | None = None
+
+
+CoordinatorCommand = StartPrefill | StartDecode | StopRequest | ReleaseBlocks | CloseRequest
+
+# ---- between a worker's batcher and its host pool ------------------------------------------------------------------
+
+
+class BlocksWanted(Struct, frozen=True, tag=True):
+    """The batcher asks for a request's first blocks (with the prefix that the host holds) or for more of them.
+
+    `blocks` is how long the request's block table shall be in all; asking twice for the same length is harmless.
+    """
+
+    request_id: RequestId
+    attempt: int
+    worker: WorkerId
+    blocks: int
+    prefix: tuple[BlockHash, ...] = ()
+    """Hashes that may be taken as a prefix hit. Only looked at while the request holds no block."""
+    arrived_at_s: float = 0.0
+    """Who came first is served first when blocks are short, and preempted last."""
+
+
+class BlocksGranted(Struct, frozen=True, tag=True):
+    """The request's whole block table. The first `cached_blocks` hold KV that need not be computed."""
+
+    request_id: RequestId
+    attempt: int
+    block_table: tuple[BlockId, ...]
+    cached_blocks: int
+
+
+class BlocksSealed(Struct, frozen=True, tag=True):
+    """Blocks `first` .. of the request's table are full and immutable; their chained hashes in order."""
+
+    request_id: RequestId
+    attempt: int
+    worker: WorkerId
+    first: int
+    hashes: tuple[BlockHash, ...]
+
+
+class RequestDropped(Struct, frozen=True, tag=True):
+    """The worker no longer touches the request's blocks: it was told to stop, or (preempted) gave them back."""
+
+    request_id: RequestId
+    attempt: int
+    worker: WorkerId
+    preempted: bool
+    """True: the request goes on later, from whatever prefix is then still cached."""
+
+
+class PreemptRequest(Struct, frozen=True, tag=True):
+    """The pool is short of blocks: the batcher shall drop this request's blocks and queue it again."""
+
+    request_id: RequestId
+    attempt: int
+
+
+PoolEvent = (
+    BlocksWanted | BlocksSealed | RequestDropped | PrefillFinished | RequestFinished | ReleaseBlocks | WorkerLost
+)
+
+
+class ToWorker(Struct, frozen=True):
+    """A pool's command with its address."""
+
+    worker: WorkerId
+    command: BlocksGranted | PreemptRequest
+
+
+PoolCommand = ToWorker | BlocksStored | BlocksRemoved
+
+# ---- between the server and a worker -------------------------------------------------------------------------------
+
+
+class StartRequest(Struct, frozen=True, tag=True):
+    """StartPrefill or StartDecode as a worker sees it: with the tokens, and the block table where one exists."""
+
+    request: Request
+    attempt: int
+    tokens: TokenBytes
+    """Prompt and the output so far."""
+    until: Until
+    block_table: tuple[BlockId, ...] = ()
+    """Blocks that the request already holds on this host: the handoff itself. Empty: ask the pool."""
+    computed_tokens: int = 0
+    """Leading tokens whose KV lies in the block table."""
+
+
+class Shutdown(Struct, frozen=True, tag=True):
+    """End after this step."""
+
+
+WorkerCommand = StartRequest | StopRequest | BlocksGranted | PreemptRequest | Shutdown
+
+
+BatcherEvent = BlocksWanted | BlocksSealed | RequestDropped | PrefillFinished | RequestFinished
+
+
+class StepReport(Struct, frozen=True, tag=True):
+    """All that a worker has to say after a step (or between two, with no tokens): one message."""
+
+    worker: WorkerId
+    tokens: tuple[OutputToken, ...]
+    events: tuple[BatcherEvent, ...]
+    """In the order in which they happened."""
+    view: WorkerView
+    step_s: float = 0.0
+    """How long the forward pass took. 0 where there was none."""
+    started: tuple[RequestId, ...] = ()
+    """Requests of which this step computed the first slice on this worker: ends their queue time."""
+
+
+class WorkerReady(Struct, frozen=True, tag=True):
+    """The worker has mapped the arena, loaded the model and warmed up."""
+
+    worker: WorkerId
+    pid: int
+
+
+class WorkerProgress(Struct, frozen=True, tag=True):
+    """What a starting worker is doing, for the person who waits."""
+
+    worker: WorkerId
+    text: str
+
+
+class WorkerFailed(Struct, frozen=True, tag=True):
+    """The worker cannot go on; it ends after this message."""
+
+    worker: WorkerId
+    reason: str
+
+
+WorkerMessage = StepReport | WorkerReady | WorkerProgress | WorkerFailed

@@ -1,0 +1,55 @@
+"""What one forward pass is given and what it gives back. Lives in one process, so plain dataclasses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from baton.core.types import BlockId, RequestId, Sampling, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """`count` tokens of one request in one step: many while its prompt is computed, one while it decodes."""
+
+    request_id: RequestId
+    tokens: Sequence[int]
+    """Every token of the request so far, prompt and output. Shared with the batcher: read, never write."""
+    start: int
+    """Tokens whose KV the block table already holds; the first token of this slice is `tokens[start]`."""
+    count: int
+    block_table: Sequence[BlockId]
+    """Token i's KV lies in block `block_table[i // block_tokens]`, slot `i % block_tokens`."""
+    sample: bool
+    """True when this slice reaches the last token: the result then holds the next one."""
+    sampling: Sampling
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One forward pass: slices of different requests, in one batch, without padding."""
+
+    slices: tuple[Slice, ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(part.count for part in self.slices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceResult:
+    """What a step found out about one slice."""
+
+    token: int | None = None
+    """The next token where the slice asked for one."""
+    logprob: TokenLogprob | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """If asked for: of tokens start+1 .. start+count (those inside the prompt), in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One result per slice, in the step's order."""
+
+    slices: Sequence[SliceResult] = field(default_factory=tuple)

@@ -1,0 +1,148 @@
+"""Values that every package speaks: identities, requests, sampling, views of the cluster."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from typing import Literal, NewType
+
+from msgspec import Struct
+
+RequestId = NewType("RequestId", str)
+WorkerId = NewType("WorkerId", str)
+HostId = NewType("HostId", str)
+BlockId = NewType("BlockId", int)
+BlockHash = NewType("BlockHash", bytes)
+TokenBytes = NewType("TokenBytes", bytes)
+"""Token ids as little-endian uint32: four bytes a token, encoded and decoded without a loop in Python."""
+
+Role = Literal["prefill", "decode", "mixed"]
+ROLES: tuple[Role, ...] = ("prefill", "decode", "mixed")
+Until = Literal["first_token", "end"]
+"""How far a worker runs a request: to its first token (then the KV is handed off), or to its end."""
+FinishReason = Literal["stop", "length"]
+
+
+def pack_tokens(tokens: Iterable[int]) -> TokenBytes:
+    """Encode token ids for a wire or a log."""
+    return TokenBytes(array("I", tokens).tobytes())
+
+
+def unpack_tokens(data: bytes) -> list[int]:
+    """Decode what `pack_tokens` made."""
+    return array("I", data).tolist()
+
+
+class Slo(Struct, frozen=True, kw_only=True):
+    """Latency targets of one request. A request is in its SLO when it meets both."""
+
+    ttft_s: float
+    tpot_s: float
+
+
+class Sampling(Struct, frozen=True, kw_only=True):
+    """How the next token is drawn. Values are checked at the HTTP edge; here they are in range."""
+
+    temperature: float = 1.0
+    """0 is greedy: the token with the highest logit, the lowest id among equals."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps every token."""
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Pairs (token id, bias added to its logit)."""
+    seed: int = 0
+    """With the position, the only source of randomness: a moved request draws what it would have drawn."""
+    top_logprobs: int | None = None
+    """None: no log probabilities. 0: of the chosen token only. k: of the k likeliest as well."""
+    prompt_logprobs: bool = False
+    """Also report the log probability of every prompt token after the first. Such a request takes no prefix hit."""
+    stop_token_ids: tuple[int, ...] = ()
+    """End of sequence (unless the client ignores it) and the client's own stop tokens."""
+    output_tokens_min: int = 0
+    """No stop token is drawn before this many output tokens."""
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """What a client asked for. Deliberately has no output length: nobody knows it yet.
+
+    The prompt's tokens are not here: decisions need their number and their block hashes, workers get them beside it.
+    """
+
+    id: RequestId
+    prompt_tokens: int
+    block_hashes: tuple[BlockHash, ...] = ()
+    """Chained hashes of the prompt's full blocks, in order."""
+    output_tokens_max: int
+    arrived_at_s: float
+    sampling: Sampling = Sampling()
+    slo: Slo | None = None
+    tenant: str = ""
+    """Who is asking: the client's share in fair queues. Empty: anonymous."""
+    priority: int = 0
+    """Lower is served earlier."""
+    cache_salt: str = ""
+    """Requests share cached blocks only under one salt."""
+
+
+class TokenLogprob(Struct, frozen=True, array_like=True):
+    """The log probability of one token, and of the likeliest at its position (natural logarithm)."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class OutputToken(Struct, frozen=True, array_like=True):
+    """One generated token on its way from a worker to its client."""
+
+    request_id: RequestId
+    attempt: int
+    index: int
+    """0 for the first output token. Makes a repeated or lost token visible."""
+    token: int
+    logprob: TokenLogprob | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """With the first token, if asked for: one entry per prompt token but the first."""
+
+
+class WorkerView(Struct, frozen=True, kw_only=True):
+    """A worker's load as it last reported it. May be stale: `observed_at_s` says how stale."""
+
+    id: WorkerId
+    host: HostId
+    role: Role
+    running_requests: int = 0
+    waiting_requests: int = 0
+    queued_tokens: int = 0
+    """Prompt tokens that it was given and has not computed."""
+    context_tokens: int = 0
+    """Tokens of all running requests: what a decode step reads."""
+    observed_at_s: float = 0.0
+
+
+class HostView(Struct, frozen=True, kw_only=True):
+    """One host's KV blocks. free + used + cached = total, always."""
+
+    id: HostId
+    blocks_total: int
+    blocks_free: int
+    blocks_used: int
+    blocks_cached: int
+
+
+class ClusterView(Struct, frozen=True, kw_only=True):
+    """Everything that a policy may know about the cluster."""
+
+    workers: tuple[WorkerView, ...]
+    prefix_hit_tokens: dict[HostId, int]
+    """Leading prompt tokens of the request in question that a host holds. A hint: it may be stale."""
+    waiting_requests: int = 0
+    """Requests in the coordinator's waiting room."""
+
+    def having(self, role: Role) -> list[WorkerView]:
+        """Workers that may do this role's work: its own, and mixed ones."""
+        return [worker for worker in self.workers if worker.role in (role, "mixed")]

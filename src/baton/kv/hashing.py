@@ -1,0 +1,30 @@
+"""Chained block hashes: a block's name says what it holds and everything that stands before it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from baton.core.types import BlockHash, pack_tokens
+
+HASH_BYTES = 16
+
+
+def root_hash(cache_salt: str) -> BlockHash:
+    """The parent of a first block. Requests with different salts never share a block."""
+    return BlockHash(blake2b(cache_salt.encode(), digest_size=HASH_BYTES, person=b"baton-root").digest())
+
+
+def block_hash(parent: BlockHash, tokens: Sequence[int]) -> BlockHash:
+    """Name a full block by its parent's name and its own tokens."""
+    return BlockHash(blake2b(parent + pack_tokens(tokens), digest_size=HASH_BYTES, person=b"baton-block").digest())
+
+
+def block_hashes(tokens: Sequence[int], *, block_tokens: int, cache_salt: str = "") -> tuple[BlockHash, ...]:
+    """Hash every full block of `tokens`, in order. The tail, if any, has no hash yet."""
+    parent = root_hash(cache_salt)
+    hashes: list[BlockHash] = []
+    for start in range(0, len(tokens) - block_tokens + 1, block_tokens):
+        parent = block_hash(parent, tokens[start : start + block_tokens])
+        hashes.append(parent)
+    return tuple(hashes)

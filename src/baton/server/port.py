@@ -1,0 +1,132 @@
+"""What the HTTP half of the server asks of the half that drives workers. Two files meet here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from baton.core.messages import Outcome, RejectReason
+from baton.core.types import FinishReason, OutputToken, Request, Role, WorkerId
+from baton.engine.card import ModelCard
+
+
+class Timings(Struct, frozen=True, kw_only=True):
+    """Where a request's time went; in every response. Seconds; None where it has not happened (or never will)."""
+
+    queue_s: float | None = None
+    """Arrival to the first slice in a step of the first worker."""
+    prefill_s: float | None = None
+    """That to the first token leaving the first worker."""
+    handoff_s: float | None = None
+    """First token leaving the prefill worker to the request standing in a batch of the decode worker. None: no handoff."""
+    first_decode_s: float | None = None
+    """First to second token."""
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+    cached_tokens: int = 0
+    prefill_worker: str | None = None
+    decode_worker: str | None = None
+    attempts: int = 1
+
+
+class Finish(Struct, frozen=True, kw_only=True):
+    """How a generation ended."""
+
+    outcome: Outcome
+    reason: FinishReason | None = None
+    """Where the outcome is `finished`. `stop`: the last token is a stop token, and not part of the text."""
+    message: str = ""
+    """Where it is not: what happened and what to do, for the client."""
+    reject: RejectReason | None = None
+    retry_after_s: float | None = None
+
+
+class Update(Struct, frozen=True, kw_only=True):
+    """What is new since the last update: tokens in order, and the end if it has come."""
+
+    tokens: tuple[OutputToken, ...] = ()
+    finish: Finish | None = None
+
+
+class Generation(Protocol):
+    """One request that is being answered."""
+
+    async def next(self) -> Update:
+        """Wait for news. A slow reader gets several steps' tokens in one update. Never called after a finish."""
+        ...
+
+    def stop(self) -> None:
+        """End it as finished: the client has all it asked for (a stop string was met). Idempotent."""
+        ...
+
+    def cancel(self) -> None:
+        """End it as cancelled: the client is gone. Idempotent, harmless after the end."""
+        ...
+
+    def mark_sent(self, tokens: int) -> None:
+        """Note that text of this many more tokens reached the client's socket: TTFT and TPOT are measured here."""
+        ...
+
+    def timings(self) -> Timings: ...
+
+
+class WorkerStatus(Struct, frozen=True, kw_only=True):
+    """One line of `/cluster`."""
+
+    id: str
+    role: Role
+    pid: int
+    state: str
+    """`starting`, `ready` or `lost`."""
+    running: int
+    waiting: int
+    kv_blocks_used: int
+    kv_blocks_total: int
+
+
+class HostStatus(Struct, frozen=True, kw_only=True):
+    id: str
+    kv_blocks_total: int
+    kv_blocks_free: int
+    kv_blocks_used: int
+    kv_blocks_cached: int
+    kv_block_tokens: int
+    kv_block_bytes: int
+
+
+class ClusterStatus(Struct, frozen=True, kw_only=True):
+    """The body of `/cluster`."""
+
+    workers: tuple[WorkerStatus, ...]
+    hosts: tuple[HostStatus, ...]
+    policy: dict[str, str]
+    """Family to `module:Class`."""
+
+
+class Gateway(Protocol):
+    """The cluster as one object: what the HTTP half talks to."""
+
+    card: ModelCard
+
+    @property
+    def request_tokens_max(self) -> int:
+        """Most tokens that one request may have: the smaller of the model's context and the whole KV cache."""
+        ...
+
+    @property
+    def state(self) -> str:
+        """`loading`, `ready`, `stopping`, or `failed: <why>`. `/health` is 200 only when ready."""
+        ...
+
+    def submit(self, request: Request, prompt: Sequence[int]) -> Generation:
+        """Take a request whose limits were checked. Refusals arrive as the generation's finish, never as an exception."""
+        ...
+
+    def set_role(self, worker: WorkerId, role: Role) -> None:
+        """Change a worker's role at once. Raises RequestError (404) for an unknown worker."""
+        ...
+
+    def cluster(self) -> ClusterStatus: ...
