@@ -67,6 +67,8 @@ class PrefillFinished(Struct, frozen=True, tag=True):
     request_id: RequestId
     attempt: int
     worker: WorkerId
+    computed_tokens: int
+    """Leading tokens whose KV lies in the request's blocks: whoever goes on starts there."""
 
 
 class RequestFinished(Struct, frozen=True, tag=True):
@@ -164,8 +166,6 @@ class BlocksWanted(Struct, frozen=True, tag=True):
     blocks: int
     prefix: tuple[BlockHash, ...] = ()
     """Hashes that may be taken as a prefix hit. Only looked at while the request holds no block."""
-    arrived_at_s: float = 0.0
-    """Who came first is served first when blocks are short, and preempted last."""
 
 
 class BlocksGranted(Struct, frozen=True, tag=True):
@@ -178,7 +178,7 @@ class BlocksGranted(Struct, frozen=True, tag=True):
 
 
 class BlocksSealed(Struct, frozen=True, tag=True):
-    """Blocks `first` .. of the request's table are full and immutable; their chained hashes in order."""
+    """The KV of blocks `first` .. of the request's table is complete and from now on immutable; their hashes in order."""
 
     request_id: RequestId
     attempt: int
@@ -205,7 +205,15 @@ class PreemptRequest(Struct, frozen=True, tag=True):
 
 
 PoolEvent = (
-    BlocksWanted | BlocksSealed | RequestDropped | PrefillFinished | RequestFinished | ReleaseBlocks | WorkerLost
+    StartPrefill
+    | StartDecode
+    | BlocksWanted
+    | BlocksSealed
+    | RequestDropped
+    | PrefillFinished
+    | RequestFinished
+    | ReleaseBlocks
+    | WorkerLost
 )
 
 
