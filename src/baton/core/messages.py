@@ -178,7 +178,7 @@ class BlocksGranted(Struct, frozen=True, tag=True):
 
 
 class BlocksSealed(Struct, frozen=True, tag=True):
-    """The KV of blocks `first` .. of the request's table is complete and from now on immutable; their hashes in order."""
+    """The KV of blocks `first` .. of the request's table is complete and now immutable; their hashes in order."""
 
     request_id: RequestId
     attempt: int

@@ -58,7 +58,7 @@ class Holding:
 
 
 class HostPool:
-    """Who holds which block of one host. `handle` is the only way in; the driver carries the commands to the workers."""
+    """Who holds which block of one host. `handle` is the only way in; a driver carries the commands to the workers."""
 
     def __init__(
         self, *, host: HostId, blocks_total: int, block_tokens: int, eviction: Callable[[], EvictionOrder]

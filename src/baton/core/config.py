@@ -1,0 +1,190 @@
+"""The one configuration tree: from a TOML file and the command line, frozen, checked whole before anything starts."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from baton.core.errors import ConfigError
+
+DtypeChoice = Literal["auto", "float32", "bfloat16"]
+KVDtypeChoice = Literal["auto", "float32", "bfloat16"]
+
+
+class BatchLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How large one step may be."""
+
+    step_tokens_max: int = 512
+    """Most tokens in one forward pass. Larger computes prompts faster; smaller keeps ITL steady on mixed workers."""
+    requests_max: int = 64
+    """Most requests that a worker runs at once."""
+
+
+class Topology(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many worker processes of each role. All zero means 1 prefill + 1 decode."""
+
+    prefill: int = 0
+    decode: int = 0
+    mixed: int = 0
+
+
+class KVConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The arena that holds the KV cache."""
+
+    block_tokens: int = 16
+    """Tokens in a KV block. Only full blocks are shared between requests."""
+    bytes: int = 0
+    """Size of the arena. 0 chooses: a quarter of the free memory, at most what 64 requests of full context need."""
+    blocks: int = 0
+    """Size of the arena in blocks; overrides `bytes` where it is not 0."""
+    dtype: KVDtypeChoice = "auto"
+    """`auto` keeps KV in the precision that the model computes in."""
+
+
+class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The HTTP edge."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0 takes a free port and says which."""
+    api_keys: tuple[str, ...] = ()
+    """Accepted bearer keys. Empty: no key is asked for."""
+    body_bytes_max: int = 4 * 1024 * 1024
+    """Larger request bodies are refused with 413 without being read."""
+    choices_max: int = 32
+    """Most choices (prompts x n) of one HTTP request."""
+
+
+class Plugin(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A class of ours or of the user's, by name, with the options that build it."""
+
+    use: str
+    """`module:Class`."""
+    options: dict[str, Any] = {}
+
+
+class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One policy per family. Each may be replaced by the user's own `module:Class`."""
+
+    admission: Plugin = Plugin(use="baton.policy.admission:BoundedQueue")
+    routing: Plugin = Plugin(use="baton.policy.routing:EarliestFirstToken")
+    placement: Plugin = Plugin(use="baton.policy.placement:FastestStep")
+    fairness: Plugin = Plugin(use="baton.policy.fairness:FirstComeFirstServed")
+    batching: Plugin = Plugin(use="baton.policy.batching:MixedChunked")
+    eviction: Plugin = Plugin(use="baton.policy.eviction:LeastRecentlyUsed")
+
+
+class HooksConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Pre-processing of requests and post-processing of outputs, in order."""
+
+    request: tuple[Plugin, ...] = ()
+    output: tuple[Plugin, ...] = ()
+
+
+class SurvivalConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is done about dead and silent workers."""
+
+    attempts_max: int = 3
+    """Tries that a request gets when workers die under it. The last failure is reported to the client."""
+    restarts_max: int = 5
+    """Times that one worker is started again within `restart_window_s` before the server gives it up."""
+    restart_window_s: float = 60.0
+    silent_s: float = 60.0
+    """A worker that has work and says nothing for this long is killed; its requests go on elsewhere. Steps are shorter."""
+    start_s: float = 300.0
+    """Longest time that a worker may take to load its model."""
+
+
+class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that `baton serve` can be told."""
+
+    model: str = "smollm2-135m"
+    served_name: str = ""
+    """What clients call the model. Empty: the name of the model or of its file."""
+    dtype: DtypeChoice = "auto"
+    """Precision that the model computes in. `auto`: float32 on a CPU, bfloat16 on a GPU."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    threads: int = 0
+    """Threads of each worker. 0 divides the cores among the workers, at least one each."""
+    context_tokens: int = 0
+    """Most tokens of one request, prompt and output together. 0: what the model was trained for."""
+    seed: int | None = None
+    """Where sampling seeds of requests without one come from. None: from the operating system."""
+    topology: Topology = Topology()
+    kv: KVConfig = KVConfig()
+    batch: BatchLimits = BatchLimits()
+    http: HttpConfig = HttpConfig()
+    policy: PolicyConfig = PolicyConfig()
+    hooks: HooksConfig = HooksConfig()
+    survival: SurvivalConfig = SurvivalConfig()
+
+    def problems(self) -> list[str]:
+        """Everything that is wrong, not only the first thing. Empty means ready to start."""
+        found: list[str] = []
+        for path, value, low, high in self._ranges():
+            if not low <= value <= high:
+                found.append(f"{path} is {value}, but must be between {low} and {high}")
+        topology = self.topology
+        if topology.prefill > 0 and topology.decode + topology.mixed == 0:
+            found.append(f"{topology.prefill} prefill workers and nobody to decode: add --decode N or --mixed N")
+        if topology.decode > 0 and topology.prefill + topology.mixed == 0:
+            found.append(f"{topology.decode} decode workers and nobody to prefill: add --prefill N or --mixed N")
+        if any(not key for key in self.http.api_keys):
+            found.append("http.api_keys holds an empty key, which every client would match; remove it")
+        return found
+
+    def _ranges(self) -> list[tuple[str, float, float, float]]:
+        return [
+            ("topology.prefill", self.topology.prefill, 0, 256),
+            ("topology.decode", self.topology.decode, 0, 256),
+            ("topology.mixed", self.topology.mixed, 0, 256),
+            ("threads", self.threads, 0, 1024),
+            ("context_tokens", self.context_tokens, 0, 2**31),
+            ("kv.block_tokens", self.kv.block_tokens, 1, 1024),
+            ("kv.bytes", self.kv.bytes, 0, 2**50),
+            ("kv.blocks", self.kv.blocks, 0, 2**31),
+            ("batch.step_tokens_max", self.batch.step_tokens_max, 1, 2**20),
+            ("batch.requests_max", self.batch.requests_max, 1, 2**16),
+            ("http.port", self.http.port, 0, 65535),
+            ("http.body_bytes_max", self.http.body_bytes_max, 1024, 2**31),
+            ("http.choices_max", self.http.choices_max, 1, 4096),
+            ("survival.attempts_max", self.survival.attempts_max, 1, 100),
+            ("survival.restarts_max", self.survival.restarts_max, 0, 1000),
+            ("survival.restart_window_s", self.survival.restart_window_s, 1, 86400),
+            ("survival.silent_s", self.survival.silent_s, 1, 86400),
+            ("survival.start_s", self.survival.start_s, 1, 86400),
+        ]
+
+
+def load(text: str) -> Config:
+    """Decode and check a TOML file's text. Raises ConfigError with every problem, one per line."""
+    try:
+        raw = msgspec.toml.decode(text)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"not a TOML file: {error}") from error
+    unknown = _unknown_keys(raw, Config, "")
+    if unknown:
+        raise ConfigError("\n".join(unknown))
+    try:
+        return msgspec.convert(raw, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"not a valid configuration: {error}") from error
+
+
+def _unknown_keys(raw: dict[str, Any], kind: type[Struct], path: str) -> list[str]:
+    """Name every key that the tree does not have, with the nearest one that it has."""
+    fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    found: list[str] = []
+    for key, value in raw.items():
+        if key not in fields:
+            close = difflib.get_close_matches(key, fields, n=1)
+            hint = f"did you mean {path}{close[0]}?" if close else f"known here: {', '.join(fields)}"
+            found.append(f"unknown key {path}{key}; {hint}")
+            continue
+        inner = fields[key]
+        if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, Struct):
+            found += _unknown_keys(value, inner, f"{path}{key}.")
+    return found

@@ -1,0 +1,66 @@
+"""Admission: whether a request is taken at all. A refusal now is kinder than a timeout later."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from msgspec import Struct
+
+from baton.core.messages import RejectReason
+from baton.core.ports import CostModel
+from baton.core.types import ClusterView, Request
+
+
+class Reject(Struct, frozen=True, kw_only=True):
+    """Why a request is not taken, in words for its client, and when to come back."""
+
+    reject: RejectReason
+    reason: str
+    retry_after_s: float
+
+
+class AdmissionPolicy(Protocol):
+    def admit(self, request: Request, cluster: ClusterView, cost: CostModel, now_s: float) -> Reject | None:
+        """Return None to take the request, or the reason why not."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundedQueue:
+    """Take what has a place in the queue and, for requests with an SLO, what can still meet its TTFT.
+
+    The queue's bound is what keeps the server's memory bounded (INV-9).
+    """
+
+    requests_max: int = 1024
+    """Most requests in the cluster, waiting and running."""
+    ttft_slack: float = 1.0
+    """Admit while predicted TTFT <= slack * SLO. 1.0 trusts the cost model exactly."""
+
+    def admit(self, request: Request, cluster: ClusterView, cost: CostModel, now_s: float) -> Reject | None:
+        """See `AdmissionPolicy.admit`."""
+        live = cluster.waiting_requests + sum(worker.running_requests for worker in cluster.workers)
+        if live >= self.requests_max:
+            shortest_s = min(
+                (_queue_s(worker.queued_tokens, cost) for worker in cluster.having("prefill")), default=1.0
+            )
+            reason = f"{live} requests are waiting or running, and the queue holds {self.requests_max}; try again later"
+            return Reject(reject="queue_full", reason=reason, retry_after_s=max(1.0, shortest_s))
+        if request.slo is None:
+            return None
+        return self._misses_slo(request, request.slo.ttft_s, cluster, cost)
+
+    def _misses_slo(self, request: Request, ttft_s: float, cluster: ClusterView, cost: CostModel) -> Reject | None:
+        hit_tokens = max(cluster.prefix_hit_tokens.values(), default=0)
+        own_s = cost.prefill_s(new_tokens=request.prompt_tokens - hit_tokens, cached_tokens=hit_tokens)
+        waits_s = [_queue_s(worker.queued_tokens, cost) for worker in cluster.having("prefill")]
+        if not waits_s or min(waits_s) + own_s <= self.ttft_slack * ttft_s:
+            return None
+        predicted_s = min(waits_s) + own_s
+        reason = f"the first token is predicted after {predicted_s:.3f} s, later than the SLO of {ttft_s:.3f} s"
+        return Reject(reject="slo", reason=reason, retry_after_s=max(1.0, predicted_s - ttft_s))
+
+
+def _queue_s(queued_tokens: int, cost: CostModel) -> float:
+    return cost.prefill_s(new_tokens=queued_tokens, cached_tokens=0)
