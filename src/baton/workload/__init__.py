@@ -1,0 +1,1 @@
+"""Workloads: traces from files, arrivals and lengths from distributions, and prompts for both. Sends nothing."""
