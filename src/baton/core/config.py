@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 from msgspec import Struct
@@ -93,7 +93,7 @@ class SurvivalConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Times that one worker is started again within `restart_window_s` before the server gives it up."""
     restart_window_s: float = 60.0
     silent_s: float = 60.0
-    """A worker that has work and says nothing for this long is killed; its requests go on elsewhere. Steps are shorter."""
+    """A worker that has work and says nothing for this long is killed; its requests go on elsewhere."""
     start_s: float = 300.0
     """Longest time that a worker may take to load its model."""
 
@@ -186,5 +186,5 @@ def _unknown_keys(raw: dict[str, Any], kind: type[Struct], path: str) -> list[st
             continue
         inner = fields[key]
         if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, Struct):
-            found += _unknown_keys(value, inner, f"{path}{key}.")
+            found += _unknown_keys(cast("dict[str, Any]", value), inner, f"{path}{key}.")
     return found

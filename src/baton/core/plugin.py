@@ -1,50 +1,84 @@
-"""Load a user's own policy or hook by `module:Class`. What is loaded is checked before anything starts."""
+"""Load what a user names as `module:Class` in the configuration: policies and hooks."""
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeVar
 
 from baton.core.errors import ConfigError
+from baton.core.names import did_you_mean
+
+Port = TypeVar("Port")
 
 
-def load_plugin(spec: str, options: Mapping[str, Any], *, verbs: tuple[str, ...]) -> Any:  # noqa: ANN401
-    """Import `module:Class` and build it with `options`.
+def load_plugin(spec: str, options: Mapping[str, Any], *, expects: type[Port]) -> Port:
+    """Import `module:Class`, make one with `options` as keyword arguments, and check that it fills the port.
 
-    `verbs` are the methods that it must have. Raises ConfigError that names the module, class, option or method that is
-    wrong and the nearest one that exists.
+    `expects` is a class or a `runtime_checkable` protocol. Raises ConfigError, which names what is wrong and what
+    exists instead: show it and exit with code 2.
     """
-    module_name, _, class_name = spec.partition(":")
-    if not module_name or not class_name:
-        raise ConfigError(f"plug-in {spec!r} is not of the form 'module:Class', such as 'my_policies:MyRouting'")
+    cls = _find_class(spec)
+    _check_options(spec, cls, options)
     try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"plug-in {spec!r}: cannot import {module_name}: {error}; is it on PYTHONPATH?") from error
+        made = cls(**options)
+    except (TypeError, ValueError, LookupError) as error:
+        raise ConfigError(f"plug-in {spec}: its constructor refused the options {dict(options)}: {error}") from error
+    if not isinstance(made, expects):
+        missing = ", ".join(_missing_methods(made, expects))
+        raise ConfigError(f"plug-in {spec} is no {expects.__name__}: it lacks {missing or 'its interface'}")
+    return made
+
+
+def _find_class(spec: str) -> type[Any]:
+    module_name, colon, class_name = spec.partition(":")
+    if not colon or not module_name or not class_name:
+        raise ConfigError(f"plug-in {spec!r}: write it as module:Class, for example my_package.my_module:MyPolicy")
+    module = _import(spec, module_name)
     found = vars(module).get(class_name)
+    classes = [name for name, value in vars(module).items() if inspect.isclass(value)]
+    if found is None:
+        raise ConfigError(f"plug-in {spec}: {module_name} has no {class_name}{did_you_mean(class_name, classes)}")
     if not inspect.isclass(found):
-        classes = [name for name, value in vars(module).items() if inspect.isclass(value)]
-        raise ConfigError(f"plug-in {spec!r}: {module_name} has no class {class_name}{_nearest(class_name, classes)}")
-    missing = [verb for verb in verbs if not callable(inspect.getattr_static(found, verb, None))]
-    if missing:
-        raise ConfigError(f"plug-in {spec!r} lacks the method{'s' * (len(missing) > 1)} {', '.join(missing)}")
-    _check_options(spec, found, options)
-    return found(**options)
+        raise ConfigError(f"plug-in {spec}: {class_name} is no class; name one of {', '.join(sorted(classes))}")
+    return found
 
 
-def _check_options(spec: str, found: type, options: Mapping[str, Any]) -> None:
+def _import(spec: str, module_name: str) -> ModuleType:
     try:
-        inspect.signature(found).bind(**options)
-    except TypeError as error:
-        known = list(inspect.signature(found).parameters)
-        unknown = [name for name in options if name not in known]
-        hint = _nearest(unknown[0], known) if unknown else f"; it takes {', '.join(known) or 'no options'}"
-        raise ConfigError(f"plug-in {spec!r}: {error}{hint}") from error
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or module_name
+        if module_name == missing or module_name.startswith(f"{missing}."):
+            raise ConfigError(
+                f"plug-in {spec}: no module {missing!r}; is it installed, or its folder on the path?"
+            ) from error
+        raise ConfigError(f"plug-in {spec}: {module_name} needs the module {missing!r}, which is missing") from error
+    except ImportError as error:
+        raise ConfigError(f"plug-in {spec}: {module_name} cannot be imported: {error}") from error
 
 
-def _nearest(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]}?" if close else f"; it has {', '.join(known) or 'none'}"
+def _check_options(spec: str, cls: type[Any], options: Mapping[str, Any]) -> None:
+    """List every unknown and every missing option at once."""
+    parameters = inspect.signature(cls).parameters.values()
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    known = [p.name for p in named]
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    problems = [
+        f"plug-in {spec}: unknown option {name!r}{did_you_mean(name, known)}"
+        for name in options
+        if name not in known and not open_ended
+    ]
+    problems += [
+        f"plug-in {spec}: option {p.name!r} is required"
+        for p in named
+        if p.default is p.empty and p.name not in options
+    ]
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _missing_methods(made: object, expects: type[Any]) -> list[str]:
+    return [name for name in vars(expects) if not name.startswith("_") and not hasattr(made, name)]

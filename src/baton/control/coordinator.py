@@ -1,0 +1,211 @@
+"""The control plane of a cluster as one state machine: events in, commands out, no I/O and no clock.
+
+It owns the life of every request. The live server, the simulator, a recorded log and a unit test drive this object.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, assert_never
+
+from baton.control.fleet import Fleet
+from baton.core.messages import (
+    BlocksRemoved,
+    BlocksStored,
+    CloseRequest,
+    CoordinatorCommand,
+    CoordinatorEvent,
+    Outcome,
+    PrefillFinished,
+    ReleaseBlocks,
+    RequestArrived,
+    RequestCancelled,
+    RequestFinished,
+    RoleSet,
+    StartDecode,
+    StartPrefill,
+    StopRequest,
+    WorkerJoined,
+    WorkerLost,
+    WorkerReported,
+)
+from baton.core.ports import CostModel
+from baton.core.types import ClusterView, HostId, Request, RequestId, Until, WorkerId
+from baton.kv.prefix_index import PrefixIndex
+from baton.policy.admission import AdmissionPolicy
+from baton.policy.fairness import FairnessPolicy
+from baton.policy.placement import PlacementPolicy
+from baton.policy.routing import RoutingPolicy
+
+Stage = Literal["prefill", "decode"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policies:
+    """The choices that a coordinator asks for, one policy per family."""
+
+    admission: AdmissionPolicy
+    routing: RoutingPolicy
+    placement: PlacementPolicy
+    fairness: FairnessPolicy
+    cost: CostModel
+
+
+@dataclass(slots=True)
+class Flight:
+    """The control state of one request: which try it is on, and who has it."""
+
+    request: Request
+    attempt: int = 1
+    stage: Stage = "prefill"
+    worker: WorkerId | None = None
+    """None while it waits in the room for a worker."""
+    host: HostId | None = None
+    """Where its KV is, if anywhere."""
+    queued_tokens: int = 0
+    """Prompt tokens that its worker was given and has, as far as known, not computed."""
+
+
+@dataclass(slots=True)
+class Coordinator:
+    """Decides for every request who computes it, and closes it exactly once (INV-1)."""
+
+    policies: Policies
+    block_tokens: int
+    attempts_max: int = 3
+    _fleet: Fleet = field(default_factory=Fleet)
+    _index: PrefixIndex = field(default_factory=PrefixIndex)
+    _flights: dict[RequestId, Flight] = field(default_factory=dict[RequestId, Flight])
+    _room: dict[RequestId, None] = field(default_factory=dict[RequestId, None])
+    """Flights without a worker. Bounded by admission: every one of them was admitted."""
+
+    def handle(self, event: CoordinatorEvent, now_s: float) -> list[CoordinatorCommand]:
+        """Apply one event and return what must be done about it, in order.
+
+        Late and repeated events are normal: news of a request that is closed, or of an attempt that was given up,
+        returns no commands.
+        """
+        match event:
+            case RequestArrived(request=request):
+                return self._arrive(request, now_s)
+            case RequestCancelled(request_id=request_id):
+                return self._close(request_id, "cancelled")
+            case PrefillFinished() | RequestFinished():
+                return self._progress(event)
+            case WorkerJoined(view=view):
+                self._fleet.join(view)
+                return self._empty_room()
+            case WorkerLost(worker=worker, reason=reason):
+                return self._lose(worker, reason)
+            case WorkerReported(view=view):
+                self._fleet.report(view)
+                return []
+            case RoleSet(worker=worker, role=role):
+                self._fleet.set_role(worker, role)
+                return []
+            case BlocksStored(host=host, hashes=hashes):
+                self._index.store(host, hashes)
+                return []
+            case BlocksRemoved(host=host, hashes=hashes):
+                self._index.remove(host, hashes)
+                return []
+            case _:
+                assert_never(event)
+
+    @property
+    def live_requests(self) -> int:
+        """Requests that have arrived and are not closed."""
+        return len(self._flights)
+
+    def _arrive(self, request: Request, now_s: float) -> list[CoordinatorCommand]:
+        assert request.id not in self._flights, f"request {request.id} arrived twice"
+        cluster = self._view(request)
+        rejected = self.policies.admission.admit(request, cluster, self.policies.cost, now_s)
+        if rejected is not None:
+            close = CloseRequest(request.id, "rejected", rejected.reason, rejected.reject, rejected.retry_after_s)
+            return [close]
+        flight = Flight(request)
+        self._flights[request.id] = flight
+        return self._dispatch(flight, cluster)
+
+    def _dispatch(self, flight: Flight, cluster: ClusterView) -> list[CoordinatorCommand]:
+        """Give the flight to a worker; into the room where there is none.
+
+        A role is a preference: when nobody of the wanted role lives, any worker serves, slower but at once.
+        """
+        candidates = cluster.having(flight.stage) or list(cluster.workers)
+        if not candidates:
+            self._room[flight.request.id] = None
+            return []
+        request = flight.request
+        if flight.stage == "prefill":
+            worker = self.policies.routing.route(request, candidates, cluster, self.policies.cost)
+        else:
+            worker = self.policies.placement.place(request, flight.host, candidates, cluster, self.policies.cost)
+        view = self._fleet.view(worker)
+        hit_tokens = cluster.prefix_hit_tokens.get(view.host, 0)
+        flight.worker, flight.host = worker, view.host
+        flight.queued_tokens = request.prompt_tokens - hit_tokens if flight.stage == "prefill" else 0
+        self._fleet.load(worker, queued_tokens=flight.queued_tokens, context_tokens=request.prompt_tokens)
+        if flight.stage == "decode":
+            return [StartDecode(request, flight.attempt, worker)]
+        until: Until = "first_token" if view.role == "prefill" else "end"
+        return [StartPrefill(request, flight.attempt, worker, until)]
+
+    def _progress(self, event: PrefillFinished | RequestFinished) -> list[CoordinatorCommand]:
+        flight = self._flights.get(event.request_id)
+        if flight is None or (flight.attempt, flight.worker) != (event.attempt, event.worker):
+            return []  # news of an attempt that was given up
+        if isinstance(event, RequestFinished):
+            return self._close(event.request_id, "finished")
+        self._unload(flight)
+        flight.stage = "decode"
+        return self._dispatch(flight, self._view(flight.request))
+
+    def _close(self, request_id: RequestId, outcome: Outcome, reason: str = "") -> list[CoordinatorCommand]:
+        flight = self._flights.pop(request_id, None)
+        if flight is None:
+            return []
+        self._room.pop(request_id, None)
+        commands: list[CoordinatorCommand] = []
+        if flight.worker is not None and outcome != "finished":
+            commands.append(StopRequest(request_id, flight.attempt, flight.worker))
+        self._unload(flight)
+        return [*commands, ReleaseBlocks(request_id), CloseRequest(request_id, outcome, reason)]
+
+    def _lose(self, worker: WorkerId, reason: str) -> list[CoordinatorCommand]:
+        """Give the dead worker's requests to others: their tokens are in the server, their KV is in the host."""
+        orphans = [flight for flight in self._flights.values() if flight.worker == worker]
+        self._fleet.leave(worker)
+        commands: list[CoordinatorCommand] = []
+        for flight in orphans:
+            flight.worker = None
+            if flight.attempt == self.attempts_max:
+                why = f"the worker died under it {flight.attempt} times, last: {reason}"
+                commands += self._close(flight.request.id, "failed", why)
+                continue
+            flight.attempt += 1
+            commands += self._dispatch(flight, self._view(flight.request))
+        return commands
+
+    def _empty_room(self) -> list[CoordinatorCommand]:
+        waiting = [self._flights[request_id] for request_id in self._room]
+        waiting.sort(key=lambda flight: (self.policies.fairness.key(flight.request), flight.request.id))
+        self._room.clear()
+        return [command for flight in waiting for command in self._dispatch(flight, self._view(flight.request))]
+
+    def _unload(self, flight: Flight) -> None:
+        if flight.worker is not None:
+            self._fleet.unload(
+                flight.worker, queued_tokens=flight.queued_tokens, context_tokens=flight.request.prompt_tokens
+            )
+        flight.worker, flight.queued_tokens = None, 0
+
+    def _view(self, request: Request) -> ClusterView:
+        longest = max(0, request.prompt_tokens - 1)
+        hits = self._index.hit_blocks(request.block_hashes)
+        return ClusterView(
+            workers=self._fleet.views(),
+            prefix_hit_tokens={host: min(blocks * self.block_tokens, longest) for host, blocks in hits.items()},
+            waiting_requests=len(self._room),
+        )

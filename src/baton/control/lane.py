@@ -1,0 +1,95 @@
+"""One request inside a batcher: its tokens, how many of them are computed, and where their KV lies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from baton.core.types import BlockHash, BlockId, FinishReason, Request, TokenLogprob, Until
+from baton.kv.hashing import block_hash, root_hash
+
+LaneState = Literal["waiting", "asking", "ready"]
+"""waiting: holds no block and has not asked. asking: the pool owes an answer. ready: holds blocks."""
+
+
+@dataclass(slots=True)
+class Lane:
+    """There is no prefill and no decode here, only tokens that exist and tokens that are computed."""
+
+    request: Request
+    attempt: int
+    tokens: list[int]
+    """Prompt and output."""
+    until: Until
+    block_tokens: int
+    key: tuple[float, ...]
+    """Order among waiting lanes."""
+    state: LaneState = "waiting"
+    table: list[BlockId] = field(default_factory=list[BlockId])
+    computed_tokens: int = 0
+    sealed_blocks: int = 0
+    asked_blocks: int = 0
+    started: bool = False
+    hashes: list[BlockHash] = field(default_factory=list[BlockHash])
+    """Of the full blocks of `tokens` as far as known: the prompt's, and those of the output that are sealed."""
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
+
+    @property
+    def remaining_tokens(self) -> int:
+        """See `Candidate.remaining_tokens`."""
+        return len(self.tokens) - self.computed_tokens
+
+    @property
+    def room_tokens(self) -> int:
+        """See `Candidate.room_tokens`."""
+        return len(self.table) * self.block_tokens - self.computed_tokens
+
+    @property
+    def output_tokens(self) -> int:
+        return len(self.tokens) - self.request.prompt_tokens
+
+    @property
+    def tokens_max(self) -> int:
+        """Tokens that the request can reach. The last output token is never computed, but its room is counted."""
+        return self.request.prompt_tokens + self.request.output_tokens_max
+
+    def prefix(self) -> tuple[BlockHash, ...]:
+        """Hashes that may be taken as a hit: never the whole prompt, since the last token must be computed to go on."""
+        if self.request.sampling.prompt_logprobs and self.output_tokens == 0:
+            return ()
+        return tuple(self.hashes[: (len(self.tokens) - 1) // self.block_tokens])
+
+    def blocks_for(self, tokens: int) -> int:
+        return -(-min(tokens, self.tokens_max) // self.block_tokens)
+
+    def hold(self, table: Sequence[BlockId], computed_tokens: int) -> None:
+        """Take over a block table of which `computed_tokens` leading tokens hold KV."""
+        self.table = list(table)
+        self.computed_tokens = min(computed_tokens, len(self.tokens) - 1)
+        self.sealed_blocks = computed_tokens // self.block_tokens
+        self.asked_blocks = len(table)
+        self.state = "ready"
+
+    def empty(self) -> None:
+        """Forget the blocks: everything has to be computed again, or found again in the cache."""
+        self.table = []
+        self.computed_tokens = self.sealed_blocks = self.asked_blocks = 0
+        self.prompt_logprobs = []
+        self.state = "waiting"
+
+    def seal(self) -> tuple[int, tuple[BlockHash, ...]]:
+        """Name the blocks that have become full. Returns the first one's index and the hashes."""
+        first, full = self.sealed_blocks, self.computed_tokens // self.block_tokens
+        while len(self.hashes) < full:
+            start = len(self.hashes) * self.block_tokens
+            parent = self.hashes[-1] if self.hashes else root_hash(self.request.cache_salt)
+            self.hashes.append(block_hash(parent, self.tokens[start : start + self.block_tokens]))
+        self.sealed_blocks = full
+        return first, tuple(self.hashes[first:full])
+
+    def finish_reason(self) -> FinishReason | None:
+        """Tell whether the newest token ends the request."""
+        if self.tokens[-1] in self.request.sampling.stop_token_ids:
+            return "stop"
+        return "length" if self.output_tokens >= self.request.output_tokens_max else None
