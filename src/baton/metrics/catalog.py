@@ -1,0 +1,244 @@
+"""Every metric that Baton exposes, as data. `docs/metrics.md` is generated from this file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_args
+
+from baton.core.messages import Outcome, RejectReason
+from baton.core.types import ROLES
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A dimension of a metric."""
+
+    name: str
+    values: tuple[str, ...] = ()
+    """All that it can be. Empty: any name that a deployment gives (a worker, a host)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counter:
+    """Only grows. Where all label values are known, every combination is exposed from the start, at 0."""
+
+    name: str
+    help: str
+    unit: str
+    labels: tuple[Label, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gauge:
+    """Goes up and down; set from views of the cluster."""
+
+    name: str
+    help: str
+    unit: str
+    labels: tuple[Label, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Histogram:
+    """A distribution, counted in buckets."""
+
+    name: str
+    help: str
+    unit: str
+    buckets: tuple[float, ...]
+    """Upper bounds, ascending, in the metric's unit; a last bucket without bound is added."""
+    labels: tuple[Label, ...] = ()
+
+
+Metric = Counter | Gauge | Histogram
+
+ROLE = Label("role", ROLES)
+OUTCOME = Label("outcome", get_args(Outcome))
+REASON = Label("reason", get_args(RejectReason))
+WORKER = Label("worker")
+HOST = Label("host")
+TIER = Label("tier")
+KV_STATE = Label("state", ("free", "used", "cached"))
+
+REQUEST_BUCKETS_S = (
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+    640,
+)
+TOKEN_BUCKETS_S = (
+    0.001,
+    0.0025,
+    0.005,
+    0.0075,
+    0.01,
+    0.015,
+    0.02,
+    0.03,
+    0.04,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.5,
+    1,
+    5,
+)
+STEP_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5)
+HANDOFF_BUCKETS_S = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
+
+TTFT = Histogram(
+    name="baton_time_to_first_token_seconds",
+    help="Arrival at the server to the first token on the client's socket.",
+    unit="s",
+    buckets=REQUEST_BUCKETS_S,
+)
+ITL = Histogram(
+    name="baton_inter_token_latency_seconds",
+    help="Each gap between two output tokens of a request.",
+    unit="s",
+    buckets=TOKEN_BUCKETS_S,
+)
+TPOT = Histogram(
+    name="baton_time_per_output_token_seconds",
+    help="Of a request: first to last token, over its output tokens less one.",
+    unit="s",
+    buckets=TOKEN_BUCKETS_S,
+)
+E2E = Histogram(
+    name="baton_e2e_request_latency_seconds",
+    help="Arrival at the server to the last token on the client's socket.",
+    unit="s",
+    buckets=REQUEST_BUCKETS_S,
+)
+QUEUE = Histogram(
+    name="baton_request_queue_seconds",
+    help="Arrival to the first slice of the request in a step of its first worker.",
+    unit="s",
+    buckets=REQUEST_BUCKETS_S,
+)
+PREFILL = Histogram(
+    name="baton_request_prefill_seconds",
+    help="First slice in a step to the first token leaving the first worker.",
+    unit="s",
+    buckets=REQUEST_BUCKETS_S,
+)
+HANDOFF = Histogram(
+    name="baton_handoff_seconds",
+    help="First token leaving the prefill worker to the request standing in a batch of its decode worker.",
+    unit="s",
+    buckets=HANDOFF_BUCKETS_S,
+)
+HANDOFF_BYTES = Counter(
+    name="baton_handoff_bytes_total",
+    help="KV bytes copied by handoffs. Stays 0 on one host, where decode adopts the blocks.",
+    unit="bytes",
+)
+REQUESTS = Counter(
+    name="baton_requests_total",
+    help="Closed requests.",
+    unit="requests",
+    labels=(OUTCOME,),
+)
+REJECTED = Counter(
+    name="baton_requests_rejected_total",
+    help="Requests that were refused.",
+    unit="requests",
+    labels=(REASON,),
+)
+IN_SLO = Counter(
+    name="baton_requests_in_slo_total",
+    help="Finished requests that met both their TTFT and their TPOT target.",
+    unit="requests",
+)
+RUNNING = Gauge(
+    name="baton_requests_running",
+    help="Requests in the worker's batch.",
+    unit="requests",
+    labels=(WORKER, ROLE),
+)
+WAITING = Gauge(
+    name="baton_requests_waiting",
+    help="Requests that the worker was given and has not begun.",
+    unit="requests",
+    labels=(WORKER, ROLE),
+)
+KV_BLOCKS = Gauge(
+    name="baton_kv_blocks",
+    help="KV blocks. free + used + cached is the tier's size.",
+    unit="blocks",
+    labels=(HOST, TIER, KV_STATE),
+)
+PREFIX_QUERY_TOKENS = Counter(
+    name="baton_prefix_query_tokens_total",
+    help="Prompt tokens of requests that were started.",
+    unit="tokens",
+)
+PREFIX_HIT_TOKENS = Counter(
+    name="baton_prefix_hit_tokens_total",
+    help="Prompt tokens whose KV was already held.",
+    unit="tokens",
+)
+PREEMPTIONS = Counter(
+    name="baton_preemptions_total",
+    help="Running requests that gave back their blocks and queued again.",
+    unit="requests",
+)
+FAILOVERS = Counter(
+    name="baton_failovers_total",
+    help="Requests that went on elsewhere after their worker was lost.",
+    unit="requests",
+)
+ROLE_FLIPS = Counter(
+    name="baton_role_flips_total",
+    help="Changes of a worker's role.",
+    unit="flips",
+)
+STEP = Histogram(
+    name="baton_step_seconds",
+    help="One forward pass.",
+    unit="s",
+    buckets=STEP_BUCKETS_S,
+    labels=(ROLE,),
+)
+
+METRICS: tuple[Metric, ...] = (
+    TTFT,
+    ITL,
+    TPOT,
+    E2E,
+    QUEUE,
+    PREFILL,
+    HANDOFF,
+    HANDOFF_BYTES,
+    REQUESTS,
+    REJECTED,
+    IN_SLO,
+    RUNNING,
+    WAITING,
+    KV_BLOCKS,
+    PREFIX_QUERY_TOKENS,
+    PREFIX_HIT_TOKENS,
+    PREEMPTIONS,
+    FAILOVERS,
+    ROLE_FLIPS,
+    STEP,
+)

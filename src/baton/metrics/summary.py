@@ -1,0 +1,173 @@
+"""From what happened to each request to the results of a run: one schema for `baton bench` and `baton sim`.
+
+Definitions, so that two runs can be compared:
+- TTFT, ITL, TPOT and E2E are of completed requests only, measured from the moment the request was sent (bench) or
+  arrived (simulator). TPOT needs two output tokens; a request with one has none, and meets any TPOT target.
+- p50, p90 and p99 interpolate linearly between the two nearest ranks (NumPy's default). ITL is over all gaps of all
+  requests together, not over means of requests.
+- duration_s runs from the first arrival to the last end of any request. Rates are of completed requests over it.
+- A request attains the SLO when it completed and met every target given. Failed and rejected requests missed it.
+  A request that its client cancelled counts in `requests` and nowhere else.
+- prefix_hit_ratio is over completed requests whose server told their cached tokens.
+- What cannot be known is null: no request, no target, no cached tokens told. Never NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from baton.core.messages import Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """What happened to one request. All times are of one clock."""
+
+    arrival_s: float
+    end_s: float
+    """When it was closed, whatever the outcome."""
+    outcome: Outcome
+    input_tokens: int
+    token_times_s: Sequence[float] = ()
+    """When each output token came, ascending; empty unless it finished (or got that far)."""
+    cached_tokens: int | None = None
+    """Input tokens that needed no prefill. None: the server does not tell."""
+
+    @property
+    def output_tokens(self) -> int:
+        return len(self.token_times_s)
+
+    @property
+    def ttft_s(self) -> float | None:
+        return self.token_times_s[0] - self.arrival_s if self.token_times_s else None
+
+    @property
+    def tpot_s(self) -> float | None:
+        times_s = self.token_times_s
+        return (times_s[-1] - times_s[0]) / (len(times_s) - 1) if len(times_s) > 1 else None
+
+    @property
+    def e2e_s(self) -> float | None:
+        return self.token_times_s[-1] - self.arrival_s if self.token_times_s else None
+
+
+class Distribution(Struct, frozen=True, kw_only=True):
+    """Seconds; null where there was nothing to measure."""
+
+    mean: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p99: float | None = None
+
+
+class SloTargets(Struct, frozen=True, kw_only=True):
+    """Targets of the whole run. None: not asked for."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+    @property
+    def given(self) -> bool:
+        return self.ttft_s is not None or self.tpot_s is not None
+
+    def met_by(self, record: RequestRecord) -> bool:
+        if record.outcome != "finished":
+            return False
+        ttft_s, tpot_s = record.ttft_s, record.tpot_s
+        late = self.ttft_s is not None and ttft_s is not None and ttft_s > self.ttft_s
+        slow = self.tpot_s is not None and tpot_s is not None and tpot_s > self.tpot_s
+        return not late and not slow
+
+
+class SloResult(Struct, frozen=True, kw_only=True):
+    ttft_s: float | None
+    tpot_s: float | None
+    attainment_ratio: float | None
+
+
+class Results(Struct, frozen=True, kw_only=True):
+    """The results JSON of `baton bench` and `baton sim`. Its keys are a public contract."""
+
+    requests: int
+    completed: int
+    failed: int
+    rejected: int
+    duration_s: float | None
+    requests_per_s: float | None
+    input_tokens_per_s: float | None
+    output_tokens_per_s: float | None
+    ttft_s: Distribution
+    tpot_s: Distribution
+    itl_s: Distribution
+    e2e_s: Distribution
+    slo: SloResult
+    goodput_rps: float | None
+    """Requests per second that met every target; null where none was given."""
+    prefix_hit_ratio: float | None
+    wall_s: float
+    """Real time that the run took, warm-up included: of a simulation, how long one waited for it."""
+
+
+def summarize(records: Sequence[RequestRecord], *, slo: SloTargets, wall_s: float) -> Results:
+    """Reduce the records of a run, in any order, to its results."""
+    completed = [record for record in records if record.outcome == "finished"]
+    duration_s = _duration_s(records)
+    attained = sum(slo.met_by(record) for record in completed)
+    judged = sum(record.outcome != "cancelled" for record in records)
+    return Results(
+        requests=len(records),
+        completed=len(completed),
+        failed=sum(record.outcome == "failed" for record in records),
+        rejected=sum(record.outcome == "rejected" for record in records),
+        duration_s=duration_s,
+        requests_per_s=_ratio(len(completed), duration_s),
+        input_tokens_per_s=_ratio(sum(record.input_tokens for record in completed), duration_s),
+        output_tokens_per_s=_ratio(sum(record.output_tokens for record in completed), duration_s),
+        ttft_s=distribution([value for record in completed if (value := record.ttft_s) is not None]),
+        tpot_s=distribution([value for record in completed if (value := record.tpot_s) is not None]),
+        itl_s=distribution(token_gaps_s(completed)),
+        e2e_s=distribution([value for record in completed if (value := record.e2e_s) is not None]),
+        slo=SloResult(
+            ttft_s=slo.ttft_s,
+            tpot_s=slo.tpot_s,
+            attainment_ratio=_ratio(attained, judged) if slo.given else None,
+        ),
+        goodput_rps=_ratio(attained, duration_s) if slo.given else None,
+        prefix_hit_ratio=_prefix_hit_ratio(completed),
+        wall_s=wall_s,
+    )
+
+
+def distribution(values: Sequence[float] | npt.NDArray[np.float64]) -> Distribution:
+    """Mean and quantiles; all null for no values."""
+    if not len(values):
+        return Distribution()
+    ordered = np.sort(np.asarray(values, np.float64))  # sorted, so that the mean does not depend on the order either
+    p50, p90, p99 = np.quantile(ordered, (0.5, 0.9, 0.99)).tolist()
+    return Distribution(mean=float(ordered.mean()), p50=p50, p90=p90, p99=p99)
+
+
+def token_gaps_s(records: Sequence[RequestRecord]) -> npt.NDArray[np.float64]:
+    """Every gap between two tokens of one request: [gaps]."""
+    gaps = [np.diff(np.asarray(record.token_times_s, np.float64)) for record in records]
+    return np.concatenate(gaps) if gaps else np.empty(0, np.float64)
+
+
+def _duration_s(records: Sequence[RequestRecord]) -> float | None:
+    if not records:
+        return None
+    return max(record.end_s for record in records) - min(record.arrival_s for record in records)
+
+
+def _ratio(part: float, whole: float | None) -> float | None:
+    return part / whole if whole else None
+
+
+def _prefix_hit_ratio(completed: Sequence[RequestRecord]) -> float | None:
+    told = [(record.cached_tokens, record.input_tokens) for record in completed if record.cached_tokens is not None]
+    return _ratio(sum(cached for cached, _ in told), sum(tokens for _, tokens in told))
