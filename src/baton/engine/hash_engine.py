@@ -1,0 +1,134 @@
+"""A language model made of hashes: the KV of a token is a hash, the next token is a hash of all KV before it.
+
+It drives the real worker, arena, transports and server without weights and without torch, in microseconds; any block
+that is lost, swapped, stale or cut off changes the text. Nothing in it depends on the block size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from hashlib import blake2b, shake_128
+
+import numpy as np
+
+from baton.core.step import Slice, SliceResult, Step, StepResult
+from baton.core.types import Sampling, TokenLogprob
+from baton.engine.card import ModelCard
+from baton.kv.layout import KVLayout
+
+EOS_TOKEN = 0
+BOS_TOKEN = 1
+TURN_TOKEN = 2
+BYTE_TOKENS_FROM = 3
+"""Token 3 + b stands for byte b."""
+VOCAB_TOKENS = BYTE_TOKENS_FROM + 256
+CONTEXT_TOKENS = 4096
+EOS_ONE_IN = 64
+"""One token in so many ends the text, so that lengths vary like those of a chat."""
+TEXT_TOKENS = tuple(BYTE_TOKENS_FROM + byte for byte in range(ord(" "), ord("~") + 1))
+"""What it says: printable ASCII, so that every token is a visible character."""
+
+
+def hash_card(name: str = "hash") -> ModelCard:
+    """Describe the hash model: one layer, one head of 16 bytes, so K and V of a token are 32 bytes."""
+    return ModelCard(
+        name=name,
+        path="",
+        format="hash",
+        architecture="hash",
+        layers=1,
+        kv_heads=1,
+        head_dim=16,
+        vocab_tokens=VOCAB_TOKENS,
+        context_tokens=CONTEXT_TOKENS,
+        eos_token_ids=(EOS_TOKEN,),
+        bos_token_id=BOS_TOKEN,
+    )
+
+
+class HashEngine:
+    """StepEngine over a layout of bytes. Deterministic: same tokens, same sampling, same text, on any machine."""
+
+    def __init__(self, layout: KVLayout, memory: memoryview, vocab_tokens: int = VOCAB_TOKENS) -> None:
+        """`memory` is the whole arena; bytes after its last whole block are left alone."""
+        assert layout.dtype == "uint8", f"the hash engine writes bytes, the layout has {layout.dtype}"
+        assert vocab_tokens > TEXT_TOKENS[-1], f"{vocab_tokens} tokens cannot spell printable text"
+        self.layout = layout
+        self._width = layout.kv_heads * layout.head_dim
+        self._planes = 2 * layout.layers
+        whole = np.frombuffer(memory, dtype=np.uint8)
+        blocks = len(whole) // layout.block_bytes
+        shape = (blocks, self._planes, layout.block_tokens, self._width)
+        self._arena = whole[: blocks * layout.block_bytes].reshape(shape)
+
+    def warm_up(self) -> None:
+        """Do nothing: there is nothing to compile or to fault in."""
+
+    def execute(self, step: Step) -> StepResult:
+        """Write the KV of every slice's tokens, then hash the context of those that ask for a token."""
+        for part in step.slices:
+            self._write(part)
+        return StepResult(tuple(self._result(part) for part in step.slices))
+
+    def _write(self, part: Slice) -> None:
+        for position in range(part.start, part.start + part.count):
+            block, slot = divmod(position, self.layout.block_tokens)
+            self._arena[part.block_table[block], :, slot] = self._token_kv(part.tokens[position], position)
+
+    def _token_kv(self, token: int, position: int) -> np.ndarray:
+        """Hash one token where it stands: [planes, width], one plane per layer and K or V."""
+        digest = shake_128(f"{position}:{token}".encode()).digest(self.layout.token_bytes)
+        return np.frombuffer(digest, dtype=np.uint8).reshape(self._planes, self._width)
+
+    def _result(self, part: Slice) -> SliceResult:
+        prompt_logprobs = _prompt_logprobs(part) if part.sampling.prompt_logprobs else ()
+        if not part.sample:
+            return SliceResult(prompt_logprobs=prompt_logprobs)
+        digest = self._context_digest(part)
+        token = _draw(digest, part)
+        wanted = part.sampling.top_logprobs
+        logprob = None if wanted is None else _made_up_logprob(token, digest, wanted)
+        return SliceResult(token=token, logprob=logprob, prompt_logprobs=prompt_logprobs)
+
+    def _context_digest(self, part: Slice) -> bytes:
+        """Hash every KV byte of tokens [0, total), plane by plane in token order: blind to how blocks cut them."""
+        total = part.start + part.count
+        blocks = -(-total // self.layout.block_tokens)
+        kv = self._arena[np.asarray(part.block_table[:blocks])]  # [blocks, planes, block_tokens, width]
+        planes = kv.transpose(1, 0, 2, 3).reshape(self._planes, -1)[:, : total * self._width]
+        return blake2b(np.ascontiguousarray(planes), digest_size=16).digest()
+
+
+def _draw(context: bytes, part: Slice) -> int:
+    """Choose the next token: from the context alone when greedy, from seed and position as well when sampled."""
+    sampling = part.sampling
+    seed = f"{sampling.seed}:{sampling.temperature}" if sampling.temperature > 0 else "greedy"
+    number = int.from_bytes(blake2b(context + seed.encode(), digest_size=8).digest(), "little")
+    output_tokens = part.start + part.count - part.prompt_tokens
+    banned = sampling.stop_token_ids if output_tokens < sampling.output_tokens_min else ()
+    ends, number = number % EOS_ONE_IN == 0, number // EOS_ONE_IN
+    if ends and EOS_TOKEN not in banned:
+        return EOS_TOKEN
+    allowed = [token for token in TEXT_TOKENS if token not in banned]
+    return allowed[number % len(allowed)] if allowed else BOS_TOKEN
+
+
+def _made_up_logprob(token: int, digest: bytes, count: int) -> TokenLogprob:
+    """Invent a distribution that adds up: the token has half of it, the next quarter goes to a neighbour, and so on."""
+    first = token + digest[0] % 7
+    others = [BYTE_TOKENS_FROM + (first + step) % 256 for step in range(1, count + 1)]
+    ranked = [token, *(other for other in others if other != token)][:count]
+    top = tuple((candidate, -math.log(2.0) * (rank + 1)) for rank, candidate in enumerate(ranked))
+    return TokenLogprob(token=token, logprob=-math.log(2.0), top=top)
+
+
+def _prompt_logprobs(part: Slice) -> tuple[TokenLogprob, ...]:
+    end = min(part.start + part.count, part.prompt_tokens - 1)
+    positions = range(part.start + 1, end + 1)
+    return tuple(_prompt_logprob(part.tokens, position, part.sampling) for position in positions)
+
+
+def _prompt_logprob(tokens: Sequence[int], position: int, sampling: Sampling) -> TokenLogprob:
+    digest = blake2b(f"{position}:{tokens[position - 1]}:{tokens[position]}".encode(), digest_size=8).digest()
+    return _made_up_logprob(tokens[position], digest, sampling.top_logprobs or 0)
