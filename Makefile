@@ -1,0 +1,51 @@
+# Baton's commands. `make` alone lists them. Logic longer than a line lives in tools/.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+SLOW := process numerics browser simulation conformance
+
+.DEFAULT_GOAL := help
+.PHONY: help setup dev serve test lint unit size bench gpu docs format clean
+
+help: ## List these commands
+	@echo 'Usage: make COMMAND [PYTHON=python3.12] [ARGS="..."]'
+	@sed -n 's/^\([a-z]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name text; do printf '  %-8s %s\n' "$$name" "$$text"; done
+
+setup: ## Create .venv and install Baton with a small model (once; a second call does nothing)
+	@$(PYTHON) tools/install.py
+
+dev: setup
+	@$(PYTHON) tools/install.py --dev
+
+serve: setup ## Install if needed, then serve: make serve ARGS="--prefill 2 --decode 2 --port 8080"
+	@exec $(BIN)/baton serve $(ARGS)
+
+test: dev ## Install if needed, then run every check and every test
+	@exec $(BIN)/python tools/check.py lint tests $(ARGS)
+
+lint: dev ## Style, formatting, import contracts, types, the tidy ratchet
+	@exec $(BIN)/python tools/check.py lint
+
+unit: dev ## Only the fast tests, without linting
+	@exec $(BIN)/python tools/check.py tests $(foreach name,$(SLOW),--ignore=tests/$(name)) $(ARGS)
+
+size: ## Lines per package against their budgets
+	@$(PYTHON) tools/size.py
+
+bench: dev ## Run the benchmarks of benchmarks/ that need no accelerator
+	@exec $(BIN)/python tools/bench.py $(ARGS)
+
+gpu: ## Run the tests and benchmarks that need CUDA (skips with the reason where there is none)
+	@$(PYTHON) tools/gpu.py
+
+docs: dev ## Write the generated pages of docs/ again
+	@set -e; for page in tools/gen_*.py; do $(BIN)/python "$$page"; done
+
+format: dev ## Let ruff format and fix what it can
+	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+clean: ## Remove .venv, caches and build products
+	@rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis .schemathesis .import_linter_cache
+	@find src tests tools benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
