@@ -7,11 +7,13 @@ Every block is in exactly one state: *free* (its content means nothing), *used* 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from baton.core.types import BlockHash, BlockId
 
 
+@runtime_checkable
+@runtime_checkable
 class EvictionOrder(Protocol):
     """Decides which cached block is given up first. Holds every cached block exactly once."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -20,6 +20,8 @@ class Reject(Struct, frozen=True, kw_only=True):
     retry_after_s: float
 
 
+@runtime_checkable
+@runtime_checkable
 class AdmissionPolicy(Protocol):
     def admit(self, request: Request, cluster: ClusterView, cost: CostModel, now_s: float) -> Reject | None:
         """Return None to take the request, or the reason why not."""

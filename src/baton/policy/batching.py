@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from baton.core.config import BatchLimits
 
@@ -23,6 +23,8 @@ class Candidate(Protocol):
         ...
 
 
+@runtime_checkable
+@runtime_checkable
 class BatchingPolicy(Protocol):
     def select(self, candidates: Sequence[Candidate], limits: BatchLimits) -> list[tuple[int, int]]:
         """Return (index of the candidate, tokens of it) for the next step, within the limits; [] for no step.

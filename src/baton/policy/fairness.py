@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from baton.core.types import Request
 
 
+@runtime_checkable
+@runtime_checkable
 class FairnessPolicy(Protocol):
     def key(self, request: Request) -> tuple[float, ...]:
         """Return what waiting requests are sorted by: the least is served first. Constant while a request waits."""

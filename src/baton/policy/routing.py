@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, Request, WorkerId, WorkerView
 
 
+@runtime_checkable
+@runtime_checkable
 class RoutingPolicy(Protocol):
     def route(
         self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel
