@@ -1,6 +1,8 @@
 # Baton's commands. `make` alone lists them. Logic longer than a line lives in tools/.
 
-PYTHON ?= python3
+NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info[:2] < (3, 11))' 2>/dev/null
+PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
+	"$$name" $(NEW_ENOUGH) && echo "$$name" && exit; done; echo python3)
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
@@ -14,6 +16,8 @@ help: ## List these commands
 	@sed -n 's/^\([a-z]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name text; do printf '  %-8s %s\n' "$$name" "$$text"; done
 
 setup: ## Create .venv and install Baton with a small model (once; a second call does nothing)
+	@"$(PYTHON)" $(NEW_ENOUGH) || { echo "Baton needs Python 3.11 or newer, and $(PYTHON) is not:" \
+		"install one and name it: make setup PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) tools/install.py
 
 dev: setup

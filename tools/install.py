@@ -1,14 +1,14 @@
 """Install Baton into .venv: `install.py` for what serving needs, `install.py --dev` for what testing needs on top.
 
 A stamp in .venv tells what was installed, so a second call does nothing. The stamp is removed before pip starts and
-written after it ends: an install that was cut off is done again. Standard library only, and no syntax that an old
-Python cannot read: on such a Python this file has to say so.
+written after it ends: an install that was cut off is done again. Standard library only: nothing is installed yet.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -37,14 +37,6 @@ def answers(command: list[str]) -> bool:
         return subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
     except OSError:
         return False
-
-
-def check_python(version: tuple[int, ...]) -> None:
-    if version < PYTHON_OLDEST:
-        raise InstallError(
-            f"Python {sys.version.split()[0]} at {sys.executable} is too old: Baton needs 3.11 or newer. "
-            "Install one and name it: make PYTHON=python3.12 ..."
-        )
 
 
 def fingerprint(root: Path, *, dev: bool) -> str:
@@ -100,7 +92,7 @@ def progress(line: str) -> str:
     """Turn a line of pip's output into one for the person who waits; empty where there is nothing to tell."""
     words = line.split()
     if line.startswith("Installing collected packages:"):
-        return f"unpacking {len(words) - 3} packages"
+        return f"unpacking {len(words) - 3} package(s)"
     if words[:1] == ["Downloading"] and download_mb(line) >= LARGE_MB:
         return "downloading {} ({:.0f} MB)".format(words[1].rsplit("/", 1)[-1].split("-")[0], download_mb(line))
     return ""
@@ -111,17 +103,20 @@ def pip_install(pip: list[str], arguments: list[str]) -> None:
     command = [*pip, "install", "--no-input", "--progress-bar", "off", "--disable-pip-version-check", *arguments]
     with LOG.open("a") as log:
         log.write("$ " + " ".join(command) + "\n")
-        process = subprocess.Popen(
-            command, cwd=str(ROOT), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True
-        )
+        process = subprocess.Popen(command, cwd=str(ROOT), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         lines = []
         assert process.stdout is not None
-        for line in process.stdout:
-            log.write(line)
-            lines.append(line.rstrip())
-            text = progress(line.strip())
-            if text:
-                say("  " + text)
+        try:
+            for line in process.stdout:
+                log.write(line)
+                lines.append(line.rstrip())
+                text = progress(line.strip())
+                if text:
+                    say("  " + text)
+        except KeyboardInterrupt:
+            process.terminate()
+            process.wait()
+            raise
         code = process.wait()
     if code != 0:
         tail = "\n".join("    " + line for line in lines[-LOG_TAIL_LINES:])
@@ -134,7 +129,6 @@ def pip_install(pip: list[str], arguments: list[str]) -> None:
 
 def install(*, dev: bool) -> None:
     """Bring .venv to what pyproject.toml and constraints.txt ask for; return at once where it already is."""
-    check_python(tuple(sys.version_info[:2]))
     stamp = VENV / (".installed-dev" if dev else ".installed")
     wanted = fingerprint(ROOT, dev=dev)
     if stamp.exists() and stamp.read_text() == wanted and VENV_PYTHON.exists():
@@ -162,6 +156,7 @@ def node_found() -> bool:
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that make's end is pip's end too
     try:
         install(dev="--dev" in sys.argv[1:])
     except InstallError as error:
