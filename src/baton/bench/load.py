@@ -1,0 +1,75 @@
+"""Which requests a run sends, and when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from msgspec.structs import replace
+
+from baton.bench.options import BenchOptions, ClosedLoop, OpenLoop, Synthetic, TraceFile, TraceTimes
+from baton.core.errors import ConfigError
+from baton.workload.arrivals import AllAtOnce, Arrivals, ConstantArrivals, GammaArrivals, PoissonArrivals
+from baton.workload.lengths import FixedLengths, synthetic_trace
+from baton.workload.load import read_trace
+from baton.workload.request import Trace, TraceRequest
+from baton.workload.schedule import fit_context, scale_rate, session_count, with_arrivals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """The requests of a run in the order in which they are sent."""
+
+    source: str
+    """For the report: the trace's name and format, or `synthetic`."""
+    requests: tuple[TraceRequest, ...]
+    shortened: int
+    """Requests cut to fit the context."""
+
+
+def make_load(options: BenchOptions) -> Load:
+    """Draw or read the requests. The same options give the same load.
+
+    Raises ConfigError for a trace that cannot be read, or whose times need --rate or --concurrency.
+    """
+    draw = Random(options.seed)
+    match options.workload:
+        case Synthetic(input_tokens, output_tokens):
+            source = f"synthetic, {input_tokens} in, {output_tokens} out"
+            lengths = FixedLengths(input_tokens, output_tokens)
+            trace = synthetic_trace(options.requests or 0, lengths, AllAtOnce(), draw)
+        case TraceFile() as file:
+            trace = _read(file, options.requests)
+            source = f"{file.path.name} ({trace.format})"
+    trace = _paced(trace, options, draw)
+    shortened = 0
+    if options.context_tokens is not None:
+        trace, shortened = fit_context(trace, options.context_tokens)
+    return Load(source=source, requests=trace.requests, shortened=shortened)
+
+
+def _read(file: TraceFile, requests: int | None) -> Trace:
+    bounds = [bound for bound in (file.limit, requests) if bound is not None]
+    trace = read_trace(file.path, limit=min(bounds, default=None))
+    return scale_rate(trace, file.rate_scale)
+
+
+def _paced(trace: Trace, options: BenchOptions, draw: Random) -> Trace:
+    match options.pacing:
+        case OpenLoop(rate_rps, cv):
+            if trace.timing == "session":  # calls keep their distance: starts come so that requests have the rate
+                rate_rps *= session_count(trace.requests) / len(trace.requests)
+            return with_arrivals(trace, _arrivals(rate_rps, cv), draw)
+        case ClosedLoop():
+            return replace(trace, timing="absolute")
+        case TraceTimes():
+            if trace.timing == "absolute":
+                return trace
+            lacks = "has no times" if trace.timing == "none" else "counts time from the start of each session"
+            raise ConfigError(f"the trace {lacks}; give --rate or --concurrency")
+
+
+def _arrivals(rate_rps: float, cv: float) -> Arrivals:
+    if cv == 0:
+        return ConstantArrivals(rate_rps)
+    return PoissonArrivals(rate_rps) if cv == 1 else GammaArrivals(rate_rps, cv)

@@ -1,0 +1,154 @@
+"""`baton bench`: measure a server with a load, print a table, write the results."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import resource
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+import uvloop
+from rich.console import Console
+
+from baton.bench.flags import ATTAINMENT_MIN, INPUT_TOKENS, OUTPUT_TOKENS, REQUESTS, TIMEOUT_S, read_options
+from baton.bench.html import render_html
+from baton.bench.options import BenchOptions
+from baton.bench.probe import TargetError
+from baton.bench.progress import watching
+from baton.bench.run import Report, Watcher, run_bench
+from baton.bench.table import facts_table, latency_table, remarks
+from baton.core.errors import ConfigError
+from baton.workload.prompts import VOCAB_TOKENS
+
+Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
+"""What `add_subparsers` returns; argparse has no public name for it."""
+
+DESCRIPTION = """Measure any server that speaks OpenAI's API.
+
+Requests stream, greedily. TTFT counts from sending the request to the first chunk with text. ITL is the gap between
+chunks; where one chunk carries k tokens, each gets a k-th of the gap. An answer that is not whole (no finish reason,
+no [DONE]), empty, or not HTTP 200 has failed; 429 and 503 are rejected. Only whole answers are in the latencies.
+Two runs with one --seed send the same prompts, so the second may find them in the server's prefix cache.
+
+Exit code: 0; 1 if a request failed, none completed, the run was stopped, the SLO attainment is below
+--attainment-min, or the server cannot be measured; 2 for bad arguments or a bad trace."""
+
+_LOAD = (
+    ("--trace", "FILE", "replay a trace (plain or gzip; see the documentation for the formats)"),
+    ("--input-tokens", "A", f"synthetic requests: input tokens (default {INPUT_TOKENS})"),
+    ("--output-tokens", "B", f"synthetic requests: output tokens (default {OUTPUT_TOKENS})"),
+    ("--requests", "N", f"requests to send (default {REQUESTS}; with --trace all)"),
+    ("--limit", "N", "take at most the first N requests of the trace"),
+    ("--max-context", "TOKENS", "shorten requests that are longer in all (default: send them as they are)"),
+    ("--seed", "S", "of prompts and arrivals (default 0)"),
+    ("--warmup", "N", "requests sent before the run and not measured (default 1)"),
+)
+_PACING = (
+    ("--rate", "R", "open loop: requests per second on average, also instead of the trace's times"),
+    ("--arrival-cv", "X", "with --rate: variation of the gaps; 1 Poisson (default), 0 constant, above 1 bursts"),
+    ("--concurrency", "C", "closed loop: clients that wait for their answer (default 1 without --trace)"),
+    ("--rate-scale", "K", "play the trace's own times K times as fast (default 1)"),
+)
+_SERVER = (
+    ("--url", "U", "the server, as in http://127.0.0.1:8000 (a path such as /v3 is kept, else /v1 is added)"),
+    ("--model", "NAME", "default: the first that the server lists"),
+    ("--api-key", "K", "sent as a bearer token"),
+    ("--endpoint", "NAME", "completions (default) or chat"),
+    ("--prompt-format", "FORMAT", "ids or text (default: ids where the server takes them)"),
+    ("--vocab-tokens", "N", f"prompts as ids use ids below this (default {VOCAB_TOKENS})"),
+    ("--timeout-s", "T", f"a request without a whole answer after this has failed (default {TIMEOUT_S:g})"),
+)
+_RESULTS = (
+    ("--ttft-slo-s", "X", "target for the time to the first token, in seconds"),
+    ("--tpot-slo-s", "Y", "target for the time per output token, in seconds"),
+    ("--attainment-min", "SHARE", f"share of requests that must meet the targets (default {ATTAINMENT_MIN:g})"),
+    ("--json", "FILE", "write the results as JSON, in seconds"),
+    ("--html", "FILE", "write a report with plots, in one file"),
+)
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the command. Values are checked by `run`, so that every problem is told at once."""
+    parser = subparsers.add_parser(
+        "bench",
+        help="measure a server with a load",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    for title, flags in (("load", _LOAD), ("pacing", _PACING), ("server", _SERVER), ("results", _RESULTS)):
+        group = parser.add_argument_group(title)
+        for flag, metavar, words in flags:
+            group.add_argument(flag, metavar=metavar, help=words)
+    parser.add_argument(
+        "--ignore-eos",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="let answers have exactly the length asked for, where the server knows this field",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do one run and return the exit code."""
+    console, errors = Console(), Console(stderr=True)
+    try:
+        options = read_options({name.replace("_", "-"): value for name, value in vars(args).items()})
+        _raise_open_files()
+        with watching(errors) as watcher, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            report = runner.run(_stoppable(options, watcher))
+        _show(report, console)
+        _write(report)
+    except ConfigError as error:
+        _say(error)
+        return 2
+    except TargetError as error:
+        _say(error)
+        return 1
+    return 0 if report.passed else 1
+
+
+async def _stoppable(options: BenchOptions, watcher: Watcher) -> Report:
+    """Run until the end or Ctrl-C."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, stop.set)
+    try:
+        return await run_bench(options, stop=stop, watcher=watcher)
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+
+
+def _raise_open_files() -> None:
+    """Let an open loop hold as many connections as the system allows to this user."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _show(report: Report, console: Console) -> None:
+    console.print(latency_table(report))
+    console.print(facts_table(report))
+    for remark in remarks(report):
+        console.print(f"note: {remark}", markup=False, highlight=False)
+
+
+def _write(report: Report) -> None:
+    if report.options.json is not None:
+        text = msgspec.json.format(msgspec.json.encode(report.results), indent=2) + b"\n"
+        _write_file(report.options.json, text)
+    if report.options.html is not None:
+        _write_file(report.options.html, render_html(report).encode())
+
+
+def _write_file(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}; the results are above") from error
+
+
+def _say(error: Exception) -> None:
+    for line in str(error).splitlines():
+        print(f"baton bench: {line}", file=sys.stderr)  # noqa: T201
