@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from tidy_words import (
+    FINE_TOGETHER,
     NEAR_KV,
     REFUSED_ANYWHERE,
     REFUSED_IN_DEFINITIONS,
@@ -144,8 +145,9 @@ def names(module: Module) -> Iterator[Finding]:
         places += [(line, name, REFUSED_NEAR_KV) for line, name in everything]
     seen: set[tuple[str, str]] = set()
     for line, name, refused in sorted(places, key=lambda place: place[0]):
-        for word in words(name):
-            if word in refused and (name, word) not in seen:
+        parts = words(name)
+        for word, after in zip(parts, [*parts[1:], ""], strict=True):
+            if word in refused and f"{word} {after}" not in FINE_TOGETHER and (name, word) not in seen:
                 seen.add((name, word))
                 yield module.found(line, "name", name, f"`{name}` has the word '{word}': {refused[word]}")
 

@@ -18,6 +18,9 @@ REFUSED_IN_DEFINITIONS = {
 }
 """Words that no module, class or function has in its name."""
 
+FINE_TOGETHER = {"base url"}
+"""Pairs of words that mean something, though one of them alone is refused."""
+
 REFUSED_ANYWHERE = {
     "instance": "say worker",
     "instances": "say workers",

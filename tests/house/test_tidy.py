@@ -48,7 +48,7 @@ ACCEPTED = [
     "class A:\n" + "".join(f"    @property\n    def p{i}(self): ...\n" for i in range(11)),
     "class A:\n" + "".join(f"    def _m{i}(self): ...\n" for i in range(11)),
     "isinstance(x, int)",
-    "base_url = ''",
+    "def base_url(): ...",
     "def handle(event): ...",
     "def f(timeout_s: float, size_bytes: int, hit_ratio: float): ...",
     "def f(timeout: Timeout): ...",

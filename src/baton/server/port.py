@@ -20,7 +20,7 @@ class Timings(Struct, frozen=True, kw_only=True):
     prefill_s: float | None = None
     """That to the first token leaving the first worker."""
     handoff_s: float | None = None
-    """First token leaving the prefill worker to the request standing in a batch of the decode worker. None: no handoff."""
+    """That to the request standing in a batch of the decode worker. None: there was no handoff."""
     first_decode_s: float | None = None
     """First to second token."""
     ttft_s: float | None = None
@@ -122,7 +122,7 @@ class Gateway(Protocol):
         ...
 
     def submit(self, request: Request, prompt: Sequence[int]) -> Generation:
-        """Take a request whose limits were checked. Refusals arrive as the generation's finish, never as an exception."""
+        """Take a request whose limits were checked. Refusals are finishes, never exceptions."""
         ...
 
     def set_role(self, worker: WorkerId, role: Role) -> None:
