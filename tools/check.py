@@ -56,7 +56,7 @@ def pyright_passes(*, ci: bool) -> bool:
         return passes(PYRIGHT)
     print(f"{'FAILED' if ci else 'NOT RUN'} pyright cannot start: TYPES WERE NOT CHECKED", flush=True)
     print("       It needs node: put one on PATH, or run `.venv/bin/pip install -e .[node]`. It said:", flush=True)
-    print((probe.stderr or probe.stdout).strip()[-800:], flush=True)
+    print("       " + ((probe.stderr or probe.stdout).strip().splitlines() or ["(nothing)"])[-1], flush=True)
     return not ci
 
 

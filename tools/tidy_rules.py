@@ -8,6 +8,7 @@ import re
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import PurePosixPath
 
 from tidy_words import (
@@ -145,8 +146,7 @@ def names(module: Module) -> Iterator[Finding]:
         places += [(line, name, REFUSED_NEAR_KV) for line, name in everything]
     seen: set[tuple[str, str]] = set()
     for line, name, refused in sorted(places, key=lambda place: place[0]):
-        parts = words(name)
-        for word, after in zip(parts, [*parts[1:], ""], strict=True):
+        for word, after in pairwise([*words(name), ""]):
             if word in refused and f"{word} {after}" not in FINE_TOGETHER and (name, word) not in seen:
                 seen.add((name, word))
                 yield module.found(line, "name", name, f"`{name}` has the word '{word}': {refused[word]}")
