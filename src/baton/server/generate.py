@@ -1,0 +1,180 @@
+"""The generating routes: from a body to generations to an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.types import Receive, Scope, Send
+
+from baton.core.errors import RequestError
+from baton.core.types import Request, RequestId, Sampling
+from baton.server.answer import Answer
+from baton.server.arrival import Arrival, arrival_of
+from baton.server.body import ClientGone, read_body
+from baton.server.choice import Choice, TextRules
+from baton.server.clock import unix_s
+from baton.server.hooks import Filters
+from baton.server.port import Gateway
+from baton.server.prompts import Limits, Prompt, off_loop
+from baton.server.routes import Ask, GeneratingRoute
+from baton.server.services import Services
+from baton.server.wire.dialect import Head
+from baton.server.wire.errors import RETRY_AFTER_S, Refused
+from baton.server.wire.parsing import parse_object
+from baton.server.wire.sampling import SEED_BITS, for_choice, sampling_of
+
+
+class Generate:
+    """ASGI endpoint of one generating route."""
+
+    def __init__(self, services: Services, route: GeneratingRoute) -> None:
+        self._services = services
+        self._route = route
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. Raises RequestError as long as nothing was sent."""
+        try:
+            raw = await read_body(scope, receive, self._services.settings.body_bytes_max)
+        except ClientGone:
+            return
+        sent = self._services.hooks.before(parse_object(raw), self._route.path)
+        ask = self._route.read(sent)
+        check_model(ask.fields.model, self._services.gateway.card.name)
+        check_ready(self._services.gateway)
+        prompts = await self._prompts(ask, size=len(raw))
+        order = _Order(self._services, self._route, ask, prompts, arrival_of(scope))
+        filters = [self._services.hooks.begin(sent, self._route.path) for _ in range(order.choices)]
+        answer = Answer(
+            order.submit(filters),
+            prompt_tokens=sum(len(prompt.tokens) for prompt in prompts),
+            dialect=ask.dialect(order.head()),
+            include_usage=order.include_usage,
+        )
+        await answer.run(receive, send, stream=bool(ask.fields.stream))
+
+    async def _prompts(self, ask: Ask, *, size: int) -> list[Prompt]:
+        settings = self._services.settings
+        limits = Limits(
+            request_tokens_max=self._services.gateway.request_tokens_max,
+            block_tokens=settings.block_tokens,
+            cache_salt=ask.fields.cache_salt or "",
+            param=self._route.prompt_param,
+        )
+        return await off_loop(
+            lambda: [limits.check(prompt) for prompt in ask.prompts()],
+            size=size,
+            inline_max=settings.inline_bytes_max,
+        )
+
+
+class _Order:
+    """One HTTP request as requests to the cluster: `n` choices of every prompt."""
+
+    def __init__(
+        self,
+        services: Services,
+        route: GeneratingRoute,
+        ask: Ask,
+        prompts: Sequence[Prompt],
+        arrival: Arrival,
+    ) -> None:
+        self._services = services
+        self._route = route
+        self._ask = ask
+        self._body = ask.fields
+        self._prompts = prompts
+        self._arrival = arrival
+        self._serial = next(services.serials)
+        self._per_prompt = ask.fields.n or 1
+        self.choices = len(prompts) * self._per_prompt
+        options = ask.fields.stream_options
+        self.include_usage = bool(ask.fields.stream and options and options.include_usage)
+        self._check_choices()
+
+    def head(self) -> Head:
+        """Name the answer."""
+        return Head(
+            id=f"{self._route.id_prefix}{self._arrival.request_id}",
+            created=unix_s(),
+            model=self._services.gateway.card.name,
+            include_usage=self.include_usage,
+        )
+
+    def submit(self, filters: Sequence[Filters]) -> list[Choice]:
+        """Check, then start every choice: choice j of prompt i has index i * n + j."""
+        sampling = sampling_of(
+            self._body, self._services.gateway.card, drawn_seed=self._services.seeds.getrandbits(SEED_BITS)
+        )
+        wanted = self._ask.output_tokens()
+        check_min_tokens(self._body.min_tokens or 0, wanted)
+        return [self._choice(index, sampling, wanted, part) for index, part in enumerate(filters)]
+
+    def _choice(self, index: int, sampling: Sampling, wanted: int | None, filters: Filters) -> Choice:
+        prompt_index, number = divmod(index, self._per_prompt)
+        prompt = self._prompts[prompt_index]
+        room = self._services.gateway.request_tokens_max - len(prompt.tokens)
+        most = room if wanted is None else min(wanted, room)
+        request = self._request(index, prompt, for_choice(sampling, number), output_tokens_max=max(1, most))
+        return Choice(
+            index=index,
+            prompt_index=prompt_index,
+            generation=self._services.gateway.submit(request, prompt.tokens),
+            rules=self._rules(sampling, tokens_max=most),
+            filters=filters,
+            echo=self._ask.echo(prompt),
+        )
+
+    def _request(self, index: int, prompt: Prompt, sampling: Sampling, *, output_tokens_max: int) -> Request:
+        return Request(
+            id=RequestId(f"{self._arrival.request_id}-{self._serial}-{index}"),
+            prompt_tokens=len(prompt.tokens),
+            block_hashes=prompt.hashes,
+            output_tokens_max=output_tokens_max,
+            arrived_at_s=self._arrival.at_s,
+            sampling=sampling,
+            tenant=self._arrival.client or self._body.user or "",
+            priority=self._body.priority or 0,
+            cache_salt=self._body.cache_salt or "",
+        )
+
+    def _rules(self, sampling: Sampling, *, tokens_max: int) -> TextRules:
+        stop = self._body.stop or []
+        return TextRules(
+            tokenizer=self._services.tokenizer,
+            stop_strings=[stop] if isinstance(stop, str) else stop,
+            stop_token_ids=frozenset(sampling.stop_token_ids),
+            tokens_min=self._body.min_tokens or 0,
+            tokens_max=tokens_max,
+            with_logprobs=sampling.top_logprobs is not None,
+            follows_text=self._route.follows_text,
+        )
+
+    def _check_choices(self) -> None:
+        most = self._services.settings.choices_max
+        if self.choices > most:
+            prompts = len(self._prompts)
+            raise RequestError(
+                f"{prompts} prompts with n={self._per_prompt} make {self.choices} choices, "
+                f"one request may have {most}; send several requests",
+                param="n" if prompts == 1 else self._route.prompt_param,
+            )
+
+
+def check_model(asked: str | None, served: str) -> None:
+    """Raise RequestError (404) for another model than the one that is served. No name means that one."""
+    if asked is not None and asked != served:
+        message = f"the model {asked[:200]!r} is not served here; this server has {served!r}"
+        raise RequestError(message, param="model", status=404, code="model_not_found")
+
+
+def check_ready(gateway: Gateway) -> None:
+    """Raise Refused (503) while the cluster cannot take requests."""
+    if gateway.state != "ready":
+        message = f"the server is not ready: {gateway.state}; wait for /health to answer 200"
+        raise Refused(message, status=503, code="not_ready", retry_after_s=RETRY_AFTER_S)
+
+
+def check_min_tokens(fewest: int, most: int | None) -> None:
+    """Raise RequestError (400) if a request must be longer than it may be."""
+    if most is not None and fewest > most:
+        raise RequestError(f"min_tokens is {fewest}, more than max_tokens {most}; lower it", param="min_tokens")

@@ -1,0 +1,135 @@
+"""Every route that generates nothing: models, tokens, health, metrics, the cluster, the page."""
+
+from __future__ import annotations
+
+from importlib import metadata, resources
+
+from msgspec import Struct, json
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from baton.core.errors import RequestError
+from baton.core.types import WorkerId
+from baton.server.body import read_body
+from baton.server.generate import check_model
+from baton.server.prompts import Prompt, chat_prompt, off_loop
+from baton.server.services import Services
+from baton.server.wire.errors import RETRY_AFTER_S, ErrorBody, ErrorInfo
+from baton.server.wire.openapi import openapi_document
+from baton.server.wire.parsing import convert, parse_object
+from baton.server.wire.responses import Detokenized, Health, Model, ModelList, RoleSet, Tokens, Version
+from baton.server.wire.sampling import check_tokens
+from baton.server.wire.schemas import DetokenizeRequest, RoleRequest, TokenizeRequest
+
+PAGE_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
+"""The page loads nothing, and talks to nobody but this server."""
+
+
+class Pages:
+    """Endpoints over the same services."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._version = metadata.version("baton")
+        self._openapi = json.encode(openapi_document(services.gateway.card, self._version))
+        self._page = resources.files("baton.server").joinpath("ui.html").read_bytes()
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/models", self._models),
+            Route("/v1/models/{model:path}", self._model),
+            Route("/tokenize", self._tokenize, methods=["POST"]),
+            Route("/detokenize", self._detokenize, methods=["POST"]),
+            Route("/health", self._health),
+            Route("/ready", self._health),
+            Route("/metrics", self._metrics),
+            Route("/cluster", self._cluster),
+            Route("/cluster/workers/{worker}/role", self._set_role, methods=["POST"]),
+            Route("/ui", self._ui),
+            Route("/openapi.json", self._document),
+            Route("/version", self._show_version),
+        ]
+
+    async def _models(self, request: Request) -> Response:
+        return _json(ModelList(data=[self._served()]))
+
+    async def _model(self, request: Request) -> Response:
+        check_model(request.path_params["model"], self._services.gateway.card.name)
+        return _json(self._served())
+
+    def _served(self) -> Model:
+        return Model(
+            id=self._services.gateway.card.name,
+            created=self._services.started_unix_s,
+            owned_by="baton",
+            max_model_len=self._services.gateway.request_tokens_max,
+        )
+
+    async def _tokenize(self, request: Request) -> Response:
+        raw = await self._body(request)
+        body = convert(parse_object(raw), TokenizeRequest)
+        check_model(body.model, self._services.gateway.card.name)
+        prompt = await off_loop(
+            lambda: self._tokenized(body), size=len(raw), inline_max=self._services.settings.inline_bytes_max
+        )
+        most = self._services.gateway.request_tokens_max
+        return _json(Tokens(tokens=prompt.tokens, count=len(prompt.tokens), max_model_len=most))
+
+    def _tokenized(self, body: TokenizeRequest) -> Prompt:
+        tokenizer = self._services.tokenizer
+        if body.prompt is not None and body.messages is None:
+            return Prompt(tokenizer.encode(body.prompt, add_special=body.add_special_tokens is not False), body.prompt)
+        if body.messages is not None and body.prompt is None:
+            return chat_prompt(body, tokenizer, self._services.template)
+        raise RequestError("send either prompt or messages", param="prompt")
+
+    async def _detokenize(self, request: Request) -> Response:
+        raw = await self._body(request)
+        body = convert(parse_object(raw), DetokenizeRequest)
+        check_model(body.model, self._services.gateway.card.name)
+        check_tokens(body.tokens, self._services.gateway.card.vocab_tokens, "tokens")
+        text = await off_loop(
+            lambda: self._services.tokenizer.decode(body.tokens, skip_special=False),
+            size=len(raw),
+            inline_max=self._services.settings.inline_bytes_max,
+        )
+        return _json(Detokenized(text))
+
+    async def _body(self, request: Request) -> bytes:
+        return await read_body(request.scope, request.receive, self._services.settings.body_bytes_max)
+
+    async def _health(self, request: Request) -> Response:
+        state = self._services.gateway.state
+        if state == "ready":
+            return _json(Health(state))
+        message = f"the server is not ready: {state}"
+        body = ErrorBody(ErrorInfo(message, "service_unavailable_error", None, "not_ready"))
+        return _json(body, status=503, headers={"retry-after": f"{RETRY_AFTER_S:.0f}"})
+
+    async def _metrics(self, request: Request) -> Response:
+        content_type = "text/plain; version=0.0.4; charset=utf-8"
+        return Response(self._services.render_metrics(), headers={"content-type": content_type})
+
+    async def _cluster(self, request: Request) -> Response:
+        return _json(self._services.gateway.cluster())
+
+    async def _set_role(self, request: Request) -> Response:
+        body = convert(parse_object(await self._body(request)), RoleRequest)
+        worker = request.path_params["worker"]
+        self._services.gateway.set_role(WorkerId(worker), body.role)
+        return _json(RoleSet(worker, body.role))
+
+    async def _ui(self, request: Request) -> Response:
+        headers = {"content-security-policy": PAGE_POLICY, "content-type": "text/html; charset=utf-8"}
+        return Response(self._page, headers=headers)
+
+    async def _document(self, request: Request) -> Response:
+        return Response(self._openapi, media_type="application/json")
+
+    async def _show_version(self, request: Request) -> Response:
+        return _json(Version(self._version))
+
+
+def _json(body: Struct, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(json.encode(body), status_code=status, headers=headers, media_type="application/json")

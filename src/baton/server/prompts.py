@@ -1,0 +1,118 @@
+"""From what a client sent as its prompt to tokens and block hashes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from baton.core.errors import RequestError
+from baton.core.types import BlockHash
+from baton.engine.card import ModelCard
+from baton.engine.tokenizer import Tokenizer
+from baton.kv.hashing import block_hashes
+from baton.server.wire.sampling import check_tokens
+from baton.server.wire.schemas import ChatMessage, ChatRequest, CompletionRequest, TokenizeRequest
+
+Made = TypeVar("Made")
+
+
+class ChatTemplate(Protocol):
+    """How a model wants conversations written."""
+
+    def render(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True) -> str:
+        """Write a conversation as one text. Raises RequestError if the model cannot follow it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt, ready for the cluster."""
+
+    tokens: list[int]
+    text: str | None
+    """As the client wrote it. None where it sent token ids."""
+    hashes: tuple[BlockHash, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How long a prompt may be, and how its blocks are named."""
+
+    request_tokens_max: int
+    block_tokens: int
+    cache_salt: str
+    param: str
+    """The field that holds the prompt, for messages."""
+
+    def check(self, prompt: Prompt) -> Prompt:
+        """Refuse an empty prompt, and one that leaves no room for a token; hash the blocks of any other."""
+        count, most = len(prompt.tokens), self.request_tokens_max - 1
+        if count == 0:
+            raise RequestError("the prompt is empty: it has 0 tokens, at least 1 is needed", param=self.param)
+        if count > most:
+            raise RequestError(
+                f"the prompt has {count} tokens, at most {most} fit: prompt and answer together may have "
+                f"{self.request_tokens_max}; shorten the prompt",
+                param=self.param,
+                code="context_length_exceeded",
+            )
+        hashes = block_hashes(prompt.tokens, block_tokens=self.block_tokens, cache_salt=self.cache_salt)
+        return Prompt(prompt.tokens, prompt.text, hashes)
+
+
+def completion_prompts(body: CompletionRequest, tokenizer: Tokenizer, card: ModelCard) -> list[Prompt]:
+    """Tokenize the prompt of a completion: one text, one list of ids, or many of either. Raises RequestError (400)."""
+    add_special = body.add_special_tokens is not False
+    match body.prompt:
+        case str() as text:
+            return [Prompt(tokenizer.encode(text, add_special=add_special), text)]
+        case []:
+            raise RequestError("prompt is an empty list; send at least one text or token id", param="prompt")
+        case [int(), *_] as ids:
+            return [_from_ids(ids, card)]
+        case many:
+            return [_one_of_many(part, tokenizer, card, add_special=add_special) for part in many]
+
+
+def _one_of_many(part: object, tokenizer: Tokenizer, card: ModelCard, *, add_special: bool) -> Prompt:
+    if isinstance(part, str):
+        return Prompt(tokenizer.encode(part, add_special=add_special), part)
+    return _from_ids(part if isinstance(part, list) else [part, None], card)
+
+
+def _from_ids(ids: Sequence[Any], card: ModelCard) -> Prompt:
+    if not all(type(token) is int for token in ids):
+        raise RequestError(
+            "prompt mixes texts and token ids; send texts, or token ids, or lists of token ids", param="prompt"
+        )
+    check_tokens(ids, card.vocab_tokens, "prompt")
+    return Prompt(list(ids), None)
+
+
+def chat_prompt(body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer, template: ChatTemplate) -> Prompt:
+    """Render and tokenize a conversation. Raises RequestError (400)."""
+    start_answer = body.add_generation_prompt is not False
+    text = template.render(message_dicts(body.messages or []), add_generation_prompt=start_answer)
+    return Prompt(tokenizer.encode(text, add_special=body.add_special_tokens is True), text)
+
+
+def message_dicts(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """Write chat messages as chat templates read them: text content in one piece, developer as system."""
+    written: list[dict[str, Any]] = []
+    for message in messages:
+        fields = msgspec.to_builtins(message)
+        if not isinstance(message.content, str):
+            fields["content"] = "".join(part.text for part in message.content)
+        if message.role == "developer":
+            fields["role"] = "system"
+        written.append(fields)
+    return written
+
+
+async def off_loop(work: Callable[[], Made], *, size: int, inline_max: int) -> Made:
+    """Do long work (on `size` bytes of input) in a thread, so that it stalls nobody's stream; short work here."""
+    return await asyncio.to_thread(work) if size > inline_max else work()

@@ -1,0 +1,83 @@
+"""The bytes of chat completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import json
+
+from baton.core.types import FinishReason
+from baton.engine.tokenizer import Tokenizer
+from baton.server.choice import Piece, TokenEntry
+from baton.server.port import Timings
+from baton.server.wire.dialect import FINISH_JSON, ChunkFrame, Head, Result, finite
+from baton.server.wire.responses import (
+    AnswerMessage,
+    ChatChoice,
+    ChatCompletion,
+    ChatLogprob,
+    ChatLogprobs,
+    TopLogprob,
+    Usage,
+)
+
+
+class ChatDialect:
+    """Writes `chat.completion` objects and their chunks."""
+
+    def __init__(self, head: Head, tokenizer: Tokenizer, *, with_logprobs: bool) -> None:
+        self._head = head
+        self._tokenizer = tokenizer
+        self._with_logprobs = with_logprobs
+        self._frame = ChunkFrame(head, "chat.completion.chunk")
+
+    def delta(self, index: int, piece: Piece, *, first: bool) -> bytes:
+        role = b'"role":"assistant",' if first else b""
+        logprobs = json.encode(self._logprobs(piece.entries)) if self._with_logprobs else b"null"
+        return self._frame.chunk(
+            b'{"index":%d,"delta":{%b"content":%b},"logprobs":%b,"finish_reason":null}'
+            % (index, role, json.encode(piece.text), logprobs)
+        )
+
+    def last(self, index: int, finish_reason: FinishReason, timings: Timings) -> bytes:
+        reason = FINISH_JSON[finish_reason]
+        return self._frame.last(
+            b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b}' % (index, reason), timings
+        )
+
+    def usage(self, usage: Usage, timings: Timings) -> bytes:
+        return self._frame.usage(usage, timings)
+
+    def whole(self, results: Sequence[Result], usage: Usage, timings: Timings) -> bytes:
+        body = ChatCompletion(
+            id=self._head.id,
+            created=self._head.created,
+            model=self._head.model,
+            choices=[self._choice(result) for result in results],
+            usage=usage,
+            timings=timings,
+        )
+        return json.encode(body)
+
+    def _choice(self, result: Result) -> ChatChoice:
+        return ChatChoice(
+            index=result.index,
+            message=AnswerMessage(content=result.text),
+            logprobs=self._logprobs(result.entries) if self._with_logprobs else None,
+            finish_reason=result.finish_reason,
+        )
+
+    def _logprobs(self, entries: Sequence[TokenEntry]) -> ChatLogprobs:
+        return ChatLogprobs([self._logprob(entry) for entry in entries])
+
+    def _logprob(self, entry: TokenEntry) -> ChatLogprob:
+        assert entry.logprob is not None, f"token {entry.token} came without the log probability that was asked for"
+        return ChatLogprob(
+            token=self._tokenizer.token_text(entry.token),
+            logprob=finite(entry.logprob.logprob),
+            bytes=list(self._tokenizer.token_bytes(entry.token)),
+            top_logprobs=[self._top(token, logprob) for token, logprob in entry.logprob.top],
+        )
+
+    def _top(self, token: int, logprob: float) -> TopLogprob:
+        return TopLogprob(self._tokenizer.token_text(token), finite(logprob), list(self._tokenizer.token_bytes(token)))

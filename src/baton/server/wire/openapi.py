@@ -1,0 +1,161 @@
+"""The OpenAPI document, generated from the structs that validate requests and shape answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from baton.engine.card import ModelCard
+from baton.server.port import ClusterStatus
+from baton.server.wire import responses, schemas
+from baton.server.wire.errors import ErrorBody
+
+Json = dict[str, Any]
+_REF = "#/components/schemas/{name}"
+_ERRORS = {
+    400: "The request is wrong; `param` names the field.",
+    401: "The API key is missing or unknown.",
+    404: "There is no such model, worker or path.",
+    405: "This path does not take this method.",
+    413: "The body is too large.",
+    415: "The body is not JSON.",
+    429: "This client has used its share; come again after `Retry-After` seconds.",
+    500: "The server failed on this request.",
+    503: "The cluster cannot take the request now; come again after `Retry-After` seconds.",
+}
+_READING = (401, 500)
+_POSTING = (400, 401, 404, 413, 415, 500)
+_GENERATING = (400, 401, 404, 413, 415, 429, 500, 503)
+_SCHEMAS = (
+    schemas.CompletionRequest,
+    schemas.ChatRequest,
+    schemas.TokenizeRequest,
+    schemas.DetokenizeRequest,
+    schemas.RoleRequest,
+    responses.Completion,
+    responses.ChatCompletion,
+    responses.ModelList,
+    responses.Tokens,
+    responses.Detokenized,
+    responses.Health,
+    responses.Version,
+    responses.RoleSet,
+    ClusterStatus,
+    ErrorBody,
+)
+
+
+def openapi_document(card: ModelCard, version: str) -> Json:
+    """Describe every path, with the ranges that this model gives to token ids."""
+    _, components = msgspec.json.schema_components(_SCHEMAS, ref_template=_REF)
+    _narrow_tokens(components, card.vocab_tokens)
+    components["CompletionRequest"]["properties"]["prompt"] = _prompt_schema(card.vocab_tokens)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Baton", "version": version, "description": "OpenAI-compatible API of a Baton server."},
+        "paths": _paths(),
+        "components": {
+            "schemas": components,
+            "responses": {str(status): _error_response(status) for status in _ERRORS},
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"bearer": []}],
+    }
+
+
+def _paths() -> Json:
+    return {
+        "/v1/completions": {"post": _generating("Complete a text", "CompletionRequest", "Completion")},
+        "/v1/chat/completions": {"post": _generating("Answer a conversation", "ChatRequest", "ChatCompletion")},
+        "/v1/models": {"get": _get("List the model that is served", "ModelList")},
+        "/v1/models/{model}": {"get": _get("Describe a model", "Model", (*_READING, 404), _path_parameter("model"))},
+        "/tokenize": {"post": _post("Turn text or a conversation into token ids", "TokenizeRequest", "Tokens")},
+        "/detokenize": {"post": _post("Turn token ids into text", "DetokenizeRequest", "Detokenized")},
+        "/health": {"get": _get("Tell whether requests can be served", "Health", (500, 503))},
+        "/ready": {"get": _get("Tell whether requests can be served", "Health", (500, 503))},
+        "/metrics": {"get": _get_text("Read the metrics for Prometheus", "text/plain")},
+        "/cluster": {"get": _get("Show workers, hosts and policies", "ClusterStatus")},
+        "/cluster/workers/{worker}/role": {
+            "post": _post("Change a worker's role", "RoleRequest", "RoleSet")
+            | {"parameters": _path_parameter("worker")}
+        },
+        "/ui": {"get": _get_text("Open the dashboard", "text/html")},
+        "/openapi.json": {"get": _get_any("Read this document")},
+        "/version": {"get": _get("Tell the version", "Version")},
+    }
+
+
+def _generating(summary: str, request: str, response: str) -> Json:
+    operation = _post(summary, request, response, _GENERATING)
+    operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    return operation
+
+
+def _post(summary: str, request: str, response: str, errors: tuple[int, ...] = _POSTING) -> Json:
+    body = {"required": True, "content": _content(request)}
+    return {"summary": summary, "requestBody": body, "responses": _responses(_content(response), errors)}
+
+
+def _get(summary: str, response: str, errors: tuple[int, ...] = _READING, parameters: list[Json] | None = None) -> Json:
+    operation = {"summary": summary, "responses": _responses(_content(response), errors)}
+    return operation | ({"parameters": parameters} if parameters else {})
+
+
+def _get_text(summary: str, media_type: str) -> Json:
+    return {"summary": summary, "responses": _responses({media_type: {"schema": {"type": "string"}}}, _READING)}
+
+
+def _get_any(summary: str) -> Json:
+    return {"summary": summary, "responses": _responses({"application/json": {"schema": {"type": "object"}}}, _READING)}
+
+
+def _content(name: str) -> Json:
+    return {"application/json": {"schema": {"$ref": _REF.format(name=name)}}}
+
+
+def _responses(content: Json, errors: tuple[int, ...]) -> Json:
+    described: Json = {"200": {"description": "Done.", "content": content, "headers": _request_id_header()}}
+    for status in sorted({*errors, 405}):
+        described[str(status)] = {"$ref": f"#/components/responses/{status}"}
+    return described
+
+
+def _error_response(status: int) -> Json:
+    headers = _request_id_header()
+    if status in (429, 503):
+        headers["Retry-After"] = {"description": "Whole seconds.", "schema": {"type": "integer", "minimum": 1}}
+    return {"description": _ERRORS[status], "content": _content("ErrorBody"), "headers": headers}
+
+
+def _request_id_header() -> Json:
+    return {"X-Request-Id": {"description": "The client's own, or a new one.", "schema": {"type": "string"}}}
+
+
+def _path_parameter(name: str) -> list[Json]:
+    return [{"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}]
+
+
+def _token(vocab_tokens: int) -> Json:
+    return {"type": "integer", "minimum": 0, "maximum": vocab_tokens - 1}
+
+
+def _prompt_schema(vocab_tokens: int) -> Json:
+    """Write the four kinds of prompt apart, which the struct's type cannot."""
+    text = {"type": "string", "minLength": 1}
+    ids = {"type": "array", "items": _token(vocab_tokens), "minItems": 1}
+    many = [{"type": "array", "items": part, "minItems": 1} for part in (text, ids)]
+    return {"anyOf": [text, ids, *many]}
+
+
+def _narrow_tokens(schema: object, vocab_tokens: int) -> None:
+    """Give every token id in the document this model's range."""
+    match schema:
+        case {"type": "integer", "maximum": 4294967295}:
+            schema["maximum"] = vocab_tokens - 1
+        case dict():
+            for part in schema.values():
+                _narrow_tokens(part, vocab_tokens)
+        case list():
+            for part in schema:
+                _narrow_tokens(part, vocab_tokens)
