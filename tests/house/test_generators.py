@@ -1,0 +1,86 @@
+"""The page generators say of a small source what a reader needs, and `check.py` forgets no failure."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Literal
+
+import check
+import docgen
+import gen_cli_doc
+import gen_config_doc
+import msgspec
+import pytest
+
+
+class Inner(msgspec.Struct):
+    """A section."""
+
+    size_bytes: int = 0
+    """How large. 0 chooses."""
+
+
+class Plug(msgspec.Struct):
+    """Has no default of its own."""
+
+    use: str
+
+
+class Outer(msgspec.Struct):
+    """The whole."""
+
+    name: str
+    mode: Literal["a", "b"] | None = None
+    """What | it does."""
+    inner: Inner = msgspec.field(default_factory=Inner)
+    plug: Plug = msgspec.field(default_factory=lambda: Plug("m:C"))
+    keys: tuple[str, ...] = ()
+
+
+def test_every_key_has_its_type_default_and_meaning() -> None:
+    """Sections are linked, bars are escaped, defaults are what TOML would say."""
+    seen: dict[type[msgspec.Struct], list[str]] = {}
+    gen_config_doc.sections(Outer, "", seen)
+    assert seen == {Outer: [""], Inner: ["inner"], Plug: ["plug"]}
+    lines = gen_config_doc.section(Outer, seen[Outer])
+    assert "| `name` | text | required |  |" in lines
+    assert "| `mode` | `a` or `b` | none | What \\| it does. |" in lines
+    assert "| `inner` | [Inner](#inner) |  |  |" in lines
+    assert '| `plug` | [Plug](#plug) | `{"use":"m:C"}` |  |' in lines
+    assert "| `keys` | list of text | empty |  |" in lines
+    assert "| `size_bytes` | integer | `0` | How large. 0 chooses. |" in gen_config_doc.section(Inner, ["inner"])
+
+
+def test_every_argument_has_its_spelling_default_and_meaning() -> None:
+    parser = argparse.ArgumentParser(prog="x", description="Do it.")
+    commands = parser.add_subparsers()
+    run = commands.add_parser("run", help="run it")
+    run.add_argument("model", nargs="?", metavar="MODEL", help="what to run")
+    run.add_argument("--rate-rps", type=float, default=2.0, metavar="R", help="how fast (default %(default)s)")
+    run.add_argument("--kind", choices=("a", "b"), required=True, help="which")
+    run.add_argument("--quiet", action="store_true", help="say nothing")
+    lines = gen_cli_doc.section(parser, "", 2)
+    assert lines[:3] == ["## x", "", "Do it."]
+    assert "### x run" in lines
+    assert "| `[MODEL]` |  | what to run |" in lines
+    assert "| `--rate-rps R` | `2.0` | how fast (default 2.0) |" in lines
+    assert "| `--kind a\\|b` | required | which |" in lines
+    assert "| `--quiet` |  | say nothing |" in lines
+
+
+def test_an_outdated_page_is_told_with_the_difference(capsys: pytest.CaptureFixture[str]) -> None:
+    """Compared with a page that is not there, nothing is written."""
+    assert docgen.publish("no-such-page.md", lambda: "line", ["--check"]) == 1
+    told = capsys.readouterr().err
+    assert "run `make docs`" in told
+    assert "+line" in told
+    assert not (docgen.ROOT / "docs" / "no-such-page.md").exists()
+
+
+def test_a_failed_check_shows_what_it_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """One that passes takes one line."""
+    assert not check.passes(check.Check("bad", (sys.executable, "-c", "print('why'); raise SystemExit(3)")))
+    assert capsys.readouterr().out == "FAILED bad\nwhy\n"
+    assert check.passes(check.Check("good", (sys.executable, "-c", "print('noise')")))
+    assert capsys.readouterr().out == "ok     good\n"
