@@ -1,0 +1,1 @@
+"""The bytes of a host's KV cache."""

@@ -23,7 +23,7 @@ from baton.bench.table import facts_table, latency_table, remarks
 from baton.core.errors import ConfigError
 from baton.workload.prompts import VOCAB_TOKENS
 
-Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
+Subparsers = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]
 """What `add_subparsers` returns; argparse has no public name for it."""
 
 DESCRIPTION = """Measure any server that speaks OpenAI's API.
@@ -70,7 +70,7 @@ _RESULTS = (
 )
 
 
-def add_parser(subparsers: Subparsers) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command. Values are checked by `run`, so that every problem is told at once."""
     parser = subparsers.add_parser(
         "bench",

@@ -37,7 +37,7 @@ class KVConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     block_tokens: int = 16
     """Tokens in a KV block. Only full blocks are shared between requests."""
     bytes: int = 0
-    """Size of the arena. 0 chooses: a quarter of the free memory, at most what 64 requests of full context need."""
+    """Size of the arena. 0 chooses: 2 GiB or one full context, at most a quarter of the free memory."""
     blocks: int = 0
     """Size of the arena in blocks; overrides `bytes` where it is not 0."""
     dtype: KVDtypeChoice = "auto"
@@ -84,6 +84,13 @@ class HooksConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     output: tuple[Plugin, ...] = ()
 
 
+class SloConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the service promises. With both given, requests that cannot meet TTFT are refused at once (503)."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+
 class SurvivalConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is done about dead and silent workers."""
 
@@ -96,6 +103,8 @@ class SurvivalConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A worker that has work and says nothing for this long is killed; its requests go on elsewhere."""
     start_s: float = 300.0
     """Longest time that a worker may take to load its model."""
+    drain_s: float = 10.0
+    """How long running requests may go on after SIGTERM or Ctrl-C. A second signal ends them at once."""
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -119,6 +128,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     http: HttpConfig = HttpConfig()
     policy: PolicyConfig = PolicyConfig()
     hooks: HooksConfig = HooksConfig()
+    slo: SloConfig = SloConfig()
     survival: SurvivalConfig = SurvivalConfig()
 
     def problems(self) -> list[str]:
@@ -132,6 +142,12 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             found.append(f"{topology.prefill} prefill workers and nobody to decode: add --decode N or --mixed N")
         if topology.decode > 0 and topology.prefill + topology.mixed == 0:
             found.append(f"{topology.decode} decode workers and nobody to prefill: add --prefill N or --mixed N")
+        if (self.slo.ttft_s is None) != (self.slo.tpot_s is None):
+            found.append("slo needs both ttft_s and tpot_s: a request is in its SLO when it meets both")
+        if any(value is not None and value <= 0 for value in (self.slo.ttft_s, self.slo.tpot_s)):
+            found.append(
+                f"slo.ttft_s is {self.slo.ttft_s} and slo.tpot_s {self.slo.tpot_s}, but both must be above 0 s"
+            )
         if any(not key for key in self.http.api_keys):
             found.append("http.api_keys holds an empty key, which every client would match; remove it")
         return found
@@ -155,6 +171,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             ("survival.restarts_max", self.survival.restarts_max, 0, 1000),
             ("survival.restart_window_s", self.survival.restart_window_s, 1, 86400),
             ("survival.silent_s", self.survival.silent_s, 1, 86400),
+            ("survival.drain_s", self.survival.drain_s, 0, 86400),
             ("survival.start_s", self.survival.start_s, 1, 86400),
         ]
 

@@ -22,3 +22,7 @@ class StepEngine(Protocol):
         Writes no byte outside of the slots of the slices' new tokens. Results stand in the order of the slices.
         """
         ...
+
+    def warm_up(self) -> None:
+        """Pay once, before the first request, for what first use costs (kernel selection, memory). Touches no block."""
+        ...

@@ -114,6 +114,10 @@ class HostPool:
             blocks_cached=self._blocks.cached,
         )
 
+    def blocks_of(self, worker: WorkerId) -> int:
+        """Count the blocks that the worker's requests stand on; one that two of them share counts twice."""
+        return sum(len(held.table) for held in self._holdings.values() if held.user == worker)
+
     @property
     def holders(self) -> int:
         """Requests that this pool knows."""

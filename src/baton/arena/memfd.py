@@ -1,0 +1,86 @@
+"""A host's arena: anonymous shared memory that every worker of the host maps.
+
+A sealed memfd has no name, so nothing is left behind when processes die, and it cannot shrink under a reader. Its
+descriptor travels over a Unix socket. Source: references/transports.md, sections 9 and 10 (why not
+`multiprocessing.shared_memory`: its tracker unlinks segments when an unrelated reader exits).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import tempfile
+from dataclasses import dataclass
+
+from baton.core.errors import ArenaError
+
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW if hasattr(fcntl, "F_SEAL_SEAL") else 0
+_PREFAULT_BYTES = 8 * 1024 * 1024
+_MADV_POPULATE_WRITE = 23  # Linux 5.14
+
+
+@dataclass(slots=True)
+class Arena:
+    """One mapping of the arena. The process that created it and every worker each have their own."""
+
+    fd: int
+    bytes_total: int
+    _map: mmap.mmap
+
+    @property
+    def memory(self) -> memoryview:
+        """The arena's bytes, shared with every process that maps it."""
+        return memoryview(self._map)
+
+    def prefault(self, start: int) -> int:
+        """Reserve the next pages, so that no step pays for their first use. Returns where to go on.
+
+        Safe while workers write: the kernel maps pages, nobody touches bytes. Does nothing where the kernel cannot.
+        """
+        size = min(_PREFAULT_BYTES, self.bytes_total - start)
+        if size <= 0:
+            return self.bytes_total
+        try:
+            self._map.madvise(_MADV_POPULATE_WRITE, start, size)
+        except OSError:
+            return self.bytes_total
+        return start + size
+
+    def close(self) -> None:
+        """Unmap. Memory is given back when the last process has done so. Views must be gone."""
+        self._map.close()
+        os.close(self.fd)
+
+
+def create_arena(bytes_total: int) -> Arena:
+    """Reserve shared memory for a host's KV cache. Raises ArenaError where the host refuses it."""
+    try:
+        fd = _anonymous_file()
+        os.ftruncate(fd, bytes_total)
+        mapping = mmap.mmap(fd, bytes_total, flags=mmap.MAP_SHARED)
+    except (OSError, ValueError) as error:
+        raise ArenaError(
+            f"the host refuses {bytes_total / 2**30:.2f} GiB of shared memory for the KV cache: {error};"
+            " set kv.bytes (or --kv-bytes) to less"
+        ) from error
+    if _SEALS and hasattr(os, "memfd_create"):
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    return Arena(fd, bytes_total, mapping)
+
+
+def open_arena(fd: int, bytes_total: int) -> Arena:
+    """Map an arena whose descriptor was received. Takes over the descriptor."""
+    held = os.fstat(fd).st_size
+    if held != bytes_total:
+        raise ArenaError(
+            f"the arena's descriptor holds {held} bytes, but {bytes_total} were announced; restart the server"
+        )
+    return Arena(fd, bytes_total, mmap.mmap(fd, bytes_total, flags=mmap.MAP_SHARED))
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("baton-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with tempfile.TemporaryFile(prefix="baton-arena") as file:  # no memfd on this system: a file without a name
+        return os.dup(file.fileno())

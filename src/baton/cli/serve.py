@@ -1,0 +1,114 @@
+"""`baton serve`: serve a model over HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from baton.core.config import Config, Topology, load
+from baton.core.errors import ConfigError
+from baton.engine.resolve import resolve_model
+from baton.server.assembly import assemble
+from baton.server.service import Service
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command. What is not given here comes from --config, and else from the defaults."""
+    parser = subparsers.add_parser(
+        "serve",
+        help="serve a model over HTTP (OpenAI API)",
+        description="Serve a model over HTTP. Without arguments: SmolLM2-135M, 1 prefill + 1 decode, port 8000.",
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="a folder with safetensors, a .gguf file, a hub name, or smollm2-135m (default) or hash (no weights)",
+    )
+    parser.add_argument(
+        "--prefill", type=int, metavar="N", help="prefill workers; roles not named have none (default: 1)"
+    )
+    parser.add_argument("--decode", type=int, metavar="N", help="decode workers (default: 1)")
+    parser.add_argument("--mixed", type=int, metavar="N", help="workers that do both (default: 0)")
+    parser.add_argument("--host", metavar="H", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, metavar="P", help="port to listen on; 0 takes a free one (default: 8000)")
+    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), help="precision to compute in")
+    parser.add_argument(
+        "--kv-dtype", choices=("auto", "float32", "bfloat16"), help="precision of the KV cache (default: as computed)"
+    )
+    parser.add_argument("--kv-blocks", type=int, metavar="N", help="KV blocks of the host (default: what 2 GiB hold)")
+    parser.add_argument("--block-tokens", type=int, metavar="N", help="tokens in a KV block (default: 16)")
+    parser.add_argument("--context-tokens", type=int, metavar="N", help="most tokens of a request (default: all)")
+    parser.add_argument("--step-tokens", type=int, metavar="N", help="most tokens of one step (default: 512)")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of each worker (default: cores / workers)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="where to compute (default: cpu)")
+    parser.add_argument("--served-name", metavar="NAME", help="what clients call the model (default: its own name)")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file; see docs/config.md")
+    parser.add_argument("--api-key", action="append", metavar="K", help="ask for this bearer key (repeatable)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal comes. Returns the exit code."""
+    config = configuration(args)
+    parts = assemble(config, resolve_model(config.model))
+    return _runner()(Service(parts, tell=_tell).run())
+
+
+def configuration(args: argparse.Namespace) -> Config:
+    """Merge the file and the arguments. Raises ConfigError with every problem."""
+    config = load(_read(args.config)) if args.config is not None else Config()
+    topology = config.topology
+    if any(count is not None for count in (args.prefill, args.decode, args.mixed)):
+        topology = Topology(prefill=args.prefill or 0, decode=args.decode or 0, mixed=args.mixed or 0)
+        if topology == Topology():
+            raise ConfigError("--prefill, --decode and --mixed are all 0: nobody would serve; name at least one worker")
+    config = msgspec.structs.replace(
+        config,
+        topology=topology,
+        kv=_with(config.kv, dtype=args.kv_dtype, blocks=args.kv_blocks, block_tokens=args.block_tokens),
+        batch=_with(config.batch, step_tokens_max=args.step_tokens),
+        http=_with(config.http, host=args.host, port=args.port, api_keys=tuple(args.api_key) if args.api_key else None),
+    )
+    config = _with(
+        config,
+        model=args.model,
+        dtype=args.dtype,
+        device=args.device,
+        threads=args.threads,
+        served_name=args.served_name,
+        context_tokens=args.context_tokens,
+    )
+    problems = config.problems()
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return config
+
+
+def _with(struct: Any, **given: Any) -> Any:  # noqa: ANN401
+    """Replace the fields that were given."""
+    return msgspec.structs.replace(struct, **{name: value for name, value in given.items() if value is not None})
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error}") from error
+
+
+def _runner() -> Any:  # noqa: ANN401
+    if sys.platform == "win32":
+        return asyncio.run
+    import uvloop  # not on Windows
+
+    return uvloop.run
+
+
+def _tell(text: str) -> None:
+    print(text, flush=True)  # noqa: T201

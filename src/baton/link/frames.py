@@ -1,0 +1,38 @@
+"""Length-prefixed msgpack: four bytes of length, little-endian, then the message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+FRAME_BYTES_MAX = 256 * 1024 * 1024
+_HEAD_BYTES = 4
+
+
+def frame(payload: bytes) -> bytes:
+    """Put a message's length in front of it."""
+    return len(payload).to_bytes(_HEAD_BYTES, "little") + payload
+
+
+class FrameReader:
+    """Cut a stream of bytes into messages. Holds at most one incomplete message."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Take what came in and yield every message that is now complete.
+
+        Raises ValueError on a length that no message of ours has: the peer is not a Baton process.
+        """
+        self._buffer += data
+        start = 0
+        while len(self._buffer) - start >= _HEAD_BYTES:
+            size = int.from_bytes(self._buffer[start : start + _HEAD_BYTES], "little")
+            if size > FRAME_BYTES_MAX:
+                raise ValueError(f"a message announces {size} bytes, more than the {FRAME_BYTES_MAX} allowed")
+            if len(self._buffer) - start - _HEAD_BYTES < size:
+                break
+            start += _HEAD_BYTES
+            yield bytes(self._buffer[start : start + size])
+            start += size
+        del self._buffer[:start]

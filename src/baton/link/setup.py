@@ -1,0 +1,52 @@
+"""What a worker process is told when it starts, with the arena's descriptor beside it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from baton.core.config import BatchLimits, Plugin
+from baton.core.messages import (
+    BlocksGranted,
+    PreemptRequest,
+    Shutdown,
+    StartRequest,
+    StepReport,
+    StopRequest,
+    WorkerFailed,
+    WorkerProgress,
+    WorkerReady,
+)
+from baton.core.types import WorkerId, WorkerView
+from baton.engine.card import ModelCard
+from baton.kv.layout import KVLayout
+
+
+class WorkerSetup(Struct, frozen=True, tag=True):
+    """The first message to a worker."""
+
+    view: WorkerView
+    card: ModelCard
+    layout: KVLayout
+    arena_bytes: int
+    dtype: Literal["float32", "bfloat16"]
+    device: Literal["cpu", "cuda"]
+    threads: int
+    cores: tuple[int, ...]
+    """Cores that the worker is pinned to. Empty: any."""
+    limits: BatchLimits
+    batching: Plugin
+    fairness: Plugin
+
+
+class Ping(Struct, frozen=True, tag=True):
+    """Answered with Pong between two steps: a worker that does not answer in time hangs."""
+
+
+class Pong(Struct, frozen=True, tag=True):
+    worker: WorkerId
+
+
+ToWorkerMessage = WorkerSetup | StartRequest | StopRequest | BlocksGranted | PreemptRequest | Shutdown | Ping
+FromWorkerMessage = StepReport | WorkerReady | WorkerProgress | WorkerFailed | Pong

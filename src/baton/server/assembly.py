@@ -1,0 +1,115 @@
+"""Build the parts of one host's server: everything that decides, the arena, and what each worker will be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from baton.arena.memfd import Arena, create_arena
+from baton.control.coordinator import Coordinator, Policies
+from baton.core.config import Config, PolicyConfig
+from baton.core.errors import ConfigError
+from baton.core.plugin import load_plugin
+from baton.core.types import HostId, Slo
+from baton.cost.linear import LinearCost
+from baton.engine.card import ModelCard
+from baton.engine.dtype import Dtype, kv_dtype, resolve_dtype
+from baton.kv.blocks import EvictionOrder
+from baton.kv.host_pool import HostPool
+from baton.kv.layout import KVLayout
+from baton.link.setup import WorkerSetup
+from baton.metrics.registry import Metrics
+from baton.policy.admission import AdmissionPolicy
+from baton.policy.fairness import FairnessPolicy
+from baton.policy.placement import PlacementPolicy
+from baton.policy.routing import RoutingPolicy
+from baton.server.gateway import LiveGateway
+from baton.server.hooks import Hooks, load_hooks
+from baton.server.host import blocks_total, share_cores, worker_views
+from baton.server.recorder import Recorder
+
+HOST = HostId("host-0")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a server consists of before anything runs."""
+
+    config: Config
+    card: ModelCard
+    layout: KVLayout
+    gateway: LiveGateway
+    metrics: Metrics
+    hooks: Hooks
+    arena: Arena
+    setups: list[WorkerSetup]
+
+
+def assemble(config: Config, card: ModelCard) -> Parts:
+    """Build everything that decides, and the arena; start nothing. Raises ConfigError and ArenaError."""
+    dtype = resolve_dtype(config.dtype, config.device)
+    layout = card.layout(block_tokens=config.kv.block_tokens, dtype=kv_dtype(card, config.kv.dtype, dtype))
+    card = _limit_context(config, card)
+    total = blocks_total(config, card, layout)
+    pool = HostPool(
+        host=HOST,
+        blocks_total=total,
+        block_tokens=layout.block_tokens,
+        eviction=lambda: load_plugin(config.policy.eviction.use, config.policy.eviction.options, expects=EvictionOrder),
+    )
+    coordinator = Coordinator(_policies(config.policy), layout.block_tokens, config.survival.attempts_max)
+    metrics = Metrics()
+    gateway = LiveGateway(card, coordinator, pool, layout, Recorder(metrics), slo=_promise(config))
+    gateway.policy_names = {family: plugin["use"] for family, plugin in msgspec.to_builtins(config.policy).items()}
+    hooks = load_hooks(config.hooks)
+    arena = create_arena(total * layout.block_bytes)
+    return Parts(config, card, layout, gateway, metrics, hooks, arena, _setups(config, card, layout, arena, dtype))
+
+
+def _limit_context(config: Config, card: ModelCard) -> ModelCard:
+    name = config.served_name or card.name
+    context_tokens = config.context_tokens or card.context_tokens
+    if context_tokens > card.context_tokens:
+        raise ConfigError(
+            f"context_tokens is {context_tokens}, but {card.name} was trained for {card.context_tokens}; give less"
+        )
+    return msgspec.structs.replace(card, name=name, context_tokens=context_tokens)
+
+
+def _policies(policy: PolicyConfig) -> Policies:
+    return Policies(
+        admission=load_plugin(policy.admission.use, policy.admission.options, expects=AdmissionPolicy),
+        routing=load_plugin(policy.routing.use, policy.routing.options, expects=RoutingPolicy),
+        placement=load_plugin(policy.placement.use, policy.placement.options, expects=PlacementPolicy),
+        fairness=load_plugin(policy.fairness.use, policy.fairness.options, expects=FairnessPolicy),
+        cost=LinearCost(),
+    )
+
+
+def _promise(config: Config) -> Slo | None:
+    slo = config.slo
+    if slo.ttft_s is None or slo.tpot_s is None:
+        return None
+    return Slo(ttft_s=slo.ttft_s, tpot_s=slo.tpot_s)
+
+
+def _setups(config: Config, card: ModelCard, layout: KVLayout, arena: Arena, dtype: Dtype) -> list[WorkerSetup]:
+    views = worker_views(config.topology, HOST)
+    shares = share_cores(len(views), config.threads)
+    return [
+        WorkerSetup(
+            view=view,
+            card=card,
+            layout=layout,
+            arena_bytes=arena.bytes_total,
+            dtype=dtype,
+            device=config.device,
+            threads=threads,
+            cores=cores,
+            limits=config.batch,
+            batching=config.policy.batching,
+            fairness=config.policy.fairness,
+        )
+        for view, (threads, cores) in zip(views, shares, strict=True)
+    ]

@@ -1,0 +1,85 @@
+"""Size one host: how many blocks its arena has, which workers it runs, and which cores they own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from baton.core.config import Config, Topology
+from baton.core.errors import ConfigError
+from baton.core.types import HostId, Role, WorkerId, WorkerView
+from baton.engine.card import ModelCard
+from baton.kv.layout import KVLayout
+
+_ARENA_BYTES_DEFAULT = 2 * 2**30
+_CONTEXTS_MAX = 64
+
+
+def worker_views(topology: Topology, host: HostId) -> list[WorkerView]:
+    """Name the workers of a topology: `prefill-0`, `decode-0`, ... Nothing asked for means 1 prefill + 1 decode."""
+    if topology == Topology():
+        topology = Topology(prefill=1, decode=1)
+    counts: tuple[tuple[Role, int], ...] = (
+        ("prefill", topology.prefill),
+        ("decode", topology.decode),
+        ("mixed", topology.mixed),
+    )
+    return [
+        WorkerView(id=WorkerId(f"{role}-{index}"), host=host, role=role)
+        for role, count in counts
+        for index in range(count)
+    ]
+
+
+def blocks_total(config: Config, card: ModelCard, layout: KVLayout) -> int:
+    """Choose how many blocks the arena has.
+
+    Raises ConfigError where not even one request of full context would fit and the size was not asked for, or where
+    the arena would hold less than two blocks.
+    """
+    if config.kv.blocks:
+        return config.kv.blocks
+    size_bytes = config.kv.bytes or _default_arena_bytes(card, layout)
+    blocks = size_bytes // layout.block_bytes
+    if blocks < 2:
+        raise ConfigError(
+            f"kv.bytes is {size_bytes}, but one block of {layout.block_tokens} tokens takes {layout.block_bytes} bytes;"
+            f" give at least {2 * layout.block_bytes}"
+        )
+    return blocks
+
+
+def _default_arena_bytes(card: ModelCard, layout: KVLayout) -> int:
+    """2 GiB, within these bounds: one full context or more, 64 of them or less, a quarter of the free memory or less."""
+    context_bytes = -(-card.context_tokens // layout.block_tokens) * layout.block_bytes
+    wanted_bytes = min(max(_ARENA_BYTES_DEFAULT, context_bytes), _CONTEXTS_MAX * context_bytes)
+    return min(wanted_bytes, memory_free_bytes() // 4)
+
+
+def memory_free_bytes() -> int:
+    """Memory that this process could still get: of the machine, or of its control group where that is less."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        pass  # not Linux: the free pages are what we know
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            free = min(free, int(Path(path).read_text(encoding="ascii")))
+        except (OSError, ValueError):
+            continue  # no such control group, or no limit in it
+    return free
+
+
+def share_cores(workers: int, threads: int) -> list[tuple[int, tuple[int, ...]]]:
+    """Divide this process's cores among the workers: (threads, cores to pin to) for each.
+
+    Cores are owned where there are enough: two workers that share a core disturb each other by more than they gain.
+    With fewer cores than threads nobody is pinned.
+    """
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    each = threads or max(1, len(cores) // workers)
+    if each * workers > len(cores) or not hasattr(os, "sched_setaffinity"):
+        return [(each, ())] * workers
+    return [(each, tuple(cores[index * each : (index + 1) * each])) for index in range(workers)]

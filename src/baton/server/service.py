@@ -1,0 +1,173 @@
+"""Run the server of one host: workers and HTTP, from the start to the last process's end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from baton.core.errors import ConfigError
+from baton.engine.chat_template import load_chat_template
+from baton.engine.tokenizer import load_tokenizer
+from baton.server.app import build_app
+from baton.server.assembly import Parts
+from baton.server.settings import HttpSettings
+from baton.server.supervisor import Notices, Supervisor
+
+_PREFAULT_PAUSE_S = 0.02
+_HTTP_CLOSE_S = 3.0
+"""How long open connections may linger after the last request has ended."""
+
+Tell = Callable[[str], None]
+
+
+class Service:
+    """Runs the parts until a signal comes or nothing can be served any more."""
+
+    def __init__(self, parts: Parts, *, tell: Tell) -> None:
+        self._parts = parts
+        self._tell = tell
+        self._stop = asyncio.Event()
+        self._signals = 0
+        self._failure = ""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._url = ""
+
+    async def run(self) -> int:
+        """Serve. Returns the exit code: 0 after a signal, 1 when the workers cannot be kept alive."""
+        parts = self._parts
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        listener = _listen(parts.config.http.host, parts.config.http.port)
+        self._url = _url(parts.config.http.host, listener.getsockname()[1])
+        self._tell(f"listening on {self._url} (503 until the model is loaded)")
+        supervisor = Supervisor(
+            parts.gateway,
+            parts.setups,
+            parts.arena.fd,
+            parts.config.survival,
+            Notices(tell=self._tell, ready=self._on_ready, failed=self._on_failed),
+        )
+        supervisor.start()
+        http = _HttpServer(self._http_config())
+        serving = asyncio.create_task(http.serve(sockets=[listener]))
+        await self._stop.wait()
+        await self._drain()
+        http.should_exit = True
+        await serving
+        await supervisor.stop()
+        for task in self._tasks:
+            task.cancel()
+        parts.gateway.check()
+        return 1 if self._failure else 0
+
+    def _http_config(self) -> uvicorn.Config:
+        parts, http = self._parts, self._parts.config.http
+        app = build_app(
+            parts.gateway,
+            load_tokenizer(parts.card),
+            load_chat_template(parts.card),
+            settings=HttpSettings(
+                block_tokens=parts.layout.block_tokens,
+                api_keys=http.api_keys,
+                body_bytes_max=http.body_bytes_max,
+                choices_max=http.choices_max,
+                seed=parts.config.seed,
+            ),
+            hooks=parts.hooks,
+            render_metrics=self._render_metrics,
+        )
+        return uvicorn.Config(
+            app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=int(_HTTP_CLOSE_S)
+        )
+
+    def _render_metrics(self) -> bytes:
+        self._parts.metrics.set_workers(self._parts.gateway.views())
+        self._parts.metrics.set_hosts([self._parts.gateway.host_view()])
+        return self._parts.metrics.render()
+
+    def _on_signal(self) -> None:
+        self._signals += 1
+        if self._signals == 1:
+            self._tell("shutting down: running requests may finish (again to end them now)")
+        else:
+            self._parts.gateway.cancel_all()
+        self._stop.set()
+
+    def _on_ready(self) -> None:
+        if self._parts.gateway.state != "loading":
+            return
+        self._parts.gateway.state = "ready"
+        self._tasks.append(asyncio.create_task(self._prefault()))
+        self._tell(self._greeting())
+
+    def _on_failed(self, reason: str) -> None:
+        self._failure = reason
+        self._parts.gateway.state = f"failed: {reason}"
+        self._tell(f"no worker can be kept alive: {reason}")
+        self._parts.gateway.cancel_all()
+        self._stop.set()
+
+    async def _drain(self) -> None:
+        """Let running requests finish for a while, then give them up."""
+        quiet = asyncio.Event()
+        self._parts.gateway.stop(quiet.set)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(quiet.wait(), self._parts.config.survival.drain_s)
+        self._parts.gateway.cancel_all()
+
+    async def _prefault(self) -> None:
+        """Reserve the arena's memory in small bites, so that no step pays for it and no stream stalls."""
+        position = 0
+        while position < self._parts.arena.bytes_total:
+            position = self._parts.arena.prefault(position)
+            await asyncio.sleep(_PREFAULT_PAUSE_S)
+
+    def _greeting(self) -> str:
+        roles = [setup.view.role for setup in self._parts.setups]
+        topology = " + ".join(f"{roles.count(role)} {role}" for role in dict.fromkeys(roles))
+        name = self._parts.card.name
+        question = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello! Who are you?"}]})
+        dtype = self._parts.setups[0].dtype
+        kv_tokens = self._parts.gateway.host_view().blocks_total * self._parts.layout.block_tokens
+        key = ' -H "Authorization: Bearer $API_KEY"' if self._parts.config.http.api_keys else ""
+        return (
+            f"ready: {self._url}  model {name} ({dtype})  {topology}  KV cache {kv_tokens} tokens  page /ui\n"
+            f"try: curl {self._url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{question}'"
+        )
+
+
+class _HttpServer(uvicorn.Server):
+    """Uvicorn without its signal handlers: the service decides when to stop."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Take the port before anything is loaded, so that a taken one is told at once."""
+    try:
+        family, kind, protocol, _name, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(1024)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error}; choose another --port (0 takes a free one) or --host"
+        ) from error
+    return listener
+
+
+def _url(host: str, port: int) -> str:
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{shown}:{port}"

@@ -1,0 +1,163 @@
+"""Keeps the worker processes of one host alive: start, watch, kill what hangs, start again, give up in time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from baton.core.config import SurvivalConfig
+from baton.core.messages import Shutdown, StepReport, WorkerFailed, WorkerProgress, WorkerReady
+from baton.core.types import WorkerId, WorkerView
+from baton.link.setup import FromWorkerMessage, Ping, Pong, WorkerSetup
+from baton.server.clock import now_s
+from baton.server.gateway import LiveGateway
+from baton.server.worker_process import WorkerProcess
+
+_SHUTDOWN_S = 3.0
+"""How long a worker may take to end after it was told to, before it is killed."""
+
+
+@dataclass(slots=True)
+class _Post:
+    """One worker's place: the process that fills it now, and when the earlier ones died."""
+
+    setup: WorkerSetup
+    process: WorkerProcess | None = None
+    deaths_s: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
+    heard_s: float = 0.0
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notices:
+    """Whom the supervisor tells what."""
+
+    tell: Callable[[str], None]
+    """A line for the person at the terminal."""
+    ready: Callable[[], None]
+    """Every worker has loaded its model."""
+    failed: Callable[[str], None]
+    """No worker can be kept alive, and why."""
+
+
+class Supervisor:
+    """Runs two tasks per worker: one keeps its process alive, one watches that it answers."""
+
+    def __init__(
+        self,
+        gateway: LiveGateway,
+        setups: Sequence[WorkerSetup],
+        arena_fd: int,
+        survival: SurvivalConfig,
+        notices: Notices,
+    ) -> None:
+        self._gateway = gateway
+        self._posts: dict[WorkerId, _Post] = {setup.view.id: _Post(setup) for setup in setups}
+        self._arena_fd = arena_fd
+        self._survival = survival
+        self._notices = notices
+        self._stopping = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Start every worker. Returns at once; `ready` is called when all of them have loaded."""
+        for post in self._posts.values():
+            post.process = self._make(post)
+            self._gateway.add(post.process)
+            self._tasks.append(asyncio.create_task(self._keep(post)))
+            self._tasks.append(asyncio.create_task(self._watch(post)))
+
+    async def stop(self) -> None:
+        """End every worker, politely first. No process is left when this returns."""
+        self._stopping = True
+        for post in self._posts.values():
+            if post.process is not None:
+                post.process.send(Shutdown())
+        keepers = self._tasks[0::2]
+        _done, late = await asyncio.wait(keepers, timeout=_SHUTDOWN_S)
+        for post in self._posts.values():
+            if late and post.process is not None:
+                post.process.kill()
+        await asyncio.gather(*keepers)
+        for task in self._tasks[1::2]:
+            task.cancel()
+
+    def _make(self, post: _Post) -> WorkerProcess:
+        view = post.setup.view
+        return WorkerProcess(view, heard=lambda message: self._hear(post, message), said=self._notices.tell)
+
+    async def _keep(self, post: _Post) -> None:
+        """Run one worker's processes, one after the other."""
+        worker = post.setup.view.id
+        while not self._stopping:
+            process = post.process
+            assert process is not None
+            post.heard_s, post.failure = now_s(), ""
+            await process.start(post.setup, self._arena_fd)
+            if self._stopping:
+                process.send(Shutdown())
+            ended = await process.wait()
+            if self._stopping:
+                return
+            was_ready, process.state = process.state == "ready", "lost"
+            reason = post.failure or ended
+            self._notices.tell(f"{worker} is lost: {reason}")
+            if was_ready:
+                self._gateway.lose(worker, reason.splitlines()[0])
+            if not await self._may_restart(post, reason):
+                return
+            role = process.view.role
+            post.process = self._make(post)
+            post.process.view = WorkerView(id=worker, host=process.view.host, role=role)
+            self._gateway.add(post.process)
+
+    async def _may_restart(self, post: _Post, reason: str) -> bool:
+        """Wait a moment, longer after each recent death; False when there were too many."""
+        moment_s, survival = now_s(), self._survival
+        post.deaths_s.append(moment_s)
+        recent = sum(moment_s - death_s < survival.restart_window_s for death_s in post.deaths_s)
+        if recent > survival.restarts_max or (post.failure and recent > 1):
+            self._notices.tell(
+                f"{post.setup.view.id} died {recent} times within {survival.restart_window_s:.0f} s: given up"
+            )
+            if all(other.process is None or other.process.state == "lost" for other in self._posts.values()):
+                self._notices.failed(reason)
+            return False
+        await asyncio.sleep(0.05 * 2 ** min(recent - 1, 6))
+        return not self._stopping
+
+    async def _watch(self, post: _Post) -> None:
+        """Kill a worker that does not answer: a hung process holds its requests as firmly as a dead one."""
+        survival = self._survival
+        while True:
+            await asyncio.sleep(survival.silent_s / 4)
+            process = post.process
+            if process is None or process.state == "lost":
+                continue
+            limit_s = survival.silent_s if process.state == "ready" else survival.start_s
+            if now_s() - post.heard_s > limit_s:
+                post.failure = f"{post.setup.view.id} has not answered for {limit_s:.0f} s and was killed"
+                process.kill()
+            elif process.state == "ready":
+                process.send(Ping())
+
+    def _hear(self, post: _Post, message: FromWorkerMessage) -> None:
+        post.heard_s = now_s()
+        process = post.process
+        assert process is not None
+        match message:
+            case StepReport():
+                self._gateway.hear(message)
+            case WorkerReady():
+                process.state = "ready"
+                self._gateway.join(process)
+                if all(other.process is not None and other.process.state == "ready" for other in self._posts.values()):
+                    self._notices.ready()
+            case WorkerProgress(worker=worker, text=text):
+                self._notices.tell(f"{worker}: {text}")
+            case WorkerFailed(reason=reason):
+                post.failure = reason
+            case Pong():
+                pass

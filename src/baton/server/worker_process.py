@@ -1,0 +1,103 @@
+"""One worker process as the server holds it: its socket, its exit, the end of its output."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from baton.core.errors import WorkerError
+from baton.core.types import WorkerView
+from baton.link.frames import FrameReader, frame
+from baton.link.setup import FromWorkerMessage, ToWorkerMessage, WorkerSetup
+
+_OUTPUT_LINES = 20
+
+
+class WorkerProcess(asyncio.Protocol):
+    """Implements `WorkerLink`. Started once; a restarted worker is a new one."""
+
+    def __init__(
+        self, view: WorkerView, *, heard: Callable[[FromWorkerMessage], None], said: Callable[[str], None]
+    ) -> None:
+        self.view = view
+        self.state = "starting"
+        self.pid = 0
+        self._heard = heard
+        self._said = said
+        self._reader = FrameReader()
+        self._decoder = msgspec.msgpack.Decoder(FromWorkerMessage)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._transport: asyncio.Transport | None = None
+        self._hung_up = asyncio.Event()
+        self._process: asyncio.subprocess.Process | None = None
+        self._output: deque[str] = deque(maxlen=_OUTPUT_LINES)
+        self._relay: asyncio.Task[None] | None = None
+
+    async def start(self, setup: WorkerSetup, arena_fd: int) -> None:
+        """Start the process and tell it what to do, with the arena's descriptor beside the message."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        environment = {**os.environ, "OMP_NUM_THREADS": str(setup.threads), "OMP_WAIT_POLICY": "PASSIVE"}
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "baton.worker",
+                str(theirs.fileno()),
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env=environment,
+            )
+        self.pid = self._process.pid
+        socket.send_fds(ours, [frame(self._encoder.encode(setup))], [arena_fd])
+        ours.setblocking(False)
+        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
+        self._relay = asyncio.create_task(self._relay_output())
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
+        self._transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        for payload in self._reader.feed(data):
+            self._heard(self._decoder.decode(payload))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._hung_up.set()
+
+    def send(self, message: ToWorkerMessage) -> None:
+        """See `WorkerLink.send`."""
+        if self._transport is not None:
+            self._transport.write(frame(self._encoder.encode(message)))
+
+    def kill(self) -> None:
+        """End the process at once. Its end is noticed like any other."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+    async def wait(self) -> str:
+        """Wait until the process is certainly dead and everything that it said is heard. Returns how it ended."""
+        if self._process is None:
+            raise WorkerError(f"{self.view.id} was never started")
+        code = await self._process.wait()
+        await self._hung_up.wait()
+        if self._relay is not None:
+            await self._relay
+        ended = f"killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        return f"{self.view.id} (pid {self.pid}) {ended}" + "".join(f"\n  {line}" for line in self._output)
+
+    async def _relay_output(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        async for raw in self._process.stdout:
+            line = raw.decode(errors="replace").rstrip()
+            self._output.append(line)
+            self._said(f"{self.view.id}: {line}")

@@ -1,0 +1,80 @@
+"""Start a worker process: say hello, map the arena, load the model, warm up, step."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+
+from baton.arena.memfd import open_arena
+from baton.control.batcher import Batcher
+from baton.core.errors import BatonError
+from baton.core.messages import WorkerFailed, WorkerProgress, WorkerReady
+from baton.core.plugin import load_plugin
+from baton.engine.load import load_engine
+from baton.engine.port import StepEngine
+from baton.link.setup import WorkerSetup
+from baton.policy.batching import BatchingPolicy
+from baton.policy.fairness import FairnessPolicy
+from baton.worker.clock import now_s
+from baton.worker.link import ServerLink
+from baton.worker.loop import StepLoop
+
+_PR_SET_PDEATHSIG = 1
+
+
+def run_worker(descriptor: int) -> int:
+    """Serve on an inherited Unix socket until the server hangs up. Returns the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the server decides when we end
+    _die_with_parent()
+    link = ServerLink(socket.socket(fileno=descriptor))
+    setup, arena_fd = link.receive_setup()
+    try:
+        _pin(setup)
+        arena = open_arena(arena_fd, setup.arena_bytes)
+        engine = _load(setup, arena.memory, link)
+        batcher = _batcher(setup)
+    except BatonError as error:
+        link.put(WorkerFailed(setup.view.id, str(error)))
+        return 1
+    link.put(WorkerReady(setup.view.id, os.getpid()))
+    StepLoop(link, batcher, engine).run()
+    return 0
+
+
+def _load(setup: WorkerSetup, memory: memoryview, link: ServerLink) -> StepEngine:
+    started_s = now_s()
+    link.put(
+        WorkerProgress(
+            setup.view.id, f"loading {setup.card.name} ({setup.card.weight_bytes / 2**20:.0f} MiB, {setup.dtype})"
+        )
+    )
+    engine = load_engine(
+        setup.card, setup.layout, memory, dtype=setup.dtype, threads=setup.threads, device=setup.device
+    )
+    link.put(WorkerProgress(setup.view.id, f"loaded in {now_s() - started_s:.1f} s, warming up"))
+    engine.warm_up()
+    return engine
+
+
+def _batcher(setup: WorkerSetup) -> Batcher:
+    return Batcher(
+        setup.view,
+        block_tokens=setup.layout.block_tokens,
+        limits=setup.limits,
+        batching=load_plugin(setup.batching.use, setup.batching.options, expects=BatchingPolicy),
+        fairness=load_plugin(setup.fairness.use, setup.fairness.options, expects=FairnessPolicy),
+    )
+
+
+def _pin(setup: WorkerSetup) -> None:
+    if setup.cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, setup.cores)
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to kill this process when its server dies, so that a crash leaves no process behind (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
