@@ -38,7 +38,6 @@ REFUSED_ANYWHERE = {
 REFUSED_NEAR_KV = {
     "page": "say block (KV); of the operating system's memory: say so, in the allow-list",
     "pages": "say blocks (KV); of the operating system's memory: say so, in the allow-list",
-    "paged": "say block (KV)",
 }
 """As above, in the packages where KV is spoken of: elsewhere a page is something to read."""
 
