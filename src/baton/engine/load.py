@@ -1,27 +1,45 @@
-"""Make the engine that a model needs."""
+"""Make the engine that a model card asks for. Torch is imported only if needed: the hash engine starts at once."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Protocol
 
+from baton.core.step import Step, StepResult
+from baton.core.types import BlockId
 from baton.engine.card import ModelCard
+from baton.engine.dtypes import ComputeDtype
 from baton.engine.hash_engine import HashEngine
-from baton.engine.port import StepEngine
 from baton.kv.layout import KVLayout
 
 
-def load_engine(  # noqa: PLR0913  the one place where an engine is made
+class LoadedEngine(Protocol):
+    """A StepEngine that can be warmed up."""
+
+    layout: KVLayout
+
+    def execute(self, step: Step) -> StepResult: ...
+
+    def warm_up(self, block: BlockId) -> None:
+        """Touch weights and code paths once. Writes into `block`, which nobody may hold."""
+        ...
+
+
+def load_engine(
     card: ModelCard,
     layout: KVLayout,
     memory: memoryview,
     *,
-    dtype: Literal["float32", "bfloat16"],
-    threads: int,
-    device: Literal["cpu", "cuda"] = "cpu",
-) -> StepEngine:
-    """Load weights and return an engine over the arena's `memory`. Raises ModelError for a model that cannot be."""
+    dtype: ComputeDtype = "float32",
+    threads: int = 1,
+    device: str = "cpu",
+) -> LoadedEngine:
+    """Load a model's weights and bind them to an arena.
+
+    memory: the whole arena, writable. dtype: what is computed in; `layout.dtype` is what is stored.
+    threads: CPU threads of this process, set for all of torch. Raises ModelError for weights that cannot be read.
+    """
     if card.format == "hash":
         return HashEngine(layout, memory, card.vocab_tokens)
-    from baton.engine.torch_engine import load_torch_engine  # torch takes seconds to import: only where it is used
+    from baton.engine.load_torch import load_torch_engine
 
     return load_torch_engine(card, layout, memory, dtype=dtype, threads=threads, device=device)

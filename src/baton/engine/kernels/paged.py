@@ -1,0 +1,89 @@
+"""A step as the kernels see it: ragged rows of tokens, and where their KV lies in the arena."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.core.step import Slice
+from baton.kv.layout import KVDtype, KVLayout
+
+TORCH_DTYPES: dict[KVDtype, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "uint8": torch.uint8,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One slice inside the batch: its tokens are rows [first, first + count), at positions [start, total)."""
+
+    first: int
+    count: int
+    start: int
+    blocks: Tensor  # [blocks of the request] ids, int64
+
+    @property
+    def total(self) -> int:
+        return self.start + self.count
+
+
+class PagedKV:
+    """The arena as tensors. Three views of the same bytes: whole, as rows of one block, as rows of one token."""
+
+    def __init__(self, memory: memoryview | Tensor, layout: KVLayout) -> None:
+        """`memory`: the mapped arena of a CPU host, or a tensor of bytes on the device. It must be writable."""
+        data = memory if isinstance(memory, Tensor) else torch.frombuffer(memory, dtype=torch.uint8)
+        blocks = data.numel() // layout.block_bytes
+        typed = data[: blocks * layout.block_bytes].view(TORCH_DTYPES[layout.dtype])
+        self.layout = layout
+        self.data = typed.view(blocks, *layout.shape)  # [blocks, layers, 2, block_tokens, kv_heads, head_dim]
+        width = layout.kv_heads * layout.head_dim
+        self._block_rows = typed.view(-1, layout.block_tokens * width)  # [blocks * layers * 2, block_tokens * width]
+        self._token_rows = typed.view(-1, width)  # [blocks * layers * 2 * block_tokens, width]
+        planes = torch.arange(2 * layout.layers, device=typed.device)
+        self._planes = planes[:, None]  # [layers * 2, 1]
+
+    def slots(self, rows: Sequence[Row]) -> Tensor:
+        """Find where each token of the batch is written: [layers * 2, tokens] indices of token rows."""
+        block_tokens = self.layout.block_tokens
+        parts: list[Tensor] = []
+        for row in rows:
+            positions = torch.arange(row.start, row.total, device=self.data.device)
+            planes = row.blocks[positions // block_tokens] * (2 * self.layout.layers)
+            parts.append(planes * block_tokens + positions % block_tokens)
+        return torch.cat(parts) + self._planes * block_tokens
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store one layer's new keys and values, each [tokens, kv_heads, head_dim], cast to the arena's type."""
+        dtype = self._token_rows.dtype
+        self._token_rows.index_copy_(0, slots[2 * layer], keys.flatten(1).to(dtype))
+        self._token_rows.index_copy_(0, slots[2 * layer + 1], values.flatten(1).to(dtype))
+
+    def planes(self, blocks: Tensor) -> Tensor:
+        """Find the rows of layer 0 of some blocks: [2 (K, V), ...blocks]. Add 2 * layer for another layer."""
+        first = blocks * (2 * self.layout.layers)
+        return torch.stack((first, first + 1))
+
+    def gather(self, planes: Tensor, out: Tensor) -> Tensor:
+        """Copy whole blocks next to each other: planes [2, ...] to [2, ..., block_tokens, kv_heads, head_dim]."""
+        flat = out[: planes.numel() * self._block_rows.shape[1]].view(-1, self._block_rows.shape[1])
+        torch.index_select(self._block_rows, 0, planes.reshape(-1), out=flat)
+        return flat.view(*planes.shape, *self.layout.shape[2:])
+
+
+def ragged_rows(slices: Sequence[Slice], layout: KVLayout, device: torch.device) -> list[Row]:
+    """Lay the slices' tokens one after the other, without padding."""
+    rows: list[Row] = []
+    first = 0
+    for part in slices:
+        blocks = -(-(part.start + part.count) // layout.block_tokens)
+        table = torch.tensor(part.block_table[:blocks], dtype=torch.int64, device=device)
+        rows.append(Row(first=first, count=part.count, start=part.start, blocks=table))
+        first += part.count
+    return rows

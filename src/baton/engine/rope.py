@@ -1,0 +1,81 @@
+"""Rotary positions: frequencies under every scaling that a served model uses, and the tables made of them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from baton.engine.model_config import ModelConfig, RopeScaling
+
+
+def inverse_frequencies(config: ModelConfig) -> Tensor:
+    """Return the angle per position of each pair of dimensions: [head_dim / 2], float32.
+
+    Sources: RoPE (arXiv 2104.09864), YaRN (arXiv 2309.00071), Llama 3 (the scaling published with Llama 3.1).
+    """
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
+    plain = 1.0 / (config.rope_theta**exponents)
+    scaled = _scaled(plain, config)
+    if config.rope.frequency_divisors:
+        return scaled / torch.tensor(config.rope.frequency_divisors, dtype=torch.float32)
+    return scaled
+
+
+def _scaled(plain: Tensor, config: ModelConfig) -> Tensor:
+    match config.rope.kind:
+        case "default":
+            return plain
+        case "linear":
+            return plain / config.rope.factor
+        case "llama3":
+            return _llama3(plain, config.rope)
+        case "yarn":
+            return _yarn(plain, config)
+
+
+def _llama3(plain: Tensor, rope: RopeScaling) -> Tensor:
+    """Keep short wavelengths, stretch long ones, blend between."""
+    turns = rope.original_context_tokens * plain / (2 * math.pi)  # full turns within the original context
+    blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    blend = blend.clamp(0.0, 1.0)
+    return (1.0 - blend) * plain / rope.factor + blend * plain
+
+
+def _yarn(plain: Tensor, config: ModelConfig) -> Tensor:
+    """Keep dimensions that turn more than beta_fast times in the original context, stretch those below beta_slow."""
+    rope, half = config.rope, config.head_dim // 2
+
+    def dimension(turns: float) -> float:
+        wavelength = rope.original_context_tokens / (turns * 2 * math.pi)
+        return config.head_dim * math.log(wavelength) / (2 * math.log(config.rope_theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, config.head_dim - 1)
+    span = high - low if high != low else 0.001
+    stretch = ((torch.arange(half, dtype=torch.float32) - low) / span).clamp(0.0, 1.0)
+    return plain / rope.factor * stretch + plain * (1.0 - stretch)
+
+
+class RotaryTable:
+    """Cosines and sines of every position, looked up once per step."""
+
+    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+        positions = torch.arange(config.context_tokens, dtype=torch.float32)
+        angles = torch.outer(positions, inverse_frequencies(config))  # [context, head_dim / 2]
+        cos, sin = angles.cos() * config.rope.attention_factor, angles.sin() * config.rope.attention_factor
+        self._cos = torch.cat((cos, cos), -1).to(dtype).to(device)  # [context, head_dim]
+        self._sin = torch.cat((-sin, sin), -1).to(dtype).to(device)  # signed: the first half is subtracted
+
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosine and signed sine of some positions, each [tokens, 1, head_dim]."""
+        return self._cos[positions][:, None], self._sin[positions][:, None]
+
+
+def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn queries and keys [tokens, heads, head_dim] to their positions. Dimension i pairs with i + head_dim / 2."""
+    swapped = heads.roll(heads.shape[-1] // 2, -1)
+    return torch.addcmul(heads * cos, swapped, sin)

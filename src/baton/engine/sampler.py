@@ -1,0 +1,144 @@
+"""Draw tokens from logits. Random only in (seed, position): never in the batch, the worker or the step.
+
+A row goes through: repetition penalty, presence and frequency penalties, logit bias, stop tokens masked before the
+minimum length, temperature, top_k, top_p (over what top_k kept), min_p. Log probabilities are of the raw logits,
+before all of that: what the model said, not what the client made of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+from baton.core.step import Slice
+from baton.core.types import Sampling, TokenLogprob
+
+NUCLEUS_GUESS_TOKENS = 512
+"""top_p looks at so many of the likeliest tokens first; a whole vocabulary is sorted only if they do not suffice."""
+
+
+def sample(logits: Tensor, slices: Sequence[Slice]) -> list[tuple[int, TokenLogprob | None]]:
+    """Draw the next token of every slice. logits: [slices, vocab], float32; left as they are."""
+    tokens: list[int] = logits.argmax(-1).tolist()  # the lowest id among equals
+    for index, part in enumerate(slices):
+        if not _is_plain_greedy(part):
+            tokens[index] = _draw(logits[index], part)
+    wanted = [part.sampling.top_logprobs for part in slices]
+    return [
+        (token, None if count is None else token_logprob(logits[index], token, count))
+        for index, (token, count) in enumerate(zip(tokens, wanted, strict=True))
+    ]
+
+
+def token_logprob(logits: Tensor, token: int, count: int) -> TokenLogprob:
+    """Return a token's log probability, and the `count` likeliest. logits: [vocab], raw."""
+    logprobs = logits.log_softmax(-1)
+    values, ids = largest(logprobs, count)
+    top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+    return TokenLogprob(token=token, logprob=float(logprobs[token]), top=top)
+
+
+def uniform(seed: int, position: int) -> float:
+    """Return a number in [0, 1) for this seed and position: a counter-based generator, so it has no state to move."""
+    digest = blake2b(f"{seed}:{position}".encode(), digest_size=8, person=b"baton-draw").digest()
+    return (int.from_bytes(digest, "little") >> 11) / (1 << 53)
+
+
+def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the `count` largest of [vocab] and their ids, descending, the lower id first among equals.
+
+    `torch.topk` alone leaves open which of several equals it returns.
+    """
+    count = min(count, len(scores))
+    if count == 0:
+        return scores[:0], torch.empty(0, dtype=torch.int64)
+    threshold = scores.topk(count).values[-1]
+    ids = (scores >= threshold).nonzero().flatten()  # ascending
+    values, order = scores[ids].sort(descending=True, stable=True)
+    return values[:count], ids[order][:count]
+
+
+def _is_plain_greedy(part: Slice) -> bool:
+    return part.sampling.temperature == 0.0 and not _adjusts(part)
+
+
+def _adjusts(part: Slice) -> bool:
+    """Tell whether anything changes this row's logits before the draw."""
+    sampling = part.sampling
+    return (
+        sampling.repetition_penalty != 1.0
+        or sampling.presence_penalty != 0.0
+        or sampling.frequency_penalty != 0.0
+        or bool(sampling.logit_bias)
+        or _masks_stop_tokens(part)
+    )
+
+
+def _masks_stop_tokens(part: Slice) -> bool:
+    output_tokens = part.start + part.count - part.prompt_tokens
+    return output_tokens < part.sampling.output_tokens_min and bool(part.sampling.stop_token_ids)
+
+
+def _draw(logits: Tensor, part: Slice) -> int:
+    scores = _adjusted(logits, part) if _adjusts(part) else logits
+    sampling = part.sampling
+    if sampling.temperature == 0.0:
+        return int(scores.argmax())
+    scaled = (scores - scores.max()) / sampling.temperature
+    point = uniform(sampling.seed, part.start + part.count)
+    if sampling.top_k == 0 and sampling.top_p >= 1.0:
+        weights = scaled.exp()
+        if sampling.min_p > 0.0:
+            weights = weights.masked_fill(weights < sampling.min_p, 0.0)  # the likeliest token weighs 1
+        return _invert(weights, point)
+    values, ids = _kept(scaled, sampling)
+    return int(ids[_invert(values.exp(), point)])
+
+
+def _adjusted(logits: Tensor, part: Slice) -> Tensor:
+    """Apply penalties, bias and the minimum length to a copy of [vocab]."""
+    sampling, scores = part.sampling, logits.clone()
+    tokens = torch.tensor(part.tokens[: part.start + part.count], device=logits.device)
+    if sampling.repetition_penalty != 1.0:
+        seen = tokens.unique()
+        old = scores[seen]
+        scores[seen] = torch.where(old > 0, old / sampling.repetition_penalty, old * sampling.repetition_penalty)
+    if sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0:
+        written, counts = tokens[part.prompt_tokens :].unique(return_counts=True)
+        scores[written] -= sampling.presence_penalty + sampling.frequency_penalty * counts
+    for token, bias in sampling.logit_bias:
+        if token < len(scores):
+            scores[token] += bias
+    if _masks_stop_tokens(part):
+        scores[[token for token in sampling.stop_token_ids if token < len(scores)]] = float("-inf")
+    return scores
+
+
+def _kept(scaled: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """Return the scores that top_k, top_p and min_p leave, and their ids, likeliest first. scaled: [vocab], max 0."""
+    if sampling.top_k > 0:
+        values, ids = largest(scaled, sampling.top_k)
+        mass = float(values.double().exp().sum())
+    else:
+        mass = float(scaled.double().exp().sum())
+        values, ids = largest(scaled, NUCLEUS_GUESS_TOKENS)
+        if float(values.double().exp().sum()) < sampling.top_p * mass:
+            values, ids = scaled.sort(descending=True, stable=True)
+    weights = values.double().exp()
+    before = weights.cumsum(0) - weights  # what stands above a token; it stays if that alone does not reach top_p
+    keep = before < sampling.top_p * mass
+    keep[0] = True
+    if sampling.min_p > 0.0:
+        keep &= weights >= sampling.min_p
+    return values[keep], ids[keep]
+
+
+def _invert(weights: Tensor, point: float) -> int:
+    """Find the index at which the cumulated weights pass `point` (0..1) of their sum. Weightless ones are never hit."""
+    sums = weights.double().cumsum(0)
+    target = torch.tensor(point * float(sums[-1]), dtype=torch.float64, device=sums.device)
+    index = int(torch.searchsorted(sums, target, right=True))
+    return index if index < len(sums) else int(weights.nonzero()[-1])

@@ -1,0 +1,79 @@
+"""StepEngine on torch: real models, on a CPU or a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from baton.core.step import Slice, SliceResult, Step, StepResult
+from baton.core.types import BlockId, RequestId, Sampling, TokenLogprob
+from baton.engine.kernels.backend import AttentionBackend
+from baton.engine.kernels.paged import PagedKV, Row, ragged_rows
+from baton.engine.llama import Llama
+from baton.engine.sampler import sample, token_logprob
+from baton.kv.layout import KVLayout
+
+LOGPROB_ROWS = 64
+"""Prompt log probabilities are computed for so many positions at a time: a vocabulary of float32 each."""
+
+
+class TorchEngine:
+    """Runs a model over an arena's blocks. Keeps nothing between steps but weights."""
+
+    def __init__(self, model: Llama, kv: PagedKV, backend: AttentionBackend, device: torch.device) -> None:
+        self.layout: KVLayout = kv.layout
+        self._model = model
+        self._kv = kv
+        self._backend = backend
+        self._device = device
+
+    @torch.inference_mode()
+    def execute(self, step: Step) -> StepResult:
+        """Compute all slices in one ragged batch."""
+        if not step.slices:
+            return StepResult()
+        tokens = [token for part in step.slices for token in part.tokens[part.start : part.start + part.count]]
+        rows = ragged_rows(step.slices, self.layout, self._device)
+        hidden = self._model.forward(torch.tensor(tokens, device=self._device), rows, self._kv, self._backend)
+        drawn = iter(self._sample(step.slices, rows, hidden))
+        results: list[SliceResult] = []
+        for part, row in zip(step.slices, rows, strict=True):
+            token, logprob = next(drawn) if part.sample else (None, None)
+            prompt = tuple(self._prompt_logprobs(part, row, hidden)) if part.sampling.prompt_logprobs else ()
+            results.append(SliceResult(token=token, logprob=logprob, prompt_logprobs=prompt))
+        return StepResult(tuple(results))
+
+    def warm_up(self, block: BlockId) -> None:
+        """Touch weights and code paths once, before the first request. Writes into a block that nobody holds."""
+        part = Slice(
+            request_id=RequestId("warm-up"),
+            tokens=[0] * self.layout.block_tokens,
+            start=0,
+            count=self.layout.block_tokens,
+            block_table=[block],
+            sample=True,
+            sampling=Sampling(temperature=1.0, top_p=0.9),
+            prompt_tokens=self.layout.block_tokens,
+        )
+        self.execute(Step((part,)))
+
+    def _sample(
+        self, slices: tuple[Slice, ...], rows: list[Row], hidden: Tensor
+    ) -> list[tuple[int, TokenLogprob | None]]:
+        asking = [(part, row) for part, row in zip(slices, rows, strict=True) if part.sample]
+        if not asking:
+            return []
+        last = torch.tensor([row.first + row.count - 1 for _, row in asking], device=self._device)
+        return sample(self._model.logits(hidden[last]), [part for part, _ in asking])
+
+    def _prompt_logprobs(self, part: Slice, row: Row, hidden: Tensor) -> Iterator[TokenLogprob]:
+        """Yield those of prompt tokens start + 1 .. start + count: each is predicted by the token before it."""
+        count = min(row.count, part.prompt_tokens - 1 - part.start)
+        for first in range(0, count, LOGPROB_ROWS):
+            size = min(LOGPROB_ROWS, count - first)
+            logits = self._model.logits(hidden[row.first + first : row.first + first + size])
+            for offset in range(size):
+                token = part.tokens[part.start + first + offset + 1]
+                yield token_logprob(logits[offset], token, part.sampling.top_logprobs or 0)

@@ -1,0 +1,26 @@
+"""The port for weights: tensors by their Hugging Face name, read one at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from baton.engine.card import ModelCard
+from baton.engine.model_config import ModelConfig
+from baton.engine.weights_gguf import GGUFWeights
+from baton.engine.weights_safetensors import SafetensorsWeights
+
+
+class WeightReader(Protocol):
+    def read(self, name: str) -> Tensor:
+        """Return one tensor on the CPU, in the file's type (float32 where it was quantized)."""
+        ...
+
+
+def open_weights(card: ModelCard, config: ModelConfig) -> WeightReader:
+    """Open a resolved model's weights. Raises ModelError for a type that cannot be read."""
+    if card.format == "gguf":
+        return GGUFWeights(Path(card.path), config)
+    return SafetensorsWeights(Path(card.path))

@@ -1,0 +1,97 @@
+"""Weights from a GGUF file, dequantized to float32 as the `gguf` package defines it.
+
+The three simple types that small models mostly use are computed with torch, which uses all threads and is several
+times faster; the result is the same to the last bit (a test holds it).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, quants
+from torch import Tensor
+
+from baton.core.errors import ModelError
+from baton.engine.config_gguf import gguf_name
+from baton.engine.gguf_file import GGUFTensor, open_gguf
+from baton.engine.model_config import ModelConfig
+
+BLOCK_ITEMS = 32
+PLAIN_TYPES = {
+    GGMLQuantizationType.F32: torch.float32,
+    GGMLQuantizationType.F16: torch.float16,
+    GGMLQuantizationType.BF16: torch.bfloat16,
+}
+
+
+class GGUFWeights:
+    """Tensors of a GGUF file under their Hugging Face names, in Hugging Face's order of rows."""
+
+    def __init__(self, path: Path, config: ModelConfig) -> None:
+        self._file = open_gguf(path)
+        self._bytes = np.frombuffer(self._file.data, dtype=np.uint8)
+        heads = {"q_proj": config.heads, "k_proj": config.kv_heads}
+        # llama.cpp pairs dimension 2i with 2i + 1 for this architecture only, and stores the rows so.
+        self._interleaved = heads if config.architecture in ("llama", "mistral") else {}
+
+    def read(self, name: str) -> Tensor:
+        tensor = self._file.tensors[gguf_name(name)]
+        weight = self._dequantized(tensor)
+        module = name.split(".")[-2]
+        if module not in self._interleaved:
+            return weight
+        rows = weight.view(self._interleaved[module], -1, 2, *tensor.shape[1:])  # [heads, head_dim / 2, 2, ...]
+        return rows.transpose(1, 2).reshape(tensor.shape)
+
+    def _dequantized(self, tensor: GGUFTensor) -> Tensor:
+        data = self._bytes[tensor.offset : tensor.offset + tensor.size_bytes]
+        # A mapped file is read-only, and torch has no such tensors: the bytes are copied, the file is not kept.
+        raw = torch.from_numpy(data.copy())
+        if tensor.type in PLAIN_TYPES:
+            return raw.view(PLAIN_TYPES[tensor.type]).view(tensor.shape)
+        match tensor.type:
+            case GGMLQuantizationType.Q8_0:
+                return _q8_0(raw).view(tensor.shape)
+            case GGMLQuantizationType.Q4_0:
+                return _q4_0(raw).view(tensor.shape)
+            case GGMLQuantizationType.Q4_1:
+                return _q4_1(raw).view(tensor.shape)
+        try:
+            values = quants.dequantize(data.reshape(tensor.shape[0], -1), tensor.type)
+        except NotImplementedError as error:
+            raise ModelError(
+                f"{self._file.path}: tensor {tensor.name} has type {tensor.type.name}, which `gguf` cannot read; "
+                "use a file with F16, BF16, Q8_0, Q6_K, Q4_K, Q4_1 or Q4_0"
+            ) from error
+        return torch.from_numpy(values).view(tensor.shape)
+
+
+def _q8_0(raw: Tensor) -> Tensor:
+    """Scale (float16), 32 signed bytes."""
+    blocks = raw.view(-1, 2 + BLOCK_ITEMS)
+    scale = blocks[:, :2].contiguous().view(torch.float16).float()  # [blocks, 1]
+    return blocks[:, 2:].contiguous().view(torch.int8).float().mul_(scale)
+
+
+def _q4_0(raw: Tensor) -> Tensor:
+    """Scale (float16), 32 numbers of four bits, 8 stands for zero."""
+    blocks = raw.view(-1, 2 + BLOCK_ITEMS // 2)
+    scale = blocks[:, :2].contiguous().view(torch.float16).float()
+    return _nibbles(blocks[:, 2:]).sub_(8.0).mul_(scale)
+
+
+def _q4_1(raw: Tensor) -> Tensor:
+    """Scale and minimum (float16), 32 numbers of four bits."""
+    blocks = raw.view(-1, 4 + BLOCK_ITEMS // 2)
+    scale, minimum = blocks[:, :4].contiguous().view(torch.float16).float().split(1, 1)  # [blocks, 1] each
+    return _nibbles(blocks[:, 4:]).mul_(scale).add_(minimum)
+
+
+def _nibbles(packed: Tensor) -> Tensor:
+    """Unpack [blocks, 16] bytes: low halves are the first 16 numbers, high halves the last 16. Returns float32."""
+    out = torch.empty(len(packed), BLOCK_ITEMS)
+    out[:, : BLOCK_ITEMS // 2] = packed & 0x0F
+    out[:, BLOCK_ITEMS // 2 :] = packed >> 4
+    return out
