@@ -74,7 +74,7 @@ class Chunk(Struct):
 
     choices: list[Choice] = []
     usage: Usage | None = None
-    error: msgspec.Raw | None = None
+    error: msgspec.Raw = msgspec.Raw(b"")
 
 
 _decoder = msgspec.json.Decoder(Chunk)
@@ -145,7 +145,7 @@ class Answer:
         except msgspec.DecodeError as error:
             self.error = self.error or f"an event that cannot be read: {error}"
             return
-        if chunk.error is not None:
+        if bytes(chunk.error) not in (b"", b"null"):
             self.error = self.error or f"error in the stream: {error_text(payload)}"
         before = (self.usage.completion_tokens or 0) if self.usage else 0
         self.usage = chunk.usage or self.usage

@@ -46,7 +46,7 @@ class PromptMaker:
     def token_ids(self, request: TraceRequest, index: int) -> list[int]:
         """Exactly `request.input_tokens` ids: its shared blocks first, then tokens that only request `index` has."""
         shared = self._shared(request)
-        own = _stream(_keys([index], self.seed ^ _OWN_SALT), request.input_tokens - len(shared))
+        own = _stream(_keys([index], self.seed, _OWN_SALT), request.input_tokens - len(shared))
         low = min(_SPECIAL_TOKENS_MAX, self.vocab_tokens // 2)
         return (np.concatenate((shared, own)) % np.uint64(self.vocab_tokens - low) + np.uint64(low)).tolist()
 
@@ -58,12 +58,14 @@ class PromptMaker:
         """Hashes for the tokens of the blocks that the trace names: [tokens]."""
         if not request.prefix_ids:
             return np.empty(0, np.uint64)
-        keys = _keys(request.prefix_ids, self.seed ^ _PREFIX_SALT)
+        keys = _keys(request.prefix_ids, self.seed, _PREFIX_SALT)
         return _stream(keys, request.prefix_block_tokens)[: request.input_tokens]
 
 
-def _keys(ids: Sequence[int], salt: int) -> _U64:
-    return _mix(np.array([(value ^ salt) & _MASK for value in ids], np.uint64))
+def _keys(ids: Sequence[int], seed: int, salt: int) -> _U64:
+    """One key per id. The seed is scrambled first: neighbouring seeds shall not swap the keys of neighbouring ids."""
+    start = int(_mix(np.array([(seed ^ salt) & _MASK], np.uint64))[0])
+    return _mix(np.array([(value ^ start) & _MASK for value in ids], np.uint64))
 
 
 def _stream(keys: _U64, count: int) -> _U64:
