@@ -10,7 +10,6 @@ from starlette.types import Receive, Send
 
 from baton.core.errors import RequestError
 from baton.server.arrival import send_bytes
-from baton.server.body import ClientGone
 from baton.server.choice import Choice
 from baton.server.port import Timings
 from baton.server.wire.dialect import DONE, Dialect, Result
@@ -44,8 +43,6 @@ class Answer:
         except RequestError:
             if not client.gone:
                 raise
-        except ClientGone:
-            pass
         finally:
             watcher.cancel()
             for choice in self._choices:

@@ -60,6 +60,7 @@ def build_app(
             Exception: _fail,
         },
     )
+    app.router.redirect_slashes = False  # an unknown path is a 404 with a body, not a redirect
     return Entrance(app, settings.api_keys)
 
 

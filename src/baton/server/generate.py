@@ -115,13 +115,14 @@ class _Order:
         room = self._services.gateway.request_tokens_max - len(prompt.tokens)
         most = room if wanted is None else min(wanted, room)
         request = self._request(index, prompt, for_choice(sampling, number), output_tokens_max=max(1, most))
+        echo = self._ask.echo(prompt)
         return Choice(
             index=index,
             prompt_index=prompt_index,
             generation=self._services.gateway.submit(request, prompt.tokens),
             rules=self._rules(sampling, tokens_max=most),
             filters=filters,
-            echo=self._ask.echo(prompt),
+            echo=echo,
         )
 
     def _request(self, index: int, prompt: Prompt, sampling: Sampling, *, output_tokens_max: int) -> Request:

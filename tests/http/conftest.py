@@ -1,0 +1,117 @@
+"""The HTTP half over one hash engine in this process: the real application, on a real socket where a test wants one."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import httpx
+import pytest
+import uvicorn
+from starlette.types import ASGIApp
+
+from baton.engine.chat_template import load_chat_template
+from baton.engine.hash_engine import HashEngine, hash_card
+from baton.engine.tokenizer import load_tokenizer
+from baton.server.app import build_app
+from baton.server.hooks import Hooks
+from baton.server.inprocess import InProcessGateway
+from baton.server.settings import HttpSettings
+
+BLOCK_TOKENS = 16
+
+
+@dataclass
+class House:
+    """An application and the gateway behind it."""
+
+    gateway: InProcessGateway
+    app: ASGIApp
+
+
+def build_house(
+    *, blocks: int = 512, waiting_max: int = 1024, hooks: Hooks | None = None, settings: HttpSettings | None = None
+) -> House:
+    card = hash_card()
+    layout = card.layout(block_tokens=BLOCK_TOKENS, dtype="uint8")
+    engine = HashEngine(layout, bytearray(blocks * layout.block_bytes))
+    gateway = InProcessGateway(card, engine, blocks=blocks, waiting_max=waiting_max)
+    app = build_app(
+        gateway,
+        load_tokenizer(card),
+        load_chat_template(card),
+        settings=settings or HttpSettings(block_tokens=BLOCK_TOKENS),
+        hooks=hooks or Hooks(),
+        render_metrics=lambda: b"# TYPE baton_up gauge\nbaton_up 1\n",
+    )
+    return House(gateway, app)
+
+
+class Server:
+    """Serves a house on a free loopback port, in a thread, as `baton serve` does: uvicorn, httptools, uvloop."""
+
+    def __init__(self, house: House) -> None:
+        self.house = house
+        self._socket = socket.socket()
+        self._socket.bind(("127.0.0.1", 0))
+        self.port: int = self._socket.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        config = uvicorn.Config(house.app, log_level="critical", loop="uvloop", http="httptools", lifespan="off")
+        self._uvicorn = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Server:
+        self._socket.listen()  # from here on connections queue: nobody has to wait for the thread
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._uvicorn.should_exit = True
+        self._thread.join()
+        self._socket.close()
+
+    def _run(self) -> None:
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        steps = asyncio.create_task(self.house.gateway.run())
+        await self._uvicorn.serve(sockets=[self._socket])
+        steps.cancel()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """One server for all tests that only ask."""
+    with Server(build_house()) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def client(server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[House], httpx.Client]]:
+    """Serve a house of a test's own; returns a client of it."""
+    closing: list[tuple[httpx.Client, Server]] = []
+
+    def start(house: House) -> httpx.Client:
+        server = Server(house).__enter__()
+        client = httpx.Client(base_url=server.url, timeout=30)
+        closing.append((client, server))
+        return client
+
+    yield start
+    for client, server in closing:
+        client.close()
+        server.__exit__()
+
+
+@pytest.fixture
+def build() -> Callable[..., House]:
+    return build_house

@@ -1,0 +1,249 @@
+"""Bad requests: the right status, OpenAI's error body, and a server that goes on."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import httpx
+import pytest
+
+from baton.server.settings import HttpSettings
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+USER = [{"role": "user", "content": "hi"}]
+
+BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
+    ({}, "prompt"),
+    ({"prompt": None}, "prompt"),
+    ({"prompt": 1}, "prompt"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": [""]}, "prompt"),
+    ({"prompt": ["a", ""]}, "prompt"),
+    ({"prompt": ["a", 1]}, "prompt"),
+    ({"prompt": [1, "a"]}, "prompt"),
+    ({"prompt": [1, [2]]}, "prompt"),
+    ({"prompt": [[1], 2]}, "prompt"),
+    ({"prompt": [-1]}, "prompt[0]"),
+    ({"prompt": [1.5]}, "prompt[0]"),
+    ({"prompt": [True]}, "prompt[0]"),
+    ({"prompt": [259]}, "prompt"),
+    ({"prompt": [2**40]}, "prompt[0]"),
+    ({"prompt": [10**30]}, "prompt[0]"),
+    ({"prompt": ["a"] * 33}, "prompt"),
+    ({"prompt": "a", "n": 33}, "n"),
+    ({"prompt": "a", "n": 0}, "n"),
+    ({"prompt": "a", "n": -1}, "n"),
+    ({"prompt": "a", "n": True}, "n"),
+    ({"prompt": "a", "n": 1.5}, "n"),
+    ({"prompt": "a", "n": "2"}, "n"),
+    ({"prompt": "a", "n": 2, "best_of": 3}, "best_of"),
+    ({"prompt": "a", "best_of": 2}, "best_of"),
+    ({"prompt": "a", "max_tokens": -1}, "max_tokens"),
+    ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
+    ({"prompt": "a", "max_tokens": "5"}, "max_tokens"),
+    ({"prompt": "a", "max_tokens": 10**25}, "max_tokens"),
+    ({"prompt": "a", "max_tokens": 3, "min_tokens": 4}, "min_tokens"),
+    ({"prompt": "a", "min_tokens": -1}, "min_tokens"),
+    ({"prompt": "a", "temperature": -1}, "temperature"),
+    ({"prompt": "a", "temperature": 2.1}, "temperature"),
+    ({"prompt": "a", "temperature": "hot"}, "temperature"),
+    ({"prompt": "a", "temperature": [1]}, "temperature"),
+    ({"prompt": "a", "top_p": 0}, "top_p"),
+    ({"prompt": "a", "top_p": 1.01}, "top_p"),
+    ({"prompt": "a", "top_k": -2}, "top_k"),
+    ({"prompt": "a", "min_p": 1.5}, "min_p"),
+    ({"prompt": "a", "presence_penalty": 3}, "presence_penalty"),
+    ({"prompt": "a", "frequency_penalty": -3}, "frequency_penalty"),
+    ({"prompt": "a", "repetition_penalty": 0}, "repetition_penalty"),
+    ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
+    ({"prompt": "a", "logit_bias": {"5": 101}}, "logit_bias"),
+    ({"prompt": "a", "logit_bias": {"259": 1}}, "logit_bias"),
+    ({"prompt": "a", "logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"prompt": "a", "logit_bias": [1]}, "logit_bias"),
+    ({"prompt": "a", "stop": ""}, "stop"),
+    ({"prompt": "a", "stop": ["a"] * 17}, "stop"),
+    ({"prompt": "a", "stop": [1]}, "stop[0]"),
+    ({"prompt": "a", "stop": 7}, "stop"),
+    ({"prompt": "a", "stop_token_ids": [259]}, "stop_token_ids"),
+    ({"prompt": "a", "stop_token_ids": ["a"]}, "stop_token_ids[0]"),
+    ({"prompt": "a", "seed": 1.5}, "seed"),
+    ({"prompt": "a", "seed": 2**64}, "seed"),
+    ({"prompt": "a", "logprobs": 21}, "logprobs"),
+    ({"prompt": "a", "logprobs": True}, "logprobs"),
+    ({"prompt": "a", "echo": 1}, "echo"),
+    ({"prompt": "a", "stream": "yes"}, "stream"),
+    ({"prompt": "a", "stream_options": 1}, "stream_options"),
+    ({"prompt": "a", "stream_options": {"include_usage": "x"}}, "stream_options.include_usage"),
+    ({"prompt": "a", "stream_options": {"include_usages": True}}, "stream_options.include_usages"),
+    ({"prompt": "a", "user": 5}, "user"),
+    ({"prompt": "a", "cache_salt": 5}, "cache_salt"),
+    ({"prompt": "a", "priority": "high"}, "priority"),
+    ({"prompt": "a", "ignore_eos": "no"}, "ignore_eos"),
+    ({"prompt": "a", "suffix": "b"}, "suffix"),
+    ({"prompt": "a", "response_format": {"type": "json_object"}}, "response_format.type"),
+    ({"prompt": "a", "max_token": 5}, "max_token"),
+    ({"prompt": "a", "guided_regex": "a+"}, "guided_regex"),
+    ({"prompt": "a", "use_beam_search": True}, "use_beam_search"),
+]
+
+BAD_CHATS: list[tuple[dict[str, Any], str]] = [
+    ({}, "messages"),
+    ({"messages": []}, "messages"),
+    ({"messages": "hi"}, "messages"),
+    ({"messages": ["hi"]}, "messages[0]"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages[0].content[0].type",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
+        "messages[0].content[0].type",
+    ),
+    ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}]}, "messages[0].tool_calls"),
+    ({"messages": [{"role": "user", "content": "x", "weight": 1}]}, "messages[0].weight"),
+    ({"messages": USER, "tools": [{"type": "function"}]}, "tools"),
+    ({"messages": USER, "tool_choice": "required"}, "tool_choice"),
+    ({"messages": USER, "functions": [{}]}, "functions"),
+    ({"messages": USER, "response_format": {"type": "json_schema"}}, "response_format.type"),
+    ({"messages": USER, "modalities": ["audio"]}, "modalities[0]"),
+    ({"messages": USER, "audio": {"voice": "x"}}, "audio"),
+    ({"messages": USER, "logprobs": 3}, "logprobs"),
+    ({"messages": USER, "top_logprobs": 3}, "top_logprobs"),
+    ({"messages": USER, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"messages": USER, "max_tokens": 0}, "max_tokens"),
+    ({"messages": USER, "max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
+    ({"messages": USER, "echo": True}, "echo"),
+    ({"messages": USER, "prompt": "a"}, "prompt"),
+    ({"messages": USER, "message": USER}, "message"),
+    ({"messages": [{"role": "user", "content": "x" * 5000}]}, "messages"),
+]
+
+
+def check_error(response: httpx.Response, status: int, param: str | None) -> dict[str, Any]:
+    """Every error has one shape."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-request-id"]
+    body = response.json()
+    assert list(body) == ["error"]
+    assert list(body["error"]) == ["message", "type", "param", "code"]
+    assert body["error"]["param"] == param
+    assert body["error"]["message"]
+    return body["error"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("body", "param"), BAD_COMPLETIONS)
+def test_a_bad_completion_is_a_400_that_names_the_field(
+    client: httpx.Client, body: dict[str, Any], param: str, *, stream: bool
+) -> None:
+    check_error(client.post(COMPLETIONS, json={"stream": stream} | body), 400, param)
+
+
+@pytest.mark.parametrize(("body", "param"), BAD_CHATS)
+def test_a_bad_chat_is_a_400_that_names_the_field(client: httpx.Client, body: dict[str, Any], param: str) -> None:
+    error = check_error(client.post(CHAT, json=body), 400, param)
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/tokenize", "/detokenize", "/cluster/workers/inprocess-0/role"])
+@pytest.mark.parametrize(
+    "raw", [b"", b"{", b"null", b"[]", b'"a"', b"\xff\xfe", b'{"prompt": "\xc3("}', b'{"a": NaN}', b"[" * 50_000]
+)
+def test_what_is_no_json_object_is_a_400(client: httpx.Client, path: str, raw: bytes) -> None:
+    response = client.post(path, content=raw, headers={"content-type": "application/json"})
+    check_error(response, 400, None)
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/tokenize", "/detokenize"])
+def test_another_model_is_a_404(client: httpx.Client, path: str) -> None:
+    body = {"model": "gpt-9", "tokens": [5]} if path == "/detokenize" else {"model": "gpt-9", "prompt": "a"}
+    if path == CHAT:
+        body = {"model": "gpt-9", "messages": USER}
+    assert check_error(client.post(path, json=body), 404, "model")["code"] == "model_not_found"
+
+
+def test_an_unknown_path_is_a_404(client: httpx.Client) -> None:
+    for path in ("/", "/v1", "/v1/completions/", "/v1/embeddings", "/ui/x", "/..%2fetc"):
+        check_error(client.get(path), 404, None)
+
+
+def test_a_wrong_method_is_a_405_that_says_what_is_allowed(client: httpx.Client) -> None:
+    assert check_allowed(client.get(COMPLETIONS)) == {"POST"}
+    assert check_allowed(client.delete("/v1/models")) == {"GET", "HEAD"}
+
+
+def check_allowed(response: httpx.Response) -> set[str]:
+    check_error(response, 405, None)
+    return {method.strip() for method in response.headers["allow"].split(",")}
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
+def test_a_body_that_says_it_is_no_json_is_a_415(client: httpx.Client, kind: str) -> None:
+    response = client.post(COMPLETIONS, content=b'{"prompt": "a"}', headers={"content-type": kind})
+    check_error(response, 415, None)
+
+
+def test_a_compressed_body_is_a_415(client: httpx.Client) -> None:
+    check_error(client.post(COMPLETIONS, json={"prompt": "a"}, headers={"content-encoding": "gzip"}), 415, None)
+
+
+def test_ten_megabytes_are_a_413_that_the_client_gets(client: httpx.Client) -> None:
+    """A client that first sends everything and then reads still finds the answer, and the connection lives on."""
+    error = check_error(client.post(COMPLETIONS, json={"prompt": "a" * 10_000_000}), 413, None)
+    assert "10000013" in error["message"]
+    assert str(4 * 1024 * 1024) in error["message"]
+    assert client.get("/health").status_code == 200
+
+
+def test_a_large_body_without_a_length_is_a_413_once_too_much_has_come(client: httpx.Client) -> None:
+    chunks = (b"x" * 65536 for _ in range(100))
+    check_error(client.post(COMPLETIONS, content=chunks, headers={"content-type": "application/json"}), 413, None)
+
+
+def test_a_body_that_was_announced_too_large_is_refused_before_it_comes(server) -> None:
+    """The head alone is enough: the body is not waited for."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99999999\r\n\r\n"
+        connection.sendall(head.encode())
+        assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_prompt_that_fills_the_context_is_refused_with_both_numbers(client: httpx.Client) -> None:
+    error = check_error(client.post(COMPLETIONS, json={"prompt": "a" * 4096}), 400, "prompt")
+    assert error["code"] == "context_length_exceeded"
+    assert "4096 tokens" in error["message"]
+    assert "at most 4095" in error["message"]
+
+
+def test_max_tokens_beyond_the_context_are_cut_to_what_fits(client: httpx.Client) -> None:
+    body = {"prompt": "a" * 4090, "max_tokens": 100, "ignore_eos": True, "logit_bias": {}}
+    answer = client.post(COMPLETIONS, json=body).json()
+    assert answer["usage"]["total_tokens"] <= 4096
+
+
+def test_a_body_of_exactly_the_bound_is_read(build, serve) -> None:
+    body = b'{"prompt": "a"}'
+    client = serve(build(settings=HttpSettings(block_tokens=16, body_bytes_max=len(body))))
+    kind = {"content-type": "application/json"}
+    assert client.post(COMPLETIONS, content=body, headers=kind).status_code == 200
+    check_error(client.post(COMPLETIONS, content=body + b" ", headers=kind), 413, None)
+
+
+def test_a_full_queue_is_a_503_that_says_when_to_come_again(build, serve) -> None:
+    client = serve(build(waiting_max=0))
+    for stream in (False, True):
+        response = client.post(COMPLETIONS, json={"prompt": "a", "stream": stream})
+        error = check_error(response, 503, None)
+        assert error["code"] == "queue_full"
+        assert response.headers["retry-after"] == "1"
