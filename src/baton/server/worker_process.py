@@ -54,6 +54,7 @@ class WorkerProcess(asyncio.Protocol):
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 env=environment,
+                start_new_session=True,  # signals to the group are for the server, which then ends its workers
             )
         self.pid = self._process.pid
         socket.send_fds(ours, [frame(self._encoder.encode(setup))], [arena_fd])

@@ -1,0 +1,155 @@
+"""Death, hanging, shutdown: no token, no block, no process and no memory segment is lost or left."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.serving import RunningServer, alive, serving
+
+LONG = {"prompt": "a request that runs for a while", "max_tokens": 3000, "ignore_eos": True, "temperature": 0}
+
+
+def _stream(client: httpx.Client, body: dict) -> Iterator[dict]:
+    with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
+        response.raise_for_status()
+        for line in response.iter_lines():
+            if line.startswith("data: ") and line != "data: [DONE]":
+                yield json.loads(line[6:])
+
+
+def _wait_until(server: RunningServer, condition, *, what: str) -> dict:  # noqa: ANN001
+    """Ask /cluster until the condition holds. Bounded by the number of asks, each of which waits for the server."""
+    for _ in range(3000):
+        cluster = server.cluster()
+        if condition(cluster):
+            return cluster
+    raise AssertionError(f"never happened: {what}; last seen {cluster}")
+
+
+def _nothing_used(cluster: dict) -> bool:
+    (host,) = cluster["hosts"]
+    return host["kv_blocks_used"] == 0 and host["kv_blocks_free"] + host["kv_blocks_cached"] == host["kv_blocks_total"]
+
+
+@pytest.mark.parametrize("victim", ["decode-0", "prefill-0"])
+def test_a_request_outlives_the_death_of_its_worker_with_the_same_text(victim: str, long_text: str) -> None:
+    """INV-8: kill -9 in mid-generation; another worker (or the restarted one) adopts the blocks and goes on."""
+    with serving("hash", "--prefill", "1", "--decode", "2") as server, server.client() as client:
+        pids = {worker["id"]: worker["pid"] for worker in server.cluster()["workers"]}
+        text, killed, last = "", False, {}
+        for last in _stream(client, LONG):
+            if not killed and len(text) > 200:
+                os.kill(pids[victim], signal.SIGKILL)
+                killed = True
+            text += "".join(choice["text"] for choice in last["choices"])
+        assert killed
+        assert text == long_text
+        if last["timings"]["decode_worker"] != victim and victim == "decode-0":
+            assert last["timings"]["attempts"] == 2
+            assert server.metric("baton_failovers_total") == 1
+        _wait_until(server, lambda c: all(w["state"] == "ready" for w in c["workers"]), what="the worker is back")
+        _wait_until(server, _nothing_used, what="no block is used")
+
+
+def test_many_requests_outlive_the_death_of_every_worker() -> None:
+    """With every worker killed, requests wait for the restarted ones and close exactly once, with the right text."""
+    with serving("hash", "--prefill", "1", "--decode", "1") as server, server.client() as client:
+        bodies = [{**LONG, "prompt": f"request number {index}", "max_tokens": 1500} for index in range(8)]
+        expected = [client.post("/v1/completions", json=body).json()["choices"][0]["text"] for body in bodies]
+        answers: list[httpx.Response | None] = [None] * len(bodies)
+
+        def ask(index: int) -> None:
+            with server.client() as own:
+                answers[index] = own.post("/v1/completions", json=bodies[index])
+
+        threads = [threading.Thread(target=ask, args=(index,)) for index in range(len(bodies))]
+        for thread in threads:
+            thread.start()
+        _wait_until(server, lambda c: sum(w["running"] for w in c["workers"]) >= 4, what="several requests run")
+        for pid in server.worker_pids():
+            os.kill(pid, signal.SIGKILL)
+        for thread in threads:
+            thread.join()
+        assert [answer.json()["choices"][0]["text"] for answer in answers if answer is not None] == expected
+        _wait_until(server, _nothing_used, what="no block is used")
+
+
+@pytest.fixture(scope="module")
+def long_text(hash_server: RunningServer) -> str:
+    """What the LONG request says when nothing happens to it."""
+    with hash_server.client() as client:
+        return client.post("/v1/completions", json=LONG).raise_for_status().json()["choices"][0]["text"]
+
+
+def test_a_hung_worker_is_killed_and_its_requests_go_on(tmp_path: Path, long_text: str) -> None:
+    config = tmp_path / "baton.toml"
+    config.write_text("[survival]\nsilent_s = 1.0\n")
+    with serving("hash", "--config", str(config)) as server, server.client() as client:
+        stopped = {worker["id"]: worker["pid"] for worker in server.cluster()["workers"]}["decode-0"]
+        text, last = "", {}
+        for last in _stream(client, LONG):
+            if not text:
+                os.kill(stopped, signal.SIGSTOP)
+            text += "".join(choice["text"] for choice in last["choices"])
+        assert text == long_text
+        assert last["timings"]["attempts"] == 2
+        assert not alive(stopped)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_everything_and_lets_running_requests_finish(number: signal.Signals, long_text: str) -> None:
+    with serving("hash") as server, server.client() as client:
+        pids = server.worker_pids()
+        text, told = "", False
+        for chunk in _stream(client, LONG):
+            text += "".join(choice["text"] for choice in chunk["choices"])
+            if not told:
+                server.process.send_signal(number)
+                told = True
+        assert text == long_text, "the running request was cut off"
+        assert server.process.wait(30) == 0, server.output()
+        assert not any(alive(pid) for pid in pids)
+
+
+def test_a_crash_of_the_server_leaves_no_process_and_no_segment() -> None:
+    segments = {path.name for path in Path("/dev/shm").iterdir()} if Path("/dev/shm").exists() else set()
+    with serving("hash") as server:
+        pids = server.worker_pids()
+        server.process.kill()
+        server.process.wait(10)
+        for pid in pids:
+            _gone(pid)
+    if Path("/dev/shm").exists():
+        assert {path.name for path in Path("/dev/shm").iterdir()} <= segments
+
+
+def _gone(pid: int) -> None:
+    """Wait for a process that is not our child: its end closes the pidfd."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    ready, _, _ = select.select([descriptor], [], [], 10)
+    os.close(descriptor)
+    assert ready, f"worker {pid} outlived its server"
+
+
+def test_a_worker_that_cannot_load_ends_the_server_with_its_reason(tmp_path: Path) -> None:
+    broken = tmp_path / "model.gguf"
+    broken.write_bytes(b"GGUF not really")
+    done = subprocess.run(
+        [sys.executable, "-m", "baton.cli.main", "serve", str(broken), "--port", "0"], capture_output=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert b"model.gguf" in done.stderr

@@ -1,0 +1,103 @@
+"""Start the real server as its users do: a process, real workers, real sockets on loopback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+START_S = 120.0
+
+
+class RunningServer:
+    """A `baton serve` process that has said that it is ready."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process = process
+        self.log = log
+        self.url = ""
+        self._ready = threading.Event()
+
+    def wait_ready(self) -> None:
+        """Follow the output until the ready line. Fails with the output if the process ends before."""
+        follower = threading.Thread(target=self._follow, daemon=True)
+        follower.start()
+        assert self._ready.wait(START_S), f"not ready in {START_S} s:\n{self.output()}"
+        assert self.url, f"the server ended:\n{self.output()}"
+
+    def _follow(self) -> None:
+        assert self.process.stdout is not None
+        with self.log.open("wb") as log, self.process.stdout as stream:
+            for raw in stream:
+                log.write(raw)
+                log.flush()
+                if raw.startswith(b"ready: "):
+                    self.url = raw.split()[1].decode()
+                    self._ready.set()
+        self._ready.set()
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def client(self, *, timeout_s: float = 60.0) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=timeout_s)
+
+    def cluster(self) -> dict:
+        with self.client() as client:
+            return client.get("/cluster").raise_for_status().json()
+
+    def worker_pids(self) -> list[int]:
+        return [worker["pid"] for worker in self.cluster()["workers"]]
+
+    def metric(self, name: str) -> float:
+        """Sum all series of one metric."""
+        with self.client() as client:
+            lines = client.get("/metrics").raise_for_status().text.splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal and wait for the end. Returns the exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(60)
+
+
+@contextmanager
+def serving(*arguments: str, environment: dict[str, str] | None = None) -> Iterator[RunningServer]:
+    """Run `baton serve ARGUMENTS --port 0` for the length of a with block; no process is left after it."""
+    with tempfile.TemporaryDirectory() as folder:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "baton.cli.main", "serve", *arguments, "--port", "0"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
+        )
+        server = RunningServer(process, Path(folder) / "log")
+        try:
+            server.wait_ready()
+            yield server
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                try:
+                    process.wait(30)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+
+def alive(pid: int) -> bool:
+    """Tell whether a process exists and is not a zombie."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return "State:\tZ" not in status
