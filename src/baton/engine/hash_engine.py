@@ -13,7 +13,7 @@ from hashlib import blake2b, shake_128
 import numpy as np
 
 from baton.core.step import Slice, SliceResult, Step, StepResult
-from baton.core.types import BlockId, Sampling, TokenLogprob
+from baton.core.types import Sampling, TokenLogprob
 from baton.engine.card import ModelCard
 from baton.kv.layout import KVLayout
 
@@ -62,8 +62,8 @@ class HashEngine:
         shape = (blocks, self._planes, layout.block_tokens, self._width)
         self._arena = whole[: blocks * layout.block_bytes].reshape(shape)
 
-    def warm_up(self, block: BlockId) -> None:
-        """Do nothing: there is nothing to compile or to fault in."""
+    def warm_up(self) -> None:
+        """See `StepEngine.warm_up`. There is nothing to warm."""
 
     def execute(self, step: Step) -> StepResult:
         """Write the KV of every slice's tokens, then hash the context of those that ask for a token."""

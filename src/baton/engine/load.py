@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from baton.core.step import Step, StepResult
-from baton.core.types import BlockId
 from baton.engine.card import ModelCard
-from baton.engine.dtypes import ComputeDtype
+from baton.engine.dtype import Dtype
 from baton.engine.hash_engine import HashEngine
+from baton.engine.port import StepEngine
 from baton.kv.layout import KVLayout
-
-
-class LoadedEngine(Protocol):
-    """A StepEngine that can be warmed up."""
-
-    layout: KVLayout
-
-    def execute(self, step: Step) -> StepResult: ...
-
-    def warm_up(self, block: BlockId) -> None:
-        """Touch weights and code paths once. Writes into `block`, which nobody may hold."""
-        ...
 
 
 def load_engine(
@@ -29,10 +14,10 @@ def load_engine(
     layout: KVLayout,
     memory: memoryview,
     *,
-    dtype: ComputeDtype = "float32",
+    dtype: Dtype = "float32",
     threads: int = 1,
     device: str = "cpu",
-) -> LoadedEngine:
+) -> StepEngine:
     """Load a model's weights and bind them to an arena.
 
     memory: the whole arena, writable. dtype: what is computed in; `layout.dtype` is what is stored.

@@ -6,7 +6,7 @@ import torch
 
 from baton.core.errors import ModelError
 from baton.engine.card import ModelCard
-from baton.engine.dtypes import ComputeDtype
+from baton.engine.dtype import Dtype
 from baton.engine.kernels.paged import TORCH_DTYPES, PagedKV
 from baton.engine.kernels.torch_sdpa import SdpaBackend
 from baton.engine.llama import Llama
@@ -17,13 +17,14 @@ from baton.kv.layout import KVLayout
 
 
 def load_torch_engine(
-    card: ModelCard, layout: KVLayout, memory: memoryview, *, dtype: ComputeDtype, threads: int, device: str
+    card: ModelCard, layout: KVLayout, memory: memoryview, *, dtype: Dtype, threads: int, device: str
 ) -> TorchEngine:
     """See `load_engine`."""
     if layout != card.layout(block_tokens=layout.block_tokens, dtype=layout.dtype) or layout.dtype == "uint8":
         raise ModelError(
             f"the arena's layout ({layout.layers} layers, {layout.kv_heads} KV heads of {layout.head_dim}, "
-            f"{layout.dtype}) does not hold {card.name} ({card.layers} layers, {card.kv_heads} KV heads of {card.head_dim})"
+            f"{layout.dtype}) does not hold {card.name} ({card.layers} layers, {card.kv_heads} KV heads of "
+            f"{card.head_dim}); start both workers with the same model and --kv-dtype"
         )
     torch.set_num_threads(threads)
     target = torch.device(device)

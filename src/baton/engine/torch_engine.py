@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from baton.core.step import Slice, SliceResult, Step, StepResult
+from baton.core.step import Slice, Step, StepResult
 from baton.core.types import BlockId, RequestId, Sampling, TokenLogprob
 from baton.engine.kernels.backend import AttentionBackend
-from baton.engine.kernels.paged import PagedKV, Row, ragged_rows
+from baton.engine.kernels.paged import PagedKV, Row
 from baton.engine.llama import Llama
 from baton.engine.sampler import sample, token_logprob
 from baton.kv.layout import KVLayout
@@ -29,35 +29,24 @@ class TorchEngine:
         self._backend = backend
         self._device = device
 
-    @torch.inference_mode()
     def execute(self, step: Step) -> StepResult:
         """Compute all slices in one ragged batch."""
-        if not step.slices:
-            return StepResult()
-        tokens = [token for part in step.slices for token in part.tokens[part.start : part.start + part.count]]
-        rows = ragged_rows(step.slices, self.layout, self._device)
-        hidden = self._model.forward(torch.tensor(tokens, device=self._device), rows, self._kv, self._backend)
-        drawn = iter(self._sample(step.slices, rows, hidden))
-        results: list[SliceResult] = []
-        for part, row in zip(step.slices, rows, strict=True):
-            token, logprob = next(drawn) if part.sample else (None, None)
-            prompt = tuple(self._prompt_logprobs(part, row, hidden)) if part.sampling.prompt_logprobs else ()
-            results.append(SliceResult(token=token, logprob=logprob, prompt_logprobs=prompt))
-        return StepResult(tuple(results))
+        return self._execute(step, self._kv) if step.slices else StepResult()
 
-    def warm_up(self, block: BlockId) -> None:
-        """Touch weights and code paths once, before the first request. Writes into a block that nobody holds."""
+    def warm_up(self) -> None:
+        """Touch weights and code paths once, before the first request. Writes into memory of its own, not the arena."""
+        scratch = torch.zeros(self.layout.block_bytes, dtype=torch.uint8, device=self._device)
         part = Slice(
             request_id=RequestId("warm-up"),
             tokens=[0] * self.layout.block_tokens,
             start=0,
             count=self.layout.block_tokens,
-            block_table=[block],
+            block_table=[BlockId(0)],
             sample=True,
             sampling=Sampling(temperature=1.0, top_p=0.9),
             prompt_tokens=self.layout.block_tokens,
         )
-        self.execute(Step((part,)))
+        TorchEngine(self._model, PagedKV(scratch, self.layout), self._backend, self._device).execute(Step((part,)))
 
     def _sample(
         self, slices: tuple[Slice, ...], rows: list[Row], hidden: Tensor

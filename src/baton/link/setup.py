@@ -20,6 +20,7 @@ from baton.core.messages import (
 )
 from baton.core.types import WorkerId, WorkerView
 from baton.engine.card import ModelCard
+from baton.engine.dtype import Dtype
 from baton.kv.layout import KVLayout
 
 
@@ -30,7 +31,7 @@ class WorkerSetup(Struct, frozen=True, tag=True):
     card: ModelCard
     layout: KVLayout
     arena_bytes: int
-    dtype: Literal["float32", "bfloat16"]
+    dtype: Dtype
     device: Literal["cpu", "cuda"]
     threads: int
     cores: tuple[int, ...]

@@ -55,7 +55,7 @@ def _load(setup: WorkerSetup, memory: memoryview, link: ServerLink) -> StepEngin
         setup.card, setup.layout, memory, dtype=setup.dtype, threads=setup.threads, device=setup.device
     )
     link.put(WorkerProgress(setup.view.id, f"loaded in {now_s() - started_s:.1f} s, warming up"))
-    # engine.warm_up()
+    engine.warm_up()
     return engine
 
 
