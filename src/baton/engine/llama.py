@@ -124,6 +124,10 @@ class _Loader:
         )
 
     def _linear(self, names: list[str], *, biased: bool) -> Linear:
-        weight = torch.cat([self.tensor(f"{name}.weight") for name in names])
-        bias = torch.cat([self.tensor(f"{name}.bias") for name in names]) if biased else None
+        weight = _stacked([self.tensor(f"{name}.weight") for name in names])
+        bias = _stacked([self.tensor(f"{name}.bias") for name in names]) if biased else None
         return make_linear(weight, bias)
+
+
+def _stacked(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
