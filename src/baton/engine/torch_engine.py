@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from baton.core.step import Slice, Step, StepResult
+from baton.core.step import Slice, SliceResult, Step, StepResult
 from baton.core.types import BlockId, RequestId, Sampling, TokenLogprob
 from baton.engine.kernels.backend import AttentionBackend
-from baton.engine.kernels.paged import PagedKV, Row
+from baton.engine.kernels.paged import PagedKV, Row, ragged_rows
 from baton.engine.llama import Llama
 from baton.engine.sampler import sample, token_logprob
 from baton.kv.layout import KVLayout
@@ -36,17 +36,33 @@ class TorchEngine:
     def warm_up(self) -> None:
         """Touch weights and code paths once, before the first request. Writes into memory of its own, not the arena."""
         scratch = torch.zeros(self.layout.block_bytes, dtype=torch.uint8, device=self._device)
-        part = Slice(
-            request_id=RequestId("warm-up"),
-            tokens=[0] * self.layout.block_tokens,
-            start=0,
-            count=self.layout.block_tokens,
-            block_table=[BlockId(0)],
-            sample=True,
-            sampling=Sampling(temperature=1.0, top_p=0.9),
-            prompt_tokens=self.layout.block_tokens,
-        )
-        TorchEngine(self._model, PagedKV(scratch, self.layout), self._backend, self._device).execute(Step((part,)))
+        tokens = [0] * self.layout.block_tokens
+        for start, count in ((0, len(tokens) - 1), (len(tokens) - 1, 1)):  # a chunk, then a token: both kernels
+            part = Slice(
+                request_id=RequestId("warm-up"),
+                tokens=tokens[: start + count],
+                start=start,
+                count=count,
+                block_table=[BlockId(0)],
+                sample=True,
+                sampling=Sampling(temperature=1.0, top_p=0.9),
+                prompt_tokens=start + count,
+            )
+            if count:
+                self._execute(Step((part,)), PagedKV(scratch, self.layout))
+
+    @torch.inference_mode()
+    def _execute(self, step: Step, kv: PagedKV) -> StepResult:
+        tokens = [token for part in step.slices for token in part.tokens[part.start : part.start + part.count]]
+        rows = ragged_rows(step.slices, self.layout, self._device)
+        hidden = self._model.forward(torch.tensor(tokens, device=self._device), rows, kv, self._backend)
+        drawn = iter(self._sample(step.slices, rows, hidden))
+        results: list[SliceResult] = []
+        for part, row in zip(step.slices, rows, strict=True):
+            token, logprob = next(drawn) if part.sample else (None, None)
+            prompt = tuple(self._prompt_logprobs(part, row, hidden)) if part.sampling.prompt_logprobs else ()
+            results.append(SliceResult(token=token, logprob=logprob, prompt_logprobs=prompt))
+        return StepResult(tuple(results))
 
     def _sample(
         self, slices: tuple[Slice, ...], rows: list[Row], hidden: Tensor
