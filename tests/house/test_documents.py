@@ -40,9 +40,9 @@ def test_every_invariant_names_a_test_that_exists(root: Path) -> None:
         assert named, f"INV-{number} names no test"
         for path, name in named:
             source = (root / path).read_text() if (root / path).exists() else ""
-            assert re.search(rf"^\s*(?:(?:async )?def {name}\(|class {name}\b|{name} = )", source, re.MULTILINE), (
-                f"INV-{number}: no {path}::{name}"
-            )
+            defined = rf"^\s*(?:(?:async )?def {name}\(|class {name}\b|{name} = )"
+            there = re.search(defined, source, re.MULTILINE) is not None
+            assert there, f"INV-{number}: there is no {path}::{name}"
 
 
 def test_the_readme_fits_on_two_screens(root: Path) -> None:
