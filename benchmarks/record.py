@@ -1,0 +1,60 @@
+"""What every result file says about itself: when, where, with which versions, by which command."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def environment() -> dict[str, Any]:
+    """Describe the machine and the versions."""
+    cpu = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
+        platform.processor(),
+    )
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "commit": commit.stdout.strip(),
+        "cpu": cpu,
+        "cores": len(os.sched_getaffinity(0)),
+        "load_before": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "versions": {name: metadata.version(name) for name in ("torch", "numpy", "msgspec", "uvicorn", "tokenizers")},
+    }
+
+
+def write(name: str, figures: dict[str, Any]) -> None:
+    """Store a result and show it."""
+    RESULTS.mkdir(exist_ok=True)
+    record = {"command": "python " + " ".join([*map(_relative, sys.argv)]), "environment": environment(), **figures}
+    text = json.dumps(record, indent=2)
+    (RESULTS / f"{name}.json").write_text(text + "\n")
+    print(text)
+
+
+def _relative(argument: str) -> str:
+    path = Path(argument)
+    return str(path.resolve().relative_to(Path.cwd())) if path.suffix == ".py" and path.exists() else argument
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, and the quartiles that say how far to trust it."""
+    ordered = sorted(values)
+    quarters = statistics.quantiles(ordered, n=4) if len(ordered) > 1 else [ordered[0]] * 3
+    return {"median": statistics.median(ordered), "q1": quarters[0], "q3": quarters[2], "runs": len(ordered)}
