@@ -89,7 +89,9 @@ def test_after_a_storm_of_requests_every_block_is_back(blocks: int) -> None:
         assert server.stop() == 0, server.output()
 
 
-def test_more_requests_than_fit_queue_and_preempt_and_all_finish_with_the_right_text(hash_server: RunningServer) -> None:
+def test_more_requests_than_fit_queue_preempt_and_finish_with_the_right_text(
+    hash_server: RunningServer,
+) -> None:
     """16 requests of up to 600 tokens over 60 blocks of 16: they cannot all run, and each gives its own text."""
     bodies = [
         {"prompt": f"request {index} " * 10, "max_tokens": 400, "ignore_eos": True, "temperature": 0, "seed": index}

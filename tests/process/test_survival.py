@@ -28,7 +28,7 @@ def _stream(client: httpx.Client, body: dict) -> Iterator[dict]:
                 yield json.loads(line[6:])
 
 
-def _wait_until(server: RunningServer, condition, *, what: str) -> dict:  # noqa: ANN001
+def _wait_until(server: RunningServer, condition, *, what: str) -> dict:
     """Ask /cluster until the condition holds. Bounded by the number of asks, each of which waits for the server."""
     for _ in range(3000):
         cluster = server.cluster()
@@ -153,3 +153,28 @@ def test_a_worker_that_cannot_load_ends_the_server_with_its_reason(tmp_path: Pat
     )
     assert done.returncode == 2
     assert b"model.gguf" in done.stderr
+
+
+def test_a_replayed_log_gives_the_live_decisions(tmp_path: Path) -> None:
+    """INV-7, with deaths, cancels and a role flip in it."""
+    log = tmp_path / "decisions.log"
+    with serving("hash", "--prefill", "2", "--decode", "2", "--log", str(log)) as server, server.client() as client:
+        for index in range(5):
+            client.post("/v1/completions", json={**LONG, "max_tokens": 50, "seed": index}).raise_for_status()
+        for count, _chunk in enumerate(_stream(client, LONG)):
+            if count == 5:
+                os.kill(server.worker_pids()[2], signal.SIGKILL)
+            if count == 200:
+                client.post("/cluster/workers/prefill-1/role", json={"role": "decode"}).raise_for_status()
+                break
+        client.post("/v1/completions", json=LONG).raise_for_status()
+    command = [sys.executable, "-m", "baton.cli.main", "replay"]
+    done = subprocess.run([*command, str(log)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
+    assert "the same decisions" in done.stdout
+    torn = tmp_path / "torn.log"
+    torn.write_bytes(log.read_bytes()[:-3])
+    assert subprocess.run([*command, str(torn)], capture_output=True, timeout=60).returncode == 0
+    foreign = subprocess.run([*command, __file__], capture_output=True, text=True, timeout=60)
+    assert foreign.returncode == 2
+    assert "is no decision log" in foreign.stderr

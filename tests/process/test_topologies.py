@@ -7,7 +7,17 @@ import pytest
 from tests.serving import RunningServer, serving
 
 PROMPTS = ["a", "Hello, who is there?", "x" * 100, "The quick brown fox jumps over the lazy dog. " * 20]
-TOPOLOGIES = [("--prefill", "2", "--decode", "2"), ("--mixed", "1"), ("--mixed", "2"), ("--prefill", "1", "--mixed", "1")]
+TOPOLOGIES = [
+    ("--prefill", "2", "--decode", "2"),
+    ("--mixed", "1"),
+    ("--mixed", "2"),
+    ("--prefill", "1", "--mixed", "1"),
+]
+    ("--prefill", "2", "--decode", "2"),
+    ("--mixed", "1"),
+    ("--mixed", "2"),
+    ("--prefill", "1", "--mixed", "1"),
+]
 
 
 def _texts(server: RunningServer) -> list[str]:

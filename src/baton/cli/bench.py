@@ -37,7 +37,11 @@ Exit code: 0; 1 if a request failed, none completed, the run was stopped, the SL
 --attainment-min, or the server cannot be measured; 2 for bad arguments or a bad trace."""
 
 _LOAD = (
-    ("--trace", "FILE", "replay a trace (plain or gzip; see the documentation for the formats)"),
+    (
+        "--trace",
+        "FILE",
+        "replay a trace (plain, gzip): Mooncake, Bailian, Azure, RTP-LLM, VTC, ShareGPT, LMCache, Vidur, BurstGPT",
+    ),
     ("--input-tokens", "A", f"synthetic requests: input tokens (default {INPUT_TOKENS})"),
     ("--output-tokens", "B", f"synthetic requests: output tokens (default {OUTPUT_TOKENS})"),
     ("--requests", "N", f"requests to send (default {REQUESTS}; with --trace all)"),

@@ -49,6 +49,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--threads", type=int, metavar="N", help="threads of each worker (default: cores / workers)")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="where to compute (default: cpu)")
     parser.add_argument("--served-name", metavar="NAME", help="what clients call the model (default: its own name)")
+    parser.add_argument("--log", metavar="FILE", help="write every decision to FILE, for `baton replay`")
     parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file; see docs/config.md")
     parser.add_argument("--api-key", action="append", metavar="K", help="ask for this bearer key (repeatable)")
 
@@ -82,6 +83,7 @@ def configuration(args: argparse.Namespace) -> Config:
         device=args.device,
         threads=args.threads,
         served_name=args.served_name,
+        log=args.log,
         context_tokens=args.context_tokens,
     )
     problems = config.problems()

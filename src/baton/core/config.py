@@ -122,6 +122,10 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Most tokens of one request, prompt and output together. 0: what the model was trained for."""
     seed: int | None = None
     """Where sampling seeds of requests without one come from. None: from the operating system."""
+    log: str = ""
+    """File for the log of decisions, which `baton replay` reads. Empty: none is written."""
+    log_bytes_max: int = 1_000_000_000
+    """Where the log ends, however long the server runs."""
     topology: Topology = Topology()
     kv: KVConfig = KVConfig()
     batch: BatchLimits = BatchLimits()
@@ -158,6 +162,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             ("topology.decode", self.topology.decode, 0, 256),
             ("topology.mixed", self.topology.mixed, 0, 256),
             ("threads", self.threads, 0, 1024),
+            ("log_bytes_max", self.log_bytes_max, 0, 2**50),
             ("context_tokens", self.context_tokens, 0, 2**31),
             ("kv.block_tokens", self.kv.block_tokens, 1, 1024),
             ("kv.bytes", self.kv.bytes, 0, 2**50),

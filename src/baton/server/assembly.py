@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
 from baton.arena.memfd import Arena, create_arena
-from baton.control.coordinator import Coordinator, Policies
-from baton.core.config import Config, PolicyConfig
+from baton.control.build import build_coordinator
+from baton.control.decision_log import LogHeader
+from baton.core.config import Config
 from baton.core.errors import ConfigError
 from baton.core.plugin import load_plugin
 from baton.core.types import HostId, Slo
-from baton.cost.linear import LinearCost
 from baton.engine.card import ModelCard
 from baton.engine.dtype import Dtype, kv_dtype, resolve_dtype
 from baton.kv.blocks import EvictionOrder
 from baton.kv.host_pool import HostPool
 from baton.kv.layout import KVLayout
+from baton.link.log_file import LogWriter
 from baton.link.setup import WorkerSetup
 from baton.metrics.registry import Metrics
-from baton.policy.admission import AdmissionPolicy
-from baton.policy.fairness import FairnessPolicy
-from baton.policy.placement import PlacementPolicy
-from baton.policy.routing import RoutingPolicy
 from baton.server.gateway import LiveGateway
 from baton.server.hooks import Hooks, load_hooks
 from baton.server.host import blocks_total, share_cores, worker_views
@@ -58,11 +56,15 @@ def assemble(config: Config, card: ModelCard) -> Parts:
         block_tokens=layout.block_tokens,
         eviction=lambda: load_plugin(config.policy.eviction.use, config.policy.eviction.options, expects=EvictionOrder),
     )
-    coordinator = Coordinator(_policies(config.policy), layout.block_tokens, config.survival.attempts_max)
+    attempts_max = config.survival.attempts_max
+    coordinator = build_coordinator(config.policy, block_tokens=layout.block_tokens, attempts_max=attempts_max)
     metrics = Metrics()
     gateway = LiveGateway(card, coordinator, pool, layout, Recorder(metrics), slo=_promise(config))
     gateway.policy_names = {family: plugin["use"] for family, plugin in msgspec.to_builtins(config.policy).items()}
     hooks = load_hooks(config.hooks)
+    if config.log:
+        header = LogHeader(policy=config.policy, block_tokens=layout.block_tokens, attempts_max=attempts_max)
+        gateway.log = LogWriter(Path(config.log), header, config.log_bytes_max)
     arena = create_arena(total * layout.block_bytes)
     return Parts(config, card, layout, gateway, metrics, hooks, arena, _setups(config, card, layout, arena, dtype))
 
@@ -75,16 +77,6 @@ def _limit_context(config: Config, card: ModelCard) -> ModelCard:
             f"context_tokens is {context_tokens}, but {card.name} was trained for {card.context_tokens}; give less"
         )
     return msgspec.structs.replace(card, name=name, context_tokens=context_tokens)
-
-
-def _policies(policy: PolicyConfig) -> Policies:
-    return Policies(
-        admission=load_plugin(policy.admission.use, policy.admission.options, expects=AdmissionPolicy),
-        routing=load_plugin(policy.routing.use, policy.routing.options, expects=RoutingPolicy),
-        placement=load_plugin(policy.placement.use, policy.placement.options, expects=PlacementPolicy),
-        fairness=load_plugin(policy.fairness.use, policy.fairness.options, expects=FairnessPolicy),
-        cost=LinearCost(),
-    )
 
 
 def _promise(config: Config) -> Slo | None:

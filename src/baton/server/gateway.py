@@ -12,6 +12,7 @@ from typing import Protocol, assert_never
 import msgspec
 
 from baton.control.coordinator import Coordinator
+from baton.control.decision_log import Decision
 from baton.core.errors import RequestError
 from baton.core.messages import (
     BlocksGranted,
@@ -43,6 +44,7 @@ from baton.core.types import HostView, Request, RequestId, Role, Slo, WorkerId, 
 from baton.engine.card import ModelCard
 from baton.kv.host_pool import HostPool
 from baton.kv.layout import KVLayout
+from baton.link.log_file import LogWriter
 from baton.server.clock import now_s
 from baton.server.live_request import LiveRequest
 from baton.server.port import ClusterStatus, Finish, HostStatus, WorkerStatus
@@ -77,6 +79,8 @@ class LiveGateway:
         self.card = card
         self.state = "loading"
         self.policy_names: dict[str, str] = {}
+        self.log: LogWriter | None = None
+        """Where every decision is written, if anywhere."""
         self._coordinator = coordinator
         self._pool = pool
         self._layout = layout
@@ -243,7 +247,11 @@ class LiveGateway:
         live.stamps.sent(tokens, moment_s)
 
     def _tell(self, event: CoordinatorEvent) -> None:
-        self._execute(self._coordinator.handle(event, now_s()))
+        moment_s = now_s()
+        commands = self._coordinator.handle(event, moment_s)
+        if self.log is not None:
+            self.log.append(Decision(moment_s, event, tuple(commands)))
+        self._execute(commands)
 
     def _execute(self, commands: Iterable[CoordinatorCommand]) -> None:
         for command in commands:

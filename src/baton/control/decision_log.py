@@ -1,0 +1,53 @@
+"""The log of a coordinator's decisions, and its replay: the same events into a fresh coordinator (INV-7)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from msgspec import Struct
+
+from baton.control.coordinator import Coordinator
+from baton.core.config import PolicyConfig
+from baton.core.messages import CoordinatorCommand, CoordinatorEvent
+
+LOG_VERSION = 1
+
+
+class LogHeader(Struct, frozen=True, kw_only=True, tag=True):
+    """What a replay needs to build the same coordinator."""
+
+    version: int = LOG_VERSION
+    policy: PolicyConfig
+    block_tokens: int
+    attempts_max: int
+
+
+class Decision(Struct, frozen=True, tag=True):
+    """One event into the coordinator, when, and what came out."""
+
+    now_s: float
+    event: CoordinatorEvent
+    commands: tuple[CoordinatorCommand, ...]
+
+
+LogEntry = LogHeader | Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where a replay decided otherwise."""
+
+    index: int
+    recorded: Decision
+    replayed: tuple[CoordinatorCommand, ...]
+
+
+def replay(coordinator: Coordinator, decisions: Iterable[Decision]) -> tuple[int, Difference | None]:
+    """Feed recorded events into `coordinator`. Returns how many agreed, and the first that did not."""
+    index = 0
+    for index, recorded in enumerate(decisions, 1):
+        replayed = tuple(coordinator.handle(recorded.event, recorded.now_s))
+        if replayed != recorded.commands:
+            return index - 1, Difference(index - 1, recorded, replayed)
+    return index, None
