@@ -46,7 +46,6 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
     ({"prompt": "a", "max_tokens": "5"}, "max_tokens"),
     ({"prompt": "a", "max_tokens": 10**25}, "max_tokens"),
-    ({"prompt": "a", "max_tokens": 3, "min_tokens": 4}, "min_tokens"),
     ({"prompt": "a", "min_tokens": -1}, "min_tokens"),
     ({"prompt": "a", "temperature": -1}, "temperature"),
     ({"prompt": "a", "temperature": 2.1}, "temperature"),
@@ -214,8 +213,13 @@ def test_a_large_body_without_a_length_is_a_413_once_too_much_has_come(client: h
 def test_a_body_that_was_announced_too_large_is_refused_before_it_comes(server) -> None:
     """The head alone is enough: the body is not waited for."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
-        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99999999\r\n\r\n"
-        connection.sendall(head.encode())
+        head = [
+            "POST /v1/completions HTTP/1.1",
+            "Host: x",
+            "Content-Type: application/json",
+            "Content-Length: 99999999",
+        ]
+        connection.sendall("\r\n".join([*head, "", ""]).encode())
         assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
 
 

@@ -132,6 +132,15 @@ def test_stop_strings_wait_for_min_tokens(client: httpx.Client) -> None:
     assert len(answer["choices"][0]["text"]) >= 11
 
 
+def test_max_tokens_wins_over_a_larger_min_tokens(client: httpx.Client) -> None:
+    assert complete(client, prompt="hello", max_tokens=3, min_tokens=9)["usage"]["completion_tokens"] == 3
+
+
+def test_a_whole_number_may_be_written_as_a_fraction(client: httpx.Client) -> None:
+    """JSON has one kind of number: 3.0 is 3."""
+    assert complete(client, prompt=[5.0, 6], max_tokens=3.0, ignore_eos=True)["usage"]["completion_tokens"] == 3
+
+
 def test_echo_shows_the_prompt_first(client: httpx.Client) -> None:
     whole = texts(complete(client, **GREEDY))[0]
     assert texts(complete(client, **GREEDY, echo=True)) == ["hello" + whole]

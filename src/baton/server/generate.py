@@ -106,7 +106,6 @@ class _Order:
             self._body, self._services.gateway.card, drawn_seed=self._services.seeds.getrandbits(SEED_BITS)
         )
         wanted = self._ask.output_tokens()
-        check_min_tokens(self._body.min_tokens or 0, wanted)
         return [self._choice(index, sampling, wanted, part) for index, part in enumerate(filters)]
 
     def _choice(self, index: int, sampling: Sampling, wanted: int | None, filters: Filters) -> Choice:
@@ -114,7 +113,7 @@ class _Order:
         prompt = self._prompts[prompt_index]
         room = self._services.gateway.request_tokens_max - len(prompt.tokens)
         most = room if wanted is None else min(wanted, room)
-        request = self._request(index, prompt, for_choice(sampling, number), output_tokens_max=max(1, most))
+        request = self._request(index, prompt, for_choice(sampling, number, output_tokens_max=most), max(1, most))
         echo = self._ask.echo(prompt)
         return Choice(
             index=index,
@@ -125,7 +124,7 @@ class _Order:
             echo=echo,
         )
 
-    def _request(self, index: int, prompt: Prompt, sampling: Sampling, *, output_tokens_max: int) -> Request:
+    def _request(self, index: int, prompt: Prompt, sampling: Sampling, output_tokens_max: int) -> Request:
         return Request(
             id=RequestId(f"{self._arrival.request_id}-{self._serial}-{index}"),
             prompt_tokens=len(prompt.tokens),
@@ -173,9 +172,3 @@ def check_ready(gateway: Gateway) -> None:
     if gateway.state != "ready":
         message = f"the server is not ready: {gateway.state}; wait for /health to answer 200"
         raise Refused(message, status=503, code="not_ready", retry_after_s=RETRY_AFTER_S)
-
-
-def check_min_tokens(fewest: int, most: int | None) -> None:
-    """Raise RequestError (400) if a request must be longer than it may be."""
-    if most is not None and fewest > most:
-        raise RequestError(f"min_tokens is {fewest}, more than max_tokens {most}; lower it", param="min_tokens")

@@ -87,21 +87,18 @@ class InProcessGateway:
         """The engine's memory holds `blocks` KV blocks. More than `waiting_max` waiting requests are refused."""
         self.card = card
         self.role: Role = "mixed"
+        self.state = "ready"
         self._engine = engine
         self._blocks = blocks
         self._free = [BlockId(block) for block in range(blocks)]
         self._waiting: deque[InProcessGeneration] = deque()
-        self._running: list[InProcessGeneration] = []
+        self.running: list[InProcessGeneration] = []
         self._waiting_max = waiting_max
         self._work = asyncio.Event()
 
     @property
     def request_tokens_max(self) -> int:
         return min(self.card.context_tokens, self._blocks * self._engine.layout.block_tokens)
-
-    @property
-    def state(self) -> str:
-        return "ready"
 
     def submit(self, request: Request, prompt: Sequence[int]) -> InProcessGeneration:
         generation = InProcessGeneration(request, prompt)
@@ -126,7 +123,7 @@ class InProcessGateway:
             role=self.role,
             pid=0,
             state="ready",
-            running=len(self._running),
+            running=len(self.running),
             waiting=len(self._waiting),
             kv_blocks_used=used,
             kv_blocks_total=self._blocks,
@@ -145,8 +142,8 @@ class InProcessGateway:
     async def run(self) -> None:
         """Step for ever; idle, it waits. Cancel the task to end it."""
         while True:
-            self._admit()
-            if not self._running:
+            self.admit()
+            if not self.running:
                 self._work.clear()
                 await self._work.wait()
                 continue
@@ -156,8 +153,8 @@ class InProcessGateway:
     def step(self) -> None:
         """Compute one step of all that run, and let go of those that ended."""
         self._release()
-        result = self._engine.execute(Step(tuple(_next_slice(generation) for generation in self._running)))
-        for generation, part in zip(self._running, result.slices, strict=True):
+        result = self._engine.execute(Step(tuple(_next_slice(generation) for generation in self.running)))
+        for generation, part in zip(self.running, result.slices, strict=True):
             assert part.token is not None, f"no token for {generation.request.id}"
             prompt_tokens = generation.request.prompt_tokens
             generation.computed_tokens = len(generation.tokens)
@@ -165,7 +162,7 @@ class InProcessGateway:
             generation.add(OutputToken(generation.request.id, 1, index, part.token, part.logprob, part.prompt_logprobs))
         self._release()
 
-    def _admit(self) -> None:
+    def admit(self) -> None:
         """Start waiting requests in order, as long as blocks for their longest end are free."""
         while self._waiting:
             generation = self._waiting[0]
@@ -176,12 +173,12 @@ class InProcessGateway:
             self._waiting.popleft()
             if generation.finish is None:
                 generation.block_table, self._free = self._free[:needed], self._free[needed:]
-                self._running.append(generation)
+                self.running.append(generation)
 
     def _release(self) -> None:
-        ended = [generation for generation in self._running if generation.finish is not None]
+        ended = [generation for generation in self.running if generation.finish is not None]
         for generation in ended:
-            self._running.remove(generation)
+            self.running.remove(generation)
             self._free += generation.block_table
 
 

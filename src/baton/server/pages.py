@@ -32,7 +32,9 @@ class Pages:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._version = metadata.version("baton")
-        self._openapi = json.encode(openapi_document(services.gateway.card, self._version))
+        self._openapi = json.encode(
+            openapi_document(services.gateway.card, self._version, choices_max=services.settings.choices_max)
+        )
         self._page = resources.files("baton.server").joinpath("ui.html").read_bytes()
 
     def routes(self) -> list[Route]:

@@ -46,11 +46,11 @@ _SCHEMAS = (
 )
 
 
-def openapi_document(card: ModelCard, version: str) -> Json:
-    """Describe every path, with the ranges that this model gives to token ids."""
+def openapi_document(card: ModelCard, version: str, *, choices_max: int) -> Json:
+    """Describe every path, with the ranges that this model and this server's settings give to the fields."""
     _, components = msgspec.json.schema_components(_SCHEMAS, ref_template=_REF)
     _narrow_tokens(components, card.vocab_tokens)
-    components["CompletionRequest"]["properties"]["prompt"] = _prompt_schema(card.vocab_tokens)
+    _relate_fields(components, card.vocab_tokens, choices_max)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Baton", "version": version, "description": "OpenAI-compatible API of a Baton server."},
@@ -88,7 +88,7 @@ def _paths() -> Json:
 
 def _generating(summary: str, request: str, response: str) -> Json:
     operation = _post(summary, request, response, _GENERATING)
-    operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": _event()}
     return operation
 
 
@@ -140,11 +140,67 @@ def _token(vocab_tokens: int) -> Json:
     return {"type": "integer", "minimum": 0, "maximum": vocab_tokens - 1}
 
 
-def _prompt_schema(vocab_tokens: int) -> Json:
+def _event() -> Json:
+    """Describe one event: a chunk as JSON, or [DONE]."""
+    return {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+
+
+def _relate_fields(components: Json, vocab_tokens: int, choices_max: int) -> None:
+    """Say what types alone do not: how fields depend on each other, on the model and on the settings."""
+    completion, chat, tokenize = (components[name] for name in ("CompletionRequest", "ChatRequest", "TokenizeRequest"))
+    for request in (completion, chat):
+        request["properties"]["n"]["anyOf"][0]["maximum"] = choices_max
+        request["properties"]["logit_bias"]["anyOf"][0]["propertyNames"] = {"pattern": _below(vocab_tokens)}
+    completion["properties"]["prompt"] = _prompt_schema(vocab_tokens, choices_max)
+    completion["properties"]["best_of"] = {"enum": [1, None], "default": None}
+    completion["allOf"] = [
+        _implies({"best_of": {"const": 1}}, _at_most("n", 1)),
+        _implies({"max_tokens": {"const": 0}}, _having("echo", {"const": True})),
+        *(_implies(_many_prompts(count), _at_most("n", choices_max // count)) for count in _steps(choices_max)),
+    ]
+    positive = {"type": "integer", "minimum": 1}
+    chat["allOf"] = [_implies({"top_logprobs": positive}, _having("logprobs", {"const": True}))]
+    tokenize["oneOf"] = [_having("prompt", {"type": "string"}), _having("messages", {"type": "array"})]
+
+
+def _implies(fields: Json, then: Json) -> Json:
+    return {"if": {"properties": fields, "required": list(fields)}, "then": then}
+
+
+def _at_most(name: str, most: int) -> Json:
+    return {"properties": {name: {"anyOf": [{"type": "integer", "maximum": most}, {"type": "null"}]}}}
+
+
+def _many_prompts(fewest: int) -> Json:
+    return {"prompt": {"type": "array", "minItems": fewest, "items": {"type": ["string", "array"]}}}
+
+
+def _steps(choices_max: int) -> list[int]:
+    """List the numbers of prompts from which on a smaller `n` is the most."""
+    return [count for count in range(2, choices_max + 1) if choices_max // count < choices_max // (count - 1)]
+
+
+def _having(name: str, schema: Json) -> Json:
+    return {"properties": {name: schema}, "required": [name]}
+
+
+def _below(limit: int) -> str:
+    """Write a pattern for the decimal numbers 0 to limit - 1."""
+    digits = str(limit - 1)
+    ways = ["0", *(f"[1-9][0-9]{{{size - 1}}}" for size in range(1, len(digits)))]
+    for place, digit in enumerate(digits):
+        rest = len(digits) - place - 1
+        low = 1 if place == 0 else 0
+        if int(digit) > low:
+            ways.append(f"{digits[:place]}[{low}-{int(digit) - 1}][0-9]{{{rest}}}")
+    return f"^({'|'.join([*ways, digits])})$"
+
+
+def _prompt_schema(vocab_tokens: int, choices_max: int) -> Json:
     """Write the four kinds of prompt apart, which the struct's type cannot."""
     text = {"type": "string", "minLength": 1}
     ids = {"type": "array", "items": _token(vocab_tokens), "minItems": 1}
-    many = [{"type": "array", "items": part, "minItems": 1} for part in (text, ids)]
+    many = [{"type": "array", "items": part, "minItems": 1, "maxItems": choices_max} for part in (text, ids)]
     return {"anyOf": [text, ids, *many]}
 
 

@@ -43,9 +43,31 @@ def convert(body: Mapping[str, Any], into: type[Body]) -> Body:
         if name not in _fields(into):
             raise _unknown(name, into)
     try:
-        return msgspec.convert(body, into)
+        return _lenient(body, into)
     except msgspec.ValidationError as error:
         raise _explained(str(error), body, into) from error
+
+
+def _lenient(body: Mapping[str, Any], into: type[Body]) -> Body:
+    """Convert; where that fails, once more with 80.0 taken for 80, as JSON has one kind of number."""
+    try:
+        return msgspec.convert(body, into)
+    except msgspec.ValidationError as error:
+        if "got `float`" not in str(error):
+            raise
+        return msgspec.convert(_with_whole_numbers(body), into)
+
+
+def _with_whole_numbers(value: object) -> object:
+    match value:
+        case float() if value.is_integer():
+            return int(value)
+        case list():
+            return [_with_whole_numbers(part) for part in value]
+        case dict():
+            return {name: _with_whole_numbers(part) for name, part in value.items()}
+        case _:
+            return value
 
 
 @cache

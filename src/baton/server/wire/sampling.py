@@ -40,8 +40,13 @@ def sampling_of(body: CompletionRequest | ChatRequest, card: ModelCard, *, drawn
     )
 
 
-def for_choice(sampling: Sampling, choice: int) -> Sampling:
-    """Give each of `n` choices its own seed. Choice 0 keeps the client's: it is what n=1 would have given."""
+def for_choice(sampling: Sampling, choice: int, *, output_tokens_max: int) -> Sampling:
+    """Give each of `n` choices its own seed. Choice 0 keeps the client's: it is what n=1 would have given.
+
+    `output_tokens_max` wins over a larger `min_tokens`.
+    """
+    if sampling.output_tokens_min > output_tokens_max:
+        sampling = msgspec.structs.replace(sampling, output_tokens_min=output_tokens_max)
     if choice == 0:
         return sampling
     digest = blake2b(f"{sampling.seed}:{choice}".encode(), digest_size=8).digest()

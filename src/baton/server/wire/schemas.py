@@ -60,6 +60,7 @@ class GenerateFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    """No stop token and no stop string ends the text before. Where max_tokens is smaller, that one wins."""
     ignore_eos: bool | None = None
     user: str | None = None
     cache_salt: str | None = None
@@ -110,7 +111,7 @@ class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
 
 class ChatRequest(GenerateFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=4096)]
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
@@ -133,7 +134,7 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=4096)] | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
 
