@@ -210,7 +210,7 @@ def test_nobody_there_is_a_message_and_exit_code_1(capsys: pytest.CaptureFixture
         assert small(f"http://127.0.0.1:{taken.getsockname()[1]}") == 1
     message = capsys.readouterr().err
     assert "cannot reach http://127.0.0.1:" in message
-    assert "is the server running there?" in message
+    assert "Connection refused; is the server running there?" in message
 
 
 @pytest.mark.parametrize(

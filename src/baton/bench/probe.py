@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import aiohttp
@@ -54,7 +55,7 @@ async def probe(client: Client, options: BenchOptions) -> Target:
     except TimeoutError as error:
         raise TargetError(f"{options.url} does not answer within {options.timeout_s:g} s") from error
     except (aiohttp.ClientError, OSError) as error:
-        raise TargetError(f"cannot reach {options.url}: {error}; is the server running there?") from error
+        raise TargetError(f"cannot reach {options.url}: {_why(error)}; is the server running there?") from error
     return Target(model, PATHS[options.endpoint], options.endpoint, prompt_format)
 
 
@@ -94,6 +95,13 @@ async def _prompt_format(client: Client, options: BenchOptions, model: str) -> P
         if response.status == 200 and (as_meant or len(formats) == 1):
             return prompt_format
     raise TargetError(_said(f"POST {path}", response) + "; try --endpoint, --model or --no-ignore-eos")
+
+
+def _why(error: aiohttp.ClientError | OSError) -> str:
+    """The system's words without the client's: `Connection refused`."""
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
+    return str(error)
 
 
 def _said(question: str, response: Response) -> str:
