@@ -13,11 +13,6 @@ TOPOLOGIES = [
     ("--mixed", "2"),
     ("--prefill", "1", "--mixed", "1"),
 ]
-    ("--prefill", "2", "--decode", "2"),
-    ("--mixed", "1"),
-    ("--mixed", "2"),
-    ("--prefill", "1", "--mixed", "1"),
-]
 
 
 def _texts(server: RunningServer) -> list[str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -15,6 +16,8 @@ from baton.core.errors import ConfigError
 from baton.engine.resolve import resolve_model
 from baton.server.assembly import assemble
 from baton.server.service import Service
+
+Section = TypeVar("Section", bound=msgspec.Struct)
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -69,22 +72,21 @@ def configuration(args: argparse.Namespace) -> Config:
         topology = Topology(prefill=args.prefill or 0, decode=args.decode or 0, mixed=args.mixed or 0)
         if topology == Topology():
             raise ConfigError("--prefill, --decode and --mixed are all 0: nobody would serve; name at least one worker")
-    config = msgspec.structs.replace(
-        config,
-        topology=topology,
-        kv=_with(config.kv, dtype=args.kv_dtype, blocks=args.kv_blocks, block_tokens=args.block_tokens),
-        batch=_with(config.batch, step_tokens_max=args.step_tokens),
-        http=_with(config.http, host=args.host, port=args.port, api_keys=tuple(args.api_key) if args.api_key else None),
-    )
+    kv = {"dtype": args.kv_dtype, "blocks": args.kv_blocks, "block_tokens": args.block_tokens}
+    http = {"host": args.host, "port": args.port, "api_keys": tuple(args.api_key) if args.api_key else None}
+    top = {
+        name: vars(args)[name]
+        for name in ("model", "dtype", "device", "threads", "served_name", "context_tokens", "log")
+    }
     config = _with(
         config,
-        model=args.model,
-        dtype=args.dtype,
-        device=args.device,
-        threads=args.threads,
-        served_name=args.served_name,
-        log=args.log,
-        context_tokens=args.context_tokens,
+        {
+            **top,
+            "topology": topology,
+            "kv": _with(config.kv, kv),
+            "batch": _with(config.batch, {"step_tokens_max": args.step_tokens}),
+            "http": _with(config.http, http),
+        },
     )
     problems = config.problems()
     if problems:
@@ -92,7 +94,7 @@ def configuration(args: argparse.Namespace) -> Config:
     return config
 
 
-def _with(struct: Any, **given: Any) -> Any:  # noqa: ANN401
+def _with(struct: Section, given: Mapping[str, Any]) -> Section:
     """Replace the fields that were given."""
     return msgspec.structs.replace(struct, **{name: value for name, value in given.items() if value is not None})
 

@@ -22,6 +22,7 @@ from baton.kv.layout import KVLayout
 from baton.link.log_file import LogWriter
 from baton.link.setup import WorkerSetup
 from baton.metrics.registry import Metrics
+from baton.server.driver import Driver
 from baton.server.gateway import LiveGateway
 from baton.server.hooks import Hooks, load_hooks
 from baton.server.host import blocks_total, share_cores, worker_views
@@ -36,7 +37,7 @@ class Parts:
 
     config: Config
     card: ModelCard
-    layout: KVLayout
+    driver: Driver
     gateway: LiveGateway
     metrics: Metrics
     hooks: Hooks
@@ -59,14 +60,16 @@ def assemble(config: Config, card: ModelCard) -> Parts:
     attempts_max = config.survival.attempts_max
     coordinator = build_coordinator(config.policy, block_tokens=layout.block_tokens, attempts_max=attempts_max)
     metrics = Metrics()
-    gateway = LiveGateway(card, coordinator, pool, layout, Recorder(metrics), slo=_promise(config))
-    gateway.policy_names = {family: plugin["use"] for family, plugin in msgspec.to_builtins(config.policy).items()}
+    driver = Driver(coordinator, pool, layout, Recorder(metrics))
+    names = {family: plugin["use"] for family, plugin in msgspec.to_builtins(config.policy).items()}
+    gateway = LiveGateway(card, driver, policy_names=names, slo=_promise(config))
     hooks = load_hooks(config.hooks)
     if config.log:
         header = LogHeader(policy=config.policy, block_tokens=layout.block_tokens, attempts_max=attempts_max)
-        gateway.log = LogWriter(Path(config.log), header, config.log_bytes_max)
+        driver.log = LogWriter(Path(config.log), header, config.log_bytes_max)
     arena = create_arena(total * layout.block_bytes)
-    return Parts(config, card, layout, gateway, metrics, hooks, arena, _setups(config, card, layout, arena, dtype))
+    setups = _setups(config, card, layout, arena, dtype)
+    return Parts(config, card, driver, gateway, metrics, hooks, arena, setups)
 
 
 def _limit_context(config: Config, card: ModelCard) -> ModelCard:

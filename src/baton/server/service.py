@@ -48,7 +48,7 @@ class Service:
         self._url = _url(parts.config.http.host, listener.getsockname()[1])
         self._tell(f"listening on {self._url} (503 until the model is loaded)")
         supervisor = Supervisor(
-            parts.gateway,
+            parts.driver,
             parts.setups,
             parts.arena.fd,
             parts.config.survival,
@@ -64,7 +64,7 @@ class Service:
         await supervisor.stop()
         for task in self._tasks:
             task.cancel()
-        parts.gateway.check()
+        parts.driver.pool.check()
         return 1 if self._failure else 0
 
     def _http_config(self) -> uvicorn.Config:
@@ -74,7 +74,7 @@ class Service:
             load_tokenizer(parts.card),
             load_chat_template(parts.card),
             settings=HttpSettings(
-                block_tokens=parts.layout.block_tokens,
+                block_tokens=parts.driver.layout.block_tokens,
                 api_keys=http.api_keys,
                 body_bytes_max=http.body_bytes_max,
                 choices_max=http.choices_max,
@@ -88,9 +88,10 @@ class Service:
         )
 
     def _render_metrics(self) -> bytes:
-        self._parts.metrics.set_workers(self._parts.gateway.views())
-        self._parts.metrics.set_hosts([self._parts.gateway.host_view()])
-        return self._parts.metrics.render()
+        driver, metrics = self._parts.driver, self._parts.metrics
+        metrics.set_workers(link.view for link in driver.links.values())
+        metrics.set_hosts([driver.pool.view()])
+        return metrics.render()
 
     def _on_signal(self) -> None:
         self._signals += 1
@@ -135,7 +136,7 @@ class Service:
         name = self._parts.card.name
         question = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello! Who are you?"}]})
         dtype = self._parts.setups[0].dtype
-        kv_tokens = self._parts.gateway.host_view().blocks_total * self._parts.layout.block_tokens
+        kv_tokens = self._parts.driver.pool.view().blocks_total * self._parts.driver.layout.block_tokens
         key = ' -H "Authorization: Bearer $API_KEY"' if self._parts.config.http.api_keys else ""
         return (
             f"ready: {self._url}  model {name} ({dtype})  {topology}  KV cache {kv_tokens} tokens  page /ui\n"

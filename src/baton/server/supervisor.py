@@ -12,7 +12,7 @@ from baton.core.messages import Shutdown, StepReport, WorkerFailed, WorkerProgre
 from baton.core.types import WorkerId, WorkerView
 from baton.link.setup import FromWorkerMessage, Ping, Pong, WorkerSetup
 from baton.server.clock import now_s
-from baton.server.gateway import LiveGateway
+from baton.server.driver import Driver
 from baton.server.worker_process import WorkerProcess
 
 _SHUTDOWN_S = 3.0
@@ -47,13 +47,13 @@ class Supervisor:
 
     def __init__(
         self,
-        gateway: LiveGateway,
+        driver: Driver,
         setups: Sequence[WorkerSetup],
         arena_fd: int,
         survival: SurvivalConfig,
         notices: Notices,
     ) -> None:
-        self._gateway = gateway
+        self._driver = driver
         self._posts: dict[WorkerId, _Post] = {setup.view.id: _Post(setup) for setup in setups}
         self._arena_fd = arena_fd
         self._survival = survival
@@ -65,7 +65,7 @@ class Supervisor:
         """Start every worker. Returns at once; `ready` is called when all of them have loaded."""
         for post in self._posts.values():
             post.process = self._make(post)
-            self._gateway.add(post.process)
+            self._driver.add(post.process)
             self._tasks.append(asyncio.create_task(self._keep(post)))
             self._tasks.append(asyncio.create_task(self._watch(post)))
 
@@ -105,13 +105,13 @@ class Supervisor:
             reason = post.failure or ended
             self._notices.tell(f"{worker} is lost: {reason}")
             if was_ready:
-                self._gateway.lose(worker, reason.splitlines()[0])
+                self._driver.lose(worker, reason.splitlines()[0])
             if not await self._may_restart(post, reason):
                 return
             role = process.view.role
             post.process = self._make(post)
             post.process.view = WorkerView(id=worker, host=process.view.host, role=role)
-            self._gateway.add(post.process)
+            self._driver.add(post.process)
 
     async def _may_restart(self, post: _Post, reason: str) -> bool:
         """Wait a moment, longer after each recent death; False when there were too many."""
@@ -149,10 +149,10 @@ class Supervisor:
         assert process is not None
         match message:
             case StepReport():
-                self._gateway.hear(message)
+                self._driver.hear(message)
             case WorkerReady():
                 process.state = "ready"
-                self._gateway.join(process)
+                self._driver.join(process)
                 if all(other.process is not None and other.process.state == "ready" for other in self._posts.values()):
                     self._notices.ready()
             case WorkerProgress(worker=worker, text=text):
