@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from baton.core.errors import ModelError
 from baton.engine.config_json import yarn_attention_factor
 from baton.engine.gguf_file import GGUFFile
-from baton.engine.model_config import ModelConfig, RopeScaling, expected_shapes
+from baton.engine.model_config import LAYERS_MAX, ModelConfig, RopeScaling, expected_shapes
 
 GGUF_ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_FREQS = "rope_freqs.weight"
@@ -60,10 +60,13 @@ def read_config_gguf(file: GGUFFile) -> ModelConfig:
         keys.integer("embedding_length"),
     )
     head_dim = keys.integer("attention.key_length", hidden // heads if heads else 0)
-    if min(layers, heads, hidden, head_dim) <= 0 or keys.integer("rope.dimension_count", head_dim) != head_dim:
+    if min(layers, heads, hidden, head_dim) <= 0 or layers > LAYERS_MAX:
         raise ModelError(
-            f"{file.path}: {heads} heads of {head_dim}, of which only a part is rotated; Baton rotates whole heads"
+            f"{file.path} claims {layers} layers and {heads} heads of {head_dim}; it is damaged: download it again"
         )
+    rotated = keys.integer("rope.dimension_count", head_dim)
+    if rotated != head_dim:
+        raise ModelError(f"{file.path} rotates {rotated} of {head_dim} dimensions; Baton rotates whole heads")
     window = keys.integer("attention.sliding_window", 0) if architecture in ("llama", "mistral") else 0
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from baton.core.errors import ModelError
-from baton.engine.model_config import ARCHITECTURES, ModelConfig, RopeScaling
+from baton.engine.model_config import ARCHITECTURES, LAYERS_MAX, ModelConfig, RopeScaling
 
 Json = Mapping[str, Any]
 
@@ -113,7 +113,12 @@ def _refuse_unsupported(folder: Path, config: _Config) -> None:
     if config.partial_rotary_factor != 1.0:
         raise ModelError(f"{where}: partial_rotary_factor is {config.partial_rotary_factor}; Baton rotates whole heads")
     sizes = (config.hidden_size, config.num_hidden_layers, config.num_attention_heads, config.vocab_size)
-    if min(sizes) <= 0 or config.num_attention_heads % (config.num_key_value_heads or config.num_attention_heads):
+    layers_fit = config.num_hidden_layers <= LAYERS_MAX
+    if (
+        not layers_fit
+        or min(sizes) <= 0
+        or config.num_attention_heads % (config.num_key_value_heads or config.num_attention_heads)
+    ):
         raise ModelError(
             f"{where}: sizes do not fit: {config.num_attention_heads} heads, {config.num_key_value_heads} KV heads, "
             f"hidden size {config.hidden_size}, {config.num_hidden_layers} layers; use the model's own file"

@@ -17,7 +17,7 @@ from baton.engine.kernels.backend import AttentionBackend, AttentionPlan
 from baton.engine.kernels.linear import Linear, make_linear
 from baton.engine.kernels.paged import PagedKV, Row
 from baton.engine.model_config import ModelConfig
-from baton.engine.rope import RotaryTable, rotate
+from baton.engine.rope import Rotary, rotate
 from baton.engine.weights import WeightReader
 
 
@@ -58,7 +58,7 @@ class Llama:
         # A packed head is a second copy of a tied table: a lookup needs rows, a fast product needs blocks.
         head = self._embedding if config.tied_embeddings else loader.tensor("lm_head.weight")
         self._head = make_linear(head)
-        self._rotary = RotaryTable(config, dtype=dtype, device=device)
+        self._rotary = Rotary(config, dtype=dtype, device=device)
 
     def forward(self, tokens: Tensor, rows: Sequence[Row], kv: PagedKV, backend: AttentionBackend) -> Tensor:
         """Compute every token of the batch and write its KV. tokens: [tokens]. Returns [tokens, hidden]."""

@@ -14,6 +14,8 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": "qwen3",
 }
 """The name in config.json, and ours."""
+LAYERS_MAX = 1024
+"""More than any model has: a damaged file must not make us list tensors until memory ends."""
 
 
 class RopeScaling(Struct, frozen=True, kw_only=True):

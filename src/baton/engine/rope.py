@@ -1,4 +1,4 @@
-"""Rotary positions: frequencies under every scaling that a served model uses, and the tables made of them."""
+"""Rotary positions: frequencies under every scaling that a served model uses, and the angles made of them."""
 
 from __future__ import annotations
 
@@ -60,19 +60,21 @@ def _yarn(plain: Tensor, config: ModelConfig) -> Tensor:
     return plain / rope.factor * stretch + plain * (1.0 - stretch)
 
 
-class RotaryTable:
-    """Cosines and sines of every position, looked up once per step."""
+class Rotary:
+    """Cosines and sines, made for the positions of a step: a table of a long context would cost more than it saves."""
 
     def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
-        positions = torch.arange(config.context_tokens, dtype=torch.float32)
-        angles = torch.outer(positions, inverse_frequencies(config))  # [context, head_dim / 2]
-        cos, sin = angles.cos() * config.rope.attention_factor, angles.sin() * config.rope.attention_factor
-        self._cos = torch.cat((cos, cos), -1).to(dtype).to(device)  # [context, head_dim]
-        self._sin = torch.cat((-sin, sin), -1).to(dtype).to(device)  # signed: the first half is subtracted
+        half = inverse_frequencies(config)
+        self._frequencies = torch.cat((half, half)).to(device)  # [head_dim]
+        self._signs = torch.cat((-torch.ones_like(half), torch.ones_like(half))).to(device)
+        self._factor = config.rope.attention_factor
+        self._dtype = dtype
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosine and signed sine of some positions, each [tokens, 1, head_dim]."""
-        return self._cos[positions][:, None], self._sin[positions][:, None]
+        """Return cosine and signed sine (minus in the first half), each [tokens, 1, head_dim]."""
+        angles = (positions[:, None].float() * self._frequencies)[:, None]
+        cos, sin = angles.cos() * self._factor, angles.sin() * (self._signs * self._factor)
+        return cos.to(self._dtype), sin.to(self._dtype)
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -1,0 +1,129 @@
+"""Every architecture and option that is served, against transformers: small random models, all log probabilities.
+
+Tolerance: 2e-4 absolute on log probabilities in float32. The orders of sums differ, nothing else does.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import transformers
+
+from baton.engine.resolve import read_config, resolve_model
+from tests.unit.engine.models import (
+    TINY,
+    VOCAB,
+    all_logprobs,
+    engine_of,
+    huggingface_logprobs,
+    part_of,
+    run,
+    tiny_model,
+)
+
+TOLERANCE = 2e-4
+TOKENS = [(7 * position * position + 3 * position + 5) % VOCAB for position in range(70)]
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e4}
+CONFIGS: dict[str, transformers.PretrainedConfig] = {
+    "llama_untied": transformers.LlamaConfig(**TINY),
+    "llama_tied": transformers.LlamaConfig(**TINY, tie_word_embeddings=True),
+    "llama_wide_heads": transformers.LlamaConfig(**TINY, head_dim=24),
+    "llama_one_kv_head": transformers.LlamaConfig(**TINY | {"num_key_value_heads": 1}),
+    "llama_no_grouping": transformers.LlamaConfig(**TINY | {"num_key_value_heads": 4}),
+    "llama_biases": transformers.LlamaConfig(**TINY, attention_bias=True, mlp_bias=True),
+    "llama3_rope": transformers.LlamaConfig(
+        **TINY, rope_parameters=LLAMA3 | {"original_max_position_embeddings": 32, "rope_theta": 5e3}
+    ),
+    "linear_rope": transformers.LlamaConfig(
+        **TINY, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
+    ),
+    "yarn_rope": transformers.LlamaConfig(**TINY, rope_parameters=YARN),
+    "yarn_rope_tempered": transformers.LlamaConfig(
+        **TINY, rope_parameters=YARN | {"mscale": 0.7, "mscale_all_dim": 0.4, "beta_fast": 16.0, "truncate": False}
+    ),
+    "dynamic_rope_within_its_context": transformers.LlamaConfig(
+        **TINY, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    ),
+    "mistral_full": transformers.MistralConfig(**TINY, sliding_window=None),
+    "mistral_window": transformers.MistralConfig(**TINY, sliding_window=11),
+    "qwen2": transformers.Qwen2Config(**TINY),
+    "qwen2_window_in_upper_layers": transformers.Qwen2Config(
+        **TINY, use_sliding_window=True, sliding_window=9, max_window_layers=1
+    ),
+    "qwen3": transformers.Qwen3Config(**TINY, head_dim=16),
+    "qwen3_biased_tied": transformers.Qwen3Config(**TINY, head_dim=10, attention_bias=True, tie_word_embeddings=True),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_log_probabilities_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
+    """At every position of a prompt, for the whole vocabulary."""
+    model = tiny_model(CONFIGS[name])
+    model.save_pretrained(tmp_path)
+    engine, _ = engine_of(resolve_model(str(tmp_path)))
+    mine = all_logprobs(engine, TOKENS, range(18), VOCAB)
+    np.testing.assert_allclose(mine, huggingface_logprobs(model, TOKENS), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["mistral_window", "qwen2_window_in_upper_layers", "llama_tied"])
+def test_decoding_in_chunks_equals_the_whole_pass(name: str, tmp_path: Path) -> None:
+    """Token by token after chunks of odd sizes, past the window, beside a longer and a shorter request."""
+    model = tiny_model(CONFIGS[name])
+    model.save_pretrained(tmp_path)
+    engine, _ = engine_of(resolve_model(str(tmp_path)))
+    expected = huggingface_logprobs(model, TOKENS).argmax(-1)
+    others = [TOKENS[:25], TOKENS[:64]]
+    for index, other in enumerate(others):
+        run(engine, part_of(other[:-1], range(20 + 20 * index, 40 + 20 * index)))
+    run(engine, part_of(TOKENS[:6], range(18)))
+    run(engine, part_of(TOKENS[:23], range(18), start=6))
+    for end in range(24, len(TOKENS)):
+        beside = [
+            part_of(other, range(20 + 20 * index, 40 + 20 * index), start=len(other) - 1)
+            for index, other in enumerate(others)
+        ]
+        result = run(engine, beside[0], part_of(TOKENS[:end], range(18), start=end - 1), beside[1])
+        assert [entry.token for entry in result] == [expected[24], expected[end - 1], expected[63]]
+
+
+def test_a_sharded_checkpoint_is_the_same_model(tmp_path: Path) -> None:
+    """Shards and their index give what one file gives."""
+    model = tiny_model(CONFIGS["llama_untied"])
+    model.save_pretrained(tmp_path / "whole")
+    model.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
+    whole, _ = engine_of(resolve_model(str(tmp_path / "whole")))
+    shards, _ = engine_of(resolve_model(str(tmp_path / "shards")))
+    first, second = (all_logprobs(engine, TOKENS, range(18), VOCAB) for engine in (whole, shards))
+    np.testing.assert_array_equal(first, second)
+
+
+def test_the_old_spelling_of_rope_options_is_read(tmp_path: Path) -> None:
+    """Most checkpoints on the hub have rope_theta and rope_scaling instead of rope_parameters."""
+    tiny_model(CONFIGS["llama3_rope"]).save_pretrained(tmp_path)
+    new = read_config(resolve_model(str(tmp_path)))
+    path = tmp_path / "config.json"
+    text = path.read_text()
+    start = text.index('"rope_parameters"')
+    end = text.index("}", start) + 1
+    old = LLAMA3 | {"original_max_position_embeddings": 32}
+    scaling = str(old).replace("'", '"')
+    path.write_text(text[:start] + f'"rope_theta": 5000.0, "rope_scaling": {scaling}' + text[end:])
+    assert read_config(resolve_model(str(tmp_path))) == new
+
+
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "float16"])
+def test_kv_may_be_stored_in_half_precision(kv_dtype: str, tmp_path: Path) -> None:
+    """Stored rounded, computed in float32: close to the exact model, and chunks still leave no trace."""
+    model = tiny_model(CONFIGS["llama_tied"])
+    model.save_pretrained(tmp_path)
+    engine, _ = engine_of(resolve_model(str(tmp_path)), kv_dtype=kv_dtype)
+    mine = all_logprobs(engine, TOKENS, range(18), VOCAB)
+    np.testing.assert_allclose(mine, huggingface_logprobs(model, TOKENS), atol=0.3, rtol=0)
+    whole = run(engine, part_of(TOKENS, range(18)))[0].token
+    run(engine, part_of(TOKENS, range(20, 38), end=37))
+    assert run(engine, part_of(TOKENS, range(20, 38), start=37))[0].token == whole
