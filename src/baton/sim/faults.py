@@ -1,0 +1,81 @@
+"""What can go wrong in a simulated cluster, as plain data: written into a scenario, replayed from it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from baton.core.types import RequestId, Role, WorkerId
+
+ReportsFate = Literal["delivered", "lost", "late"]
+"""What becomes of a dead worker's last messages: they arrive before its death is noticed, never, or after that."""
+Stage = Literal["arrived", "prefilling", "handed_off", "decoding"]
+
+
+class Kill(Struct, frozen=True, tag=True, kw_only=True):
+    """The process is killed, wherever it is."""
+
+    worker: WorkerId
+    at_s: float
+    reports: ReportsFate
+    notice_s: float
+    """From its death until the server knows."""
+    restart_s: float
+    """From then until a new process under the same id has joined."""
+
+
+class KillInStep(Struct, frozen=True, tag=True, kw_only=True):
+    """The process is killed inside its nth step; what it was writing is left half written."""
+
+    worker: WorkerId
+    step: int
+    """1 for the first."""
+    reports: ReportsFate
+    notice_s: float
+    restart_s: float
+
+
+class Hang(Struct, frozen=True, tag=True, kw_only=True):
+    """The process stops doing anything; after a silence the server kills it."""
+
+    worker: WorkerId
+    at_s: float
+    silent_s: float
+    restart_s: float
+
+
+class Slow(Struct, frozen=True, tag=True, kw_only=True):
+    """Steps take longer for a while."""
+
+    worker: WorkerId
+    at_s: float
+    for_s: float
+    factor: float
+
+
+class DelaySpike(Struct, frozen=True, tag=True, kw_only=True):
+    """Every message sent in this time takes longer."""
+
+    at_s: float
+    for_s: float
+    delay_s: float
+
+
+class Cancel(Struct, frozen=True, tag=True, kw_only=True):
+    """A client hangs up some time after its request has come this far."""
+
+    request_id: RequestId
+    stage: Stage
+    delay_s: float
+
+
+class Flip(Struct, frozen=True, tag=True, kw_only=True):
+    """An operator changes a worker's role."""
+
+    worker: WorkerId
+    at_s: float
+    role: Role
+
+
+Fault = Kill | KillInStep | Hang | Slow | DelaySpike | Cancel | Flip

@@ -1,0 +1,60 @@
+"""What happened in a simulation: the life of every request, and everything that was said, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+from msgspec import Struct
+
+from baton.control.decision_log import Decision
+from baton.core.messages import CloseRequest, PoolCommand, PoolEvent
+from baton.core.types import Request, RequestId, WorkerId
+
+
+@dataclass(slots=True, kw_only=True)
+class Life:
+    """One request as the server saw it."""
+
+    request: Request
+    tokens: list[int]
+    """Prompt and the output so far: the server holds the truth about a request."""
+    attempt: int = 0
+    worker: WorkerId | None = None
+    """Who has it. None: nobody yet, or its worker is lost and no other has been found."""
+    started_at_s: float | None = None
+    """Start of the first step that computed a part of it."""
+    handoffs_s: list[float] = field(default_factory=list[float])
+    """When a worker was told to go on with it."""
+    token_times_s: list[float] = field(default_factory=list[float])
+    cached_tokens: int | None = None
+    """Of the first grant."""
+    closes: list[tuple[float, CloseRequest]] = field(default_factory=list[tuple[float, CloseRequest]])
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.request.prompt_tokens :]
+
+
+class PoolDecision(Struct, frozen=True, tag=True):
+    """One event into the host pool, and what came out."""
+
+    now_s: float
+    event: PoolEvent
+    commands: tuple[PoolCommand, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class Journal:
+    """Written by the simulated server, read by the checkers. Grows with the run: without `keep_log`, by lives only."""
+
+    keep_log: bool
+    lives: dict[RequestId, Life] = field(default_factory=dict[RequestId, Life])
+    log: list[Decision | PoolDecision] = field(default_factory=list[Decision | PoolDecision])
+
+    def decisions(self) -> list[Decision]:
+        return [entry for entry in self.log if isinstance(entry, Decision)]
+
+    def encoded(self) -> bytes:
+        """The log as bytes: two runs are the same when these are (INV-6)."""
+        return msgspec.msgpack.encode(self.log)

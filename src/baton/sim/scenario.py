@@ -1,0 +1,146 @@
+"""Small scenarios drawn from a seed: a cluster, what clients ask for, and what goes wrong."""
+
+from __future__ import annotations
+
+from random import Random
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from baton.core.config import BatchLimits, Topology
+from baton.core.types import RequestId, Role, Sampling, WorkerId
+from baton.engine.hash_engine import BYTE_TOKENS_FROM
+from baton.sim.engines import STOP_TOKEN
+from baton.sim.faults import Cancel, DelaySpike, Fault, Flip, Hang, Kill, KillInStep, ReportsFate, Slow, Stage
+from baton.sim.spec import ClusterSpec, SimCost, SimKV, SimLink
+
+TOPOLOGIES: tuple[tuple[int, int, int], ...] = (
+    (1, 1, 0), (1, 1, 0), (2, 1, 0), (1, 2, 0), (2, 2, 0), (0, 0, 1), (0, 0, 2), (1, 1, 1),
+)  # fmt: skip
+"""Prefill, decode, mixed workers."""
+REPORTS: tuple[ReportsFate, ...] = ("delivered", "lost", "late")
+STAGES: tuple[Stage, ...] = ("arrived", "prefilling", "handed_off", "decoding")
+BLOCK_TOKENS = 4
+_ROLES: tuple[Role, ...] = ("prefill", "decode", "mixed")
+
+
+class PlannedRequest(Struct, frozen=True, kw_only=True):
+    """A request that a client will make."""
+
+    id: RequestId
+    at_s: float
+    """When it arrives; of a follow-up: how long after the end of the one before."""
+    prompt: tuple[int, ...]
+    """Of a follow-up: what is added to the prompt and the output of the one before."""
+    output_tokens_max: int
+    sampling: Sampling
+    priority: int = 0
+    follows: RequestId | None = None
+
+
+class Scenario(Struct, frozen=True, kw_only=True):
+    """All of a simulation but the code. Equal scenarios run alike."""
+
+    seed: int
+    cluster: ClusterSpec
+    requests: tuple[PlannedRequest, ...]
+    faults: tuple[Fault, ...] = ()
+
+
+def draw_scenario(seed: int) -> Scenario:
+    """Draw a scenario in which nothing goes wrong (and clients hang up on nobody)."""
+    draw = Random(f"scenario {seed}")
+    requests = _draw_requests(draw)
+    prefill, decode, mixed = draw.choice(TOPOLOGIES)
+    delay_s = draw.choice((0.0001, 0.001, 0.02))
+    cluster = ClusterSpec(
+        topology=Topology(prefill=prefill, decode=decode, mixed=mixed),
+        kv=SimKV(blocks=_draw_blocks(draw, requests), block_tokens=BLOCK_TOKENS),
+        batch=BatchLimits(step_tokens_max=draw.choice((4, 8, 16, 64)), requests_max=draw.choice((1, 2, 4, 8))),
+        cost=SimCost(step_overhead_s=0.01, prefill_token_s=0.001, decode_request_s=0.001, context_token_s=0.00001),
+        link=SimLink(delay_min_s=delay_s / 4, delay_max_s=delay_s),
+        queue_requests_max=draw.choice((5, 1000, 1000, 1000)),
+    )
+    return Scenario(seed=seed, cluster=cluster, requests=requests)
+
+
+def _draw_requests(draw: Random) -> tuple[PlannedRequest, ...]:
+    shared = [[draw.randrange(BYTE_TOKENS_FROM, 250) for _ in range(draw.randint(4, 16))] for _ in range(2)]
+    spread_s = draw.choice((0.0, 0.2, 1.0))
+    planned: list[PlannedRequest] = []
+    for index in range(draw.randint(5, 16)):
+        own = [draw.randrange(BYTE_TOKENS_FROM, 250) for _ in range(draw.randint(1, 12))]
+        follows = draw.choice(planned).id if planned and draw.random() < 0.2 else None
+        prefix = draw.choice(shared) if follows is None and draw.random() < 0.5 else []
+        sampling = Sampling(temperature=draw.choice((0.0, 1.0)), seed=draw.randrange(100), stop_token_ids=(STOP_TOKEN,))
+        planned.append(
+            PlannedRequest(
+                id=RequestId(f"r{index}"),
+                at_s=draw.uniform(0.0, spread_s),
+                prompt=(*prefix, *own),
+                output_tokens_max=draw.randint(1, 14),
+                sampling=sampling,
+                priority=draw.choice((0, 0, 0, 1)),
+                follows=follows,
+            )
+        )
+    return tuple(planned)
+
+
+def _draw_blocks(draw: Random, requests: tuple[PlannedRequest, ...]) -> int:
+    """An arena that holds the longest request, and little or much more."""
+    longest: dict[RequestId, int] = {}
+    for request in requests:
+        before = longest[request.follows] if request.follows is not None else 0
+        longest[request.id] = before + len(request.prompt) + request.output_tokens_max
+    blocks_min = -(-max(longest.values()) // BLOCK_TOKENS)
+    return int(blocks_min * draw.choice((1.0, 1.3, 2.0, 6.0)))
+
+
+def with_faults(scenario: Scenario) -> Scenario:
+    """The same scenario with faults, drawn from its seed too."""
+    draw = Random(f"faults {scenario.seed}")
+    workers = [view.id for view in scenario.cluster.views()]
+    faults: list[Fault] = []
+    faults += [_draw_kill(draw, workers) for _ in range(draw.choice((0, 1, 2, 4)))]
+    faults += [_draw_kill_in_step(draw, workers) for _ in range(draw.choice((0, 1, 2)))]
+    faults += [_draw_hang(draw, workers) for _ in range(draw.choice((0, 0, 1)))]
+    for _ in range(draw.choice((0, 1))):
+        at_s, for_s = draw.uniform(0, 0.5), draw.uniform(0, 0.3)
+        faults.append(Slow(worker=draw.choice(workers), at_s=at_s, for_s=for_s, factor=draw.choice((2.0, 10.0))))
+    for _ in range(draw.choice((0, 1, 2))):
+        faults.append(DelaySpike(at_s=draw.uniform(0, 0.8), for_s=draw.uniform(0, 0.1), delay_s=draw.uniform(0, 0.1)))
+    for request in draw.sample(scenario.requests, k=min(len(scenario.requests), draw.choice((0, 1, 3, 6)))):
+        faults.append(Cancel(request_id=request.id, stage=draw.choice(STAGES), delay_s=draw.choice((0.0, 0.003, 0.05))))
+    for _ in range(draw.choice((0, 0, 1, 3))):
+        faults.append(Flip(worker=draw.choice(workers), at_s=draw.uniform(0, 0.8), role=draw.choice(_ROLES)))
+    return replace(scenario, faults=tuple(faults))
+
+
+def _draw_kill(draw: Random, workers: list[WorkerId]) -> Kill:
+    return Kill(
+        worker=draw.choice(workers),
+        at_s=draw.uniform(0.0, 0.8),
+        reports=draw.choice(REPORTS),
+        notice_s=draw.choice((0.0, 0.002, 0.02)),
+        restart_s=draw.choice((0.0, 0.05, 0.3)),
+    )
+
+
+def _draw_kill_in_step(draw: Random, workers: list[WorkerId]) -> KillInStep:
+    return KillInStep(
+        worker=draw.choice(workers),
+        step=draw.randint(1, 20),
+        reports=draw.choice(REPORTS),
+        notice_s=draw.choice((0.0, 0.002, 0.02)),
+        restart_s=draw.choice((0.0, 0.05, 0.3)),
+    )
+
+
+def _draw_hang(draw: Random, workers: list[WorkerId]) -> Hang:
+    return Hang(
+        worker=draw.choice(workers),
+        at_s=draw.uniform(0.0, 0.5),
+        silent_s=draw.uniform(0.05, 0.3),
+        restart_s=draw.choice((0.0, 0.1)),
+    )
