@@ -1,0 +1,88 @@
+"""`baton top`: what a server's workers are doing, live in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import threading
+import urllib.error
+import urllib.request
+from urllib.parse import urlsplit
+
+import msgspec
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+
+from baton.core.errors import BatonError, ConfigError
+from baton.server.port import ClusterStatus, HostStatus
+
+TIMEOUT_S = 5.0
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "top",
+        help="show a server's workers and KV blocks, live",
+        description="Show a server's workers and KV blocks, live. Ctrl-C ends it.",
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("--url", default="http://127.0.0.1:8000", metavar="U", help="the server (default: %(default)s)")
+    parser.add_argument("--interval-s", type=float, default=1.0, metavar="T", help="seconds between looks (default: 1)")
+    parser.add_argument("--api-key", metavar="K", help="sent as a bearer token")
+    parser.add_argument("--once", action="store_true", help="look once and end")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look until Ctrl-C. Exit code 1 where the server cannot be reached."""
+    if urlsplit(args.url).scheme not in ("http", "https"):
+        raise ConfigError(f"--url {args.url} is no HTTP address; give one as in http://127.0.0.1:8000")
+    if args.interval_s <= 0:
+        raise ConfigError(f"--interval-s is {args.interval_s}, but must be above 0")
+    console = Console()
+    try:
+        if args.once:
+            console.print(_screen(_look(args.url, args.api_key)))
+            return 0
+        with Live(_screen(_look(args.url, args.api_key)), console=console, auto_refresh=False) as live:
+            pause = threading.Event()
+            while not pause.wait(args.interval_s):
+                live.update(_screen(_look(args.url, args.api_key)), refresh=True)
+    except KeyboardInterrupt:
+        return 0
+    except BatonError as error:
+        Console(stderr=True).print(f"baton: {error}", style="red", highlight=False)
+        return 1
+    return 0
+
+
+def _look(url: str, api_key: str | None) -> ClusterStatus:
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    request = urllib.request.Request(f"{url.rstrip('/')}/cluster", headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            return msgspec.json.decode(answer.read(), type=ClusterStatus)
+    except urllib.error.HTTPError as error:
+        raise BatonError(f"{url} answers {error.code}; give --api-key if the server asks for one") from error
+    except (OSError, msgspec.DecodeError) as error:
+        raise BatonError(f"there is no Baton server at {url}: {error}; start one with `baton serve`") from error
+
+
+def _screen(status: ClusterStatus) -> Group:
+    table = Table(title="workers")
+    for column in ("worker", "role", "pid", "state"):
+        table.add_column(column)
+    for column in ("running", "waiting", "KV blocks"):
+        table.add_column(column, justify="right")
+    for worker in status.workers:
+        counts = (worker.running, worker.waiting, worker.kv_blocks_used)
+        table.add_row(worker.id, worker.role, str(worker.pid), worker.state, *(f"{count:,}" for count in counts))
+    return Group(table, *(_host_line(host) for host in status.hosts))
+
+
+def _host_line(host: HostStatus) -> str:
+    used_ratio = host.kv_blocks_used / host.kv_blocks_total
+    return (
+        f"{host.id}: {host.kv_blocks_used:,} KV blocks used ({used_ratio:.0%}), {host.kv_blocks_cached:,} cached, "
+        f"{host.kv_blocks_free:,} free, of {host.kv_blocks_total:,} ({host.kv_block_tokens} tokens each)"
+    )
