@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 from starlette.types import Message
 
@@ -123,15 +124,16 @@ def test_tokens_count_as_sent_once_their_chunk_is(build: Callable) -> None:
     asyncio.run(story())
 
 
-def test_one_closed_socket_frees_its_blocks_and_the_server_goes_on(build: Callable, serve: Callable) -> None:
-    """The same over a real connection: it is cut in the middle of a stream."""
-    client = serve(build())
-    url = client.base_url
+@pytest.mark.parametrize("house", ["server", "hash_server"])
+def test_a_closed_socket_frees_its_blocks_and_the_server_goes_on(house: str, request: pytest.FixtureRequest) -> None:
+    """The same over a real connection, cut in the middle of a stream; over one engine, and over two workers."""
+    url = httpx.URL(request.getfixturevalue(house).url)
     body = json.dumps(BODY | {"max_tokens": 4000, "stream": True})
     with socket.create_connection((url.host, url.port), timeout=10) as connection:
         head = ["POST /v1/completions HTTP/1.1", "Host: x", "Content-Type: application/json"]
         connection.sendall("\r\n".join([*head, f"Content-Length: {len(body)}", "", body]).encode())
         assert connection.recv(16).startswith(b"HTTP/1.1 200")
-    while client.get("/cluster").json()["workers"][0]["kv_blocks_used"]:
-        pass  # each round is one request served; the test's timeout bounds it
-    assert client.post("/v1/completions", json=BODY).status_code == 200
+    with httpx.Client(base_url=url, timeout=30) as client:
+        while client.get("/cluster").json()["hosts"][0]["kv_blocks_used"]:
+            pass  # each round is one request served; the test's timeout bounds it
+        assert client.post("/v1/completions", json=BODY).status_code == 200

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-BLOCKS = 64
-"""A context of 1,024 tokens: room for every conversation that is made up, but no endless answers."""
+from tests.serving import RunningServer
 
 
-def test_schemathesis_finds_nothing(build: Callable, serve: Callable, tmp_path: Path) -> None:
+def test_schemathesis_finds_nothing(hash_server: RunningServer, tmp_path: Path) -> None:
     """No 5xx; only documented statuses, types and bodies; what fits the document is served, the rest is refused."""
-    client = serve(build(blocks=BLOCKS))
     command = [
         str(Path(sys.executable).with_name("schemathesis")),
         "run",
-        f"{client.base_url}/openapi.json",
+        f"{hash_server.url}/openapi.json",
         "--checks=all",
         "--phases=examples,coverage,fuzzing,stateful",
         "--max-examples=20",
@@ -27,4 +24,5 @@ def test_schemathesis_finds_nothing(build: Callable, serve: Callable, tmp_path: 
     ]
     found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout + found.stderr
-    assert client.get("/health").status_code == 200
+    with hash_server.client() as client:
+        assert client.get("/health").status_code == 200

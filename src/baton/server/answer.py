@@ -10,7 +10,7 @@ from starlette.types import Receive, Send
 
 from baton.core.errors import RequestError
 from baton.server.arrival import send_bytes
-from baton.server.choice import Choice
+from baton.server.choice import Choice, Piece
 from baton.server.port import Timings
 from baton.server.wire.dialect import DONE, Dialect, Result
 from baton.server.wire.errors import error_body
@@ -54,7 +54,7 @@ class Answer:
         await send_bytes(send, body, status=200, headers={"content-type": "application/json"})
 
     async def _collect(self, choice: Choice) -> Result:
-        pieces = []
+        pieces: list[Piece] = []
         while choice.finish_reason is None:
             pieces.append(choice.take(await choice.generation.next()))
             choice.mark_sent()

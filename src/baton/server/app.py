@@ -14,6 +14,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from baton.core.errors import RequestError
+from baton.engine.chat_template import ChatTemplate
 from baton.engine.tokenizer import Tokenizer
 from baton.server.arrival import Entrance
 from baton.server.body import ClientGone
@@ -22,7 +23,6 @@ from baton.server.generate import Generate
 from baton.server.hooks import Hooks
 from baton.server.pages import Pages
 from baton.server.port import Gateway
-from baton.server.prompts import ChatTemplate
 from baton.server.routes import ChatRoute, CompletionRoute
 from baton.server.services import Services
 from baton.server.settings import HttpSettings

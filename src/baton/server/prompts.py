@@ -5,27 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from baton.core.errors import RequestError
 from baton.core.types import BlockHash
 from baton.engine.card import ModelCard
+from baton.engine.chat_template import ChatTemplate
 from baton.engine.tokenizer import Tokenizer
 from baton.kv.hashing import block_hashes
 from baton.server.wire.sampling import check_tokens
 from baton.server.wire.schemas import ChatMessage, ChatRequest, CompletionRequest, TokenizeRequest
 
 Made = TypeVar("Made")
-
-
-class ChatTemplate(Protocol):
-    """How a model wants conversations written."""
-
-    def render(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        """Write a conversation as one text. Raises RequestError if the model cannot follow it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +89,8 @@ def _from_ids(ids: Sequence[Any], card: ModelCard) -> Prompt:
 def chat_prompt(body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer, template: ChatTemplate) -> Prompt:
     """Render and tokenize a conversation. Raises RequestError (400)."""
     start_answer = body.add_generation_prompt is not False
-    text = template.render(message_dicts(body.messages or []), add_generation_prompt=start_answer)
+    messages, extra = message_dicts(body.messages or []), body.chat_template_kwargs
+    text = template.render(messages, add_generation_prompt=start_answer, extra=extra)
     return Prompt(tokenizer.encode(text, add_special=body.add_special_tokens is True), text)
 
 

@@ -8,9 +8,10 @@ from typing import Any, Protocol
 
 from baton.core.errors import RequestError
 from baton.engine.card import ModelCard
+from baton.engine.chat_template import ChatTemplate
 from baton.engine.tokenizer import Tokenizer
 from baton.server.choice import Echo
-from baton.server.prompts import ChatTemplate, Prompt, chat_prompt, completion_prompts
+from baton.server.prompts import Prompt, chat_prompt, completion_prompts
 from baton.server.wire.chat import ChatDialect
 from baton.server.wire.completions import CompletionDialect
 from baton.server.wire.dialect import Dialect, Head

@@ -7,10 +7,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from baton.engine.chat_template import ChatTemplate
 from baton.engine.tokenizer import Tokenizer
 from baton.server.hooks import Hooks
 from baton.server.port import Gateway
-from baton.server.prompts import ChatTemplate
 from baton.server.settings import HttpSettings
 
 

@@ -117,6 +117,8 @@ class ChatRequest(GenerateFields, frozen=True, kw_only=True, forbid_unknown_fiel
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Further variables of the model's chat template, such as Qwen3's `enable_thinking`."""
 
     # changes no answer
     parallel_tool_calls: bool | None = None
@@ -137,6 +139,7 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class DetokenizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -181,7 +184,6 @@ UNSUPPORTED = {
     "allowed_token_ids": "use logit_bias",
     "continue_final_message": "Baton starts a new message",
     "chat_template": "the model's own chat template is used",
-    "chat_template_kwargs": "the model's own chat template is used",
     "documents": "put the documents into the messages",
     "mm_processor_kwargs": "Baton takes text only",
 }
