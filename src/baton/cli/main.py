@@ -6,7 +6,7 @@ import argparse
 import sys
 from importlib import metadata
 
-from baton.cli import bench, replay, serve, top
+from baton.cli import bench, replay, serve, sim, top
 from baton.core.errors import BatonError, ConfigError
 
 EXIT_FINE, EXIT_SHORT, EXIT_USAGE = 0, 1, 2
@@ -22,6 +22,7 @@ def build_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve.add_parser(subparsers)
     bench.add_parser(subparsers)
+    sim.add_parser(subparsers)
     replay.add_parser(subparsers)
     top.add_parser(subparsers)
     return parser

@@ -50,7 +50,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--context-tokens", type=int, metavar="N", help="most tokens of a request (default: all)")
     parser.add_argument("--step-tokens", type=int, metavar="N", help="most tokens of one step (default: 512)")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of each worker (default: cores / workers)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="where to compute (default: cpu)")
     parser.add_argument("--served-name", metavar="NAME", help="what clients call the model (default: its own name)")
     parser.add_argument("--log", metavar="FILE", help="write every decision to FILE, for `baton replay`")
     parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file; see docs/config.md")
@@ -74,10 +73,7 @@ def configuration(args: argparse.Namespace) -> Config:
             raise ConfigError("--prefill, --decode and --mixed are all 0: nobody would serve; name at least one worker")
     kv = {"dtype": args.kv_dtype, "blocks": args.kv_blocks, "block_tokens": args.block_tokens}
     http = {"host": args.host, "port": args.port, "api_keys": tuple(args.api_key) if args.api_key else None}
-    top = {
-        name: vars(args)[name]
-        for name in ("model", "dtype", "device", "threads", "served_name", "context_tokens", "log")
-    }
+    top = {name: vars(args)[name] for name in ("model", "dtype", "threads", "served_name", "context_tokens", "log")}
     config = _with(
         config,
         {

@@ -114,8 +114,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     served_name: str = ""
     """What clients call the model. Empty: the name of the model or of its file."""
     dtype: DtypeChoice = "auto"
-    """Precision that the model computes in. `auto`: float32 on a CPU, bfloat16 on a GPU."""
-    device: Literal["cpu", "cuda"] = "cpu"
+    """Precision that the model computes in. `auto` is float32."""
     threads: int = 0
     """Threads of each worker. 0 divides the cores among the workers, at least one each."""
     context_tokens: int = 0

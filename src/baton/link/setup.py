@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from msgspec import Struct
 
 from baton.core.config import BatchLimits, Plugin
@@ -32,7 +30,6 @@ class WorkerSetup(Struct, frozen=True, tag=True):
     layout: KVLayout
     arena_bytes: int
     dtype: Dtype
-    device: Literal["cpu", "cuda"]
     threads: int
     cores: tuple[int, ...]
     """Cores that the worker is pinned to. Empty: any."""

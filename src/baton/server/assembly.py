@@ -47,7 +47,7 @@ class Parts:
 
 def assemble(config: Config, card: ModelCard) -> Parts:
     """Build everything that decides, and the arena; start nothing. Raises ConfigError and ArenaError."""
-    dtype = resolve_dtype(config.dtype, config.device)
+    dtype = resolve_dtype(config.dtype, "cpu")
     layout = card.layout(block_tokens=config.kv.block_tokens, dtype=kv_dtype(card, config.kv.dtype, dtype))
     card = _limit_context(config, card)
     total = blocks_total(config, card, layout)
@@ -99,7 +99,6 @@ def _setups(config: Config, card: ModelCard, layout: KVLayout, arena: Arena, dty
             layout=layout,
             arena_bytes=arena.bytes_total,
             dtype=dtype,
-            device=config.device,
             threads=threads,
             cores=cores,
             limits=config.batch,

@@ -51,9 +51,7 @@ def _load(setup: WorkerSetup, memory: memoryview, link: ServerLink) -> StepEngin
             setup.view.id, f"loading {setup.card.name} ({setup.card.weight_bytes / 2**20:.0f} MiB, {setup.dtype})"
         )
     )
-    engine = load_engine(
-        setup.card, setup.layout, memory, dtype=setup.dtype, threads=setup.threads, device=setup.device
-    )
+    engine = load_engine(setup.card, setup.layout, memory, dtype=setup.dtype, threads=setup.threads)
     link.put(WorkerProgress(setup.view.id, f"loaded in {now_s() - started_s:.1f} s, warming up"))
     engine.warm_up()
     return engine
