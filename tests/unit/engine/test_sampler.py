@@ -1,0 +1,163 @@
+"""Drawing tokens: reproducible, inside the support that was asked for, and equal to a slow and plain oracle."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.core.types import Sampling
+from baton.engine import sampler
+from baton.engine.sampler import largest, sample, uniform
+from tests.unit.engine.models import part_of
+
+VOCAB = 40
+rows = st.lists(st.floats(-20, 20, width=32), min_size=VOCAB, max_size=VOCAB).map(torch.tensor)
+prompts = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=8)
+samplings = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 1e-6, 0.3, 1.0, 2.0]),
+    top_p=st.sampled_from([1e-9, 0.3, 0.9, 1.0]),
+    top_k=st.sampled_from([0, 1, 2, 7, VOCAB, 1000]),
+    min_p=st.sampled_from([0.0, 0.05, 0.5, 1.0]),
+    presence_penalty=st.sampled_from([0.0, -1.0, 1.5]),
+    frequency_penalty=st.sampled_from([0.0, -0.5, 0.7]),
+    repetition_penalty=st.sampled_from([1.0, 0.5, 1.3]),
+    logit_bias=st.sampled_from([(), ((3, 100.0),), ((3, -100.0), (4, 2.0)), ((VOCAB + 5, 1.0),)]),
+    stop_token_ids=st.sampled_from([(), (0,), (1, 5, VOCAB + 1)]),
+    output_tokens_min=st.sampled_from([0, 3]),
+    seed=st.integers(0, 1 << 63),
+)
+
+
+def _draw(logits: torch.Tensor, tokens: list[int], prompt_tokens: int, sampling: Sampling) -> int:
+    part = part_of(tokens, [], sampling=sampling, prompt_tokens=prompt_tokens)
+    return sample(logits[None], [part])[0][0]
+
+
+def _oracle(
+    logits: torch.Tensor, tokens: list[int], prompt_tokens: int, sampling: Sampling
+) -> tuple[list[float], list[int]]:
+    """Return weights by id and the ids that may be drawn, in plain Python."""
+    scores = [float(value) for value in logits]
+    for token in set(tokens):
+        r = sampling.repetition_penalty
+        scores[token] = scores[token] / r if scores[token] > 0 else scores[token] * r
+    for token, count in Counter(tokens[prompt_tokens:]).items():
+        scores[token] -= sampling.presence_penalty + sampling.frequency_penalty * count
+    for token, bias in sampling.logit_bias:
+        if token < VOCAB:
+            scores[token] += bias
+    if len(tokens) - prompt_tokens < sampling.output_tokens_min:
+        for token in sampling.stop_token_ids:
+            if token < VOCAB:
+                scores[token] = -math.inf
+    best = max(scores)
+    if sampling.temperature == 0:
+        return [], [scores.index(best)]
+    weights = [math.exp((score - best) / sampling.temperature) for score in scores]
+    order = sorted(range(VOCAB), key=lambda token: (-weights[token], token))
+    order = order[: sampling.top_k] if sampling.top_k else order
+    mass, kept, above = sum(weights[token] for token in order), [], 0.0
+    for token in order:
+        if not kept or above < sampling.top_p * mass:
+            kept.append(token)
+        above += weights[token]
+    return weights, [token for token in kept if weights[token] >= sampling.min_p or token == kept[0]]
+
+
+@settings(max_examples=300, deadline=None)
+@given(logits=rows, prompt=prompts, output=prompts, sampling=samplings)
+def test_what_is_drawn_is_what_the_oracle_allows(
+    logits: torch.Tensor, prompt: list[int], output: list[int], sampling: Sampling
+) -> None:
+    """Every option at once. The oracle sums in another order, so a token at the very edge may go either way."""
+    tokens = [*prompt, *output]
+    drawn = _draw(logits, tokens, len(prompt), sampling)
+    weights, allowed = _oracle(logits, tokens, len(prompt), sampling)
+    if sampling.temperature == 0.0:
+        assert drawn == allowed[0]
+    else:
+        edge = min(weights[token] for token in allowed) * (1 - 1e-4)
+        assert drawn in allowed or weights[drawn] >= edge
+
+
+@settings(max_examples=100, deadline=None)
+@given(logits=rows, tokens=prompts, sampling=samplings, others=st.lists(st.tuples(rows, samplings), max_size=4))
+def test_a_draw_depends_on_nothing_but_its_row(
+    logits: torch.Tensor, tokens: list[int], sampling: Sampling, others: list[tuple[torch.Tensor, Sampling]]
+) -> None:
+    """The same row, seed and position draw the same token in any company, at any place in the batch."""
+    alone = _draw(logits, tokens, 1, sampling)
+    mine = part_of(tokens, [], sampling=sampling, prompt_tokens=1)
+    beside = [part_of([1, 2], [], sampling=other, prompt_tokens=1) for _, other in others]
+    batch = torch.stack([*(row for row, _ in others), logits, *(row for row, _ in others)])
+    assert sample(batch, [*beside, mine, *beside])[len(others)][0] == alone
+
+
+def test_draws_follow_the_distribution() -> None:
+    """20,000 positions: each token's share is within four standard deviations of its probability."""
+    torch.manual_seed(0)
+    logits = torch.randn(8)
+    expected = (logits / 0.8).softmax(-1)
+    count = 20_000
+    parts = [part_of([0] * (2 + i % 7), [], sampling=Sampling(temperature=0.8, seed=i)) for i in range(count)]
+    drawn = Counter(token for token, _ in sample(logits.expand(count, -1), parts))
+    for token, share in enumerate(expected.tolist()):
+        assert abs(drawn[token] / count - share) < 4 * math.sqrt(share * (1 - share) / count)
+
+
+def test_position_and_seed_both_change_the_draw() -> None:
+    """The generator has no state: it is a function, spread evenly over [0, 1)."""
+    values = [uniform(seed, position) for seed in range(50) for position in range(50)]
+    assert len(set(values)) == len(values)
+    assert all(0.0 <= value < 1.0 for value in values)
+    assert abs(sum(values) / len(values) - 0.5) < 0.02
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, VOCAB, 100])
+def test_largest_breaks_ties_by_id(count: int) -> None:
+    scores = torch.tensor([1.0, 3.0, 3.0, 2.0] * 10)
+    values, ids = largest(scores, count)
+    order = sorted(range(VOCAB), key=lambda token: (-float(scores[token]), token))[:count]
+    assert ids.tolist() == order
+    assert values.tolist() == [float(scores[token]) for token in order]
+
+
+def test_greedy_takes_the_lowest_id_among_equals() -> None:
+    logits = torch.zeros(2, VOCAB)
+    logits[:, [7, 9]] = 1.0
+    plain = part_of([1], [], sampling=Sampling(temperature=0.0))
+    biased = part_of([1], [], sampling=Sampling(temperature=0.0, logit_bias=((30, 0.5),)))
+    assert [token for token, _ in sample(logits, [plain, biased])] == [7, 7]
+
+
+def test_a_nucleus_wider_than_the_first_guess_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """top_p looks at the likeliest few first; when they do not suffice, the answer is the same as with all."""
+    torch.manual_seed(1)
+    logits = torch.randn(30, VOCAB)
+    parts = [part_of([1], [], sampling=Sampling(temperature=1.0, top_p=0.95, seed=seed)) for seed in range(30)]
+    expected = sample(logits, parts)
+    monkeypatch.setattr(sampler, "NUCLEUS_GUESS_TOKENS", 3)
+    assert sample(logits, parts) == expected
+
+
+def test_logprobs_are_of_the_raw_logits() -> None:
+    """Before penalties, bias and temperature: what the model said."""
+    torch.manual_seed(2)
+    logits = torch.randn(1, VOCAB)
+    sampling = Sampling(temperature=0.0, logit_bias=((11, 50.0),), top_logprobs=3)
+    token, logprob = sample(logits, [part_of([4], [], sampling=sampling)])[0]
+    expected = logits[0].double().log_softmax(-1)
+    assert token == 11
+    assert logprob is not None
+    assert logprob.logprob == pytest.approx(float(expected[11]), abs=1e-5)
+    assert [top for top, _ in logprob.top] == expected.argsort(descending=True)[:3].tolist()
+    np.testing.assert_allclose(
+        [value for _, value in logprob.top], expected.sort(descending=True).values[:3], atol=1e-5
+    )
