@@ -65,6 +65,7 @@ class OddServer:
 
     behave: Streamer = whole
     takes_ids: bool = True
+    reads_ids_as_text: bool = False
     model: str | None = "odd"
     probe_status: int = 200
     refuse: int | None = None
@@ -114,7 +115,7 @@ class OddServer:
             return error(self.probe_status, "not ready")
         if isinstance(prompt, list) and not self.takes_ids:
             return error(400, "prompt must be a string")
-        tokens = len(prompt) if isinstance(prompt, list) else 16
+        tokens = len(str(prompt)) if self.reads_ids_as_text else len(prompt) if isinstance(prompt, list) else 16
         return web.json_response({"choices": [{"text": "a"}], "usage": {"prompt_tokens": tokens}})
 
 

@@ -11,10 +11,11 @@ import socket
 from pathlib import Path
 
 import pytest
-from odd_server import Body, OddServer, Stream, serving_in_thread, whole
+from odd_server import Body, OddServer, Stream, serving, serving_in_thread, whole
 
 from baton.bench.flags import read_options
 from baton.bench.options import ClosedLoop, OpenLoop, TraceTimes
+from baton.bench.run import Watcher, run_bench
 from baton.cli.bench import add_parser
 from baton.core.errors import ConfigError
 
@@ -97,6 +98,16 @@ def test_text_is_sent_where_ids_are_not_taken(capsys: pytest.CaptureFixture[str]
     assert "prompts were sent as text" in capsys.readouterr().out
 
 
+def test_ids_that_are_read_as_text_are_noticed() -> None:
+    """A server that answers ids with 200 but counts other tokens has not read them as ids."""
+    server = OddServer(reads_ids_as_text=True)
+    with serving_in_thread(server) as url:
+        assert small(url) == 0
+        assert isinstance(server.streamed[-1]["prompt"], str)
+        assert small(url, "--prompt-format", "ids") == 0
+        assert isinstance(server.streamed[-1]["prompt"], list)
+
+
 def test_chat_messages_and_another_prefix() -> None:
     """OpenVINO's server has its API under /v3."""
     server = OddServer()
@@ -148,21 +159,24 @@ def test_an_open_loop_does_not_wait_for_answers() -> None:
         assert small(url, "--rate", "1000", "--warmup", "0", "--timeout-s", "30") == 0
 
 
-def test_a_closed_loop_keeps_its_concurrency(capsys: pytest.CaptureFixture[str]) -> None:
-    """Never more open than clients; and the schedule slip is of open loops only."""
-    open_now: list[int] = []
-    most: list[int] = []
+def test_a_closed_loop_keeps_its_concurrency() -> None:
+    """As many open at once as there are clients, seen from the client: sending times against ends of answers."""
 
-    async def count(stream: Stream, body: Body) -> None:
-        open_now.append(stream.arrived)
-        most.append(len(open_now))
-        await whole(stream, body)
-        open_now.remove(stream.arrived)
+    async def measure(concurrency: str) -> int:
+        flags = {"concurrency": concurrency, "requests": "12", "input-tokens": "8", "output-tokens": "4", "warmup": "0"}
+        async with serving(OddServer()) as url:
+            report = await run_bench(read_options(flags | {"url": url}), stop=asyncio.Event(), watcher=Watcher())
+        records = [reply.record for reply in report.replies]
+        return max(sum(other.arrival_s <= one.arrival_s < other.end_s for other in records) for one in records)
 
-    with serving_in_thread(OddServer(behave=count)) as url:
-        assert small(url, "--concurrency", "2", "--warmup", "0") == 0
+    assert asyncio.run(measure("1")) == 1
+    assert asyncio.run(measure("3")) == 3
+
+
+def test_the_schedule_slip_is_told_of_open_loops_only(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving_in_thread(OddServer()) as url:
+        assert small(url, "--concurrency", "2") == 0
         assert "slip" not in capsys.readouterr().out
-        assert max(most) <= 2
         assert small(url, "--rate", "500") == 0
         assert "schedule slip p99" in capsys.readouterr().out
 
@@ -181,6 +195,14 @@ def test_failures_make_the_run_fail_and_are_explained(tmp_path: Path, capsys: py
     assert [results[key] for key in ("requests", "completed", "failed")] == [5, 3, 2]
     assert results["slo"]["attainment_ratio"] == 0.6
     assert "2 x cut off: the stream ended without finish_reason" in capsys.readouterr().out
+
+
+def test_one_failure_is_exit_code_1_without_an_slo_too() -> None:
+    async def the_last_dies(stream: Stream, body: Body) -> None:
+        await (stream.token() if stream.arrived == 5 else whole(stream, body))
+
+    with serving_in_thread(OddServer(behave=the_last_dies)) as url:
+        assert small(url) == 1
 
 
 @pytest.mark.parametrize(
