@@ -95,7 +95,9 @@ def test_text_is_sent_where_ids_are_not_taken(capsys: pytest.CaptureFixture[str]
     prompt = server.streamed[-1]["prompt"]
     assert isinstance(prompt, str)
     assert len(prompt.split()) == 8
-    assert "prompts were sent as text" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "prompts were sent as text" in shown
+    assert "give --vocab-tokens" in shown
 
 
 def test_ids_that_are_read_as_text_are_noticed() -> None:
@@ -179,6 +181,17 @@ def test_the_schedule_slip_is_told_of_open_loops_only(capsys: pytest.CaptureFixt
         assert "slip" not in capsys.readouterr().out
         assert small(url, "--rate", "500") == 0
         assert "schedule slip p99" in capsys.readouterr().out
+
+
+def test_answers_that_end_early_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """They count as finished (the server may not know ignore_eos), but the lengths are not those asked for."""
+
+    async def two_tokens(stream: Stream, body: Body) -> None:
+        await whole(stream, body | {"max_tokens": 2})
+
+    with serving_in_thread(OddServer(behave=two_tokens)) as url:
+        assert small(url) == 0
+    assert "answers shorter than asked for, ended by the server: 5" in capsys.readouterr().out
 
 
 async def every_other_dies(stream: Stream, body: Body) -> None:

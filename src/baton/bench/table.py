@@ -85,12 +85,14 @@ def remarks(report: Report) -> Iterator[str]:
         yield "requests were sent late: this machine could not keep the schedule, lower the rate"
     if report.target.prompt_format == "text":
         yield "prompts were sent as text: their lengths are about those asked for, and counted by the server"
+        if report.options.prompt_format is None:
+            yield "token ids were not taken; if the vocabulary is small, give --vocab-tokens"
     if any(reply.counted_by == "chunks" for reply in report.replies if not reply.reason):
         yield "the server tells no usage: output tokens were counted as chunks of the stream"
     if report.short_answers:
-        yield f"{report.short_answers} answers are shorter than asked for: the server ended them"
+        yield f"answers shorter than asked for, ended by the server: {report.short_answers}"
     if report.load.shortened:
-        yield f"{report.load.shortened} requests were shortened to fit {report.options.context_tokens} tokens"
+        yield f"requests shortened to fit {report.options.context_tokens} tokens: {report.load.shortened}"
     if report.load.source.startswith("synthetic") and (report.results.prefix_hit_ratio or 0) > _HIT_NOTABLE_RATIO:
         yield "prompts of an earlier run were still cached; another --seed makes new ones"
 
