@@ -50,7 +50,7 @@ def blocks_total(config: Config, card: ModelCard, layout: KVLayout) -> int:
 
 
 def _default_arena_bytes(card: ModelCard, layout: KVLayout) -> int:
-    """2 GiB, within these bounds: one full context or more, 64 of them or less, a quarter of the free memory or less."""
+    """2 GiB, but at least one full context and at most 64 of them, and never over a quarter of the free memory."""
     context_bytes = -(-card.context_tokens // layout.block_tokens) * layout.block_bytes
     wanted_bytes = min(max(_ARENA_BYTES_DEFAULT, context_bytes), _CONTEXTS_MAX * context_bytes)
     return min(wanted_bytes, memory_free_bytes() // 4)
