@@ -174,6 +174,9 @@ def check_bounds(watch: Watch) -> None:
     cluster = watch.cluster
     admitted_max = cluster.spec.queue_requests_max
     require(watch.live_max <= admitted_max, "INV-9", f"{watch.live_max} live requests, admission allows {admitted_max}")
+    attempts = max((life.attempt for life in cluster.server.journal.lives.values()), default=0)
+    attempts_max = cluster.server.coordinator.attempts_max
+    require(attempts <= attempts_max, "INV-9", f"{attempts} attempts of one request, {attempts_max} are allowed")
     cluster.note_queues()
     bound = WORDS_PER_REQUEST_MAX * (1 + len(cluster.server.journal.lives))
     require(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
+from typing import assert_never
 
 from baton.control.batcher import Batcher
 from baton.control.coordinator import Coordinator, Policies
@@ -15,7 +16,7 @@ from baton.kv.blocks import EvictionOrder
 from baton.kv.host_pool import HostPool
 from baton.policy.batching import BatchingPolicy
 from baton.sim.engines import SimEngine
-from baton.sim.faults import ReportsFate
+from baton.sim.faults import Death
 from baton.sim.journal import Journal, Life
 from baton.sim.loop import EventLoop, Link
 from baton.sim.server import SimServer
@@ -87,20 +88,25 @@ class SimCluster:
         self._processes[view.id] = _Process(worker, inbound, outbound)
         self.server.join(view, inbound.send)
 
-    def kill(self, worker: WorkerId, *, reports: ReportsFate, notice_s: float, restart_s: float, why: str) -> None:
+    def kill(self, worker: WorkerId, death: Death, why: str) -> None:
         """Kill a process; the server notices, and a new one joins under the same id. Nothing where it is dead."""
         process = self._processes.pop(worker, None)
         if process is None:
             return
         process.worker.kill()
         process.inbound.close()
-        if reports == "lost":
-            process.outbound.close()
-        noticed_at_s = self.loop.now_s + notice_s
-        if reports == "delivered":
-            noticed_at_s = max(noticed_at_s, process.outbound.drained_at_s)
+        noticed_at_s = self.loop.now_s + death.notice_s
+        match death.reports:
+            case "delivered":
+                noticed_at_s = max(noticed_at_s, process.outbound.drained_at_s)
+            case "lost":
+                process.outbound.close()
+            case "late":
+                process.outbound.hold(noticed_at_s + death.late_s)
+            case _:
+                assert_never(death.reports)
         self._note_queue(process)
-        self.loop.at(noticed_at_s, partial(self._lose, process.worker, restart_s, why))
+        self.loop.at(noticed_at_s, partial(self._lose, process.worker, death.restart_s, why))
 
     def _lose(self, worker: SimWorker, restart_s: float, why: str) -> None:
         self.server.lose(worker.id, why)

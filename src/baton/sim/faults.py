@@ -8,9 +8,23 @@ from msgspec import Struct
 
 from baton.core.types import RequestId, Role, WorkerId
 
+KillMoment = Literal["during", "after"]
+"""In the step, with half of it written; or right after, with its report under way."""
 ReportsFate = Literal["delivered", "lost", "late"]
 """What becomes of a dead worker's last messages: they arrive before its death is noticed, never, or after that."""
 Stage = Literal["arrived", "prefilling", "handed_off", "decoding"]
+
+
+class Death(Struct, frozen=True, kw_only=True):
+    """How the end of a process becomes known, and what comes after it."""
+
+    reports: ReportsFate = "delivered"
+    notice_s: float = 0.0
+    """From its death until the server knows."""
+    restart_s: float = 0.0
+    """From then until a new process under the same id has joined."""
+    late_s: float = 0.0
+    """How long after its death its last messages arrive at the earliest, where they are late."""
 
 
 class Kill(Struct, frozen=True, tag=True, kw_only=True):
@@ -18,22 +32,17 @@ class Kill(Struct, frozen=True, tag=True, kw_only=True):
 
     worker: WorkerId
     at_s: float
-    reports: ReportsFate
-    notice_s: float
-    """From its death until the server knows."""
-    restart_s: float
-    """From then until a new process under the same id has joined."""
+    death: Death
 
 
-class KillInStep(Struct, frozen=True, tag=True, kw_only=True):
-    """The process is killed inside its nth step; what it was writing is left half written."""
+class KillAtStep(Struct, frozen=True, tag=True, kw_only=True):
+    """The process is killed at its nth step."""
 
     worker: WorkerId
     step: int
     """1 for the first."""
-    reports: ReportsFate
-    notice_s: float
-    restart_s: float
+    moment: KillMoment
+    death: Death
 
 
 class Hang(Struct, frozen=True, tag=True, kw_only=True):
@@ -42,7 +51,7 @@ class Hang(Struct, frozen=True, tag=True, kw_only=True):
     worker: WorkerId
     at_s: float
     silent_s: float
-    restart_s: float
+    death: Death
 
 
 class Slow(Struct, frozen=True, tag=True, kw_only=True):
@@ -78,4 +87,4 @@ class Flip(Struct, frozen=True, tag=True, kw_only=True):
     role: Role
 
 
-Fault = Kill | KillInStep | Hang | Slow | DelaySpike | Cancel | Flip
+Fault = Kill | KillAtStep | Hang | Slow | DelaySpike | Cancel | Flip

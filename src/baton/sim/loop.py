@@ -56,6 +56,7 @@ class Link(Generic[Message]):
     in_flight_max: int = 0
     """Most messages that were ever under way at once."""
     _closed: bool = False
+    _held_until_s: float = 0.0
 
     def send(self, message: Message) -> None:
         """Send a message; lost without a sound once the link is closed."""
@@ -70,7 +71,14 @@ class Link(Generic[Message]):
         """Lose what is under way and what comes later."""
         self._closed = True
 
+    def hold(self, until_s: float) -> None:
+        """Let nothing arrive before a time; the order stays."""
+        self._held_until_s = until_s
+
     def _arrive(self, message: Message) -> None:
+        if self.loop.now_s < self._held_until_s:
+            self.loop.at(self._held_until_s, partial(self._arrive, message))
+            return
         self.in_flight -= 1
         if not self._closed:
             self.deliver(message)

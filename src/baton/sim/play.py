@@ -12,7 +12,7 @@ from baton.kv.hashing import block_hashes
 from baton.sim.checkers import Watch, check_end, check_text
 from baton.sim.cluster import SimCluster, build_cluster
 from baton.sim.engines import ContentEngine
-from baton.sim.faults import Cancel, DelaySpike, Fault, Flip, Hang, Kill, KillInStep, Slow, Stage
+from baton.sim.faults import Cancel, DelaySpike, Fault, Flip, Hang, Kill, KillAtStep, Slow, Stage
 from baton.sim.journal import Life
 from baton.sim.policies import build_policies
 from baton.sim.scenario import PlannedRequest, Scenario
@@ -77,8 +77,8 @@ class Play:
         match fault:
             case Kill():
                 loop.at(fault.at_s, partial(self._kill, fault))
-            case KillInStep():
-                self.triggers.append(Trigger(partial(self._in_step, fault), partial(self._kill, fault)))
+            case KillAtStep():
+                self.triggers.append(Trigger(partial(self._at_step, fault), partial(self._kill, fault)))
             case Hang():
                 loop.at(fault.at_s, partial(self._hang, fault))
             case Slow():
@@ -95,18 +95,14 @@ class Play:
             case _:
                 assert_never(fault)
 
-    def _kill(self, fault: Kill | KillInStep) -> None:
-        self.cluster.kill(
-            fault.worker,
-            reports=fault.reports,
-            notice_s=fault.notice_s,
-            restart_s=fault.restart_s,
-            why="killed by the scenario",
-        )
+    def _kill(self, fault: Kill | KillAtStep) -> None:
+        self.cluster.kill(fault.worker, fault.death, "killed by the scenario")
 
-    def _in_step(self, fault: KillInStep) -> bool:
+    def _at_step(self, fault: KillAtStep) -> bool:
         worker = self.cluster.worker(fault.worker)
-        return worker is not None and worker.executing is not None and worker.steps == fault.step
+        if worker is None or worker.steps < fault.step:
+            return False
+        return fault.moment == "during" or worker.executing is None or worker.steps > fault.step
 
     def _hang(self, fault: Hang) -> None:
         worker = self.cluster.worker(fault.worker)
@@ -118,9 +114,7 @@ class Play:
     def _end_hung(self, fault: Hang) -> None:
         worker = self.cluster.worker(fault.worker)
         if worker is not None and worker.hung:  # it may have been killed, and restarted, before
-            self.cluster.kill(
-                fault.worker, reports="delivered", notice_s=0.0, restart_s=fault.restart_s, why="silent for too long"
-            )
+            self.cluster.kill(fault.worker, fault.death, "silent for too long")
 
     def _slow_down(self, worker_id: str, factor: float) -> None:
         for worker in self.cluster.workers:
@@ -169,7 +163,7 @@ def play(scenario: Scenario) -> SimCluster:
         playing.fire_triggers()
 
     ended = cluster.loop.run(until_s=PLAY_S_MAX, events_max=EVENTS_MAX, after_each=after_each)
-    deadly = any(isinstance(fault, Kill | KillInStep | Hang) for fault in scenario.faults)
+    deadly = any(isinstance(fault, Kill | KillAtStep | Hang) for fault in scenario.faults)
     check_end(watch, ended=ended, failures_allowed=deadly)
     for life in cluster.server.journal.lives.values():
         check_text(life)

@@ -11,7 +11,20 @@ from baton.core.config import BatchLimits, Topology
 from baton.core.types import RequestId, Role, Sampling, WorkerId
 from baton.engine.hash_engine import BYTE_TOKENS_FROM
 from baton.sim.engines import STOP_TOKEN
-from baton.sim.faults import Cancel, DelaySpike, Fault, Flip, Hang, Kill, KillInStep, ReportsFate, Slow, Stage
+from baton.sim.faults import (
+    Cancel,
+    Death,
+    DelaySpike,
+    Fault,
+    Flip,
+    Hang,
+    Kill,
+    KillAtStep,
+    KillMoment,
+    ReportsFate,
+    Slow,
+    Stage,
+)
 from baton.sim.spec import ClusterSpec, SimCost, SimKV, SimLink
 
 TOPOLOGIES: tuple[tuple[int, int, int], ...] = (
@@ -67,6 +80,7 @@ def draw_scenario(seed: int) -> Scenario:
 def _draw_requests(draw: Random) -> tuple[PlannedRequest, ...]:
     shared = [[draw.randrange(BYTE_TOKENS_FROM, 250) for _ in range(draw.randint(4, 16))] for _ in range(2)]
     spread_s = draw.choice((0.0, 0.2, 1.0))
+    output_tokens_max = draw.choice((8, 16, 40))
     planned: list[PlannedRequest] = []
     for index in range(draw.randint(5, 16)):
         own = [draw.randrange(BYTE_TOKENS_FROM, 250) for _ in range(draw.randint(1, 12))]
@@ -77,8 +91,8 @@ def _draw_requests(draw: Random) -> tuple[PlannedRequest, ...]:
             PlannedRequest(
                 id=RequestId(f"r{index}"),
                 at_s=draw.uniform(0.0, spread_s),
-                prompt=(*prefix, *own),
-                output_tokens_max=draw.randint(1, 14),
+                prompt=draw.choice(planned).prompt if planned and draw.random() < 0.15 else (*prefix, *own),
+                output_tokens_max=draw.randint(1, output_tokens_max),
                 sampling=sampling,
                 priority=draw.choice((0, 0, 0, 1)),
                 follows=follows,
@@ -94,7 +108,7 @@ def _draw_blocks(draw: Random, requests: tuple[PlannedRequest, ...]) -> int:
         before = longest[request.follows] if request.follows is not None else 0
         longest[request.id] = before + len(request.prompt) + request.output_tokens_max
     blocks_min = -(-max(longest.values()) // BLOCK_TOKENS)
-    return int(blocks_min * draw.choice((1.0, 1.3, 2.0, 6.0)))
+    return int(blocks_min * draw.choice((1.0, 1.0, 1.2, 1.5, 2.0, 6.0)))
 
 
 def with_faults(scenario: Scenario) -> Scenario:
@@ -103,7 +117,7 @@ def with_faults(scenario: Scenario) -> Scenario:
     workers = [view.id for view in scenario.cluster.views()]
     faults: list[Fault] = []
     faults += [_draw_kill(draw, workers) for _ in range(draw.choice((0, 1, 2, 4)))]
-    faults += [_draw_kill_in_step(draw, workers) for _ in range(draw.choice((0, 1, 2)))]
+    faults += [_draw_kill_at_step(draw, workers) for _ in range(draw.choice((0, 1, 2)))]
     faults += [_draw_hang(draw, workers) for _ in range(draw.choice((0, 0, 1)))]
     for _ in range(draw.choice((0, 1))):
         at_s, for_s = draw.uniform(0, 0.5), draw.uniform(0, 0.3)
@@ -117,30 +131,24 @@ def with_faults(scenario: Scenario) -> Scenario:
     return replace(scenario, faults=tuple(faults))
 
 
+def _draw_death(draw: Random) -> Death:
+    return Death(
+        reports=draw.choice(REPORTS),
+        notice_s=draw.choice((0.0, 0.002, 0.02)),
+        restart_s=draw.choice((0.0, 0.0, 0.05, 0.3)),
+        late_s=draw.choice((0.0, 0.02, 0.1)),
+    )
+
+
 def _draw_kill(draw: Random, workers: list[WorkerId]) -> Kill:
-    return Kill(
-        worker=draw.choice(workers),
-        at_s=draw.uniform(0.0, 0.8),
-        reports=draw.choice(REPORTS),
-        notice_s=draw.choice((0.0, 0.002, 0.02)),
-        restart_s=draw.choice((0.0, 0.05, 0.3)),
-    )
+    return Kill(worker=draw.choice(workers), at_s=draw.uniform(0.0, 0.8), death=_draw_death(draw))
 
 
-def _draw_kill_in_step(draw: Random, workers: list[WorkerId]) -> KillInStep:
-    return KillInStep(
-        worker=draw.choice(workers),
-        step=draw.randint(1, 20),
-        reports=draw.choice(REPORTS),
-        notice_s=draw.choice((0.0, 0.002, 0.02)),
-        restart_s=draw.choice((0.0, 0.05, 0.3)),
-    )
+def _draw_kill_at_step(draw: Random, workers: list[WorkerId]) -> KillAtStep:
+    moment: KillMoment = "during" if draw.random() < 0.5 else "after"
+    return KillAtStep(worker=draw.choice(workers), step=draw.randint(1, 20), moment=moment, death=_draw_death(draw))
 
 
 def _draw_hang(draw: Random, workers: list[WorkerId]) -> Hang:
-    return Hang(
-        worker=draw.choice(workers),
-        at_s=draw.uniform(0.0, 0.5),
-        silent_s=draw.uniform(0.05, 0.3),
-        restart_s=draw.choice((0.0, 0.1)),
-    )
+    at_s, silent_s = draw.uniform(0.0, 0.5), draw.uniform(0.05, 0.3)
+    return Hang(worker=draw.choice(workers), at_s=at_s, silent_s=silent_s, death=_draw_death(draw))

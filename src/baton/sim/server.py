@@ -81,8 +81,8 @@ class SimServer:
     def receive(self, report: StepReport) -> None:
         """Take a worker's report: its tokens, then its events in their order, then its load."""
         for request_id in report.started:
-            life = self.journal.lives[request_id]
-            if life.started_at_s is None:
+            life = self.journal.lives.get(request_id)
+            if life is not None and life.started_at_s is None:
                 life.started_at_s = report.view.observed_at_s
         for token in report.tokens:
             self._record(token, report.worker)
@@ -98,9 +98,11 @@ class SimServer:
         A lost worker's last words may come late, while nobody has the request: were its last token taken then, its
         end would be refused by the coordinator, and the next worker would write on past it.
         """
-        life = self.journal.lives[token.request_id]
+        life = self.journal.lives.get(token.request_id)
+        if life is None or life.closes:
+            return
         abandoned = (token.attempt, worker) != (life.attempt, life.worker)
-        if life.closes or abandoned or token.index != len(life.token_times_s):
+        if abandoned or token.index != len(life.token_times_s):
             return
         life.tokens.append(token.token)
         life.token_times_s.append(self.loop.now_s)
@@ -160,6 +162,6 @@ class SimServer:
                 self._tell(command)
 
     def _note_hit(self, granted: BlocksGranted) -> None:
-        life = self.journal.lives[granted.request_id]
-        if life.cached_tokens is None:
+        life = self.journal.lives.get(granted.request_id)
+        if life is not None and life.cached_tokens is None:
             life.cached_tokens = granted.cached_blocks * self.pool.block_tokens
