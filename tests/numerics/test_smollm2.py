@@ -1,0 +1,97 @@
+"""The embedded model, real weights, against transformers in float32: the same greedy tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from baton.engine.chat_template import load_chat_template
+from baton.engine.port import StepEngine
+from baton.engine.resolve import resolve_model
+from baton.engine.tokenizer import Tokenizer, load_tokenizer
+from tests.numerics.prompts import PROMPTS, Prompt
+from tests.unit.engine.models import engine_of, part_of, run
+
+OUTPUT_TOKENS = 16
+COMPARED = [prompt for prompt in PROMPTS if prompt.name != "four thousand tokens"]
+"""The longest one is compared through the server, where it is a test of chunks as well."""
+BLOCK_TOKENS = 16
+CHUNK_TOKENS = 256
+
+
+@pytest.fixture(scope="module")
+def engine() -> StepEngine:
+    blocks = sum(-(-len(tokens) // BLOCK_TOKENS) + 2 for tokens in _tokens(load_tokenizer(_card()), COMPARED))
+    return engine_of(_card(), blocks=blocks, block_tokens=BLOCK_TOKENS)[0]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return load_tokenizer(_card())
+
+
+@pytest.fixture(scope="module")
+def reference() -> transformers.PreTrainedModel:
+    path = Path(_card().path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    return model.eval()
+
+
+def test_greedy_tokens_equal_those_of_transformers(
+    engine: StepEngine, tokenizer: Tokenizer, reference: transformers.PreTrainedModel
+) -> None:
+    """All prompts decoded in one batch; transformers reads each text once and would have said every token of it."""
+    prompts = _tokens(tokenizer, COMPARED)
+    texts = _generate(engine, prompts)
+    for prompt, tokens, text in zip(COMPARED, prompts, texts, strict=True):
+        with torch.inference_mode():
+            hidden = reference.model(torch.tensor([text[:-1]])).last_hidden_state[0, len(tokens) - 1 :]
+            expected = reference.lm_head(hidden).argmax(-1).tolist()
+        assert text[len(tokens) :] == expected, prompt.name
+
+
+def test_chats_render_as_transformers_renders_them(tokenizer: Tokenizer) -> None:
+    """The template in the GGUF file, through our sandbox."""
+    path = Path(_card().path)
+    theirs = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    template = load_chat_template(_card())
+    for prompt in PROMPTS:
+        if prompt.messages:
+            expected = theirs.apply_chat_template(list(prompt.messages), tokenize=False, add_generation_prompt=True)
+            assert template.render(prompt.messages) == expected == prompt.text
+
+
+def test_there_is_a_prompt_of_every_length() -> None:
+    lengths = [len(tokens) for tokens in _tokens(load_tokenizer(_card()), PROMPTS)]
+    assert len(PROMPTS) >= 24
+    assert min(lengths) == 1
+    assert 3800 <= max(lengths) <= 4200
+
+
+def _card():
+    return resolve_model("smollm2-135m")
+
+
+def _tokens(tokenizer: Tokenizer, prompts: tuple[Prompt, ...] | list[Prompt]) -> list[list[int]]:
+    return [tokenizer.encode(prompt.text) for prompt in prompts]
+
+
+def _generate(engine: StepEngine, prompts: list[list[int]]) -> list[list[int]]:
+    """Prefill in chunks, one prompt after the other, then decode all of them together."""
+    tables, texts, block = [], [], 0
+    for tokens in prompts:
+        count = -(-(len(tokens) + OUTPUT_TOKENS) // BLOCK_TOKENS)
+        tables.append(range(block, block + count))
+        block += count
+        for start in range(0, len(tokens), CHUNK_TOKENS):
+            end = min(start + CHUNK_TOKENS, len(tokens))
+            result = run(engine, part_of(tokens, tables[-1], start=start, end=end))[0]
+        texts.append([*tokens, result.token])
+    for _ in range(OUTPUT_TOKENS - 1):
+        parts = [part_of(text, table, start=len(text) - 1) for text, table in zip(texts, tables, strict=True)]
+        for text, result in zip(texts, run(engine, *parts), strict=True):
+            text.append(result.token)
+    return texts
