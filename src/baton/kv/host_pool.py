@@ -139,6 +139,8 @@ class HostPool:
         if holding is None:
             self._holdings[request.id] = Holding(request, attempt, worker)
             return
+        if holding.preempting:
+            self._empty(holding)  # the worker that was told so can no longer answer
         holding.attempt, holding.user = attempt, worker
         holding.wanted = 0
 
@@ -233,8 +235,6 @@ class HostPool:
         while missing > self._blocks.available:
             if not self._preempt_youngest(missing, commands):
                 return False
-            if not holding.table:
-                return True  # it was itself the youngest
         self._take(holding, missing, commands)
         return True
 
