@@ -158,6 +158,8 @@ class Coordinator:
             return []  # news of an attempt that was given up
         if isinstance(event, RequestFinished):
             return self._close(event.request_id, "finished")
+        if flight.stage == "decode":
+            return []  # said twice, and the request has gone on where it was
         self._unload(flight)
         flight.stage = "decode"
         return self._dispatch(flight, self._view(flight.request))

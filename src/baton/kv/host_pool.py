@@ -73,7 +73,7 @@ class HostPool:
         """Apply one event and return what follows from it. Late and repeated events change nothing."""
         match event:
             case StartPrefill() | StartDecode():
-                self._assign(event.request, event.attempt, event.worker)
+                self._assign(event)
                 return []
             case BlocksSealed():
                 return self._seal(event)
@@ -134,14 +134,16 @@ class HostPool:
                 pins[block] += 1
         self._blocks.check(pins)
 
-    def _assign(self, request: Request, attempt: int, worker: WorkerId) -> None:
-        holding = self._holdings.get(request.id)
+    def _assign(self, event: StartPrefill | StartDecode) -> None:
+        holding = self._holdings.get(event.request.id)
         if holding is None:
-            self._holdings[request.id] = Holding(request, attempt, worker)
+            self._holdings[event.request.id] = Holding(event.request, event.attempt, event.worker)
             return
-        if holding.preempting:
-            self._empty(holding)  # the worker that was told so can no longer answer
-        holding.attempt, holding.user = attempt, worker
+        again = isinstance(event, StartPrefill) and event.request.sampling.prompt_logprobs
+        if holding.preempting or again:
+            # A dead worker cannot answer any more, and what it had found out about the prompt died with it.
+            self._empty(holding)
+        holding.attempt, holding.user = event.attempt, event.worker
         holding.wanted = 0
 
     def _current(
