@@ -36,6 +36,7 @@ class Play:
 
     scenario: Scenario
     cluster: SimCluster
+    watch: Watch
     followers: dict[RequestId, list[PlannedRequest]] = field(default_factory=dict[RequestId, list[PlannedRequest]])
     triggers: list[Trigger] = field(default_factory=list[Trigger])
 
@@ -48,6 +49,20 @@ class Play:
                 self.followers.setdefault(planned.follows, []).append(planned)
         for fault in self.scenario.faults:
             self._schedule_fault(fault)
+
+    def run(self) -> None:
+        """Run to the end under all checkers. Raises Violation where an invariant breaks."""
+        ended = self.cluster.loop.run(until_s=PLAY_S_MAX, events_max=EVENTS_MAX, after_each=self._after_each)
+        deadly = any(isinstance(fault, Kill | KillAtStep | Hang) for fault in self.scenario.faults)
+        check_end(self.watch, ended=ended, failures_allowed=deadly)
+        for life in self.cluster.server.journal.lives.values():
+            check_text(life)
+
+    def _after_each(self) -> None:
+        self.watch.after_event()
+        for trigger in [trigger for trigger in self.triggers if trigger.ready()]:
+            self.triggers.remove(trigger)
+            trigger.fire()
 
     def submit(self, planned: PlannedRequest, before: tuple[int, ...]) -> None:
         prompt = (*before, *planned.prompt)
@@ -66,11 +81,6 @@ class Play:
         """Let the next turns of a chat follow: their prompts hold the prompt and the answer of this one."""
         for planned in self.followers.pop(life.request.id, ()):
             self.cluster.loop.after(planned.at_s, partial(self.submit, planned, tuple(life.tokens)))
-
-    def fire_triggers(self) -> None:
-        for trigger in [trigger for trigger in self.triggers if trigger.ready()]:
-            self.triggers.remove(trigger)
-            trigger.fire()
 
     def _schedule_fault(self, fault: Fault) -> None:
         loop, cluster = self.cluster.loop, self.cluster
@@ -141,8 +151,8 @@ class Play:
                 assert_never(stage)
 
 
-def play(scenario: Scenario) -> SimCluster:
-    """Run a scenario to its end under all checkers. Raises Violation where an invariant breaks."""
+def stage(scenario: Scenario) -> Play:
+    """Build a scenario's cluster and schedule everything that will happen."""
     spec = scenario.cluster
     plays: list[Play] = []
     cluster = build_cluster(
@@ -153,18 +163,13 @@ def play(scenario: Scenario) -> SimCluster:
         keep_log=True,
         closed=lambda life: plays[0].closed(life),
     )
-    playing = Play(scenario=scenario, cluster=cluster)
-    plays.append(playing)
-    playing.schedule()
-    watch = Watch(cluster=cluster)
+    plays.append(Play(scenario=scenario, cluster=cluster, watch=Watch(cluster=cluster)))
+    plays[0].schedule()
+    return plays[0]
 
-    def after_each() -> None:
-        watch.after_event()
-        playing.fire_triggers()
 
-    ended = cluster.loop.run(until_s=PLAY_S_MAX, events_max=EVENTS_MAX, after_each=after_each)
-    deadly = any(isinstance(fault, Kill | KillAtStep | Hang) for fault in scenario.faults)
-    check_end(watch, ended=ended, failures_allowed=deadly)
-    for life in cluster.server.journal.lives.values():
-        check_text(life)
-    return cluster
+def play(scenario: Scenario) -> SimCluster:
+    """Run a scenario to its end under all checkers. Raises Violation where an invariant breaks."""
+    playing = stage(scenario)
+    playing.run()
+    return playing.cluster

@@ -1,0 +1,168 @@
+"""Checkers are worth what they notice: each is shown a broken run."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from baton.core.messages import ReleaseBlocks, RequestDropped
+from baton.sim.checkers import (
+    Violation,
+    check_bounds,
+    check_close,
+    check_nothing_left,
+    check_order,
+    check_replay,
+    check_text,
+)
+from baton.sim.cluster import SimCluster
+from baton.sim.journal import Life
+from baton.sim.play import play, stage
+from baton.sim.scenario import draw_scenario
+
+SEED = 3
+
+
+@pytest.fixture
+def cluster() -> SimCluster:
+    return play(draw_scenario(SEED))
+
+
+def finished_life(cluster: SimCluster) -> Life:
+    return next(
+        life
+        for life in cluster.server.journal.lives.values()
+        if life.closes[0][1].outcome == "finished" and len(life.output) > 2 and life.handoffs_s
+    )
+
+
+def test_a_second_close_breaks_inv_1(cluster: SimCluster) -> None:
+    life = finished_life(cluster)
+    life.closes.append(life.closes[0])
+    with pytest.raises(Violation, match="INV-1"):
+        check_close(life, failures_allowed=True)
+
+
+def test_a_failure_without_a_dead_worker_breaks_inv_1(cluster: SimCluster) -> None:
+    life = finished_life(cluster)
+    life.closes[0] = (life.closes[0][0], replace(life.closes[0][1], outcome="failed"))
+    check_close(life, failures_allowed=True)
+    with pytest.raises(Violation, match="INV-1"):
+        check_close(life, failures_allowed=False)
+
+
+def test_a_holding_that_is_left_breaks_inv_2(cluster: SimCluster) -> None:
+    """A pool that is not told that a request is over keeps it."""
+    told = cluster.server.journal.log
+    start = next(entry.event for entry in told if type(entry.event).__name__ == "StartPrefill")
+    cluster.server.pool.handle(start)
+    with pytest.raises(Violation, match="INV-2"):
+        check_nothing_left(cluster)
+
+
+def test_blocks_that_are_freed_under_a_step_break_inv_3() -> None:
+    """Freed in the middle of a step, as a pool would that did not wait for the worker's answer."""
+    playing = stage(draw_scenario(SEED))
+
+    def steal() -> None:
+        step = next((worker.executing for worker in playing.cluster.workers if worker.executing is not None), None)
+        if step is None:
+            playing.cluster.loop.after(0.001, steal)
+            return
+        playing.cluster.server.pool.handle(ReleaseBlocks(step.slices[0].request_id))
+        holding = step.slices[0]
+        for worker in playing.cluster.workers:
+            dropped = RequestDropped(holding.request_id, 1, worker.id, preempted=False)
+            playing.cluster.server.pool.handle(dropped)
+
+    playing.cluster.loop.at(0.01, steal)
+    with pytest.raises(Violation, match="INV-3"):
+        playing.run()
+
+
+def test_two_requests_in_one_block_break_inv_3() -> None:
+    """A batcher that mixes up two block tables is seen before it has written a byte."""
+    playing = stage(draw_scenario(SEED))
+
+    def swap() -> None:
+        steps = [worker.executing for worker in playing.cluster.workers if worker.executing is not None]
+        parts = [part for step in steps for part in step.slices]
+        if len(parts) < 2:
+            playing.cluster.loop.after(0.001, swap)
+            return
+        assert isinstance(parts[0].block_table, list)
+        parts[0].block_table[-1] = parts[1].block_table[-1]
+
+    playing.cluster.loop.at(0.01, swap)
+    with pytest.raises(Violation, match="INV-3"):
+        playing.run()
+
+
+def test_a_request_that_nobody_takes_breaks_inv_1() -> None:
+    """Nothing is left to do, and a client still waits: here because its worker never says anything."""
+    playing = stage(draw_scenario(SEED))
+    for worker in playing.cluster.workers:
+        worker.hung = True
+    with pytest.raises(Violation, match=r"INV-1: nothing is left to do"):
+        playing.run()
+
+
+def test_a_run_that_does_not_end_breaks_inv_1() -> None:
+    """A livelock is told from a long run by the bound on events."""
+    playing = stage(draw_scenario(SEED))
+
+    def again() -> None:
+        playing.cluster.loop.after(0.0, again)
+
+    again()
+    with pytest.raises(Violation, match=r"INV-1: no end after"):
+        playing.run()
+
+
+def test_a_pin_of_nobody_breaks_inv_4() -> None:
+    """Blocks that were taken past the pool's books."""
+    playing = stage(draw_scenario(SEED))
+    pool = playing.cluster.server.pool
+    playing.cluster.loop.at(0.02, lambda: pool._blocks.take(1) and None)
+    with pytest.raises(Violation, match="INV-4"):
+        playing.run()
+
+
+def test_more_requests_than_admission_allows_break_inv_9() -> None:
+    playing = stage(draw_scenario(SEED))
+    playing.run()
+    playing.watch.live_max = playing.scenario.cluster.queue_requests_max + 1
+    with pytest.raises(Violation, match="INV-9"):
+        check_bounds(playing.watch)
+
+
+def test_a_token_before_its_prefill_breaks_inv_5(cluster: SimCluster) -> None:
+    life = finished_life(cluster)
+    life.token_times_s[0] = life.request.arrived_at_s - 1.0
+    with pytest.raises(Violation, match="INV-5"):
+        check_order(life)
+
+
+def test_a_decision_that_depends_on_more_than_the_log_breaks_inv_7(cluster: SimCluster) -> None:
+    """An event that the log lacks changes what a replay decides."""
+    check_replay(cluster)
+    log = cluster.server.journal.log
+    joined = next(index for index, entry in enumerate(log) if type(entry.event).__name__ == "WorkerJoined")
+    del log[joined]
+    with pytest.raises(Violation, match="INV-7"):
+        check_replay(cluster)
+
+
+def test_one_wrong_token_breaks_inv_8(cluster: SimCluster) -> None:
+    life = finished_life(cluster)
+    check_text(life)
+    life.tokens[-2] += 1
+    with pytest.raises(Violation, match="INV-8"):
+        check_text(life)
+
+
+def test_a_text_that_is_cut_off_breaks_inv_8(cluster: SimCluster) -> None:
+    life = finished_life(cluster)
+    del life.tokens[-1]
+    with pytest.raises(Violation, match="INV-8"):
+        check_text(life)
