@@ -86,3 +86,16 @@ def test_a_rejection_has_its_status_and_says_when_to_come_again(
     assert headers(client)["content-type"] == "application/json"
     error = json.loads(client.sent[1]["body"])["error"]
     assert (error["code"], bool(error["message"])) == (code, True)
+
+
+def test_a_bug_of_ours_is_a_500_with_a_body_and_the_server_goes_on(build: Callable, serve: Callable) -> None:
+    """The traceback goes to the log, not to the client."""
+    house = build()
+    house.gateway.cluster = lambda: 1 // 0
+    client = serve(house)
+    response = client.get("/cluster", headers={"x-request-id": "find-me"})
+    assert response.status_code == 500
+    assert response.json()["error"]["type"] == "server_error"
+    assert "ZeroDivision" not in response.text
+    assert response.headers["x-request-id"] == "find-me"
+    assert client.get("/health").status_code == 200
