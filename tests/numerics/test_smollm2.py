@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 
+from baton.engine.card import ModelCard
 from baton.engine.chat_template import load_chat_template
 from baton.engine.port import StepEngine
 from baton.engine.resolve import resolve_model
@@ -15,11 +16,11 @@ from baton.engine.tokenizer import Tokenizer, load_tokenizer
 from tests.numerics.prompts import PROMPTS, Prompt
 from tests.unit.engine.models import engine_of, part_of, run
 
-OUTPUT_TOKENS = 16
-COMPARED = [prompt for prompt in PROMPTS if prompt.name != "four thousand tokens"]
-"""The longest one is compared through the server, where it is a test of chunks as well."""
+OUTPUT_TOKENS = 12
+COMPARED = [prompt for prompt in PROMPTS if len(prompt.text) < 400][::2]
+"""Half of the short ones: all of them, and the long ones, are compared through the server."""
 BLOCK_TOKENS = 16
-CHUNK_TOKENS = 256
+CHUNK_TOKENS = 24
 
 
 @pytest.fixture(scope="module")
@@ -33,17 +34,10 @@ def tokenizer() -> Tokenizer:
     return load_tokenizer(_card())
 
 
-@pytest.fixture(scope="module")
-def reference() -> transformers.PreTrainedModel:
-    path = Path(_card().path)
-    model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-    return model.eval()
-
-
 def test_greedy_tokens_equal_those_of_transformers(
     engine: StepEngine, tokenizer: Tokenizer, reference: transformers.PreTrainedModel
 ) -> None:
-    """All prompts decoded in one batch; transformers reads each text once and would have said every token of it."""
+    """All decoded in one batch. transformers reads each text once, and would have said every token of it."""
     prompts = _tokens(tokenizer, COMPARED)
     texts = _generate(engine, prompts)
     for prompt, tokens, text in zip(COMPARED, prompts, texts, strict=True):
@@ -71,7 +65,7 @@ def test_there_is_a_prompt_of_every_length() -> None:
     assert 3800 <= max(lengths) <= 4200
 
 
-def _card():
+def _card() -> ModelCard:
     return resolve_model("smollm2-135m")
 
 

@@ -38,7 +38,7 @@ def resolve_model(model: str) -> ModelCard:
     if model in aliases:
         return aliases[model]()
     path = Path(model).expanduser()
-    if path.is_dir():
+    if model and path.is_dir():
         return _folder(path, path.resolve().name)
     if path.suffix in PICKLE_SUFFIXES:
         raise ModelError(f"{model} is a pickle checkpoint: {HOW_TO_CONVERT}")

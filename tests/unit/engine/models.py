@@ -60,7 +60,7 @@ def engine_of(
     """Load a model over an arena of its own; return both."""
     layout = card.layout(block_tokens=block_tokens, dtype="uint8" if card.format == "hash" else kv_dtype)
     arena = bytearray(layout.block_bytes * blocks)
-    return load_engine(card, layout, memoryview(arena), threads=2), arena
+    return load_engine(card, layout, memoryview(arena), threads=1), arena
 
 
 def part_of(
