@@ -72,7 +72,7 @@ PROMPTS: tuple[Prompt, ...] = (
     Prompt("japanese", "駅の前に小さな喫茶店があります。毎朝、店の主人は"),
     Prompt("russian", "Старый мост через реку построили давно, и теперь по нему"),
     Prompt("emoji", "Weather today: ☀️🌤️⛅ tomorrow: 🌧️⛈️ and then 🌈👨‍👩‍👧‍👦"),
-    Prompt("greek letters and signs", "∑ αᵢ·xᵢ ≤ ½ √(β² + γ²) ⇒ ∀ε > 0 ∃δ:"),
+    Prompt("greek letters and signs", "∑ αᵢ·xᵢ ≤ √(β + γ) ⇒ ∀ε > 0 ∃δ:"),
     Prompt("repetition", "la " * 120),
     _chat("chat of one turn", "What is the capital of France? Answer in one sentence."),
     _chat("chat with a system prompt", "Who are you?", system="You are a pirate who answers in short sentences."),
