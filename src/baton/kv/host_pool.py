@@ -74,7 +74,6 @@ class HostPool:
         match event:
             case StartPrefill() | StartDecode():
                 self._assign(event)
-                return []
             case BlocksSealed():
                 return self._seal(event)
             case BlocksWanted():

@@ -13,6 +13,7 @@ from baton.core.messages import (
     CloseRequest,
     CoordinatorCommand,
     CoordinatorEvent,
+    PoolCommand,
     PoolEvent,
     PrefillFinished,
     ReleaseBlocks,
@@ -104,6 +105,8 @@ class SimServer:
         abandoned = (token.attempt, worker) != (life.attempt, life.worker)
         if abandoned or token.index != len(life.token_times_s):
             return
+        if token.index == 0:
+            life.prompt_logprobs = len(token.prompt_logprobs)
         life.tokens.append(token.token)
         life.token_times_s.append(self.loop.now_s)
 
@@ -132,8 +135,8 @@ class SimServer:
                 assert_never(command)
 
     def _start(self, command: StartPrefill | StartDecode) -> None:
-        """Give the request's blocks to the worker and tell it so, in one go: nothing happens in between."""
-        self._tell_pool(command)
+        """Give the request's blocks to the worker and tell it so, before anything else that follows from it."""
+        follow_up = self._ask_pool(command)
         life = self.journal.lives[command.request.id]
         life.attempt, life.worker = command.attempt, command.worker
         if isinstance(command, StartDecode):
@@ -148,11 +151,18 @@ class SimServer:
             computed_tokens=computed_tokens,
         )
         self.routes[command.worker](start)
+        self._carry(follow_up)
 
     def _tell_pool(self, event: PoolEvent) -> None:
+        self._carry(self._ask_pool(event))
+
+    def _ask_pool(self, event: PoolEvent) -> list[PoolCommand]:
         commands = self.pool.handle(event)
         if self.journal.keep_log:
             self.journal.log.append(PoolDecision(self.loop.now_s, event, tuple(commands)))
+        return commands
+
+    def _carry(self, commands: Sequence[PoolCommand]) -> None:
         for command in commands:
             if isinstance(command, ToWorker):
                 if isinstance(command.command, BlocksGranted):

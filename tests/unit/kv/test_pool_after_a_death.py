@@ -48,3 +48,14 @@ def test_prompt_logprobs_start_over_with_the_prompt() -> None:
     made.handle(StartPrefill(asks, 2, B, "end"))
     assert made.table(asks.id) == ((), 0)
     made.check()
+
+
+def test_blocks_that_a_new_start_gives_back_go_to_those_who_wait() -> None:
+    """Nothing else would wake them: whoever starts anew may itself be asked for only after they are served."""
+    made = pool(4)
+    asks, waits = request("asks", 0.0, prompt_logprobs=True), request("waits", 1.0)
+    made.handle(StartPrefill(asks, 1, A, "end"))
+    made.handle(StartPrefill(waits, 1, B, "end"))
+    want(made, "asks", A, 2)
+    assert want(made, "waits", B, 4) == []
+    assert made.handle(StartPrefill(asks, 2, B, "end")) == [ToWorker(B, BlocksGranted(waits.id, 1, (0, 1, 2, 3), 0))]
