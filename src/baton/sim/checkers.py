@@ -200,3 +200,6 @@ def check_text(life: Life) -> None:
     wanted = expected if finished else expected[: len(output)]
     where = next((index for index, pair in enumerate(zip(output, wanted, strict=False)) if pair[0] != pair[1]), "end")
     require(output == wanted, "INV-8", f"{life.request.id}: {len(output)} tokens of {len(wanted)}, differs at {where}")
+    if life.request.sampling.prompt_logprobs and output:
+        told, asked = life.prompt_logprobs, life.request.prompt_tokens - 1
+        require(told == asked, "INV-8", f"{life.request.id}: {told} log probabilities for {asked} prompt tokens")

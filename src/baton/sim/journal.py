@@ -27,6 +27,8 @@ class Life:
     handoffs_s: list[float] = field(default_factory=list[float])
     """When a worker was told to go on with it."""
     token_times_s: list[float] = field(default_factory=list[float])
+    prompt_logprobs: int = 0
+    """Log probabilities of prompt tokens that came with the first token."""
     cached_tokens: int | None = None
     """Of the first grant."""
     closes: list[tuple[float, CloseRequest]] = field(default_factory=list[tuple[float, CloseRequest]])

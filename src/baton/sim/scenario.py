@@ -86,7 +86,12 @@ def _draw_requests(draw: Random) -> tuple[PlannedRequest, ...]:
         own = [draw.randrange(BYTE_TOKENS_FROM, 250) for _ in range(draw.randint(1, 12))]
         follows = draw.choice(planned).id if planned and draw.random() < 0.2 else None
         prefix = draw.choice(shared) if follows is None and draw.random() < 0.5 else []
-        sampling = Sampling(temperature=draw.choice((0.0, 1.0)), seed=draw.randrange(100), stop_token_ids=(STOP_TOKEN,))
+        sampling = Sampling(
+            temperature=draw.choice((0.0, 1.0)),
+            seed=draw.randrange(100),
+            stop_token_ids=(STOP_TOKEN,),
+            prompt_logprobs=draw.random() < 0.1,
+        )
         planned.append(
             PlannedRequest(
                 id=RequestId(f"r{index}"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from msgspec import Struct
@@ -134,5 +134,12 @@ def _unknown_keys(raw: dict[str, Any]) -> list[str]:
     for section, kind in sections.items():
         fields = kind.__struct_fields__
         keys = raw.get(section, {})
-        found += [f"unknown key {section}.{key}{did_you_mean(key, fields)}" for key in keys if key not in fields]
+        if not isinstance(keys, dict):
+            found.append(f"{section} must be a section: write [{section}] and its keys below")
+            continue
+        found += [
+            f"unknown key {section}.{key}{did_you_mean(key, fields)}"
+            for key in cast("dict[str, Any]", keys)
+            if key not in fields
+        ]
     return found

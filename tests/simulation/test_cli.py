@@ -1,0 +1,125 @@
+"""`baton sim`: a cluster file and a trace in, the results of the contract out."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from baton.cli.main import main
+from baton.core.errors import ConfigError
+from baton.metrics.summary import Results
+from baton.sim.spec import load_spec
+from baton.workload.load import read_trace
+
+ROOT = Path(__file__).resolve().parents[2]
+CLUSTER = ROOT / "examples" / "clusters" / "one-gpu-host.toml"
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Forty requests of the Azure format, four a second."""
+    rows = [
+        f"2023-11-16 18:15:{index // 4:02d}.{index % 4 * 25:02d}00000,{50 + index},{2 + index % 7}"
+        for index in range(40)
+    ]
+    path = tmp_path / "trace.csv.gz"
+    path.write_bytes(gzip.compress("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]).encode()))
+    return path
+
+
+def simulate(trace: Path, out: Path, *more: str) -> dict[str, object]:
+    assert main(["sim", "--cluster", str(CLUSTER), "--trace", str(trace), "--json", str(out), *more]) == 0
+    return json.loads(out.read_text())
+
+
+def test_results_have_the_keys_of_the_contract(trace: Path, tmp_path: Path) -> None:
+    results = simulate(trace, tmp_path / "r.json", "--ttft-slo-s", "10", "--tpot-slo-s", "10")
+    assert tuple(results) == Results.__struct_fields__
+    assert (results["requests"], results["completed"], results["failed"]) == (40, 40, 0)
+    assert results["slo"] == {"ttft_s": 10.0, "tpot_s": 10.0, "attainment_ratio": 1.0}
+
+
+def test_every_token_of_the_trace_is_produced(trace: Path, tmp_path: Path) -> None:
+    """No policy sees a length, and each answer still has the length that the trace says."""
+    results = simulate(trace, tmp_path / "r.json")
+    expected = sum(request.output_tokens for request in read_trace(trace).requests)
+    rate, duration_s = results["output_tokens_per_s"], results["duration_s"]
+    assert isinstance(rate, float)
+    assert isinstance(duration_s, float)
+    assert rate * duration_s == pytest.approx(expected)
+
+
+def test_the_same_seed_gives_the_same_results(trace: Path, tmp_path: Path) -> None:
+    first = simulate(trace, tmp_path / "1.json", "--seed", "5")
+    again = simulate(trace, tmp_path / "2.json", "--seed", "5")
+    assert {**first, "wall_s": 0} == {**again, "wall_s": 0}
+
+
+@pytest.mark.parametrize("policy", ["baton", "round-robin", "least-load"])
+def test_every_policy_completes_the_trace(policy: str, trace: Path, tmp_path: Path) -> None:
+    assert simulate(trace, tmp_path / "r.json", "--policy", policy)["completed"] == 40
+
+
+def test_a_faster_trace_takes_less_virtual_time(trace: Path, tmp_path: Path) -> None:
+    slow = simulate(trace, tmp_path / "1.json", "--limit", "20")
+    fast = simulate(trace, tmp_path / "2.json", "--limit", "20", "--rate-scale", "2")
+    assert slow["requests"] == fast["requests"] == 20
+    assert fast["duration_s"] < slow["duration_s"]  # type: ignore[operator]
+
+
+def test_a_missed_slo_is_exit_code_1(trace: Path) -> None:
+    assert main(["sim", "--cluster", str(CLUSTER), "--trace", str(trace), "--ttft-slo-s", "0.000001"]) == 1
+
+
+def test_a_prompt_that_no_arena_holds_is_rejected(trace: Path, tmp_path: Path) -> None:
+    """4 blocks of 16 tokens hold prompts of up to 63 tokens and room for an answer; 26 of the 40 are longer."""
+    cluster = tmp_path / "small.toml"
+    cluster.write_text("[topology]\nmixed = 1\n[kv]\nblocks = 4\n")
+    out = tmp_path / "r.json"
+    assert main(["sim", "--cluster", str(cluster), "--trace", str(trace), "--json", str(out)]) == 0
+    results = json.loads(out.read_text())
+    assert (results["completed"], results["rejected"]) == (14, 26)
+
+
+def test_every_bad_argument_is_told_at_once(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = tmp_path / "bad.toml"
+    cluster.write_text("[kv]\nblokcs = 4\n[cost]\nstep_s = 1\n")
+    arguments = ["--policy", "random", "--rate-scale", "0", "--trace", str(tmp_path / "none.csv")]
+    assert main(["sim", "--cluster", str(cluster), *arguments]) == 2
+    said = capsys.readouterr().err
+    for words in (
+        "kv.blokcs (did you mean 'blocks'?)",
+        "cost.step_s",
+        "round-robin, least-load",
+        "--rate-scale is 0",
+        "none.csv",
+    ):
+        assert words in said
+
+
+def test_a_trace_without_times_needs_a_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "lengths.csv"
+    path.write_text("num_prefill_tokens,num_decode_tokens\n10,3\n12,4\n")
+    assert main(["sim", "--cluster", str(CLUSTER), "--trace", str(path)]) == 2
+    assert "--rate R" in capsys.readouterr().err
+    assert main(["sim", "--cluster", str(CLUSTER), "--trace", str(path), "--rate", "2"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[kv]\nblocks = 0", "kv.blocks is 0"),
+        ("[topology]\nprefill = 0", "no worker"),
+        ("[link]\ndelay_min_s = 2.0", "link.delay_max_s is 0.0006, but must be at least 2"),
+        ("[kv]\nblocks = 'many'", "not a valid cluster"),
+        ("[kv", "not a TOML file"),
+        ("kv = 3", "kv must be a section"),
+        ("topolgy = 3", "did you mean 'topology'"),
+    ],
+)
+def test_a_bad_cluster_file_says_what_to_change(text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_spec(text)
