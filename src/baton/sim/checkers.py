@@ -130,6 +130,13 @@ def check_close(life: Life, *, failures_allowed: bool) -> None:
         require(outcomes[0] != "failed", "INV-1", f"{request_id} failed though no worker died: {why}")
 
 
+def check_refusal(cluster: SimCluster, life: Life) -> None:
+    """INV-9: nobody is refused for a full queue that is not full: every place is given back. Call at the close."""
+    if life.closes[-1][1].reject == "queue_full":
+        live, places = cluster.server.coordinator.live_requests, cluster.spec.queue_requests_max
+        require(live >= places, "INV-9", f"{life.request.id} was refused with {live} of {places} places taken")
+
+
 def check_nothing_left(cluster: SimCluster) -> None:
     """INV-2: after the last request nobody holds a block, in the pool or in a batcher."""
     pool = cluster.server.pool

@@ -9,7 +9,7 @@ from typing import assert_never
 
 from baton.core.types import Request, RequestId
 from baton.kv.hashing import block_hashes
-from baton.sim.checkers import Watch, check_end, check_text
+from baton.sim.checkers import Watch, check_end, check_refusal, check_text
 from baton.sim.cluster import SimCluster, build_cluster
 from baton.sim.engines import ContentEngine
 from baton.sim.faults import Cancel, DelaySpike, Fault, Flip, Hang, Kill, KillAtStep, Slow, Stage
@@ -79,6 +79,7 @@ class Play:
 
     def closed(self, life: Life) -> None:
         """Let the next turns of a chat follow: their prompts hold the prompt and the answer of this one."""
+        check_refusal(self.cluster, life)
         for planned in self.followers.pop(life.request.id, ()):
             self.cluster.loop.after(planned.at_s, partial(self.submit, planned, tuple(life.tokens)))
 
