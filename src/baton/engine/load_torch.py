@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from baton.core.errors import ModelError
 from baton.engine.card import ModelCard
@@ -17,9 +18,9 @@ from baton.kv.layout import KVLayout
 
 
 def load_torch_engine(
-    card: ModelCard, layout: KVLayout, memory: memoryview, *, dtype: Dtype, threads: int, device: str
+    card: ModelCard, layout: KVLayout, memory: memoryview | Tensor, *, dtype: Dtype, threads: int, device: str
 ) -> TorchEngine:
-    """See `load_engine`."""
+    """See `load_engine`. An engine on a GPU needs an arena there: `memory` as a tensor of bytes on its device."""
     if layout != card.layout(block_tokens=layout.block_tokens, dtype=layout.dtype) or layout.dtype == "uint8":
         raise ModelError(
             f"the arena's layout ({layout.layers} layers, {layout.kv_heads} KV heads of {layout.head_dim}, "
@@ -28,6 +29,8 @@ def load_torch_engine(
         )
     torch.set_num_threads(threads)
     target = torch.device(device)
+    if target.type != "cpu" and not isinstance(memory, Tensor):
+        raise ModelError(f"the arena lies in host memory, which an engine on {device} cannot use; set device to cpu")
     config = read_config(card)
     with torch.inference_mode():
         model = Llama(config, open_weights(card, config), TORCH_DTYPES[dtype], target)

@@ -54,9 +54,11 @@ def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """
     count = min(count, len(scores))
     if count == 0:
-        return scores[:0], torch.empty(0, dtype=torch.int64)
+        return scores[:0], torch.empty(0, dtype=torch.int64, device=scores.device)
     threshold = scores.topk(count).values[-1]
     ids = (scores >= threshold).nonzero().flatten()  # ascending
+    if len(ids) < count:  # not a number somewhere: a broken model shall say nonsense, and not end its worker
+        ids = torch.arange(len(scores), device=scores.device)
     values, order = scores[ids].sort(descending=True, stable=True)
     return values[:count], ids[order][:count]
 

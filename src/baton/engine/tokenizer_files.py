@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from tokenizers import AddedToken
@@ -32,15 +32,20 @@ def _byte_alphabet() -> dict[str, int]:
 BYTE_OF_CHAR = _byte_alphabet()
 
 
+Spelling = Literal["bytes", "pieces", "pieces after a space"]
+"""How tokens spell text: byte-level BPE; SentencePiece; SentencePiece that puts a space before every text."""
+
+
 class VocabularyTokenizer:
     """A `tokenizers` pipeline for encoding; decoding by the bytes of each token."""
 
-    def __init__(self, backend: Backend, *, space_prefix: bool, bos_token_id: int | None, add_bos: bool | None) -> None:
+    def __init__(self, backend: Backend, spelling: Spelling, *, bos_token_id: int | None, add_bos: bool | None) -> None:
         """`add_bos`: whether texts start with `bos_token_id`. None: as the pipeline itself has it."""
         backend.no_padding()
         backend.no_truncation()
         self.vocab_tokens = backend.get_vocab_size(with_added_tokens=True)
-        self.space_prefix = space_prefix
+        self.space_prefix = spelling == "pieces after a space"
+        self._spelling = spelling
         self._backend = backend
         self._added = {token: added.content for token, added in backend.get_added_tokens_decoder().items()}
         self._special = {token for token, added in backend.get_added_tokens_decoder().items() if added.special}
@@ -81,7 +86,7 @@ class VocabularyTokenizer:
         piece = self._backend.id_to_token(token) if 0 <= token < 1 << 32 else None
         if piece is None:
             return b""
-        if self.space_prefix:
+        if self._spelling != "bytes":
             is_byte = len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">")
             return bytes((int(piece[3:5], 16),)) if is_byte else piece.replace(SPACE_MARK, " ").encode()
         if all(char in BYTE_OF_CHAR for char in piece):
@@ -111,7 +116,7 @@ def tokenizer_from_folder(folder: Path, bos_token_id: int | None) -> VocabularyT
     add_bos = options.get("add_bos_token")
     return VocabularyTokenizer(
         backend,
-        space_prefix=_writes_space_prefix(path, decoder),
+        _spelling_of(path, decoder),
         bos_token_id=bos,
         add_bos=add_bos if isinstance(add_bos, bool) else None,
     )
@@ -133,14 +138,16 @@ def _bos_from_config(backend: Backend, options: dict[str, Any], default: int | N
     return default if not isinstance(text, str) else backend.token_to_id(text)
 
 
-def _writes_space_prefix(path: Path, decoder: object) -> bool:
-    """Tell SentencePiece's way of writing bytes and spaces (True) from byte-level BPE's (False)."""
+def _spelling_of(path: Path, decoder: object) -> Spelling:
+    """Tell how tokens spell text from how the pipeline decodes them."""
     parts = decoder.get("decoders", [decoder]) if isinstance(decoder, dict) else []
-    kinds = {str(part.get("type")) for part in parts if isinstance(part, dict)}
+    kinds = {str(part.get("type")): part for part in parts if isinstance(part, dict)}
     if "ByteLevel" in kinds:
-        return False
-    if kinds & {"ByteFallback", "Metaspace", "Replace"}:
-        return True
+        return "bytes"
+    if "Metaspace" in kinds:
+        return "pieces" if kinds["Metaspace"].get("prepend_scheme") == "never" else "pieces after a space"
+    if "ByteFallback" in kinds or "Replace" in kinds:
+        return "pieces after a space" if "Strip" in kinds else "pieces"
     raise ModelError(
         f"{path} decodes by {', '.join(sorted(kinds)) or 'nothing'}; Baton reads byte-level BPE and SentencePiece BPE"
     )
@@ -158,11 +165,13 @@ def tokenizer_from_gguf(path: Path) -> VocabularyTokenizer:
         pre = str(file.metadata.get("tokenizer.ggml.pre", "default"))
         merges = [str(merge) for merge in _array(file, "merges")]
         backend = byte_level_backend(str(path), tokens, merges, pre)
+        spelling: Spelling = "bytes"
         add_bos = pre in BOS_PRE_TOKENIZERS
     elif model == "llama":
         scores = [float(score) for score in _array(file, "scores") if isinstance(score, int | float)]
-        prefix = file.metadata.get("tokenizer.ggml.add_space_prefix", True)
-        backend = sentencepiece_backend(tokens, scores, add_space_prefix=prefix is True)
+        prefix = file.metadata.get("tokenizer.ggml.add_space_prefix", True) is True
+        backend = sentencepiece_backend(tokens, scores, add_space_prefix=prefix)
+        spelling = "pieces after a space" if prefix else "pieces"
         add_bos = True
     else:
         raise ModelError(
@@ -173,7 +182,7 @@ def tokenizer_from_gguf(path: Path) -> VocabularyTokenizer:
     wanted = file.metadata.get("tokenizer.ggml.add_bos_token", add_bos)
     return VocabularyTokenizer(
         backend,
-        space_prefix=model == "llama",
+        spelling,
         bos_token_id=bos if isinstance(bos, int) else None,
         add_bos=wanted is True,
     )

@@ -147,6 +147,14 @@ def test_a_nucleus_wider_than_the_first_guess_is_exact(monkeypatch: pytest.Monke
     assert sample(logits, parts) == expected
 
 
+@pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"top_p": 0.5}, {"temperature": 0.0}, {"top_logprobs": 2}])
+def test_not_a_number_is_no_crash(options: dict[str, float]) -> None:
+    """A broken model says nonsense; its worker lives on for the others."""
+    logits = torch.full((1, VOCAB), float("nan"))
+    token, _ = sample(logits, [part_of([1], [], sampling=Sampling(**options))])[0]
+    assert 0 <= token < VOCAB
+
+
 def test_logprobs_are_of_the_raw_logits() -> None:
     """Before penalties, bias and temperature: what the model said."""
     torch.manual_seed(2)

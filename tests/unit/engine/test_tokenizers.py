@@ -154,7 +154,7 @@ def test_special_tokens_are_known_and_skipped(smollm: Tokenizer) -> None:
 PIECES = ["▁", *"abcdeé", "ab", "▁a", "abc", "de", "▁ab", "cd", "▁abc", "bc", "▁d", "▁de", "ee", "▁▁"]
 
 
-def _write_sentencepiece(path: Path) -> None:
+def _write_sentencepiece(path: Path, *, space_prefix: bool = True) -> None:
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
     tokens = ["<unk>", "<s>", "</s>", *bytes_, *PIECES]
     kinds = [2, 3, 3, *[6] * 256, *[1] * len(PIECES)]
@@ -163,6 +163,7 @@ def _write_sentencepiece(path: Path) -> None:
     writer.add_token_list(tokens)
     writer.add_token_scores([0.0] * 259 + [-float(rank) for rank in range(len(PIECES))])
     writer.add_token_types(kinds)
+    writer.add_add_space_prefix(space_prefix)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     close_gguf(writer)
@@ -258,6 +259,20 @@ def test_a_sentencepiece_tokenizer_json(tmp_path: Path) -> None:
     for text in ("abc de", "  a b", "你好 abc"):
         tokens = tokenizer.encode(text)
         assert tokenizer.decode(tokens) == text == backend.decode(tokens)
+
+
+@pytest.mark.parametrize("text", ["abc de", " abc", "  de"])
+def test_sentencepiece_without_a_space_in_front(tmp_path: Path, text: str) -> None:
+    """Some models put no space before a text: then one that is there is the text's own, and stays."""
+    _write_sentencepiece(tmp_path / "model.gguf", space_prefix=False)
+    tokenizer = tokenizer_from_gguf(tmp_path / "model.gguf")
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.token_bytes(tokenizer.encode("你")[-1]) == "你".encode()[-1:]
+    backend = sentencepiece_backend(["<unk>", *PIECES], [0.0] + [-1.0] * len(PIECES), add_space_prefix=False)
+    backend.decoder = decoders.Metaspace(prepend_scheme="never")
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = tokenizer_from_folder(tmp_path, None)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 @pytest.mark.parametrize(
