@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
 from jinja2 import TemplateError
 
 from baton.core.errors import ModelError, RequestError
 from baton.engine.card import ModelCard
 from baton.engine.gguf_file import open_gguf
+from baton.engine.json_file import read_json
 from baton.engine.template_sandbox import STEP_NAME, Sandbox, StepCounter, check_chars
 
 Message = Mapping[str, Any]
@@ -148,15 +148,11 @@ def _from_gguf(path: Path) -> tuple[str, dict[str, str]] | None:
 
 
 def _from_folder(folder: Path) -> tuple[str, dict[str, str]] | None:
-    options: dict[str, Any] = {}
-    try:
-        path = folder / "tokenizer_config.json"
-        if path.exists():
-            options = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise ModelError(f"cannot read {path}: {error}; download it again") from error
-    own_file = folder / "chat_template.jinja"
-    source = own_file.read_text("utf-8") if own_file.exists() else _choose(options.get("chat_template"))
+    path, own_file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    options = read_json(path, dict[str, Any]) if path.is_file() else {}
+    source = (
+        own_file.read_text("utf-8", errors="replace") if own_file.is_file() else _choose(options.get("chat_template"))
+    )
     if source is None:
         return None
     return source, {

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from baton.core.errors import ModelError
+from baton.engine.json_file import read_json
 from baton.engine.model_config import ARCHITECTURES, LAYERS_MAX, ModelConfig, RopeScaling
 
 Json = Mapping[str, Any]
@@ -83,12 +84,9 @@ def read_config_json(folder: Path) -> ModelConfig:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except FileNotFoundError as error:
-        raise ModelError(f"{path} is missing; a model folder holds config.json and *.safetensors") from error
-    except (OSError, msgspec.DecodeError) as error:
-        raise ModelError(f"cannot read {path}: {error}; download the file again") from error
+    if not path.is_file():
+        raise ModelError(f"{path} is missing; a model folder holds config.json and *.safetensors")
+    return read_json(path, dict[str, Any])
 
 
 def _architecture(folder: Path, names: list[str] | None, model_type: str) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from baton.core.errors import ModelError
+from baton.engine.json_file import JSON_ERRORS, read_json
 
 HEADER_BYTES_MAX = 100_000_000
 INDEX_NAME = "model.safetensors.index.json"
@@ -45,10 +46,7 @@ def read_checkpoint(folder: Path) -> dict[str, SafeTensor]:
     index_path = folder / INDEX_NAME
     if not index_path.exists():
         return _merge([_read_header(file) for file in _files(folder)])
-    try:
-        index = msgspec.json.decode(index_path.read_bytes(), type=_Index)
-    except (OSError, msgspec.DecodeError) as error:
-        raise ModelError(f"cannot read {index_path}: {error}; download the model again") from error
+    index = read_json(index_path, _Index)
     shards = sorted(set(index.weight_map.values()))
     missing = [shard for shard in shards if not (folder / shard).is_file()]
     if missing:
@@ -93,7 +91,7 @@ def _read_header(path: Path) -> dict[str, SafeTensor]:
             header = msgspec.json.decode(file.read(header_bytes), type=dict[str, msgspec.Raw])
         header.pop("__metadata__", None)
         entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in header.items()}
-    except msgspec.DecodeError as error:
+    except JSON_ERRORS as error:
         raise _damaged(path, f"its header is no valid JSON of tensors ({error})") from error
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error}") from error

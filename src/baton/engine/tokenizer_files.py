@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from baton.core.errors import ModelError, RequestError
 from baton.engine.gguf_file import GGUFFile, MetadataValue, open_gguf
 from baton.engine.gguf_vocabulary import BOS_PRE_TOKENIZERS, byte_level_backend, sentencepiece_backend
+from baton.engine.json_file import read_json
 
 SPACE_MARK = "▁"
 CONTROL, USER_DEFINED = 3, 4
@@ -105,10 +105,9 @@ def tokenizer_from_folder(folder: Path, bos_token_id: int | None) -> VocabularyT
             f"{folder} has no tokenizer.json; make one with transformers: "
             f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
         )
-    data = path.read_bytes()
+    decoder = read_json(path, dict[str, Any]).get("decoder")
     try:
-        decoder = msgspec.json.decode(data, type=dict[str, Any]).get("decoder")
-        backend = Backend.from_buffer(data)
+        backend = Backend.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
         raise ModelError(f"cannot read {path}: {error}; download it again, or upgrade `tokenizers`") from error
     options = _tokenizer_config(folder)
@@ -124,12 +123,7 @@ def tokenizer_from_folder(folder: Path, bos_token_id: int | None) -> VocabularyT
 
 def _tokenizer_config(folder: Path) -> dict[str, Any]:
     path = folder / "tokenizer_config.json"
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except FileNotFoundError:
-        return {}
-    except msgspec.DecodeError as error:
-        raise ModelError(f"cannot read {path}: {error}; download it again") from error
+    return read_json(path, dict[str, Any]) if path.is_file() else {}
 
 
 def _bos_from_config(backend: Backend, options: dict[str, Any], default: int | None) -> int | None:

@@ -93,9 +93,9 @@ def test_a_config_that_cannot_be_served(folder: Path, changes: dict[str, object]
         resolve_model(str(folder))
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "", "null"])
-def test_a_config_that_is_no_json_object(folder: Path, content: str) -> None:
-    (folder / "config.json").write_text(content)
+@pytest.mark.parametrize("content", [b"{", b"[]", b"", b"null", b'{"model_type": "\xff"}'])
+def test_a_config_that_is_no_json_object(folder: Path, content: bytes) -> None:
+    (folder / "config.json").write_bytes(content)
     with pytest.raises(ModelError, match="cannot read"):
         resolve_model(str(folder))
 
@@ -138,6 +138,13 @@ def test_a_safetensors_header_that_claims_too_much(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(b"\xff" * 8 + path.read_bytes()[8:])
     with pytest.raises(ModelError, match="its header claims"):
+        resolve_model(str(folder))
+
+
+def test_a_safetensors_header_of_damaged_text(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes().replace(b"model.norm", b"model.\xff\xfe\xfd\xfc", 1))
+    with pytest.raises(ModelError, match="no valid JSON"):
         resolve_model(str(folder))
 
 
