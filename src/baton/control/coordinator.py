@@ -5,6 +5,7 @@ It owns the life of every request. The live server, the simulator, a recorded lo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, assert_never
 
@@ -30,7 +31,7 @@ from baton.core.messages import (
     WorkerReported,
 )
 from baton.core.ports import CostModel
-from baton.core.types import ClusterView, HostId, Request, RequestId, Until, WorkerId
+from baton.core.types import ClusterView, HostId, Request, RequestId, Until, WorkerId, WorkerView
 from baton.kv.prefix_index import PrefixIndex
 from baton.policy.admission import AdmissionPolicy
 from baton.policy.fairness import FairnessPolicy
@@ -49,6 +50,13 @@ class Policies:
     placement: PlacementPolicy
     fairness: FairnessPolicy
     cost: CostModel
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFailure:
+    """A policy raised, or chose what is not there."""
+
+    reason: str
 
 
 @dataclass(slots=True)
@@ -138,10 +146,9 @@ class Coordinator:
             self._room[flight.request.id] = None
             return []
         request = flight.request
-        if flight.stage == "prefill":
-            worker = self.policies.routing.route(request, candidates, cluster, self.policies.cost)
-        else:
-            worker = self.policies.placement.place(request, flight.host, candidates, cluster, self.policies.cost)
+        worker = self._choose(flight, candidates, cluster)
+        if isinstance(worker, PolicyFailure):
+            return self._close(request.id, "failed", worker.reason)
         view = self._fleet.view(worker)
         hit_tokens = cluster.prefix_hit_tokens.get(view.host, 0)
         flight.worker, flight.host = worker, view.host
@@ -151,6 +158,25 @@ class Coordinator:
             return [StartDecode(request, flight.attempt, worker)]
         until: Until = "first_token" if view.role == "prefill" else "end"
         return [StartPrefill(request, flight.attempt, worker, until)]
+
+    def _choose(
+        self, flight: Flight, candidates: Sequence[WorkerView], cluster: ClusterView
+    ) -> WorkerId | PolicyFailure:
+        """Ask the policy of the flight's stage. A policy may be the user's own: whatever it does, one request fails."""
+        policies, request = self.policies, flight.request
+        policy = policies.routing if flight.stage == "prefill" else policies.placement
+        name = type(policy).__name__
+        try:
+            if flight.stage == "prefill":
+                worker = policies.routing.route(request, candidates, cluster, policies.cost)
+            else:
+                worker = policies.placement.place(request, flight.host, candidates, cluster, policies.cost)
+        except Exception as error:  # noqa: BLE001  a user's policy may raise anything
+            return PolicyFailure(f"the policy {name} failed: {type(error).__name__}: {error}")
+        if all(candidate.id != worker for candidate in candidates):
+            known = ", ".join(candidate.id for candidate in candidates)
+            return PolicyFailure(f"the policy {name} chose {worker!r}, which is not among the candidates: {known}")
+        return worker
 
     def _progress(self, event: PrefillFinished | RequestFinished) -> list[CoordinatorCommand]:
         flight = self._flights.get(event.request_id)

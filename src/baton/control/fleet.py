@@ -17,6 +17,9 @@ from baton.core.types import Role, WorkerId, WorkerView
 class _Load:
     requests: int = 0
     queued_tokens: int = 0
+    """Of requests whose prefill is not known to be over: what is really queued is this, or less."""
+    unreported_tokens: int = 0
+    """Given since the worker's last report, which therefore cannot know of them."""
     context_tokens: int = 0
 
 
@@ -29,7 +32,7 @@ class Fleet:
 
     def join(self, view: WorkerView) -> None:
         self._views[view.id] = view
-        self._loads[view.id] = _Load()
+        self._loads.setdefault(view.id, _Load())
 
     def leave(self, worker: WorkerId) -> None:
         self._views.pop(worker, None)
@@ -40,6 +43,7 @@ class Fleet:
         known = self._views.get(view.id)
         if known is not None:
             self._views[view.id] = msgspec.structs.replace(view, role=known.role)
+            self._loads[view.id].unreported_tokens = 0
 
     def set_role(self, worker: WorkerId, role: Role) -> None:
         """Flip a worker at once: it has nothing to drain, since the KV belongs to the host."""
@@ -52,6 +56,7 @@ class Fleet:
         load = self._loads[worker]
         load.requests += 1
         load.queued_tokens += queued_tokens
+        load.unreported_tokens += queued_tokens
         load.context_tokens += context_tokens
 
     def unload(self, worker: WorkerId, *, queued_tokens: int, context_tokens: int) -> None:
@@ -78,7 +83,7 @@ class Fleet:
             role=view.role,
             running_requests=load.requests,
             waiting_requests=view.waiting_requests,
-            queued_tokens=load.queued_tokens,
+            queued_tokens=min(load.queued_tokens, view.queued_tokens + load.unreported_tokens),
             context_tokens=max(load.context_tokens, view.context_tokens),
             observed_at_s=view.observed_at_s,
         )

@@ -32,7 +32,7 @@ class Lane:
     asked_blocks: int = 0
     started: bool = False
     hashes: list[BlockHash] = field(default_factory=list[BlockHash])
-    """Of the full blocks of `tokens` as far as known: the prompt's, and those of the output that are sealed."""
+    """Of the full blocks of `tokens`, as far as they were asked for."""
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
 
     @property
@@ -58,7 +58,7 @@ class Lane:
         """Hashes that may be taken as a hit: never the whole prompt, since the last token must be computed to go on."""
         if self.request.sampling.prompt_logprobs and self.output_tokens == 0:
             return ()
-        return tuple(self.hashes[: (len(self.tokens) - 1) // self.block_tokens])
+        return tuple(self._names(len(self.tokens) - 1))
 
     def blocks_for(self, tokens: int) -> int:
         return -(-min(tokens, self.tokens_max) // self.block_tokens)
@@ -80,13 +80,18 @@ class Lane:
 
     def seal(self) -> tuple[int, tuple[BlockHash, ...]]:
         """Name the blocks that have become full. Returns the first one's index and the hashes."""
-        first, full = self.sealed_blocks, self.computed_tokens // self.block_tokens
+        first, names = self.sealed_blocks, self._names(self.computed_tokens)
+        self.sealed_blocks = len(names)
+        return first, tuple(names[first:])
+
+    def _names(self, tokens: int) -> list[BlockHash]:
+        """Name the full blocks of the first `tokens` tokens; what was named before is not hashed again."""
+        full = tokens // self.block_tokens
         while len(self.hashes) < full:
             start = len(self.hashes) * self.block_tokens
             parent = self.hashes[-1] if self.hashes else root_hash(self.request.cache_salt)
             self.hashes.append(block_hash(parent, self.tokens[start : start + self.block_tokens]))
-        self.sealed_blocks = full
-        return first, tuple(self.hashes[first:full])
+        return self.hashes[:full]
 
     def finish_reason(self) -> FinishReason | None:
         """Tell whether the newest token ends the request."""

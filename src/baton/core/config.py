@@ -186,26 +186,30 @@ def load(text: str) -> Config:
         raw = msgspec.toml.decode(text)
     except msgspec.DecodeError as error:
         raise ConfigError(f"not a TOML file: {error}") from error
-    unknown = _unknown_keys(raw, Config, "")
-    if unknown:
-        raise ConfigError("\n".join(unknown))
+    problems = _take_unknown_keys(raw, Config, "")
     try:
-        return msgspec.convert(raw, Config)
+        config = msgspec.convert(raw, Config)
+        problems += config.problems()
     except msgspec.ValidationError as error:
-        raise ConfigError(f"not a valid configuration: {error}") from error
+        problems.append(f"not a valid configuration: {error}")
+        raise ConfigError("\n".join(problems)) from error
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return config
 
 
-def _unknown_keys(raw: dict[str, Any], kind: type[Struct], path: str) -> list[str]:
-    """Name every key that the tree does not have, with the nearest one that it has."""
+def _take_unknown_keys(raw: dict[str, Any], kind: type[Struct], path: str) -> list[str]:
+    """Take out every key that the tree does not have. Returns them with the nearest ones that it has."""
     fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
     found: list[str] = []
-    for key, value in raw.items():
+    for key, value in list(raw.items()):
         if key not in fields:
             close = difflib.get_close_matches(key, fields, n=1)
             hint = f"did you mean {path}{close[0]}?" if close else f"known here: {', '.join(fields)}"
             found.append(f"unknown key {path}{key}; {hint}")
+            del raw[key]
             continue
         inner = fields[key]
         if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, Struct):
-            found += _unknown_keys(cast("dict[str, Any]", value), inner, f"{path}{key}.")
+            found += _take_unknown_keys(cast("dict[str, Any]", value), inner, f"{path}{key}.")
     return found

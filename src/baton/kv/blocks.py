@@ -98,9 +98,9 @@ class Blocks:
         return taken, evicted
 
     def seal(self, block: BlockId, name: BlockHash) -> bool:
-        """Name a full block. False where another block already has the name: this one then stays nameless."""
+        """Name a full block. False where another block has the name, or this one has another: nothing changes then."""
         assert self._pins[block] > 0, f"block {block} is sealed by nobody"
-        if name in self._by_hash:
+        if name in self._by_hash or self._hashes[block] is not None:
             return False
         self._by_hash[name] = block
         self._hashes[block] = name

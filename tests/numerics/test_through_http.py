@@ -1,0 +1,108 @@
+"""The embedded model through HTTP, prefill and decode apart: token for token what transformers says, in float32."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+import transformers
+
+from baton.engine.resolve import resolve_model
+from tests.numerics.prompts import PROMPTS, Prompt
+from tests.serving import RunningServer, serving
+
+OUTPUT_TOKENS = 16
+CONCURRENCY = 6
+
+pytestmark = pytest.mark.timeout(900)
+
+Answer = tuple[str, int]
+"""Text, and how many tokens it has."""
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, Answer]:
+    """What transformers generates greedily from the same dequantized weights.
+
+    On one thread: two that wait for each other take many times as long when anything else runs.
+    """
+    torch.set_num_threads(1)
+    path = Path(resolve_model("smollm2-135m").path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    answers = {}
+    for prompt in PROMPTS:
+        ids = tokenizer(prompt.text, return_tensors="pt", add_special_tokens=False)
+        with torch.inference_mode():
+            out = model.eval().generate(**ids, max_new_tokens=OUTPUT_TOKENS, do_sample=False, repetition_penalty=1.0)
+        new = out[0, ids["input_ids"].shape[1] :]
+        answers[prompt.name] = (tokenizer.decode(new, skip_special_tokens=True), len(new))
+    return answers
+
+
+def _answers(server: RunningServer) -> dict[str, Answer]:
+    async def ask(client: httpx.AsyncClient, gate: asyncio.Semaphore, prompt: Prompt) -> Answer:
+        common = {"max_tokens": OUTPUT_TOKENS, "temperature": 0}
+        async with gate:
+            if prompt.messages:
+                body = {"messages": list(prompt.messages), **common}
+                answer = (await client.post("/v1/chat/completions", json=body)).raise_for_status().json()
+                text = answer["choices"][0]["message"]["content"]
+            else:
+                body = {"prompt": prompt.text, **common}
+                answer = (await client.post("/v1/completions", json=body)).raise_for_status().json()
+                text = answer["choices"][0]["text"]
+        return text, answer["usage"]["completion_tokens"]
+
+    async def ask_all() -> dict[str, Answer]:
+        gate = asyncio.Semaphore(CONCURRENCY)
+        async with httpx.AsyncClient(base_url=server.url, timeout=300) as client:
+            answers = await asyncio.gather(*(ask(client, gate, prompt) for prompt in PROMPTS))
+        return {prompt.name: answer for prompt, answer in zip(PROMPTS, answers, strict=True)}
+
+    return asyncio.run(ask_all())
+
+
+def test_one_prefill_and_one_decode_worker_say_what_transformers_says(
+    smollm_server: RunningServer, expected: dict[str, Answer]
+) -> None:
+    """Twice: the second time most prompts come from the prefix cache, and the text is the same."""
+    assert _answers(smollm_server) == expected
+    hits_before = smollm_server.metric("baton_prefix_hit_tokens_total")
+    assert _answers(smollm_server) == expected
+    assert smollm_server.metric("baton_prefix_hit_tokens_total") > hits_before + 4000
+    assert smollm_server.metric("baton_handoff_bytes_total") == 0
+
+
+@pytest.mark.parametrize("topology", [("--prefill", "2", "--decode", "2"), ("--mixed", "1")], ids=" ".join)
+def test_other_topologies_say_the_same(topology: tuple[str, ...], expected: dict[str, Answer]) -> None:
+    with serving("--dtype", "float32", *topology) as server:
+        assert _answers(server) == expected
+
+
+def test_a_handoff_takes_less_than_a_decode_step(smollm_server: RunningServer) -> None:
+    """Between two processes; no step of anybody else is in the way. Medians of one run."""
+    with smollm_server.client() as client:
+        timings = [
+            client.post("/v1/completions", json={"prompt": f"Number {index} is", "max_tokens": 4}).json()["timings"]
+            for index in range(9)
+        ]
+    handoffs = sorted(timing["handoff_s"] for timing in timings if timing["handoff_s"] is not None)
+    steps = sorted(timing["tpot_s"] for timing in timings if timing["tpot_s"] is not None)
+    assert handoffs[len(handoffs) // 2] < steps[len(steps) // 2]
+
+
+def test_turn_two_of_a_chat_reuses_the_answer_of_turn_one(smollm_server: RunningServer) -> None:
+    """The answer was decoded by another process than the one that now finds it in the cache."""
+    messages = [{"role": "user", "content": "Name five animals that live in the sea, with a word about each."}]
+    with smollm_server.client() as client:
+        body = {"messages": messages, "max_tokens": 80, "temperature": 0}
+        first = client.post("/v1/chat/completions", json=body).raise_for_status().json()
+        reply = first["choices"][0]["message"]["content"]
+        messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": "And three on land?"}]
+        body = {"messages": messages, "max_tokens": 8, "temperature": 0}
+        second = client.post("/v1/chat/completions", json=body).raise_for_status().json()
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > first["usage"]["prompt_tokens"] + 16
