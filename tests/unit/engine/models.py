@@ -18,7 +18,7 @@ from baton.engine.load import load_engine
 from baton.engine.model_config import expected_shapes
 from baton.engine.port import StepEngine
 from baton.engine.resolve import read_config, resolve_model
-from baton.kv.layout import KVDtype, KVLayout
+from baton.kv.layout import KVDtype
 
 VOCAB = 96
 GREEDY = Sampling(temperature=0.0)
@@ -119,10 +119,6 @@ def huggingface_logprobs(model: transformers.PreTrainedModel, tokens: Sequence[i
 def poison(arena: bytearray) -> None:
     """Fill an arena with NaN (0xFF is one in every float type)."""
     arena[:] = b"\xff" * len(arena)
-
-
-def layout_of(engine: StepEngine) -> KVLayout:
-    return engine.layout
 
 
 # ---- GGUF --------------------------------------------------------------------------------------------------------
