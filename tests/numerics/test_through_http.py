@@ -24,20 +24,19 @@ Answer = tuple[str, int]
 
 
 @pytest.fixture(scope="module")
-def expected() -> dict[str, Answer]:
+def expected(reference: transformers.PreTrainedModel) -> dict[str, Answer]:
     """What transformers generates greedily from the same dequantized weights.
 
     On one thread: two that wait for each other take many times as long when anything else runs.
     """
     torch.set_num_threads(1)
     path = Path(resolve_model("smollm2-135m").path)
-    model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     answers = {}
     for prompt in PROMPTS:
         ids = tokenizer(prompt.text, return_tensors="pt", add_special_tokens=False)
         with torch.inference_mode():
-            out = model.eval().generate(**ids, max_new_tokens=OUTPUT_TOKENS, do_sample=False, repetition_penalty=1.0)
+            out = reference.generate(**ids, max_new_tokens=OUTPUT_TOKENS, do_sample=False, repetition_penalty=1.0)
         new = out[0, ids["input_ids"].shape[1] :]
         answers[prompt.name] = (tokenizer.decode(new, skip_special_tokens=True), len(new))
     return answers
