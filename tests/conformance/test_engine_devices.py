@@ -1,0 +1,51 @@
+"""The torch engine over an arena that is a tensor of its device: the same text and log probabilities as on the host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from baton.engine.card import ModelCard
+from baton.engine.load_torch import load_torch_engine
+from baton.engine.resolve import resolve_model
+from baton.engine.torch_engine import TorchEngine
+from tests.unit.engine.models import VOCAB, all_logprobs, engine_of, generate, tiny_llama
+
+BLOCKS, BLOCK_TOKENS = 64, 4
+PROMPT = [5, 17, 42, 8, 8, 90, 33, 61, 12, 77, 4, 29, 55, 3, 68, 20, 91]
+TOLERANCE = 2e-3
+"""Largest difference of a log probability: float32 on both sides, other kernels, TF32 off."""
+
+cuda = pytest.param(
+    "cuda",
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(not torch.cuda.is_available(), reason=f"torch {torch.__version__} finds no CUDA device"),
+    ],
+)
+
+
+@pytest.fixture(scope="module")
+def card(tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
+    folder: Path = tmp_path_factory.mktemp("llama")
+    tiny_llama().save_pretrained(folder)
+    return resolve_model(str(folder))
+
+
+def _on(device: str, card: ModelCard) -> TorchEngine:
+    layout = card.layout(block_tokens=BLOCK_TOKENS, dtype="float32")
+    arena = torch.full((layout.block_bytes * BLOCKS,), 0xFF, dtype=torch.uint8, device=device)  # NaN everywhere
+    return load_torch_engine(card, layout, arena, dtype="float32", threads=1, device=device)
+
+
+@pytest.mark.parametrize("device", ["cpu", cuda])
+def test_a_device_says_what_the_host_says(device: str, card: ModelCard) -> None:
+    ours, host = _on(device, card), engine_of(card, blocks=BLOCKS, block_tokens=BLOCK_TOKENS)[0]
+    ours.warm_up()
+    assert generate(ours, PROMPT, range(16), 20) == generate(host, PROMPT, range(16), 20)
+    table = range(20, 30)
+    difference = all_logprobs(ours, PROMPT, table, VOCAB) - all_logprobs(host, PROMPT, table, VOCAB)
+    assert np.abs(difference).max() < TOLERANCE
