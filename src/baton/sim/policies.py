@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from baton.control.coordinator import Policies
 from baton.core.errors import ConfigError
 from baton.core.names import did_you_mean
-from baton.core.ports import CostModel
-from baton.core.types import ClusterView, HostId, Request, WorkerId, WorkerView
 from baton.policy.admission import BoundedQueue
+from baton.policy.baselines import LeastLoad, RoundRobin
 from baton.policy.batching import MixedChunked
 from baton.policy.eviction import LeastRecentlyUsed
 from baton.policy.fairness import FirstComeFirstServed
@@ -18,54 +16,6 @@ from baton.policy.placement import FastestStep, PlacementPolicy
 from baton.policy.routing import EarliestFirstToken, RoutingPolicy
 from baton.sim.cluster import SimPolicies
 from baton.sim.spec import ClusterSpec
-
-
-@dataclass(slots=True)
-class RoundRobin:
-    """Each worker in turn, whatever it does. Routes and places."""
-
-    turn: int = 0
-
-    def route(
-        self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel
-    ) -> WorkerId:
-        """See `RoutingPolicy.route`."""
-        self.turn += 1
-        return candidates[(self.turn - 1) % len(candidates)].id
-
-    def place(
-        self,
-        request: Request,
-        source: HostId | None,
-        candidates: Sequence[WorkerView],
-        cluster: ClusterView,
-        cost: CostModel,
-    ) -> WorkerId:
-        """See `PlacementPolicy.place`."""
-        return self.route(request, candidates, cluster, cost)
-
-
-@dataclass(frozen=True, slots=True)
-class LeastLoad:
-    """The worker with the fewest requests; the lower id among equals. Routes and places."""
-
-    def route(
-        self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel
-    ) -> WorkerId:
-        """See `RoutingPolicy.route`."""
-        return min(candidates, key=lambda worker: (worker.running_requests, worker.id)).id
-
-    def place(
-        self,
-        request: Request,
-        source: HostId | None,
-        candidates: Sequence[WorkerView],
-        cluster: ClusterView,
-        cost: CostModel,
-    ) -> WorkerId:
-        """See `PlacementPolicy.place`."""
-        return self.route(request, candidates, cluster, cost)
-
 
 Choice = tuple[Callable[[], RoutingPolicy], Callable[[], PlacementPolicy]]
 CHOICES: dict[str, Choice] = {
