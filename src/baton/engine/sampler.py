@@ -18,6 +18,8 @@ from baton.core.types import Sampling, TokenLogprob
 
 NUCLEUS_GUESS_TOKENS = 512
 """top_p looks at so many of the likeliest tokens first; a whole vocabulary is sorted only if they do not suffice."""
+TEMPERATURE_MIN = 1e-30
+"""What float32 can still divide a logit by. A client's smaller one would be 0 / 0, and end the worker."""
 
 
 def sample(logits: Tensor, slices: Sequence[Slice]) -> list[tuple[int, TokenLogprob | None]]:
@@ -89,7 +91,7 @@ def _draw(logits: Tensor, part: Slice) -> int:
     sampling = part.sampling
     if sampling.temperature == 0.0:
         return int(scores.argmax())
-    scaled = (scores - scores.max()) / sampling.temperature
+    scaled = (scores - scores.max()) / max(sampling.temperature, TEMPERATURE_MIN)
     point = uniform(sampling.seed, part.start + part.count)
     if sampling.top_k == 0 and sampling.top_p >= 1.0:
         weights = scaled.exp()

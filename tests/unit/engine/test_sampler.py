@@ -155,6 +155,16 @@ def test_not_a_number_is_no_crash(options: dict[str, float]) -> None:
     assert 0 <= token < VOCAB
 
 
+@pytest.mark.parametrize("temperature", [1e-30, 1e-60, 5e-324])
+@pytest.mark.parametrize("options", [{}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}, {"top_p": 0.9, "min_p": 0.1}])
+def test_a_temperature_too_small_for_float32_is_greedy_and_no_crash(
+    temperature: float, options: dict[str, float]
+) -> None:
+    """One such request used to end the worker, and as often as it was tried again."""
+    logits = torch.linspace(-9, 9, 1000)
+    assert _draw(logits, [1, 2], 2, Sampling(temperature=temperature, **options)) == 999
+
+
 def test_logprobs_are_of_the_raw_logits() -> None:
     """Before penalties, bias and temperature: what the model said."""
     torch.manual_seed(2)
