@@ -17,6 +17,8 @@ from baton.link.frames import FrameReader, frame
 from baton.link.setup import FromWorkerMessage, ToWorkerMessage, WorkerSetup
 
 _OUTPUT_LINES = 20
+_OUTPUT_BYTES = 4096
+"""Output is read in such pieces; a line that is longer is cut."""
 
 
 class WorkerProcess(asyncio.Protocol):
@@ -40,27 +42,23 @@ class WorkerProcess(asyncio.Protocol):
         self._relay: asyncio.Task[None] | None = None
 
     async def start(self, setup: WorkerSetup, arena_fd: int) -> None:
-        """Start the process and tell it what to do, with the arena's descriptor beside the message."""
+        """Start the process and tell it what to do, with the arena's descriptor beside the message.
+
+        Raises OSError where the host has no room for it, or it died before it was told: no process is left then.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        environment = {**os.environ, "OMP_NUM_THREADS": str(setup.threads), "OMP_WAIT_POLICY": "PASSIVE"}
-        with theirs:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "baton.worker",
-                str(theirs.fileno()),
-                pass_fds=(theirs.fileno(),),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,  # signals to the group are for the server, which then ends its workers
-            )
-        self.pid = self._process.pid
-        socket.send_fds(ours, [frame(self._encoder.encode(setup))], [arena_fd])
-        ours.setblocking(False)
-        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
-        self._relay = asyncio.create_task(self._relay_output())
+        try:
+            with theirs:
+                self._process = await _spawn(theirs, threads=setup.threads)
+            self.pid = self._process.pid
+            self._relay = asyncio.create_task(self._relay_output(self._process))
+            socket.send_fds(ours, [frame(self._encoder.encode(setup))], [arena_fd])
+            ours.setblocking(False)
+            await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
+        except OSError:
+            ours.close()
+            self.kill()
+            raise
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
@@ -95,10 +93,35 @@ class WorkerProcess(asyncio.Protocol):
         ended = f"killed by signal {-code}" if code < 0 else f"ended with code {code}"
         return f"{self.view.id} (pid {self.pid}) {ended}" + "".join(f"\n  {line}" for line in self._output)
 
-    async def _relay_output(self) -> None:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        async for raw in self._process.stdout:
-            line = raw.decode(errors="replace").rstrip()
-            self._output.append(line)
-            self._said(f"{self.view.id}: {line}")
+    async def _relay_output(self, process: asyncio.subprocess.Process) -> None:
+        """Pass on what the process prints, whatever it prints: unread, it would stop the process."""
+        assert process.stdout is not None
+        rest = b""
+        while piece := await process.stdout.read(_OUTPUT_BYTES):
+            *lines, rest = (rest + piece).split(b"\n")
+            if len(rest) > _OUTPUT_BYTES:
+                lines, rest = [*lines, rest], b""
+            for line in lines:
+                self._note(line)
+        if rest:
+            self._note(rest)
+
+    def _note(self, raw: bytes) -> None:
+        line = raw.decode(errors="replace").rstrip()
+        self._output.append(line)
+        self._said(f"{self.view.id}: {line}")
+
+
+async def _spawn(theirs: socket.socket, *, threads: int) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "baton.worker",
+        str(theirs.fileno()),
+        pass_fds=(theirs.fileno(),),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env={**os.environ, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"},
+        start_new_session=True,  # signals to the group are for the server, which then ends its workers
+    )

@@ -1,0 +1,42 @@
+"""One worker process as the server holds it: whatever it prints and however it starts, its end is noticed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.serving import serving
+
+PLUGIN = '''
+import os
+import sys
+from pathlib import Path
+
+from baton.policy.batching import MixedChunked
+
+
+class DiesTalking:
+    """Prints a line that never ends and dies; once."""
+
+    def select(self, candidates, limits):
+        died = Path(__file__).with_name("died")
+        if candidates and not died.exists():
+            died.touch()
+            sys.stdout.write("x" * 300_000)
+            sys.stdout.flush()
+            os._exit(3)
+        return MixedChunked().select(candidates, limits)
+'''
+
+
+def test_a_worker_that_dies_in_a_long_line_is_started_again_and_its_request_goes_on(tmp_path: Path) -> None:
+    """A line of more than 64 KiB used to end the task that keeps the worker: its requests waited for ever."""
+    (tmp_path / "talker.py").write_text(PLUGIN)
+    config = tmp_path / "baton.toml"
+    config.write_text("[policy.batching]\nuse = 'talker:DiesTalking'\n")
+    with serving("hash", "--config", str(config), environment={"PYTHONPATH": str(tmp_path)}) as server:
+        with server.client() as client:
+            body = {"prompt": "hello", "max_tokens": 5, "ignore_eos": True}
+            answer = client.post("/v1/completions", json=body).raise_for_status().json()
+        assert answer["timings"]["attempts"] == 2
+        assert "x" * 4096 in server.output()
+        assert server.stop() == 0, server.output()
