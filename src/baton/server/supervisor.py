@@ -28,6 +28,9 @@ class _Post:
     deaths_s: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
     heard_s: float = 0.0
     failure: str = ""
+    cannot_load: bool = False
+    """The process said itself that it cannot go on, so that another one would not either."""
+    given_up: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +40,9 @@ class Notices:
     tell: Callable[[str], None]
     """A line for the person at the terminal."""
     ready: Callable[[], None]
-    """Every worker has loaded its model."""
+    """Every worker that is not given up has loaded its model."""
     failed: Callable[[str], None]
-    """No worker can be kept alive, and why."""
+    """Every worker is given up, and why the last one was."""
 
 
 class Supervisor:
@@ -94,11 +97,8 @@ class Supervisor:
         while not self._stopping:
             process = post.process
             assert process is not None
-            post.heard_s, post.failure = now_s(), ""
-            await process.start(post.setup, self._arena_fd)
-            if self._stopping:
-                process.send(Shutdown())
-            ended = await process.wait()
+            post.heard_s, post.failure, post.cannot_load = now_s(), "", False
+            ended = await self._run(post, process)
             if self._stopping:
                 return
             was_ready, process.state = process.state == "ready", "lost"
@@ -113,20 +113,38 @@ class Supervisor:
             post.process.view = WorkerView(id=worker, host=process.view.host, role=role)
             self._driver.add(post.process)
 
+    async def _run(self, post: _Post, process: WorkerProcess) -> str:
+        """Run one process to its end. Returns how it ended."""
+        try:
+            await process.start(post.setup, self._arena_fd)
+        except OSError as error:
+            return f"{post.setup.view.id} could not be started: {error}"
+        if self._stopping:
+            process.send(Shutdown())
+        return await process.wait()
+
     async def _may_restart(self, post: _Post, reason: str) -> bool:
         """Wait a moment, longer after each recent death; False when there were too many."""
         moment_s, survival = now_s(), self._survival
         post.deaths_s.append(moment_s)
         recent = sum(moment_s - death_s < survival.restart_window_s for death_s in post.deaths_s)
-        if recent > survival.restarts_max or (post.failure and recent > 1):
+        if recent > survival.restarts_max or (post.cannot_load and recent > 1):
             self._notices.tell(
                 f"{post.setup.view.id} died {recent} times within {survival.restart_window_s:.0f} s: given up"
             )
-            if all(other.process is None or other.process.state == "lost" for other in self._posts.values()):
-                self._notices.failed(reason)
+            post.given_up = True
+            self._take_stock(reason)
             return False
         await asyncio.sleep(0.05 * 2 ** min(recent - 1, 6))
         return not self._stopping
+
+    def _take_stock(self, reason: str = "") -> None:
+        """Tell when all that are left are ready, or none is left, for this reason."""
+        left = [post.process for post in self._posts.values() if not post.given_up]
+        if not left:
+            self._notices.failed(reason)
+        elif all(process is not None and process.state == "ready" for process in left):
+            self._notices.ready()
 
     async def _watch(self, post: _Post) -> None:
         """Kill a worker that does not answer: a hung process holds its requests as firmly as a dead one."""
@@ -153,11 +171,10 @@ class Supervisor:
             case WorkerReady():
                 process.state = "ready"
                 self._driver.join(process)
-                if all(other.process is not None and other.process.state == "ready" for other in self._posts.values()):
-                    self._notices.ready()
+                self._take_stock()
             case WorkerProgress(worker=worker, text=text):
                 self._notices.tell(f"{worker}: {text}")
             case WorkerFailed(reason=reason):
-                post.failure = reason
+                post.failure, post.cannot_load = reason, True
             case Pong():
                 pass

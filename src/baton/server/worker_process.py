@@ -57,7 +57,7 @@ class WorkerProcess(asyncio.Protocol):
             await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
         except OSError:
             ours.close()
-            self.kill()
+            await self._bury()
             raise
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -92,6 +92,14 @@ class WorkerProcess(asyncio.Protocol):
             await self._relay
         ended = f"killed by signal {-code}" if code < 0 else f"ended with code {code}"
         return f"{self.view.id} (pid {self.pid}) {ended}" + "".join(f"\n  {line}" for line in self._output)
+
+    async def _bury(self) -> None:
+        """End a process that was not told what to do, and take its last words."""
+        self.kill()
+        if self._process is not None:
+            await self._process.wait()
+        if self._relay is not None:
+            await self._relay
 
     async def _relay_output(self, process: asyncio.subprocess.Process) -> None:
         """Pass on what the process prints, whatever it prints: unread, it would stop the process."""

@@ -1,0 +1,74 @@
+"""The keeper of worker processes, with real ones: when it is ready, when it goes on, and when it gives up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from baton.core.config import Config, Plugin, SurvivalConfig, Topology
+from baton.engine.hash_engine import hash_card
+from baton.link.setup import WorkerSetup
+from baton.server.assembly import Parts, assemble
+from baton.server.supervisor import Notices, Supervisor
+from tests.serving import alive, serving
+
+WAIT_S = 60.0
+
+
+def _parts() -> Parts:
+    return assemble(Config(model="hash", topology=Topology(prefill=1, decode=1)), hash_card())
+
+
+async def _first_notice(parts: Parts, setups: Sequence[WorkerSetup], arena_fd: int, restarts_max: int) -> str:
+    """Start the workers and wait until all that are left are ready, or none is left. Returns which it was."""
+    notice: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    notices = Notices(
+        tell=lambda text: None,
+        ready=lambda: notice.set_result("ready"),
+        failed=lambda reason: notice.set_result(f"failed: {reason}"),
+    )
+    supervisor = Supervisor(parts.driver, setups, arena_fd, SurvivalConfig(restarts_max=restarts_max), notices)
+    supervisor.start()
+    try:
+        return await asyncio.wait_for(notice, WAIT_S)
+    finally:
+        await supervisor.stop()
+
+
+def test_workers_that_cannot_be_started_are_given_up_with_the_reason() -> None:
+    """It used to end the task that keeps the worker, so that the server stayed `loading` for ever."""
+    parts = _parts()
+    notice = asyncio.run(_first_notice(parts, parts.setups, arena_fd=-1, restarts_max=1))
+    assert notice.startswith("failed: ")
+    assert "could not be started" in notice
+    assert not any(alive(link.pid) for link in parts.driver.links.values() if link.pid)
+    parts.arena.close()
+
+
+def test_the_rest_is_ready_when_one_worker_cannot_load() -> None:
+    """A role is a preference: one worker serves, slower but at once, instead of 503 for ever."""
+    parts = _parts()
+    prefill, decode = parts.setups
+    broken = msgspec.structs.replace(decode, batching=Plugin(use="baton.policy.batching:NoSuchPolicy"))
+    assert asyncio.run(_first_notice(parts, [prefill, broken], parts.arena.fd, restarts_max=5)) == "ready"
+    assert {link.view.id: link.state for link in parts.driver.links.values()}[decode.view.id] == "lost"
+    parts.arena.close()
+
+
+def test_a_worker_that_hangs_again_is_started_again(tmp_path: Path) -> None:
+    """Only one that says that it cannot load is given up early; one that hung has all its restarts."""
+    config = tmp_path / "baton.toml"
+    config.write_text("[survival]\nsilent_s = 1.0\n")
+    with serving("hash", "--config", str(config), "--mixed", "1") as server, server.client() as client:
+        body = {"prompt": "hello", "max_tokens": 5, "ignore_eos": True}
+        for _ in range(2):
+            (pid,) = server.worker_pids()
+            os.kill(pid, signal.SIGSTOP)
+            answer = client.post("/v1/completions", json=body).raise_for_status().json()
+            assert answer["timings"]["attempts"] == 2
+        assert "given up" not in server.output()
