@@ -92,6 +92,12 @@ def test_the_page_needs_nothing_from_elsewhere(client: httpx.Client) -> None:
         assert path in response.text
 
 
+def test_the_bare_address_leads_a_browser_to_the_page(client: httpx.Client) -> None:
+    response = client.get("/", follow_redirects=False)
+    assert (response.status_code, response.headers["location"]) == (307, "/ui")
+    assert client.get("/favicon.ico").status_code == 204
+
+
 def test_the_openapi_document_covers_every_path_and_resolves(client: httpx.Client) -> None:
     document = client.get("/openapi.json").json()
     assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize"} < set(

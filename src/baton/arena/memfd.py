@@ -62,7 +62,7 @@ def create_arena(bytes_total: int) -> Arena:
     except (OSError, ValueError) as error:
         raise ArenaError(
             f"the host refuses {bytes_total / 2**30:.2f} GiB of shared memory for the KV cache: {error};"
-            " set kv.bytes (or --kv-bytes) to less"
+            " set kv.bytes or --kv-blocks to less"
         ) from error
     if _SEALS and hasattr(os, "memfd_create"):
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return 0
     except BatonError as error:
-        Console(stderr=True).print(f"baton: {error}", style="red", highlight=False)
+        print(f"baton: {error}", file=sys.stderr)  # noqa: T201
         return 1
     return 0
 
@@ -65,7 +66,8 @@ def _look(url: str, api_key: str | None) -> ClusterStatus:
     except urllib.error.HTTPError as error:
         raise BatonError(f"{url} answers {error.code}; give --api-key if the server asks for one") from error
     except (OSError, msgspec.DecodeError) as error:
-        raise BatonError(f"there is no Baton server at {url}: {error}; start one with `baton serve`") from error
+        why = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise BatonError(f"there is no Baton server at {url}: {why}; start one with `baton serve`") from error
 
 
 def _screen(status: ClusterStatus) -> Group:

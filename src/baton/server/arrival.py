@@ -14,7 +14,7 @@ from baton.server.auth import authenticate
 from baton.server.clock import now_s
 from baton.server.wire.errors import error_body, error_headers
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/ui"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/ui", "/", "/favicon.ico"})
 """Answered without a key: probes, and a page that asks for the key itself."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _STATE_KEY = "baton.arrival"

@@ -6,7 +6,7 @@ from importlib import metadata, resources
 
 from msgspec import Struct, json
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from baton.core.errors import RequestError
@@ -49,6 +49,8 @@ class Pages:
             Route("/cluster", self._cluster),
             Route("/cluster/workers/{worker}/role", self._set_role, methods=["POST"]),
             Route("/ui", self._ui),
+            Route("/", self._home),
+            Route("/favicon.ico", self._no_icon),
             Route("/openapi.json", self._document),
             Route("/version", self._show_version),
         ]
@@ -125,6 +127,14 @@ class Pages:
     async def _ui(self, request: Request) -> Response:
         headers = {"content-security-policy": PAGE_POLICY, "content-type": "text/html; charset=utf-8"}
         return Response(self._page, headers=headers)
+
+    async def _home(self, request: Request) -> Response:
+        """Show the page to whoever types the server's bare address into a browser."""
+        return RedirectResponse("/ui")
+
+    async def _no_icon(self, request: Request) -> Response:
+        """Every browser asks for one; a 404 would stand in its console as an error."""
+        return Response(status_code=204)
 
     async def _document(self, request: Request) -> Response:
         return Response(self._openapi, media_type="application/json")
