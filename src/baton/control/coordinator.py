@@ -64,6 +64,8 @@ class Flight:
     """The control state of one request: which try it is on, and who has it."""
 
     request: Request
+    key: tuple[float, ...]
+    """Order among waiting flights."""
     attempt: int = 1
     stage: Stage = "prefill"
     worker: WorkerId | None = None
@@ -128,13 +130,33 @@ class Coordinator:
     def _arrive(self, request: Request, now_s: float) -> list[CoordinatorCommand]:
         assert request.id not in self._flights, f"request {request.id} arrived twice"
         cluster = self._view(request)
-        rejected = self.policies.admission.admit(request, cluster, self.policies.cost, now_s)
-        if rejected is not None:
-            close = CloseRequest(request.id, "rejected", rejected.reason, rejected.reject, rejected.retry_after_s)
-            return [close]
-        flight = Flight(request)
+        flight = self._admit(request, cluster, now_s)
+        if isinstance(flight, CloseRequest):
+            return [flight]
         self._flights[request.id] = flight
         return self._dispatch(flight, cluster)
+
+    def _admit(self, request: Request, cluster: ClusterView, now_s: float) -> Flight | CloseRequest:
+        """Ask whether to take the request, and its place among the waiting. A policy that fails, fails this one."""
+        policies = self.policies
+        try:
+            rejected = policies.admission.admit(request, cluster, policies.cost, now_s)
+            if rejected is None:
+                return Flight(request, policies.fairness.key(request))
+            return CloseRequest(request.id, "rejected", rejected.reason, rejected.reject, rejected.retry_after_s)
+        except Exception as error:  # noqa: BLE001  a user's policy may raise anything
+            names = f"{type(policies.admission).__name__} or {type(policies.fairness).__name__}"
+            return CloseRequest(request.id, "failed", f"the policy {names} failed: {type(error).__name__}: {error}")
+
+    def _refusal(self, request: Request, cluster: ClusterView, now_s: float) -> CloseRequest | None:
+        policy = self.policies.admission
+        try:
+            rejected = policy.admit(request, cluster, self.policies.cost, now_s)
+            if rejected is None:
+                return None
+            return CloseRequest(request.id, "rejected", rejected.reason, rejected.reject, rejected.retry_after_s)
+        except Exception as error:  # noqa: BLE001  a user's policy may raise anything
+            return CloseRequest(request.id, "failed", _policy_raised(policy, error))
 
     def _dispatch(self, flight: Flight, cluster: ClusterView) -> list[CoordinatorCommand]:
         """Give the flight to a worker; into the room where there is none.
@@ -172,7 +194,7 @@ class Coordinator:
             else:
                 worker = policies.placement.place(request, flight.host, candidates, cluster, policies.cost)
         except Exception as error:  # noqa: BLE001  a user's policy may raise anything
-            return PolicyFailure(f"the policy {name} failed: {type(error).__name__}: {error}")
+            return PolicyFailure(_policy_raised(policy, error))
         if all(candidate.id != worker for candidate in candidates):
             known = ", ".join(candidate.id for candidate in candidates)
             return PolicyFailure(f"the policy {name} chose {worker!r}, which is not among the candidates: {known}")
@@ -217,10 +239,21 @@ class Coordinator:
         return commands
 
     def _empty_room(self) -> list[CoordinatorCommand]:
-        waiting = [self._flights[request_id] for request_id in self._room]
-        waiting.sort(key=lambda flight: (self.policies.fairness.key(flight.request), flight.request.id))
+        """Serve who waits, in the order of the fairness policy."""
+        commands: list[CoordinatorCommand] = []
+        waiting: list[tuple[tuple[float, ...], RequestId]] = []
+        for request_id in list(self._room):
+            try:
+                key = tuple(float(part) for part in self.policies.fairness.key(self._flights[request_id].request))
+            except Exception as error:  # noqa: BLE001  a user's policy may raise anything
+                commands += self._close(request_id, "failed", _policy_raised(self.policies.fairness, error))
+            else:
+                waiting.append((key, request_id))
         self._room.clear()
-        return [command for flight in waiting for command in self._dispatch(flight, self._view(flight.request))]
+        for _, request_id in sorted(waiting):
+            flight = self._flights[request_id]
+            commands += self._dispatch(flight, self._view(flight.request))
+        return commands
 
     def _unload(self, flight: Flight) -> None:
         if flight.worker is not None:
@@ -237,3 +270,7 @@ class Coordinator:
             prefix_hit_tokens={host: min(blocks * self.block_tokens, longest) for host, blocks in hits.items()},
             waiting_requests=len(self._room),
         )
+
+
+def _policy_raised(policy: object, error: Exception) -> str:
+    return f"the policy {type(policy).__name__} failed: {type(error).__name__}: {error}"
