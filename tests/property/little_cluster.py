@@ -1,4 +1,4 @@
-"""What a batcher is driven with: a trivial language model, an arena that knows what lies in each slot, and our books."""
+"""What a batcher is driven with: a trivial language model, an arena that knows its slots, and our own books."""
 
 from __future__ import annotations
 

@@ -148,16 +148,6 @@ class Coordinator:
             names = f"{type(policies.admission).__name__} or {type(policies.fairness).__name__}"
             return CloseRequest(request.id, "failed", f"the policy {names} failed: {type(error).__name__}: {error}")
 
-    def _refusal(self, request: Request, cluster: ClusterView, now_s: float) -> CloseRequest | None:
-        policy = self.policies.admission
-        try:
-            rejected = policy.admit(request, cluster, self.policies.cost, now_s)
-            if rejected is None:
-                return None
-            return CloseRequest(request.id, "rejected", rejected.reason, rejected.reject, rejected.retry_after_s)
-        except Exception as error:  # noqa: BLE001  a user's policy may raise anything
-            return CloseRequest(request.id, "failed", _policy_raised(policy, error))
-
     def _dispatch(self, flight: Flight, cluster: ClusterView) -> list[CoordinatorCommand]:
         """Give the flight to a worker; into the room where there is none.
 
@@ -194,7 +184,7 @@ class Coordinator:
             else:
                 worker = policies.placement.place(request, flight.host, candidates, cluster, policies.cost)
         except Exception as error:  # noqa: BLE001  a user's policy may raise anything
-            return PolicyFailure(_policy_raised(policy, error))
+            return PolicyFailure(f"the policy {name} failed: {type(error).__name__}: {error}")
         if all(candidate.id != worker for candidate in candidates):
             known = ", ".join(candidate.id for candidate in candidates)
             return PolicyFailure(f"the policy {name} chose {worker!r}, which is not among the candidates: {known}")
@@ -239,21 +229,10 @@ class Coordinator:
         return commands
 
     def _empty_room(self) -> list[CoordinatorCommand]:
-        """Serve who waits, in the order of the fairness policy."""
-        commands: list[CoordinatorCommand] = []
-        waiting: list[tuple[tuple[float, ...], RequestId]] = []
-        for request_id in list(self._room):
-            try:
-                key = tuple(float(part) for part in self.policies.fairness.key(self._flights[request_id].request))
-            except Exception as error:  # noqa: BLE001  a user's policy may raise anything
-                commands += self._close(request_id, "failed", _policy_raised(self.policies.fairness, error))
-            else:
-                waiting.append((key, request_id))
+        waiting = [self._flights[request_id] for request_id in self._room]
+        waiting.sort(key=lambda flight: (flight.key, flight.request.id))
         self._room.clear()
-        for _, request_id in sorted(waiting):
-            flight = self._flights[request_id]
-            commands += self._dispatch(flight, self._view(flight.request))
-        return commands
+        return [command for flight in waiting for command in self._dispatch(flight, self._view(flight.request))]
 
     def _unload(self, flight: Flight) -> None:
         if flight.worker is not None:
@@ -270,7 +249,3 @@ class Coordinator:
             prefix_hit_tokens={host: min(blocks * self.block_tokens, longest) for host, blocks in hits.items()},
             waiting_requests=len(self._room),
         )
-
-
-def _policy_raised(policy: object, error: Exception) -> str:
-    return f"the policy {type(policy).__name__} failed: {type(error).__name__}: {error}"
