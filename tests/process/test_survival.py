@@ -178,3 +178,21 @@ def test_a_replayed_log_gives_the_live_decisions(tmp_path: Path) -> None:
     foreign = subprocess.run([*command, __file__], capture_output=True, text=True, timeout=60)
     assert foreign.returncode == 2
     assert "is no decision log" in foreign.stderr
+
+
+def test_a_server_whose_output_nobody_reads_any_more_serves_and_ends() -> None:
+    """`baton serve | head -1` used to stay `loading` for ever, and ignored SIGTERM."""
+    command = [sys.executable, "-m", "baton.cli.main", "serve", "hash", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        url = next(word for word in process.stdout.readline().decode().split() if word.startswith("http://"))
+        process.stdout.close()
+        try:
+            with httpx.Client(base_url=url, timeout=60) as client:
+                assert any(client.get("/health").status_code == 200 for _ in range(20_000)), "it never became ready"
+                body = {"prompt": "anybody there?", "max_tokens": 3}
+                assert client.post("/v1/completions", json=body).status_code == 200
+            process.terminate()
+            process.wait(30)
+        finally:
+            process.kill()

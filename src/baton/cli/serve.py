@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -111,4 +112,6 @@ def _runner() -> Any:  # noqa: ANN401
 
 
 def _tell(text: str) -> None:
-    print(text, flush=True)  # noqa: T201
+    """Print for the person at the terminal. The server outlives its reader: `baton serve | head` closes the pipe."""
+    with contextlib.suppress(OSError):
+        print(text, flush=True)  # noqa: T201
