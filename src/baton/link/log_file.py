@@ -37,7 +37,7 @@ class LogWriter:
             self.full = True
             return
         try:
-            self._file.write(data)
+            self.full = self._file.write(data) < len(data)
         except OSError:
             self.full = True
 
@@ -46,12 +46,12 @@ class LogWriter:
 
 
 def read_log(path: Path) -> tuple[LogHeader, Iterator[Decision]]:
-    """Open a log. A last entry that was cut off by a crash is left out. Raises ConfigError for what is no such log."""
+    """Open a log. A last entry that was cut off by a crash is left out.
+
+    Raises ConfigError for what is no such log, here or while it is read.
+    """
     entries = _entries(path)
-    try:
-        header = next(entries, None)
-    except (msgspec.DecodeError, msgspec.ValidationError, ValueError, OSError) as error:
-        raise ConfigError(f"{path} is no decision log: {error}; `baton serve --log FILE` writes one") from error
+    header = next(entries, None)
     if not isinstance(header, LogHeader) or header.version != LOG_VERSION:
         raise ConfigError(f"{path} is no decision log of version {LOG_VERSION}; `baton serve --log FILE` writes one")
     return header, (entry for entry in entries if isinstance(entry, Decision))
@@ -60,7 +60,10 @@ def read_log(path: Path) -> tuple[LogHeader, Iterator[Decision]]:
 def _entries(path: Path) -> Iterator[LogEntry]:
     decoder = msgspec.msgpack.Decoder(LogEntry)
     reader = FrameReader()
-    with path.open("rb") as file:
-        while data := file.read(_READ_BYTES):
-            for payload in reader.feed(data):
-                yield decoder.decode(payload)
+    try:
+        with path.open("rb") as file:
+            while data := file.read(_READ_BYTES):
+                for payload in reader.feed(data):
+                    yield decoder.decode(payload)
+    except (ValueError, OSError) as error:  # msgspec.DecodeError is a ValueError
+        raise ConfigError(f"{path} is no decision log: {error}; `baton serve --log FILE` writes one") from error
