@@ -142,7 +142,7 @@ class Coordinator:
         try:
             rejected = policies.admission.admit(request, cluster, policies.cost, now_s)
             if rejected is None:
-                return Flight(request, policies.fairness.key(request))
+                return Flight(request, tuple(float(part) for part in policies.fairness.key(request)))
             return CloseRequest(request.id, "rejected", rejected.reason, rejected.reject, rejected.retry_after_s)
         except Exception as error:  # noqa: BLE001  a user's policy may raise anything
             names = f"{type(policies.admission).__name__} or {type(policies.fairness).__name__}"

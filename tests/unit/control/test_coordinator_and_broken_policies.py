@@ -36,14 +36,20 @@ class RaisingFairness:
         return (request.arrived_at_s,)
 
 
+class NonsenseFairness:
+    def key(self, request: Request) -> object:
+        return (None,) if request.id == BAD.id else (request.arrived_at_s,)
+
+
 @pytest.mark.parametrize(
     ("admission", "fairness"),
     [
         (RaisingAdmission(), FirstComeFirstServed()),
         (NonsenseAdmission(), FirstComeFirstServed()),
         (BoundedQueue(), RaisingFairness()),
+        (BoundedQueue(), NonsenseFairness()),
     ],
-    ids=["admission raises", "admission returns nonsense", "fairness raises"],
+    ids=["admission raises", "admission returns nonsense", "fairness raises", "fairness returns nonsense"],
 )
 def test_a_policy_that_fails_closes_one_request_and_no_other(
     admission: AdmissionPolicy, fairness: FairnessPolicy
