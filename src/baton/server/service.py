@@ -65,6 +65,9 @@ class Service:
         await supervisor.stop()
         for task in self._tasks:
             task.cancel()
+        if parts.driver.log is not None:
+            parts.driver.log.close()
+        parts.arena.close()
         parts.driver.pool.check()
         return 1 if self._failure else 0
 
