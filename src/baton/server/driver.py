@@ -160,6 +160,8 @@ class Driver:
         moment_s = now_s()
         self._recorder.sent(live, tokens, moment_s)
         live.stamps.sent(tokens, moment_s)
+        if live.is_taken and live.finish is not None and live.finish.outcome == "finished":
+            self._recorder.delivered(live)
 
     def _tell(self, event: CoordinatorEvent) -> None:
         moment_s = now_s()
@@ -227,7 +229,7 @@ class Driver:
             reject=command.reject,
             retry_after_s=command.retry_after_s,
         )
-        self._recorder.closed(live, command, now_s())
         live.close(finish)
+        self._recorder.closed(finish)
         if self.on_close is not None:
             self.on_close()

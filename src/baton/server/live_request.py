@@ -32,8 +32,8 @@ class Stamps:
             self.started_s, self.prefill_worker = now_s, worker
         elif self.prefilled_s is not None and self.decoding_s is None and worker != self.prefill_worker:
             self.decoding_s = now_s
-        if self.prefilled_s is not None or worker == self.prefill_worker:
-            self.decode_worker = worker if self.prefilled_s is not None else self.decode_worker
+        if self.prefilled_s is not None:
+            self.decode_worker = worker
 
     def token(self, worker: WorkerId, index: int, now_s: float) -> None:
         """A token has come in from a worker."""
@@ -102,6 +102,11 @@ class LiveRequest:
     @property
     def output_tokens(self) -> int:
         return len(self.tokens) - self.request.prompt_tokens
+
+    @property
+    def is_taken(self) -> bool:
+        """Its reader has taken every token that came."""
+        return not self._pending
 
     def push(self, token: OutputToken, worker: WorkerId, now_s: float) -> bool:
         """Take a token in. False for one that is not the next: a repeated one, or of an attempt that was given up."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from baton.core.messages import CloseRequest, StepReport
+from baton.core.messages import StepReport
 from baton.core.types import Role
 from baton.metrics import catalog
 from baton.metrics.registry import Metrics
 from baton.server.live_request import LiveRequest
-from baton.server.port import Timings
+from baton.server.port import Finish
 
 
 class Recorder:
@@ -43,39 +43,26 @@ class Recorder:
         for _ in range(tokens):
             self._metrics.observe(catalog.ITL, max(0.0, now_s - last_s) / tokens)
 
-    def closed(self, live: LiveRequest, close: CloseRequest, now_s: float) -> None:
+    def closed(self, finish: Finish) -> None:
         """The request is over."""
-        outcome = "finished" if live.stopped and close.outcome == "cancelled" else close.outcome
-        self._metrics.count(catalog.REQUESTS, outcome)
-        if close.reject is not None:
-            self._metrics.count(catalog.REJECTED, close.reject)
-        if outcome != "finished":
-            return
+        self._metrics.count(catalog.REQUESTS, finish.outcome)
+        if finish.reject is not None:
+            self._metrics.count(catalog.REJECTED, finish.reject)
+
+    def delivered(self, live: LiveRequest) -> None:
+        """All that a finished request has to say is on its client's socket: its latencies are final."""
         timings = live.timings()
         for metric, value_s in (
             (catalog.QUEUE, timings.queue_s),
             (catalog.PREFILL, timings.prefill_s),
             (catalog.HANDOFF, timings.handoff_s),
+            (catalog.E2E, timings.e2e_s),
+            (catalog.TPOT, timings.tpot_s),
         ):
             if value_s is not None:
                 self._metrics.observe(metric, value_s)
-        self._metrics.observe(catalog.E2E, max(0.0, now_s - live.stamps.arrived_s))
-        tpot_s = self._tpot_s(live, now_s)
-        if tpot_s is not None:
-            self._metrics.observe(catalog.TPOT, tpot_s)
-        if self._in_slo(live, timings, tpot_s, now_s):
-            self._metrics.count(catalog.IN_SLO)
-
-    @staticmethod
-    def _tpot_s(live: LiveRequest, now_s: float) -> float | None:
-        """First token on the socket to now, when the last one leaves for it."""
-        first_s, gaps = live.stamps.first_sent_s, live.output_tokens - 1
-        return max(0.0, now_s - first_s) / gaps if first_s is not None and gaps > 0 else None
-
-    @staticmethod
-    def _in_slo(live: LiveRequest, timings: Timings, tpot_s: float | None, now_s: float) -> bool:
         slo = live.request.slo
-        if slo is None:
-            return False
-        ttft_s = timings.ttft_s if timings.ttft_s is not None else now_s - live.stamps.arrived_s
-        return ttft_s <= slo.ttft_s and (tpot_s is None or tpot_s <= slo.tpot_s)
+        if slo is None or timings.ttft_s is None:
+            return
+        if timings.ttft_s <= slo.ttft_s and (timings.tpot_s is None or timings.tpot_s <= slo.tpot_s):
+            self._metrics.count(catalog.IN_SLO)
