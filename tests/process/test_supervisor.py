@@ -72,3 +72,16 @@ def test_a_worker_that_hangs_again_is_started_again(tmp_path: Path) -> None:
             answer = client.post("/v1/completions", json=body).raise_for_status().json()
             assert answer["timings"]["attempts"] == 2
         assert "given up" not in server.output()
+
+
+def test_a_worker_that_is_given_up_is_no_longer_in_the_metrics(tmp_path: Path) -> None:
+    config = tmp_path / "baton.toml"
+    config.write_text("[survival]\nrestarts_max = 0\n")
+    with serving("hash", "--config", str(config), "--mixed", "2") as server, server.client() as client:
+        os.kill(server.worker_pids()[0], signal.SIGKILL)
+        states = (server.cluster()["workers"][0]["state"] for _ in range(3000))
+        assert "lost" in states
+        metrics = client.get("/metrics").text
+        assert 'worker="mixed-1"' in metrics
+        assert 'worker="mixed-0"' not in metrics
+        assert client.post("/v1/completions", json={"prompt": "hello", "max_tokens": 3}).status_code == 200

@@ -16,6 +16,7 @@ from baton.engine.chat_template import load_chat_template
 from baton.engine.tokenizer import load_tokenizer
 from baton.server.app import build_app
 from baton.server.assembly import Parts
+from baton.server.host import raise_files_max
 from baton.server.settings import HttpSettings
 from baton.server.supervisor import Notices, Supervisor
 
@@ -23,6 +24,9 @@ _PREFAULT_PAUSE_S = 0.02
 _CHECK_S = 30.0
 _HTTP_CLOSE_S = 3.0
 """How long open connections may linger after the last request has ended."""
+
+_FILES_ENOUGH = 1024
+"""Below this many open files per process it is worth a word."""
 
 Tell = Callable[[str], None]
 
@@ -43,6 +47,7 @@ class Service:
         """Serve. Returns the exit code: 0 after a signal, 1 when the workers cannot be kept alive."""
         parts = self._parts
         loop = asyncio.get_running_loop()
+        self._prepare()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
         listener = _listen(parts.config.http.host, parts.config.http.port)
@@ -71,6 +76,16 @@ class Service:
         parts.driver.pool.check()
         return 1 if self._failure else 0
 
+    def _prepare(self) -> None:
+        files_max = raise_files_max()
+        if files_max < _FILES_ENOUGH:
+            self._tell(
+                f"this process may open {files_max} files, so it serves fewer than {files_max} connections at once and"
+                f" drops the rest; raise the hard limit: ulimit -Hn {_FILES_ENOUGH}"
+            )
+        if self._parts.driver.log is not None:
+            self._parts.driver.log.on_full = self._tell
+
     def _http_config(self) -> uvicorn.Config:
         parts, http = self._parts, self._parts.config.http
         app = build_app(
@@ -93,7 +108,7 @@ class Service:
 
     def _render_metrics(self) -> bytes:
         driver, metrics = self._parts.driver, self._parts.metrics
-        metrics.set_workers(link.view for link in driver.links.values())
+        metrics.set_workers(link.view for link in driver.links.values() if link.state != "lost")
         metrics.set_hosts([driver.pool.view()])
         return metrics.render()
 
