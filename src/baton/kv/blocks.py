@@ -13,7 +13,6 @@ from baton.core.types import BlockHash, BlockId
 
 
 @runtime_checkable
-@runtime_checkable
 class EvictionOrder(Protocol):
     """Decides which cached block is given up first. Holds every cached block exactly once."""
 

@@ -21,7 +21,6 @@ class Reject(Struct, frozen=True, kw_only=True):
 
 
 @runtime_checkable
-@runtime_checkable
 class AdmissionPolicy(Protocol):
     def admit(self, request: Request, cluster: ClusterView, cost: CostModel, now_s: float) -> Reject | None:
         """Return None to take the request, or the reason why not."""

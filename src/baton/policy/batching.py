@@ -24,7 +24,6 @@ class Candidate(Protocol):
 
 
 @runtime_checkable
-@runtime_checkable
 class BatchingPolicy(Protocol):
     def select(self, candidates: Sequence[Candidate], limits: BatchLimits) -> list[tuple[int, int]]:
         """Return (index of the candidate, tokens of it) for the next step, within the limits; [] for no step.

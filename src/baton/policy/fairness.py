@@ -9,7 +9,6 @@ from baton.core.types import Request
 
 
 @runtime_checkable
-@runtime_checkable
 class FairnessPolicy(Protocol):
     def key(self, request: Request) -> tuple[float, ...]:
         """Return what waiting requests are sorted by: the least is served first. Constant while a request waits."""

@@ -11,7 +11,6 @@ from baton.core.types import ClusterView, HostId, Request, WorkerId, WorkerView
 
 
 @runtime_checkable
-@runtime_checkable
 class PlacementPolicy(Protocol):
     def place(
         self,

@@ -11,7 +11,6 @@ from baton.core.types import ClusterView, Request, WorkerId, WorkerView
 
 
 @runtime_checkable
-@runtime_checkable
 class RoutingPolicy(Protocol):
     def route(
         self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel

@@ -8,6 +8,7 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Callable
+from typing import cast
 
 import msgspec
 
@@ -61,8 +62,7 @@ class WorkerProcess(asyncio.Protocol):
             raise
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
-        self._transport = transport  # type: ignore[assignment]
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
 
     def data_received(self, data: bytes) -> None:
         for payload in self._reader.feed(data):
