@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,25 +21,44 @@ class LogWriter:
     def __init__(self, path: Path, header: LogHeader, bytes_max: int) -> None:
         """Start a new log. Raises ConfigError where the file cannot be written."""
         self.full = False
+        self.on_full: Callable[[str], None] | None = None
+        """Told once, in words, when the log ends before the server does."""
+        self._path = path
+        self._bytes_max = bytes_max
         self._encoder = msgspec.msgpack.Encoder()
         self._left_bytes = bytes_max
         try:
             self._file: BinaryIO = path.open("wb", buffering=0)
+            self.append(header)
         except OSError as error:
-            raise ConfigError(f"cannot write the decision log {path}: {error}; choose another file") from error
-        self.append(header)
+            raise ConfigError(f"cannot write the decision log {path}: {error.strerror}; choose another file") from error
+        if self.full:
+            raise ConfigError(
+                f"the decision log {path} has no room for its first entry; free some, or raise log_bytes_max"
+            )
 
     def append(self, entry: LogEntry) -> None:
         """Write an entry, unless the log is full or the disk refuses it; `full` says so."""
+        if self.full:
+            return
         data = frame(self._encoder.encode(entry))
         self._left_bytes -= len(data)
-        if self.full or self._left_bytes < 0:
-            self.full = True
+        if self._left_bytes < 0:
+            self._end(f"log_bytes_max is {self._bytes_max}")
             return
         try:
-            self.full = self._file.write(data) < len(data)
-        except OSError:
-            self.full = True
+            if self._file.write(data) < len(data):
+                self._end("the disk is full")
+        except OSError as error:
+            self._end(str(error.strerror))
+
+    def _end(self, why: str) -> None:
+        self.full = True
+        if self.on_full is not None:
+            self.on_full(
+                f"the decision log {self._path} ends here: {why}; requests go on, later decisions are not written."
+                " To log again, make room and restart"
+            )
 
     def close(self) -> None:
         self._file.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 from baton.core.config import Config, Topology
@@ -13,6 +14,7 @@ from baton.kv.layout import KVLayout
 
 _ARENA_BYTES_DEFAULT = 2 * 2**30
 _CONTEXTS_MAX = 64
+_FILES_MAX = 65536
 
 
 def worker_views(topology: Topology, host: HostId) -> list[WorkerView]:
@@ -34,14 +36,19 @@ def worker_views(topology: Topology, host: HostId) -> list[WorkerView]:
 def blocks_total(config: Config, card: ModelCard, layout: KVLayout) -> int:
     """Choose how many blocks the arena has.
 
-    Raises ConfigError where not even one request of full context would fit and the size was not asked for, or where
-    the arena would hold less than two blocks.
+    Raises ConfigError where the arena would hold less than two blocks, or would not fit into the free memory: nobody
+    notices at the start, because memory is reserved by use, and under load the system would kill the server.
     """
-    if config.kv.blocks:
-        return config.kv.blocks
     size_bytes = config.kv.bytes or _default_arena_bytes(card, layout)
-    blocks = size_bytes // layout.block_bytes
-    if blocks < 2:
+    blocks = config.kv.blocks or size_bytes // layout.block_bytes
+    free_bytes = memory_free_bytes()
+    if blocks * layout.block_bytes > free_bytes:
+        raise ConfigError(
+            f"{blocks} KV blocks take {blocks * layout.block_bytes / 2**30:.1f} GiB, but only"
+            f" {free_bytes / 2**30:.1f} GiB of memory are free; set kv.bytes or --kv-blocks to at most"
+            f" {free_bytes // 2 // layout.block_bytes} blocks"
+        )
+    if blocks < 2 and not config.kv.blocks:
         raise ConfigError(
             f"kv.bytes is {size_bytes}, but one block of {layout.block_tokens} tokens takes {layout.block_bytes} bytes;"
             f" give at least {2 * layout.block_bytes}"
@@ -83,3 +90,16 @@ def share_cores(workers: int, threads: int) -> list[tuple[int, tuple[int, ...]]]
     if each * workers > len(cores) or not hasattr(os, "sched_setaffinity"):
         return [(each, ())] * workers
     return [(each, tuple(cores[index * each : (index + 1) * each])) for index in range(workers)]
+
+
+def raise_files_max() -> int:
+    """Let this process open more files, where the system lets it. Returns how many: each connection takes one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, _FILES_MAX)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return _FILES_MAX if soft == resource.RLIM_INFINITY else soft
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError):
+        return soft  # a sandbox that allows no change
+    return wanted

@@ -171,6 +171,8 @@ class Supervisor:
             case WorkerReady():
                 process.state = "ready"
                 self._driver.join(process)
+                if post.deaths_s:
+                    self._notices.tell(f"{post.setup.view.id} is back")
                 self._take_stock()
             case WorkerProgress(worker=worker, text=text):
                 self._notices.tell(f"{worker}: {text}")
