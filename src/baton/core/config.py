@@ -100,7 +100,7 @@ class SurvivalConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Times that one worker is started again within `restart_window_s` before the server gives it up."""
     restart_window_s: float = 60.0
     silent_s: float = 60.0
-    """A worker that has work and says nothing for this long is killed; its requests go on elsewhere."""
+    """A worker that answers nothing for this long (between two steps) is killed; its requests go on elsewhere."""
     start_s: float = 300.0
     """Longest time that a worker may take to load its model."""
     drain_s: float = 10.0

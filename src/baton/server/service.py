@@ -167,7 +167,8 @@ class Service:
         roles = [setup.view.role for setup in self._parts.setups]
         topology = " + ".join(f"{roles.count(role)} {role}" for role in dict.fromkeys(roles))
         name = self._parts.card.name
-        question = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello! Who are you?"}]})
+        messages = [{"role": "user", "content": "Hello! Who are you?"}]
+        question = json.dumps({"model": name, "messages": messages, "temperature": 0})
         dtype = self._parts.setups[0].dtype
         kv_tokens = self._parts.driver.pool.view().blocks_total * self._parts.driver.layout.block_tokens
         key = ' -H "Authorization: Bearer $API_KEY"' if self._parts.config.http.api_keys else ""
