@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any, Literal, cast
 
 import msgspec
 from msgspec import Struct
 
 from baton.core.errors import ConfigError
+from baton.core.names import nearest
 
 DtypeChoice = Literal["auto", "float32", "bfloat16"]
 KVDtypeChoice = Literal["auto", "float32", "bfloat16"]
@@ -204,8 +204,8 @@ def _take_unknown_keys(raw: dict[str, Any], kind: type[Struct], path: str) -> li
     found: list[str] = []
     for key, value in list(raw.items()):
         if key not in fields:
-            close = difflib.get_close_matches(key, fields, n=1)
-            hint = f"did you mean {path}{close[0]}?" if close else f"known here: {', '.join(fields)}"
+            close = nearest(key, fields)
+            hint = f"did you mean {path}{close}?" if close else f"known here: {', '.join(fields)}"
             found.append(f"unknown key {path}{key}; {hint}")
             del raw[key]
             continue

@@ -286,6 +286,3 @@ class WorkerFailed(Struct, frozen=True, tag=True):
 
     worker: WorkerId
     reason: str
-
-
-WorkerMessage = StepReport | WorkerReady | WorkerProgress | WorkerFailed

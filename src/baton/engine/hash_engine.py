@@ -19,7 +19,6 @@ from baton.kv.layout import KVLayout
 
 EOS_TOKEN = 0
 BOS_TOKEN = 1
-TURN_TOKEN = 2
 BYTE_TOKENS_FROM = 3
 """Token 3 + b stands for byte b."""
 VOCAB_TOKENS = BYTE_TOKENS_FROM + 256

@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from baton.core.errors import RequestError
 from baton.core.types import WorkerId
+from baton.metrics.registry import CONTENT_TYPE
 from baton.server.body import read_body
 from baton.server.generate import check_model
 from baton.server.prompts import Prompt, chat_prompt, off_loop
@@ -112,8 +113,7 @@ class Pages:
         return _json(body, status=503, headers={"retry-after": f"{RETRY_AFTER_S:.0f}"})
 
     async def _metrics(self, request: Request) -> Response:
-        content_type = "text/plain; version=0.0.4; charset=utf-8"
-        return Response(self._services.render_metrics(), headers={"content-type": content_type})
+        return Response(self._services.render_metrics(), headers={"content-type": CONTENT_TYPE})
 
     async def _cluster(self, request: Request) -> Response:
         return _json(self._services.gateway.cluster())

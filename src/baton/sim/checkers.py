@@ -44,7 +44,6 @@ class Watch:
 
     cluster: SimCluster
     live_max: int = 0
-    _seen_s: float = 0.0
 
     def after_event(self) -> None:
         self._check_steps()

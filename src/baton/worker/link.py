@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
 
 import msgspec
 
@@ -67,7 +66,3 @@ class ServerLink:
             self._sock.sendall(frame(self._encoder.encode(message)))
         except (BrokenPipeError, ConnectionResetError):
             self.closed = True
-
-    def put_all(self, messages: Sequence[FromWorkerMessage]) -> None:
-        for message in messages:
-            self.put(message)
