@@ -76,8 +76,10 @@ class Supervisor:
         """End every worker, politely first. No process is left when this returns."""
         self._stopping = True
         for post in self._posts.values():
-            if post.process is not None:
+            if post.process is not None and post.process.state == "ready":
                 post.process.send(Shutdown())
+            elif post.process is not None:
+                post.process.kill()  # it is loading, and would not listen before it has
         keepers = self._tasks[0::2]
         _done, late = await asyncio.wait(keepers, timeout=_SHUTDOWN_S)
         for post in self._posts.values():
