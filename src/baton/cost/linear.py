@@ -12,10 +12,10 @@ class LinearCost:
     The defaults are SmolLM2-135M in float32 on one CPU core, as measured by `benchmarks/engine_steps.py`.
     """
 
-    step_overhead_s: float = 0.040
+    step_overhead_s: float = 0.039
     """A step with nothing in it: the weights are read once whatever the batch."""
-    prefill_token_s: float = 0.0019
-    decode_request_s: float = 0.004
+    prefill_token_s: float = 0.0025
+    decode_request_s: float = 0.0053
     context_token_s: float = 0.000004
     """Reading one token's KV in attention."""
     handoff_local_s: float = 0.0005
