@@ -55,11 +55,12 @@ class Arena:
 
 def create_arena(bytes_total: int) -> Arena:
     """Reserve shared memory for a host's KV cache. Raises ArenaError where the host refuses it."""
+    fd = _anonymous_file()
     try:
-        fd = _anonymous_file()
         os.ftruncate(fd, bytes_total)
         mapping = mmap.mmap(fd, bytes_total, flags=mmap.MAP_SHARED)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, OverflowError) as error:
+        os.close(fd)
         raise ArenaError(
             f"the host refuses {bytes_total / 2**30:.2f} GiB of shared memory for the KV cache: {error};"
             " set kv.bytes or --kv-blocks to less"

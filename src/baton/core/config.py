@@ -147,7 +147,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             found.append(f"{topology.decode} decode workers and nobody to prefill: add --prefill N or --mixed N")
         if (self.slo.ttft_s is None) != (self.slo.tpot_s is None):
             found.append("slo needs both ttft_s and tpot_s: a request is in its SLO when it meets both")
-        if any(value is not None and value <= 0 for value in (self.slo.ttft_s, self.slo.tpot_s)):
+        if any(value is not None and not value > 0 for value in (self.slo.ttft_s, self.slo.tpot_s)):
             found.append(
                 f"slo.ttft_s is {self.slo.ttft_s} and slo.tpot_s {self.slo.tpot_s}, but both must be above 0 s"
             )
@@ -187,15 +187,32 @@ def load(text: str) -> Config:
     except msgspec.DecodeError as error:
         raise ConfigError(f"not a TOML file: {error}") from error
     problems = _take_unknown_keys(raw, Config, "")
-    try:
-        config = msgspec.convert(raw, Config)
-        problems += config.problems()
-    except msgspec.ValidationError as error:
-        problems.append(f"not a valid configuration: {error}")
-        raise ConfigError("\n".join(problems)) from error
+    config = _convert(raw, problems)
+    problems += config.problems()
     if problems:
         raise ConfigError("\n".join(problems))
     return config
+
+
+def _convert(raw: dict[str, Any], problems: list[str]) -> Config:
+    """Build the tree from the values that fit it, and note in `problems` each that does not.
+
+    msgspec stops at the first, so that one is taken out and the rest is tried again.
+    """
+    while True:
+        try:
+            return msgspec.convert(raw, Config)
+        except msgspec.ValidationError as error:
+            problems.append(f"not a valid configuration: {error}")
+            _take_out(raw, str(error).rpartition("`$.")[2])
+
+
+def _take_out(raw: dict[str, Any], place: str) -> None:
+    """Remove what stands at a place such as `kv.blocks` or `hooks.request[0].use`: of a list, all of it."""
+    *folders, last = place.partition("`")[0].partition("[")[0].split(".")
+    for folder in folders:
+        raw = raw[folder]
+    del raw[last]
 
 
 def _take_unknown_keys(raw: dict[str, Any], kind: type[Struct], path: str) -> list[str]:

@@ -1,0 +1,121 @@
+"""INV-7: a log replays to the decisions that were made, and a decision that was changed is found."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from baton.control.build import build_coordinator
+from baton.control.coordinator import Coordinator
+from baton.control.decision_log import Decision, LogEntry, LogHeader, replay
+from baton.core.config import Plugin, PolicyConfig
+from baton.core.errors import ConfigError
+from baton.core.messages import (
+    BlocksRemoved,
+    BlocksStored,
+    CloseRequest,
+    CoordinatorEvent,
+    PrefillFinished,
+    RequestArrived,
+    RequestCancelled,
+    RequestFinished,
+    RoleSet,
+    WorkerJoined,
+    WorkerLost,
+    WorkerReported,
+)
+from baton.core.types import BlockHash, HostId, Request, RequestId, Sampling, Slo, WorkerId, WorkerView
+
+HEADER = LogHeader(policy=PolicyConfig(), block_tokens=4, attempts_max=2)
+HOST, P, D = HostId("h"), WorkerId("p"), WorkerId("d")
+HASHES = (BlockHash(b"one"), BlockHash(b"two"))
+
+
+def fresh(header: LogHeader = HEADER) -> Coordinator:
+    return build_coordinator(header.policy, block_tokens=header.block_tokens, attempts_max=header.attempts_max)
+
+
+def request(name: str) -> Request:
+    sampling = Sampling(logit_bias=((1, 0.5),), stop_token_ids=(0, 2))
+    slo = Slo(ttft_s=9.0, tpot_s=1.0)
+    return Request(
+        id=RequestId(name),
+        prompt_tokens=9,
+        block_hashes=HASHES,
+        output_tokens_max=5,
+        arrived_at_s=0.5,
+        sampling=sampling,
+        slo=slo,
+    )
+
+
+EVENTS: list[CoordinatorEvent] = [
+    RequestArrived(request("early")),
+    WorkerJoined(WorkerView(id=P, host=HOST, role="prefill")),
+    WorkerJoined(WorkerView(id=D, host=HOST, role="decode")),
+    BlocksStored(HOST, HASHES),
+    RequestArrived(request("second")),
+    WorkerReported(WorkerView(id=P, host=HOST, role="prefill", queued_tokens=3)),
+    PrefillFinished(RequestId("early"), 1, P, 9),
+    RequestFinished(RequestId("early"), 1, D, "stop"),
+    BlocksRemoved(HOST, HASHES[1:]),
+    RoleSet(D, "mixed"),
+    WorkerLost(P, "killed"),
+    RequestCancelled(RequestId("second")),
+]
+
+
+@pytest.fixture
+def decisions() -> list[Decision]:
+    """Every kind of event once, with what a coordinator made of it."""
+    coordinator = fresh()
+    return [
+        Decision(float(second), event, tuple(coordinator.handle(event, float(second))))
+        for second, event in enumerate(EVENTS)
+    ]
+
+
+def test_a_log_that_was_stored_replays_to_the_same_decisions(decisions: list[Decision]) -> None:
+    stored = [msgspec.msgpack.decode(msgspec.msgpack.encode(entry), type=LogEntry) for entry in (HEADER, *decisions)]
+    header, *read = stored
+    assert header == HEADER
+    assert isinstance(header, LogHeader)
+    assert sum(isinstance(command, CloseRequest) for entry in decisions for command in entry.commands) == 2
+    assert replay(fresh(header), [entry for entry in read if isinstance(entry, Decision)]) == (len(EVENTS), None)
+
+
+@pytest.mark.parametrize("index", [0, 1, 4, 7, len(EVENTS) - 1])
+def test_a_changed_decision_is_reported_where_it_was_made(decisions: list[Decision], index: int) -> None:
+    recorded = decisions[index]
+    changed = msgspec.structs.replace(recorded, commands=(*recorded.commands, CloseRequest(RequestId("x"), "failed")))
+    agreed, difference = replay(fresh(), [*decisions[:index], changed, *decisions[index + 1 :]])
+    assert agreed == index
+    assert difference is not None
+    assert (difference.index, difference.recorded, difference.replayed) == (index, changed, recorded.commands)
+
+
+def test_an_empty_log_agrees() -> None:
+    assert replay(fresh(), []) == (0, None)
+
+
+def test_other_attempts_decide_otherwise(decisions: list[Decision]) -> None:
+    """The header is part of the log: with one attempt the loss of a worker ends the request."""
+    once = msgspec.structs.replace(HEADER, attempts_max=1)
+    agreed, difference = replay(fresh(once), decisions)
+    assert isinstance(EVENTS[agreed], WorkerLost)
+    assert difference is not None
+    assert any(isinstance(command, CloseRequest) for command in difference.replayed)
+
+
+def test_a_policy_that_is_not_there_any_more_is_a_configuration_error() -> None:
+    policy = PolicyConfig(routing=Plugin(use="baton.policy.routing:Gone"))
+    with pytest.raises(ConfigError, match="has no Gone"):
+        build_coordinator(policy, block_tokens=4, attempts_max=2)
+
+
+@pytest.mark.parametrize("family", ["admission", "routing", "placement", "fairness"])
+def test_a_policy_of_another_family_is_refused(family: str) -> None:
+    """Each is checked against its own family."""
+    wrong = Plugin(use="baton.policy.eviction:LeastRecentlyUsed")
+    with pytest.raises(ConfigError, match="is no"):
+        build_coordinator(msgspec.structs.replace(PolicyConfig(), **{family: wrong}), block_tokens=4, attempts_max=2)

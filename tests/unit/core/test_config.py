@@ -1,0 +1,145 @@
+"""The configuration tree: every problem is told at once, with what was probably meant."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.core.config import Config, HttpConfig, SloConfig, Topology, load
+from baton.core.errors import ConfigError
+
+
+def problems_of(text: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(text)
+    return str(caught.value).splitlines()
+
+
+def test_an_empty_file_is_the_default_configuration() -> None:
+    assert load("") == Config()
+    assert Config().problems() == []
+
+
+def test_values_are_read_into_the_tree() -> None:
+    config = load(
+        """
+        model = "hash"
+        seed = 7
+        [topology]
+        prefill = 2
+        decode = 1
+        [http]
+        api_keys = ["a", "b"]
+        [policy.routing]
+        use = "my.module:Mine"
+        options = { slack = 2.0 }
+        [[hooks.request]]
+        use = "my.hooks:First"
+        """
+    )
+    assert (config.model, config.seed) == ("hash", 7)
+    assert config.topology == Topology(prefill=2, decode=1)
+    assert config.http.api_keys == ("a", "b")
+    assert config.policy.routing.options == {"slack": 2.0}
+    assert [hook.use for hook in config.hooks.request] == ["my.hooks:First"]
+
+
+def test_unknown_keys_types_and_ranges_are_told_in_one_go() -> None:
+    """A person who repairs a file wants the whole list, not one problem per start."""
+    problems = problems_of(
+        """
+        modle = "hash"
+        threads = "many"
+        context_tokens = -5
+        [kv]
+        block_token = 8
+        blocks = "all"
+        [http]
+        port = 99999
+        zzzzzzzz = 1
+        """
+    )
+    text = "\n".join(problems)
+    assert "unknown key modle; did you mean model?" in problems
+    assert "unknown key kv.block_token; did you mean kv.block_tokens?" in problems
+    assert any(line.startswith("unknown key http.zzzzzzzz; known here: host, port") for line in problems)
+    assert "threads" in text
+    assert "kv.blocks" in text
+    assert "context_tokens is -5, but must be between 0 and" in text
+    assert "http.port is 99999, but must be between 0 and 65535" in text
+    assert len(problems) == 7
+
+
+def test_what_does_not_fit_inside_a_list_is_told_with_the_rest() -> None:
+    problems = problems_of("""
+        http = { api_keys = ["a", 7], port = "x" }
+        [[hooks.request]]
+        use = 3
+        [policy.routing]
+        options = {}
+    """)
+    places = {line.rpartition("`$.")[2] for line in problems}
+    assert places == {"http.port`", "http.api_keys[1]`", "policy.routing`", "hooks.request[0].use`"}
+
+
+def test_what_is_no_toml_says_so() -> None:
+    (problem,) = problems_of("model = ")
+    assert problem.startswith("not a TOML file")
+
+
+@pytest.mark.parametrize(
+    ("topology", "hint"),
+    [
+        (Topology(prefill=2), "2 prefill workers and nobody to decode: add --decode N or --mixed N"),
+        (Topology(decode=3), "3 decode workers and nobody to prefill: add --prefill N or --mixed N"),
+    ],
+)
+def test_a_leg_that_nobody_runs_is_refused(topology: Topology, hint: str) -> None:
+    assert Config(topology=topology).problems() == [hint]
+
+
+@pytest.mark.parametrize(
+    "topology", [Topology(), Topology(prefill=1, decode=1), Topology(mixed=1), Topology(prefill=1, mixed=1)]
+)
+def test_both_legs_with_somebody_to_run_them_are_fine(topology: Topology) -> None:
+    assert Config(topology=topology).problems() == []
+
+
+def test_half_an_slo_is_none() -> None:
+    assert "needs both" in Config(slo=SloConfig(ttft_s=1.0)).problems()[0]
+    assert "needs both" in Config(slo=SloConfig(tpot_s=1.0)).problems()[0]
+    assert Config(slo=SloConfig(ttft_s=1.0, tpot_s=0.1)).problems() == []
+
+
+@pytest.mark.parametrize("value", ["0.0", "-1.0", "nan"])
+def test_an_slo_that_nothing_can_meet_is_refused(value: str) -> None:
+    (problem,) = problems_of(f"slo = {{ ttft_s = {value}, tpot_s = 0.1 }}")
+    assert "must be above 0 s" in problem
+
+
+def test_an_empty_api_key_is_refused() -> None:
+    """A client without a key sends an empty one."""
+    (problem,) = Config(http=HttpConfig(api_keys=("", "good"))).problems()
+    assert "empty key" in problem
+
+
+@pytest.mark.parametrize("value", ["nan", "0.5", "1e9"])
+def test_a_time_out_of_range_is_refused(value: str) -> None:
+    (problem,) = problems_of(f"survival = {{ silent_s = {value} }}")
+    assert problem.startswith("survival.silent_s is")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "threads = -1\ncontext_tokens = -1\nlog_bytes_max = -1",
+        "topology = { prefill = -1, decode = 257, mixed = 999 }",
+        "kv = { block_tokens = 0, bytes = -1, blocks = -1 }",
+        "batch = { step_tokens_max = 0, requests_max = 0 }",
+        "http = { port = -1, body_bytes_max = 1, choices_max = 0 }",
+        "survival = { attempts_max = 0, restarts_max = -1, restart_window_s = 0.0 }",
+        "survival = { silent_s = 0.0, start_s = 0.0, drain_s = -1.0 }",
+    ],
+)
+def test_every_range_is_held(text: str) -> None:
+    ranges = [line for line in problems_of(text) if "must be between" in line]
+    assert len(ranges) == 3 - text.startswith("batch")
