@@ -1,29 +1,95 @@
-"""How large a host's arena may be."""
+"""What a host is cut into: workers, cores and blocks, on any machine that a test may run on."""
 
 from __future__ import annotations
 
+import os
+
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from baton.core.config import Config, KVConfig
+from baton.core.config import Config, KVConfig, Topology
 from baton.core.errors import ConfigError
+from baton.core.types import HostId
 from baton.engine.hash_engine import hash_card
-from baton.server.host import blocks_total, memory_free_bytes
+from baton.kv.layout import KVLayout
+from baton.server.host import blocks_total, memory_free_bytes, share_cores, worker_views
 
+HOST = HostId("h")
 CARD = hash_card()
-LAYOUT = CARD.layout(block_tokens=16, dtype="float32")
+LAYOUT = CARD.layout(block_tokens=16, dtype="uint8")
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def test_what_was_asked_for_is_what_there_is() -> None:
-    assert blocks_total(Config(kv=KVConfig(blocks=7)), CARD, LAYOUT) == 7
-    assert blocks_total(Config(kv=KVConfig(bytes=9 * LAYOUT.block_bytes + 1)), CARD, LAYOUT) == 9
+def names(topology: Topology) -> list[str]:
+    return [view.id for view in worker_views(topology, HOST)]
 
 
-@pytest.mark.parametrize("kv", [KVConfig(blocks=2**31), KVConfig(bytes=2**50)], ids=["in blocks", "in bytes"])
-def test_an_arena_beyond_the_free_memory_is_refused_with_what_fits(kv: KVConfig) -> None:
-    """Memory is reserved by use: taken at its word, the kernel would end the server under load."""
-    if kv.blocks:
-        assert kv.blocks * LAYOUT.block_bytes > memory_free_bytes(), "this machine is too large for this test"
-    with pytest.raises(
-        ConfigError, match=r"GiB of memory are free; set kv\.bytes or --kv-blocks to at most \d+ blocks"
-    ):
-        blocks_total(Config(kv=kv), CARD, LAYOUT)
+def test_nothing_asked_for_is_one_prefill_and_one_decode_worker() -> None:
+    assert names(Topology()) == ["prefill-0", "decode-0"]
+
+
+def test_a_role_that_is_not_named_has_no_worker_once_another_is() -> None:
+    assert names(Topology(mixed=1)) == ["mixed-0"]
+    assert names(Topology(prefill=2, decode=1, mixed=1)) == ["prefill-0", "prefill-1", "decode-0", "mixed-0"]
+
+
+def test_workers_know_their_role_and_host() -> None:
+    views = worker_views(Topology(prefill=1, mixed=1), HOST)
+    assert [(view.role, view.host) for view in views] == [("prefill", HOST), ("mixed", HOST)]
+
+
+@given(workers=st.integers(1, 2 * CORES + 1), threads=st.integers(0, CORES + 1))
+def test_no_core_has_two_owners(workers: int, threads: int) -> None:
+    """Either everybody owns as many cores as it has threads, or nobody is pinned."""
+    shares = share_cores(workers, threads)
+    assert len(shares) == workers
+    assert {each for each, _ in shares} == {threads or max(1, CORES // workers)}
+    owned = [core for _, cores in shares for core in cores]
+    assert len(owned) == len(set(owned))
+    if hasattr(os, "sched_getaffinity"):
+        assert set(owned) <= os.sched_getaffinity(0)
+        fits = sum(each for each, _ in shares) <= CORES
+        assert [len(cores) for _, cores in shares] == [each if fits else 0 for each, _ in shares]
+
+
+def test_one_worker_owns_all_cores() -> None:
+    (share,) = share_cores(1, 0)
+    assert share[0] == CORES
+
+
+def test_a_size_in_blocks_goes_before_one_in_bytes() -> None:
+    config = Config(kv=KVConfig(blocks=77, bytes=10 * LAYOUT.block_bytes))
+    assert blocks_total(config, CARD, LAYOUT) == 77
+
+
+def test_a_size_in_bytes_is_cut_to_whole_blocks() -> None:
+    config = Config(kv=KVConfig(bytes=10 * LAYOUT.block_bytes + LAYOUT.block_bytes - 1))
+    assert blocks_total(config, CARD, LAYOUT) == 10
+
+
+def test_an_arena_of_less_than_two_blocks_is_refused_with_what_to_give() -> None:
+    config = Config(kv=KVConfig(bytes=2 * LAYOUT.block_bytes - 1))
+    with pytest.raises(ConfigError, match=f"give at least {2 * LAYOUT.block_bytes}"):
+        blocks_total(config, CARD, LAYOUT)
+    assert blocks_total(Config(kv=KVConfig(bytes=2 * LAYOUT.block_bytes)), CARD, LAYOUT) == 2
+
+
+def test_a_small_model_gets_no_more_than_64_contexts() -> None:
+    """2 GiB of the hash model would be four million blocks that nobody can fill."""
+    contexts = 64 * CARD.context_tokens // LAYOUT.block_tokens
+    assert blocks_total(Config(), CARD, LAYOUT) == contexts
+
+
+def test_a_part_of_a_block_counts_as_a_block_of_the_context() -> None:
+    card = msgspec.structs.replace(CARD, context_tokens=17)
+    assert blocks_total(Config(), card, LAYOUT) == 64 * 2
+
+
+def test_by_default_never_more_than_a_quarter_of_the_free_memory() -> None:
+    """A model whose one context is larger than this machine."""
+    layout = KVLayout(layers=128, kv_heads=128, head_dim=256, block_tokens=16, dtype="float32")
+    card = msgspec.structs.replace(CARD, context_tokens=2**24)
+    taken_bytes = blocks_total(Config(), card, layout) * layout.block_bytes
+    assert taken_bytes <= memory_free_bytes() * 0.3
