@@ -21,6 +21,9 @@ _OUTPUT_LINES = 20
 _OUTPUT_BYTES = 4096
 """Output is read in such pieces; a line that is longer is cut."""
 
+_LAST_WORDS_S = 1.0
+"""What a dead process said is there at once; how long it is waited for the end of it."""
+
 
 class WorkerProcess(asyncio.Protocol):
     """Implements `WorkerLink`. Started once; a restarted worker is a new one."""
@@ -87,19 +90,26 @@ class WorkerProcess(asyncio.Protocol):
         if self._process is None:
             raise WorkerError(f"{self.view.id} was never started")
         code = await self._process.wait()
-        await self._hung_up.wait()
-        if self._relay is not None:
-            await self._relay
+        await self._last_words()
         ended = f"killed by signal {-code}" if code < 0 else f"ended with code {code}"
         return f"{self.view.id} (pid {self.pid}) {ended}" + "".join(f"\n  {line}" for line in self._output)
 
     async def _bury(self) -> None:
         """End a process that was not told what to do, and take its last words."""
+        self._hung_up.set()
         self.kill()
         if self._process is not None:
             await self._process.wait()
-        if self._relay is not None:
-            await self._relay
+        await self._last_words()
+
+    async def _last_words(self) -> None:
+        """Hear what the dead process said. Not for long: a child that it left behind may hold its output open."""
+        hearing = [asyncio.create_task(self._hung_up.wait()), *([self._relay] if self._relay is not None else [])]
+        _done, late = await asyncio.wait(hearing, timeout=_LAST_WORDS_S)
+        for task in late:
+            task.cancel()
+        if self._transport is not None:
+            self._transport.abort()
 
     async def _relay_output(self, process: asyncio.subprocess.Process) -> None:
         """Pass on what the process prints, whatever it prints: unread, it would stop the process."""
