@@ -172,7 +172,10 @@ class Batcher:
         tokens = sum(lane.remaining_tokens for lane in asking)
         tokens += sum(lane.remaining_tokens for lane in self._ready if lane.remaining_tokens > 1)
         room = self._limits.requests_max - len(self._ready) - len(asking)
-        soon = self._being_computed([*self._ready, *asking])
+        if room <= 0:
+            return
+        here = {name for lane in self._ready for name in lane.hashes[: lane.sealed_blocks]}
+        soon = self._being_computed([*self._ready, *asking]) - here
         for lane in self._waiting:
             if room <= 0 or tokens >= 2 * self._limits.step_tokens_max:
                 return
@@ -181,7 +184,7 @@ class Batcher:
             lane.state = "asking"
             lane.asked_blocks = lane.blocks_for(len(lane.tokens) + LOOKAHEAD_TOKENS)
             self._say(self._want(lane, lane.prefix()))
-            soon.update(self._being_computed([lane]))
+            soon |= self._being_computed([lane]) - here
             room -= 1
             tokens += lane.remaining_tokens
 
