@@ -33,6 +33,7 @@ class LogWriter:
         except OSError as error:
             raise ConfigError(f"cannot write the decision log {path}: {error.strerror}; choose another file") from error
         if self.full:
+            self._file.close()
             raise ConfigError(
                 f"the decision log {path} has no room for its first entry; free some, or raise log_bytes_max"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from baton.control.decision_log import Decision, LogHeader
@@ -58,3 +59,59 @@ def test_damage_is_a_clear_error_wherever_it_is(tmp_path: Path, position: int) -
     path.write_bytes(data)
     with pytest.raises(ConfigError, match="is no decision log"):
         list(read_log(path)[1])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\x00", b"GET / HTTP/1.1\r\n\r\n", b'{"json": true}', b"\x01\x00\x00\x00\xc0", bytes(64)],
+    ids=["empty", "one byte", "text", "json", "a frame of nothing we know", "zeros"],
+)
+def test_a_foreign_file_is_no_log(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "foreign"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="is no decision log"):
+        read_log(path)
+
+
+def test_a_folder_and_a_missing_file_are_no_logs(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(ConfigError, match="is no decision log"):
+            read_log(path)
+
+
+def test_a_log_of_another_version_is_refused(tmp_path: Path) -> None:
+    LogWriter(tmp_path / "log", msgspec.structs.replace(HEADER, version=99), 1 << 20).close()
+    with pytest.raises(ConfigError, match="no decision log of version 1"):
+        read_log(tmp_path / "log")
+
+
+def test_decisions_without_a_header_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    _write(path)
+    data = path.read_bytes()
+    path.write_bytes(data[4 + int.from_bytes(data[:4], "little") :])
+    with pytest.raises(ConfigError, match="no decision log of version 1"):
+        read_log(path)
+
+
+def test_a_log_that_cannot_be_begun_is_a_configuration_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="choose another file"):
+        LogWriter(tmp_path / "missing" / "log", HEADER, 1 << 20)
+    with pytest.raises(ConfigError, match="raise log_bytes_max"):
+        LogWriter(tmp_path / "log", HEADER, 10)
+
+
+def test_after_its_bound_nothing_is_written_even_if_it_would_fit(tmp_path: Path) -> None:
+    """A log with a hole would replay to something else."""
+    path = tmp_path / "log"
+    long = Decision(0.0, RequestCancelled(RequestId("r" * 500)), ())
+    writer = LogWriter(path, HEADER, 2000)
+    told: list[str] = []
+    writer.on_full = told.append
+    while not writer.full:
+        writer.append(long)
+    writer.append(DECISIONS[0])
+    writer.close()
+    assert set(read_log(path)[1]) == {long}
+    assert len(told) == 1
+    assert "log_bytes_max is 2000" in told[0]
