@@ -22,6 +22,7 @@ from baton.core.messages import (
     PreemptRequest,
     PrefillFinished,
     RequestDropped,
+    RequestFailed,
     RequestFinished,
     Shutdown,
     StartRequest,
@@ -223,6 +224,12 @@ class Batcher:
         """Book a step's result: computed tokens, sealed blocks, new tokens, ends."""
         for part, outcome in zip(step.slices, result.slices, strict=True):
             self._book(self._lanes[part.request_id], part.count, outcome)
+
+    def fail(self, part: Slice, reason: str) -> None:
+        """Give up the request of a slice that the engine cannot compute."""
+        lane = self._lanes[part.request_id]
+        self._forget(lane)
+        self._say(RequestFailed(part.request_id, lane.attempt, self.worker, reason))
 
     def _book(self, lane: Lane, count: int, outcome: SliceResult) -> None:
         lane.computed_tokens += count

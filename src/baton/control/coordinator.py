@@ -21,6 +21,7 @@ from baton.core.messages import (
     ReleaseBlocks,
     RequestArrived,
     RequestCancelled,
+    RequestFailed,
     RequestFinished,
     RoleSet,
     StartDecode,
@@ -100,7 +101,7 @@ class Coordinator:
                 return self._arrive(request, now_s)
             case RequestCancelled(request_id=request_id):
                 return self._close(request_id, "cancelled")
-            case PrefillFinished() | RequestFinished():
+            case PrefillFinished() | RequestFinished() | RequestFailed():
                 return self._progress(event)
             case WorkerJoined(view=view):
                 self._fleet.join(view)
@@ -190,12 +191,15 @@ class Coordinator:
             return PolicyFailure(f"the policy {name} chose {worker!r}, which is not among the candidates: {known}")
         return worker
 
-    def _progress(self, event: PrefillFinished | RequestFinished) -> list[CoordinatorCommand]:
+    def _progress(self, event: PrefillFinished | RequestFinished | RequestFailed) -> list[CoordinatorCommand]:
         flight = self._flights.get(event.request_id)
         if flight is None or (flight.attempt, flight.worker) != (event.attempt, event.worker):
             return []  # news of an attempt that was given up
         if isinstance(event, RequestFinished):
             return self._close(event.request_id, "finished")
+        if isinstance(event, RequestFailed):
+            self._unload(flight)
+            return self._close(event.request_id, "failed", event.reason)
         if flight.stage == "decode":
             return []  # said twice, and the request has gone on where it was
         self._unload(flight)

@@ -80,6 +80,15 @@ class RequestFinished(Struct, frozen=True, tag=True):
     reason: FinishReason
 
 
+class RequestFailed(Struct, frozen=True, tag=True):
+    """The engine cannot compute this request, though it can compute others. The worker no longer touches its blocks."""
+
+    request_id: RequestId
+    attempt: int
+    worker: WorkerId
+    reason: str
+
+
 class BlocksStored(Struct, frozen=True, tag=True):
     """A host can now serve these blocks as a prefix."""
 
@@ -101,6 +110,7 @@ CoordinatorEvent = (
     | RoleSet
     | PrefillFinished
     | RequestFinished
+    | RequestFailed
     | BlocksStored
     | BlocksRemoved
 )
@@ -212,6 +222,7 @@ PoolEvent = (
     | RequestDropped
     | PrefillFinished
     | RequestFinished
+    | RequestFailed
     | ReleaseBlocks
     | WorkerLost
 )
@@ -250,7 +261,7 @@ class Shutdown(Struct, frozen=True, tag=True):
 WorkerCommand = StartRequest | StopRequest | BlocksGranted | PreemptRequest | Shutdown
 
 
-BatcherEvent = BlocksWanted | BlocksSealed | RequestDropped | PrefillFinished | RequestFinished
+BatcherEvent = BlocksWanted | BlocksSealed | RequestDropped | PrefillFinished | RequestFinished | RequestFailed
 
 
 class StepReport(Struct, frozen=True, tag=True):

@@ -24,6 +24,7 @@ from baton.core.messages import (
     PrefillFinished,
     ReleaseBlocks,
     RequestDropped,
+    RequestFailed,
     RequestFinished,
     StartDecode,
     StartPrefill,
@@ -85,7 +86,7 @@ class HostPool:
                     self._leave(holding)
             case RequestDropped():
                 self._drop(event)
-            case RequestFinished():
+            case RequestFinished() | RequestFailed():
                 holding = self._current(event)
                 if holding is not None:
                     self._leave(holding)
@@ -146,7 +147,7 @@ class HostPool:
         holding.wanted = 0
 
     def _current(
-        self, event: BlocksWanted | RequestDropped | PrefillFinished | RequestFinished | BlocksSealed
+        self, event: BlocksWanted | RequestDropped | PrefillFinished | RequestFinished | RequestFailed | BlocksSealed
     ) -> Holding | None:
         """Return the holding that the event speaks of; None where it is news of an abandoned attempt."""
         holding = self._holdings.get(event.request_id)

@@ -27,6 +27,7 @@ from baton.core.messages import (
     RequestArrived,
     RequestCancelled,
     RequestDropped,
+    RequestFailed,
     RequestFinished,
     RoleSet,
     StartDecode,
@@ -134,7 +135,7 @@ class Driver:
                     if request_id in self.live:
                         self.live[request_id].finish_reason = reason
                     self._tell(event)
-                case PrefillFinished():
+                case PrefillFinished() | RequestFailed():
                     self._tell(event)
                 case RequestDropped(preempted=True):
                     self._recorder.preempted()

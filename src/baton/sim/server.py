@@ -19,6 +19,7 @@ from baton.core.messages import (
     ReleaseBlocks,
     RequestArrived,
     RequestCancelled,
+    RequestFailed,
     RequestFinished,
     RoleSet,
     StartDecode,
@@ -89,7 +90,7 @@ class SimServer:
             self._record(token, report.worker)
         for event in report.events:
             self._tell_pool(event)
-            if isinstance(event, PrefillFinished | RequestFinished):
+            if isinstance(event, PrefillFinished | RequestFinished | RequestFailed):
                 self._tell(event)
         self._tell(WorkerReported(report.view))
 

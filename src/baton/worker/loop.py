@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from baton.control.batcher import Batcher
+from baton.core.step import Step
 from baton.engine.port import StepEngine
 from baton.worker.clock import now_s
 from baton.worker.link import ServerLink
+
+log = logging.getLogger("baton.worker")
 
 
 @dataclass(slots=True)
@@ -31,9 +35,35 @@ class StepLoop:
             if idle:
                 continue
             started_s = now_s()
-            result = self.engine.execute(step)  # the only slow line
-            self.batcher.commit(step, result)
+            self._execute(step)
             self._report(now_s() - started_s)
+
+    def _execute(self, step: Step) -> None:
+        try:
+            result = self.engine.execute(step)  # the only slow line
+        except Exception:
+            log.exception("a step of %d requests failed; trying them one by one", len(step.slices))
+            self._execute_one_by_one(step)
+            return
+        self.batcher.commit(step, result)
+
+    def _execute_one_by_one(self, step: Step) -> None:
+        """Find the request that the engine cannot compute and give up that one: the others must not die with it.
+
+        Raises the last error where several requests fail: then it is this worker that is broken, and others may do.
+        """
+        failed = 0
+        for part in step.slices:
+            alone = Step((part,))
+            try:
+                result = self.engine.execute(alone)
+            except Exception as error:
+                failed += 1
+                if failed > 1:
+                    raise
+                self.batcher.fail(part, f"the engine failed on this request: {type(error).__name__}: {error}")
+                continue
+            self.batcher.commit(alone, result)
 
     def _report(self, step_s: float) -> None:
         report = self.batcher.take_report(now_s=now_s(), step_s=step_s)

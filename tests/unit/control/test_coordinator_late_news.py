@@ -9,6 +9,7 @@ from baton.core.messages import (
     ReleaseBlocks,
     RequestArrived,
     RequestCancelled,
+    RequestFailed,
     RequestFinished,
     StartDecode,
     StartPrefill,
@@ -91,3 +92,16 @@ def test_a_cancelled_request_is_stopped_where_it_runs() -> None:
     made.handle(RequestArrived(REQUEST), 0.0)
     expected = [StopRequest(R, 1, P), ReleaseBlocks(R), CloseRequest(R, "cancelled")]
     assert made.handle(RequestCancelled(R), 0.0) == expected
+
+
+def test_a_request_that_no_engine_can_compute_fails_at_once_and_alone() -> None:
+    """Another attempt would fail alike, and take its neighbours along."""
+    made = cluster({P: "mixed"})
+    made.handle(RequestArrived(REQUEST), 0.0)
+    commands = made.handle(RequestFailed(R, 1, P, "the engine failed on this request"), 1.0)
+    assert commands == [
+        ReleaseBlocks(R),
+        CloseRequest(R, "failed", "the engine failed on this request"),
+    ]
+    assert made.live_requests == 0
+    assert made.handle(RequestFailed(R, 1, P, "again"), 2.0) == []
