@@ -263,3 +263,60 @@ def test_prompts_are_not_asked_for_further_ahead_than_two_steps() -> None:
         bench.start(f"r{number}", [number * 50 + position for position in range(8)])
     bench.step()
     assert bench.batcher.view(0.0).waiting_requests == 6
+
+
+def wants(batcher: Batcher) -> list[str]:
+    report = batcher.take_report(now_s=0.0)
+    events = report.events if report is not None else ()
+    return [str(event.request_id) for event in events if isinstance(event, BlocksWanted)]
+
+
+def test_what_is_owed_an_answer_is_not_asked_for_again() -> None:
+    prompt = list(range(8))
+    batcher = new_batcher(W, BatchLimits())
+    batcher.apply([StartRequest(request("a", prompt), 1, pack_tokens(prompt), "end")])
+    batcher.plan()
+    assert wants(batcher) == ["a"]
+    batcher.plan()
+    assert wants(batcher) == []
+
+
+def test_nobody_waits_for_a_neighbour_that_asks_for_what_is_here_already() -> None:
+    """The second one's answer is late; the third need not wait for it, since the first has sealed the prompt."""
+    prompt = list(range(8))
+    batcher = new_batcher(W, BatchLimits())
+    table = (BlockId(0), BlockId(1), BlockId(2))
+    batcher.apply([StartRequest(request("a", prompt), 1, pack_tokens([*prompt, 9]), "end", table, 8)])
+    for name in ("b", "c"):
+        batcher.apply([StartRequest(request(name, prompt), 1, pack_tokens(prompt), "end")])
+        batcher.plan()
+        assert wants(batcher) == [name]
+
+
+def test_where_all_is_computed_the_last_token_is_computed_again() -> None:
+    """After a worker's death between the seal and the token: somebody has to find the token."""
+    prompt = list(range(8))
+    batcher = new_batcher(W, BatchLimits())
+    table = (BlockId(0), BlockId(1))
+    batcher.apply([StartRequest(request("a", prompt), 2, pack_tokens(prompt), "end", table, 8)])
+    (part,) = batcher.plan().slices
+    assert (part.start, part.count, part.sample) == (7, 1, True)
+
+
+def test_log_probabilities_of_a_prompt_that_is_computed_twice_are_told_once() -> None:
+    prompt = list(range(20, 28))
+    made = request("a", prompt, sampling=Sampling(prompt_logprobs=True))
+    batcher, arena = new_batcher(W, BatchLimits(step_tokens_max=5)), Arena()
+    batcher.apply([StartRequest(made, 1, pack_tokens(prompt), "first_token")])
+    granted = BlocksGranted(made.id, 1, (BlockId(0), BlockId(1), BlockId(2)), 0)
+    for rounds in (1, 2):
+        batcher.plan()
+        batcher.apply([granted])
+        for _ in range(rounds):
+            step = batcher.plan()
+            batcher.commit(step, StepResult([arena.compute(part) for part in step.slices]))
+        batcher.apply([PreemptRequest(made.id, 1)])
+    report = batcher.take_report(now_s=0.0)
+    assert report is not None
+    (token,) = report.tokens
+    assert [entry.token for entry in token.prompt_logprobs] == prompt[1:]

@@ -115,3 +115,28 @@ def test_after_its_bound_nothing_is_written_even_if_it_would_fit(tmp_path: Path)
     assert set(read_log(path)[1]) == {long}
     assert len(told) == 1
     assert "log_bytes_max is 2000" in told[0]
+
+
+def test_a_disk_that_is_full_ends_the_log_and_not_the_server(tmp_path: Path) -> None:
+    """The entry that the disk took only a part of is left out by who reads, and nothing is written behind it."""
+    resource = pytest.importorskip("resource")
+    path = tmp_path / "log"
+    writer = LogWriter(path, HEADER, 1 << 20)
+    size_bytes = len(path.read_bytes())
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes + 200, hard))
+    try:
+        while not writer.full:
+            writer.append(DECISIONS[0])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    writer.append(DECISIONS[1])
+    writer.close()
+    assert size_bytes < len(path.read_bytes()) <= size_bytes + 200
+    assert set(read_log(path)[1]) == {DECISIONS[0]}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_disk_that_refuses_everything_is_told_at_the_start() -> None:
+    with pytest.raises(ConfigError, match="no room for its first entry"):
+        LogWriter(Path("/dev/full"), HEADER, 1 << 20)
