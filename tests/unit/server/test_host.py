@@ -98,5 +98,5 @@ def test_by_default_never_more_than_a_quarter_of_the_free_memory() -> None:
 def test_an_arena_beyond_the_free_memory_is_refused_before_anything_starts() -> None:
     """Memory is reserved by use: it would be noticed under load, by the kernel."""
     layout = KVLayout(layers=128, kv_heads=128, head_dim=256, block_tokens=16, dtype="float32")
-    with pytest.raises(ConfigError, match="set kv.bytes or --kv-blocks to at most"):
+    with pytest.raises(ConfigError, match="or --kv-blocks to at most"):
         blocks_total(Config(kv=KVConfig(blocks=2**31)), CARD, layout)
