@@ -26,6 +26,7 @@ def _baton(*arguments: str) -> subprocess.CompletedProcess[str]:
         (("--prefill", "-1", "--decode", "1"), ("topology.prefill is -1",)),
         (("--port", "70000", "--threads", "-3"), ("http.port is 70000", "threads is -3")),
         (("--dtype", "int3"), ("int3", "float32")),
+        (("--prot", "3", "--frobnicate"), ("did you mean --port?", "--frobnicate; see `baton serve --help`")),
         (("--context-tokens", "999999"), ("999999", "4096")),
         (("--config", "no-such-file.toml"), ("no-such-file.toml",)),
     ],

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import re
 import sys
+from collections.abc import Mapping
 from importlib import metadata
 
 from baton.cli import bench, replay, serve, sim, top
@@ -19,19 +22,24 @@ def build_parser() -> argparse.ArgumentParser:
         description="Serve large language models, prefill and decode apart, over one KV cache per host.",
     )
     parser.add_argument("--version", action="version", version=f"baton {metadata.version('baton')}")
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    serve.add_parser(subparsers)
-    bench.add_parser(subparsers)
-    sim.add_parser(subparsers)
-    replay.add_parser(subparsers)
-    top.add_parser(subparsers)
+    _add_commands(parser)
     return parser
+
+
+def _add_commands(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in (serve, bench, sim, replay, top):
+        command.add_parser(subparsers)
+    return subparsers.choices
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a sub-command. Exit codes: 0 fine, 1 ran but fell short, 2 bad arguments or configuration."""
-    args = build_parser().parse_args(arguments)
+    args, unknown = build_parser().parse_known_args(arguments)
     try:
+        if unknown:
+            flags = [word for word in unknown if word.startswith("-")] or unknown
+            raise ConfigError("\n".join(_unknown(args.command, word) for word in flags))
         return args.run(args)
     except ConfigError as error:
         print(*(f"baton: {line}" for line in str(error).splitlines()), sep="\n", file=sys.stderr)  # noqa: T201
@@ -39,6 +47,15 @@ def main(arguments: list[str] | None = None) -> int:
     except BatonError as error:
         print(f"baton: {error}", file=sys.stderr)  # noqa: T201
         return EXIT_USAGE
+
+
+def _unknown(command: str, word: str) -> str:
+    """Say that a command does not take a word, with the nearest flag that it has."""
+    commands = _add_commands(argparse.ArgumentParser(prog="baton"))
+    flags = re.findall(r"--[a-z][\w-]*", commands[command].format_help())
+    close = difflib.get_close_matches(word.partition("=")[0], flags, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"see `baton {command} --help`"
+    return f"baton {command} does not take {word}; {hint}"
 
 
 if __name__ == "__main__":
