@@ -55,7 +55,6 @@ def main(arguments: list[str] | None = None) -> int:
         log = play_seed(options.seed, faults=options.faults)
         if options.log is not None:
             options.log.write_bytes(log)
-        sys.stdout.write(f"seed {options.seed} holds every invariant\n")
         return 0
     seeds = range(options.first, options.first + options.seeds)
     failed = run_seeds(seeds, faults=options.faults, out=sys.stdout)
