@@ -137,6 +137,8 @@ def through_http(server: RunningServer, client: httpx.Client, prompt: list[int])
         "prefill_step_s": step_s["prefill"],
         "decode_step_s": step_s["decode"],
         "handoff_s": timings["handoff_s"],
+        "queue_s": timings["queue_s"],
+        "server_ttft_s": timings["ttft_s"],
     }
 
 
@@ -161,6 +163,7 @@ def overhead(server: RunningServer, runs: int) -> dict[str, Any]:
             http_runs.append(through_http(server, client, prompt))
             os.sched_setaffinity(0, {cores[-1]})
     os.sched_setaffinity(0, cores)
+    added_inside = [run["server_ttft_s"] - run["prefill_step_s"] for run in http_runs]
     added_ttft = [run["ttft_s"] - run["prefill_step_s"] for run in http_runs]
     added_tpot = [run["tpot_s"] / run["decode_step_s"] - 1 for run in http_runs]
     return {
@@ -169,6 +172,8 @@ def overhead(server: RunningServer, runs: int) -> dict[str, Any]:
         "http_ttft_s": record.spread([run["ttft_s"] for run in http_runs]),
         "http_tpot_s": record.spread([run["tpot_s"] for run in http_runs]),
         "added_to_ttft_over_its_own_step_s": record.spread(added_ttft),
+        "of_that_inside_the_server_and_worker_s": record.spread(added_inside),
+        "queue_s": record.spread([run["queue_s"] for run in http_runs]),
         "added_to_tpot_over_its_own_steps_ratio": record.spread(added_tpot),
         "tpot_over_bare_loop_ratio": statistics.median(run["tpot_s"] for run in http_runs)
         / statistics.median(tpot for _, tpot in bare_runs),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class LinearCost:
     """Step time = overhead + prompt tokens + decoding requests + context read, each with its own price.
 
-    The defaults are SmolLM2-135M in float32 on one CPU core, as measured by `benchmarks/engine_steps.py`.
+    The defaults are SmolLM2-135M in float32 on one CPU core, rounded from `benchmarks/results/engine-steps.json`.
     """
 
     step_overhead_s: float = 0.039
