@@ -89,7 +89,7 @@ def test_a_rejection_has_its_status_and_says_when_to_come_again(
 
 
 def test_a_bug_of_ours_is_a_500_with_a_body_and_the_server_goes_on(build: Callable, serve: Callable) -> None:
-    """The traceback goes to the log, not to the client."""
+    """The traceback goes to the log, not to the client, which is told that the connection ends with the answer."""
     house = build()
     house.gateway.cluster = lambda: 1 // 0
     client = serve(house)
@@ -98,4 +98,5 @@ def test_a_bug_of_ours_is_a_500_with_a_body_and_the_server_goes_on(build: Callab
     assert response.json()["error"]["type"] == "server_error"
     assert "ZeroDivision" not in response.text
     assert response.headers["x-request-id"] == "find-me"
+    assert response.headers["connection"] == "close"
     assert client.get("/health").status_code == 200

@@ -90,6 +90,9 @@ def _say_nothing(request: Request, error: Exception) -> Response:
 
 
 def _fail(request: Request, error: Exception) -> Response:
-    """Answer for a bug of ours. Starlette raises it again afterwards, so that the server logs it."""
+    """Answer for a bug of ours. Starlette raises it again afterwards, so that the server logs it.
+
+    The server then hangs up, so the answer says so: a client that kept the connection would meet a reset.
+    """
     message = "the server failed on this request; its log has the traceback"
-    return _respond(RequestError(message, status=500, code="internal_error"))
+    return _respond(RequestError(message, status=500, code="internal_error"), {"connection": "close"})
