@@ -39,6 +39,12 @@ def test_types_may_differ_between_arena_and_queries(kv_dtype: str, dtype: torch.
     _compare(CASES["mixed"], window=None, group=3, kv_dtype=kv_dtype, dtype=dtype)
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_one_latent_per_token_is_key_and_value(case: str) -> None:
+    """A layout of one plane: what multi-head latent attention reads while it decodes."""
+    _compare(CASES[case], window=None, group=3, kv_dtype="float32", dtype=torch.float32, planes=1)
+
+
 def test_tiles_and_small_scratch_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits that a short test would not reach: every chunk in tiles of 4 queries, every decode on its own."""
     monkeypatch.setattr(torch_sdpa, "TILE_QUERIES", 4)
@@ -60,11 +66,11 @@ def test_a_packed_linear_layer_equals_a_dense_one(dtype: torch.dtype, bias_scale
 
 
 def _compare(
-    sizes: list[tuple[int, int]], *, window: int | None, group: int, kv_dtype: str, dtype: torch.dtype
+    sizes: list[tuple[int, int]], *, window: int | None, group: int, kv_dtype: str, dtype: torch.dtype, planes: int = 2
 ) -> None:
     """sizes: (new tokens, tokens before) of each request. Everything that no token wrote is NaN."""
     torch.manual_seed(1)
-    layout = KVLayout(layers=LAYERS, kv_heads=2, head_dim=8, block_tokens=16, dtype=kv_dtype)
+    layout = KVLayout(layers=LAYERS, kv_heads=2, head_dim=8, block_tokens=16, dtype=kv_dtype, planes=planes)
     counts = [-(-(count + start) // 16) for count, start in sizes]
     kv = PagedKV(torch.full((layout.block_bytes * (sum(counts) + 3),), 255, dtype=torch.uint8), layout)
     ids = torch.randperm(sum(counts) + 3)[: sum(counts)].split(counts)
@@ -75,7 +81,10 @@ def _compare(
     everything = [Row(first=0, count=row.total, start=0, blocks=row.blocks) for row in rows]
     for layer in range(LAYERS):
         tokens = sum(row.total for row in rows)
-        kv.write(layer, kv.slots(everything), torch.randn(tokens, 2, 8), torch.randn(tokens, 2, 8))
+        if planes == 1:
+            kv.write_latents(layer, kv.slots(everything), torch.randn(tokens, 2 * 8))
+        else:
+            kv.write(layer, kv.slots(everything), torch.randn(tokens, 2, 8), torch.randn(tokens, 2, 8))
     queries = torch.randn(first, 2 * group, 8).to(dtype)
     fast, slow = SdpaBackend().plan(rows, kv), ReferenceBackend().plan(rows, kv)
     for layer in range(LAYERS):

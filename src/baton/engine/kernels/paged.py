@@ -42,20 +42,22 @@ class PagedKV:
         blocks = data.numel() // layout.block_bytes
         typed = data[: blocks * layout.block_bytes].view(TORCH_DTYPES[layout.dtype])
         self.layout = layout
-        self.data = typed.view(blocks, *layout.shape)  # [blocks, layers, 2, block_tokens, kv_heads, head_dim]
+        self.data = typed.view(blocks, *layout.shape)  # [blocks, layers, planes, block_tokens, kv_heads, head_dim]
         width = layout.kv_heads * layout.head_dim
-        self._block_rows = typed.view(-1, layout.block_tokens * width)  # [blocks * layers * 2, block_tokens * width]
-        self._token_rows = typed.view(-1, width)  # [blocks * layers * 2 * block_tokens, width]
-        planes = torch.arange(2 * layout.layers, device=typed.device)
-        self._planes = planes[:, None]  # [layers * 2, 1]
+        self._block_rows = typed.view(
+            -1, layout.block_tokens * width
+        )  # [blocks * layers * planes, block_tokens * width]
+        self._token_rows = typed.view(-1, width)  # [blocks * layers * planes * block_tokens, width]
+        self._block_planes = layout.planes * layout.layers
+        self._planes = torch.arange(self._block_planes, device=typed.device)[:, None]  # [layers * planes, 1]
 
     def slots(self, rows: Sequence[Row]) -> Tensor:
-        """Find where each token of the batch is written: [layers * 2, tokens] indices of token rows."""
+        """Find where each token of the batch is written: [layers * planes, tokens] indices of token rows."""
         block_tokens = self.layout.block_tokens
         parts: list[Tensor] = []
         for row in rows:
             positions = torch.arange(row.start, row.total, device=self.data.device)
-            planes = row.blocks[positions // block_tokens] * (2 * self.layout.layers)
+            planes = row.blocks[positions // block_tokens] * self._block_planes
             parts.append(planes * block_tokens + positions % block_tokens)
         return torch.cat(parts) + self._planes * block_tokens
 
@@ -65,13 +67,17 @@ class PagedKV:
         self._token_rows.index_copy_(0, slots[2 * layer], keys.flatten(1).to(dtype))
         self._token_rows.index_copy_(0, slots[2 * layer + 1], values.flatten(1).to(dtype))
 
+    def write_latents(self, layer: int, slots: Tensor, latents: Tensor) -> None:
+        """Store one layer's new latent vectors, [tokens, head_dim], where the layout has a single plane."""
+        self._token_rows.index_copy_(0, slots[layer], latents.to(self._token_rows.dtype))
+
     def planes(self, blocks: Tensor) -> Tensor:
-        """Find the rows of layer 0 of some blocks: [2 (K, V), ...blocks]. Add 2 * layer for another layer."""
-        first = blocks * (2 * self.layout.layers)
-        return torch.stack((first, first + 1))
+        """Find the rows of layer 0 of some blocks: [planes, ...blocks]. Add planes * layer for another layer."""
+        first = blocks * self._block_planes
+        return torch.stack([first + plane for plane in range(self.layout.planes)])
 
     def gather(self, planes: Tensor, out: Tensor) -> Tensor:
-        """Copy whole blocks next to each other: planes [2, ...] to [2, ..., block_tokens, kv_heads, head_dim]."""
+        """Copy whole blocks next to each other: [planes, ...] to [planes, ..., block_tokens, kv_heads, head_dim]."""
         flat = out[: planes.numel() * self._block_rows.shape[1]].view(-1, self._block_rows.shape[1])
         torch.index_select(self._block_rows, 0, planes.reshape(-1), out=flat)
         return flat.view(*planes.shape, *self.layout.shape[2:])

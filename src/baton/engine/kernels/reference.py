@@ -27,7 +27,8 @@ class ReferencePlan:
         out = torch.empty_like(queries)
         group = queries.shape[1] // self.kv.layout.kv_heads
         for row in self.rows:
-            keys, values = self.kv.data[row.blocks, layer].unbind(1)  # [blocks, block_tokens, kv_heads, head_dim] each
+            planes = self.kv.data[row.blocks, layer].unbind(1)  # [blocks, block_tokens, kv_heads, head_dim] each
+            keys, values = planes[0], planes[-1]  # the same where a token has one latent vector
             tokens = slice(row.first, row.first + row.count)
             for head in range(queries.shape[1]):
                 k = keys.flatten(0, 1)[: row.total, head // group].float()  # [total, head_dim]

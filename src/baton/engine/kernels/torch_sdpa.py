@@ -35,13 +35,13 @@ class _DecodeBatch:
     """Requests with one new token each."""
 
     tokens: Tensor  # [batch] rows of the step
-    planes: Tensor  # [2, batch, blocks]
+    planes: Tensor  # [planes, batch, blocks]
     keys: int
     """Keys of the longest request; those after are cut off."""
     mask: Tensor | None  # [batch, 1, 1, keys], 0 or -inf. None: all have the same length and see everything
     stale: Tensor | None
-    """Gathered slots, of [2 * batch * blocks * block_tokens], that the request did not write: whatever lies there, and
-    it may be NaN, must not reach a product. None: a single request, whose keys simply end before."""
+    """Gathered slots, of [planes * batch * blocks * block_tokens], that the request did not write: whatever lies there,
+    and it may be NaN, must not reach a product. None: a single request, whose keys simply end before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class _Tile:
 class _Chunk:
     """A request with several new tokens."""
 
-    planes: Tensor  # [2, blocks]
+    planes: Tensor  # [planes, blocks]
     tiles: tuple[_Tile, ...]
 
 
@@ -122,7 +122,9 @@ class SdpaPlan:
         position = torch.arange(blocks * block_tokens)
         written = position < ends[:, None]  # [batch, blocks * block_tokens]
         seen = written if window is None else written & (position >= ends[:, None] - window)
-        stale = (~written).expand(2, -1, -1).flatten().nonzero().flatten() if len(rows) > 1 else None
+        stale = (
+            (~written).expand(self._kv.layout.planes, -1, -1).flatten().nonzero().flatten() if len(rows) > 1 else None
+        )
         return _DecodeBatch(
             tokens=torch.tensor([row.first for row in rows], device=device),
             planes=self._kv.planes(padded),
@@ -152,25 +154,25 @@ class SdpaPlan:
         layout = self._kv.layout
         picked = queries[batch.tokens]  # [batch, heads, head_dim]
         folded = picked.view(len(picked), layout.kv_heads, -1, layout.head_dim)  # [batch, kv_heads, group, head_dim]
-        gathered = self._kv.gather(batch.planes + 2 * layer, self._scratch)
+        gathered = self._kv.gather(batch.planes + layout.planes * layer, self._scratch)
         if batch.stale is not None:
             gathered.view(-1, layout.kv_heads * layout.head_dim).index_fill_(0, batch.stale, 0.0)
         kv = (
             gathered.to(queries.dtype).flatten(2, 3)[:, :, : batch.keys].transpose(2, 3)
-        )  # [2, batch, kv_heads, keys, head_dim]
-        result = functional.scaled_dot_product_attention(folded, kv[0], kv[1], attn_mask=batch.mask)
+        )  # [planes, batch, kv_heads, keys, head_dim]
+        result = functional.scaled_dot_product_attention(folded, kv[0], kv[-1], attn_mask=batch.mask)
         out[batch.tokens] = result.reshape(picked.shape)
 
     def _run_chunk(self, chunk: _Chunk, layer: int, queries: Tensor, out: Tensor) -> None:
         layout = self._kv.layout
-        gathered = self._kv.gather(chunk.planes + 2 * layer, self._scratch).to(queries.dtype)
-        kv = gathered.flatten(1, 2).transpose(1, 2)  # [2, kv_heads, keys, head_dim]
+        gathered = self._kv.gather(chunk.planes + layout.planes * layer, self._scratch).to(queries.dtype)
+        kv = gathered.flatten(1, 2).transpose(1, 2)  # [planes, kv_heads, keys, head_dim]
         for tile in chunk.tiles:
             rows = slice(tile.first, tile.first + tile.count)
             grouped = queries[rows].view(tile.count, layout.kv_heads, -1, layout.head_dim).permute(1, 2, 0, 3)
-            keys, values = kv[:, :, None, : tile.keys].expand(-1, -1, grouped.shape[1], -1, -1)
+            heads = kv[:, :, None, : tile.keys].expand(-1, -1, grouped.shape[1], -1, -1)
             result = functional.scaled_dot_product_attention(
-                grouped, keys, values, attn_mask=tile.mask, is_causal=tile.mask is None
+                grouped, heads[0], heads[-1], attn_mask=tile.mask, is_causal=tile.mask is None
             )  # [kv_heads, group, count, head_dim]
             out[rows] = result.permute(2, 0, 1, 3).reshape(tile.count, -1, layout.head_dim)
 
