@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from baton.core.types import BlockId, RequestId, Sampling, TokenLogprob
+
+
+class AllowedTokens(Protocol):
+    """What a grammar lets through next. Computed beside the step, so that only its slow cases are waited for."""
+
+    def rows(self) -> Sequence[bytes]:
+        """Return a row for every token that the slice asks for: one bit per token id, the lowest bit of a byte first.
+
+        Raises RequestError where the grammar is too complex to go on: then this request fails, and no other.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +36,8 @@ class Slice:
     """True when this slice reaches the last token: the result then holds the next one."""
     sampling: Sampling
     prompt_tokens: int
+    allowed: AllowedTokens | None = None
+    """Set where the sampling has a grammar, by `baton.engine.constrained`. None: every token."""
 
 
 @dataclass(frozen=True, slots=True)

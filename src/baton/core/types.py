@@ -40,6 +40,14 @@ class Slo(Struct, frozen=True, kw_only=True):
     tpot_s: float
 
 
+class Grammar(Struct, frozen=True, kw_only=True):
+    """What an output has to match. It travels as text; whoever draws the tokens compiles it."""
+
+    kind: Literal["json_schema", "regex", "choice", "grammar", "lark"]
+    """`choice`: a JSON list of texts. `grammar`: Lark or GBNF, as a client writes it. `lark`: our own."""
+    text: str
+
+
 class Sampling(Struct, frozen=True, kw_only=True):
     """How the next token is drawn. Values are checked at the HTTP edge; here they are in range."""
 
@@ -64,6 +72,8 @@ class Sampling(Struct, frozen=True, kw_only=True):
     """End of sequence (unless the client ignores it) and the client's own stop tokens."""
     output_tokens_min: int = 0
     """No stop token is drawn before this many output tokens."""
+    grammar: Grammar | None = None
+    """Only tokens that can lead to a match are drawn, and the end only at one. None: free text."""
 
 
 class Request(Struct, frozen=True, kw_only=True):
