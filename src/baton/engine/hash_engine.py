@@ -107,10 +107,22 @@ def _draw(context: bytes, part: Slice) -> int:
     output_tokens = part.start + part.count - part.prompt_tokens
     banned = sampling.stop_token_ids if output_tokens < sampling.output_tokens_min else ()
     ends, number = number % EOS_ONE_IN == 0, number // EOS_ONE_IN
+    if part.allowed is not None:
+        return _draw_allowed(part.allowed.rows()[0], number, ends=ends, banned=banned)
     if ends and EOS_TOKEN not in banned:
         return EOS_TOKEN
     allowed = [token for token in TEXT_TOKENS if token not in banned]
     return allowed[number % len(allowed)] if allowed else BOS_TOKEN
+
+
+def _draw_allowed(row: bytes, number: int, *, ends: bool, banned: Sequence[int]) -> int:
+    """Choose among what a grammar allows: printable text where it can be, the end where there is nothing else."""
+    allowed = [token for token in range(VOCAB_TOKENS) if row[token // 8] >> token % 8 & 1]
+    text = [token for token in allowed if token in TEXT_TOKENS and token not in banned]
+    if EOS_TOKEN in allowed and (not text or (ends and EOS_TOKEN not in banned)):
+        return EOS_TOKEN
+    choices = text or allowed
+    return choices[number % len(choices)]
 
 
 def _made_up_logprob(token: int, digest: bytes, count: int) -> TokenLogprob:

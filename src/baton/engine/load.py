@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from baton.engine.card import ModelCard
+from baton.engine.constrained import ConstrainedEngine
 from baton.engine.dtype import Dtype
 from baton.engine.hash_engine import HashEngine
 from baton.engine.port import StepEngine
@@ -23,8 +24,11 @@ def load_engine(
     memory: the whole arena, writable. dtype: what is computed in; `layout.dtype` is what is stored.
     threads: CPU threads of this process, set for all of torch. Raises ModelError for weights that cannot be read.
     """
+    inner: StepEngine
     if card.format == "hash":
-        return HashEngine(layout, memory, card.vocab_tokens)
-    from baton.engine.load_torch import load_torch_engine
+        inner = HashEngine(layout, memory, card.vocab_tokens)
+    else:
+        from baton.engine.load_torch import load_torch_engine
 
-    return load_torch_engine(card, layout, memory, dtype=dtype, threads=threads, device=device)
+        inner = load_torch_engine(card, layout, memory, dtype=dtype, threads=threads, device=device)
+    return ConstrainedEngine(inner, card)

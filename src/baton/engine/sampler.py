@@ -1,8 +1,8 @@
 """Draw tokens from logits. Random only in (seed, position): never in the batch, the worker or the step.
 
 A row goes through: repetition penalty, presence and frequency penalties, logit bias, stop tokens masked before the
-minimum length, temperature, top_k, top_p (over what top_k kept), min_p. Log probabilities are of the raw logits,
-before all of that: what the model said, not what the client made of it.
+minimum length, what the grammar forbids masked, temperature, top_k, top_p (over what top_k kept), min_p. Log
+probabilities are of the raw logits, before all of that: what the model said, not what the client made of it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from hashlib import blake2b
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -78,6 +79,7 @@ def _adjusts(part: Slice) -> bool:
         or sampling.frequency_penalty != 0.0
         or bool(sampling.logit_bias)
         or _masks_stop_tokens(part)
+        or part.allowed is not None
     )
 
 
@@ -118,7 +120,15 @@ def _adjusted(logits: Tensor, part: Slice) -> Tensor:
             scores[token] += bias
     if _masks_stop_tokens(part):
         scores[[token for token in sampling.stop_token_ids if token < len(scores)]] = float("-inf")
-    return scores
+    return scores if part.allowed is None else _constrained(scores, logits, part.allowed.rows()[0])
+
+
+def _constrained(scores: Tensor, logits: Tensor, row: bytes) -> Tensor:
+    """Mask what the grammar forbids. Where the minimum length then leaves nothing (the text is complete), it yields."""
+    bits = np.unpackbits(np.frombuffer(row, dtype=np.uint8), bitorder="little", count=len(scores))
+    forbidden = torch.from_numpy(bits == 0).to(scores.device)
+    masked = scores.masked_fill(forbidden, float("-inf"))
+    return masked if bool(masked.max() > float("-inf")) else logits.masked_fill(forbidden, float("-inf"))
 
 
 def _kept(scaled: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
