@@ -14,7 +14,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from baton.engine.chat_template import load_chat_template
-from baton.engine.hash_engine import HashEngine, hash_card
+from baton.engine.hash_engine import hash_card
+from baton.engine.load import load_engine
 from baton.engine.tokenizer import load_tokenizer
 from baton.server.app import build_app
 from baton.server.hooks import Hooks
@@ -37,7 +38,7 @@ def build_house(
 ) -> House:
     card = hash_card()
     layout = card.layout(block_tokens=BLOCK_TOKENS, dtype="uint8")
-    engine = HashEngine(layout, bytearray(blocks * layout.block_bytes))
+    engine = load_engine(card, layout, memoryview(bytearray(blocks * layout.block_bytes)))
     gateway = InProcessGateway(card, engine, blocks=blocks, waiting_max=waiting_max)
     app = build_app(
         gateway,

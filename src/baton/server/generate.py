@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from starlette.types import Receive, Scope, Send
@@ -18,6 +19,7 @@ from baton.server.port import Gateway
 from baton.server.prompts import Limits, Prompt, off_loop
 from baton.server.routes import Ask, GeneratingRoute
 from baton.server.services import Services
+from baton.server.wire.constraint import Constraint
 from baton.server.wire.dialect import Head
 from baton.server.wire.errors import RETRY_AFTER_S, Refused
 from baton.server.wire.parsing import parse_object
@@ -41,16 +43,24 @@ class Generate:
         ask = self._route.read(sent)
         check_model(ask.fields.model, self._services.gateway.card.name)
         check_ready(self._services.gateway)
+        constraint = await self._constraint(ask)
         prompts = await self._prompts(ask, size=len(raw))
         order = _Order(self._services, self._route, ask, prompts, arrival_of(scope))
         filters = [self._services.hooks.begin(sent, self._route.path) for _ in range(order.choices)]
         answer = Answer(
-            order.submit(filters),
+            order.submit(filters, constraint),
             prompt_tokens=sum(len(prompt.tokens) for prompt in prompts),
             dialect=ask.dialect(order.head()),
             include_usage=order.include_usage,
         )
         await answer.run(receive, send, stream=bool(ask.fields.stream))
+
+    async def _constraint(self, ask: Ask) -> Constraint | None:
+        """Check what the output has to match, in a thread: a schema of a client's takes as long as it likes."""
+        constraint = ask.constraint()
+        if constraint is not None:
+            await asyncio.to_thread(constraint.check, self._services.gateway.card)
+        return constraint
 
     async def _prompts(self, ask: Ask, *, size: int) -> list[Prompt]:
         settings = self._services.settings
@@ -100,10 +110,13 @@ class _Order:
             include_usage=self.include_usage,
         )
 
-    def submit(self, filters: Sequence[Filters]) -> list[Choice]:
+    def submit(self, filters: Sequence[Filters], constraint: Constraint | None) -> list[Choice]:
         """Check, then start every choice: choice j of prompt i has index i * n + j."""
         sampling = sampling_of(
-            self._body, self._services.gateway.card, drawn_seed=self._services.seeds.getrandbits(SEED_BITS)
+            self._body,
+            self._services.gateway.card,
+            drawn_seed=self._services.seeds.getrandbits(SEED_BITS),
+            grammar=None if constraint is None else constraint.grammar,
         )
         wanted = self._ask.output_tokens()
         return [self._choice(index, sampling, wanted, part) for index, part in enumerate(filters)]

@@ -14,6 +14,7 @@ from baton.server.choice import Echo
 from baton.server.prompts import Prompt, chat_prompt, completion_prompts
 from baton.server.wire.chat import ChatDialect
 from baton.server.wire.completions import CompletionDialect
+from baton.server.wire.constraint import Constraint, constraint_of
 from baton.server.wire.dialect import Dialect, Head
 from baton.server.wire.parsing import convert
 from baton.server.wire.schemas import ChatRequest, CompletionRequest
@@ -37,6 +38,10 @@ class Ask(Protocol):
         ...
 
     def echo(self, prompt: Prompt) -> Echo | None: ...
+
+    def constraint(self) -> Constraint | None:
+        """Return what the output has to match. Raises RequestError (400)."""
+        ...
 
     def dialect(self, head: Head) -> Dialect: ...
 
@@ -109,6 +114,9 @@ class CompletionAsk:
         text = prompt.text if prompt.text is not None else self.tokenizer.decode(prompt.tokens)
         return Echo(text, prompt.tokens)
 
+    def constraint(self) -> Constraint | None:
+        return constraint_of(self.fields)
+
     def dialect(self, head: Head) -> Dialect:
         return CompletionDialect(head, self.tokenizer, top_logprobs=self.fields.logprobs)
 
@@ -150,6 +158,9 @@ class ChatAsk:
 
     def echo(self, prompt: Prompt) -> Echo | None:
         return None
+
+    def constraint(self) -> Constraint | None:
+        return constraint_of(self.fields)
 
     def dialect(self, head: Head) -> Dialect:
         return ChatDialect(head, self.tokenizer, with_logprobs=bool(self.fields.logprobs))

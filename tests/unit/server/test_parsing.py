@@ -41,9 +41,9 @@ def test_what_is_no_json_object_is_refused_in_words(raw: bytes, says: str) -> No
         ({"stop": ["x", ""]}, "stop[1]", 'stop[1] must be text of 1 to 256 characters, got ""'),
         ({"temprature": 1}, "temprature", "unknown field \"temprature\" (did you mean 'temperature'?)"),
         (
-            {"guided_json": {}},
-            "guided_json",
-            "guided_json is not supported: Baton does not constrain the output's format",
+            {"use_beam_search": True},
+            "use_beam_search",
+            "use_beam_search is not supported: Baton samples; it does not search beams",
         ),
         ({"suffix": "end"}, "suffix", 'suffix is not supported, got "end": Baton does not fill in the middle'),
         ({"stream_options": {"x": 1}}, "stream_options.x", "unknown field stream_options.x"),

@@ -160,7 +160,35 @@ def _relate_fields(components: Json, vocab_tokens: int, choices_max: int) -> Non
     ]
     positive = {"type": "integer", "minimum": 1}
     chat["allOf"] = [_implies({"top_logprobs": positive}, _having("logprobs", {"const": True}))]
+    _relate_formats(components)
     tokenize["oneOf"] = [_having("prompt", {"type": "string"}), _having("messages", {"type": "array"})]
+
+
+def _relate_formats(components: Json) -> None:
+    """Say which constraints of the output go together: one at a time.
+
+    No schema tells a grammar from other text, so the field `grammar` is described in docs/decoding.md only, as are the
+    older names `guided_*`.
+    """
+    named = {"type": {"const": "json_schema"}}
+    components["ResponseFormat"]["if"] = {"properties": named}
+    components["ResponseFormat"]["then"] = _having("json_schema", {"type": "object"})
+    components["ResponseFormat"]["else"] = {"properties": {"json_schema": {"type": "null"}}}
+    structured = components["StructuredOutputs"]
+    del structured["properties"]["grammar"]
+    structured["properties"]["json"] = {"anyOf": [{"type": "object"}, {"type": "null"}]}
+    structured["properties"]["regex"] = {
+        "anyOf": [{"type": "string", "format": "regex", "minLength": 1}, {"type": "null"}]
+    }
+    ways = {"json": {"type": "object"}, "regex": {"type": "string"}, "choice": {"type": "array"}}
+    structured["oneOf"] = [_having(name, kind) for name, kind in {**ways, "json_object": {"const": True}}.items()]
+    free = {"anyOf": [{"type": "null"}, {"type": "object", "properties": {"type": {"const": "text"}}}]}
+    alone = _implies({"structured_outputs": {"type": "object"}}, {"properties": {"response_format": free}})
+    for name in ("CompletionRequest", "ChatRequest"):
+        request = components[name]
+        for older in ("guided_json", "guided_regex", "guided_choice", "guided_grammar"):
+            del request["properties"][older]
+        request["allOf"].append(alone)
 
 
 def _implies(fields: Json, then: Json) -> Json:

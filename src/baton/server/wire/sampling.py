@@ -8,21 +8,24 @@ from hashlib import blake2b
 import msgspec
 
 from baton.core.errors import RequestError
-from baton.core.types import Sampling
+from baton.core.types import Grammar, Sampling
 from baton.engine.card import ModelCard
 from baton.server.wire.schemas import ChatRequest, CompletionRequest, GenerateFields
 
 SEED_BITS = 63
 
 
-def sampling_of(body: CompletionRequest | ChatRequest, card: ModelCard, *, drawn_seed: int) -> Sampling:
+def sampling_of(
+    body: CompletionRequest | ChatRequest, card: ModelCard, *, drawn_seed: int, grammar: Grammar | None = None
+) -> Sampling:
     """Build the sampling of choice 0; `drawn_seed` is for a client that sent none.
 
+    A text that has to match a grammar ends where it matches, whatever `ignore_eos` says.
     Raises RequestError (400) for token ids outside of the vocabulary.
     """
     stop_token_ids = body.stop_token_ids or []
     check_tokens(stop_token_ids, card.vocab_tokens, "stop_token_ids")
-    eos = () if body.ignore_eos else card.eos_token_ids
+    eos = () if body.ignore_eos and grammar is None else card.eos_token_ids
     return Sampling(
         temperature=_or(body.temperature, 1.0),
         top_p=_or(body.top_p, 1.0),
@@ -37,6 +40,7 @@ def sampling_of(body: CompletionRequest | ChatRequest, card: ModelCard, *, drawn
         prompt_logprobs=isinstance(body, CompletionRequest) and bool(body.echo) and body.logprobs is not None,
         stop_token_ids=tuple(dict.fromkeys((*stop_token_ids, *eos))),
         output_tokens_min=body.min_tokens or 0,
+        grammar=grammar,
     )
 
 

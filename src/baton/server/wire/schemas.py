@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from baton.core.types import Role
+from baton.server.wire.formats import ChoiceList, GrammarText, JsonSchema, ResponseFormat, StructuredOutputs
 
 TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -27,10 +28,6 @@ class StreamOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Send a last chunk with the usage."""
     include_obfuscation: bool | None = None
     """Changes no answer."""
-
-
-class TextFormat(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    type: Literal["text"]
 
 
 class GenerateFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,6 +65,12 @@ class GenerateFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Lower is served earlier."""
     add_special_tokens: bool | None = None
     """Put the tokenizer's own tokens (beginning of text) before the prompt. Completions: true, chat: false."""
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonSchema | GrammarText | None = None
+    guided_regex: GrammarText | None = None
+    guided_choice: ChoiceList | None = None
+    guided_grammar: GrammarText | None = None
 
     # changes no answer
     metadata: dict[str, Any] | None = None
@@ -76,9 +79,6 @@ class GenerateFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
-
-    # not implemented: the neutral value only
-    response_format: TextFormat | None = None
 
 
 class CompletionRequest(GenerateFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -153,7 +153,6 @@ class RoleRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 UNSUPPORTED = {
     "suffix": "Baton does not fill in the middle",
-    "response_format": "Baton does not constrain the output's format",
     "tools": "Baton does not call tools",
     "tool_choice": "Baton does not call tools",
     "functions": "Baton does not call functions",
@@ -165,13 +164,10 @@ UNSUPPORTED = {
     "reasoning_effort": "Baton does not steer reasoning",
     "verbosity": "Baton does not steer verbosity",
     "web_search_options": "Baton does not search the web",
-    "guided_json": "Baton does not constrain the output's format",
-    "guided_regex": "Baton does not constrain the output's format",
-    "guided_choice": "Baton does not constrain the output's format",
-    "guided_grammar": "Baton does not constrain the output's format",
-    "structured_outputs": "Baton does not constrain the output's format",
-    "grammar": "Baton does not constrain the output's format",
-    "json_schema": "Baton does not constrain the output's format",
+    "guided_whitespace_pattern": "Baton bounds the white space in JSON by itself",
+    "whitespace_pattern": "Baton bounds the white space in JSON by itself",
+    "structural_tag": "use tools, or structured_outputs.grammar",
+    "guided_decoding_backend": "Baton has one grammar library",
     "use_beam_search": "Baton samples; it does not search beams",
     "length_penalty": "Baton samples; it does not search beams",
     "prompt_logprobs": "use echo with logprobs on /v1/completions",
