@@ -11,9 +11,9 @@ from baton.bench.options import BenchOptions, ClosedLoop, OpenLoop, Synthetic, T
 from baton.core.errors import ConfigError
 from baton.workload.arrivals import AllAtOnce, Arrivals, ConstantArrivals, GammaArrivals, PoissonArrivals
 from baton.workload.lengths import FixedLengths, synthetic_trace
-from baton.workload.load import read_trace
 from baton.workload.request import Trace, TraceRequest
-from baton.workload.schedule import fit_context, scale_rate, session_count, with_arrivals
+from baton.workload.schedule import fit_context, scale_rate, sessions_per_request, with_arrivals
+from baton.workload.source import read_workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ def make_load(options: BenchOptions) -> Load:
             lengths = FixedLengths(input_tokens, output_tokens)
             trace = synthetic_trace(options.requests or 0, lengths, AllAtOnce(), draw)
         case TraceFile() as file:
-            trace = _read(file, options.requests)
+            trace = _read(file, options)
             source = f"{file.path.name} ({trace.format})"
     trace = _paced(trace, options, draw)
     shortened = 0
@@ -48,18 +48,17 @@ def make_load(options: BenchOptions) -> Load:
     return Load(source=source, requests=trace.requests, shortened=shortened)
 
 
-def _read(file: TraceFile, requests: int | None) -> Trace:
-    bounds = [bound for bound in (file.limit, requests) if bound is not None]
-    trace = read_trace(file.path, limit=min(bounds, default=None))
+def _read(file: TraceFile, options: BenchOptions) -> Trace:
+    bounds = [bound for bound in (file.limit, options.requests) if bound is not None]
+    trace = read_workload(file.path, seed=options.seed, limit=min(bounds, default=None))
     return scale_rate(trace, file.rate_scale)
 
 
 def _paced(trace: Trace, options: BenchOptions, draw: Random) -> Trace:
     match options.pacing:
         case OpenLoop(rate_rps, cv):
-            if trace.timing == "session":  # calls keep their distance: starts come so that requests have the rate
-                rate_rps *= session_count(trace.requests) / len(trace.requests)
-            return with_arrivals(trace, _arrivals(rate_rps, cv), draw)
+            # calls of a session keep their distance: starts come so that requests have the rate
+            return with_arrivals(trace, _arrivals(rate_rps * sessions_per_request(trace), cv), draw)
         case ClosedLoop():
             return replace(trace, timing="absolute")
         case TraceTimes():

@@ -6,8 +6,8 @@ Definitions, so that two runs can be compared:
 - p50, p90 and p99 interpolate linearly between the two nearest ranks (NumPy's default). ITL is over all gaps of all
   requests together, not over means of requests.
 - duration_s runs from the first arrival to the last end of any request. Rates are of completed requests over it.
-- A request attains the SLO when it completed and met every target given. Failed and rejected requests missed it.
-  A request that its client cancelled counts in `requests` and nowhere else.
+- A request attains the SLO when it completed and met every target given (its own, where its workload promised it
+  some). Failed and rejected requests missed it. One that its client cancelled counts in `requests` and nowhere else.
 - prefix_hit_ratio is over completed requests whose server told their cached tokens.
 - What cannot be known is null: no request, no target, no cached tokens told. Never NaN.
 """
@@ -22,6 +22,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from baton.core.messages import Outcome
+from baton.core.types import Slo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,8 @@ class RequestRecord:
     """When each output token came, ascending; empty unless it finished (or got that far)."""
     cached_tokens: int | None = None
     """Input tokens that needed no prefill. None: the server does not tell."""
+    slo: Slo | None = None
+    """What this request was promised. None: what the run was."""
 
     @property
     def output_tokens(self) -> int:
@@ -76,11 +79,13 @@ class SloTargets(Struct, frozen=True, kw_only=True):
         return self.ttft_s is not None or self.tpot_s is not None
 
     def met_by(self, record: RequestRecord) -> bool:
+        """Whether a request finished in time: by its own targets where it has some."""
         if record.outcome != "finished":
             return False
+        targets = self if record.slo is None else record.slo
         ttft_s, tpot_s = record.ttft_s, record.tpot_s
-        late = self.ttft_s is not None and ttft_s is not None and ttft_s > self.ttft_s
-        slow = self.tpot_s is not None and tpot_s is not None and tpot_s > self.tpot_s
+        late = targets.ttft_s is not None and ttft_s is not None and ttft_s > targets.ttft_s
+        slow = targets.tpot_s is not None and tpot_s is not None and tpot_s > targets.tpot_s
         return not late and not slow
 
 
@@ -118,6 +123,7 @@ def summarize(records: Sequence[RequestRecord], *, slo: SloTargets, wall_s: floa
     completed = [record for record in records if record.outcome == "finished"]
     duration_s = _duration_s(records)
     attained = sum(slo.met_by(record) for record in completed)
+    promised = slo.given or any(record.slo is not None for record in records)
     judged = sum(record.outcome != "cancelled" for record in records)
     return Results(
         requests=len(records),
@@ -135,9 +141,9 @@ def summarize(records: Sequence[RequestRecord], *, slo: SloTargets, wall_s: floa
         slo=SloResult(
             ttft_s=slo.ttft_s,
             tpot_s=slo.tpot_s,
-            attainment_ratio=_ratio(attained, judged) if slo.given else None,
+            attainment_ratio=_ratio(attained, judged) if promised else None,
         ),
-        goodput_rps=_ratio(attained, duration_s) if slo.given else None,
+        goodput_rps=_ratio(attained, duration_s) if promised else None,
         prefix_hit_ratio=_prefix_hit_ratio(completed),
         wall_s=wall_s,
     )

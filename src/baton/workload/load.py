@@ -28,7 +28,7 @@ def read_trace(path: Path, *, limit: int | None = None) -> Trace:
 
     Raises ConfigError with the numbers of the bad lines: correct the file, or lower `limit` to stop before them.
     """
-    rows = _rows(path)
+    rows = read_rows(path)
     first = next(rows, None)
     if first is None:
         raise ConfigError(f"{path}: no requests in it; a trace has one JSON object a line, or a CSV header and rows")
@@ -82,8 +82,8 @@ def _detect(path: Path, columns: frozenset[str]) -> TraceFormat:
         return found
     if any(known <= columns for known in STATISTICS):
         raise ConfigError(
-            f"{path}: these are ServeGen's statistics of clients, not requests, and sampling them is not supported; "
-            "give a file with one request a line"
+            f"{path}: these are ServeGen's statistics of clients, not requests; name both files in the [servegen] "
+            "section of a workload file (docs/workloads.md) and give that"
         )
     known = "; ".join(f"{known.name}: {', '.join(sorted(known.columns))}" for known in FORMATS)
     raise ConfigError(f"{path}: no known trace format has the columns {', '.join(sorted(columns))}. Known are {known}")
@@ -96,7 +96,7 @@ def _from_zero(requests: list[TraceRequest], timing: Timing) -> list[TraceReques
     return [msgspec.structs.replace(request, at_s=round(request.at_s - start_s, 6)) for request in requests]
 
 
-def _rows(path: Path) -> Iterator[tuple[int, Fields]]:
+def read_rows(path: Path) -> Iterator[tuple[int, Fields]]:
     """Yield (line number, fields) of every row. Line 1 is the first line of the file, a CSV header included."""
     header: list[str] | None = None
     for number, line in _lines(path):

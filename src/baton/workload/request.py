@@ -6,11 +6,13 @@ from typing import Literal
 
 from msgspec import Struct
 
+from baton.core.types import Slo
+
 Timing = Literal["absolute", "session", "none"]
 """What `at_s` counts from: the first request of the trace; the first call of its session; or nothing (all zero)."""
 
 
-class TraceRequest(Struct, frozen=True, kw_only=True):
+class TraceRequest(Struct, frozen=True, kw_only=True, gc=False):
     """When a request arrives, how long it is, and what it shares with others."""
 
     at_s: float
@@ -28,6 +30,11 @@ class TraceRequest(Struct, frozen=True, kw_only=True):
     """0 for the first request of a session."""
     priority: int = 0
     """As the source logged it; sources do not agree on whether low or high comes first."""
+    slo: Slo | None = None
+    """What this request was promised. None: what the whole run is."""
+    think_s: float | None = None
+    """Closed loop: it comes this long after the answer of its session's turn before, whose prompt and answer its own
+    prompt begins with (`input_tokens` counts both). `at_s` is then the earliest time. None: it comes at `at_s`."""
 
 
 class Trace(Struct, frozen=True, kw_only=True):

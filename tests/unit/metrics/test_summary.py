@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.core.messages import Outcome
+from baton.core.types import Slo
 from baton.metrics.summary import RequestRecord, Results, SloTargets, distribution, summarize
 
 KEYS = {
@@ -180,3 +181,17 @@ def test_the_order_of_records_does_not_matter(given_records: list[RequestRecord]
 def test_results_survive_json() -> None:
     results = summarize([record()], slo=BOTH, wall_s=0.5)
     assert msgspec.json.decode(msgspec.json.encode(results), type=Results) == results
+
+
+def test_a_request_with_targets_of_its_own_is_judged_by_them() -> None:
+    """One promised 1 s for its first token, which came after 2 s; the run as a whole promised nothing."""
+    times_s = [2.0, 2.1, 2.2]
+    strict, loose = Slo(ttft_s=1.0, tpot_s=0.2), Slo(ttft_s=3.0, tpot_s=0.2)
+    records = [
+        RequestRecord(arrival_s=0.0, end_s=2.2, outcome="finished", input_tokens=4, token_times_s=times_s, slo=promised)
+        for promised in (strict, loose, None)
+    ]
+    results = summarize(records, slo=SloTargets(), wall_s=0.0)
+    assert results.slo.attainment_ratio == 2 / 3
+    assert results.goodput_rps == 2 / 2.2
+    assert summarize(records[2:], slo=SloTargets(), wall_s=0.0).slo.attainment_ratio is None

@@ -155,7 +155,7 @@ BAD_FILES = {
     "unknown columns": ("a,b\n1,2\n", r"no known trace format has the columns a, b\. Known are mooncake"),
     "statistics": (
         "client,t_s,rate_rps,cv,pattern,param1,param2\n0,1,2,3,Gamma,4,5\n",
-        r"ServeGen's statistics of clients, not requests",
+        r"ServeGen's statistics of clients, not requests; name both files in the \[servegen\] section",
     ),
 }
 
