@@ -28,6 +28,8 @@ TOKENS = [(7 * position * position + 3 * position + 5) % VOCAB for position in r
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e4}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+QWEN_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 CONFIGS: dict[str, transformers.PretrainedConfig] = {
     "llama_untied": transformers.LlamaConfig(**TINY),
     "llama_tied": transformers.LlamaConfig(**TINY, tie_word_embeddings=True),
@@ -55,6 +57,19 @@ CONFIGS: dict[str, transformers.PretrainedConfig] = {
         **TINY, use_sliding_window=True, sliding_window=9, max_window_layers=1
     ),
     "qwen3": transformers.Qwen3Config(**TINY, head_dim=16),
+    "mixtral": transformers.MixtralConfig(**TINY, **EXPERTS),
+    "mixtral_window": transformers.MixtralConfig(**TINY, **EXPERTS | {"num_local_experts": 7}, sliding_window=11),
+    "qwen2moe": transformers.Qwen2MoeConfig(**TINY, **QWEN_EXPERTS, shared_expert_intermediate_size=40),
+    "qwen2moe_normalized_some_dense_unbiased": transformers.Qwen2MoeConfig(
+        **TINY,
+        **QWEN_EXPERTS | {"num_experts_per_tok": 3, "norm_topk_prob": True, "mlp_only_layers": [1]},
+        shared_expert_intermediate_size=20,
+        qkv_bias=False,
+    ),
+    "qwen3moe": transformers.Qwen3MoeConfig(**TINY, **QWEN_EXPERTS, head_dim=16),
+    "qwen3moe_normalized_every_second": transformers.Qwen3MoeConfig(
+        **TINY, **QWEN_EXPERTS | {"norm_topk_prob": True, "decoder_sparse_step": 2}, head_dim=10, attention_bias=True
+    ),
     "qwen3_biased_tied": transformers.Qwen3Config(**TINY, head_dim=10, attention_bias=True, tie_word_embeddings=True),
 }
 
@@ -69,7 +84,7 @@ def test_log_probabilities_equal_those_of_transformers(name: str, tmp_path: Path
     np.testing.assert_allclose(mine, huggingface_logprobs(model, TOKENS), atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["mistral_window", "qwen2_window_in_upper_layers", "llama_tied"])
+@pytest.mark.parametrize("name", ["mistral_window", "qwen2_window_in_upper_layers", "llama_tied", "qwen2moe"])
 def test_decoding_in_chunks_equals_the_whole_pass(name: str, tmp_path: Path) -> None:
     """Token by token after chunks of odd sizes, past the window, beside a longer and a shorter request."""
     model = tiny_model(CONFIGS[name])

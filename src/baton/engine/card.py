@@ -20,10 +20,12 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     """Folder with safetensors, or a .gguf file. Empty for the hash engine."""
     format: ModelFormat
     architecture: str
-    """`llama`, `mistral`, `qwen2`, `qwen3`, `hash`."""
+    """One of `model_config.ARCHITECTURES`, or `hash`."""
     layers: int
     kv_heads: int
     head_dim: int
+    kv_planes: Literal[1, 2] = 2
+    """See `KVLayout.planes`."""
     vocab_tokens: int
     context_tokens: int
     """Most tokens, prompt and output together, that one request may have."""
@@ -39,4 +41,5 @@ class ModelCard(Struct, frozen=True, kw_only=True):
             head_dim=self.head_dim,
             block_tokens=block_tokens,
             dtype=dtype,
+            planes=self.kv_planes,
         )

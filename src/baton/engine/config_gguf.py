@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from baton.core.errors import ModelError
 from baton.engine.config_json import yarn_attention_factor
 from baton.engine.gguf_file import GGUFFile
-from baton.engine.model_config import LAYERS_MAX, ModelConfig, RopeScaling, expected_shapes
+from baton.engine.model_config import LAYERS_MAX, ModelConfig, RopeScaling
+from baton.engine.tensor_names import expected_shapes
 
 GGUF_ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_FREQS = "rope_freqs.weight"

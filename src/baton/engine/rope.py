@@ -11,11 +11,11 @@ from baton.engine.model_config import ModelConfig, RopeScaling
 
 
 def inverse_frequencies(config: ModelConfig) -> Tensor:
-    """Return the angle per position of each pair of dimensions: [head_dim / 2], float32.
+    """Return the angle per position of each pair of dimensions: [rotary_dim / 2], float32.
 
     Sources: RoPE (arXiv 2104.09864), YaRN (arXiv 2309.00071), Llama 3 (the scaling published with Llama 3.1).
     """
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
+    exponents = torch.arange(0, config.rotary_dim, 2, dtype=torch.int64).float() / config.rotary_dim
     plain = 1.0 / (config.rope_theta**exponents)
     scaled = _scaled(plain, config)
     if config.rope.frequency_divisors:
@@ -45,16 +45,16 @@ def _llama3(plain: Tensor, rope: RopeScaling) -> Tensor:
 
 def _yarn(plain: Tensor, config: ModelConfig) -> Tensor:
     """Keep dimensions that turn more than beta_fast times in the original context, stretch those below beta_slow."""
-    rope, half = config.rope, config.head_dim // 2
+    rope, half = config.rope, config.rotary_dim // 2
 
     def dimension(turns: float) -> float:
         wavelength = rope.original_context_tokens / (turns * 2 * math.pi)
-        return config.head_dim * math.log(wavelength) / (2 * math.log(config.rope_theta))
+        return config.rotary_dim * math.log(wavelength) / (2 * math.log(config.rope_theta))
 
     low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, config.head_dim - 1)
+    low, high = max(low, 0), min(high, config.rotary_dim - 1)
     span = high - low if high != low else 0.001
     stretch = ((torch.arange(half, dtype=torch.float32) - low) / span).clamp(0.0, 1.0)
     return plain / rope.factor * stretch + plain * (1.0 - stretch)
@@ -65,19 +65,19 @@ class Rotary:
 
     def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
         half = inverse_frequencies(config)
-        self._frequencies = torch.cat((half, half)).to(device)  # [head_dim]
+        self._frequencies = torch.cat((half, half)).to(device)  # [rotary_dim]
         self._signs = torch.cat((-torch.ones_like(half), torch.ones_like(half))).to(device)
         self._factor = config.rope.attention_factor
         self._dtype = dtype
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosine and signed sine (minus in the first half), each [tokens, 1, head_dim]."""
+        """Return cosine and signed sine (minus in the first half), each [tokens, 1, rotary_dim]."""
         angles = (positions[:, None].float() * self._frequencies)[:, None]
         cos, sin = angles.cos() * self._factor, angles.sin() * (self._signs * self._factor)
         return cos.to(self._dtype), sin.to(self._dtype)
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn queries and keys [tokens, heads, head_dim] to their positions. Dimension i pairs with i + head_dim / 2."""
+    """Turn queries and keys [tokens, heads, rotary_dim] to their positions: i pairs with i + rotary_dim / 2."""
     swapped = heads.roll(heads.shape[-1] // 2, -1)
     return torch.addcmul(heads * cos, swapped, sin)

@@ -11,7 +11,7 @@ from baton.core.step import Slice, SliceResult, Step, StepResult
 from baton.core.types import BlockId, RequestId, Sampling, TokenLogprob
 from baton.engine.kernels.backend import AttentionBackend
 from baton.engine.kernels.paged import PagedKV, Row, ragged_rows
-from baton.engine.llama import Llama
+from baton.engine.models.decoder import Decoder
 from baton.engine.sampler import sample, token_logprob
 from baton.kv.layout import KVLayout
 
@@ -22,7 +22,7 @@ LOGPROB_ROWS = 64
 class TorchEngine:
     """Runs a model over an arena's blocks. Keeps nothing between steps but weights."""
 
-    def __init__(self, model: Llama, kv: PagedKV, backend: AttentionBackend, device: torch.device) -> None:
+    def __init__(self, model: Decoder, kv: PagedKV, backend: AttentionBackend, device: torch.device) -> None:
         self.layout: KVLayout = kv.layout
         self._model = model
         self._kv = kv

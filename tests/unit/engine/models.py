@@ -15,9 +15,9 @@ from baton.core.types import BlockId, RequestId, Sampling
 from baton.engine.card import ModelCard
 from baton.engine.config_gguf import gguf_name
 from baton.engine.load import load_engine
-from baton.engine.model_config import expected_shapes
 from baton.engine.port import StepEngine
 from baton.engine.resolve import read_config, resolve_model
+from baton.engine.tensor_names import expected_shapes
 from baton.kv.layout import KVDtype
 
 VOCAB = 96

@@ -1,0 +1,88 @@
+"""The forward pass of every model that is served: one decoder, driven by ModelConfig.
+
+All slices' tokens stand in one ragged batch [tokens, hidden]; no layer sees padding. KV goes straight to the arena's
+blocks, and attention reads it from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.engine.kernels.backend import AttentionBackend
+from baton.engine.kernels.linear import make_linear
+from baton.engine.kernels.norm import normalized
+from baton.engine.kernels.paged import PagedKV, Row
+from baton.engine.model_config import ModelConfig
+from baton.engine.models.attention import Attention, AttentionPass
+from baton.engine.models.experts import load_experts
+from baton.engine.models.grouped import GroupedAttention
+from baton.engine.models.loader import Loader
+from baton.engine.models.mlp import Mlp, load_mlp
+from baton.engine.weights import WeightReader
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    input_norm: Tensor  # [hidden]
+    mlp_norm: Tensor  # [hidden]
+    mlp: Mlp
+
+
+class Decoder:
+    """Weights, and two methods: hidden states of a ragged batch, logits of some of them."""
+
+    def __init__(self, config: ModelConfig, reader: WeightReader, dtype: torch.dtype, device: torch.device) -> None:
+        self.config = config
+        loader = Loader(reader, dtype, device)
+        self._embedding = loader.tensor("model.embed_tokens.weight")  # [vocab, hidden]
+        self.attention: Attention = _load_attention(config, loader)
+        self._layers = [_load_layer(config, loader, layer) for layer in range(config.layers)]
+        self._norm = loader.tensor("model.norm.weight")
+        # A packed head is a second copy of a tied table: a lookup needs rows, a fast product needs blocks.
+        head = self._embedding if config.tied_embeddings else loader.tensor("lm_head.weight")
+        self._head = make_linear(head)
+
+    def forward(self, tokens: Tensor, rows: Sequence[Row], kv: PagedKV, backend: AttentionBackend) -> Tensor:
+        """Compute every token of the batch and write its KV. tokens: [tokens]. Returns [tokens, hidden]."""
+        return self.compute(tokens, self.attention.begin(rows, kv, backend))
+
+    def compute(self, tokens: Tensor, attention: AttentionPass) -> Tensor:
+        """See `forward`: the same once the step's attention is planned."""
+        eps = self.config.rms_eps
+        hidden = self._embedding[tokens]  # [tokens, hidden]
+        for index, layer in enumerate(self._layers):
+            hidden = hidden + attention.attend(index, normalized(hidden, layer.input_norm, eps))
+            hidden = hidden + layer.mlp(normalized(hidden, layer.mlp_norm, eps))
+        return hidden
+
+    def final(self, hidden: Tensor) -> Tensor:
+        """Normalize some rows of hidden states, as the output projection reads them: [rows, hidden]."""
+        return normalized(hidden, self._norm, self.config.rms_eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Project some rows of hidden states to the vocabulary: [rows, vocab], float32."""
+        return self._head(self.final(hidden)).float()
+
+
+def _load_attention(config: ModelConfig, loader: Loader) -> Attention:
+    return GroupedAttention(config, loader)
+
+
+def _load_layer(config: ModelConfig, loader: Loader, layer: int) -> _Layer:
+    prefix = f"model.layers.{layer}."
+    return _Layer(
+        input_norm=loader.tensor(f"{prefix}input_layernorm.weight"),
+        mlp_norm=loader.tensor(f"{prefix}post_attention_layernorm.weight"),
+        mlp=_load_mlp(config, loader, prefix, layer),
+    )
+
+
+def _load_mlp(config: ModelConfig, loader: Loader, prefix: str, layer: int) -> Mlp:
+    if config.experts is not None and layer in config.experts.layers:
+        return load_experts(config, config.experts, loader, prefix)
+    names = [f"{prefix}mlp.{part}_proj" for part in ("gate", "up", "down")]
+    return load_mlp(loader, *names, biased=config.mlp_bias)

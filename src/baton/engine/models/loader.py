@@ -1,0 +1,37 @@
+"""Read weights onto the device, one tensor after the other: no more than one matrix is held twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from baton.engine.kernels.linear import Linear, make_linear
+from baton.engine.weights import WeightReader
+
+
+class Loader:
+    """Where weights come from, in what type they are computed, and on what device."""
+
+    def __init__(self, reader: WeightReader, dtype: torch.dtype, device: torch.device) -> None:
+        self._reader = reader
+        self.dtype = dtype
+        self.device = device
+
+    def tensor(self, name: str) -> Tensor:
+        return self._reader.read(name).to(device=self.device, dtype=self.dtype).contiguous()
+
+    def exact(self, name: str) -> Tensor:
+        """Read a small tensor that decides something, in float32 whatever the model computes in."""
+        return self._reader.read(name).to(device=self.device, dtype=torch.float32).contiguous()
+
+    def linear(self, *names: str, biased: bool = False) -> Linear:
+        """Load projections that read the same input as one matrix, their outputs one after the other."""
+        weight = _stacked([self.tensor(f"{name}.weight") for name in names])
+        bias = _stacked([self.tensor(f"{name}.bias") for name in names]) if biased else None
+        return make_linear(weight, bias)
+
+
+def _stacked(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
