@@ -27,7 +27,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Replay and say what came out. Returns the exit code."""
     header, decisions = read_log(args.log)
-    coordinator = build_coordinator(header.policy, block_tokens=header.block_tokens, attempts_max=header.attempts_max)
+    coordinator = build_coordinator(
+        header.policy, cost=LinearCost(), block_tokens=header.block_tokens, attempts_max=header.attempts_max
+    )
     agreed, difference = replay(coordinator, decisions)
     if difference is None:
         print(f"{agreed} events, the same decisions")  # noqa: T201

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, assert_never
 
+from baton.control.advice import Policies, PolicyFailure
 from baton.control.fleet import Fleet
+from baton.control.reshaping import Reshaping
 from baton.core.messages import (
     BlocksRemoved,
     BlocksStored,
@@ -23,41 +25,21 @@ from baton.core.messages import (
     RequestCancelled,
     RequestFailed,
     RequestFinished,
+    RetireWorker,
     RoleSet,
+    SetRole,
     StartDecode,
     StartPrefill,
     StopRequest,
+    Tick,
     WorkerJoined,
     WorkerLost,
     WorkerReported,
 )
-from baton.core.ports import CostModel
-from baton.core.types import ClusterView, HostId, Request, RequestId, Until, WorkerId, WorkerView
+from baton.core.types import ClusterView, HostId, LoadWindow, Request, RequestId, Until, WorkerId, WorkerView
 from baton.kv.prefix_index import PrefixIndex
-from baton.policy.admission import AdmissionPolicy
-from baton.policy.fairness import FairnessPolicy
-from baton.policy.placement import PlacementPolicy
-from baton.policy.routing import RoutingPolicy
 
 Stage = Literal["prefill", "decode"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policies:
-    """The choices that a coordinator asks for, one policy per family."""
-
-    admission: AdmissionPolicy
-    routing: RoutingPolicy
-    placement: PlacementPolicy
-    fairness: FairnessPolicy
-    cost: CostModel
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyFailure:
-    """A policy raised, or chose what is not there."""
-
-    reason: str
 
 
 @dataclass(slots=True)
@@ -84,6 +66,7 @@ class Coordinator:
     policies: Policies
     block_tokens: int
     attempts_max: int = 3
+    _reshaping: Reshaping = field(default_factory=Reshaping)
     _fleet: Fleet = field(default_factory=Fleet)
     _index: PrefixIndex = field(default_factory=PrefixIndex)
     _flights: dict[RequestId, Flight] = field(default_factory=dict[RequestId, Flight])
@@ -105,6 +88,7 @@ class Coordinator:
                 return self._progress(event)
             case WorkerJoined(view=view):
                 self._fleet.join(view)
+                self._reshaping.joined(view.role)
                 return self._empty_room()
             case WorkerLost(worker=worker, reason=reason):
                 return self._lose(worker, reason)
@@ -114,6 +98,8 @@ class Coordinator:
             case RoleSet(worker=worker, role=role):
                 self._fleet.set_role(worker, role)
                 return []
+            case Tick(window=window):
+                return self._reshape(window, now_s)
             case BlocksStored(host=host, hashes=hashes):
                 self._index.store(host, hashes)
                 return []
@@ -124,6 +110,11 @@ class Coordinator:
                 assert_never(event)
 
     @property
+    def reshaping_failure(self) -> str:
+        """How a policy of roles or scaling last failed. Empty: it never did."""
+        return self._reshaping.failure
+
+    @property
     def live_requests(self) -> int:
         """Requests that have arrived and are not closed."""
         return len(self._flights)
@@ -131,23 +122,11 @@ class Coordinator:
     def _arrive(self, request: Request, now_s: float) -> list[CoordinatorCommand]:
         assert request.id not in self._flights, f"request {request.id} arrived twice"
         cluster = self._view(request)
-        flight = self._admit(request, cluster, now_s)
-        if isinstance(flight, CloseRequest):
-            return [flight]
-        self._flights[request.id] = flight
+        key = self.policies.admit(request, cluster, now_s)
+        if isinstance(key, CloseRequest):
+            return [key]
+        flight = self._flights[request.id] = Flight(request, key)
         return self._dispatch(flight, cluster)
-
-    def _admit(self, request: Request, cluster: ClusterView, now_s: float) -> Flight | CloseRequest:
-        """Ask whether to take the request, and its place among the waiting. A policy that fails, fails this one."""
-        policies = self.policies
-        try:
-            rejected = policies.admission.admit(request, cluster, policies.cost, now_s)
-            if rejected is None:
-                return Flight(request, tuple(float(part) for part in policies.fairness.key(request)))
-            return CloseRequest(request.id, "rejected", rejected.reason, rejected.reject, rejected.retry_after_s)
-        except Exception as error:  # noqa: BLE001  a user's policy may raise anything
-            names = f"{type(policies.admission).__name__} or {type(policies.fairness).__name__}"
-            return CloseRequest(request.id, "failed", f"the policy {names} failed: {type(error).__name__}: {error}")
 
     def _dispatch(self, flight: Flight, cluster: ClusterView) -> list[CoordinatorCommand]:
         """Give the flight to a worker; into the room where there is none.
@@ -158,38 +137,40 @@ class Coordinator:
         if not candidates:
             self._room[flight.request.id] = None
             return []
+        if flight.stage == "prefill":
+            return self._start_prefill(flight, candidates, cluster)
+        return self._start_decode(flight, candidates, cluster)
+
+    def _start_prefill(
+        self, flight: Flight, candidates: Sequence[WorkerView], cluster: ClusterView
+    ) -> list[CoordinatorCommand]:
         request = flight.request
-        worker = self._choose(flight, candidates, cluster)
+        route = self.policies.route(request, candidates, cluster)
+        if isinstance(route, PolicyFailure):
+            return self._close(request.id, "failed", route.reason)
+        view = self._fleet.view(route.worker)
+        hits = cluster.prefix_hit_tokens
+        here = hits.get(view.host, 0)
+        there = hits.get(route.fetch, 0) if route.fetch is not None else 0
+        fetch = route.fetch if there > here else None
+        flight.worker, flight.host = route.worker, view.host
+        flight.queued_tokens = request.prompt_tokens - max(here, there)
+        self._fleet.load(route.worker, queued_tokens=flight.queued_tokens, context_tokens=request.prompt_tokens)
+        until: Until = route.until or ("first_token" if view.role == "prefill" else "end")
+        return [StartPrefill(request, flight.attempt, route.worker, until, fetch)]
+
+    def _start_decode(
+        self, flight: Flight, candidates: Sequence[WorkerView], cluster: ClusterView
+    ) -> list[CoordinatorCommand]:
+        request = flight.request
+        worker = self.policies.place(request, flight.host, candidates, cluster)
         if isinstance(worker, PolicyFailure):
             return self._close(request.id, "failed", worker.reason)
-        view = self._fleet.view(worker)
-        hit_tokens = cluster.prefix_hit_tokens.get(view.host, 0)
-        flight.worker, flight.host = worker, view.host
-        flight.queued_tokens = request.prompt_tokens - hit_tokens if flight.stage == "prefill" else 0
-        self._fleet.load(worker, queued_tokens=flight.queued_tokens, context_tokens=request.prompt_tokens)
-        if flight.stage == "decode":
-            return [StartDecode(request, flight.attempt, worker)]
-        until: Until = "first_token" if view.role == "prefill" else "end"
-        return [StartPrefill(request, flight.attempt, worker, until)]
-
-    def _choose(
-        self, flight: Flight, candidates: Sequence[WorkerView], cluster: ClusterView
-    ) -> WorkerId | PolicyFailure:
-        """Ask the policy of the flight's stage. A policy may be the user's own: whatever it does, one request fails."""
-        policies, request = self.policies, flight.request
-        policy = policies.routing if flight.stage == "prefill" else policies.placement
-        name = type(policy).__name__
-        try:
-            if flight.stage == "prefill":
-                worker = policies.routing.route(request, candidates, cluster, policies.cost)
-            else:
-                worker = policies.placement.place(request, flight.host, candidates, cluster, policies.cost)
-        except Exception as error:  # noqa: BLE001  a user's policy may raise anything
-            return PolicyFailure(f"the policy {name} failed: {type(error).__name__}: {error}")
-        if all(candidate.id != worker for candidate in candidates):
-            known = ", ".join(candidate.id for candidate in candidates)
-            return PolicyFailure(f"the policy {name} chose {worker!r}, which is not among the candidates: {known}")
-        return worker
+        host = self._fleet.view(worker).host
+        source = flight.host if flight.host != host else None
+        flight.worker, flight.host = worker, host
+        self._fleet.load(worker, queued_tokens=0, context_tokens=request.prompt_tokens)
+        return [StartDecode(request, flight.attempt, worker, source)]
 
     def _progress(self, event: PrefillFinished | RequestFinished | RequestFailed) -> list[CoordinatorCommand]:
         flight = self._flights.get(event.request_id)
@@ -238,6 +219,15 @@ class Coordinator:
         self._room.clear()
         return [command for flight in waiting for command in self._dispatch(flight, self._view(flight.request))]
 
+    def _reshape(self, window: LoadWindow, now_s: float) -> list[CoordinatorCommand]:
+        commands = self._reshaping.tick(window, self._cluster(), self.policies, now_s)
+        for command in commands:
+            if isinstance(command, SetRole):
+                self._fleet.set_role(command.worker, command.role)
+            elif isinstance(command, RetireWorker):
+                self._fleet.leave(command.worker)
+        return commands
+
     def _unload(self, flight: Flight) -> None:
         if flight.worker is not None:
             self._fleet.unload(
@@ -248,8 +238,12 @@ class Coordinator:
     def _view(self, request: Request) -> ClusterView:
         longest = max(0, request.prompt_tokens - 1)
         hits = self._index.hit_blocks(request.block_hashes)
+        return self._cluster({host: min(blocks * self.block_tokens, longest) for host, blocks in hits.items()})
+
+    def _cluster(self, hits: dict[HostId, int] | None = None) -> ClusterView:
         return ClusterView(
             workers=self._fleet.views(),
-            prefix_hit_tokens={host: min(blocks * self.block_tokens, longest) for host, blocks in hits.items()},
+            prefix_hit_tokens=hits or {},
             waiting_requests=len(self._room),
+            starting=self._reshaping.starting,
         )

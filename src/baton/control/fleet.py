@@ -18,6 +18,7 @@ class _Load:
     requests: int = 0
     queued_tokens: int = 0
     """Of requests whose prefill is not known to be over: what is really queued is this, or less."""
+    queued_requests: int = 0
     unreported_tokens: int = 0
     """Given since the worker's last report, which therefore cannot know of them."""
     context_tokens: int = 0
@@ -39,10 +40,12 @@ class Fleet:
         self._loads.pop(worker, None)
 
     def report(self, view: WorkerView) -> None:
-        """Take a worker's own report. Its role stays what it was set to here."""
+        """Take a worker's own report. Its role stays what it was set to here, and what it is, what it joined as."""
         known = self._views.get(view.id)
         if known is not None:
-            self._views[view.id] = msgspec.structs.replace(view, role=known.role)
+            self._views[view.id] = msgspec.structs.replace(
+                view, role=known.role, kind=known.kind, kv_tokens_max=known.kv_tokens_max
+            )
             self._loads[view.id].unreported_tokens = 0
 
     def set_role(self, worker: WorkerId, role: Role) -> None:
@@ -56,6 +59,7 @@ class Fleet:
         load = self._loads[worker]
         load.requests += 1
         load.queued_tokens += queued_tokens
+        load.queued_requests += queued_tokens > 0
         load.unreported_tokens += queued_tokens
         load.context_tokens += context_tokens
 
@@ -66,6 +70,7 @@ class Fleet:
             return
         load.requests -= 1
         load.queued_tokens -= queued_tokens
+        load.queued_requests -= queued_tokens > 0
         load.context_tokens -= context_tokens
 
     def view(self, worker: WorkerId) -> WorkerView:
@@ -84,6 +89,9 @@ class Fleet:
             running_requests=load.requests,
             waiting_requests=view.waiting_requests,
             queued_tokens=min(load.queued_tokens, view.queued_tokens + load.unreported_tokens),
+            queued_requests=load.queued_requests,
             context_tokens=max(load.context_tokens, view.context_tokens),
             observed_at_s=view.observed_at_s,
+            kind=view.kind,
+            kv_tokens_max=view.kv_tokens_max,
         )

@@ -75,6 +75,8 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     fairness: Plugin = Plugin(use="baton.policy.fairness:FirstComeFirstServed")
     batching: Plugin = Plugin(use="baton.policy.batching:MixedChunked")
     eviction: Plugin = Plugin(use="baton.policy.eviction:LeastRecentlyUsed")
+    roles: Plugin = Plugin(use="baton.policy.roles:StaticRoles")
+    scaling: Plugin = Plugin(use="baton.policy.scaling:FixedFleet")
 
 
 class HooksConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -121,6 +123,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Most tokens of one request, prompt and output together. 0: what the model was trained for."""
     seed: int | None = None
     """Where sampling seeds of requests without one come from. None: from the operating system."""
+    tick_s: float = 1.0
+    """How often policies of roles and scaling are asked."""
     log: str = ""
     """File for the log of decisions, which `baton replay` reads. Empty: none is written."""
     log_bytes_max: int = 1_000_000_000
@@ -168,6 +172,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             ("kv.blocks", self.kv.blocks, 0, 2**31),
             ("batch.step_tokens_max", self.batch.step_tokens_max, 1, 2**20),
             ("batch.requests_max", self.batch.requests_max, 1, 2**16),
+            ("tick_s", self.tick_s, 0.01, 86400),
             ("http.port", self.http.port, 0, 65535),
             ("http.body_bytes_max", self.http.body_bytes_max, 1024, 2**31),
             ("http.choices_max", self.http.choices_max, 1, 4096),

@@ -15,6 +15,7 @@ from baton.core.types import (
     BlockId,
     FinishReason,
     HostId,
+    LoadWindow,
     OutputToken,
     Request,
     RequestId,
@@ -59,6 +60,12 @@ class WorkerReported(Struct, frozen=True, tag=True):
 class RoleSet(Struct, frozen=True, tag=True):
     worker: WorkerId
     role: Role
+
+
+class Tick(Struct, frozen=True, tag=True):
+    """Time for roles and scaling to be looked at, with what went through the cluster since the last one."""
+
+    window: LoadWindow
 
 
 class PrefillFinished(Struct, frozen=True, tag=True):
@@ -108,6 +115,7 @@ CoordinatorEvent = (
     | WorkerLost
     | WorkerReported
     | RoleSet
+    | Tick
     | PrefillFinished
     | RequestFinished
     | RequestFailed
@@ -125,6 +133,8 @@ class StartPrefill(Struct, frozen=True, tag=True):
     attempt: int
     worker: WorkerId
     until: Until
+    fetch: HostId | None = None
+    """Host whose longer prefix is pulled first."""
 
 
 class StartDecode(Struct, frozen=True, tag=True):
@@ -133,6 +143,8 @@ class StartDecode(Struct, frozen=True, tag=True):
     request: Request
     attempt: int
     worker: WorkerId
+    source: HostId | None = None
+    """Another host, which holds the request's KV: it has to come over first. None: it is here, or nowhere."""
 
 
 class StopRequest(Struct, frozen=True, tag=True):
@@ -159,7 +171,28 @@ class CloseRequest(Struct, frozen=True, tag=True):
     retry_after_s: float | None = None
 
 
-CoordinatorCommand = StartPrefill | StartDecode | StopRequest | ReleaseBlocks | CloseRequest
+class SetRole(Struct, frozen=True, tag=True):
+    """The coordinator has given the worker another role: from the next request on."""
+
+    worker: WorkerId
+    role: Role
+
+
+class StartWorker(Struct, frozen=True, tag=True):
+    """Start one more worker; it joins when it is ready."""
+
+    role: Role
+
+
+class RetireWorker(Struct, frozen=True, tag=True):
+    """End this worker: it has no request any more and is given none. Its loss is then no death."""
+
+    worker: WorkerId
+
+
+CoordinatorCommand = (
+    StartPrefill | StartDecode | StopRequest | ReleaseBlocks | CloseRequest | SetRole | StartWorker | RetireWorker
+)
 
 # ---- between a worker's batcher and its host pool ------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from baton.core.types import BlockId, RequestId, Sampling, TokenLogprob
+from baton.core.types import BlockId, RequestId, Sampling, StepShape, TokenLogprob, prefill_pairs
 
 
 class AllowedTokens(Protocol):
@@ -49,6 +49,27 @@ class Step:
     @property
     def tokens(self) -> int:
         return sum(part.count for part in self.slices)
+
+    @property
+    def shape(self) -> StepShape:
+        """Sum up what a cost model looks at."""
+        prefill_tokens = chunks = decodes = context_tokens = 0
+        pairs = 0.0
+        for part in self.slices:
+            if part.count == 1 and part.sample:
+                decodes += 1
+                context_tokens += part.start + 1
+            else:
+                chunks += 1
+                prefill_tokens += part.count
+                pairs += prefill_pairs(part.count, part.start)
+        return StepShape(
+            prefill_tokens=prefill_tokens,
+            prefill_chunks=chunks,
+            prefill_pairs=pairs,
+            decode_requests=decodes,
+            context_tokens=context_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

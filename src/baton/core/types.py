@@ -129,9 +129,35 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     waiting_requests: int = 0
     queued_tokens: int = 0
     """Prompt tokens that it was given and has not computed."""
+    queued_requests: int = 0
+    """Requests that they belong to."""
     context_tokens: int = 0
     """Tokens of all running requests: what a decode step reads."""
     observed_at_s: float = 0.0
+    kind: str = ""
+    """Hardware and engine profile, as `CostModel.on` knows it. Empty: all workers are alike."""
+    kv_tokens_max: int = 0
+    """Tokens of KV that its host's arena holds. 0: not told."""
+
+
+class StepShape(Struct, frozen=True, kw_only=True, gc=False):
+    """What one forward pass computes, in the sums that its duration depends on."""
+
+    prefill_tokens: int = 0
+    """Prompt tokens computed."""
+    prefill_chunks: int = 0
+    """Requests that they belong to."""
+    prefill_pairs: float = 0.0
+    """(query, key) pairs that attention looks at for them: n * c + n * (n + 1) / 2 for n tokens after c cached ones."""
+    decode_requests: int = 0
+    """Requests that compute one token."""
+    context_tokens: int = 0
+    """Tokens whose KV they read, the new ones included."""
+
+
+def prefill_pairs(new_tokens: int, cached_tokens: int) -> float:
+    """Count the (query, key) pairs of a chunk. See `StepShape.prefill_pairs`."""
+    return new_tokens * cached_tokens + new_tokens * (new_tokens + 1) / 2
 
 
 class HostView(Struct, frozen=True, kw_only=True):
@@ -144,6 +170,26 @@ class HostView(Struct, frozen=True, kw_only=True):
     blocks_cached: int
 
 
+class LoadWindow(Struct, frozen=True, kw_only=True):
+    """What went through the cluster between two ticks: the history that roles, scaling and forecasts decide from."""
+
+    end_s: float
+    window_s: float
+    arrived_requests: int = 0
+    arrived_tokens: int = 0
+    """Prompt tokens of what arrived."""
+    rejected_requests: int = 0
+    prefilled_requests: int = 0
+    """First tokens that came out."""
+    ttft_s: float = 0.0
+    """Mean of those. 0 where there was none."""
+    finished_requests: int = 0
+    output_tokens: int = 0
+    """Of what finished."""
+    tpot_s: float = 0.0
+    """Mean over what finished with two tokens or more. 0 where there was none."""
+
+
 class ClusterView(Struct, frozen=True, kw_only=True):
     """Everything that a policy may know about the cluster."""
 
@@ -152,6 +198,9 @@ class ClusterView(Struct, frozen=True, kw_only=True):
     """Leading prompt tokens of the request in question that a host holds. A hint: it may be stale."""
     waiting_requests: int = 0
     """Requests in the coordinator's waiting room."""
+
+    starting: dict[Role, int] = {}
+    """Workers that were asked for and have not joined yet."""
 
     def having(self, role: Role) -> list[WorkerView]:
         """Workers that may do this role's work: its own, and mixed ones."""

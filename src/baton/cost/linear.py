@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from baton.core.types import StepShape, prefill_pairs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearCost:
-    """Step time = overhead + prompt tokens + decoding requests + context read, each with its own price.
+    """Step time = overhead + prompt tokens + attention pairs + decoding requests + context read, each with its price.
 
     The defaults are SmolLM2-135M in float32 on one CPU core, rounded from `benchmarks/results/engine-steps.json`.
     """
 
     step_overhead_s: float = 0.039
     """A step with nothing in it: the weights are read once whatever the batch."""
-    prefill_token_s: float = 0.0025
+    prefill_token_s: float = 0.0023
+    prefill_pair_s: float = 0.00000086
+    """One query looking at one key while a prompt is computed."""
     decode_request_s: float = 0.0053
     context_token_s: float = 0.000004
     """Reading one token's KV in attention."""
@@ -26,17 +31,25 @@ class LinearCost:
         """See `CostModel.prefill_s`."""
         if new_tokens == 0:
             return 0.0
-        return self.step_s(prefill_tokens=new_tokens, decode_requests=0, context_tokens=cached_tokens + new_tokens // 2)
+        pairs = prefill_pairs(new_tokens, cached_tokens)
+        return self.step_overhead_s + (self.prefill_token_s * new_tokens + self.prefill_pair_s * pairs)
 
-    def step_s(self, *, prefill_tokens: int, decode_requests: int, context_tokens: int) -> float:
+    def step_s(self, shape: StepShape) -> float:
         """See `CostModel.step_s`."""
-        return (
-            self.step_overhead_s
-            + self.prefill_token_s * prefill_tokens
-            + self.decode_request_s * decode_requests
-            + self.context_token_s * context_tokens
-        )
+        prefill_s = self.prefill_token_s * shape.prefill_tokens + self.prefill_pair_s * shape.prefill_pairs
+        decode_s = self.decode_request_s * shape.decode_requests + self.context_token_s * shape.context_tokens
+        return self.step_overhead_s + prefill_s + decode_s
+
+    def decode_run_s(self, *, requests: int, context_tokens: int, steps: int) -> Sequence[float]:
+        """See `CostModel.decode_run_s`."""
+        fixed_s, token_s, requests_s = self.step_overhead_s, self.context_token_s, self.decode_request_s * requests
+        reads = range(context_tokens, context_tokens + steps * requests, requests)
+        return [fixed_s + (requests_s + token_s * read) for read in reads]
 
     def handoff_s(self, *, tokens: int, same_host: bool) -> float:
         """See `CostModel.handoff_s`."""
         return self.handoff_local_s + (0.0 if same_host else self.handoff_token_s * tokens)
+
+    def on(self, kind: str) -> LinearCost:
+        """See `CostModel.on`. All workers are alike."""
+        return self

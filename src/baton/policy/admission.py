@@ -10,6 +10,7 @@ from msgspec import Struct
 from baton.core.messages import RejectReason
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, Request
+from baton.policy.routing import queue_s
 
 
 class Reject(Struct, frozen=True, kw_only=True):
@@ -43,9 +44,7 @@ class BoundedQueue:
         """See `AdmissionPolicy.admit`."""
         live = cluster.waiting_requests + sum(worker.running_requests for worker in cluster.workers)
         if live >= self.requests_max:
-            shortest_s = min(
-                (_queue_s(worker.queued_tokens, cost) for worker in cluster.having("prefill")), default=1.0
-            )
+            shortest_s = min((queue_s(worker, cost) for worker in cluster.having("prefill")), default=1.0)
             reason = f"{live} requests are waiting or running, and the queue holds {self.requests_max}; try again later"
             return Reject(reject="queue_full", reason=reason, retry_after_s=max(1.0, shortest_s))
         if request.slo is None:
@@ -54,14 +53,13 @@ class BoundedQueue:
 
     def _misses_slo(self, request: Request, ttft_s: float, cluster: ClusterView, cost: CostModel) -> Reject | None:
         hit_tokens = max(cluster.prefix_hit_tokens.values(), default=0)
-        own_s = cost.prefill_s(new_tokens=request.prompt_tokens - hit_tokens, cached_tokens=hit_tokens)
-        waits_s = [_queue_s(worker.queued_tokens, cost) for worker in cluster.having("prefill")]
-        if not waits_s or min(waits_s) + own_s <= self.ttft_slack * ttft_s:
+        new_tokens = request.prompt_tokens - hit_tokens
+        waits_s = [
+            queue_s(worker, cost) + cost.on(worker.kind).prefill_s(new_tokens=new_tokens, cached_tokens=hit_tokens)
+            for worker in cluster.having("prefill")
+        ]
+        if not waits_s or min(waits_s) <= self.ttft_slack * ttft_s:
             return None
-        predicted_s = min(waits_s) + own_s
+        predicted_s = min(waits_s)
         reason = f"the first token is predicted after {predicted_s:.3f} s, later than the SLO of {ttft_s:.3f} s"
         return Reject(reject="slo", reason=reason, retry_after_s=max(1.0, predicted_s - ttft_s))
-
-
-def _queue_s(queued_tokens: int, cost: CostModel) -> float:
-    return cost.prefill_s(new_tokens=queued_tokens, cached_tokens=0)

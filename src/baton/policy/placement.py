@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from baton.core.ports import CostModel
-from baton.core.types import ClusterView, HostId, Request, WorkerId, WorkerView
+from baton.core.types import ClusterView, HostId, Request, StepShape, WorkerId, WorkerView
 
 
 @runtime_checkable
@@ -42,11 +42,11 @@ class FastestStep:
         """See `PlacementPolicy.place`."""
 
         def key(worker: WorkerView) -> tuple[float, WorkerId]:
-            step_s = cost.step_s(
-                prefill_tokens=0,
+            shape = StepShape(
                 decode_requests=worker.running_requests + 1,
                 context_tokens=worker.context_tokens + request.prompt_tokens,
             )
+            step_s = cost.on(worker.kind).step_s(shape)
             handoff_s = cost.handoff_s(tokens=request.prompt_tokens, same_host=source in (None, worker.host))
             return (step_s + handoff_s, worker.id)
 

@@ -6,17 +6,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from msgspec import Struct
+
 from baton.core.ports import CostModel
-from baton.core.types import ClusterView, Request, WorkerId, WorkerView
+from baton.core.types import ClusterView, HostId, Request, Until, WorkerId, WorkerView
+
+
+class Route(Struct, frozen=True, kw_only=True):
+    """Where a prompt is computed, and how."""
+
+    worker: WorkerId
+    fetch: HostId | None = None
+    """Host whose longer prefix is pulled before the worker starts. None: take what the worker's own host holds."""
+    until: Until | None = None
+    """How far the worker runs it. None: a prefill worker to the first token, every other to the end."""
 
 
 @runtime_checkable
 class RoutingPolicy(Protocol):
     def route(
         self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel
-    ) -> WorkerId:
-        """Choose among the candidates (never empty), the live workers that may prefill."""
+    ) -> WorkerId | Route:
+        """Choose who computes the prompt.
+
+        The candidates (never empty) are the live workers that are meant to prefill. A policy may also choose any other
+        of `cluster.workers`: a decode worker then computes prompt and answer.
+        """
         ...
+
+
+def queue_s(worker: WorkerView, cost: CostModel) -> float:
+    """Predict how long the prompts take that a worker has been given, as that many prompts of their mean length."""
+    prompts = max(1, worker.queued_requests)
+    return prompts * cost.on(worker.kind).prefill_s(new_tokens=worker.queued_tokens // prompts, cached_tokens=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +56,8 @@ class EarliestFirstToken:
 
         def key(worker: WorkerView) -> tuple[float, int, WorkerId]:
             hit_tokens = cluster.prefix_hit_tokens.get(worker.host, 0)
-            queue_s = cost.prefill_s(new_tokens=worker.queued_tokens, cached_tokens=0)
-            own_s = cost.prefill_s(new_tokens=request.prompt_tokens - hit_tokens, cached_tokens=hit_tokens)
-            return (queue_s + own_s, worker.running_requests, worker.id)
+            new_tokens = request.prompt_tokens - hit_tokens
+            own_s = cost.on(worker.kind).prefill_s(new_tokens=new_tokens, cached_tokens=hit_tokens)
+            return (queue_s(worker, cost) + own_s, worker.running_requests, worker.id)
 
         return min(candidates, key=key).id

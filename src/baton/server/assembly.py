@@ -14,6 +14,7 @@ from baton.core.config import Config
 from baton.core.errors import ConfigError
 from baton.core.plugin import load_plugin
 from baton.core.types import HostId, Slo
+from baton.cost.linear import LinearCost
 from baton.engine.card import ModelCard
 from baton.engine.dtype import Dtype, kv_dtype, resolve_dtype
 from baton.kv.blocks import EvictionOrder
@@ -58,7 +59,9 @@ def assemble(config: Config, card: ModelCard) -> Parts:
         eviction=lambda: load_plugin(config.policy.eviction.use, config.policy.eviction.options, expects=EvictionOrder),
     )
     attempts_max = config.survival.attempts_max
-    coordinator = build_coordinator(config.policy, block_tokens=layout.block_tokens, attempts_max=attempts_max)
+    coordinator = build_coordinator(
+        config.policy, cost=LinearCost(), block_tokens=layout.block_tokens, attempts_max=attempts_max
+    )
     metrics = Metrics()
     driver = Driver(coordinator, pool, layout, Recorder(metrics))
     names = {family: plugin["use"] for family, plugin in msgspec.to_builtins(config.policy).items()}

@@ -6,6 +6,7 @@ before the next event. So the state machines see the same order of events here a
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, assert_never
 
@@ -29,10 +30,13 @@ from baton.core.messages import (
     RequestDropped,
     RequestFailed,
     RequestFinished,
+    RetireWorker,
     RoleSet,
+    SetRole,
     StartDecode,
     StartPrefill,
     StartRequest,
+    StartWorker,
     StepReport,
     StopRequest,
     ToWorker,
@@ -48,6 +52,8 @@ from baton.server.clock import now_s
 from baton.server.live_request import LiveRequest
 from baton.server.port import Finish
 from baton.server.recorder import Recorder
+
+log = logging.getLogger("baton.server")
 
 
 class WorkerLink(Protocol):
@@ -95,9 +101,16 @@ class Driver:
 
     def set_role(self, link: WorkerLink, role: Role) -> None:
         """Change a worker's role: from the next request on."""
+        self._flip(link, role)
+        self._tell(RoleSet(link.view.id, role))
+
+    def _flip(self, link: WorkerLink, role: Role) -> None:
         link.view = msgspec.structs.replace(link.view, role=role)
         self._recorder.role_flipped()
-        self._tell(RoleSet(link.view.id, role))
+
+    def resize(self, command: StartWorker | RetireWorker) -> None:
+        """A scaling policy asks for a worker more, or less, which this server cannot give yet: it says so once each."""
+        log.warning("scaling asks for %s; `baton serve` keeps its workers: start it with more of them", command)
 
     # ---- workers: what the supervisor tells
 
@@ -182,6 +195,10 @@ class Driver:
                     self._carry(self.pool.handle(command))
                 case CloseRequest():
                     self._close(command)
+                case SetRole(worker=worker, role=role):
+                    self._flip(self.links[worker], role)
+                case StartWorker() | RetireWorker():
+                    self.resize(command)
                 case _:
                     assert_never(command)
 

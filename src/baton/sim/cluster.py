@@ -10,7 +10,7 @@ from typing import assert_never
 
 from baton.control.batcher import Batcher
 from baton.control.coordinator import Coordinator, Policies
-from baton.core.messages import StepReport, WorkerCommand
+from baton.core.messages import RetireWorker, SetRole, StartWorker, StepReport, WorkerCommand
 from baton.core.types import WorkerId, WorkerView
 from baton.kv.blocks import EvictionOrder
 from baton.kv.host_pool import HostPool
@@ -55,6 +55,8 @@ class SimCluster:
     """Added to the delay of every message that is sent now."""
     inbound_max: int = 0
     """Most commands that were ever under way to one worker, or waited in it for a step to end."""
+    started: int = 0
+    """Workers that scaling has asked for."""
     _processes: dict[WorkerId, _Process] = field(default_factory=dict[WorkerId, _Process])
 
     @property
@@ -113,6 +115,23 @@ class SimCluster:
         view = WorkerView(id=worker.id, host=worker.batcher.host, role=worker.batcher.role)
         self.loop.after(restart_s, partial(self.boot, view))
 
+    def reshape(self, command: SetRole | StartWorker | RetireWorker) -> None:
+        """Do what roles and scaling ask: a flip is at once, a new worker takes its time to start."""
+        match command:
+            case SetRole():
+                pass  # the coordinator knows; a worker does what it is given
+            case StartWorker(role=role):
+                self.started += 1
+                view = WorkerView(id=WorkerId(f"{role}-added-{self.started}"), host=HOST, role=role)
+                self.loop.after(self.spec.worker_start_s, partial(self.boot, view))
+            case RetireWorker(worker=worker):
+                process = self._processes.pop(worker)
+                process.worker.kill()
+                process.inbound.close()
+                self.loop.at(process.outbound.drained_at_s, partial(self.server.lose, worker, "retired"))
+            case _:
+                assert_never(command)
+
     def note_queues(self) -> None:
         """Bring `inbound_max` up to date."""
         for process in self._processes.values():
@@ -152,6 +171,7 @@ def build_cluster(
         pool=pool,
         journal=Journal(keep_log=keep_log),
         closed=closed,
+        reshape=lambda command: cluster.reshape(command),
     )
     cluster = SimCluster(
         spec=spec, policies=policies, engine=engine, server=server, loop=loop, draw=Random(f"links {seed}")

@@ -21,10 +21,13 @@ from baton.core.messages import (
     RequestCancelled,
     RequestFailed,
     RequestFinished,
+    RetireWorker,
     RoleSet,
+    SetRole,
     StartDecode,
     StartPrefill,
     StartRequest,
+    StartWorker,
     StepReport,
     StopRequest,
     ToWorker,
@@ -49,6 +52,8 @@ class SimServer:
     journal: Journal
     closed: Callable[[Life], None]
     """Called when a request has closed."""
+    reshape: Callable[[SetRole | StartWorker | RetireWorker], None]
+    """Changes the fleet as roles and scaling ask."""
     routes: dict[WorkerId, Callable[[WorkerCommand], None]] = field(
         default_factory=dict[WorkerId, Callable[[WorkerCommand], None]]
     )
@@ -132,6 +137,8 @@ class SimServer:
                 life = self.journal.lives[command.request_id]
                 life.closes.append((self.loop.now_s, command))
                 self.closed(life)
+            case SetRole() | StartWorker() | RetireWorker():
+                self.reshape(command)
             case _:
                 assert_never(command)
 

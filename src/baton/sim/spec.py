@@ -36,6 +36,7 @@ class SimCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     step_overhead_s: float = 0.040
     prefill_token_s: float = 0.0019
+    prefill_pair_s: float = 0.0
     decode_request_s: float = 0.004
     context_token_s: float = 0.000004
     handoff_local_s: float = 0.0005
@@ -45,6 +46,7 @@ class SimCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return LinearCost(
             step_overhead_s=self.step_overhead_s,
             prefill_token_s=self.prefill_token_s,
+            prefill_pair_s=self.prefill_pair_s,
             decode_request_s=self.decode_request_s,
             context_token_s=self.context_token_s,
             handoff_local_s=self.handoff_local_s,
@@ -60,6 +62,8 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     batch: BatchLimits = BatchLimits()
     cost: SimCost = SimCost()
     link: SimLink = SimLink()
+    worker_start_s: float = 30.0
+    """How long a worker takes from being asked for to being ready."""
     queue_requests_max: int = 1024
     """Most requests in the cluster; more are rejected."""
     output_tokens_max: int = 4096

@@ -80,14 +80,4 @@ class SimWorker:
             self.report(report)
 
     def _step_s(self, step: Step) -> float:
-        prefill_tokens = decode_requests = context_tokens = 0
-        for part in step.slices:
-            context_tokens += part.start + part.count
-            if part.count == 1 and part.sample:
-                decode_requests += 1
-            else:
-                prefill_tokens += part.count
-        seconds = self.cost.step_s(
-            prefill_tokens=prefill_tokens, decode_requests=decode_requests, context_tokens=context_tokens
-        )
-        return seconds * self.slowdown
+        return self.cost.step_s(step.shape) * self.slowdown

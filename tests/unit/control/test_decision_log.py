@@ -25,6 +25,7 @@ from baton.core.messages import (
     WorkerReported,
 )
 from baton.core.types import BlockHash, HostId, Request, RequestId, Sampling, Slo, WorkerId, WorkerView
+from baton.cost.linear import LinearCost
 
 HEADER = LogHeader(policy=PolicyConfig(), block_tokens=4, attempts_max=2)
 HOST, P, D = HostId("h"), WorkerId("p"), WorkerId("d")
@@ -32,7 +33,9 @@ HASHES = (BlockHash(b"one"), BlockHash(b"two"))
 
 
 def fresh(header: LogHeader = HEADER) -> Coordinator:
-    return build_coordinator(header.policy, block_tokens=header.block_tokens, attempts_max=header.attempts_max)
+    return build_coordinator(
+        header.policy, cost=LinearCost(), block_tokens=header.block_tokens, attempts_max=header.attempts_max
+    )
 
 
 def request(name: str) -> Request:
@@ -110,7 +113,7 @@ def test_other_attempts_decide_otherwise(decisions: list[Decision]) -> None:
 def test_a_policy_that_is_not_there_any_more_is_a_configuration_error() -> None:
     policy = PolicyConfig(routing=Plugin(use="baton.policy.routing:Gone"))
     with pytest.raises(ConfigError, match="has no Gone"):
-        build_coordinator(policy, block_tokens=4, attempts_max=2)
+        build_coordinator(policy, cost=LinearCost(), block_tokens=4, attempts_max=2)
 
 
 @pytest.mark.parametrize("family", ["admission", "routing", "placement", "fairness"])
@@ -118,4 +121,9 @@ def test_a_policy_of_another_family_is_refused(family: str) -> None:
     """Each is checked against its own family."""
     wrong = Plugin(use="baton.policy.eviction:LeastRecentlyUsed")
     with pytest.raises(ConfigError, match="is no"):
-        build_coordinator(msgspec.structs.replace(PolicyConfig(), **{family: wrong}), block_tokens=4, attempts_max=2)
+        build_coordinator(
+            msgspec.structs.replace(PolicyConfig(), **{family: wrong}),
+            cost=LinearCost(),
+            block_tokens=4,
+            attempts_max=2,
+        )

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.core.ports import CostModel
+from baton.core.types import StepShape, prefill_pairs
 from baton.cost.linear import LinearCost
 
 COST: CostModel = LinearCost()
@@ -13,8 +14,11 @@ counts = st.integers(0, 100_000)
 
 
 def test_a_step_is_the_sum_of_its_parts() -> None:
-    cost = LinearCost(step_overhead_s=1.0, prefill_token_s=0.5, decode_request_s=0.25, context_token_s=0.125)
-    assert cost.step_s(prefill_tokens=2, decode_requests=3, context_tokens=4) == 1.0 + 1.0 + 0.75 + 0.5
+    cost = LinearCost(
+        step_overhead_s=1.0, prefill_token_s=0.5, prefill_pair_s=2.0, decode_request_s=0.25, context_token_s=0.125
+    )
+    shape = StepShape(prefill_tokens=2, prefill_pairs=8.0, decode_requests=3, context_tokens=4)
+    assert cost.step_s(shape) == 1.0 + 1.0 + 16.0 + 0.75 + 0.5
 
 
 def test_nothing_to_compute_takes_no_time() -> None:
@@ -23,8 +27,22 @@ def test_nothing_to_compute_takes_no_time() -> None:
 
 
 def test_a_prompt_reads_its_cached_tokens_and_on_average_half_of_its_own() -> None:
-    cost = LinearCost(step_overhead_s=0.0, prefill_token_s=0.0, context_token_s=1.0)
-    assert cost.prefill_s(new_tokens=10, cached_tokens=100) == 105.0
+    cost = LinearCost(step_overhead_s=0.0, prefill_token_s=0.0, prefill_pair_s=1.0)
+    assert cost.prefill_s(new_tokens=10, cached_tokens=100) == 1055.0
+
+
+@given(new=st.integers(1, 10_000), cached=counts)
+def test_a_prompt_costs_what_the_step_costs_that_computes_it(new: int, cached: int) -> None:
+    shape = StepShape(prefill_tokens=new, prefill_chunks=1, prefill_pairs=prefill_pairs(new, cached))
+    assert COST.prefill_s(new_tokens=new, cached_tokens=cached) == COST.step_s(shape)
+
+
+@given(requests=st.integers(1, 300), context=counts, steps=st.integers(0, 50))
+def test_a_run_of_decode_steps_is_those_steps(requests: int, context: int, steps: int) -> None:
+    """To the last bit: a simulation that jumps over steps ends where one that takes them ends."""
+    shapes = [StepShape(decode_requests=requests, context_tokens=context + n * requests) for n in range(steps)]
+    run_s = COST.decode_run_s(requests=requests, context_tokens=context, steps=steps)
+    assert list(run_s) == [COST.step_s(shape) for shape in shapes]
 
 
 @given(new=counts, more=st.integers(1, 1000), cached=counts)
@@ -42,12 +60,20 @@ def test_a_longer_hit_on_one_prompt_never_costs_more(tokens: int, data: st.DataO
     assert COST.prefill_s(new_tokens=tokens - longer, cached_tokens=longer) <= short_s
 
 
-@given(prefill=counts, decode=counts, context=counts)
-def test_each_part_of_a_step_costs_something(prefill: int, decode: int, context: int) -> None:
-    step_s = COST.step_s(prefill_tokens=prefill, decode_requests=decode, context_tokens=context)
-    assert step_s < COST.step_s(prefill_tokens=prefill + 1, decode_requests=decode, context_tokens=context)
-    assert step_s < COST.step_s(prefill_tokens=prefill, decode_requests=decode + 1, context_tokens=context)
-    assert step_s < COST.step_s(prefill_tokens=prefill, decode_requests=decode, context_tokens=context + 1)
+@given(prefill=counts, pairs=counts, decode=counts, context=counts)
+def test_each_part_of_a_step_costs_something(prefill: int, pairs: int, decode: int, context: int) -> None:
+    def step_s(prefill: int, pairs: int, decode: int, context: int) -> float:
+        return COST.step_s(
+            StepShape(
+                prefill_tokens=prefill, prefill_pairs=float(pairs), decode_requests=decode, context_tokens=context
+            )
+        )
+
+    base_s = step_s(prefill, pairs, decode, context)
+    assert base_s < step_s(prefill + 1, pairs, decode, context)
+    assert base_s < step_s(prefill, pairs + 10, decode, context)
+    assert base_s < step_s(prefill, pairs, decode + 1, context)
+    assert base_s < step_s(prefill, pairs, decode, context + 1)
 
 
 @given(tokens=st.integers(1, 100_000))

@@ -1,0 +1,80 @@
+"""Asking the policies, who may be the user's own: whatever they do, one request fails and the cluster goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from baton.core.messages import CloseRequest
+from baton.core.ports import CostModel
+from baton.core.types import ClusterView, HostId, Request, WorkerId, WorkerView
+from baton.policy.admission import AdmissionPolicy
+from baton.policy.fairness import FairnessPolicy
+from baton.policy.placement import PlacementPolicy
+from baton.policy.roles import RolesPolicy, StaticRoles
+from baton.policy.routing import Route, RoutingPolicy
+from baton.policy.scaling import FixedFleet, ScalingPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFailure:
+    """A policy raised, or chose what is not there."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policies:
+    """The choices that a coordinator asks for, one policy per family."""
+
+    admission: AdmissionPolicy
+    routing: RoutingPolicy
+    placement: PlacementPolicy
+    fairness: FairnessPolicy
+    cost: CostModel
+    roles: RolesPolicy = field(default_factory=StaticRoles)
+    scaling: ScalingPolicy = field(default_factory=FixedFleet)
+
+    def admit(self, request: Request, cluster: ClusterView, now_s: float) -> tuple[float, ...] | CloseRequest:
+        """Ask whether to take the request. Returns its place among the waiting, or how it closes."""
+        try:
+            rejected = self.admission.admit(request, cluster, self.cost, now_s)
+            if rejected is None:
+                return tuple(float(part) for part in self.fairness.key(request))
+            return CloseRequest(request.id, "rejected", rejected.reason, rejected.reject, rejected.retry_after_s)
+        except Exception as error:  # noqa: BLE001  a user's policy may raise anything
+            names = f"{type(self.admission).__name__} or {type(self.fairness).__name__}"
+            return CloseRequest(request.id, "failed", f"the policy {names} failed: {type(error).__name__}: {error}")
+
+    def route(self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView) -> Route | PolicyFailure:
+        """Ask who computes the prompt."""
+        try:
+            choice = self.routing.route(request, candidates, cluster, self.cost)
+        except Exception as error:  # noqa: BLE001  see `admit`
+            return _failure(self.routing, error)
+        route = choice if isinstance(choice, Route) else Route(worker=choice)
+        return _unknown(self.routing, route.worker, cluster.workers) or route
+
+    def place(
+        self, request: Request, source: HostId | None, candidates: Sequence[WorkerView], cluster: ClusterView
+    ) -> WorkerId | PolicyFailure:
+        """Ask who decodes."""
+        try:
+            worker = self.placement.place(request, source, candidates, cluster, self.cost)
+        except Exception as error:  # noqa: BLE001  see `admit`
+            return _failure(self.placement, error)
+        return _unknown(self.placement, worker, cluster.workers) or worker
+
+
+def _failure(policy: object, error: Exception) -> PolicyFailure:
+    return PolicyFailure(f"the policy {type(policy).__name__} failed: {type(error).__name__}: {error}")
+
+
+def _unknown(policy: object, worker: WorkerId, workers: Sequence[WorkerView]) -> PolicyFailure | None:
+    """Refuse a choice that is no live worker."""
+    if any(view.id == worker for view in workers):
+        return None
+    known = ", ".join(view.id for view in workers)
+    return PolicyFailure(
+        f"the policy {type(policy).__name__} chose {worker!r}, which is not among the workers: {known}"
+    )
