@@ -30,6 +30,19 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e4}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 QWEN_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+LATENT = TINY | {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+}
+DEEPSEEK_YARN = YARN | {"mscale": 0.707, "mscale_all_dim": 0.5, "beta_fast": 32.0, "beta_slow": 1.0}
 CONFIGS: dict[str, transformers.PretrainedConfig] = {
     "llama_untied": transformers.LlamaConfig(**TINY),
     "llama_tied": transformers.LlamaConfig(**TINY, tie_word_embeddings=True),
@@ -70,6 +83,29 @@ CONFIGS: dict[str, transformers.PretrainedConfig] = {
     "qwen3moe_normalized_every_second": transformers.Qwen3MoeConfig(
         **TINY, **QWEN_EXPERTS | {"norm_topk_prob": True, "decoder_sparse_step": 2}, head_dim=10, attention_bias=True
     ),
+    "deepseek2_lite": transformers.DeepseekV2Config(**LATENT, q_lora_rank=None),
+    "deepseek2_groups": transformers.DeepseekV2Config(
+        **LATENT | {"n_routed_experts": 12, "num_experts_per_tok": 3, "n_shared_experts": 2},
+        q_lora_rank=20,
+        topk_method="group_limited_greedy",
+        n_group=4,
+        topk_group=2,
+        routed_scaling_factor=4.0,
+    ),
+    "deepseek2_yarn": transformers.DeepseekV2Config(**LATENT, rope_parameters=DEEPSEEK_YARN),
+    "deepseek3": transformers.DeepseekV3Config(
+        **LATENT | {"n_routed_experts": 12, "num_experts_per_tok": 4}, q_lora_rank=20, n_group=3, topk_group=2
+    ),
+    "deepseek3_yarn_biased_unnormalized": transformers.DeepseekV3Config(
+        **LATENT,
+        q_lora_rank=20,
+        n_group=1,
+        topk_group=1,
+        rope_parameters=DEEPSEEK_YARN,
+        attention_bias=True,
+        norm_topk_prob=False,
+        rope_interleave=False,
+    ),
     "qwen3_biased_tied": transformers.Qwen3Config(**TINY, head_dim=10, attention_bias=True, tie_word_embeddings=True),
 }
 
@@ -84,7 +120,17 @@ def test_log_probabilities_equal_those_of_transformers(name: str, tmp_path: Path
     np.testing.assert_allclose(mine, huggingface_logprobs(model, TOKENS), atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["mistral_window", "qwen2_window_in_upper_layers", "llama_tied", "qwen2moe"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mistral_window",
+        "qwen2_window_in_upper_layers",
+        "llama_tied",
+        "qwen2moe",
+        "deepseek3_yarn_biased_unnormalized",
+        "deepseek2_groups",
+    ],
+)
 def test_decoding_in_chunks_equals_the_whole_pass(name: str, tmp_path: Path) -> None:
     """Token by token after chunks of odd sizes, past the window, beside a longer and a shorter request."""
     model = tiny_model(CONFIGS[name])

@@ -47,6 +47,9 @@ def tiny_model(config: transformers.PretrainedConfig, seed: int = 0) -> transfor
                 parameter.normal_(0.0, 0.3)
             elif "norm" in name:
                 parameter.uniform_(0.5, 1.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.3)
     return model
 
 

@@ -20,6 +20,7 @@ from baton.engine.model_config import ModelConfig
 from baton.engine.models.attention import Attention, AttentionPass
 from baton.engine.models.experts import load_experts
 from baton.engine.models.grouped import GroupedAttention
+from baton.engine.models.latent import LatentAttention
 from baton.engine.models.loader import Loader
 from baton.engine.models.mlp import Mlp, load_mlp
 from baton.engine.weights import WeightReader
@@ -69,6 +70,8 @@ class Decoder:
 
 
 def _load_attention(config: ModelConfig, loader: Loader) -> Attention:
+    if config.latent is not None:
+        return LatentAttention(config, config.latent, loader)
     return GroupedAttention(config, loader)
 
 
