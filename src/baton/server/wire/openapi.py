@@ -182,13 +182,12 @@ def _relate_formats(components: Json) -> None:
     }
     ways = {"json": {"type": "object"}, "regex": {"type": "string"}, "choice": {"type": "array"}}
     structured["oneOf"] = [_having(name, kind) for name, kind in {**ways, "json_object": {"const": True}}.items()]
-    free = {"anyOf": [{"type": "null"}, {"type": "object", "properties": {"type": {"const": "text"}}}]}
-    alone = _implies({"structured_outputs": {"type": "object"}}, {"properties": {"response_format": free}})
+    given = {"structured_outputs": {"type": "object"}, "response_format": {"type": "object"}}
+    components["ChatRequest"]["not"] = {"properties": given, "required": list(given)}
     for name in ("CompletionRequest", "ChatRequest"):
-        request = components[name]
         for older in ("guided_json", "guided_regex", "guided_choice", "guided_grammar"):
-            del request["properties"][older]
-        request["allOf"].append(alone)
+            del components[name]["properties"][older]
+    del components["CompletionRequest"]["properties"]["response_format"]  # OpenAI has it for chats only; we take it
 
 
 def _implies(fields: Json, then: Json) -> Json:
