@@ -9,6 +9,7 @@ import msgspec
 
 from baton.control.build import build_coordinator
 from baton.control.decision_log import replay
+from baton.cost.linear import LinearCost
 from baton.link.log_file import read_log
 
 

@@ -1,0 +1,44 @@
+"""Irregular times to equal bins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Values = npt.NDArray[np.float64]
+
+
+def edges(start_s: float, end_s: float, bins: int) -> Values:
+    """Borders of so many equal bins: [bins + 1]."""
+    return np.linspace(start_s, max(end_s, start_s + 1e-9), bins + 1)
+
+
+def step_means(times_s: Sequence[float], values: Sequence[float], borders: Values) -> Values:
+    """Mean in each bin of a quantity that keeps its value from one time to the next and is 0 before the first: [bins].
+
+    Times ascend.
+    """
+    times = np.asarray(times_s, np.float64)
+    heights = np.asarray(values, np.float64)
+    if not len(times):
+        return np.zeros(len(borders) - 1)
+    areas = np.concatenate(([0.0], np.cumsum(heights[:-1] * np.diff(times))))
+    at = np.searchsorted(times, borders, side="right") - 1
+    known = np.maximum(at, 0)
+    until = np.where(at < 0, 0.0, areas[known] + heights[known] * (borders - times[known]))
+    return np.diff(until) / np.diff(borders)
+
+
+def open_counts(starts_s: Sequence[float], ends_s: Sequence[float], borders: Values) -> Values:
+    """How many of the spans are open, on average in each bin: [bins]."""
+    changes = np.concatenate((np.asarray(starts_s, np.float64), np.asarray(ends_s, np.float64)))
+    signs = np.concatenate((np.ones(len(starts_s)), -np.ones(len(ends_s))))
+    order = np.argsort(changes, kind="stable")
+    return step_means(changes[order].tolist(), np.cumsum(signs[order]).tolist(), borders)
+
+
+def counts(times_s: Sequence[float] | Values, borders: Values) -> Values:
+    """How many times lie in each bin: [bins]."""
+    return np.histogram(np.asarray(times_s, np.float64), borders)[0].astype(np.float64)

@@ -1,0 +1,160 @@
+"""What a decision log says about time: every worker's load and role, every request's stations.
+
+The same log is written live (`baton serve --log`) and by the simulator, so there is nothing else to record.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from baton.control.decision_log import Decision
+from baton.core.messages import (
+    CloseRequest,
+    CoordinatorCommand,
+    CoordinatorEvent,
+    Outcome,
+    PrefillFinished,
+    RequestArrived,
+    RoleSet,
+    SetRole,
+    StartDecode,
+    StartPrefill,
+    WorkerJoined,
+    WorkerLost,
+    WorkerReported,
+)
+from baton.core.types import Request, RequestId, Role, WorkerId, WorkerView
+
+Stage = Literal["prefill", "decode"]
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSpan:
+    """A worker in a role. `end_s` None: to the end of the log."""
+
+    start_s: float
+    end_s: float | None
+    role: Role
+
+
+@dataclass(slots=True)
+class WorkerLine:
+    """One worker: its reports, each valid until the next, and its roles. A gap between roles: it was dead."""
+
+    worker: WorkerId
+    times_s: array[float] = field(default_factory=lambda: array("d"))
+    running: array[int] = field(default_factory=lambda: array("q"))
+    waiting: array[int] = field(default_factory=lambda: array("q"))
+    queued_tokens: array[int] = field(default_factory=lambda: array("q"))
+    roles: list[RoleSpan] = field(default_factory=list[RoleSpan])
+
+    def report(self, now_s: float, view: WorkerView) -> None:
+        self.times_s.append(now_s)
+        self.running.append(view.running_requests)
+        self.waiting.append(view.waiting_requests)
+        self.queued_tokens.append(view.queued_tokens)
+
+    def enter(self, now_s: float, role: Role) -> None:
+        """Begin a role, and end the one before."""
+        self.leave(now_s)
+        self.roles.append(RoleSpan(now_s, None, role))
+
+    def leave(self, now_s: float) -> None:
+        if self.roles and self.roles[-1].end_s is None:
+            self.roles[-1] = RoleSpan(self.roles[-1].start_s, now_s, self.roles[-1].role)
+
+    def silence(self, now_s: float) -> None:
+        """It is dead: nothing runs and nothing waits there."""
+        self.leave(now_s)
+        for values in (self.running, self.waiting, self.queued_tokens):
+            values.append(0)
+        self.times_s.append(now_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """A worker was told to compute a request."""
+
+    at_s: float
+    stage: Stage
+    worker: WorkerId
+    attempt: int
+
+
+@dataclass(slots=True)
+class RequestLine:
+    """One request's stations. Times of the log's clock."""
+
+    request: Request
+    arrived_s: float
+    hops: list[Hop] = field(default_factory=list[Hop])
+    first_token_s: float | None = None
+    """Told by the end of its prefill. None where one worker does both: the log does not say."""
+    closed_s: float | None = None
+    outcome: Outcome | None = None
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Fold decisions, in order; then read. Grows with the log: by four numbers a report, and one line a request."""
+
+    start_s: float | None = None
+    end_s: float = 0.0
+    workers: dict[WorkerId, WorkerLine] = field(default_factory=dict[WorkerId, WorkerLine])
+    requests: dict[RequestId, RequestLine] = field(default_factory=dict[RequestId, RequestLine])
+
+    def take(self, decision: Decision) -> None:
+        """Take the next decision of the log."""
+        now_s = decision.now_s
+        self.start_s = now_s if self.start_s is None else self.start_s
+        self.end_s = now_s
+        self._event(decision.event, now_s)
+        for command in decision.commands:
+            self._command(command, now_s)
+
+    def _event(self, event: CoordinatorEvent, now_s: float) -> None:
+        match event:
+            case WorkerJoined(view=view):
+                self._line(view.id).enter(now_s, view.role)
+            case WorkerReported(view=view):
+                self._line(view.id).report(now_s, view)
+            case WorkerLost(worker=worker):
+                self._line(worker).silence(now_s)
+            case RoleSet(worker=worker, role=role):
+                self._line(worker).enter(now_s, role)
+            case RequestArrived(request=request):
+                self.requests[request.id] = RequestLine(request, now_s)
+            case PrefillFinished(request_id=request_id) if request_id in self.requests:
+                line = self.requests[request_id]
+                line.first_token_s = now_s if line.first_token_s is None else line.first_token_s
+            case _:
+                pass  # nothing that a timeline shows
+
+    def _command(self, command: CoordinatorCommand, now_s: float) -> None:
+        match command:
+            case StartPrefill() | StartDecode():
+                stage: Stage = "prefill" if isinstance(command, StartPrefill) else "decode"
+                hop = Hop(now_s, stage, command.worker, command.attempt)
+                self.requests[command.request.id].hops.append(hop)
+            case CloseRequest(request_id=request_id, outcome=outcome, reason=reason):
+                line = self.requests[request_id]
+                line.closed_s, line.outcome, line.reason = now_s, outcome, reason
+            case SetRole(worker=worker, role=role):
+                self._line(worker).enter(now_s, role)
+            case _:
+                pass
+
+    def _line(self, worker: WorkerId) -> WorkerLine:
+        return self.workers.setdefault(worker, WorkerLine(worker))
+
+
+def read_timeline(decisions: Iterable[Decision]) -> Timeline:
+    """Fold a whole log."""
+    timeline = Timeline()
+    for decision in decisions:
+        timeline.take(decision)
+    return timeline
