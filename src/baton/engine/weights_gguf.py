@@ -6,6 +6,8 @@ times faster; the result is the same to the last bit (a test holds it).
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +16,8 @@ from gguf import GGMLQuantizationType, quants
 from torch import Tensor
 
 from baton.core.errors import ModelError
-from baton.engine.config_gguf import gguf_name
 from baton.engine.gguf_file import GGUFTensor, open_gguf
+from baton.engine.gguf_names import GGUFName, gguf_name, split_kv_b
 from baton.engine.model_config import ModelConfig
 
 BLOCK_ITEMS = 32
@@ -35,16 +37,24 @@ class GGUFWeights:
         self._bytes = np.frombuffer(self._file.data, dtype=np.uint8)
         heads = {"q_proj": config.heads, "k_proj": config.kv_heads}
         # llama.cpp pairs dimension 2i with 2i + 1 for this architecture only, and stores the rows so.
-        self._interleaved = heads if config.architecture in ("llama", "mistral") else {}
+        self._interleaved = heads if config.architecture in ("llama", "mistral", "mixtral") else {}
 
     def read(self, name: str) -> Tensor:
-        tensor = self._file.tensors[gguf_name(name)]
+        place = gguf_name(name)
+        if place.tensor not in self._file.tensors:
+            return self._joined_kv_b(place)
+        tensor = _part(self._file.tensors[place.tensor], place.expert)
         weight = self._dequantized(tensor)
         module = name.split(".")[-2]
         if module not in self._interleaved:
             return weight
         rows = weight.view(self._interleaved[module], -1, 2, *tensor.shape[1:])  # [heads, head_dim / 2, 2, ...]
         return rows.transpose(1, 2).reshape(tensor.shape)
+
+    def _joined_kv_b(self, place: GGUFName) -> Tensor:
+        """Put together what newer files split: [heads * (nope_dim + value_dim), kv_rank]."""
+        keys, values = (self._dequantized(self._file.tensors[part]).float() for part in split_kv_b(place))
+        return torch.cat((keys.transpose(1, 2), values), 1).flatten(0, 1)
 
     def _dequantized(self, tensor: GGUFTensor) -> Tensor:
         data = self._bytes[tensor.offset : tensor.offset + tensor.size_bytes]
@@ -60,13 +70,24 @@ class GGUFWeights:
             case GGMLQuantizationType.Q4_1:
                 return _q4_1(raw).view(tensor.shape)
         try:
-            values = quants.dequantize(data.reshape(tensor.shape[0], -1), tensor.type)
+            values = quants.dequantize(data.reshape(math.prod(tensor.shape[:-1]), -1), tensor.type)
         except NotImplementedError as error:
             raise ModelError(
                 f"{self._file.path}: tensor {tensor.name} has type {tensor.type.name}, which `gguf` cannot read; "
                 "use a file with F16, BF16, Q8_0, Q6_K, Q4_K, Q4_1 or Q4_0"
             ) from error
         return torch.from_numpy(values).view(tensor.shape)
+
+
+def _part(tensor: GGUFTensor, expert: int | None) -> GGUFTensor:
+    """Cut one expert out of a stack, or give a row vector its first dimension back."""
+    if expert is not None:
+        size_bytes = tensor.size_bytes // tensor.shape[0]
+        offset = tensor.offset + expert * size_bytes
+        return replace(tensor, shape=tensor.shape[1:], offset=offset, size_bytes=size_bytes)
+    if tensor.name.endswith("ffn_gate_inp_shexp.weight"):
+        return replace(tensor, shape=(1, *tensor.shape))
+    return tensor
 
 
 def _q8_0(raw: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import gguf
 import numpy as np
@@ -13,8 +14,8 @@ import transformers
 from baton.core.step import Slice, SliceResult, Step
 from baton.core.types import BlockId, RequestId, Sampling
 from baton.engine.card import ModelCard
-from baton.engine.config_gguf import gguf_name
-from baton.engine.load import load_engine
+from baton.engine.gguf_names import gguf_name
+from baton.engine.load import EngineChoice, choose_engine, load_engine
 from baton.engine.port import StepEngine
 from baton.engine.resolve import read_config, resolve_model
 from baton.engine.tensor_names import expected_shapes
@@ -58,12 +59,19 @@ def tiny_llama() -> transformers.PreTrainedModel:
 
 
 def engine_of(
-    card: ModelCard, *, blocks: int = 64, block_tokens: int = 4, kv_dtype: KVDtype = "float32"
+    card: ModelCard,
+    *,
+    blocks: int = 64,
+    block_tokens: int = 4,
+    kv_dtype: KVDtype = "float32",
+    kind: Literal["torch", "native"] | None = None,
 ) -> tuple[StepEngine, bytearray]:
-    """Load a model over an arena of its own; return both."""
+    """Load a model over an arena of its own; return both. kind: which engine; None takes what the server takes."""
     layout = card.layout(block_tokens=block_tokens, dtype="uint8" if card.format == "hash" else kv_dtype)
     arena = bytearray(layout.block_bytes * blocks)
-    return load_engine(card, layout, memoryview(arena), threads=1), arena
+    choice = EngineChoice(kind="torch") if kind == "torch" else choose_engine(card, layout)
+    assert kind in (None, choice.kind), choice.reason
+    return load_engine(card, layout, memoryview(arena), threads=1, choice=choice), arena
 
 
 def part_of(
@@ -141,7 +149,7 @@ def write_gguf(
         heads = {"q_proj": config.heads, "k_proj": config.kv_heads}.get(name.split(".")[-2])
         if heads is not None:
             weight = weight.reshape(heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
-        writer.add_tensor(gguf_name(name), np.ascontiguousarray(weight))
+        writer.add_tensor(gguf_name(name).tensor, np.ascontiguousarray(weight))
     if rope_freqs is not None:
         writer.add_tensor("rope_freqs.weight", np.asarray(rope_freqs, dtype=np.float32))
     close_gguf(writer)

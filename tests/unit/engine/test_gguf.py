@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from baton.core.errors import ModelError
-from baton.engine.config_gguf import gguf_name
 from baton.engine.gguf_file import open_gguf
+from baton.engine.gguf_names import gguf_name
 from baton.engine.resolve import read_config, resolve_model
 from baton.engine.safetensors_file import read_checkpoint
 from baton.engine.tensor_names import expected_shapes
@@ -54,7 +54,7 @@ def test_weights_are_what_the_gguf_package_says(quant: Quant, tmp_path: Path) ->
     for name, shape in _shapes(config).items():
         kind = quant if len(shape) == 2 else Quant.F32
         raw = _quantized(rng, shape, kind)
-        writer.add_tensor(gguf_name(name), raw, raw_dtype=kind)
+        writer.add_tensor(gguf_name(name).tensor, raw, raw_dtype=kind)
         written[name] = gguf.quants.dequantize(raw, kind)
     close_gguf(writer)
     card = resolve_model(str(path))
