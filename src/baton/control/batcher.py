@@ -247,7 +247,9 @@ class Batcher:
         request_id, index = lane.request.id, lane.output_tokens - 1
         prompt_logprobs = tuple(lane.prompt_logprobs) if index == 0 else ()
         self._news.tokens.append(
-            OutputToken(request_id, lane.attempt, index, outcome.token, outcome.logprob, prompt_logprobs)
+            OutputToken(
+                request_id, lane.attempt, index, outcome.token, outcome.logprob, prompt_logprobs, outcome.embedding
+            )
         )
         reason = lane.finish_reason()
         if reason is not None:

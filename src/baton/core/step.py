@@ -81,6 +81,8 @@ class SliceResult:
     logprob: TokenLogprob | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     """If asked for: of tokens start+1 .. start+count (those inside the prompt), in order."""
+    embedding: bytes = b""
+    """If asked for, with the next token: see `OutputToken.embedding`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,8 @@ class Sampling(Struct, frozen=True, kw_only=True):
     """None: no log probabilities. 0: of the chosen token only. k: of the k likeliest as well."""
     prompt_logprobs: bool = False
     """Also report the log probability of every prompt token after the first. Such a request takes no prefix hit."""
+    embedding: bool = False
+    """Also report what the model made of the whole prompt, as a vector. Comes with the first output token."""
     stop_token_ids: tuple[int, ...] = ()
     """End of sequence (unless the client ignores it) and the client's own stop tokens."""
     output_tokens_min: int = 0
@@ -117,6 +119,8 @@ class OutputToken(Struct, frozen=True, array_like=True):
     logprob: TokenLogprob | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     """With the first token, if asked for: one entry per prompt token but the first."""
+    embedding: bytes = b""
+    """With the first token, if asked for: float32 values, little-endian, of unit length. Empty: not asked for."""
 
 
 class WorkerView(Struct, frozen=True, kw_only=True):
