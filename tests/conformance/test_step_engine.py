@@ -33,15 +33,15 @@ class Made:
 def cards(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelCard]:
     folder: Path = tmp_path_factory.mktemp("llama")
     tiny_llama().save_pretrained(folder)
-    return {"hash": hash_card(), "torch": resolve_model(str(folder))}
+    return {"hash": hash_card(), "torch": resolve_model(str(folder)), "native": resolve_model(str(folder))}
 
 
-@pytest.fixture(params=["hash", "torch"])
+@pytest.fixture(params=["hash", "torch", "native"])
 def made(request: pytest.FixtureRequest, cards: dict[str, ModelCard]) -> Made:
-    card = cards[request.param]
-    engine, arena = engine_of(card, blocks=BLOCKS)
+    card, kind = cards[request.param], None if request.param == "hash" else request.param
+    engine, arena = engine_of(card, blocks=BLOCKS, kind=kind)
     poison(arena)
-    return Made(engine, arena, lambda: engine_of(card, blocks=BLOCKS))
+    return Made(engine, arena, lambda: engine_of(card, blocks=BLOCKS, kind=kind))
 
 
 def test_a_prompt_in_chunks_gives_the_text_of_a_prompt_at_once(made: Made) -> None:

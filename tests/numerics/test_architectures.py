@@ -115,7 +115,7 @@ def test_log_probabilities_equal_those_of_transformers(name: str, tmp_path: Path
     """At every position of a prompt, for the whole vocabulary."""
     model = tiny_model(CONFIGS[name])
     model.save_pretrained(tmp_path)
-    engine, _ = engine_of(resolve_model(str(tmp_path)))
+    engine, _ = engine_of(resolve_model(str(tmp_path)), kind="torch")
     mine = all_logprobs(engine, TOKENS, range(18), VOCAB)
     np.testing.assert_allclose(mine, huggingface_logprobs(model, TOKENS), atol=TOLERANCE, rtol=0)
 
@@ -135,7 +135,7 @@ def test_decoding_in_chunks_equals_the_whole_pass(name: str, tmp_path: Path) -> 
     """Token by token after chunks of odd sizes, past the window, beside a longer and a shorter request."""
     model = tiny_model(CONFIGS[name])
     model.save_pretrained(tmp_path)
-    engine, _ = engine_of(resolve_model(str(tmp_path)))
+    engine, _ = engine_of(resolve_model(str(tmp_path)), kind="torch")
     expected = huggingface_logprobs(model, TOKENS).argmax(-1)
     others = [TOKENS[:25], TOKENS[:64]]
     for index, other in enumerate(others):

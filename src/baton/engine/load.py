@@ -2,12 +2,50 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
 from baton.engine.card import ModelCard
 from baton.engine.constrained import ConstrainedEngine
 from baton.engine.dtype import Dtype
 from baton.engine.hash_engine import HashEngine
+from baton.engine.native.build import NativeUnavailableError, library_path
 from baton.engine.port import StepEngine
 from baton.kv.layout import KVLayout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineChoice:
+    """Which engine computes a model, and why not the faster one."""
+
+    kind: Literal["hash", "torch", "native"]
+    reason: str = ""
+    """Why it is torch; else empty."""
+    library: Path | None = None
+    """The compiled library of the native engine."""
+    device: str = "cpu"
+
+    def __str__(self) -> str:
+        return f"{self.kind} engine" + (f" ({self.reason})" if self.reason else "")
+
+
+def choose_engine(card: ModelCard, layout: KVLayout, *, device: str = "cpu") -> EngineChoice:
+    """Take the native engine where it serves the model and can be built; else torch, which serves everything.
+
+    Builds the library where it is not cached yet (seconds, once per machine).
+    """
+    if card.format == "hash":
+        return EngineChoice(kind="hash")
+    from baton.engine.load_native import native_refusal
+
+    refusal = native_refusal(card, layout, device)
+    if refusal:
+        return EngineChoice(kind="torch", reason=refusal, device=device)
+    try:
+        return EngineChoice(kind="native", library=library_path())
+    except NativeUnavailableError as error:
+        return EngineChoice(kind="torch", reason=str(error))
 
 
 def load_engine(
@@ -17,18 +55,25 @@ def load_engine(
     *,
     dtype: Dtype = "float32",
     threads: int = 1,
-    device: str = "cpu",
+    choice: EngineChoice | None = None,
 ) -> StepEngine:
     """Load a model's weights and bind them to an arena.
 
     memory: the whole arena, writable. dtype: what is computed in; `layout.dtype` is what is stored.
-    threads: CPU threads of this process, set for all of torch. Raises ModelError for weights that cannot be read.
+    threads: CPU threads of this process. choice: which engine; None takes what `choose_engine` takes.
+    Raises ModelError for weights that cannot be read.
     """
+    chosen = choice or choose_engine(card, layout)
     inner: StepEngine
-    if card.format == "hash":
-        inner = HashEngine(layout, memory, card.vocab_tokens)
-    else:
-        from baton.engine.load_torch import load_torch_engine
+    if chosen.kind == "hash":
+        return ConstrainedEngine(HashEngine(layout, memory, card.vocab_tokens), card)
+    from baton.engine.load_native import load_native_engine
+    from baton.engine.load_torch import load_torch_engine
+    from baton.engine.native.library import NativeLibrary
 
-        inner = load_torch_engine(card, layout, memory, dtype=dtype, threads=threads, device=device)
+    if chosen.library is None:
+        inner = load_torch_engine(card, layout, memory, dtype=dtype, threads=threads, device=chosen.device)
+    else:
+        library = NativeLibrary(chosen.library)
+        inner = load_native_engine(card, layout, memory, library, dtype=dtype, threads=threads)
     return ConstrainedEngine(inner, card)

@@ -13,7 +13,7 @@ from baton.control.batcher import Batcher
 from baton.core.errors import BatonError
 from baton.core.messages import WorkerFailed, WorkerProgress, WorkerReady
 from baton.core.plugin import load_plugin
-from baton.engine.load import load_engine
+from baton.engine.load import choose_engine, load_engine
 from baton.engine.port import StepEngine
 from baton.link.setup import WorkerSetup
 from baton.policy.batching import BatchingPolicy
@@ -46,12 +46,12 @@ def run_worker(descriptor: int) -> int:
 
 def _load(setup: WorkerSetup, memory: memoryview, link: ServerLink) -> StepEngine:
     started_s = now_s()
+    choice = choose_engine(setup.card, setup.layout)
+    size_mib = setup.card.weight_bytes / 2**20
     link.put(
-        WorkerProgress(
-            setup.view.id, f"loading {setup.card.name} ({setup.card.weight_bytes / 2**20:.0f} MiB, {setup.dtype})"
-        )
+        WorkerProgress(setup.view.id, f"loading {setup.card.name} ({size_mib:.0f} MiB, {setup.dtype}) on the {choice}")
     )
-    engine = load_engine(setup.card, setup.layout, memory, dtype=setup.dtype, threads=setup.threads)
+    engine = load_engine(setup.card, setup.layout, memory, dtype=setup.dtype, threads=setup.threads, choice=choice)
     link.put(WorkerProgress(setup.view.id, f"loaded in {now_s() - started_s:.1f} s, warming up"))
     engine.warm_up()
     return engine

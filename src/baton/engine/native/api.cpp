@@ -1,0 +1,187 @@
+// The C interface that Python calls. Nothing else is exported. Functions that can fail return a message, or null.
+#include <cstring>
+#include <exception>
+#include <string>
+
+#include "step.h"
+
+using namespace baton;
+
+namespace {
+
+struct Engine {
+    Engine(const Sizes& sizes, Number number, const Arena& arena, const Kernels& kernels, int threads,
+           const std::vector<int>& cores)
+        : model(sizes, number, arena, kernels, threads, cores), stepper(model) {}
+
+    Model model;
+    Stepper stepper;
+    std::string error;
+};
+
+const Kernels* const ALL[] = {&AVX512BF16, &AVX512, &AVX2, &PLAIN};  // the best first
+
+bool usable(const Kernels& kernels) {
+    __builtin_cpu_init();
+    const bool narrow = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const bool wide = narrow && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    if (&kernels == &AVX512BF16) return wide && __builtin_cpu_supports("avx512bf16");
+    if (&kernels == &AVX512) return wide;
+    return &kernels == &AVX2 ? narrow : true;
+}
+
+const Kernels* kernels_named(const char* name) {
+    for (const Kernels* kernels : ALL)
+        if (std::strcmp(kernels->name, name) == 0 && usable(*kernels)) return kernels;
+    return nullptr;
+}
+
+// Run what may throw (memory runs out); keep the message where the caller can read it.
+template <class F>
+const char* guarded(Engine& engine, F body) {
+    try {
+        engine.error = body();
+    } catch (const std::exception& problem) {
+        engine.error = problem.what();
+    }
+    return engine.error.empty() ? nullptr : engine.error.c_str();
+}
+
+// An id that is out of range would read or write where nothing of ours is.
+std::string check(const Engine& engine, const Batch& batch, const int32_t* blocks, int64_t block_count) {
+    for (int row = 0; row < batch.rows; row++)
+        if (batch.tokens[row] < 0 || batch.tokens[row] >= engine.model.sizes.vocab)
+            return "token " + std::to_string(batch.tokens[row]) + " is outside of a vocabulary of " +
+                   std::to_string(engine.model.sizes.vocab);
+    for (int64_t i = 0; i < block_count; i++)
+        if (blocks[i] < 0 || blocks[i] >= engine.model.arena.blocks)
+            return "block " + std::to_string(blocks[i]) + " is outside of an arena of " +
+                   std::to_string(engine.model.arena.blocks);
+    return "";
+}
+
+}  // namespace
+
+#define EXPORT __attribute__((visibility("default")))
+
+extern "C" {
+
+// Fields as in library.py.
+struct BatonModel {
+    int32_t layers, hidden, heads, kv_heads, head_dim, intermediate, vocab;
+    float rms_eps;
+    int32_t number;  // 0: float32, 1: bfloat16
+    int32_t kv_number;
+    int32_t block_tokens;
+    int32_t threads;
+    const char* kernels;
+    const int32_t* cores;  // [threads], or null
+};
+
+struct BatonMatrix {
+    const void* data;
+    const float* bias;
+    int32_t rows, inputs;
+};
+
+struct BatonLayer {
+    const float *input_norm, *mlp_norm, *q_norm, *k_norm;
+    BatonMatrix qkv, o, gate_up, down;
+    int32_t window;
+};
+
+struct BatonStep {
+    int32_t slices, rows;
+    const int32_t *tokens;             // [rows]
+    const int32_t *counts, *starts;    // [slices]
+    const int32_t *blocks;             // the slices' block tables, one after the other
+    const int32_t *block_counts;       // [slices]
+    const float* angles;               // [positions][head_dim]
+};
+
+EXPORT Engine* baton_new(const BatonModel* m) {
+    const Kernels* kernels = kernels_named(m->kernels);
+    if (kernels == nullptr) return nullptr;
+    const Sizes sizes{m->layers, m->hidden, m->heads, m->kv_heads, m->head_dim, m->intermediate, m->vocab, m->rms_eps};
+    const Number kv_number = Number(m->kv_number);
+    const int64_t token_bytes = int64_t{m->kv_heads} * m->head_dim * (kv_number == Number::BF16 ? 2 : 4);
+    const Arena arena{nullptr, 0, m->block_tokens, m->layers, token_bytes, kv_number};
+    std::vector<int> cores;
+    if (m->cores != nullptr) cores.assign(m->cores, m->cores + m->threads);
+    return new Engine(sizes, Number(m->number), arena, *kernels, m->threads, cores);
+}
+
+EXPORT void baton_free(Engine* engine) { delete engine; }
+
+// Name the memory that holds KV blocks: that of the next steps.
+EXPORT void baton_set_arena(Engine* engine, uint8_t* bytes, int64_t blocks) {
+    engine->model.arena.bytes = bytes;
+    engine->model.arena.blocks = blocks;
+}
+
+EXPORT const char* baton_set_layer(Engine* engine, int32_t index, const BatonLayer* l) {
+    return guarded(*engine, [&] {
+        Model& model = engine->model;
+        const Sizes& s = model.sizes;
+        const auto packed = [&](const BatonMatrix& m, bool interleaved) {
+            return pack(model, {m.data, m.bias, m.rows, m.inputs, interleaved});
+        };
+        Layer& layer = model.layers[size_t(index)];
+        layer.input_norm = keep(model, l->input_norm, s.hidden);
+        layer.mlp_norm = keep(model, l->mlp_norm, s.hidden);
+        layer.q_norm = keep(model, l->q_norm, s.head_dim);
+        layer.k_norm = keep(model, l->k_norm, s.head_dim);
+        layer.qkv = packed(l->qkv, false), layer.o = packed(l->o, false);
+        layer.gate_up = packed(l->gate_up, true), layer.down = packed(l->down, false);
+        layer.window = l->window;
+        return std::string();
+    });
+}
+
+// embedding: null where it is the head's matrix.
+EXPORT const char* baton_set_ends(Engine* engine, const float* final_norm, const BatonMatrix* head,
+                           const BatonMatrix* embedding) {
+    return guarded(*engine, [&] {
+        Model& model = engine->model;
+        model.final_norm = keep(model, final_norm, model.sizes.hidden);
+        model.head = pack(model, {head->data, nullptr, head->rows, head->inputs, false});
+        model.embedding = model.head;
+        if (embedding != nullptr)
+            model.embedding = pack(model, {embedding->data, nullptr, embedding->rows, embedding->inputs, false});
+        return std::string();
+    });
+}
+
+EXPORT const char* baton_forward(Engine* engine, const BatonStep* step) {
+    return guarded(*engine, [&] {
+        Batch batch{{}, step->tokens, step->angles, {}, step->rows};
+        const int32_t* blocks = step->blocks;
+        for (int32_t slice = 0, first = 0; slice < step->slices; slice++) {
+            batch.slices.push_back({first, step->counts[slice], step->starts[slice], blocks});
+            for (int32_t i = 0; i < step->counts[slice]; i++) batch.positions.push_back(step->starts[slice] + i);
+            first += step->counts[slice];
+            blocks += step->block_counts[slice];
+        }
+        std::string problem = check(*engine, batch, step->blocks, blocks - step->blocks);
+        if (problem.empty()) engine->stepper.forward(batch);
+        return problem;
+    });
+}
+
+EXPORT const char* baton_project(Engine* engine, const int32_t* rows, int32_t count, float* logits) {
+    return guarded(*engine, [&] {
+        engine->stepper.project(rows, count, logits);
+        return std::string();
+    });
+}
+
+// Name the index-th instruction set that this machine has, the best first; null after the last.
+EXPORT const char* baton_usable_kernels(int32_t index) {
+    int32_t found = 0;
+    for (const Kernels* kernels : ALL)
+        if (usable(*kernels) && found++ == index) return kernels->name;
+    return nullptr;
+}
+
+}  // extern "C"

@@ -1,0 +1,205 @@
+// Products of activation rows with panels of 32 outputs. Every output is one chain of sums over the inputs in order,
+// whatever the number of rows computed together: that is what makes a row's result independent of its company.
+#pragma once
+#include "simd.h"
+
+namespace baton {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int ROWS_MAX = 14;  // 28 of 32 registers hold sums
+constexpr int VECTORS = 2;    // per pass over the inputs
+#elif defined(__AVX2__)
+constexpr int ROWS_MAX = 6;  // 12 of 16 registers
+constexpr int VECTORS = 2;
+#else
+constexpr int ROWS_MAX = 4;
+constexpr int VECTORS = PANEL;
+#endif
+constexpr int PASSES = PANEL / (VECTORS * LANES);
+
+// float32: one input at a time.
+struct InF32 {
+    using Cell = float;
+    static constexpr int STEP = 1;
+
+    template <int ROWS>
+    static inline void step(const float* a, int64_t stride, const float* b, Vec (&sums)[ROWS][VECTORS]) {
+        Vec weights[VECTORS];
+        for (int v = 0; v < VECTORS; v++) weights[v] = load(b + v * LANES);
+        for (int r = 0; r < ROWS; r++) {
+            const Vec x = all(a[r * stride]);
+            for (int v = 0; v < VECTORS; v++) sums[r][v] = fma(x, weights[v], sums[r][v]);
+        }
+    }
+};
+
+// bfloat16: two inputs at a time, exact products, float32 sums.
+struct InBF16 {
+    using Cell = bf16;
+    static constexpr int STEP = 2;
+
+#if defined(__AVX512BF16__)
+    template <int ROWS>
+    static inline void step(const bf16* a, int64_t stride, const bf16* b, Vec (&sums)[ROWS][VECTORS]) {
+        __m512bh weights[VECTORS];
+        for (int v = 0; v < VECTORS; v++) weights[v] = (__m512bh)_mm512_loadu_si512(b + v * 2 * LANES);
+        for (int r = 0; r < ROWS; r++) {
+            int32_t pair;
+            std::memcpy(&pair, a + r * stride, 4);
+            const __m512bh x = (__m512bh)_mm512_set1_epi32(pair);
+            for (int v = 0; v < VECTORS; v++) sums[r][v] = _mm512_dpbf16_ps(sums[r][v], x, weights[v]);
+        }
+    }
+#else
+    template <int ROWS>
+    static inline void step(const bf16* a, int64_t stride, const bf16* b, Vec (&sums)[ROWS][VECTORS]) {
+        Vec even[VECTORS], odd[VECTORS];
+        for (int v = 0; v < VECTORS; v++) split(b + v * 2 * LANES, even[v], odd[v]);
+        for (int r = 0; r < ROWS; r++) {
+            const Vec x = all(from_bf16(a[r * stride])), y = all(from_bf16(a[r * stride + 1]));
+            for (int v = 0; v < VECTORS; v++) sums[r][v] = fma(y, odd[v], fma(x, even[v], sums[r][v]));
+        }
+    }
+
+    // Widen LANES pairs into their first and their second numbers.
+    static inline void split(const bf16* pairs, Vec& even, Vec& odd) {
+#if defined(__AVX512F__)
+        const __m512i both = _mm512_loadu_si512(pairs);
+        even = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
+        odd = _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(int(0xffff0000))));
+#elif defined(__AVX2__)
+        const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(pairs));
+        even = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
+        odd = _mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32(int(0xffff0000))));
+#else
+        even = from_bf16(pairs[0]);
+        odd = from_bf16(pairs[1]);
+#endif
+    }
+#endif
+};
+
+// c[ROWS][32] (+)= a[ROWS][inputs] x panel. ADD goes on from what c holds.
+template <class In, int ROWS, bool ADD>
+void multiply_rows(const typename In::Cell* a, int64_t stride, const typename In::Cell* panel, int inputs, float* c,
+                   int64_t c_stride) {
+    for (int pass = 0; pass < PASSES; pass++) {
+        const int column = pass * VECTORS * LANES;
+        Vec sums[ROWS][VECTORS];
+        for (int r = 0; r < ROWS; r++)
+            for (int v = 0; v < VECTORS; v++)
+                sums[r][v] = ADD ? load(c + r * c_stride + column + v * LANES) : zero();
+        const typename In::Cell* b = panel + column * In::STEP;
+        for (int k = 0; k < inputs; k += In::STEP) In::template step<ROWS>(a + k, stride, b + int64_t{k} * PANEL, sums);
+        for (int r = 0; r < ROWS; r++)
+            for (int v = 0; v < VECTORS; v++) store(c + r * c_stride + column + v * LANES, sums[r][v]);
+    }
+}
+
+// The same for 1 .. ROWS_MAX rows.
+template <class In, bool ADD, int ROWS = ROWS_MAX>
+inline void multiply(int rows, const typename In::Cell* a, int64_t stride, const typename In::Cell* panel, int inputs,
+                     float* c, int64_t c_stride) {
+    if constexpr (ROWS > 1) {
+        if (rows < ROWS) return multiply<In, ADD, ROWS - 1>(rows, a, stride, panel, inputs, c, c_stride);
+    }
+    multiply_rows<In, ROWS, ADD>(a, stride, panel, inputs, c, c_stride);
+}
+
+// Cut `rows` into tiles of nearly the same height, none above ROWS_MAX, and call with (first, count).
+template <class F>
+inline void for_row_tiles(int rows, F compute) {
+    const int tiles = (rows + ROWS_MAX - 1) / ROWS_MAX;
+    for (int tile = 0; tile < tiles; tile++) {
+        const int first = int(int64_t{rows} * tile / tiles);
+        compute(first, int(int64_t{rows} * (tile + 1) / tiles) - first);
+    }
+}
+
+// ---- what happens to a finished tile c[rows][32] ----------------------------------------------------------------
+
+inline void add_bias(float* c, int rows, const float* bias) {
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < PANEL; i += LANES) store(c + r * PANEL + i, add(load(c + r * PANEL + i), load(bias + i)));
+}
+
+inline void put(const float* c, int rows, float* out, int64_t stride, int columns) {
+    for (int r = 0; r < rows; r++) std::memcpy(out + r * stride, c + r * PANEL, size_t(columns) * 4);
+}
+
+inline void put_sum(const float* c, int rows, float* out, int64_t stride, int columns) {
+    for (int r = 0; r < rows; r++) {
+        float* target = out + r * stride;
+        int i = 0;
+        for (; i + LANES <= columns; i += LANES) store(target + i, add(load(target + i), load(c + r * PANEL + i)));
+        for (; i < columns; i++) target[i] += c[r * PANEL + i];
+    }
+}
+
+// A panel of gate and up, 16 of each: silu(gate) * up, 16 numbers.
+template <class Cell>
+inline void put_gated(const float* c, int rows, Cell* out, int64_t stride) {
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < PANEL / 2; i += LANES) {
+            const Vec gate = load(c + r * PANEL + i), up = load(c + r * PANEL + PANEL / 2 + i);
+            const Vec silu = div(gate, add(all(1.0f), exponential(sub(zero(), gate))));
+            store(out + r * stride + i, mul(silu, up));
+        }
+}
+
+// ---- one panel of a linear layer for rows [first, first + count) ------------------------------------------------
+
+template <class In, class F>
+inline void panel_tiles(const Linear& w, Rows a, int first, int count, int panel, F finish) {
+    alignas(64) float c[ROWS_MAX * PANEL];
+    using Cell = typename In::Cell;
+    const Cell* weights = static_cast<const Cell*>(w.panels) + int64_t{panel} * PANEL * w.inputs;
+    for_row_tiles(count, [&](int offset, int rows) {
+        const Cell* x = static_cast<const Cell*>(a.data) + (first + offset) * a.stride;
+        multiply<In, false>(rows, x, a.stride, weights, w.inputs, c, PANEL);
+        if (w.bias != nullptr) add_bias(c, rows, w.bias + panel * PANEL);
+        finish(c, first + offset, rows);
+    });
+}
+
+template <class F>
+inline void any_panel_tiles(const Linear& w, Rows a, int first, int count, int panel, F finish) {
+    switch (w.number) {
+        case Number::F32: return panel_tiles<InF32>(w, a, first, count, panel, finish);
+        case Number::BF16: return panel_tiles<InBF16>(w, a, first, count, panel, finish);
+    }
+}
+
+inline int columns_of(const Linear& w, int panel) {
+    const int left = w.outputs - panel * PANEL;
+    return left < PANEL ? left : PANEL;
+}
+
+// out[row][output] = a x w
+void linear(const Linear& w, Rows a, int first, int count, int panel, float* out, int64_t stride) {
+    any_panel_tiles(w, a, first, count, panel, [&](const float* c, int row, int rows) {
+        put(c, rows, out + row * stride + panel * PANEL, stride, columns_of(w, panel));
+    });
+}
+
+// out[row][output] += a x w
+void linear_sum(const Linear& w, Rows a, int first, int count, int panel, float* out, int64_t stride) {
+    any_panel_tiles(w, a, first, count, panel, [&](const float* c, int row, int rows) {
+        put_sum(c, rows, out + row * stride + panel * PANEL, stride, columns_of(w, panel));
+    });
+}
+
+// out[row] = silu(a x gate) * (a x up), in the number that products are computed in
+void linear_gated(const Linear& w, Rows a, int first, int count, int panel, Rows out) {
+    const int64_t column = panel * (PANEL / 2);
+    any_panel_tiles(w, a, first, count, panel, [&](const float* c, int row, int rows) {
+        if (w.number == Number::BF16)
+            put_gated(c, rows, static_cast<bf16*>(out.data) + row * out.stride + column, out.stride);
+        else
+            put_gated(c, rows, static_cast<float*>(out.data) + row * out.stride + column, out.stride);
+    });
+}
+
+}  // namespace
+}  // namespace baton

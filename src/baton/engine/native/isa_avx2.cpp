@@ -1,0 +1,2 @@
+#define TABLE AVX2
+#include "table.h"

@@ -1,0 +1,2 @@
+#define TABLE AVX512
+#include "table.h"

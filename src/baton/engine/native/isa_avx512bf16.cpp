@@ -1,0 +1,2 @@
+#define TABLE AVX512BF16
+#include "table.h"

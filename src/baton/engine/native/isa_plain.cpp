@@ -1,0 +1,2 @@
+#define TABLE PLAIN
+#include "table.h"

@@ -1,0 +1,26 @@
+// What each instruction set offers to the step. One table per set, filled by table.h in a file of its own.
+#pragma once
+#include "types.h"
+
+namespace baton {
+
+struct Kernels {
+    const char* name;
+    void (*enter)();  // every thread calls it when a step begins for it, and leave() when it ends
+    void (*leave)();
+    void (*weight_row)(const Linear& w, int output, float* out, int count);
+    void (*normalize_rows)(const float* x, int hidden, const float* weight, float eps, int first, int count,
+                           Number number, Rows out);
+    void (*linear)(const Linear& w, Rows a, int first, int count, int panel, float* out, int64_t stride);
+    void (*linear_sum)(const Linear& w, Rows a, int first, int count, int panel, float* out, int64_t stride);
+    void (*linear_gated)(const Linear& w, Rows a, int first, int count, int panel, Rows out);
+    void (*place_token)(const Sizes& sizes, const Layer& layer, float* qkv, const float* angles, int token,
+                        Queries queries, Number kv_number, uint8_t* keys, uint8_t* values);
+    int64_t (*attention_floats)(const Sizes& sizes, int rows);  // memory that attend() needs for so many rows
+    void (*attend)(const Attention& call, const AttentionItem& item, float* memory);
+    void (*merge_parts)(const Attention& call, const AttentionItem& item, float* memory);
+};
+
+extern const Kernels PLAIN, AVX2, AVX512, AVX512BF16, AMX;
+
+}  // namespace baton

@@ -1,0 +1,127 @@
+"""The C interface of api.cpp, through ctypes: structures field by field as there, and functions that raise."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
+from pathlib import Path
+
+from baton.core.errors import ModelError
+from baton.kv.layout import KVDtype
+
+NUMBERS: dict[KVDtype, int] = {"float32": 0, "bfloat16": 1}
+"""`enum class Number`: what products can be computed in, and what KV can be stored in."""
+
+
+class NativeModel(Structure):
+    """`BatonModel`."""
+
+    _fields_ = (
+        ("layers", c_int32),
+        ("hidden", c_int32),
+        ("heads", c_int32),
+        ("kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("intermediate", c_int32),
+        ("vocab", c_int32),
+        ("rms_eps", c_float),
+        ("number", c_int32),
+        ("kv_number", c_int32),
+        ("block_tokens", c_int32),
+        ("threads", c_int32),
+        ("kernels", c_char_p),
+        ("cores", POINTER(c_int32)),
+    )
+
+
+class NativeMatrix(Structure):
+    """`BatonMatrix`: [rows, inputs] in the model's number, and its bias or null."""
+
+    _fields_ = (("data", c_void_p), ("bias", c_void_p), ("rows", c_int32), ("inputs", c_int32))
+
+
+class NativeLayer(Structure):
+    """`BatonLayer`. q_norm and k_norm may be null; window is 0 where a token sees all."""
+
+    _fields_ = (
+        ("input_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("qkv", NativeMatrix),
+        ("o", NativeMatrix),
+        ("gate_up", NativeMatrix),
+        ("down", NativeMatrix),
+        ("window", c_int32),
+    )
+
+
+class NativeStep(Structure):
+    """`BatonStep`."""
+
+    _fields_ = (
+        ("slices", c_int32),
+        ("rows", c_int32),
+        ("tokens", c_void_p),
+        ("counts", c_void_p),
+        ("starts", c_void_p),
+        ("blocks", c_void_p),
+        ("block_counts", c_void_p),
+        ("angles", c_void_p),
+    )
+
+
+class NativeLibrary:
+    """The loaded library. Calls release the interpreter's lock, as ctypes does."""
+
+    def __init__(self, path: Path, kernels: str = "") -> None:
+        """kernels: the instruction set to use; empty takes the best that this machine has."""
+        self._dll = ctypes.CDLL(str(path))
+        self._dll.baton_new.restype = c_void_p
+        self._dll.baton_usable_kernels.restype = c_char_p
+        self._dll.baton_set_layer.restype = c_char_p
+        self._dll.baton_set_ends.restype = c_char_p
+        self._dll.baton_forward.restype = c_char_p
+        self._dll.baton_project.restype = c_char_p
+
+        self.kernels = kernels or self.usable_kernels()[0]
+
+    def usable_kernels(self) -> list[str]:
+        """Name the instruction sets that this machine has, the best first; the last is PLAIN, which all have."""
+        names: list[str] = []
+        while (name := self._dll.baton_usable_kernels(c_int32(len(names)))) is not None:
+            names.append(name.decode())
+        return names
+
+    def new(self, model: NativeModel) -> int:
+        """Make an engine without weights; `free` ends it."""
+        handle: int | None = self._dll.baton_new(ctypes.byref(model))
+        if handle is None:
+            raise ModelError(f"the native engine has no kernels {model.kernels!r}; use one of {self.usable_kernels()}")
+        return handle
+
+    def free(self, handle: int) -> None:
+        self._dll.baton_free(c_void_p(handle))
+
+    def set_arena(self, handle: int, address: int, blocks: int) -> None:
+        self._dll.baton_set_arena(c_void_p(handle), c_void_p(address), c_int64(blocks))
+
+    def set_layer(self, handle: int, index: int, layer: NativeLayer) -> None:
+        _raise(self._dll.baton_set_layer(c_void_p(handle), c_int32(index), ctypes.byref(layer)))
+
+    def set_ends(self, handle: int, final_norm: int, head: NativeMatrix, embedding: NativeMatrix | None) -> None:
+        pointer = None if embedding is None else ctypes.byref(embedding)
+        _raise(self._dll.baton_set_ends(c_void_p(handle), c_void_p(final_norm), ctypes.byref(head), pointer))
+
+    def forward(self, handle: int, step: NativeStep) -> None:
+        """Compute a step; its hidden states stay until the next. Raises ModelError, and then nothing was written."""
+        _raise(self._dll.baton_forward(c_void_p(handle), ctypes.byref(step)))
+
+    def project(self, handle: int, rows: int, count: int, logits: int) -> None:
+        """Write the logits [count, vocab] of `count` rows (int32 indices at address `rows`) of the last step."""
+        _raise(self._dll.baton_project(c_void_p(handle), c_void_p(rows), c_int32(count), c_void_p(logits)))
+
+
+def _raise(message: bytes | None) -> None:
+    if message is not None:
+        raise ModelError(f"the native engine refused a call: {message.decode(errors='replace')}")

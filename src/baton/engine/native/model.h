@@ -1,0 +1,42 @@
+// A model's weights, packed, and the memory that its steps compute in.
+#pragma once
+#include <vector>
+
+#include "kernels.h"
+#include "memory.h"
+#include "team.h"
+#include "types.h"
+
+namespace baton {
+
+struct Model {
+    Model(const Sizes& sizes, Number number, const Arena& arena, const Kernels& kernels, int threads,
+          const std::vector<int>& cores)
+        : sizes(sizes), number(number), arena(arena), kernels(kernels), team(threads, cores),
+          layers(size_t(sizes.layers)) {}
+
+    Sizes sizes;
+    Number number;  // in which products are computed
+    Arena arena;
+    const Kernels& kernels;
+    Team team;
+    std::vector<Layer> layers;
+    const float* final_norm = nullptr;
+    Linear head;
+    Linear embedding;  // the head's panels where the two are tied
+    std::vector<Memory> weights;
+};
+
+// How one matrix is to be packed: `rows` of `inputs` numbers each, in the model's number.
+// interleaved: the first half of the rows is a gate, the second half what it gates; panels take 16 of each.
+struct Matrix {
+    const void* data;
+    const float* bias;
+    int rows, inputs;
+    bool interleaved;
+};
+
+Linear pack(Model& model, const Matrix& matrix);
+const float* keep(Model& model, const float* values, int count);
+
+}  // namespace baton

@@ -1,0 +1,61 @@
+#include "plan.h"
+
+#include <algorithm>
+
+namespace baton {
+namespace {
+
+constexpr int ITEM_ROWS = 96;         // queries x grouped heads that share one pass over the keys
+constexpr int SHARED_ROWS = 24;       // with so few, passes are bound by reading keys: splits may be shared out
+constexpr int ITEMS_PER_THREAD = 4;   // enough to end a layer together
+
+struct Block {  // some queries of one slice
+    int slice, query, count, split, split_end;
+};
+
+std::vector<Block> cut_queries(const std::vector<Slice>& slices, int window, int queries_max) {
+    std::vector<Block> blocks;
+    for (int slice = 0; slice < int(slices.size()); slice++) {
+        const Slice& s = slices[size_t(slice)];
+        for (int query = 0; query < s.count; query += queries_max) {
+            const int count = std::min(queries_max, s.count - query), first = s.start + query;
+            const int from = window == 0 || first < window ? 0 : first - window + 1;
+            blocks.push_back({slice, query, count, from / SPLIT_KEYS, (first + count - 1) / SPLIT_KEYS + 1});
+        }
+    }
+    return blocks;
+}
+
+int64_t cost(const AttentionItem& item) {
+    return int64_t{item.split_end - item.split} * (item.head_end - item.head) * (item.count + 8);
+}
+
+}  // namespace
+
+AttentionPlan plan_attention(const Sizes& sizes, const std::vector<Slice>& slices, int window, int threads) {
+    AttentionPlan plan;
+    const int group = sizes.group(), queries_max = std::max(1, ITEM_ROWS / group);
+    const std::vector<Block> blocks = cut_queries(slices, window, queries_max);
+    const bool few = threads > 1 && int64_t(blocks.size()) < int64_t{ITEMS_PER_THREAD} * threads;
+    for (const Block& b : blocks) {
+        const int rows = b.count * group;
+        plan.rows_max = std::max(plan.rows_max, rows);
+        const bool shared = few && rows <= SHARED_ROWS && b.split_end - b.split > 1;
+        const bool by_head = few || rows > SHARED_ROWS;
+        const int heads = by_head ? 1 : sizes.kv_heads, splits = shared ? 1 : b.split_end - b.split;
+        for (int head = 0; head < sizes.kv_heads; head += heads)
+            for (int split = b.split; split < b.split_end; split += splits) {
+                const int64_t record = plan.parts + int64_t{split - b.split} * sizes.kv_heads * rows;
+                plan.items.push_back({b.slice, b.query, b.count, head, head + heads, split, split + splits,
+                                      shared ? int(record) : WHOLE});
+            }
+        if (!shared) continue;
+        plan.merges.push_back({b.slice, b.query, b.count, 0, sizes.kv_heads, b.split, b.split_end, int(plan.parts)});
+        plan.parts += int64_t{b.split_end - b.split} * sizes.kv_heads * rows;
+    }
+    std::stable_sort(plan.items.begin(), plan.items.end(),
+                     [](const AttentionItem& a, const AttentionItem& b) { return cost(a) > cost(b); });
+    return plan;
+}
+
+}  // namespace baton

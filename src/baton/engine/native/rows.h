@@ -1,0 +1,120 @@
+// What happens to single rows between products: embedding, norm, rotation, the write into the KV blocks.
+#pragma once
+#include "simd.h"
+
+namespace baton {
+namespace {
+
+constexpr int HEAD_DIM_MAX = 256;
+
+template <class Cell>
+inline void store_row(Cell* out, const float* row, int count) {
+    int i = 0;
+    for (; i + LANES <= count; i += LANES) store(out + i, load(row + i));
+    for (; i < count; i++) {
+        if constexpr (sizeof(Cell) == 2) out[i] = to_bf16(row[i]);
+        else out[i] = row[i];
+    }
+}
+
+inline void store_row(Number number, void* out, int64_t at, const float* row, int count) {
+    if (number == Number::BF16) store_row(static_cast<bf16*>(out) + at, row, count);
+    else store_row(static_cast<float*>(out) + at, row, count);
+}
+
+inline float sum_of_squares(const float* row, int count) {
+    Vec squares = zero();
+    int i = 0;
+    for (; i + LANES <= count; i += LANES) squares = fma(load(row + i), load(row + i), squares);
+    float total = sum(squares);
+    for (; i < count; i++) total += row[i] * row[i];
+    return total;
+}
+
+// RMSNorm. out may be row.
+inline void normalize(const float* row, const float* weight, float* out, int count, float eps) {
+    const float factor = 1.0f / std::sqrt(sum_of_squares(row, count) / float(count) + eps);
+    int i = 0;
+    for (; i + LANES <= count; i += LANES) store(out + i, mul(mul(load(row + i), all(factor)), load(weight + i)));
+    for (; i < count; i++) out[i] = row[i] * factor * weight[i];
+}
+
+// Rows [first, first + count) of x [tokens][hidden], normalized, into the precision of products.
+void normalize_rows(const float* x, int hidden, const float* weight, float eps, int first, int count, Number number,
+                    Rows out) {
+    for (int row = first; row < first + count; row++) {
+        float piece[1024];
+        const float* in = x + int64_t{row} * hidden;
+        const float factor = 1.0f / std::sqrt(sum_of_squares(in, hidden) / float(hidden) + eps);
+        for (int from = 0; from < hidden; from += 1024) {
+            const int size = hidden - from < 1024 ? hidden - from : 1024;
+            int i = 0;
+            for (; i + LANES <= size; i += LANES)
+                store(piece + i, mul(mul(load(in + from + i), all(factor)), load(weight + from + i)));
+            for (; i < size; i++) piece[i] = in[from + i] * factor * weight[from + i];
+            store_row(number, out.data, row * out.stride + from, piece, size);
+        }
+    }
+}
+
+// One row of a linear layer's weights as floats: the embedding of a token where it shares the output projection.
+void weight_row(const Linear& w, int output, float* out, int count) {
+    const int64_t panel = int64_t{output / PANEL} * PANEL * w.inputs;
+    const int lane = output % PANEL;
+    if (w.number == Number::F32) {
+        const float* cells = static_cast<const float*>(w.panels) + panel + lane;
+        for (int k = 0; k < count; k++) out[k] = cells[int64_t{k} * PANEL];
+        return;
+    }
+    const bf16* cells = static_cast<const bf16*>(w.panels) + panel + lane * 2;
+    for (int k = 0; k < count; k++) out[k] = from_bf16(cells[int64_t{k / 2} * PANEL * 2 + k % 2]);
+}
+
+// Turn a head to its position. angles: [head_dim], cosines and then sines. Dimension i pairs with i + head_dim / 2.
+inline void rotate(float* head, const float* angles, int head_dim) {
+    const int half = head_dim / 2;
+    float *low = head, *high = head + half;
+    const float *cosine = angles, *sine = angles + half;
+    int i = 0;
+    for (; i + LANES <= half; i += LANES) {
+        const Vec a = load(low + i), b = load(high + i), c = load(cosine + i), s = load(sine + i);
+        store(low + i, sub(mul(a, c), mul(b, s)));
+        store(high + i, fma(a, s, mul(b, c)));
+    }
+    for (; i < half; i++) {
+        const float a = low[i], b = high[i];
+        low[i] = a * cosine[i] - b * sine[i];
+        high[i] = b * cosine[i] + a * sine[i];
+    }
+}
+
+// Rotate one token's queries and keys, put queries aside and keys and values into the slot of their block.
+void place_token(const Sizes& sizes, const Layer& layer, float* qkv, const float* angles, int token, Queries queries,
+                 Number kv_number, uint8_t* keys, uint8_t* values) {
+    const int dim = sizes.head_dim, group = sizes.group();
+    for (int head = 0; head < sizes.heads; head++) {
+        float* q = qkv + head * dim;
+        if (layer.q_norm != nullptr) normalize(q, layer.q_norm, q, dim, sizes.rms_eps);
+        rotate(q, angles, dim);
+        const int64_t at = queries.at(sizes, head / group, token) + int64_t{head % group} * sizes.head_pad();
+        store_row(queries.number, queries.data, at, q, dim);
+    }
+    for (int head = 0; head < sizes.kv_heads; head++) {
+        float* k = qkv + (sizes.heads + head) * dim;
+        if (layer.k_norm != nullptr) normalize(k, layer.k_norm, k, dim, sizes.rms_eps);
+        rotate(k, angles, dim);
+        store_row(kv_number, keys, int64_t{head} * dim, k, dim);
+        store_row(kv_number, values, int64_t{head} * dim, qkv + (sizes.heads + sizes.kv_heads + head) * dim, dim);
+    }
+}
+
+// The likeliest token, the lowest id among equals; NaN counts as nothing.
+int32_t likeliest(const float* logits, int count) {
+    int32_t best = 0;
+    for (int i = 1; i < count; i++)
+        if (logits[i] > logits[best]) best = i;
+    return best;
+}
+
+}  // namespace
+}  // namespace baton

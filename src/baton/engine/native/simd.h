@@ -1,0 +1,178 @@
+// One vector of floats of the instruction set that this file is compiled for. LANES is 16, 8 or 1.
+// Everything is in an unnamed namespace: each translation unit has its own, compiled with its own flags.
+// Sums are written with fma() only, and the compiler may contract nothing else: the same bits in every use.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__) || defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#include "types.h"
+
+namespace baton {
+namespace {
+
+inline float from_bf16(bf16 x) {
+    const uint32_t bits = uint32_t{x} << 16;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+inline bf16 to_bf16(float value) {  // nearest, ties to even; a NaN stays one
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    if ((bits & 0x7fffffff) > 0x7f800000) return bf16((bits >> 16) | 0x40);
+    return bf16((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+#if defined(__AVX512F__)
+
+constexpr int LANES = 16;
+using Vec = __m512;
+inline Vec zero() { return _mm512_setzero_ps(); }
+inline Vec all(float x) { return _mm512_set1_ps(x); }
+inline Vec load(const float* p) { return _mm512_loadu_ps(p); }
+inline void store(float* p, Vec x) { _mm512_storeu_ps(p, x); }
+inline Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
+inline Vec sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
+inline Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
+inline Vec div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
+inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+inline Vec maximum(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+inline float sum(Vec a) { return _mm512_reduce_add_ps(a); }
+inline float largest(Vec a) { return _mm512_reduce_max_ps(a); }
+inline Vec load(const bf16* p) {
+    const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+inline void store(bf16* p, Vec x) {
+#if defined(__AVX512BF16__)
+    const __m256i half = (__m256i)_mm512_cvtneps_pbh(x);
+#else
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+    const __m256i half = _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, nan, quiet), 16));
+#endif
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), half);
+}
+inline Vec nearest(Vec x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline Vec scale_by_power(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }
+inline Vec zero_below(Vec x, Vec of, float limit) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(of, all(limit), _CMP_GE_OQ), x);
+}
+// Keep lanes [from, to), fill the others.
+inline Vec keep_lanes(Vec x, int from, int to, float other) {
+    const uint32_t below_to = to >= LANES ? 0xffff : to <= 0 ? 0 : (1u << to) - 1;
+    const uint32_t below_from = from >= LANES ? 0xffff : from <= 0 ? 0 : (1u << from) - 1;
+    return _mm512_mask_mov_ps(all(other), __mmask16(below_to & ~below_from), x);
+}
+
+#elif defined(__AVX2__)
+
+constexpr int LANES = 8;
+using Vec = __m256;
+inline Vec zero() { return _mm256_setzero_ps(); }
+inline Vec all(float x) { return _mm256_set1_ps(x); }
+inline Vec load(const float* p) { return _mm256_loadu_ps(p); }
+inline void store(float* p, Vec x) { _mm256_storeu_ps(p, x); }
+inline Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
+inline Vec sub(Vec a, Vec b) { return _mm256_sub_ps(a, b); }
+inline Vec mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
+inline Vec div(Vec a, Vec b) { return _mm256_div_ps(a, b); }
+inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
+inline Vec maximum(Vec a, Vec b) { return _mm256_max_ps(a, b); }
+inline float sum(Vec a) {
+    __m128 half = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_add_ss(half, _mm_shuffle_ps(half, half, 1)));
+}
+inline float largest(Vec a) {
+    __m128 half = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    half = _mm_max_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_max_ss(half, _mm_shuffle_ps(half, half, 1)));
+}
+inline Vec load(const bf16* p) {
+    const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+}
+inline void store(bf16* p, Vec x) {
+    const __m256i bits = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    const __m256i high = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
+    const __m128i half = _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), half);
+}
+inline Vec nearest(Vec x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline Vec scale_by_power(Vec x, Vec n) {  // n in -127 .. 128
+    const __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), exponent));
+}
+inline Vec zero_below(Vec x, Vec of, float limit) {
+    return _mm256_and_ps(x, _mm256_cmp_ps(of, all(limit), _CMP_GE_OQ));
+}
+inline Vec keep_lanes(Vec x, int from, int to, float other) {
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m256i before = _mm256_cmpgt_epi32(_mm256_set1_epi32(from), lane);
+    const __m256i within = _mm256_andnot_si256(before, _mm256_cmpgt_epi32(_mm256_set1_epi32(to), lane));
+    return _mm256_blendv_ps(all(other), x, _mm256_castsi256_ps(within));
+}
+
+#else
+
+constexpr int LANES = 1;
+using Vec = float;
+inline Vec zero() { return 0.0f; }
+inline Vec all(float x) { return x; }
+inline Vec load(const float* p) { return *p; }
+inline void store(float* p, Vec x) { *p = x; }
+inline Vec add(Vec a, Vec b) { return a + b; }
+inline Vec sub(Vec a, Vec b) { return a - b; }
+inline Vec mul(Vec a, Vec b) { return a * b; }
+inline Vec div(Vec a, Vec b) { return a / b; }
+inline Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
+inline Vec maximum(Vec a, Vec b) { return a > b ? a : b; }
+inline float sum(Vec a) { return a; }
+inline float largest(Vec a) { return a; }
+inline Vec load(const bf16* p) { return from_bf16(*p); }
+inline void store(bf16* p, Vec x) { *p = to_bf16(x); }
+inline Vec nearest(Vec x) { return std::nearbyintf(x); }
+inline Vec scale_by_power(Vec x, Vec n) { return std::ldexp(x, int(n)); }
+inline Vec zero_below(Vec x, Vec of, float limit) { return of >= limit ? x : 0.0f; }
+inline Vec keep_lanes(Vec x, int from, int to, float other) { return from <= 0 && to > 0 ? x : other; }
+
+#endif
+
+// e to the x, within two units of the last place; exactly 1 at 0, exactly 0 below -87.
+inline Vec exponential(Vec x) {
+    const Vec clamped = maximum(x, all(-88.0f));
+    const Vec power = nearest(mul(clamped, all(1.44269504f)));
+    Vec rest = fma(power, all(-0.693359375f), clamped);  // minus power * ln 2, in two parts
+    rest = fma(power, all(2.12194440e-4f), rest);
+    Vec value = all(1.0f / 720.0f);
+    value = fma(value, rest, all(1.0f / 120.0f));
+    value = fma(value, rest, all(1.0f / 24.0f));
+    value = fma(value, rest, all(1.0f / 6.0f));
+    value = fma(value, rest, all(0.5f));
+    value = fma(value, rest, all(1.0f));
+    value = fma(value, rest, all(1.0f));
+    return zero_below(scale_by_power(value, power), x, -87.0f);
+}
+
+inline float exponential_of(float x) {
+    float lanes[LANES];
+    store(lanes, exponential(all(x)));
+    return lanes[0];
+}
+
+}  // namespace
+}  // namespace baton

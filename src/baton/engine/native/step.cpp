@@ -1,0 +1,169 @@
+#include "step.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace baton {
+namespace {
+
+constexpr int NORM_ROWS = 8;              // rows of a norm item
+constexpr int64_t BLOCK_BYTES = 384 << 10;  // of activations that stay in the second-level cache during a product
+constexpr int PHASES_PER_LAYER = 9;
+
+// A product cut into items: some rows by one panel.
+struct Cut {
+    int row_blocks, rows, block, panels;
+
+    Cut(int rows, const Linear& w, int64_t cell_bytes) : rows(rows), panels(w.panel_count()) {
+        const int64_t fit = std::max<int64_t>(56, BLOCK_BYTES / (w.inputs * cell_bytes));
+        row_blocks = int((rows + fit - 1) / fit);
+        block = row_blocks == 0 ? 0 : (rows + row_blocks - 1) / row_blocks;
+    }
+    int items() const { return row_blocks * panels; }
+    int panel(int item) const { return item % panels; }
+    int first(int item) const { return item / panels * block; }
+    int count(int item) const { return std::min(block, rows - first(item)); }
+};
+
+}  // namespace
+
+void Stepper::reserve(int rows) {
+    const Sizes& s = model_.sizes;
+    const int64_t cell = model_.number == Number::BF16 ? 2 : 4, width = s.heads + 2 * s.kv_heads;
+    const int64_t hidden = padded(s.hidden, INPUTS_ALIGN), heads = padded(s.heads * s.head_dim, INPUTS_ALIGN);
+    const int64_t gated = padded(s.intermediate, INPUTS_ALIGN);
+    const int64_t n = padded(rows, 16);  // an AMX tile reads 16 rows
+    x_ = hidden_.reserve_of<float>(n * s.hidden);
+    qkv_rows_ = qkv_.reserve_of<float>(n * width * s.head_dim);
+    in_ = {inputs_.reserve(size_t(n * hidden * cell)), hidden};
+    attended_rows_ = {attended_.reserve(size_t(n * heads * cell)), heads};
+    gated_rows_ = {gated_.reserve(size_t(n * gated * cell)), gated};
+    const Number number = model_.number == Number::BF16 && model_.arena.number == Number::BF16 ? Number::BF16
+                                                                                                : Number::F32;
+    query_rows_ = {queries_.reserve(size_t((n + 16) * s.heads * s.head_pad() * 4)), number, rows};
+}
+
+void Stepper::plan(const Batch& batch) {
+    plans_.clear();
+    slice_of_row_.resize(size_t(batch.rows));
+    for (size_t slice = 0; slice < batch.slices.size(); slice++)
+        for (int i = 0; i < batch.slices[slice].count; i++)
+            slice_of_row_[size_t(batch.slices[slice].first + i)] = int32_t(slice);
+    int64_t parts = 0;
+    int rows = 1;
+    for (const Layer& layer : model_.layers) {
+        if (plans_.count(layer.window) != 0) continue;
+        const AttentionPlan& plan = plans_[layer.window] =
+            plan_attention(model_.sizes, batch.slices, layer.window, model_.team.threads());
+        parts = std::max(parts, plan.parts);
+        rows = std::max(rows, plan.rows_max);
+    }
+    parts_.reserve_of<float>(parts * (2 + model_.sizes.head_pad()));
+    work_floats_ = padded(int(model_.kernels.attention_floats(model_.sizes, rows)), 16);
+    work_.reserve_of<float>(work_floats_ * model_.team.threads());
+}
+
+void Stepper::forward(const Batch& batch) {
+    reserve(batch.rows);
+    plan(batch);
+    Model& m = model_;
+    float* work = work_.reserve_of<float>(0);
+    m.team.run(1 + m.sizes.layers * PHASES_PER_LAYER, [&](int thread) {
+        m.kernels.enter();
+        int phase = 0;
+        m.team.phase(phase++, batch.rows, [&](int row) {
+            m.kernels.weight_row(m.embedding, batch.tokens[row], x_ + int64_t{row} * m.sizes.hidden, m.sizes.hidden);
+        });
+        for (int layer = 0; layer < m.sizes.layers; layer++) {
+            attend_layer(batch, layer, phase, work + thread * work_floats_);
+            compute_layer(batch, layer, phase);
+        }
+        m.kernels.leave();
+    });
+}
+
+// Norm, queries, keys and values, attention, and its projection onto the residual stream.
+void Stepper::attend_layer(const Batch& batch, int index, int& phase, float* memory) {
+    Model& m = model_;
+    const Kernels& k = m.kernels;
+    const Layer& layer = m.layers[size_t(index)];
+    const Sizes& s = m.sizes;
+    const int64_t cell = m.number == Number::BF16 ? 2 : 4, width = int64_t{s.heads + 2 * s.kv_heads} * s.head_dim;
+    m.team.phase(phase++, (batch.rows + NORM_ROWS - 1) / NORM_ROWS, [&](int item) {
+        const int first = item * NORM_ROWS, count = std::min(NORM_ROWS, batch.rows - first);
+        k.normalize_rows(x_, s.hidden, layer.input_norm, s.rms_eps, first, count, m.number, in_);
+    });
+    const Cut qkv(batch.rows, layer.qkv, cell);
+    m.team.phase(phase++, qkv.items(), [&](int item) {
+        k.linear(layer.qkv, in_, qkv.first(item), qkv.count(item), qkv.panel(item), qkv_rows_, width);
+    });
+    m.team.phase(phase++, batch.rows, [&](int row) { place_row(batch, index, slice_of_row_[size_t(row)], row); });
+
+    const AttentionPlan& plan = plans_.at(layer.window);
+    const Attention call{&s, &m.arena, batch.slices.data(), index, layer.window, 1.0f / std::sqrt(float(s.head_dim)),
+                         query_rows_, attended_rows_, m.number, parts_.reserve_of<float>(0)};
+    m.team.phase(phase++, int(plan.items.size()), [&](int item) { k.attend(call, plan.items[size_t(item)], memory); });
+    m.team.phase(phase++, int(plan.merges.size()),
+                 [&](int item) { k.merge_parts(call, plan.merges[size_t(item)], memory); });
+    const Cut o(batch.rows, layer.o, cell);
+    m.team.phase(phase++, o.items(), [&](int item) {
+        k.linear_sum(layer.o, attended_rows_, o.first(item), o.count(item), o.panel(item), x_, s.hidden);
+    });
+}
+
+// Norm, gate and up, down.
+void Stepper::compute_layer(const Batch& batch, int index, int& phase) {
+    Model& m = model_;
+    const Kernels& k = m.kernels;
+    const Layer& layer = m.layers[size_t(index)];
+    const Sizes& s = m.sizes;
+    const int64_t cell = m.number == Number::BF16 ? 2 : 4;
+    m.team.phase(phase++, (batch.rows + NORM_ROWS - 1) / NORM_ROWS, [&](int item) {
+        const int first = item * NORM_ROWS, count = std::min(NORM_ROWS, batch.rows - first);
+        k.normalize_rows(x_, s.hidden, layer.mlp_norm, s.rms_eps, first, count, m.number, in_);
+    });
+    const Cut up(batch.rows, layer.gate_up, cell);
+    m.team.phase(phase++, up.items(), [&](int item) {
+        k.linear_gated(layer.gate_up, in_, up.first(item), up.count(item), up.panel(item), gated_rows_);
+    });
+    const Cut down(batch.rows, layer.down, cell);
+    m.team.phase(phase++, down.items(), [&](int item) {
+        k.linear_sum(layer.down, gated_rows_, down.first(item), down.count(item), down.panel(item), x_, s.hidden);
+    });
+}
+
+void Stepper::place_row(const Batch& batch, int layer, int slice, int row) {
+    const Sizes& s = model_.sizes;
+    const int64_t width = int64_t{s.heads + 2 * s.kv_heads} * s.head_dim;
+    const int position = batch.positions[size_t(row)], tokens = model_.arena.block_tokens;
+    const int32_t block = batch.slices[size_t(slice)].blocks[position / tokens];
+    model_.kernels.place_token(s, model_.layers[size_t(layer)], qkv_rows_ + row * width,
+                               batch.angles + int64_t{position} * s.head_dim, row, query_rows_, model_.arena.number,
+                               model_.arena.row(block, layer, 0, position % tokens),
+                               model_.arena.row(block, layer, 1, position % tokens));
+}
+
+void Stepper::project(const int32_t* rows, int count, float* logits) {
+    Model& m = model_;
+    const Sizes& s = m.sizes;
+    const int64_t cell = m.number == Number::BF16 ? 2 : 4, hidden = padded(s.hidden, INPUTS_ALIGN);
+    float* picked = picked_.reserve_of<float>(int64_t{count} * s.hidden);
+    for (int i = 0; i < count; i++)
+        std::memcpy(picked + int64_t{i} * s.hidden, x_ + int64_t{rows[i]} * s.hidden, size_t(s.hidden) * 4);
+    const Rows in{inputs_.reserve(size_t(padded(count, 16) * hidden * cell)), hidden};
+    const Cut cut(count, m.head, cell);
+    m.team.run(2, [&](int) {
+        m.kernels.enter();
+        m.team.phase(0, (count + NORM_ROWS - 1) / NORM_ROWS, [&](int item) {
+            const int first = item * NORM_ROWS, size = std::min(NORM_ROWS, count - first);
+            m.kernels.normalize_rows(picked, s.hidden, m.final_norm, s.rms_eps, first, size, m.number, in);
+        });
+        m.team.phase(1, cut.items(), [&](int item) {
+            m.kernels.linear(m.head, in, cut.first(item), cut.count(item), cut.panel(item), logits, s.vocab);
+        });
+        m.kernels.leave();
+    });
+}
+
+}  // namespace baton

@@ -1,0 +1,47 @@
+// One forward pass of a ragged batch.
+#pragma once
+#include <map>
+#include <vector>
+
+#include "model.h"
+#include "plan.h"
+
+namespace baton {
+
+// What a step is given. Arrays belong to the caller and are read only.
+struct Batch {
+    std::vector<Slice> slices;
+    const int32_t* tokens;       // [rows] ids
+    const float* angles;         // [positions][head_dim]: cosines, then sines
+    std::vector<int32_t> positions;  // [rows]
+    int rows = 0;
+};
+
+class Stepper {
+public:
+    explicit Stepper(Model& model) : model_(model) {}
+
+    // Compute all rows; write their keys and values into their blocks. Their hidden states stay until the next step.
+    void forward(const Batch& batch);
+
+    // Project some rows of the last step to the vocabulary: logits [count][vocab].
+    void project(const int32_t* rows, int count, float* logits);
+
+private:
+    void reserve(int rows);
+    void plan(const Batch& batch);
+    void compute_layer(const Batch& batch, int layer, int& phase);
+    void attend_layer(const Batch& batch, int layer, int& phase, float* memory);
+    void place_row(const Batch& batch, int layer, int slice, int row);
+
+    Model& model_;
+    std::map<int, AttentionPlan> plans_;  // by window
+    std::vector<int32_t> slice_of_row_;
+    Memory hidden_, inputs_, qkv_, queries_, attended_, gated_, parts_, picked_, work_;
+    float *x_ = nullptr, *qkv_rows_ = nullptr;
+    Rows in_{}, attended_rows_{}, gated_rows_{};
+    Queries query_rows_{};
+    int64_t work_floats_ = 0;
+};
+
+}  // namespace baton

@@ -1,0 +1,30 @@
+// The body of a file that compiles all kernels for one instruction set: define TABLE as its name and include this.
+#include <xmmintrin.h>
+
+#include "attention.h"
+#include "kernels.h"
+
+namespace baton {
+namespace {
+
+// Denormal numbers are zeros in a step: they would be slow, and a sum of zeros could change one.
+constexpr unsigned FLUSH_DENORMALS = 0x8040;
+thread_local unsigned mode_before;
+
+void enter() {
+    mode_before = _mm_getcsr();
+    _mm_setcsr(mode_before | FLUSH_DENORMALS);
+}
+
+void leave() { _mm_setcsr(mode_before); }
+
+}  // namespace
+
+#define TEXT_OF(name) #name
+#define TEXT(name) TEXT_OF(name)
+extern const Kernels TABLE = {
+    TEXT(TABLE), enter,       leave,         weight_row,   normalize_rows, linear,     linear_sum,
+    linear_gated, place_token, Work::floats, attend,       merge_parts,
+};
+
+}  // namespace baton
