@@ -25,6 +25,7 @@ VOCAB_TOKENS = BYTE_TOKENS_FROM + 256
 CONTEXT_TOKENS = 4096
 EOS_ONE_IN = 64
 """One token in so many ends the text, so that lengths vary like those of a chat."""
+EMBEDDING_DIM = 16
 TEXT_TOKENS = tuple(BYTE_TOKENS_FROM + byte for byte in range(ord(" "), ord("~") + 1))
 """What it says: printable ASCII, so that every token is a visible character."""
 
@@ -43,6 +44,7 @@ def hash_card(name: str = "hash") -> ModelCard:
         context_tokens=CONTEXT_TOKENS,
         eos_token_ids=(EOS_TOKEN,),
         bos_token_id=BOS_TOKEN,
+        embedding_dim=EMBEDDING_DIM,
     )
 
 
@@ -88,7 +90,8 @@ class HashEngine:
         token = _draw(digest, part)
         wanted = part.sampling.top_logprobs
         logprob = None if wanted is None else _made_up_logprob(token, digest, wanted)
-        return SliceResult(token=token, logprob=logprob, prompt_logprobs=prompt_logprobs)
+        embedding = _unit_vector(digest) if part.sampling.embedding else b""
+        return SliceResult(token=token, logprob=logprob, prompt_logprobs=prompt_logprobs, embedding=embedding)
 
     def _context_digest(self, part: Slice) -> bytes:
         """Hash every KV byte of tokens [0, total), plane by plane in token order: blind to how blocks cut them."""
@@ -97,6 +100,12 @@ class HashEngine:
         kv = self._arena[np.asarray(part.block_table[:blocks])]  # [blocks, planes, block_tokens, width]
         planes = kv.transpose(1, 0, 2, 3).reshape(self._planes, -1)[:, : total * self._width]
         return blake2b(np.ascontiguousarray(planes), digest_size=16).digest()
+
+
+def _unit_vector(context: bytes) -> bytes:
+    """Make up what stands for the hidden state of a context: little-endian float32 of unit length."""
+    values = np.frombuffer(shake_128(context).digest(2 * EMBEDDING_DIM), dtype="<i2").astype(np.float64)
+    return (values / np.linalg.norm(values)).astype("<f4").tobytes()
 
 
 def _draw(context: bytes, part: Slice) -> int:

@@ -50,7 +50,8 @@ class NativeEngine:
         for part, first in zip(step.slices, firsts, strict=True):
             token, logprob = next(drawn) if part.sample else (None, None)
             prompt = tuple(self._prompt_logprobs(part, first)) if part.sampling.prompt_logprobs else ()
-            results.append(SliceResult(token=token, logprob=logprob, prompt_logprobs=prompt))
+            vector = self._embedding(first + part.count - 1) if part.sample and part.sampling.embedding else b""
+            results.append(SliceResult(token=token, logprob=logprob, prompt_logprobs=prompt, embedding=vector))
         return StepResult(tuple(results))
 
     def warm_up(self) -> None:
@@ -106,6 +107,12 @@ class NativeEngine:
         logits = np.empty((len(rows), self._config.vocab_tokens), dtype=np.float32)
         self._library.project(self.handle, indices.ctypes.data, len(rows), logits.ctypes.data)
         return torch.from_numpy(logits)
+
+    def _embedding(self, row: int) -> bytes:
+        """Return the final hidden state of one row of the last step, as long as 1."""
+        indices, hidden = _int32([row]), np.empty(self._config.hidden, dtype="<f4")
+        self._library.read(self.handle, indices.ctypes.data, 1, hidden.ctypes.data)
+        return (hidden / np.linalg.norm(hidden)).tobytes()
 
     def _prompt_logprobs(self, part: Slice, first: int) -> Iterator[TokenLogprob]:
         """Yield those of prompt tokens start + 1 .. start + count: each is predicted by the token before it."""

@@ -127,6 +127,7 @@ def _card(name: str, path: Path, kind: ModelFormat, config: ModelConfig, weight_
         context_tokens=config.context_tokens,
         eos_token_ids=config.eos_token_ids,
         bos_token_id=config.bos_token_id,
+        embedding_dim=config.hidden,
         weight_bytes=weight_bytes,
     )
 

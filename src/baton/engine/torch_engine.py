@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from baton.core.step import Slice, SliceResult, Step, StepResult
 from baton.core.types import BlockId, RequestId, Sampling, TokenLogprob
@@ -61,7 +62,8 @@ class TorchEngine:
         for part, row in zip(step.slices, rows, strict=True):
             token, logprob = next(drawn) if part.sample else (None, None)
             prompt = tuple(self._prompt_logprobs(part, row, hidden)) if part.sampling.prompt_logprobs else ()
-            results.append(SliceResult(token=token, logprob=logprob, prompt_logprobs=prompt))
+            vector = self._embedding(row, hidden) if part.sample and part.sampling.embedding else b""
+            results.append(SliceResult(token=token, logprob=logprob, prompt_logprobs=prompt, embedding=vector))
         return StepResult(tuple(results))
 
     def _sample(
@@ -72,6 +74,12 @@ class TorchEngine:
             return []
         last = torch.tensor([row.first + row.count - 1 for _, row in asking], device=self._device)
         return sample(self._model.logits(hidden[last]), [part for part, _ in asking])
+
+    def _embedding(self, row: Row, hidden: Tensor) -> bytes:
+        """Return the last token's final hidden state, as long as 1: it has seen the whole prompt."""
+        last = row.first + row.count - 1
+        vector = functional.normalize(self._model.final(hidden[last : last + 1])[0].float(), dim=0)
+        return vector.cpu().numpy().astype("<f4").tobytes()
 
     def _prompt_logprobs(self, part: Slice, row: Row, hidden: Tensor) -> Iterator[TokenLogprob]:
         """Yield those of prompt tokens start + 1 .. start + count: each is predicted by the token before it."""

@@ -176,6 +176,13 @@ EXPORT const char* baton_project(Engine* engine, const int32_t* rows, int32_t co
     });
 }
 
+EXPORT const char* baton_read(Engine* engine, const int32_t* rows, int32_t count, float* hidden) {
+    return guarded(*engine, [&] {
+        engine->stepper.read(rows, count, hidden);
+        return std::string();
+    });
+}
+
 // Name the index-th instruction set that this machine has, the best first; null after the last.
 EXPORT const char* baton_usable_kernels(int32_t index) {
     int32_t found = 0;

@@ -83,6 +83,7 @@ class NativeLibrary:
         self._dll.baton_set_ends.restype = c_char_p
         self._dll.baton_forward.restype = c_char_p
         self._dll.baton_project.restype = c_char_p
+        self._dll.baton_read.restype = c_char_p
 
         self.kernels = kernels or self.usable_kernels()[0]
 
@@ -120,6 +121,10 @@ class NativeLibrary:
     def project(self, handle: int, rows: int, count: int, logits: int) -> None:
         """Write the logits [count, vocab] of `count` rows (int32 indices at address `rows`) of the last step."""
         _raise(self._dll.baton_project(c_void_p(handle), c_void_p(rows), c_int32(count), c_void_p(logits)))
+
+    def read(self, handle: int, rows: int, count: int, hidden: int) -> None:
+        """Write `count` rows of the last step after the final norm: [count, hidden] of float32."""
+        _raise(self._dll.baton_read(c_void_p(handle), c_void_p(rows), c_int32(count), c_void_p(hidden)))
 
 
 def _raise(message: bytes | None) -> None:

@@ -166,4 +166,15 @@ void Stepper::project(const int32_t* rows, int count, float* logits) {
     });
 }
 
+void Stepper::read(const int32_t* rows, int count, float* hidden) const {
+    const Sizes& s = model_.sizes;
+    for (int i = 0; i < count; i++) {
+        const float* row = x_ + int64_t{rows[i]} * s.hidden;
+        double squares = 0;
+        for (int j = 0; j < s.hidden; j++) squares += double(row[j]) * double(row[j]);
+        const float scale = float(1.0 / std::sqrt(squares / s.hidden + double(s.rms_eps)));
+        for (int j = 0; j < s.hidden; j++) hidden[int64_t{i} * s.hidden + j] = row[j] * scale * model_.final_norm[j];
+    }
+}
+
 }  // namespace baton

@@ -26,6 +26,8 @@ public:
 
     // Project some rows of the last step to the vocabulary: logits [count][vocab].
     void project(const int32_t* rows, int count, float* logits);
+    // Rows of the last step after the final norm: [count, hidden].
+    void read(const int32_t* rows, int count, float* hidden) const;
 
 private:
     void reserve(int rows);

@@ -1,0 +1,36 @@
+"""The vector of a prompt is the final hidden state of its last token, as transformers computes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from baton.core.types import Sampling
+from baton.engine.resolve import resolve_model
+from tests.numerics.test_architectures import CONFIGS, TOKENS
+from tests.unit.engine.models import engine_of, part_of, run, tiny_model
+
+EMBED = Sampling(temperature=0.0, embedding=True)
+
+
+@pytest.mark.parametrize("name", ["llama_tied", "qwen2moe", "deepseek3"])
+def test_the_vector_equals_the_last_hidden_state(name: str, tmp_path: Path) -> None:
+    """Whole, in chunks, and beside requests that want no vector."""
+    model = tiny_model(CONFIGS[name])
+    model.save_pretrained(tmp_path)
+    card = resolve_model(str(tmp_path))
+    engine, _ = engine_of(card)
+    with torch.inference_mode():
+        hidden = model.model(torch.tensor([TOKENS])).last_hidden_state[0, -1].numpy()
+    expected = hidden / np.linalg.norm(hidden)
+    whole = run(engine, part_of(TOKENS[:9], range(20, 23)), part_of(TOKENS, range(18), sampling=EMBED))
+    assert whole[0].embedding == b""
+    assert run(engine, part_of(TOKENS, range(30, 48), end=41, sampling=EMBED))[0].embedding == b""
+    chunked = run(engine, part_of(TOKENS, range(30, 48), start=41, sampling=EMBED))
+    for found in (whole[1], chunked[0]):
+        vector = np.frombuffer(found.embedding, dtype="<f4")
+        assert len(vector) == card.embedding_dim
+        np.testing.assert_allclose(vector, expected, atol=2e-5, rtol=0)
