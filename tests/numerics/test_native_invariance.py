@@ -1,0 +1,154 @@
+"""A request's logits and KV have the same bits whatever else is in the batch, however its prefill was cut, on any
+number of threads, in blocks of any size and order, and whether its prefix was computed or found.
+
+Every test plays random schedules of forced tokens and compares bytes with the same requests alone, token by token.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import transformers
+
+from baton.core.step import Slice, Step
+from baton.core.types import BlockId, RequestId, Sampling
+from baton.engine.card import ModelCard
+from baton.engine.dtype import Dtype
+from baton.engine.load_native import load_native_engine
+from baton.engine.native.build import library_path
+from baton.engine.native.library import NativeLibrary
+from baton.engine.native_engine import NativeEngine
+from baton.engine.resolve import resolve_model
+from baton.kv.layout import KVDtype
+from tests.unit.engine.models import TINY, VOCAB, tiny_model
+
+KERNELS = NativeLibrary(library_path()).usable_kernels()
+LENGTHS = (1, 2, 63, 64, 65, 130, 256, 257, 300, 530)
+"""Around the borders of attention's tiles (64 keys) and splits (256)."""
+SEEN = Sampling(temperature=0.0, top_logprobs=VOCAB)
+CONFIGS = {
+    "grouped": transformers.LlamaConfig(**TINY | {"max_position_embeddings": 1024, "head_dim": 32}),
+    "odd_sizes_and_window": transformers.MistralConfig(
+        **TINY | {"max_position_embeddings": 1024, "head_dim": 24, "intermediate_size": 72}, sliding_window=100
+    ),
+}
+
+
+@dataclass
+class Request:
+    """Tokens that are forced, not drawn; its blocks; what was seen at each position and how far it is."""
+
+    tokens: list[int]
+    table: list[int]
+    done: int = 0
+
+
+@dataclass
+class Run:
+    """One engine with its arena, and the bits that it made."""
+
+    engine: NativeEngine
+    arena: np.ndarray
+
+    def step(self, requests: Sequence[Request], counts: Sequence[int]) -> list[bytes]:
+        """Compute the next tokens of some requests. Returns the log probabilities after the last of each, as bytes."""
+        parts = tuple(
+            Slice(
+                request_id=RequestId("r"),
+                tokens=request.tokens,
+                start=request.done,
+                count=count,
+                block_table=[BlockId(block) for block in request.table],
+                sample=True,
+                sampling=SEEN,
+                prompt_tokens=len(request.tokens),
+            )
+            for request, count in zip(requests, counts, strict=True)
+        )
+        for request, count in zip(requests, counts, strict=True):
+            request.done += count
+        results = self.engine.execute(Step(parts)).slices
+        return [np.array(sorted(part.logprob.top)).tobytes() for part in results if part.logprob is not None]
+
+    def kv(self, request: Request) -> bytes:
+        """Return the KV of all its tokens, in order: independent of block size and block ids."""
+        layout = self.engine.layout
+        blocks = self.arena.reshape(-1, layout.layers, 2, layout.block_tokens, layout.token_bytes // 2 // layout.layers)
+        rows = blocks[request.table].transpose(1, 2, 0, 3, 4).reshape(layout.layers, 2, -1, blocks.shape[-1])
+        return rows[:, :, : request.done].tobytes()
+
+
+def _run(card: ModelCard, kernels: str, dtype: Dtype, *, threads: int, block_tokens: int, blocks: int) -> Run:
+    kv_dtype: KVDtype = dtype
+    layout = card.layout(block_tokens=block_tokens, dtype=kv_dtype)
+    arena = bytearray(b"\xff" * (layout.block_bytes * blocks))
+    library = NativeLibrary(library_path(), kernels)
+    engine = load_native_engine(card, layout, memoryview(arena), library, dtype=dtype, threads=threads)
+    return Run(engine, np.frombuffer(arena, dtype=np.uint8))
+
+
+def _alone(run: Run, tokens: Sequence[int]) -> tuple[list[bytes], bytes]:
+    """Compute a request token by token: what is seen at each position, and its KV."""
+    request = Request(list(tokens), list(range(-(-len(tokens) // run.engine.layout.block_tokens))))
+    return [run.step([request], [1])[0] for _ in tokens], run.kv(request)
+
+
+def _tables(rng: random.Random, blocks: int, block_tokens: int, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    free = rng.sample(range(blocks), blocks)
+    return [[free.pop() for _ in range(-(-len(prompt) // block_tokens))] for prompt in prompts]
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def card(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    tiny_model(CONFIGS[request.param]).save_pretrained(folder)
+    return resolve_model(str(folder))
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_bits_do_not_depend_on_company_chunks_threads_or_blocks(card: ModelCard, kernels: str, dtype: Dtype) -> None:
+    rng = random.Random(f"{kernels} {dtype}")
+    lengths = LENGTHS if kernels != "PLAIN" else LENGTHS[:6]
+    prompts = [[rng.randrange(VOCAB) for _ in range(length)] for length in lengths]
+    lonely = _run(card, kernels, dtype, threads=1, block_tokens=16, blocks=40)
+    expected = [_alone(lonely, prompt) for prompt in prompts]
+    for threads, block_tokens in ((1, 1), (2, 4), (3, 16), (2, 128)):
+        blocks = sum(-(-len(prompt) // block_tokens) for prompt in prompts) + 3
+        run = _run(card, kernels, dtype, threads=threads, block_tokens=block_tokens, blocks=blocks)
+        tables = _tables(rng, blocks, block_tokens, prompts)
+        requests = [Request(prompt, table) for prompt, table in zip(prompts, tables, strict=True)]
+        while waiting := [index for index, request in enumerate(requests) if request.done < len(request.tokens)]:
+            chosen = rng.sample(waiting, rng.randint(1, len(waiting)))
+            counts = [_chunk(rng, len(requests[index].tokens) - requests[index].done) for index in chosen]
+            seen = run.step([requests[index] for index in chosen], counts)
+            for index, bits in zip(chosen, seen, strict=True):
+                assert bits == expected[index][0][requests[index].done - 1], (threads, block_tokens, index)
+        for request, (_, kv) in zip(requests, expected, strict=True):
+            assert run.kv(request) == kv
+
+
+def _chunk(rng: random.Random, left: int) -> int:
+    """Often one token, often all that is left, else anything."""
+    return rng.choice((1, min(left, rng.randint(1, 40)), rng.randint(1, left), left))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_bits_do_not_depend_on_a_prefix_that_was_found(card: ModelCard, dtype: Dtype) -> None:
+    """Another engine, with other threads, goes on over blocks that the first one made."""
+    rng = random.Random(5)
+    prompt = [rng.randrange(VOCAB) for _ in range(330)]
+    first = _run(card, KERNELS[0], dtype, threads=1, block_tokens=16, blocks=30)
+    whole = Request(prompt, list(range(21)))
+    expected = first.step([whole], [330])[0]
+    second = _run(card, KERNELS[0], dtype, threads=2, block_tokens=16, blocks=50)
+    second.arena[: len(first.arena)] = first.arena
+    for found in (16, 256, 320):
+        prefix = range(found // 16)
+        request = Request(prompt, [*prefix, *range(30, 30 + 21 - len(prefix))], done=found)
+        assert second.step([request], [330 - found])[0] == expected
