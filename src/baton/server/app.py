@@ -19,6 +19,7 @@ from baton.engine.tokenizer import Tokenizer
 from baton.server.arrival import Entrance
 from baton.server.body import ClientGone
 from baton.server.clock import unix_s
+from baton.server.embed import EMBEDDINGS_PATH, Embed
 from baton.server.generate import Generate
 from baton.server.hooks import Hooks
 from baton.server.pages import Pages
@@ -51,8 +52,9 @@ def build_app(
     )
     generating = (CompletionRoute(tokenizer, gateway.card), ChatRoute(tokenizer, chat_template))
     routes = [Route(route.path, Generate(services, route), methods=["POST"]) for route in generating]
+    embed = Route(EMBEDDINGS_PATH, Embed(services), methods=["POST"])
     app = Starlette(
-        routes=[*routes, *Pages(services).routes()],
+        routes=[*routes, embed, *Pages(services).routes()],
         exception_handlers={
             RequestError: _refuse,
             HTTPException: _refuse_route,

@@ -159,7 +159,8 @@ class InProcessGateway:
             prompt_tokens = generation.request.prompt_tokens
             generation.computed_tokens = len(generation.tokens)
             index = len(generation.tokens) - prompt_tokens
-            generation.add(OutputToken(generation.request.id, 1, index, part.token, part.logprob, part.prompt_logprobs))
+            found = (part.token, part.logprob, part.prompt_logprobs, part.embedding)
+            generation.add(OutputToken(generation.request.id, 1, index, *found))
         self._release()
 
     def admit(self) -> None:

@@ -59,31 +59,48 @@ class Limits:
 
 def completion_prompts(body: CompletionRequest, tokenizer: Tokenizer, card: ModelCard) -> list[Prompt]:
     """Tokenize the prompt of a completion: one text, one list of ids, or many of either. Raises RequestError (400)."""
-    add_special = body.add_special_tokens is not False
-    match body.prompt:
-        case str() as text:
-            return [Prompt(tokenizer.encode(text, add_special=add_special), text)]
-        case []:
-            raise RequestError("prompt is an empty list; send at least one text or token id", param="prompt")
-        case [int(), *_] as ids:
-            return [_from_ids(ids, card)]
-        case many:
-            return [_one_of_many(part, tokenizer, card, add_special=add_special) for part in many]
+    reader = PromptReader(
+        tokenizer=tokenizer, card=card, param="prompt", add_special=body.add_special_tokens is not False
+    )
+    return reader.read(body.prompt)
 
 
-def _one_of_many(part: object, tokenizer: Tokenizer, card: ModelCard, *, add_special: bool) -> Prompt:
-    if isinstance(part, str):
-        return Prompt(tokenizer.encode(part, add_special=add_special), part)
-    return _from_ids(part if isinstance(part, list) else [part, None], card)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptReader:
+    """Tokenizes a field that holds one prompt or many, each as text or as token ids."""
 
+    tokenizer: Tokenizer
+    card: ModelCard
+    param: str
+    """The field, for messages."""
+    add_special: bool
 
-def _from_ids(ids: Sequence[Any], card: ModelCard) -> Prompt:
-    if not all(type(token) is int for token in ids):
-        raise RequestError(
-            "prompt mixes texts and token ids; send texts, or token ids, or lists of token ids", param="prompt"
-        )
-    check_tokens(ids, card.vocab_tokens, "prompt")
-    return Prompt(list(ids), None)
+    def read(self, value: str | Sequence[Any]) -> list[Prompt]:
+        """Raises RequestError (400)."""
+        match value:
+            case str() as text:
+                return [Prompt(self.tokenizer.encode(text, add_special=self.add_special), text)]
+            case []:
+                message = f"{self.param} is an empty list; send at least one text or token id"
+                raise RequestError(message, param=self.param)
+            case [int(), *_] as ids:
+                return [self._from_ids(ids)]
+            case many:
+                return [self._one_of_many(part) for part in many]
+
+    def _one_of_many(self, part: object) -> Prompt:
+        if isinstance(part, str):
+            return Prompt(self.tokenizer.encode(part, add_special=self.add_special), part)
+        return self._from_ids(part if isinstance(part, list) else [part, None])
+
+    def _from_ids(self, ids: Sequence[Any]) -> Prompt:
+        if not all(type(token) is int for token in ids):
+            raise RequestError(
+                f"{self.param} mixes texts and token ids; send texts, or token ids, or lists of token ids",
+                param=self.param,
+            )
+        check_tokens(ids, self.card.vocab_tokens, self.param)
+        return Prompt(list(ids), None)
 
 
 def chat_prompt(body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer, template: ChatTemplate) -> Prompt:

@@ -10,6 +10,7 @@ from baton.engine.card import ModelCard
 from baton.server.port import ClusterStatus
 from baton.server.wire import responses, schemas
 from baton.server.wire.errors import ErrorBody
+from baton.server.wire.schemas import EMBEDDING_INPUTS_MAX
 
 Json = dict[str, Any]
 _REF = "#/components/schemas/{name}"
@@ -22,6 +23,7 @@ _ERRORS = {
     415: "The body is not JSON.",
     429: "This client has used its share; come again after `Retry-After` seconds.",
     500: "The server failed on this request.",
+    501: "The engine of this server's workers cannot do this.",
     503: "The cluster cannot take the request now; come again after `Retry-After` seconds.",
 }
 _READING = (401, 500)
@@ -30,11 +32,13 @@ _GENERATING = (400, 401, 404, 413, 415, 429, 500, 503)
 _SCHEMAS = (
     schemas.CompletionRequest,
     schemas.ChatRequest,
+    schemas.EmbeddingRequest,
     schemas.TokenizeRequest,
     schemas.DetokenizeRequest,
     schemas.RoleRequest,
     responses.Completion,
     responses.ChatCompletion,
+    responses.EmbeddingList,
     responses.ModelList,
     responses.Tokens,
     responses.Detokenized,
@@ -50,6 +54,9 @@ def openapi_document(card: ModelCard, version: str, *, choices_max: int) -> Json
     """Describe every path, with the ranges that this model and this server's settings give to the fields."""
     _, components = msgspec.json.schema_components(_SCHEMAS, ref_template=_REF)
     _narrow_tokens(components, card.vocab_tokens)
+    embedding = components["EmbeddingRequest"]["properties"]
+    embedding["input"] = _prompt_schema(card.vocab_tokens, EMBEDDING_INPUTS_MAX)
+    embedding["dimensions"] = {"enum": [card.embedding_dim, None], "default": None}
     _relate_fields(components, card.vocab_tokens, choices_max)
     return {
         "openapi": "3.1.0",
@@ -68,6 +75,9 @@ def _paths() -> Json:
     return {
         "/v1/completions": {"post": _generating("Complete a text", "CompletionRequest", "Completion")},
         "/v1/chat/completions": {"post": _generating("Answer a conversation", "ChatRequest", "ChatCompletion")},
+        "/v1/embeddings": {
+            "post": _post("Turn texts into vectors", "EmbeddingRequest", "EmbeddingList", (*_GENERATING, 501))
+        },
         "/v1/models": {"get": _get("List the model that is served", "ModelList")},
         "/v1/models/{model}": {"get": _get("Describe a model", "Model", (*_READING, 404), _path_parameter("model"))},
         "/tokenize": {"post": _post("Turn text or a conversation into token ids", "TokenizeRequest", "Tokens")},

@@ -88,6 +88,27 @@ class Completion(Struct, frozen=True, kw_only=True):
     timings: Timings
 
 
+class Embedding(Struct, frozen=True, kw_only=True):
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+    """Text where base64 was asked for: float32 values, little-endian."""
+
+
+class EmbeddingUsage(Struct, frozen=True, kw_only=True):
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class EmbeddingList(Struct, frozen=True, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+    timings: Timings
+
+
 class Model(Struct, frozen=True, kw_only=True):
     id: str
     object: Literal["model"] = "model"

@@ -21,6 +21,8 @@ Prompt = Annotated[
     str | list[str | TokenId | list[TokenId]],
     Meta(extra={"words": "text, a list of token ids, a list of texts or a list of lists of token ids"}),
 ]
+EMBEDDING_INPUTS_MAX = 2048
+"""Prompts of one embedding request, as with OpenAI."""
 
 
 class StreamOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -129,6 +131,21 @@ class ChatRequest(GenerateFields, frozen=True, kw_only=True, forbid_unknown_fiel
     functions: EmptyList | None = None
     function_call: Literal["none", "auto"] | None = None
     modalities: Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)] | None = None
+
+
+class EmbeddingRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    input: Prompt
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    """base64: float32 values, little-endian."""
+    dimensions: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    """The model's own number of values, or nothing: none of the models that are served can be cut shorter."""
+    user: str | None = None
+    cache_salt: str | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    """Lower is served earlier."""
+    add_special_tokens: bool | None = None
+    """Put the tokenizer's own tokens around every text. Default: true."""
 
 
 class TokenizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

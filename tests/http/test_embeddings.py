@@ -1,0 +1,108 @@
+"""`/v1/embeddings`: the official client, every kind of input, and what is refused."""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+from collections.abc import Callable
+
+import httpx
+import openai
+import pytest
+
+from baton.engine.hash_engine import EMBEDDING_DIM
+from tests.http.conftest import House
+
+
+@pytest.fixture(params=["server", "hash_server"])
+def url(request: pytest.FixtureRequest) -> str:
+    """Once over one engine in this process, once over a prefill and a decode worker."""
+    return f"{request.getfixturevalue(request.param).url}/v1"
+
+
+def test_the_official_client_gets_unit_vectors(url: str) -> None:
+    """It asks for base64 by itself, and decodes it; asked for numbers, it gets the same ones."""
+    with openai.OpenAI(base_url=url, api_key="unused", max_retries=0) as client:
+        answer = client.embeddings.create(model="hash", input=["a harbour", "a ship", "a harbour"])
+        plain = client.embeddings.create(model="hash", input="a ship", encoding_format="float")
+    assert [part.index for part in answer.data] == [0, 1, 2]
+    first, second, third = (part.embedding for part in answer.data)
+    assert first == third != second
+    assert plain.data[0].embedding == pytest.approx(second)
+    assert len(first) == EMBEDDING_DIM
+    assert math.fsum(value * value for value in first) == pytest.approx(1.0, rel=1e-5)
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens == len("a harbour" * 2 + "a ship")
+    assert answer.model_extra is not None
+    assert answer.model_extra["timings"]["attempts"] == 1
+
+
+def test_a_prompt_that_comes_again_is_read_from_the_cache(hash_server: object) -> None:
+    """And gives the same vector: only its last token is computed."""
+    with httpx.Client(base_url=hash_server.url, timeout=30) as client:
+        body = {"input": "the same long text, " * 20}
+        first, again = (client.post("/v1/embeddings", json=body).raise_for_status().json() for _ in range(2))
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 300
+    assert again["data"] == first["data"]
+
+
+def test_texts_and_token_ids_are_the_same_prompt(client: httpx.Client) -> None:
+    ids = client.post("/tokenize", json={"prompt": "a tide"}).json()["tokens"]
+    inputs: list[object] = ["a tide", ["a tide"], ids, [ids, ids]]
+    found = [client.post("/v1/embeddings", json={"input": given}).raise_for_status().json() for given in inputs]
+    assert {tuple(part["embedding"]) for answer in found for part in answer["data"]} == {
+        tuple(found[0]["data"][0]["embedding"])
+    }
+    assert len(found[3]["data"]) == 2
+
+
+def test_base64_is_little_endian_float32(client: httpx.Client) -> None:
+    numbers, text = (
+        client.post("/v1/embeddings", json={"input": "x", "encoding_format": kind}).json()["data"][0]["embedding"]
+        for kind in ("float", "base64")
+    )
+    assert list(struct.unpack(f"<{EMBEDDING_DIM}f", base64.b64decode(text))) == numbers
+
+
+def test_more_prompts_than_run_at_a_time(client: httpx.Client) -> None:
+    """In their order, whichever came first."""
+    texts = [f"text {index % 7}" for index in range(150)]
+    data = client.post("/v1/embeddings", json={"input": texts}).raise_for_status().json()["data"]
+    assert [part["index"] for part in data] == list(range(150))
+    for index, part in enumerate(data):
+        assert part["embedding"] == data[index % 7]["embedding"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({"input": []}, 400, "input is an empty list"),
+        ({"input": ""}, 400, "prompt is empty"),
+        ({"input": ["a", 3]}, 400, "input mixes texts and token ids"),
+        ({"input": [[1, 2], []]}, 400, "prompt is empty"),
+        ({"input": [999_999]}, 400, "999999"),
+        ({"input": "a", "dimensions": 8}, 400, "dimensions is 8, the vectors of 'hash' have 16 values"),
+        ({"input": "a", "encoding_format": "int8"}, 400, "encoding_format must be"),
+        ({"input": "a", "model": "other"}, 404, "is not served here"),
+        ({"input": "a" * 5000}, 400, "at most"),
+        ({"input": ["a"] * 2049}, 400, "one request may have 2048"),
+        ({}, 400, "input is required"),
+    ],
+)
+def test_what_is_refused_says_why(client: httpx.Client, body: dict[str, object], status: int, words: str) -> None:
+    answer = client.post("/v1/embeddings", json=body)
+    assert answer.status_code == status
+    assert words in answer.json()["error"]["message"]
+
+
+def test_the_models_own_number_of_dimensions_is_welcome(client: httpx.Client) -> None:
+    answer = client.post("/v1/embeddings", json={"input": "a", "dimensions": EMBEDDING_DIM})
+    assert len(answer.raise_for_status().json()["data"][0]["embedding"]) == EMBEDDING_DIM
+
+
+def test_a_full_server_refuses_as_it_refuses_completions(
+    build: Callable[..., House], serve: Callable[[House], httpx.Client]
+) -> None:
+    answer = serve(build(waiting_max=0)).post("/v1/embeddings", json={"input": ["a", "b"]})
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "1"
