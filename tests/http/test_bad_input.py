@@ -191,7 +191,7 @@ def test_another_model_is_a_404(client: httpx.Client, path: str) -> None:
 
 
 def test_an_unknown_path_is_a_404(client: httpx.Client) -> None:
-    for path in ("/v1", "/v1/completions/", "/v1/embeddings", "/ui/x", "/..%2fetc"):
+    for path in ("/v1", "/v1/completions/", "/v1/images", "/ui/x", "/..%2fetc"):
         check_error(client.get(path), 404, None)
 
 
