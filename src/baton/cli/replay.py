@@ -1,16 +1,34 @@
-"""`baton replay`: feed a server's decision log into a fresh coordinator and compare."""
+"""`baton replay`: feed a decision log into a fresh coordinator, or ask other policies what they would have done."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+from rich.console import Console
+from rich.table import Table
 
-from baton.control.build import build_coordinator
-from baton.control.decision_log import replay
-from baton.cost.linear import LinearCost
-from baton.link.log_file import read_log
+from baton.cli.explain import wide_console, write_json
+from baton.cli.logs import Header, fresh_coordinator, open_log, other_policies, write_file
+from baton.control.decision_log import Decision, replay
+from baton.core.errors import ConfigError
+from baton.report.compare import Comparison, compare
+from baton.report.log_page import render_log
+from baton.report.perfetto import render_perfetto
+from baton.report.timeline import read_timeline
+from baton.sim.policies import CHOICES
+
+ROWS = 20
+"""Differences that are shown, where not said otherwise."""
+
+DESCRIPTION = """Feed a decision log into a fresh coordinator and compare what it decides (INV-7).
+
+With --policy, the policies of that name are asked every question that the log's own were asked, in the situation that
+really was, and their answers are compared: other workers, refusals, and the times that the cost model predicts for
+both. The log's decisions go on being followed, so what their own choices would have led to is not seen; `baton sim`
+on the same arrivals shows that."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -18,20 +36,50 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "replay",
         help="replay a decision log and compare",
-        description="Feed the log of baton serve --log FILE into a fresh coordinator and compare what it decides.",
-        epilog="Exit code: 0 the same decisions, 1 a difference (shown), 2 no such log.",
+        description=DESCRIPTION,
+        epilog="Exit code: 0 the same decisions (with --policy: compared), 1 a difference (shown), 2 no such log.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
-    parser.add_argument("log", type=Path, metavar="LOG", help="a file that `baton serve --log` wrote")
+    parser.add_argument(
+        "log", type=Path, metavar="LOG", help="a file that `baton serve --log` or `baton sim --log` wrote"
+    )
+    parser.add_argument("--policy", metavar="NAME", help=f"ask these policies too: {', '.join(CHOICES)}")
+    parser.add_argument(
+        "--rows", type=int, default=ROWS, metavar="N", help="differences to show (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="with --policy: write all as JSON; - for standard output"
+    )
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write a page: roles, queues and load of every worker"
+    )
+    parser.add_argument("--perfetto", type=Path, metavar="FILE", help="write a trace for ui.perfetto.dev")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replay and say what came out. Returns the exit code."""
-    header, decisions = read_log(args.log)
-    coordinator = build_coordinator(
-        header.policy, cost=LinearCost(), block_tokens=header.block_tokens, attempts_max=header.attempts_max
-    )
-    agreed, difference = replay(coordinator, decisions)
+    """Do what was asked and return the exit code. Every part reads the log again: it may be larger than memory."""
+    _check(args)
+    if args.html is not None or args.perfetto is not None:
+        _write_pictures(args)
+    header, decisions = open_log(args.log)
+    if args.policy is not None:
+        return _compare(args, header, decisions)
+    return _replay(header, decisions)
+
+
+def _check(args: argparse.Namespace) -> None:
+    problems: list[str] = []
+    if args.json is not None and args.policy is None:
+        problems.append("--json needs --policy")
+    if args.rows < 0:
+        problems.append(f"--rows is {args.rows}, but must be at least 0")
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _replay(header: Header, decisions: Iterator[Decision]) -> int:
+    agreed, difference = replay(fresh_coordinator(header), decisions)
     if difference is None:
         print(f"{agreed} events, the same decisions")  # noqa: T201
         return 0
@@ -44,3 +92,68 @@ def run(args: argparse.Namespace) -> int:
     text = msgspec.json.format(msgspec.json.encode(shown), indent=2).decode()
     print(f"{agreed} events agree; event {difference.index} does not:\n{text}")  # noqa: T201
     return 1
+
+
+def _compare(args: argparse.Namespace, header: Header, decisions: Iterator[Decision]) -> int:
+    coordinator = fresh_coordinator(header)
+    found = compare(coordinator, decisions, other_policies(args.policy, header, coordinator.policies.cost))
+    if args.json is not None:
+        write_json(args.json, found)
+    if args.json != Path("-"):
+        _show(found, args.policy, args.rows, wide_console())
+    return 0
+
+
+def _show(found: Comparison, policy: str, rows: int, console: Console) -> None:
+    words = {"admit": "admission", "prefill": "who prefills", "decode": "who decodes"}
+    table = Table("question", "asked", "answered otherwise", title=f"the log's policies and {policy}")
+    for subject, asked in found.asked.items():
+        differing = found.differing.get(subject, 0)
+        table.add_row(words[subject], f"{asked:,}", f"{differing:,} ({differing / asked:.1%})")
+    console.print(table)
+    if found.recorded_ttft_s is not None and found.other_ttft_s is not None:
+        console.print(
+            f"predicted TTFT on average: {found.recorded_ttft_s * 1000:,.3f} ms as the log chose, "
+            f"{found.other_ttft_s * 1000:,.3f} ms as {policy} would have chosen there",
+            highlight=False,
+        )
+    if found.disagreements:
+        console.print(
+            f"note: {found.disagreements} events replay otherwise than the log: the code or its policies have changed",
+            markup=False,
+        )
+    if rows and found.divergences:
+        console.print(_divergences(found, policy, rows))
+
+
+def _divergences(found: Comparison, policy: str, rows: int) -> Table:
+    total = sum(found.differing.values())
+    table = Table(
+        title=f"the first {min(rows, len(found.divergences))} of {total:,} differences", box=None, padding=(0, 1)
+    )
+    for name in ("s", "request", "question", "log", "ms", policy, "ms"):
+        table.add_column(name, justify="right" if name in ("s", "ms") else "left")
+    for difference in found.divergences[:rows]:
+        table.add_row(
+            f"{difference.at_s:,.3f}",
+            difference.request_id,
+            difference.subject,
+            difference.recorded,
+            _milliseconds(difference.recorded_s),
+            difference.other,
+            _milliseconds(difference.other_s),
+        )
+    return table
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1000:,.3f}"
+
+
+def _write_pictures(args: argparse.Namespace) -> None:
+    _, decisions = open_log(args.log)
+    timeline = read_timeline(decisions)
+    if args.html is not None:
+        write_file(args.html, render_log(timeline, args.log.name).encode())
+    if args.perfetto is not None:
+        write_file(args.perfetto, render_perfetto(timeline))

@@ -9,7 +9,8 @@ from msgspec import Struct
 
 from baton.control.coordinator import Coordinator
 from baton.core.config import PolicyConfig
-from baton.core.messages import CoordinatorCommand, CoordinatorEvent
+from baton.core.messages import CoordinatorCommand, CoordinatorEvent, PoolCommand, PoolEvent
+from baton.core.types import HostId
 
 LOG_VERSION = 1
 
@@ -23,6 +24,15 @@ class LogHeader(Struct, frozen=True, kw_only=True, tag=True):
     attempts_max: int
 
 
+class SimHeader(Struct, frozen=True, kw_only=True, tag=True):
+    """As `LogHeader`, of a simulated coordinator: its cluster file and the name of its policies say the same."""
+
+    version: int = LOG_VERSION
+    cluster: str
+    """Text of the cluster file."""
+    policy: str
+
+
 class Decision(Struct, frozen=True, tag=True):
     """One event into the coordinator, when, and what came out."""
 
@@ -31,7 +41,16 @@ class Decision(Struct, frozen=True, tag=True):
     commands: tuple[CoordinatorCommand, ...]
 
 
-LogEntry = LogHeader | Decision
+class PoolDecision(Struct, frozen=True, tag=True):
+    """One event into a host's pool, and what came out."""
+
+    now_s: float
+    host: HostId
+    event: PoolEvent
+    commands: tuple[PoolCommand, ...]
+
+
+LogEntry = LogHeader | SimHeader | Decision
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from baton.control.decision_log import LOG_VERSION, Decision, LogEntry, LogHeader
+from baton.control.decision_log import LOG_VERSION, Decision, LogEntry, LogHeader, SimHeader
 from baton.core.errors import ConfigError
 from baton.link.frames import FrameReader, frame
 
@@ -18,7 +18,7 @@ _READ_BYTES = 1 << 20
 class LogWriter:
     """Appends decisions as they are made, unbuffered: a crash loses none. Stops at its bound (INV-9)."""
 
-    def __init__(self, path: Path, header: LogHeader, bytes_max: int) -> None:
+    def __init__(self, path: Path, header: LogHeader | SimHeader, bytes_max: int) -> None:
         """Start a new log. Raises ConfigError where the file cannot be written."""
         self.full = False
         self.on_full: Callable[[str], None] | None = None
@@ -65,14 +65,14 @@ class LogWriter:
         self._file.close()
 
 
-def read_log(path: Path) -> tuple[LogHeader, Iterator[Decision]]:
+def read_log(path: Path) -> tuple[LogHeader | SimHeader, Iterator[Decision]]:
     """Open a log. A last entry that was cut off by a crash is left out.
 
     Raises ConfigError for what is no such log, here or while it is read.
     """
     entries = _entries(path)
     header = next(entries, None)
-    if not isinstance(header, LogHeader) or header.version != LOG_VERSION:
+    if not isinstance(header, LogHeader | SimHeader) or header.version != LOG_VERSION:
         raise ConfigError(f"{path} is no decision log of version {LOG_VERSION}; `baton serve --log FILE` writes one")
     return header, (entry for entry in entries if isinstance(entry, Decision))
 

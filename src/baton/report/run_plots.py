@@ -23,15 +23,23 @@ LIVES_MAX = 1000
 def latency_plots(records: Sequence[RequestRecord], slo: SloTargets) -> list[str]:
     """TTFT, TPOT, ITL and E2E of completed requests."""
     done = [record for record in records if record.outcome == "finished"]
-    ttft_s = [value for record in done if (value := record.ttft_s) is not None]
     tpot_s = [value for record in done if (value := record.tpot_s) is not None]
-    e2e_s = [value for record in done if (value := record.e2e_s) is not None]
     return [
-        plot("Time to first token (TTFT)", _distribution(np.asarray(ttft_s), slo.ttft_s, "TTFT")),
+        ttft_plot(records, slo),
         plot("Time per output token, per request (TPOT)", _distribution(np.asarray(tpot_s), slo.tpot_s, "TPOT")),
         plot("Inter-token latency, every gap (ITL)", _distribution(token_gaps_s(done), None, "ITL")),
-        plot("End to end (E2E)", _distribution(np.asarray(e2e_s), None, "E2E")),
+        e2e_plot(records),
     ]
+
+
+def ttft_plot(records: Sequence[RequestRecord], slo: SloTargets) -> str:
+    values_s = [value for record in records if record.outcome == "finished" and (value := record.ttft_s) is not None]
+    return plot("Time to first token (TTFT)", _distribution(np.asarray(values_s), slo.ttft_s, "TTFT"))
+
+
+def e2e_plot(records: Sequence[RequestRecord]) -> str:
+    values_s = [value for record in records if record.outcome == "finished" and (value := record.e2e_s) is not None]
+    return plot("End to end (E2E)", _distribution(np.asarray(values_s), None, "E2E"))
 
 
 def _distribution(values_s: Values, target_s: float | None, name: str) -> str:
@@ -63,22 +71,35 @@ def time_plots(records: Sequence[RequestRecord], slo: SloTargets) -> list[str]:
     """Requests under way, arrivals and tokens per second, and SLO attainment, each over the time of the run."""
     if not records:
         return []
-    start_s = min(record.arrival_s for record in records)
-    end_s = max(record.end_s for record in records)
-    borders = bins.edges(0.0, end_s - start_s, BINS)
+    start_s, borders = _span(records)
+    tokens_s = np.concatenate([np.asarray(record.token_times_s, np.float64) for record in records])
+    return [
+        *load_plots(records),
+        plot("Output tokens per second", _rate(tokens_s - start_s, borders, "/s")),
+        plot("SLO attainment, by time of arrival", _attainment(records, slo, start_s, borders)),
+    ]
+
+
+def load_plots(records: Sequence[RequestRecord]) -> list[str]:
+    """Requests under way, and arrivals per second."""
+    if not records:
+        return []
+    start_s, borders = _span(records)
+    arrivals_s = [record.arrival_s - start_s for record in records]
     return [
         plot(
             "Requests under way",
             _under_way(records, start_s, borders),
             'until the first token <i class="b">prefill and queues</i>, then <i class="a">decode</i>',
         ),
-        plot("Arrivals per second", _rate([record.arrival_s - start_s for record in records], borders, "requests/s")),
-        plot(
-            "Output tokens per second",
-            _rate(np.concatenate([np.asarray(r.token_times_s, np.float64) for r in records]) - start_s, borders, "/s"),
-        ),
-        plot("SLO attainment, by time of arrival", _attainment(records, slo, start_s, borders)),
+        plot("Arrivals per second", _rate(arrivals_s, borders, "requests/s")),
     ]
+
+
+def _span(records: Sequence[RequestRecord]) -> tuple[float, Values]:
+    """Time of the first arrival, and the borders of equal bins from there to the last end."""
+    start_s = min(record.arrival_s for record in records)
+    return start_s, bins.edges(0.0, max(record.end_s for record in records) - start_s, BINS)
 
 
 def _under_way(records: Sequence[RequestRecord], start_s: float, borders: Values) -> str:

@@ -1,0 +1,176 @@
+"""`baton explain`: every decision about one request, with what the policies saw, and where its time went."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from baton.cli.logs import fresh_coordinator, open_log, write_file
+from baton.core.errors import ConfigError
+from baton.report.explain import Explanation, NotInLog, explain
+from baton.report.questions import Option, Question
+
+OPTIONS_MAX = 12
+"""Workers of a question that the screen shows, the soonest first; `--json` has all."""
+WIDTH = 120
+"""Characters of a line where nobody says how many fit."""
+
+DESCRIPTION = """Explain one request from a decision log: what happened to it and when, what each policy was asked, what
+it saw of every worker (load, prefix hits, age of the report), what the cost model predicted there, and what it chose.
+
+The log is replayed into a fresh coordinator, so what is shown is what the policies really saw."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "explain",
+        help="explain the decisions about one request",
+        description=DESCRIPTION,
+        epilog="Exit code: 0 explained, 2 no such log, or no such request in it.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("request_id", metavar="REQUEST_ID", help="as in X-Request-Id, or request-0 of a simulation")
+    parser.add_argument(
+        "--log",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="a file that `baton serve --log` or `baton sim --log` wrote",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON; - for standard output")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Explain. Raises ConfigError where the log or the request cannot be found."""
+    header, decisions = open_log(args.log)
+    try:
+        explanation = explain(fresh_coordinator(header), decisions, args.request_id)
+    except NotInLog as missing:
+        known = f", the last of them {', '.join(missing.similar)}" if missing.similar else ""
+        raise ConfigError(
+            f"{args.log}: no request {args.request_id!r} among its {missing.requests}{known}; "
+            "the id is what the server returns as X-Request-Id"
+        ) from missing
+    if args.json is not None:
+        write_json(args.json, explanation)
+    if args.json != Path("-"):
+        show(explanation, wide_console())
+    return 0
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a struct, readable; `-` is standard output. Raises ConfigError where the file cannot be written."""
+    text = msgspec.json.format(msgspec.json.encode(value), indent=2)
+    if path == Path("-"):
+        print(text.decode())  # noqa: T201
+        return
+    write_file(path, text + b"\n")
+
+
+def wide_console() -> Console:
+    """A terminal as wide as it is; a pipe or a file as wide as the tables need."""
+    console = Console()
+    return console if console.is_terminal else Console(width=max(console.width, WIDTH))
+
+
+def show(explanation: Explanation, console: Console) -> None:
+    """Print the whole story."""
+    facts = Table(title=f"request {explanation.request_id}", title_justify="left", show_header=False, box=None)
+    for name, value in _facts(explanation):
+        facts.add_row(name, value)
+    console.print(facts)
+    for moment in explanation.moments:
+        console.print(f"\n{moment.at_s * 1000:>12,.3f} ms  {moment.what}", markup=False, highlight=False)
+        for question in moment.questions:
+            if question.subject != "admit" or question.refusal:
+                console.print(_question_table(question))
+            console.print(f"{'':17}{question.policy}: {_verdict(question)}", markup=False, highlight=False)
+    if explanation.differences:
+        console.print(
+            f"\nnote: a replay decides {explanation.differences} events otherwise than the log: the code or a policy "
+            "has changed since, and what is shown may not be what was seen",
+            markup=False,
+        )
+
+
+def _facts(explanation: Explanation) -> Iterator[tuple[str, str]]:
+    yield "outcome", f"{explanation.outcome or 'open'}{f': {explanation.reason}' if explanation.reason else ''}"
+    yield "prompt, output at most", f"{explanation.prompt_tokens:,}, {explanation.output_tokens_max:,} tokens"
+    if explanation.slo is not None:
+        slo = explanation.slo
+        yield "SLO", f"TTFT {slo.ttft_s * 1000:,.4g} ms, TPOT {slo.tpot_s * 1000:,.4g} ms"
+    if explanation.tenant or explanation.priority:
+        yield "tenant, priority", f"{explanation.tenant or '-'}, {explanation.priority}"
+    yield "attempts", str(explanation.attempts)
+    for name, seconds in (
+        ("waited for a worker", explanation.queue_s),
+        ("to the first token from there", explanation.prefill_s),
+        ("predicted TTFT", explanation.predicted_ttft_s),
+        ("first token to the end" if explanation.prefill_s is not None else "on its worker", explanation.decode_s),
+        ("end to end", explanation.e2e_s),
+    ):
+        if seconds is not None:
+            yield name, f"{seconds * 1000:,.3f} ms"
+
+
+def _question_table(question: Question) -> Table:
+    words = {"admit": "take it?", "prefill": "who computes the prompt?", "decode": "who decodes?"}[question.subject]
+    title = f"{words} {question.live_requests} requests on workers, {question.waiting_requests} without one"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1))
+    table.add_column("worker", no_wrap=True)
+    table.add_column("role")
+    names = ("queue", "prompt", "TTFT") if question.subject != "decode" else ("step", "handoff", "both")
+    for name in ("requests", "queued", "context", "hit", "age ms", *(f"{name} ms" for name in names)):
+        table.add_column(name, justify="right", no_wrap=True)
+    ranked = sorted(question.options, key=lambda option: option.predicted_s)[:OPTIONS_MAX]
+    chosen = question.option(question.chosen)
+    for option in ranked if chosen is None or chosen in ranked else [*ranked[:-1], chosen]:
+        style = "bold" if option.worker == question.chosen else None
+        table.add_row(*_cells(option, question), style=style)
+    return table
+
+
+def _cells(option: Option, question: Question) -> list[str]:
+    mark = "> " if option.worker == question.chosen else "  "
+    parts = (option.queue_s, option.prefill_s) if question.subject != "decode" else (option.step_s, option.handoff_s)
+    return [
+        mark + option.worker,
+        option.role,
+        str(option.running_requests),
+        f"{option.queued_tokens:,}",
+        f"{option.context_tokens:,}",
+        f"{option.hit_tokens:,}",
+        f"{option.report_age_s * 1000:,.0f}",
+        *("-" if part is None else f"{part * 1000:,.2f}" for part in parts),
+        f"{option.predicted_s * 1000:,.2f}",
+    ]
+
+
+def _verdict(question: Question) -> str:
+    """Who won, in one sentence."""
+    if question.refusal:
+        return f"refused: {question.refusal}"
+    best = question.best
+    if question.subject == "admit":
+        return (
+            "taken"
+            if best is None
+            else f"taken; the soonest first token is predicted at {best.worker}, {best.predicted_s * 1000:,.2f} ms"
+        )
+    chosen = question.option(question.chosen)
+    if chosen is None or best is None:
+        return "nobody was chosen"
+    if chosen.predicted_s == best.predicted_s:
+        return f"{chosen.worker}, and nobody is predicted to be sooner"
+    sooner_ms = (chosen.predicted_s - best.predicted_s) * 1000
+    return (
+        f"{chosen.worker}, though {best.worker} is predicted to be {sooner_ms:,.3f} ms sooner: "
+        f"{question.policy} weighs something else"
+    )

@@ -1,0 +1,53 @@
+"""Decision logs for commands: open one, and build the coordinator that wrote it again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from baton.control.advice import Policies
+from baton.control.build import build_coordinator
+from baton.control.coordinator import Coordinator
+from baton.control.decision_log import Decision, LogHeader, SimHeader
+from baton.core.errors import ConfigError
+from baton.core.ports import CostModel
+from baton.cost.linear import LinearCost
+from baton.link.log_file import read_log
+from baton.sim.cluster import cluster_coordinator
+from baton.sim.policies import build_policies
+from baton.sim.spec import ClusterSpec, load_spec
+
+Header = LogHeader | SimHeader
+
+
+def open_log(path: Path) -> tuple[Header, Iterator[Decision]]:
+    """Raises ConfigError for what is no log, here or while it is read."""
+    return read_log(path)
+
+
+def fresh_coordinator(header: Header) -> Coordinator:
+    """A coordinator as the one that wrote the log. Raises ConfigError where its policies are not there any more."""
+    if isinstance(header, SimHeader):
+        spec = load_spec(header.cluster)
+        return cluster_coordinator(spec, build_policies(header.policy, spec))
+    return build_coordinator(
+        header.policy, cost=LinearCost(), block_tokens=header.block_tokens, attempts_max=header.attempts_max
+    )
+
+
+def other_policies(name: str, header: Header, cost: CostModel) -> Policies:
+    """The policies of a name, as `baton sim --policy` has them, with the cost model of the log.
+
+    Raises ConfigError for an unknown name: it lists the known.
+    """
+    spec = load_spec(header.cluster) if isinstance(header, SimHeader) else ClusterSpec()
+    return replace(build_policies(name, spec).cluster, cost=cost)
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Raises ConfigError where the file cannot be written."""
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}; choose another file") from error

@@ -1,0 +1,215 @@
+"""One request: every decision about it with what the policies saw, and where its time went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from msgspec import Struct
+
+from baton.control.coordinator import Coordinator
+from baton.control.decision_log import Decision
+from baton.core.messages import (
+    CloseRequest,
+    CoordinatorCommand,
+    CoordinatorEvent,
+    Outcome,
+    PrefillFinished,
+    ReleaseBlocks,
+    RequestArrived,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+    StartDecode,
+    StartPrefill,
+    StopRequest,
+    WorkerJoined,
+    WorkerLost,
+)
+from baton.core.types import RequestId, Slo
+from baton.report.questions import Question, watch
+
+SIMILAR_MAX = 5
+"""Request ids that are told where the one asked for is not in the log."""
+
+
+class Moment(Struct, frozen=True, kw_only=True):
+    """Something that happened to the request."""
+
+    at_s: float
+    """Since it arrived."""
+    what: str
+    questions: tuple[Question, ...] = ()
+    """What the policies were asked because of it."""
+
+
+class Explanation(Struct, frozen=True, kw_only=True):
+    """All that a log knows about one request. Durations are None where it does not tell."""
+
+    request_id: RequestId
+    arrived_at_s: float
+    """Of the log's clock."""
+    prompt_tokens: int
+    output_tokens_max: int
+    tenant: str
+    priority: int
+    slo: Slo | None
+    outcome: Outcome | None
+    """None: the log ends before the request."""
+    reason: str
+    attempts: int
+    queue_s: float | None
+    """Until a worker was told to compute it: 0 unless it waited for one in the coordinator's room."""
+    prefill_s: float | None
+    """From there to the first token, its wait in the worker included. None where one worker does both."""
+    predicted_ttft_s: float | None
+    """Of the first worker that was chosen."""
+    decode_s: float | None
+    """From the first token (or, on a mixed worker, from the start) to the end."""
+    e2e_s: float | None
+    moments: tuple[Moment, ...]
+    differences: int
+    """Events of the log, up to the request's end, that a replay decides otherwise: the code or a policy has changed."""
+
+
+@dataclass(slots=True)
+class NotInLog(LookupError):
+    """The log has no such request."""
+
+    requests: int
+    """How many it has."""
+    similar: list[str]
+
+
+def explain(coordinator: Coordinator, decisions: Iterable[Decision], request_id: str) -> Explanation:
+    """Replay the log into a fresh coordinator and keep what concerns the request. Raises NotInLog."""
+    notes = watch(coordinator)
+    arrived: Decision | None = None
+    last: list[str] = []
+    requests = differences = 0
+    moments: list[tuple[float, Decision, tuple[Question, ...]]] = []
+    for decision in decisions:
+        notes.now_s = decision.now_s
+        differences += tuple(coordinator.handle(decision.event, decision.now_s)) != decision.commands
+        asked = tuple(question for question in notes.questions if question.request_id == request_id)
+        notes.questions.clear()
+        if isinstance(decision.event, RequestArrived):
+            requests += 1
+            last = [*last, decision.event.request.id][-SIMILAR_MAX:]
+            arrived = decision if decision.event.request.id == request_id else arrived
+        if arrived is not None and concerns(decision, request_id):
+            moments.append((decision.now_s, decision, asked))
+            if any(isinstance(c, CloseRequest) and c.request_id == request_id for c in decision.commands):
+                break
+    if arrived is None:
+        raise NotInLog(requests, last)
+    return _explanation(arrived, moments, differences)
+
+
+def concerns(decision: Decision, request_id: str) -> bool:
+    """Whether an event is about a request, or something was ordered for it."""
+    return _about(decision.event) == request_id or any(_about(command) == request_id for command in decision.commands)
+
+
+def _about(message: CoordinatorEvent | CoordinatorCommand) -> RequestId | None:
+    match message:
+        case RequestArrived(request=request) | StartPrefill(request=request) | StartDecode(request=request):
+            return request.id
+        case (
+            RequestCancelled(request_id=request_id)
+            | PrefillFinished(request_id=request_id)
+            | RequestFinished(request_id=request_id)
+            | RequestFailed(request_id=request_id)
+            | StopRequest(request_id=request_id)
+            | ReleaseBlocks(request_id=request_id)
+            | CloseRequest(request_id=request_id)
+        ):
+            return request_id
+        case _:
+            return None
+
+
+def _explanation(
+    arrived: Decision, found: list[tuple[float, Decision, tuple[Question, ...]]], differences: int
+) -> Explanation:
+    assert isinstance(arrived.event, RequestArrived)
+    request, start_s = arrived.event.request, arrived.now_s
+    commands = [
+        (at_s, command) for at_s, decision, _ in found for command in decision.commands if _about(command) == request.id
+    ]
+    started_s = next((at_s for at_s, command in commands if isinstance(command, StartPrefill)), None)
+    first_s = next((at_s for at_s, decision, _ in found if isinstance(decision.event, PrefillFinished)), None)
+    close = next(((at_s, command) for at_s, command in commands if isinstance(command, CloseRequest)), None)
+    end_s = None if close is None or close[1].outcome == "rejected" else close[0]
+    decoding_s = first_s if first_s is not None else started_s
+    questions = [question for _, _, asked in found for question in asked if question.subject == "prefill"]
+    chosen = questions[0].option(questions[0].chosen) if questions else None
+    return Explanation(
+        request_id=request.id,
+        arrived_at_s=start_s,
+        prompt_tokens=request.prompt_tokens,
+        output_tokens_max=request.output_tokens_max,
+        tenant=request.tenant,
+        priority=request.priority,
+        slo=request.slo,
+        outcome=None if close is None else close[1].outcome,
+        reason="" if close is None else close[1].reason,
+        attempts=max((c.attempt for _, c in commands if isinstance(c, StartPrefill | StartDecode)), default=0),
+        queue_s=_between(start_s, started_s),
+        prefill_s=_between(started_s, first_s),
+        predicted_ttft_s=None if chosen is None else chosen.ttft_s,
+        decode_s=_between(decoding_s, end_s),
+        e2e_s=_between(start_s, end_s),
+        moments=tuple(
+            Moment(at_s=at_s - start_s, what=_words(decision, request.id), questions=asked)
+            for at_s, decision, asked in found
+        ),
+        differences=differences,
+    )
+
+
+def _between(start_s: float | None, end_s: float | None) -> float | None:
+    return None if start_s is None or end_s is None else end_s - start_s
+
+
+def _words(decision: Decision, request_id: RequestId) -> str:
+    """The event, and what was ordered."""
+    orders = [_order(command) for command in decision.commands if _about(command) == request_id]
+    return "; ".join([_event_words(decision.event), *(order for order in orders if order)])
+
+
+def _event_words(event: CoordinatorEvent) -> str:
+    match event:
+        case RequestArrived(request=request):
+            return f"arrived with {request.prompt_tokens:,} prompt tokens"
+        case RequestCancelled():
+            return "cancelled by its client, or by a stop string"
+        case PrefillFinished(worker=worker, computed_tokens=computed_tokens):
+            return f"first token from {worker}, KV of {computed_tokens:,} tokens is there"
+        case RequestFinished(worker=worker, reason=reason):
+            return f"last token from {worker} ({reason})"
+        case RequestFailed(worker=worker, reason=reason):
+            return f"{worker} cannot compute it: {reason}"
+        case WorkerLost(worker=worker, reason=reason):
+            return f"{worker} was lost: {reason}"
+        case WorkerJoined(view=view):
+            return f"{view.id} joined"
+        case _:
+            return type(event).__name__
+
+
+def _order(command: CoordinatorCommand) -> str:
+    match command:
+        case StartPrefill(worker=worker, attempt=attempt, until=until, fetch=fetch):
+            how = "first token" if until == "first_token" else "end"
+            pull = f", with the prefix of {fetch}" if fetch else ""
+            return f"{worker} computes it to the {how}{pull} (attempt {attempt})"
+        case StartDecode(worker=worker, attempt=attempt, source=source):
+            pull = f", its KV comes from {source}" if source else ""
+            return f"{worker} goes on with it{pull} (attempt {attempt})"
+        case StopRequest(worker=worker):
+            return f"{worker} drops it"
+        case CloseRequest(outcome=outcome, reason=reason):
+            return f"closed: {outcome}{f', {reason}' if reason else ''}"
+        case _:
+            return ""

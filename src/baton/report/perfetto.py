@@ -1,0 +1,102 @@
+"""A run for the Perfetto UI (or chrome://tracing): who ran what when, and how long the queues were.
+
+Source: "Trace Event Format", the JSON that both read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from baton.report.timeline import RequestLine, Timeline, WorkerLine
+
+WORKERS, REQUESTS = 1, 2
+"""The two process rows of the trace."""
+
+Event = dict[str, object]
+
+
+def render_perfetto(timeline: Timeline) -> bytes:
+    """Encode a timeline as trace events. Times are microseconds from the log's first event."""
+    start_s = timeline.start_s or 0.0
+    events = [
+        _name(WORKERS, 0, "process_name", "workers"),
+        _name(REQUESTS, 0, "process_name", "requests"),
+    ]
+    for thread, line in enumerate(timeline.workers.values(), start=1):
+        events.append(_name(WORKERS, thread, "thread_name", line.worker))
+        events += _roles(line, thread, start_s, timeline.end_s)
+        events += _counters(line, start_s)
+    for line in timeline.requests.values():
+        events += _request(line, start_s, timeline.end_s)
+    return msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": events})
+
+
+def _name(process: int, thread: int, kind: str, name: str) -> Event:
+    return {"ph": "M", "pid": process, "tid": thread, "name": kind, "args": {"name": name}}
+
+
+def _us(at_s: float, start_s: float) -> float:
+    return round((at_s - start_s) * 1e6, 3)
+
+
+def _roles(line: WorkerLine, thread: int, start_s: float, end_s: float) -> Iterator[Event]:
+    """A slice per role on the worker's row."""
+    for span in line.roles:
+        until_s = end_s if span.end_s is None else span.end_s
+        yield {
+            "ph": "X",
+            "pid": WORKERS,
+            "tid": thread,
+            "name": span.role,
+            "ts": _us(span.start_s, start_s),
+            "dur": _us(until_s, span.start_s),
+        }
+
+
+def _counters(line: WorkerLine, start_s: float) -> Iterator[Event]:
+    """Requests and queued tokens of a worker: one event per change."""
+    before: tuple[int, int, int] | None = None
+    for at_s, running, waiting, queued in zip(
+        line.times_s, line.running, line.waiting, line.queued_tokens, strict=True
+    ):
+        if (running, waiting, queued) == before:
+            continue
+        before = (running, waiting, queued)
+        at_us = _us(at_s, start_s)
+        yield _counter(f"{line.worker} requests", at_us, {"running": running, "waiting": waiting})
+        yield _counter(f"{line.worker} queued tokens", at_us, {"tokens": queued})
+
+
+def _counter(name: str, at_us: float, values: dict[str, int]) -> Event:
+    return {"ph": "C", "pid": WORKERS, "name": name, "ts": at_us, "args": values}
+
+
+def _request(line: RequestLine, start_s: float, end_s: float) -> Iterator[Event]:
+    """A row per request: the whole of it, and inside one slice per worker that had it."""
+    closed_s = end_s if line.closed_s is None else line.closed_s
+    outcome = line.outcome or "open"
+    facts: dict[str, object] = {
+        "prompt_tokens": line.request.prompt_tokens,
+        "outcome": outcome,
+        "reason": line.reason,
+        "tenant": line.request.tenant,
+    }
+    yield from _slice(line, line.request.id, (line.arrived_s, closed_s, start_s), facts)
+    if not line.hops:
+        return
+    if line.hops[0].at_s > line.arrived_s:
+        yield from _slice(line, "waits for a worker", (line.arrived_s, line.hops[0].at_s, start_s), {})
+    ends_s = [hop.at_s for hop in line.hops[1:]] + [closed_s]
+    for hop, until_s in zip(line.hops, ends_s, strict=True):
+        yield from _slice(line, f"{hop.stage} on {hop.worker}", (hop.at_s, until_s, start_s), {"attempt": hop.attempt})
+
+
+def _slice(
+    line: RequestLine, name: str, times_s: tuple[float, float, float], facts: dict[str, object]
+) -> Iterator[Event]:
+    begin_s, until_s, start_s = times_s
+    shared: Event = {"pid": REQUESTS, "tid": 0, "cat": "request", "id": line.request.id, "name": name}
+    yield {**shared, "ph": "b", "ts": _us(begin_s, start_s), "args": facts}
+    yield {**shared, "ph": "e", "ts": _us(until_s, start_s)}

@@ -1,0 +1,218 @@
+"""What a coordinator asked its policies, recomputed: a log holds events and commands, and replaying it shows the rest.
+
+`watch` puts itself between a coordinator and its policies. Nothing is decided here: what the policies answer is passed
+on as it is, with the times that the cost model predicts beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
+from typing import Any, Literal
+
+from msgspec import Struct, structs
+
+from baton.control.advice import Policies, PolicyFailure
+from baton.control.coordinator import Coordinator
+from baton.core.messages import CloseRequest
+from baton.core.ports import CostModel
+from baton.core.types import ClusterView, HostId, Request, RequestId, Role, StepShape, WorkerId, WorkerView
+from baton.policy.routing import Route, queue_s
+
+Subject = Literal["admit", "prefill", "decode"]
+
+
+class Option(Struct, frozen=True, kw_only=True):
+    """One worker that might have been chosen: what the policy saw of it, and what the cost model predicts there."""
+
+    worker: WorkerId
+    role: Role
+    running_requests: int
+    waiting_requests: int
+    queued_tokens: int
+    context_tokens: int
+    report_age_s: float
+    """How old its own report was. What the coordinator gave it since is counted in the other figures."""
+    hit_tokens: int
+    """Leading prompt tokens that its host holds."""
+    queue_s: float | None = None
+    """Predicted, as are those below: until the prompts are done that it was given before."""
+    prefill_s: float | None = None
+    """To compute this prompt."""
+    ttft_s: float | None = None
+    """Sum of both."""
+    step_s: float | None = None
+    """A decode step with this request in it."""
+    handoff_s: float | None = None
+    """Until its KV is there."""
+
+    @property
+    def predicted_s(self) -> float:
+        """What the choice is measured by: the first token of a prompt, the next token of a decode."""
+        return self.ttft_s if self.ttft_s is not None else (self.step_s or 0.0) + (self.handoff_s or 0.0)
+
+
+class Question(Struct, frozen=True, kw_only=True):
+    """One question to a policy, and its answer."""
+
+    at_s: float
+    request_id: RequestId
+    subject: Subject
+    policy: str
+    """Name of its class."""
+    waiting_requests: int
+    """In the coordinator's room, without a worker."""
+    live_requests: int
+    """On all workers."""
+    options: tuple[Option, ...]
+    chosen: WorkerId | None = None
+    """None: nobody. Of an admitted request there is nothing to choose yet."""
+    refusal: str = ""
+    """Why the request was refused, or how the policy failed."""
+
+    @property
+    def best(self) -> Option | None:
+        """Where the prediction is shortest; the first of equals."""
+        return min(self.options, key=lambda option: option.predicted_s, default=None)
+
+    def option(self, worker: WorkerId | None) -> Option | None:
+        return next((option for option in self.options if option.worker == worker), None)
+
+
+@dataclass(slots=True)
+class Notes:
+    """What was asked since it was last emptied, and the time of now."""
+
+    now_s: float = 0.0
+    questions: list[Question] = field(default_factory=list[Question])
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    chosen: WorkerId | None = None
+    refusal: str = ""
+    source: HostId | None = None
+    """Where the KV of a request to decode is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchedPolicies(Policies):
+    """Policies whose questions are noted. Answers are theirs."""
+
+    notes: Notes
+
+    def admit(self, request: Request, cluster: ClusterView, now_s: float) -> tuple[float, ...] | CloseRequest:
+        """See `Policies.admit`."""
+        answer = Policies.admit(self, request, cluster, now_s)
+        refusal = answer.reason if isinstance(answer, CloseRequest) else ""
+        candidates = cluster.having("prefill") or cluster.workers
+        self._note("admit", request, candidates, cluster, _Answer(refusal=refusal))
+        return answer
+
+    def route(self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView) -> Route | PolicyFailure:
+        """See `Policies.route`."""
+        answer = Policies.route(self, request, candidates, cluster)
+        said = _Answer(refusal=answer.reason) if isinstance(answer, PolicyFailure) else _Answer(answer.worker)
+        self._note("prefill", request, candidates, cluster, said)
+        return answer
+
+    def place(
+        self, request: Request, source: HostId | None, candidates: Sequence[WorkerView], cluster: ClusterView
+    ) -> WorkerId | PolicyFailure:
+        """See `Policies.place`."""
+        answer = Policies.place(self, request, source, candidates, cluster)
+        failed = isinstance(answer, PolicyFailure)
+        said = _Answer(refusal=answer.reason, source=source) if failed else _Answer(answer, source=source)
+        self._note("decode", request, candidates, cluster, said)
+        return answer
+
+    def _note(
+        self,
+        subject: Subject,
+        request: Request,
+        candidates: Sequence[WorkerView],
+        cluster: ClusterView,
+        answer: _Answer,
+    ) -> None:
+        policy = {"admit": self.admission, "prefill": self.routing, "decode": self.placement}[subject]
+        seen = list(candidates)
+        seen += [worker for worker in cluster.workers if worker.id == answer.chosen and worker not in seen]
+        self.notes.questions.append(
+            Question(
+                at_s=self.notes.now_s,
+                request_id=request.id,
+                subject=subject,
+                policy=type(policy).__name__,
+                waiting_requests=cluster.waiting_requests,
+                live_requests=sum(worker.running_requests for worker in cluster.workers),
+                options=tuple(
+                    _decode_option(request, worker, cluster, answer.source, (self.cost, self.notes.now_s))
+                    if subject == "decode"
+                    else _prefill_option(request, worker, cluster, (self.cost, self.notes.now_s))
+                    for worker in seen
+                ),
+                chosen=answer.chosen,
+                refusal=answer.refusal,
+            )
+        )
+
+
+def watch(coordinator: Coordinator) -> Notes:
+    """Note what this coordinator asks from now on. Set `now_s` of the notes before each event."""
+    notes = Notes()
+    coordinator.policies = watched(coordinator.policies, notes)
+    return notes
+
+
+def watched(policies: Policies, notes: Notes) -> WatchedPolicies:
+    """The same policies, with somebody who writes down."""
+    return WatchedPolicies(**families(policies), notes=notes)
+
+
+def families(policies: Policies) -> dict[str, Any]:
+    """Every policy by the name of its family, and the cost model."""
+    names = [family.name for family in fields(Policies)]
+    return dict(zip(names, attrgetter(*names)(policies), strict=True))
+
+
+def _seen(worker: WorkerView, cluster: ClusterView, now_s: float) -> Option:
+    return Option(
+        worker=worker.id,
+        role=worker.role,
+        running_requests=worker.running_requests,
+        waiting_requests=worker.waiting_requests,
+        queued_tokens=worker.queued_tokens,
+        context_tokens=worker.context_tokens,
+        report_age_s=max(0.0, now_s - worker.observed_at_s),
+        hit_tokens=cluster.prefix_hit_tokens.get(worker.host, 0),
+    )
+
+
+def _prefill_option(
+    request: Request, worker: WorkerView, cluster: ClusterView, model: tuple[CostModel, float]
+) -> Option:
+    cost, now_s = model
+    seen = _seen(worker, cluster, now_s)
+    wait_s = queue_s(worker, cost)
+    new_tokens = request.prompt_tokens - seen.hit_tokens
+    own_s = cost.on(worker.kind).prefill_s(new_tokens=new_tokens, cached_tokens=seen.hit_tokens)
+    return structs.replace(seen, queue_s=wait_s, prefill_s=own_s, ttft_s=wait_s + own_s)
+
+
+def _decode_option(
+    request: Request,
+    worker: WorkerView,
+    cluster: ClusterView,
+    source: HostId | None,
+    model: tuple[CostModel, float],
+) -> Option:
+    cost, now_s = model
+    shape = StepShape(
+        decode_requests=worker.running_requests + 1, context_tokens=worker.context_tokens + request.prompt_tokens
+    )
+    return structs.replace(
+        _seen(worker, cluster, now_s),
+        step_s=cost.on(worker.kind).step_s(shape),
+        handoff_s=cost.handoff_s(tokens=request.prompt_tokens, same_host=source in (None, worker.host)),
+    )
