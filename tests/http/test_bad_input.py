@@ -107,6 +107,11 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "a", "use_beam_search": True}, "use_beam_search"),
 ]
 
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+CALLS = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+WRONG_TOOLS = [
+    {"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": {"type": "strin"}}}}},
+]
 BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({}, "messages"),
     ({"messages": []}, "messages"),
@@ -126,10 +131,28 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
         {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
         "messages[0].content[0].type",
     ),
-    ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}]}, "messages[0].tool_calls"),
+    (
+        {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}]},
+        "messages[0].tool_calls[0].function",
+    ),
+    ({"messages": [{"role": "assistant", "tool_calls": []}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "tool_calls": CALLS}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": "x", "weight": 1}]}, "messages[0].weight"),
-    ({"messages": USER, "tools": [{"type": "function"}]}, "tools"),
+    ({"messages": USER, "tools": [{"type": "function"}]}, "tools[0].function"),
+    ({"messages": USER, "tools": [{"type": "custom", "function": {"name": "f"}}]}, "tools[0].type"),
+    ({"messages": USER, "tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools[0].function.name"),
     ({"messages": USER, "tool_choice": "required"}, "tool_choice"),
+    ({"messages": USER, "tool_choice": "always"}, "tool_choice"),
+    ({"messages": USER, "tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice.function"),
+    (
+        {"messages": USER, "tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}},
+        "tool_choice.function.name",
+    ),
+    ({"messages": USER, "tools": WRONG_TOOLS, "tool_choice": "required"}, "tools[0].function.parameters.properties.x"),
+    (
+        {"messages": USER, "tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
+        "tool_choice",
+    ),
     ({"messages": USER, "functions": [{}]}, "functions"),
     ({"messages": USER, "response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     ({"messages": USER, "modalities": ["audio"]}, "modalities[0]"),

@@ -24,6 +24,11 @@ Message = Mapping[str, Any]
 class ChatTemplate(Protocol):
     """How a model wants conversations written."""
 
+    @property
+    def source(self) -> str:
+        """The template itself: it tells how a model writes tool calls. Empty where there is none."""
+        ...
+
     def render(
         self,
         messages: Sequence[Message],
@@ -53,6 +58,9 @@ def load_chat_template(card: ModelCard) -> ChatTemplate:
 class PlainTemplate:
     """`role: content`, a line per message: for the hash model, which was trained on nothing."""
 
+    source = "tools, <tool_call>"
+    """It writes calls as Hermes does."""
+
     def render(
         self,
         messages: Sequence[Message],
@@ -62,11 +70,15 @@ class PlainTemplate:
         extra: Mapping[str, Any] | None = None,
     ) -> str:
         lines = [f"{message.get('role', 'user')}: {message.get('content') or ''}\n" for message in messages]
-        return "".join(lines) + ("assistant: " if add_generation_prompt else "")
+        names = ", ".join(str(tool["function"]["name"]) for tool in tools or ())
+        told = f"tools: {names}\n" if names else ""
+        return told + "".join(lines) + ("assistant: " if add_generation_prompt else "")
 
 
 class NoTemplate:
     """Refuses: guessing a format gives a model that seems to be bad."""
+
+    source = ""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -94,6 +106,7 @@ class JinjaTemplate:
             self._template = Sandbox().from_string(source)
         except TemplateError as error:
             raise ModelError(f"the model's chat template cannot be read: {error}; download the model again") from error
+        self.source = source
         self._specials = dict(specials)
 
     def render(

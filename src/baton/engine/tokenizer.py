@@ -106,8 +106,19 @@ class StreamDecoder:
     Bytes of a character that is not whole yet are held back, at most three of them.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, follows_text: bool = False) -> None:
-        """`follows_text`: the tokens go on from a prompt, so SentencePiece's space before the first word is meant."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special: bool = True,
+        follows_text: bool = False,
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
+        """`follows_text`: the tokens go on from a prompt, so SentencePiece's space before the first word is meant.
+
+        `shown`: special tokens that are text all the same, such as the mark of a tool call.
+        """
+        self._shown = shown
         self._tokenizer = tokenizer
         self._skip_special = skip_special
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -115,7 +126,7 @@ class StreamDecoder:
 
     def push(self, token: int) -> str:
         """Return the text that this token completes, possibly none."""
-        if self._skip_special and self._tokenizer.is_special(token):
+        if self._skip_special and self._tokenizer.is_special(token) and token not in self._shown:
             return ""
         data = self._tokenizer.token_bytes(token)
         if self._at_start and data:

@@ -59,7 +59,10 @@ class Answer:
             pieces.append(choice.take(await choice.generation.next()))
             choice.mark_sent()
         entries = [entry for piece in pieces for entry in piece.entries]
-        return Result(choice.index, "".join([piece.text for piece in pieces]), entries, choice.finish_reason)
+        calls = [part for piece in pieces for part in piece.calls]
+        text = "".join([piece.text for piece in pieces])
+        ending = choice.ending or choice.finish_reason
+        return Result(choice.index, text, entries, choice.finish_reason, calls, ending)
 
     async def each(self, work: Callable[[Choice], Awaitable[Done]]) -> list[Done]:
         """Do the same for all choices at once. The first error ends the others, and is raised."""
@@ -133,7 +136,8 @@ class _Stream:
                 choice.mark_sent()
                 first = False
         choice.mark_sent()
-        await self._send(self._dialect.last(choice.index, choice.finish_reason, choice.generation.timings()))
+        ending = choice.ending or choice.finish_reason
+        await self._send(self._dialect.last(choice.index, ending, choice.generation.timings()))
 
     async def _send(self, event: bytes) -> None:
         if not self._open:

@@ -10,7 +10,9 @@ from baton.engine.tokenizer import StreamDecoder, Tokenizer
 from baton.server.hooks import Filters
 from baton.server.port import Finish, Generation, Update
 from baton.server.text import StopScanner
+from baton.server.tools.parser import CallPart, ToolParser
 from baton.server.wire.errors import refusal
+from baton.server.wire.responses import ChatFinish
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +32,10 @@ class Piece:
 
     text: str
     entries: tuple[TokenEntry, ...] = ()
+    calls: tuple[CallPart, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.text or self.entries)
+        return bool(self.text or self.entries or self.calls)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +52,8 @@ class TextRules:
     with_logprobs: bool
     follows_text: bool
     """The answer goes on from the prompt's text (a completion), instead of starting its own (a chat)."""
+    shown_tokens: frozenset[int] = frozenset()
+    """Special tokens that are text here: the marks of tool calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,8 @@ class Choice:
     rules: TextRules
     filters: Filters
     echo: Echo | None = None
+    calls: ToolParser | None = None
+    """Reads tool calls out of the text. None: it has none."""
     finish_reason: FinishReason | None = None
     output_tokens: int = 0
     _unsent_tokens: int = 0
@@ -81,7 +88,9 @@ class Choice:
     """Before the filters, so that offsets do not depend on them."""
 
     def __post_init__(self) -> None:
-        self._decoder = StreamDecoder(self.rules.tokenizer, follows_text=self.rules.follows_text)
+        self._decoder = StreamDecoder(
+            self.rules.tokenizer, follows_text=self.rules.follows_text, shown=self.rules.shown_tokens
+        )
         self._scanner = StopScanner(self.rules.stop_strings)
 
     def take(self, update: Update) -> Piece:
@@ -93,11 +102,29 @@ class Choice:
         text = "".join([self._take_token(token) for token in update.tokens if self.finish_reason is None])
         if self.finish_reason is None and update.finish is not None:
             text += self._take_finish(update.finish)
+        text = self.filters.push(text)
         if self.finish_reason is not None:
-            text = self.filters.push(text) + self.filters.flush()
-        else:
-            text = self.filters.push(text)
-        return Piece(before + text, (*entries, *self._released_entries()))
+            text += self.filters.flush()
+        text, calls = self._take_calls(text)
+        return Piece(before + text, (*entries, *self._released_entries()), calls)
+
+    @property
+    def ending(self) -> ChatFinish | None:
+        """How the choice ended, as its client is told."""
+        called = self.calls is not None and self.calls.calls > 0
+        return "tool_calls" if called and self.finish_reason == "stop" else self.finish_reason
+
+    def _take_calls(self, text: str) -> tuple[str, tuple[CallPart, ...]]:
+        """Tell calls from text. With the last call that the client wants, the choice is over."""
+        if self.calls is None:
+            return text, ()
+        parsed = self.calls.push(text)
+        if self.finish_reason is None:
+            if self.calls.is_full:
+                self._end_here("stop")
+            return parsed.text, parsed.parts
+        rest = self.calls.flush()
+        return parsed.text + rest.text, (*parsed.parts, *rest.parts)
 
     def mark_sent(self) -> None:
         """Note that the text of all tokens so far reached the client."""

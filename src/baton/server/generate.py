@@ -97,6 +97,8 @@ class _Order:
         self._serial = next(services.serials)
         self._per_prompt = ask.fields.n or 1
         self.choices = len(prompts) * self._per_prompt
+        use = ask.tools()
+        self._shown_tokens = frozenset[int]() if use is None else use.shown_tokens(services.tokenizer)
         options = ask.fields.stream_options
         self.include_usage = bool(ask.fields.stream and options and options.include_usage)
         self._check_choices()
@@ -127,7 +129,7 @@ class _Order:
         room = self._services.gateway.request_tokens_max - len(prompt.tokens)
         most = room if wanted is None else min(wanted, room)
         request = self._request(index, prompt, for_choice(sampling, number, output_tokens_max=most), max(1, most))
-        echo = self._ask.echo(prompt)
+        echo, use = self._ask.echo(prompt), self._ask.tools()
         return Choice(
             index=index,
             prompt_index=prompt_index,
@@ -135,6 +137,7 @@ class _Order:
             rules=self._rules(sampling, tokens_max=most),
             filters=filters,
             echo=echo,
+            calls=None if use is None else use.parser(request.id),
         )
 
     def _request(self, index: int, prompt: Prompt, sampling: Sampling, output_tokens_max: int) -> Request:
@@ -160,6 +163,7 @@ class _Order:
             tokens_max=tokens_max,
             with_logprobs=sampling.top_logprobs is not None,
             follows_text=self._route.follows_text,
+            shown_tokens=self._shown_tokens,
         )
 
     def _check_choices(self) -> None:

@@ -15,6 +15,8 @@ from baton.engine.card import ModelCard
 from baton.engine.chat_template import ChatTemplate
 from baton.engine.tokenizer import Tokenizer
 from baton.kv.hashing import block_hashes
+from baton.server.tools.formats import format_of
+from baton.server.tools.prompt import template_messages, tool_dicts
 from baton.server.wire.sampling import check_tokens
 from baton.server.wire.schemas import ChatMessage, ChatRequest, CompletionRequest, TokenizeRequest
 
@@ -107,7 +109,15 @@ def chat_prompt(body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer, templ
     """Render and tokenize a conversation. Raises RequestError (400)."""
     start_answer = body.add_generation_prompt is not False
     messages, extra = message_dicts(body.messages or []), body.chat_template_kwargs
-    text = template.render(messages, add_generation_prompt=start_answer, extra=extra)
+    called_off = isinstance(body, ChatRequest) and body.tool_choice == "none"
+    tools = [] if called_off else body.tools or []
+    if tools or any(message["role"] == "tool" or "tool_calls" in message for message in messages):
+        form = format_of(template.source)
+        messages = template_messages(messages, form, tools)
+        tools = [] if form.in_prompt else tools
+    text = template.render(
+        messages, add_generation_prompt=start_answer, tools=tool_dicts(tools) if tools else None, extra=extra
+    )
     return Prompt(tokenizer.encode(text, add_special=body.add_special_tokens is True), text)
 
 
@@ -116,7 +126,7 @@ def message_dicts(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     written: list[dict[str, Any]] = []
     for message in messages:
         fields = msgspec.to_builtins(message)
-        if not isinstance(message.content, str):
+        if isinstance(message.content, list):
             fields["content"] = "".join(part.text for part in message.content)
         if message.role == "developer":
             fields["role"] = "system"

@@ -12,6 +12,7 @@ from baton.engine.chat_template import ChatTemplate
 from baton.engine.tokenizer import Tokenizer
 from baton.server.choice import Echo
 from baton.server.prompts import Prompt, chat_prompt, completion_prompts
+from baton.server.tools.use import ToolUse, tool_use
 from baton.server.wire.chat import ChatDialect
 from baton.server.wire.completions import CompletionDialect
 from baton.server.wire.constraint import Constraint, constraint_of
@@ -41,6 +42,10 @@ class Ask(Protocol):
 
     def constraint(self) -> Constraint | None:
         """Return what the output has to match. Raises RequestError (400)."""
+        ...
+
+    def tools(self) -> ToolUse | None:
+        """Return what the model may call."""
         ...
 
     def dialect(self, head: Head) -> Dialect: ...
@@ -117,6 +122,9 @@ class CompletionAsk:
     def constraint(self) -> Constraint | None:
         return constraint_of(self.fields)
 
+    def tools(self) -> ToolUse | None:
+        return None
+
     def dialect(self, head: Head) -> Dialect:
         return CompletionDialect(head, self.tokenizer, top_logprobs=self.fields.logprobs)
 
@@ -138,7 +146,7 @@ class ChatRoute:
         if either is not None and other is not None and either != other:
             message = f"max_tokens is {either} and max_completion_tokens is {other}; send one of them"
             raise RequestError(message, param="max_tokens")
-        return ChatAsk(fields, self.tokenizer, self.template)
+        return ChatAsk(fields, self.tokenizer, self.template, tool_use(fields, self.template.source))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +156,7 @@ class ChatAsk:
     fields: ChatRequest
     tokenizer: Tokenizer
     template: ChatTemplate
+    use: ToolUse | None
 
     def prompts(self) -> Sequence[Prompt]:
         return [chat_prompt(self.fields, self.tokenizer, self.template)]
@@ -160,7 +169,15 @@ class ChatAsk:
         return None
 
     def constraint(self) -> Constraint | None:
-        return constraint_of(self.fields)
+        asked = constraint_of(self.fields)
+        call = None if self.use is None else self.use.constraint(self.tokenizer)
+        if asked is not None and call is not None:
+            message = f"tool_choice asks for a call and {asked.param} for something else; send one of them"
+            raise RequestError(message, param="tool_choice")
+        return asked or call
+
+    def tools(self) -> ToolUse | None:
+        return self.use
 
     def dialect(self, head: Head) -> Dialect:
         return ChatDialect(head, self.tokenizer, with_logprobs=bool(self.fields.logprobs))

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
 
 from msgspec import json
 
-from baton.core.types import FinishReason
 from baton.engine.tokenizer import Tokenizer
 from baton.server.choice import Piece, TokenEntry
 from baton.server.port import Timings
+from baton.server.tools.parser import CallPart
 from baton.server.wire.dialect import FINISH_JSON, ChunkFrame, Head, Result, finite
 from baton.server.wire.responses import (
     AnswerMessage,
     ChatChoice,
     ChatCompletion,
+    ChatFinish,
     ChatLogprob,
     ChatLogprobs,
+    FunctionCall,
+    ToolCall,
     TopLogprob,
     Usage,
 )
@@ -32,14 +37,17 @@ class ChatDialect:
         self._frame = ChunkFrame(head, "chat.completion.chunk")
 
     def delta(self, index: int, piece: Piece, *, first: bool) -> bytes:
-        role = b'"role":"assistant",' if first else b""
+        parts = [b'"role":"assistant"'] if first else []
+        if piece.text or not piece.calls:
+            parts.append(b'"content":' + json.encode(piece.text))
+        if piece.calls:
+            parts.append(b'"tool_calls":' + json.encode([_call_delta(part) for part in piece.calls]))
         logprobs = json.encode(self._logprobs(piece.entries)) if self._with_logprobs else b"null"
         return self._frame.chunk(
-            b'{"index":%d,"delta":{%b"content":%b},"logprobs":%b,"finish_reason":null}'
-            % (index, role, json.encode(piece.text), logprobs)
+            b'{"index":%d,"delta":{%b},"logprobs":%b,"finish_reason":null}' % (index, b",".join(parts), logprobs)
         )
 
-    def last(self, index: int, finish_reason: FinishReason, timings: Timings) -> bytes:
+    def last(self, index: int, finish_reason: ChatFinish, timings: Timings) -> bytes:
         reason = FINISH_JSON[finish_reason]
         return self._frame.last(
             b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b}' % (index, reason), timings
@@ -62,9 +70,9 @@ class ChatDialect:
     def _choice(self, result: Result) -> ChatChoice:
         return ChatChoice(
             index=result.index,
-            message=AnswerMessage(content=result.text),
+            message=_message(result),
             logprobs=self._logprobs(result.entries) if self._with_logprobs else None,
-            finish_reason=result.finish_reason,
+            finish_reason=result.ending,
         )
 
     def _logprobs(self, entries: Sequence[TokenEntry]) -> ChatLogprobs:
@@ -81,3 +89,23 @@ class ChatDialect:
 
     def _top(self, token: int, logprob: float) -> TopLogprob:
         return TopLogprob(self._tokenizer.token_text(token), finite(logprob), list(self._tokenizer.token_bytes(token)))
+
+
+def _message(result: Result) -> AnswerMessage:
+    if not result.calls:
+        return AnswerMessage(content=result.text)
+    calls: list[ToolCall] = []
+    for _, parts in groupby(result.calls, key=lambda part: part.index):
+        first, *rest = parts
+        assert first.id is not None, f"call {first.index} came without its id"
+        assert first.name is not None, f"call {first.index} came without its name"
+        arguments = "".join([first.arguments, *(part.arguments for part in rest)])
+        calls.append(ToolCall(first.id, FunctionCall(first.name, arguments)))
+    return AnswerMessage(content=result.text or None, tool_calls=calls)
+
+
+def _call_delta(part: CallPart) -> dict[str, Any]:
+    if part.name is None:
+        return {"index": part.index, "function": {"arguments": part.arguments}}
+    function = {"name": part.name, "arguments": part.arguments}
+    return {"index": part.index, "id": part.id, "type": "function", "function": function}

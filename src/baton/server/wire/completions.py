@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 from msgspec import json
 
-from baton.core.types import FinishReason
 from baton.engine.tokenizer import Tokenizer
 from baton.server.choice import Piece, TokenEntry
 from baton.server.port import Timings
 from baton.server.wire.dialect import FINISH_JSON, ChunkFrame, Head, Result, finite
-from baton.server.wire.responses import Completion, CompletionChoice, CompletionLogprobs, Usage
+from baton.server.wire.responses import ChatFinish, Completion, CompletionChoice, CompletionLogprobs, Usage
 
 
 class CompletionDialect:
@@ -29,7 +28,7 @@ class CompletionDialect:
             b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":null}' % (index, json.encode(piece.text), logprobs)
         )
 
-    def last(self, index: int, finish_reason: FinishReason, timings: Timings) -> bytes:
+    def last(self, index: int, finish_reason: ChatFinish, timings: Timings) -> bytes:
         reason = FINISH_JSON[finish_reason]
         return self._frame.last(b'{"index":%d,"text":"","logprobs":null,"finish_reason":%b}' % (index, reason), timings)
 

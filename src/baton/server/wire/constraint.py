@@ -27,11 +27,15 @@ class Constraint:
 
     grammar: Grammar
     param: str
+    parts: tuple[Constraint, ...] = ()
+    """Schemas that the grammar is made of: checked first, each under its own name."""
 
     def check(self, card: ModelCard) -> None:
         """Raise RequestError (400) with the reason and its place. Slow for large schemas: may run in a thread."""
         if not card.eos_token_ids:
             raise RequestError(f"{card.name} has no token that ends a text, so it cannot follow {self.param}")
+        for part in self.parts:
+            part.check(card)
         size = len(self.grammar.text)
         if size > GRAMMAR_CHARS_MAX:
             message = f"{self.param} has {size} characters, at most {GRAMMAR_CHARS_MAX} are taken; send a smaller one"

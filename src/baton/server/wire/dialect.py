@@ -11,10 +11,11 @@ from msgspec import json
 from baton.core.types import FinishReason
 from baton.server.choice import Piece, TokenEntry
 from baton.server.port import Timings
-from baton.server.wire.responses import Usage
+from baton.server.tools.parser import CallPart
+from baton.server.wire.responses import ChatFinish, Usage
 
 DONE = b"data: [DONE]\n\n"
-FINISH_JSON: dict[FinishReason, bytes] = {"stop": b'"stop"', "length": b'"length"'}
+FINISH_JSON: dict[ChatFinish, bytes] = {"stop": b'"stop"', "length": b'"length"', "tool_calls": b'"tool_calls"'}
 LOGPROB_MIN = -9999.0
 """What OpenAI writes for the logarithm of zero: JSON has no infinity."""
 
@@ -38,6 +39,9 @@ class Result:
     text: str
     entries: Sequence[TokenEntry]
     finish_reason: FinishReason
+    calls: Sequence[CallPart] = ()
+    ending: ChatFinish = "stop"
+    """`finish_reason`, or that there are tool calls."""
 
 
 class Dialect(Protocol):
@@ -47,7 +51,7 @@ class Dialect(Protocol):
         """Write a chunk with new text of a choice."""
         ...
 
-    def last(self, index: int, finish_reason: FinishReason, timings: Timings) -> bytes:
+    def last(self, index: int, finish_reason: ChatFinish, timings: Timings) -> bytes:
         """Write the chunk that ends a choice."""
         ...
 

@@ -171,6 +171,7 @@ def _relate_fields(components: Json, vocab_tokens: int, choices_max: int) -> Non
     positive = {"type": "integer", "minimum": 1}
     chat["allOf"] = [_implies({"top_logprobs": positive}, _having("logprobs", {"const": True}))]
     _relate_formats(components)
+    _relate_tools(components)
     tokenize["oneOf"] = [_having("prompt", {"type": "string"}), _having("messages", {"type": "array"})]
 
 
@@ -198,6 +199,22 @@ def _relate_formats(components: Json) -> None:
         for older in ("guided_json", "guided_regex", "guided_choice", "guided_grammar"):
             del components[name]["properties"][older]
     del components["CompletionRequest"]["properties"]["response_format"]  # OpenAI has it for chats only; we take it
+
+
+def _relate_tools(components: Json) -> None:
+    """Say when a call can be required, and which messages need no content.
+
+    No schema says that a name is one of the tools: that `tool_choice` may name one stands in docs/decoding.md.
+    """
+    chat, message = components["ChatRequest"], components["ChatMessage"]
+    chat["properties"]["tool_choice"] = {"enum": ["none", "auto", "required", None], "default": None}
+    called = {**_having("tools", {"type": "array", "minItems": 1})}
+    called["properties"]["response_format"] = {"type": "null"}
+    called["properties"]["structured_outputs"] = {"type": "null"}
+    chat["allOf"].append(_implies({"tool_choice": {"const": "required"}}, called))
+    calling = _having("tool_calls", {"type": "array", "minItems": 1})
+    calling["properties"]["role"] = {"const": "assistant"}
+    message["anyOf"] = [_having("content", {"type": ["string", "array"]}), calling]
 
 
 def _implies(fields: Json, then: Json) -> Json:

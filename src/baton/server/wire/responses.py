@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from baton.server.port import Timings
 
 TextFinish = Literal["stop", "length"]
+ChatFinish = Literal["stop", "length", "tool_calls"]
 
 
 class PromptTokensDetails(Struct, frozen=True):
@@ -39,17 +40,30 @@ class ChatLogprobs(Struct, frozen=True):
     content: list[ChatLogprob]
 
 
+class FunctionCall(Struct, frozen=True):
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct, frozen=True):
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
 class AnswerMessage(Struct, frozen=True):
-    content: str
+    content: str | None
+    """None where there are tool calls and no text."""
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct, frozen=True, kw_only=True):
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None
-    finish_reason: TextFinish
+    finish_reason: ChatFinish
 
 
 class ChatCompletion(Struct, frozen=True, kw_only=True):

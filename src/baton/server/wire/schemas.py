@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 
 from baton.core.types import Role
 from baton.server.wire.formats import ChoiceList, GrammarText, JsonSchema, ResponseFormat, StructuredOutputs
+from baton.server.wire.tools import MessageToolCall, ToolChoice, ToolList
 
 TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -99,17 +100,22 @@ class TextPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Meta(min_length=1)]
+    content: str | Annotated[list[TextPart], Meta(min_length=1)] | None = None
+    """May be left out of an assistant's message with tool calls, and of no other."""
     name: str | None = None
     tool_call_id: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
     reasoning_content: str | None = None
 
     # answers come with these, empty, and clients send them back
     refusal: str | None = None
     annotations: list[Any] | None = None
-    tool_calls: EmptyList | None = None
     function_call: None = None
     audio: None = None
+
+    def __post_init__(self) -> None:
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise ValueError("Object missing required field `content`")  # in msgspec's words: errors are made of them
 
 
 class ChatRequest(GenerateFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -121,13 +127,13 @@ class ChatRequest(GenerateFields, frozen=True, kw_only=True, forbid_unknown_fiel
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     """Further variables of the model's chat template, such as Qwen3's `enable_thinking`."""
-
-    # changes no answer
+    tools: ToolList | None = None
+    tool_choice: ToolChoice | None = None
+    """Left out: `auto`."""
     parallel_tool_calls: bool | None = None
+    """False: one call at most."""
 
     # not implemented: the neutral value only
-    tools: EmptyList | None = None
-    tool_choice: Literal["none", "auto"] | None = None
     functions: EmptyList | None = None
     function_call: Literal["none", "auto"] | None = None
     modalities: Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)] | None = None
@@ -157,6 +163,7 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: ToolList | None = None
 
 
 class DetokenizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -170,11 +177,8 @@ class RoleRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 UNSUPPORTED = {
     "suffix": "Baton does not fill in the middle",
-    "tools": "Baton does not call tools",
-    "tool_choice": "Baton does not call tools",
-    "functions": "Baton does not call functions",
-    "function_call": "Baton does not call functions",
-    "tool_calls": "Baton does not call tools",
+    "functions": "use tools",
+    "function_call": "use tool_choice",
     "modalities": "Baton answers with text only",
     "audio": "Baton answers with text only",
     "prediction": "Baton takes no predicted output",

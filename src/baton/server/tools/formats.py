@@ -1,0 +1,52 @@
+"""How models write tool calls. Which way is a model's own is read from its chat template."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton.core.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolFormat:
+    """One way to write a call: marks around JSON objects with a name and arguments."""
+
+    name: str
+    opening: str
+    """Stands before a call (or, where `is_list`, before the list of all calls)."""
+    closing: str = ""
+    arguments: str = "arguments"
+    """The key of the arguments."""
+    is_list: bool = False
+    is_bare: bool = False
+    """A text that begins with an object is a call without its mark as well."""
+    in_prompt: bool = False
+    """The template knows no tools: they are described in a system message of ours."""
+
+
+HERMES = ToolFormat(name="hermes", opening="<tool_call>", closing="</tool_call>")
+"""Hermes 2 Pro, Qwen 2.5 and 3, SmolLM 3: `<tool_call>{"name": ..., "arguments": ...}</tool_call>` for each call."""
+MISTRAL = ToolFormat(name="mistral", opening="[TOOL_CALLS]", is_list=True)
+"""Mistral and Mixtral up to tokenizer v7: `[TOOL_CALLS][{"name": ..., "arguments": ...}, ...]`."""
+LLAMA3 = ToolFormat(name="llama3", opening="<|python_tag|>", arguments="parameters", is_bare=True)
+"""Llama 3.1 to 3.3: the answer is `{"name": ..., "parameters": ...}`."""
+DESCRIBED = ToolFormat(name="described", opening="<tool_call>", closing="</tool_call>", in_prompt=True)
+"""A template without tools: Hermes' way, explained to the model in words."""
+
+
+def format_of(template: str) -> ToolFormat:
+    """Choose by what a chat template writes. Raises RequestError (400) for one whose calls we cannot read."""
+    if "tools" not in template:
+        return DESCRIBED
+    if "[TOOL_CALLS]" in template and "[ARGS]" not in template:
+        return MISTRAL
+    if "<tool_call>" in template and "<function=" not in template:
+        return HERMES
+    if '"parameters"' in template and "ipython" in template:
+        return LLAMA3
+    raise RequestError(
+        "this model writes tool calls in a way that Baton does not read (it reads those of Hermes, Qwen, Llama 3 and "
+        'Mistral); describe the tools in a message, and use response_format, or send tool_choice "none"',
+        param="tools",
+        code="unsupported_parameter",
+    )
