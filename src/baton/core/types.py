@@ -142,6 +142,10 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     """Hardware and engine profile, as `CostModel.on` knows it. Empty: all workers are alike."""
     kv_tokens_max: int = 0
     """Tokens of KV that its host's arena holds. 0: not told."""
+    step_tokens_max: int = 0
+    """Most tokens of one of its steps. 0: not told."""
+    requests_max: int = 0
+    """Most requests of one of its steps. 0: not told."""
 
 
 class StepShape(Struct, frozen=True, kw_only=True, gc=False):
@@ -174,6 +178,15 @@ class HostView(Struct, frozen=True, kw_only=True):
     blocks_cached: int
 
 
+class FlightView(Struct, frozen=True, kw_only=True):
+    """One request that a worker has, as the coordinator knows it. How long its answer gets, nobody knows."""
+
+    request: Request
+    worker: WorkerId
+    started_at_s: float
+    """When that worker was told to go on with it."""
+
+
 class LoadWindow(Struct, frozen=True, kw_only=True):
     """What went through the cluster between two ticks: the history that roles, scaling and forecasts decide from."""
 
@@ -192,6 +205,10 @@ class LoadWindow(Struct, frozen=True, kw_only=True):
     """Of what finished."""
     tpot_s: float = 0.0
     """Mean over what finished with two tokens or more. 0 where there was none."""
+    slo_ttft_s: float = 0.0
+    """Tightest TTFT that was promised to anything that arrived. 0: nothing was promised."""
+    slo_tpot_s: float = 0.0
+    """The same of TPOT."""
 
 
 class ClusterView(Struct, frozen=True, kw_only=True):
@@ -200,6 +217,8 @@ class ClusterView(Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerView, ...]
     prefix_hit_tokens: dict[HostId, int]
     """Leading prompt tokens of the request in question that a host holds. A hint: it may be stale."""
+    expected_output_tokens: float = 0.0
+    """Output tokens that the request in question is predicted to have, from those that finished. 0: none has yet."""
     waiting_requests: int = 0
     """Requests in the coordinator's waiting room."""
 
