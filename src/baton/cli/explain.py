@@ -147,7 +147,7 @@ def _cells(option: Option, question: Question) -> list[str]:
         f"{option.queued_tokens:,}",
         f"{option.context_tokens:,}",
         f"{option.hit_tokens:,}",
-        f"{option.report_age_s * 1000:,.0f}",
+        "-" if option.report_age_s is None else f"{option.report_age_s * 1000:,.0f}",
         *("-" if part is None else f"{part * 1000:,.2f}" for part in parts),
         f"{option.predicted_s * 1000:,.2f}",
     ]

@@ -146,8 +146,8 @@ def _divergences(found: Comparison, policy: str, rows: int) -> Table:
     return table
 
 
-def _milliseconds(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds * 1000:,.3f}"
+def _milliseconds(value_s: float | None) -> str:
+    return "" if value_s is None else f"{value_s * 1000:,.3f}"
 
 
 def _write_pictures(args: argparse.Namespace) -> None:

@@ -37,7 +37,8 @@ def _name(process: int, thread: int, kind: str, name: str) -> Event:
     return {"ph": "M", "pid": process, "tid": thread, "name": kind, "args": {"name": name}}
 
 
-def _us(at_s: float, start_s: float) -> float:
+def _stamp(at_s: float, start_s: float) -> float:
+    """The format counts in microseconds."""
     return round((at_s - start_s) * 1e6, 3)
 
 
@@ -50,8 +51,8 @@ def _roles(line: WorkerLine, thread: int, start_s: float, end_s: float) -> Itera
             "pid": WORKERS,
             "tid": thread,
             "name": span.role,
-            "ts": _us(span.start_s, start_s),
-            "dur": _us(until_s, span.start_s),
+            "ts": _stamp(span.start_s, start_s),
+            "dur": _stamp(until_s, span.start_s),
         }
 
 
@@ -64,13 +65,13 @@ def _counters(line: WorkerLine, start_s: float) -> Iterator[Event]:
         if (running, waiting, queued) == before:
             continue
         before = (running, waiting, queued)
-        at_us = _us(at_s, start_s)
-        yield _counter(f"{line.worker} requests", at_us, {"running": running, "waiting": waiting})
-        yield _counter(f"{line.worker} queued tokens", at_us, {"tokens": queued})
+        stamp = _stamp(at_s, start_s)
+        yield _counter(f"{line.worker} requests", stamp, {"running": running, "waiting": waiting})
+        yield _counter(f"{line.worker} queued tokens", stamp, {"tokens": queued})
 
 
-def _counter(name: str, at_us: float, values: dict[str, int]) -> Event:
-    return {"ph": "C", "pid": WORKERS, "name": name, "ts": at_us, "args": values}
+def _counter(name: str, stamp: float, values: dict[str, int]) -> Event:
+    return {"ph": "C", "pid": WORKERS, "name": name, "ts": stamp, "args": values}
 
 
 def _request(line: RequestLine, start_s: float, end_s: float) -> Iterator[Event]:
@@ -98,5 +99,5 @@ def _slice(
 ) -> Iterator[Event]:
     begin_s, until_s, start_s = times_s
     shared: Event = {"pid": REQUESTS, "tid": 0, "cat": "request", "id": line.request.id, "name": name}
-    yield {**shared, "ph": "b", "ts": _us(begin_s, start_s), "args": facts}
-    yield {**shared, "ph": "e", "ts": _us(until_s, start_s)}
+    yield {**shared, "ph": "b", "ts": _stamp(begin_s, start_s), "args": facts}
+    yield {**shared, "ph": "e", "ts": _stamp(until_s, start_s)}

@@ -32,8 +32,8 @@ class Option(Struct, frozen=True, kw_only=True):
     waiting_requests: int
     queued_tokens: int
     context_tokens: int
-    report_age_s: float
-    """How old its own report was. What the coordinator gave it since is counted in the other figures."""
+    report_age_s: float | None
+    """How old its own report was; None: it has not reported yet. What it was given since is in the other figures."""
     hit_tokens: int
     """Leading prompt tokens that its host holds."""
     queue_s: float | None = None
@@ -184,7 +184,7 @@ def _seen(worker: WorkerView, cluster: ClusterView, now_s: float) -> Option:
         waiting_requests=worker.waiting_requests,
         queued_tokens=worker.queued_tokens,
         context_tokens=worker.context_tokens,
-        report_age_s=max(0.0, now_s - worker.observed_at_s),
+        report_age_s=max(0.0, now_s - worker.observed_at_s) if worker.observed_at_s else None,
         hit_tokens=cluster.prefix_hit_tokens.get(worker.host, 0),
     )
 

@@ -1,0 +1,80 @@
+"""One request's story: what the policies saw is recomputed, not made up."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.report.explain import NotInLog, explain
+from baton.report.questions import watch
+from tests.unit.report.logs import EVENTS, P0, P1, fresh, log_of
+
+
+def test_a_route_shows_what_each_worker_would_have_cost() -> None:
+    """360 cached tokens at p0 were worth the queue there: 0.66 s against 1.03 s."""
+    story = explain(fresh(), log_of(), "asked")
+    admitted, routed = story.moments[0].questions
+    assert (admitted.subject, routed.subject, routed.policy) == ("admit", "prefill", "EarliestFirstToken")
+    near, far = routed.options
+    assert (near.worker, near.hit_tokens, near.queued_tokens, near.report_age_s) == (P0, 360, 200, 0.5)
+    assert (far.worker, far.hit_tokens, far.queued_tokens, far.report_age_s) == (P1, 0, 0, None)
+    assert near.queue_s is not None
+    assert near.prefill_s is not None
+    assert near.predicted_s == pytest.approx(near.queue_s + near.prefill_s)
+    assert near.predicted_s < far.predicted_s
+    assert (routed.chosen, routed.best, story.predicted_ttft_s) == (P0, near, near.ttft_s)
+
+
+def test_the_times_are_those_of_the_log() -> None:
+    story = explain(fresh(), log_of(), "asked")
+    assert (story.arrived_at_s, story.queue_s, story.prefill_s, story.decode_s, story.e2e_s) == (12, 0, 0.75, 2.25, 3)
+    assert (story.outcome, story.attempts, story.differences) == ("finished", 2, 0)
+
+
+def test_a_death_is_a_moment_with_a_question() -> None:
+    """Its decode worker died: the one that was made a decode worker goes on, and pulls the KV."""
+    story = explain(fresh(), log_of(), "asked")
+    assert [moment.at_s for moment in story.moments] == [0, 0.75, 1.75, 3]
+    moment = story.moments[2]
+    assert moment.what == "d0 was lost: killed too; p1 goes on with it, its KV comes from near (attempt 2)"
+    (question,) = moment.questions
+    assert (question.subject, question.chosen, [option.worker for option in question.options]) == ("decode", P1, [P1])
+
+
+def test_a_refusal_comes_with_its_numbers() -> None:
+    story = explain(fresh(), log_of(), "late")
+    (question,) = story.moments[0].questions
+    assert story.outcome == "rejected"
+    assert question.refusal == story.reason
+    assert "later than the SLO of 0.001 s" in story.reason
+    assert (story.attempts, story.queue_s, story.e2e_s, story.predicted_ttft_s) == (0, None, None, None)
+
+
+def test_a_log_that_ends_early_leaves_open_what_it_does_not_know() -> None:
+    story = explain(fresh(), log_of(EVENTS[:8]), "asked")
+    assert (story.outcome, story.prefill_s, story.decode_s, story.e2e_s) == (None, None, None, None)
+
+
+def test_other_requests_are_no_part_of_it() -> None:
+    story = explain(fresh(), log_of(), "asked")
+    assert {question.request_id for moment in story.moments for question in moment.questions} == {"asked"}
+
+
+def test_a_request_that_is_not_there_says_which_are() -> None:
+    with pytest.raises(NotInLog) as caught:
+        explain(fresh(), log_of(), "nobody")
+    assert (caught.value.requests, caught.value.similar) == (3, ["busy", "asked", "late"])
+
+
+def test_a_log_of_other_decisions_is_told() -> None:
+    """The log says that somebody else computed the prompt: what is shown may not be what was seen."""
+    log = log_of()
+    assert explain(fresh(), [*log[:5], *log[6:]], "asked").differences > 0
+
+
+def test_watching_changes_nothing() -> None:
+    """The watched coordinator gives the commands of the unwatched one, for every event."""
+    coordinator = fresh()
+    notes = watch(coordinator)
+    for decision in log_of():
+        assert tuple(coordinator.handle(decision.event, decision.now_s)) == decision.commands
+    assert len(notes.questions) == 9

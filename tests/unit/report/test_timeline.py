@@ -1,0 +1,60 @@
+"""A log's workers and requests over time, and the trace for Perfetto."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+from baton.core.messages import WorkerReported
+from baton.core.types import WorkerView
+from baton.report.perfetto import REQUESTS, WORKERS, render_perfetto
+from baton.report.timeline import RoleSpan, read_timeline
+from tests.unit.report.logs import D0, D1, EVENTS, NEAR, P0, P1, log_of
+
+
+def test_workers_have_roles_and_loads() -> None:
+    timeline = read_timeline(log_of())
+    assert (timeline.start_s, timeline.end_s) == (10.0, 15.0)
+    assert list(timeline.workers) == [P0, P1, D0, D1]
+    assert timeline.workers[P1].roles == [RoleSpan(10.0, 13.0, "prefill"), RoleSpan(13.0, None, "decode")]
+    assert timeline.workers[D1].roles == [RoleSpan(10.0, 13.5, "decode")]
+    line = timeline.workers[P0]
+    assert (list(line.times_s), list(line.running), list(line.queued_tokens)) == ([11.5], [1], [200])
+
+
+def test_a_dead_worker_runs_nothing() -> None:
+    busy = WorkerReported(WorkerView(id=D0, host=NEAR, role="decode", running_requests=7, waiting_requests=2))
+    line = read_timeline(log_of([*EVENTS[:4], (10.5, busy), *EVENTS[4:]])).workers[D0]
+    assert (list(line.times_s), list(line.running), list(line.waiting)) == ([10.5, 13.75], [7, 0], [2, 0])
+
+
+def test_requests_have_their_stations() -> None:
+    asked = read_timeline(log_of()).requests["asked"]
+    assert [(hop.at_s, hop.stage, hop.worker, hop.attempt) for hop in asked.hops] == [
+        (12.0, "prefill", P0, 1),
+        (12.75, "decode", D0, 1),
+        (13.75, "decode", P1, 2),
+    ]
+    assert (asked.arrived_s, asked.first_token_s, asked.closed_s, asked.outcome) == (12.0, 12.75, 15.0, "finished")
+
+
+def test_an_empty_log_is_an_empty_timeline() -> None:
+    assert json.loads(render_perfetto(read_timeline([])))["traceEvents"]
+
+
+def test_a_trace_opens_and_closes_every_slice() -> None:
+    """Per request and name as many begins as ends, none ending before it began; times from the log's first event."""
+    events = json.loads(render_perfetto(read_timeline(log_of())))["traceEvents"]
+    slices = [event for event in events if event["pid"] == REQUESTS and event["ph"] in "be"]
+    opened = Counter((event["id"], event["name"]) for event in slices if event["ph"] == "b")
+    assert opened == Counter((event["id"], event["name"]) for event in slices if event["ph"] == "e")
+    stamps = {(event["id"], event["name"], event["ph"]): event["ts"] for event in slices}
+    assert (stamps["asked", "prefill on p0", "b"], stamps["asked", "prefill on p0", "e"]) == (2e6, 2.75e6)
+    assert (stamps["asked", "decode on p1", "b"], stamps["asked", "decode on p1", "e"]) == (3.75e6, 5e6)
+    facts = next(event["args"] for event in slices if event["name"] == "late" and event["ph"] == "b")
+    assert facts["outcome"] == "rejected"
+    names = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert names == {"p0", "p1", "d0", "d1"}
+    roles = [event for event in events if event["pid"] == WORKERS and event["ph"] == "X"]
+    assert sum(event["dur"] for event in roles if event["tid"] == 2) == 5e6
+    assert any(event["ph"] == "C" and event["args"] == {"tokens": 200} for event in events)
