@@ -20,7 +20,7 @@ PERSON = {
             "type": "object",
             "properties": {
                 "city": {"type": "string", "maxLength": 20},
-                "zip": {"type": "string", "pattern": "[0-9]{5}"},
+                "zip": {"type": "string", "pattern": "^[0-9]{5}$"},
             },
             "required": ["city", "zip"],
             "additionalProperties": False,
@@ -50,3 +50,20 @@ def test_generated_json_validates(smollm_server: RunningServer, drawn: dict[str,
 def test_a_choice_is_made_token_by_token(smollm_server: RunningServer) -> None:
     (choice,) = _ask(smollm_server, {"structured_outputs": {"choice": ["Café Zürich", "naïve 😀", "no"]}, "seed": 2})
     assert choice["message"]["content"] in ("Café Zürich", "naïve 😀", "no")
+
+
+def test_a_model_whose_template_knows_no_tools_calls_one_all_the_same(smollm_server: RunningServer) -> None:
+    """The tools are described in words, the call is constrained to their schema, and its result goes back."""
+    place = {"type": "string", "maxLength": 20}
+    schema = {"type": "object", "properties": {"city": place}, "required": ["city"], "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "weather", "description": "Weather now", "parameters": schema}}
+    required = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False, "temperature": 0}
+    (choice,) = _ask(smollm_server, required)
+    assert choice["finish_reason"] == "tool_calls"
+    (call, *_) = choice["message"]["tool_calls"]
+    jsonschema_rs.validate(schema, json.loads(call["function"]["arguments"]))
+    question = {"role": "user", "content": "Weather in Rome?"}
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "sunny, 21 degrees"}
+    talk = [question, choice["message"], result]
+    (after,) = _ask(smollm_server, {"messages": talk, "tools": [tool], "temperature": 0, "max_tokens": 20})
+    assert after["message"]["content"]

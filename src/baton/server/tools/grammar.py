@@ -11,6 +11,8 @@ from baton.server.tools.formats import ToolFormat
 from baton.server.wire.formats import JsonSchema
 from baton.server.wire.tools import FunctionSpec
 
+CALLS_MAX = 16
+"""Calls in one answer that has to be calls: a small model repeats itself, and never comes to the end."""
 _NO_ARGUMENTS: JsonSchema = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -19,11 +21,11 @@ def call_grammar(functions: Sequence[FunctionSpec], form: ToolFormat, tokenizer:
     calls = " | ".join(f"%json {json.dumps(_call_schema(function, form))}" for function in functions)
     opening, closing = _mark(form.opening, tokenizer), _mark(form.closing, tokenizer)
     if form.is_list:
-        more = '("," " "? call)*' if many else ""
+        more = f'("," " "? call){{0,{CALLS_MAX - 1}}}' if many else ""
         return f'start: {opening} " "? "[" call {more} "]"\ncall: {calls}\n'
     if form.is_bare:
         return f"start: call\ncall: {calls}\n"
-    more = '("\\n" call)*' if many else ""
+    more = f'("\\n" call){{0,{CALLS_MAX - 1}}}' if many else ""
     return f'start: call {more}\ncall: {opening} "\\n" ({calls}) "\\n" {closing}\n'
 
 

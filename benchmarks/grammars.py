@@ -1,0 +1,160 @@
+"""What a grammar costs per token: compiling a schema, one mask, one token read, over SmolLM2's 49,152 tokens.
+
+python benchmarks/grammars.py [--repeats 20]
+
+Measures llguidance, which Baton uses, and xgrammar where it is installed. `step` is what a mask adds to drawing one
+token: the thread that makes it, the masking of the logits, and the draw.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import time
+from collections.abc import Callable
+
+import record
+import torch
+
+from baton.core.step import Slice, Step, StepResult
+from baton.core.types import BlockId, Grammar, RequestId, Sampling
+from baton.engine.constrained import ConstrainedEngine
+from baton.engine.grammar import token_trie
+from baton.engine.grammar_masks import GrammarMasks
+from baton.engine.resolve import resolve_model
+from baton.engine.sampler import sample
+from baton.engine.tokenizer import load_tokenizer
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["a", "b", "c"]}},
+        "home": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]},
+    },
+    "required": ["name", "age", "tags", "home"],
+    "additionalProperties": False,
+}
+TEXT = '{"name": "Ada Löve 😀 lace", "age": 36, "tags": ["a", "c", "b"], "home": {"x": -3.25e4}}'
+CARD = resolve_model("smollm2-135m")
+TOKENIZER = load_tokenizer(CARD)
+TOKENS = TOKENIZER.encode(TEXT, add_special=False)
+
+
+def llguidance_us(repeats: int) -> dict[str, dict[str, float]]:
+    """Microseconds to compile, for one mask, and for a whole output read again (a failover)."""
+    started_s = time.perf_counter()
+    trie = token_trie(TOKENIZER, vocab_tokens=CARD.vocab_tokens, eos_token_ids=CARD.eos_token_ids)
+    vocabulary_us = (time.perf_counter() - started_s) * 1e6
+    compiled: list[float] = []
+    masks: list[float] = []
+    replayed: list[float] = []
+    for _ in range(repeats):
+        made = GrammarMasks(lambda: trie)
+        times = [_timed_us(lambda count=count, made=made: made.rows(_part(count))) for count in range(len(TOKENS) + 1)]
+        compiled.append(times[0] - times[1])
+        masks += times[1:]
+        other = GrammarMasks(lambda: trie)
+        other.rows(_part(0))
+        replayed.append(_timed_us(lambda other=other: other.rows(_part(len(TOKENS)))) / len(TOKENS))
+    return {
+        "vocabulary_us": record.spread([vocabulary_us]),
+        "compile_us": record.spread(compiled),
+        "token_us": record.spread(masks),
+        "token_max_us": record.spread([max(masks)]),
+        "replay_token_us": record.spread(replayed),
+    }
+
+
+def step_us(repeats: int) -> dict[str, dict[str, float]]:
+    """Microseconds of drawing one token, free and constrained, from logits that are there."""
+    logits = torch.randn(1, CARD.vocab_tokens, generator=torch.Generator().manual_seed(0))
+    engine = ConstrainedEngine(_Drawing(logits), CARD)  # type: ignore[arg-type]
+    engine.execute(Step((_part(3),)))
+    return {
+        name: record.spread(
+            [_timed_us(lambda part=part: engine.execute(Step((part,)))) for _ in range(repeats) for part in parts]
+        )
+        for name, parts in (
+            ("free", [_part(count, constrained=False) for count in range(len(TOKENS))]),
+            ("constrained", [_part(count) for count in range(len(TOKENS))]),
+        )
+    }
+
+
+def xgrammar_us(repeats: int) -> dict[str, dict[str, float]]:
+    import xgrammar
+
+    info = xgrammar.TokenizerInfo(
+        [TOKENIZER.token_bytes(token) for token in range(CARD.vocab_tokens)],
+        xgrammar.VocabType.RAW,
+        vocab_size=CARD.vocab_tokens,
+        stop_token_ids=list(CARD.eos_token_ids),
+    )
+    compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+    bits = xgrammar.allocate_token_bitmask(1, CARD.vocab_tokens)
+    compiled: list[float] = []
+    masks: list[float] = []
+    for _ in range(repeats):
+        compiled.append(_timed_us(lambda: compiler.compile_json_schema(json.dumps(SCHEMA))))
+        matcher = xgrammar.GrammarMatcher(compiler.compile_json_schema(json.dumps(SCHEMA)))
+        for token in TOKENS:
+            started_s = time.perf_counter()
+            matcher.fill_next_token_bitmask(bits)
+            assert matcher.accept_token(token), TOKENIZER.token_text(token)
+            masks.append((time.perf_counter() - started_s) * 1e6)
+    return {
+        "compile_us": record.spread(compiled),
+        "token_us": record.spread(masks),
+        "token_max_us": record.spread([max(masks)]),
+    }
+
+
+class _Drawing:
+    """A step engine that has its logits already."""
+
+    layout = CARD.layout(block_tokens=16, dtype="float32")
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        self._logits = logits
+
+    def execute(self, step: Step) -> StepResult:
+        sample(self._logits, step.slices)
+        return StepResult()
+
+
+def _part(count: int, *, constrained: bool = True) -> Slice:
+    grammar = Grammar(kind="json_schema", text=json.dumps(SCHEMA)) if constrained else None
+    return Slice(
+        request_id=RequestId("r"),
+        tokens=[1, *TOKENS[:count]],
+        start=0,
+        count=1 + count,
+        block_table=[BlockId(0)],
+        sample=True,
+        sampling=Sampling(grammar=grammar, temperature=1.0, top_p=0.9),
+        prompt_tokens=1,
+    )
+
+
+def _timed_us(work: Callable[[], object]) -> float:
+    started_s = time.perf_counter()
+    work()
+    return (time.perf_counter() - started_s) * 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=20)
+    repeats = parser.parse_args().repeats
+    torch.set_num_threads(1)
+    figures = {"llguidance": llguidance_us(repeats), "step": step_us(repeats)}
+    if importlib.util.find_spec("xgrammar") is not None:
+        figures["xgrammar"] = xgrammar_us(repeats)
+    record.write("grammars", {"tokens": len(TOKENS), **figures})
+
+
+if __name__ == "__main__":
+    main()
