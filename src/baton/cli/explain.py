@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,11 +13,13 @@ from rich.table import Table
 
 from baton.cli.logs import fresh_coordinator, open_log, write_file
 from baton.core.errors import ConfigError
-from baton.report.explain import Explanation, NotInLog, explain
+from baton.report.explain import Explanation, explain, find_requests
 from baton.report.questions import Option, Question
 
 OPTIONS_MAX = 12
 """Workers of a question that the screen shows, the soonest first; `--json` has all."""
+CHOICES_MAX = 8
+"""Choices of one client's request that are explained."""
 WIDTH = 120
 """Characters of a line where nobody says how many fit."""
 
@@ -36,7 +39,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
-    parser.add_argument("request_id", metavar="REQUEST_ID", help="as in X-Request-Id, or request-0 of a simulation")
+    parser.add_argument(
+        "request_id",
+        metavar="REQUEST_ID",
+        help="what the server returned as X-Request-Id; of a simulation request-N, the Nth of its trace (from 0)",
+    )
     parser.add_argument(
         "--log",
         type=Path,
@@ -49,19 +56,25 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Explain. Raises ConfigError where the log or the request cannot be found."""
-    header, decisions = open_log(args.log)
-    try:
-        explanation = explain(fresh_coordinator(header), decisions, args.request_id)
-    except NotInLog as missing:
-        known = f", the last of them {', '.join(missing.similar)}" if missing.similar else ""
+    found = find_requests(open_log(args.log)[1], args.request_id)
+    if not found.ids:
+        latest = f", the last of them {', '.join(found.latest)}" if found.latest else ""
         raise ConfigError(
-            f"{args.log}: no request {args.request_id!r} among its {missing.requests}{known}; "
-            "the id is what the server returns as X-Request-Id"
-        ) from missing
+            f"{args.log}: no request {args.request_id!r} among its {found.requests}{latest}; "
+            "give the id that the server returned as X-Request-Id"
+        )
+    stories: list[Explanation] = []
+    for request_id in found.ids[:CHOICES_MAX]:
+        header, decisions = open_log(args.log)
+        stories.append(explain(fresh_coordinator(header), decisions, request_id))
     if args.json is not None:
-        write_json(args.json, explanation)
+        write_json(args.json, stories[0] if len(stories) == 1 else stories)
     if args.json != Path("-"):
-        show(explanation, wide_console())
+        console = wide_console()
+        for story in stories:
+            show(story, console)
+    if len(found.ids) > len(stories):
+        print(f"note: {len(found.ids)} requests have this id; the first {len(stories)} are shown", file=sys.stderr)  # noqa: T201
     return 0
 
 
@@ -129,9 +142,10 @@ def _question_table(question: Question) -> Table:
     names = ("queue", "prompt", "TTFT") if question.subject != "decode" else ("step", "handoff", "both")
     for name in ("requests", "queued", "context", "hit", "age ms", *(f"{name} ms" for name in names)):
         table.add_column(name, justify="right", no_wrap=True)
-    ranked = sorted(question.options, key=lambda option: option.predicted_s)[:OPTIONS_MAX]
+    ranked = sorted(question.options, key=lambda option: (option.predicted_s, option.worker != question.chosen))
+    shown = ranked[:OPTIONS_MAX]
     chosen = question.option(question.chosen)
-    for option in ranked if chosen is None or chosen in ranked else [*ranked[:-1], chosen]:
+    for option in shown if chosen is None or chosen in shown else [*shown[:-1], chosen]:
         style = "bold" if option.worker == question.chosen else None
         table.add_row(*_cells(option, question), style=style)
     return table

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -29,7 +31,7 @@ from baton.core.messages import (
 from baton.core.types import RequestId, Slo
 from baton.report.questions import Question, watch
 
-SIMILAR_MAX = 5
+LATEST_MAX = 5
 """Request ids that are told where the one asked for is not in the log."""
 
 
@@ -72,37 +74,53 @@ class Explanation(Struct, frozen=True, kw_only=True):
     """Events of the log, up to the request's end, that a replay decides otherwise: the code or a policy has changed."""
 
 
-@dataclass(slots=True)
-class NotInLog(LookupError):
-    """The log has no such request."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a log has under an id."""
 
+    ids: tuple[RequestId, ...]
+    """Requests of that id. A client's id stands for every choice of its request: `x` for `x-17-0` and `x-17-1`."""
     requests: int
-    """How many it has."""
-    similar: list[str]
+    """How many the log has in all."""
+    latest: tuple[RequestId, ...]
+    """The last of them."""
+
+
+def find_requests(decisions: Iterable[Decision], asked: str) -> Found:
+    """Look an id up: a request's own, or the one that its client sent or got as X-Request-Id."""
+    choice = re.compile(rf"{re.escape(asked)}-\d+-\d+")
+    ids: list[RequestId] = []
+    latest: deque[RequestId] = deque(maxlen=LATEST_MAX)
+    requests = 0
+    for decision in decisions:
+        if isinstance(decision.event, RequestArrived):
+            requests += 1
+            request_id = decision.event.request.id
+            latest.append(request_id)
+            if request_id == asked or choice.fullmatch(request_id):
+                ids.append(request_id)
+    return Found(tuple(ids), requests, tuple(latest))
 
 
 def explain(coordinator: Coordinator, decisions: Iterable[Decision], request_id: str) -> Explanation:
-    """Replay the log into a fresh coordinator and keep what concerns the request. Raises NotInLog."""
+    """Replay the log into a fresh coordinator and keep what concerns the request. Raises LookupError for none such."""
     notes = watch(coordinator)
     arrived: Decision | None = None
-    last: list[str] = []
-    requests = differences = 0
+    differences = 0
     moments: list[tuple[float, Decision, tuple[Question, ...]]] = []
     for decision in decisions:
         notes.now_s = decision.now_s
         differences += tuple(coordinator.handle(decision.event, decision.now_s)) != decision.commands
         asked = tuple(question for question in notes.questions if question.request_id == request_id)
         notes.questions.clear()
-        if isinstance(decision.event, RequestArrived):
-            requests += 1
-            last = [*last, decision.event.request.id][-SIMILAR_MAX:]
-            arrived = decision if decision.event.request.id == request_id else arrived
+        if isinstance(decision.event, RequestArrived) and decision.event.request.id == request_id:
+            arrived = decision
         if arrived is not None and concerns(decision, request_id):
             moments.append((decision.now_s, decision, asked))
             if any(isinstance(c, CloseRequest) and c.request_id == request_id for c in decision.commands):
                 break
     if arrived is None:
-        raise NotInLog(requests, last)
+        raise LookupError(f"no request {request_id!r}")
     return _explanation(arrived, moments, differences)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from baton.report.explain import NotInLog, explain
+from baton.core.messages import RequestArrived
+from baton.report.explain import explain, find_requests
 from baton.report.questions import watch
-from tests.unit.report.logs import EVENTS, P0, P1, fresh, log_of
+from tests.unit.report.logs import EVENTS, P0, P1, fresh, log_of, request
 
 
 def test_a_route_shows_what_each_worker_would_have_cost() -> None:
@@ -59,10 +60,19 @@ def test_other_requests_are_no_part_of_it() -> None:
     assert {question.request_id for moment in story.moments for question in moment.questions} == {"asked"}
 
 
+def test_a_clients_id_stands_for_its_choices() -> None:
+    """Two choices of one request, and one whose id only begins alike."""
+    names = ("x-17-0", "x-17-1", "x-17-0b", "x-y-3-0")
+    found = find_requests(log_of([(1.0, RequestArrived(request(name))) for name in names]), "x")
+    assert found.ids == ("x-17-0", "x-17-1")
+    assert find_requests(log_of(), "asked").ids == ("asked",)
+
+
 def test_a_request_that_is_not_there_says_which_are() -> None:
-    with pytest.raises(NotInLog) as caught:
+    found = find_requests(log_of(), "nobody")
+    assert (found.ids, found.requests, found.latest) == ((), 3, ("busy", "asked", "late"))
+    with pytest.raises(LookupError, match="nobody"):
         explain(fresh(), log_of(), "nobody")
-    assert (caught.value.requests, caught.value.similar) == (3, ["busy", "asked", "late"])
 
 
 def test_a_log_of_other_decisions_is_told() -> None:

@@ -1,0 +1,81 @@
+"""`baton explain` and `baton replay` on a log file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from baton.cli.main import main
+from baton.control.decision_log import LogHeader
+from baton.core.config import PolicyConfig
+from baton.link.log_file import LogWriter
+from tests.unit.report.logs import BLOCK_TOKENS, log_of
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "decisions.log"
+    writer = LogWriter(path, LogHeader(policy=PolicyConfig(), block_tokens=BLOCK_TOKENS, attempts_max=3), 1 << 20)
+    for decision in log_of():
+        writer.append(decision)
+    writer.close()
+    return path
+
+
+def test_explain_shows_who_won_and_why(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "asked", "--log", str(log)]) == 0
+    shown = capsys.readouterr().out
+    assert "> p0" in shown
+    assert "EarliestFirstToken: p0, and nobody is predicted to be sooner" in shown
+    assert "d0 was lost: killed too; p1 goes on with it, its KV comes from near (attempt 2)" in shown
+
+
+def test_explain_writes_what_it_shows_as_json(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "late", "--log", str(log), "--json", "-"]) == 0
+    story = json.loads(capsys.readouterr().out)
+    assert (story["request_id"], story["outcome"], story["slo"]["ttft_s"]) == ("late", "rejected", 0.001)
+    assert story["moments"][0]["questions"][0]["options"][0]["worker"] == "p0"
+
+
+def test_explain_says_which_requests_there_are(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "nobody", "--log", str(log)]) == 2
+    assert "no request 'nobody' among its 3, the last of them busy, asked, late" in capsys.readouterr().err
+
+
+def test_what_is_no_log_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("no log at all")
+    assert main(["explain", "x", "--log", str(path)]) == 2
+    assert main(["replay", str(path), "--policy", "round-robin"]) == 2
+    assert "is no decision log" in capsys.readouterr().err
+
+
+def test_replay_asks_other_policies(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(log)]) == 0
+    assert "15 events, the same decisions" in capsys.readouterr().out
+    out = tmp_path / "differences.json"
+    assert main(["replay", str(log), "--policy", "least-load", "--json", str(out)]) == 0
+    shown = capsys.readouterr().out
+    found = json.loads(out.read_text())
+    assert found["asked"] == {"admit": 3, "prefill": 2, "decode": 4}
+    assert [difference["other"] for difference in found["divergences"] if difference["subject"] == "prefill"] == ["p1"]
+    assert "predicted TTFT on average" in shown
+
+
+def test_replay_refuses_what_it_does_not_know_all_at_once(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(log), "--policy", "leest-load"]) == 2
+    assert "did you mean 'least-load'" in capsys.readouterr().err
+    assert main(["replay", str(log), "--json", "-", "--rows", "-1"]) == 2
+    said = capsys.readouterr().err
+    assert "--json needs --policy" in said
+    assert "--rows is -1" in said
+
+
+def test_replay_draws_the_log(log: Path, tmp_path: Path) -> None:
+    page, trace = tmp_path / "log.html", tmp_path / "trace.json"
+    assert main(["replay", str(log), "--html", str(page), "--perfetto", str(trace)]) == 0
+    assert "Roles and queues" in page.read_text()
+    assert json.loads(trace.read_bytes())["traceEvents"]
+    assert main(["replay", str(log), "--html", str(tmp_path / "nowhere" / "log.html")]) == 2
