@@ -1,0 +1,101 @@
+"""Paged attention of decoding requests as two Triton kernels: splits of every request, then their merge.
+
+Runs under TRITON_INTERPRET=1 on CPU tensors as well, where products must be float32: the interpreter multiplies the
+bit patterns of bfloat16 numbers (triton-lang/triton issue 11584), so what products are computed in is a parameter.
+Sources: FlashAttention-2 (arXiv 2307.08691) for the loop, Flash-Decoding (Dao et al., 2023) for the splits.
+"""
+
+# ruff: noqa: ANN001, PLR0913, PLR0915 (a kernel's arguments are what is launched: no types, and many)
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def split_kernel(
+    queries, kv, blocks, lengths, parts, sums, first_row, scale_log2, window, table_width, row_stride,
+    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, ROPE: tl.constexpr,
+    ROPE_PAD: tl.constexpr, LATENT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    SPLIT: tl.constexpr, SPLITS: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr, DOT: tl.constexpr,
+) -> None:  # fmt: skip
+    """Attend to one split of one request: its normalized sum into parts, its base-2 log-sum-exp into sums.
+
+    DIM: of a head, or of the latent vector without its ROPE dimensions. BLOCK_ROWS: token rows of a block over all
+    layers and planes. first_row: of this layer inside a block. row_stride: numbers of one token row.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    tiles: tl.constexpr = (GROUP + HEADS - 1) // HEADS
+    kv_head = tl.program_id(1) // tiles
+    in_group = (tl.program_id(1) % tiles) * HEADS + tl.arange(0, HEADS)
+    split = tl.program_id(2)
+    length = tl.load(lengths + token)
+    visible = tl.maximum(length - window, 0)
+    start = split * SPLIT
+    end = tl.minimum(start + SPLIT, length)
+    if (start >= length) | (end <= visible):
+        return
+    head = kv_head * GROUP + in_group
+    real = in_group < GROUP
+    dim = tl.arange(0, DIM_PAD)
+    width: tl.constexpr = DIM + ROPE
+    query = queries + (token * KV_HEADS * GROUP + head[:, None]) * width
+    q = tl.load(query + dim[None, :], mask=real[:, None] & (dim[None, :] < DIM), other=0.0).to(DOT)
+    rope = tl.arange(0, ROPE_PAD)
+    if ROPE > 0:
+        q_rope = tl.load(query + DIM + rope[None, :], mask=real[:, None] & (rope[None, :] < ROPE), other=0.0).to(DOT)
+    peak = tl.full([HEADS], float("-inf"), tl.float32)
+    total = tl.zeros([HEADS], tl.float32)
+    sums_of_values = tl.zeros([HEADS, DIM_PAD], tl.float32)
+    for first in range(start, end, KEYS):
+        position = first + tl.arange(0, KEYS)
+        seen = (position < end) & (position >= visible)
+        block = tl.load(blocks + token * table_width + position // BLOCK_TOKENS, mask=seen, other=0).to(tl.int64)
+        row = block * BLOCK_ROWS + first_row + position % BLOCK_TOKENS
+        key = kv + row[:, None] * row_stride + kv_head * width
+        stored = seen[:, None] & (dim[None, :] < DIM)
+        k = tl.load(key + dim[None, :], mask=stored, other=0.0).to(DOT)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if ROPE > 0:
+            k_rope = tl.load(key + DIM + rope[None, :], mask=seen[:, None] & (rope[None, :] < ROPE), other=0.0).to(DOT)
+            scores += tl.dot(q_rope, tl.trans(k_rope), input_precision="ieee")
+        scores = tl.where(seen[None, :], scores * scale_log2, float("-inf"))
+        higher = tl.maximum(peak, tl.max(scores, 1))
+        base = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet: no difference of infinities
+        weights = tl.exp2(scores - base[:, None])
+        decay = tl.exp2(peak - base)
+        if LATENT:
+            v = k
+        else:
+            value = key + BLOCK_TOKENS * row_stride
+            v = tl.load(value + dim[None, :], mask=stored, other=0.0).to(DOT)
+        sums_of_values = sums_of_values * decay[:, None] + tl.dot(weights.to(DOT), v, input_precision="ieee")
+        total = total * decay + tl.sum(weights, 1)
+        peak = higher
+    place = (token * KV_HEADS * GROUP + head) * SPLITS + split
+    whole = real[:, None] & (dim[None, :] < DIM)
+    tl.store(parts + place[:, None] * DIM + dim[None, :], sums_of_values / total[:, None], mask=whole)
+    tl.store(sums + place, peak + tl.log2(total), mask=real)
+
+
+@triton.jit
+def merge_kernel(
+    parts, sums, lengths, out, window,
+    HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, OUT_DIM: tl.constexpr, SPLIT: tl.constexpr,
+    SPLITS: tl.constexpr,
+) -> None:  # fmt: skip
+    """Merge the splits of one head of one request, in their order."""
+    token = tl.program_id(0).to(tl.int64)
+    place = token * HEADS + tl.program_id(1)
+    length = tl.load(lengths + token)
+    first = tl.maximum(length - window, 0) // SPLIT
+    count = (length + SPLIT - 1) // SPLIT
+    dim = tl.arange(0, DIM_PAD)
+    peak = tl.load(sums + place * SPLITS + first)
+    for split in range(first + 1, count):
+        peak = tl.maximum(peak, tl.load(sums + place * SPLITS + split))
+    total = 0.0
+    summed = tl.zeros([DIM_PAD], tl.float32)
+    for split in range(first, count):
+        weight = tl.exp2(tl.load(sums + place * SPLITS + split) - peak)
+        total += weight
+        summed += weight * tl.load(parts + (place * SPLITS + split) * DIM + dim, mask=dim < DIM, other=0.0)
+    tl.store(out + place * OUT_DIM + dim, (summed / total).to(out.dtype.element_ty), mask=dim < DIM)
