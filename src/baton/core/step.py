@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from baton.core.types import BlockId, RequestId, Sampling, StepShape, TokenLogprob, prefill_pairs
@@ -15,9 +15,22 @@ class AllowedTokens(Protocol):
     def rows(self) -> Sequence[bytes]:
         """Return a row for every token that the slice asks for: one bit per token id, the lowest bit of a byte first.
 
+        Fewer rows than tokens: what follows them is a draft that the grammar does not allow.
         Raises RequestError where the grammar is too complex to go on: then this request fails, and no other.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class RowOf:
+    """One of the rows of several tokens."""
+
+    allowed: AllowedTokens
+    index: int
+
+    def rows(self) -> Sequence[bytes]:
+        """See `AllowedTokens.rows`."""
+        return self.allowed.rows()[self.index : self.index + 1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +51,16 @@ class Slice:
     prompt_tokens: int
     allowed: AllowedTokens | None = None
     """Set where the sampling has a grammar, by `baton.engine.constrained`. None: every token."""
+    drafts: int = 0
+    """The last so many of its tokens are guesses. A token is drawn before each of them and after the last one, and the
+    drawing ends where it differs from the guess."""
+
+    def at(self, draft: int) -> Slice:
+        """Return the slice as it would be if it ended with its first `draft` guesses, 0 .. drafts."""
+        if self.drafts == 0:
+            return self
+        allowed = None if self.allowed is None else RowOf(self.allowed, draft)
+        return replace(self, count=self.count - self.drafts + draft, drafts=0, allowed=allowed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +79,9 @@ class Step:
         prefill_tokens = chunks = decodes = context_tokens = 0
         pairs = 0.0
         for part in self.slices:
-            if part.count == 1 and part.sample:
-                decodes += 1
-                context_tokens += part.start + 1
+            if part.count == 1 + part.drafts and part.sample:
+                decodes += part.count
+                context_tokens += part.count * (part.start + part.count)
             else:
                 chunks += 1
                 prefill_tokens += part.count
@@ -83,6 +106,8 @@ class SliceResult:
     """If asked for: of tokens start+1 .. start+count (those inside the prompt), in order."""
     embedding: bytes = b""
     """If asked for, with the next token: see `OutputToken.embedding`."""
+    further: tuple[tuple[int, TokenLogprob | None], ...] = ()
+    """The tokens after the next one, for as long as drafts came true."""
 
 
 @dataclass(frozen=True, slots=True)

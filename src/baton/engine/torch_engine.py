@@ -13,7 +13,7 @@ from baton.core.types import BlockId, RequestId, Sampling, TokenLogprob
 from baton.engine.kernels.backend import AttentionBackend
 from baton.engine.kernels.paged import PagedKV, Row, ragged_rows
 from baton.engine.models.decoder import Decoder
-from baton.engine.sampler import sample, token_logprob
+from baton.engine.sampler import Drawn, drawn_rows, sample_drafted, token_logprob
 from baton.kv.layout import KVLayout
 
 LOGPROB_ROWS = 64
@@ -60,20 +60,23 @@ class TorchEngine:
         drawn = iter(self._sample(step.slices, rows, hidden))
         results: list[SliceResult] = []
         for part, row in zip(step.slices, rows, strict=True):
-            token, logprob = next(drawn) if part.sample else (None, None)
+            (token, logprob), *further = next(drawn) if part.sample else [(None, None)]
             prompt = tuple(self._prompt_logprobs(part, row, hidden)) if part.sampling.prompt_logprobs else ()
             vector = self._embedding(row, hidden) if part.sample and part.sampling.embedding else b""
-            results.append(SliceResult(token=token, logprob=logprob, prompt_logprobs=prompt, embedding=vector))
+            results.append(
+                SliceResult(
+                    token=token, logprob=logprob, prompt_logprobs=prompt, embedding=vector, further=tuple(further)
+                )
+            )
         return StepResult(tuple(results))
 
-    def _sample(
-        self, slices: tuple[Slice, ...], rows: list[Row], hidden: Tensor
-    ) -> list[tuple[int, TokenLogprob | None]]:
+    def _sample(self, slices: tuple[Slice, ...], rows: list[Row], hidden: Tensor) -> list[list[Drawn]]:
         asking = [(part, row) for part, row in zip(slices, rows, strict=True) if part.sample]
         if not asking:
             return []
-        last = torch.tensor([row.first + row.count - 1 for _, row in asking], device=self._device)
-        return sample(self._model.logits(hidden[last]), [part for part, _ in asking])
+        wanted = [index for part, row in asking for index in drawn_rows(part, row.first)]
+        logits = self._model.logits(hidden[torch.tensor(wanted, device=self._device)])
+        return sample_drafted(logits, [part for part, _ in asking])
 
     def _embedding(self, row: Row, hidden: Tensor) -> bytes:
         """Return the last token's final hidden state, as long as 1: it has seen the whole prompt."""
