@@ -46,13 +46,19 @@ class GrammarMasks:
         self._followed: OrderedDict[RequestId, _Followed] = OrderedDict()
 
     def rows(self, part: Slice) -> list[bytes]:
-        """Return the mask for the slice's next token. See `AllowedTokens.rows`."""
+        """Return the masks for the slice's next tokens. See `AllowedTokens.rows`."""
         grammar = part.sampling.grammar
         assert grammar is not None, f"{part.request_id} has no grammar"
-        followed = self._follow(part.request_id, grammar, part.tokens[part.prompt_tokens : part.start + part.count])
-        row = followed.matcher.compute_bitmask()
-        _check(followed.matcher)
-        return [row]
+        known = part.start + part.count - part.drafts
+        followed = self._follow(part.request_id, grammar, part.tokens[part.prompt_tokens : known])
+        rows = [_row(followed.matcher)]
+        if part.drafts:
+            ahead = followed.matcher.deep_copy()
+            for token in part.tokens[known : known + part.drafts]:
+                if token in part.sampling.stop_token_ids or ahead.try_consume_tokens([token]) == 0:
+                    break
+                rows.append(_row(ahead))
+        return rows
 
     def _follow(self, request_id: RequestId, grammar: Grammar, output: Sequence[int]) -> _Followed:
         """Bring a request's parser to the end of its output."""
@@ -81,6 +87,12 @@ def _keep(cache: OrderedDict[Key, Kept], key: Key, value: Kept, most: int) -> No
     cache[key] = value
     if len(cache) > most:
         cache.popitem(last=False)
+
+
+def _row(matcher: LLMatcher) -> bytes:
+    row = matcher.compute_bitmask()
+    _check(matcher)
+    return row
 
 
 def _check(matcher: LLMatcher) -> None:

@@ -86,12 +86,29 @@ class HashEngine:
         prompt_logprobs = _prompt_logprobs(part) if part.sampling.prompt_logprobs else ()
         if not part.sample:
             return SliceResult(prompt_logprobs=prompt_logprobs)
-        digest = self._context_digest(part)
-        token = _draw(digest, part)
-        wanted = part.sampling.top_logprobs
-        logprob = None if wanted is None else _made_up_logprob(token, digest, wanted)
+        digest = self._context_digest(part.at(0))
+        (token, logprob), *further = self._drawn(part)
         embedding = _unit_vector(digest) if part.sampling.embedding else b""
-        return SliceResult(token=token, logprob=logprob, prompt_logprobs=prompt_logprobs, embedding=embedding)
+        return SliceResult(
+            token=token,
+            logprob=logprob,
+            prompt_logprobs=prompt_logprobs,
+            embedding=embedding,
+            further=tuple(further),
+        )
+
+    def _drawn(self, part: Slice) -> list[tuple[int, TokenLogprob | None]]:
+        """Draw the next token, and one more for every draft that comes true."""
+        drawn: list[tuple[int, TokenLogprob | None]] = []
+        wanted = part.sampling.top_logprobs
+        for draft in range(part.drafts + 1):
+            view = part.at(draft)
+            digest = self._context_digest(view)
+            token = _draw(digest, view)
+            drawn.append((token, None if wanted is None else _made_up_logprob(token, digest, wanted)))
+            if draft == part.drafts or part.tokens[view.start + view.count] != token:
+                break
+        return drawn
 
     def _context_digest(self, part: Slice) -> bytes:
         """Hash every KV byte of tokens [0, total), plane by plane in token order: blind to how blocks cut them."""

@@ -19,21 +19,50 @@ from baton.core.types import Sampling, TokenLogprob
 
 NUCLEUS_GUESS_TOKENS = 512
 """top_p looks at so many of the likeliest tokens first; a whole vocabulary is sorted only if they do not suffice."""
+Drawn = tuple[int, TokenLogprob | None]
+"""A token, and its log probability if asked for."""
 TEMPERATURE_MIN = 1e-30
 """What float32 can still divide a logit by. A client's smaller one would be 0 / 0, and end the worker."""
 
 
-def sample(logits: Tensor, slices: Sequence[Slice]) -> list[tuple[int, TokenLogprob | None]]:
-    """Draw the next token of every slice. logits: [slices, vocab], float32; left as they are."""
-    tokens: list[int] = logits.argmax(-1).tolist()  # the lowest id among equals
-    for index, part in enumerate(slices):
-        if not _is_plain_greedy(part):
-            tokens[index] = _draw(logits[index], part)
-    wanted = [part.sampling.top_logprobs for part in slices]
-    return [
-        (token, None if count is None else token_logprob(logits[index], token, count))
-        for index, (token, count) in enumerate(zip(tokens, wanted, strict=True))
-    ]
+def sample(logits: Tensor, slices: Sequence[Slice]) -> list[Drawn]:
+    """Draw the next token of every slice, none of which has drafts. logits: [slices, vocab], float32; not changed."""
+    return [drawn[0] for drawn in sample_drafted(logits, slices)]
+
+
+def sample_drafted(logits: Tensor, slices: Sequence[Slice]) -> list[list[Drawn]]:
+    """Draw the next tokens of every slice: one, and one more for each draft that comes true.
+
+    logits: [rows, vocab], float32; those of `drawn_rows` of each slice, in order. Left as they are. What is drawn at a
+    position depends on the tokens before it, the seed and the position only: a right draft changes no text.
+    Source: speculative decoding (Leviathan et al., ICML 2023), in the special case of a draft without probabilities.
+    """
+    likeliest: list[int] = logits.argmax(-1).tolist()  # the lowest id among equals
+    drawn: list[list[Drawn]] = []
+    row = 0
+    for part in slices:
+        drawn.append(_drawn_of(part, logits[row : row + 1 + part.drafts], likeliest[row : row + 1 + part.drafts]))
+        row += 1 + part.drafts
+    return drawn
+
+
+def drawn_rows(part: Slice, first: int) -> range:
+    """Return the rows of a step's hidden states that predict what a slice asks for. `first`: the slice's first row."""
+    end = first + part.count
+    return range(end - 1 - part.drafts, end)
+
+
+def _drawn_of(part: Slice, logits: Tensor, likeliest: Sequence[int]) -> list[Drawn]:
+    """Draw for one slice. logits: [1 + drafts, vocab]."""
+    drawn: list[Drawn] = []
+    for draft in range(part.drafts + 1):
+        view = part.at(draft)
+        token = likeliest[draft] if _is_plain_greedy(view) else _draw(logits[draft], view)
+        count = part.sampling.top_logprobs
+        drawn.append((token, None if count is None else token_logprob(logits[draft], token, count)))
+        if draft == part.drafts or part.tokens[view.start + view.count] != token:
+            break
+    return drawn
 
 
 def token_logprob(logits: Tensor, token: int, count: int) -> TokenLogprob:
