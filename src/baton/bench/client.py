@@ -32,6 +32,8 @@ class Reply:
     asked_tokens: int
     late_s: float
     """How much later than due it was sent. 0 where nothing was due."""
+    text: str = ""
+    """Of the answer, where it was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +86,17 @@ class Client:
             return Response(response.status, await response.read())
 
     async def ask(
-        self, path: str, body: bytes, *, request: TraceRequest, index: int, due_s: float | None = None
+        self,
+        path: str,
+        body: bytes,
+        *,
+        request: TraceRequest,
+        index: int,
+        due_s: float | None = None,
+        keep_text: bool = False,
     ) -> Reply:
         """Send a streaming request and read it to its end. TTFT counts from here."""
-        answer = Answer()
+        answer = Answer(text=[] if keep_text else None)
         sent_s = now_s()
         try:
             refusal = await self._read(path, body, index, answer)
@@ -108,11 +117,13 @@ class Client:
                 input_tokens=_prompt_tokens(answer, request),
                 token_times_s=answer.token_times_s(),
                 cached_tokens=_cached_tokens(answer),
+                slo=request.slo,
             ),
             reason=reason,
             counted_by=answer.counted_by,
             asked_tokens=request.output_tokens,
             late_s=0.0 if due_s is None else max(0.0, sent_s - due_s),
+            text="".join(answer.text or ()),
         )
 
     async def _read(self, path: str, body: bytes, index: int, answer: Answer) -> Refusal | None:

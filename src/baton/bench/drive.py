@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from baton.bench.client import Client, Reply
 from baton.bench.clock import now_s
 from baton.bench.probe import Target
-from baton.bench.wire import request_body
+from baton.bench.wire import Message, Prompt, request_body
+from baton.workload.conversation import Conversations, Turn, conversations
 from baton.workload.prompts import PromptMaker
 from baton.workload.request import TraceRequest
 
@@ -27,6 +28,8 @@ class Shot:
     index: int
     request: TraceRequest
     body: bytes
+    said: tuple[Message, ...] = ()
+    """Of a conversation: all turns so far, this one's question the last. Empty where no turn follows."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,22 +42,25 @@ class Driver:
     ignore_eos: bool
     on_reply: Callable[[Reply], None] = lambda reply: None
     replies: list[Reply] = field(default_factory=list[Reply])
+    linked: Conversations = field(default_factory=Conversations)
 
     async def closed_loop(self, requests: Sequence[TraceRequest], concurrency: int) -> None:
         """Let this many clients each send the next request as soon as its last one was answered."""
-        upcoming = iter(enumerate(requests))
+        self.linked = conversations(requests)
+        upcoming = iter(self.linked.openers)
 
         async def one_client() -> None:
             for index, request in upcoming:
                 await self._fire(self._prepare(index, request), None)
 
         async with asyncio.TaskGroup() as clients:
-            for _ in range(min(concurrency, len(requests))):
+            for _ in range(min(concurrency, len(self.linked.openers))):
                 clients.create_task(one_client())
 
     async def open_loop(self, requests: Sequence[TraceRequest]) -> None:
         """Send each request at its `at_s`, whatever is still unanswered: as many are open as the server is slow."""
-        upcoming = deque(enumerate(requests))
+        self.linked = conversations(requests)
+        upcoming = deque(self.linked.openers)
         ready: deque[Shot] = deque()
         ready_bytes = 0
         start_s: float | None = None
@@ -74,24 +80,55 @@ class Driver:
                 open_requests.create_task(self._fire(shot, due_s))
 
     def _prepare(self, index: int, request: TraceRequest) -> Shot:
-        prompt = (
-            self.prompts.token_ids(request, index)
-            if self.target.prompt_format == "ids"
-            else self.prompts.text(request, index)
-        )
-        body = request_body(
+        if self.target.prompt_format == "ids":
+            return Shot(index, request, self._body(self.prompts.token_ids(request, index), request))
+        text = self.prompts.text(request, index)
+        said = (Message("user", text),) if self.linked.is_followed(index) else ()
+        return Shot(index, request, self._body(text, request), said)
+
+    def _prepare_turn(self, turn: Turn, said: tuple[Message, ...]) -> Shot:
+        """The conversation so far, then this turn's own words: as messages of a chat, or as one text."""
+        words = self.prompts.text(turn.request, turn.index).split(" ")
+        own = " ".join(words[min(turn.known_tokens, len(words) - 1) :])
+        said = (*said, Message("user", own))
+        if self.target.endpoint == "chat":
+            return Shot(turn.index, turn.request, self._body(list(said), turn.request), said)
+        text = " ".join(message.content.strip(" ") for message in said)
+        return Shot(turn.index, turn.request, self._body(text, turn.request), said)
+
+    def _body(self, prompt: Prompt, request: TraceRequest) -> bytes:
+        return request_body(
             model=self.target.model,
             endpoint=self.target.endpoint,
             prompt=prompt,
             output_tokens=request.output_tokens,
             ignore_eos=self.ignore_eos,
         )
-        return Shot(index, request, body)
 
     async def _fire(self, shot: Shot, due_s: float | None) -> None:
-        reply = await self.client.ask(self.target.path, shot.body, request=shot.request, index=shot.index, due_s=due_s)
-        self.replies.append(reply)
-        self.on_reply(reply)
+        """Send a request, then the turns that follow it, each `think_s` after the answer before it."""
+        following: Shot | None = shot
+        while following is not None:
+            shot = following
+            reply = await self.client.ask(
+                self.target.path,
+                shot.body,
+                request=shot.request,
+                index=shot.index,
+                due_s=due_s,
+                keep_text=bool(shot.said),
+            )
+            self.replies.append(reply)
+            self.on_reply(reply)
+            following, due_s = await self._think(shot, reply), None
+
+    async def _think(self, shot: Shot, reply: Reply) -> Shot | None:
+        """Wait as long as a reader does, and make the next turn. None where the conversation is over."""
+        turn = self.linked.following(shot.index)
+        if turn is None or reply.record.outcome != "finished":
+            return None
+        await asyncio.sleep(turn.request.think_s or 0.0)
+        return self._prepare_turn(turn, (*shot.said, Message("assistant", reply.text)))
 
 
 def _idle(start_s: float | None, upcoming: TraceRequest) -> bool:

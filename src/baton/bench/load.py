@@ -26,6 +26,11 @@ class Load:
     shortened: int
     """Requests cut to fit the context."""
 
+    @property
+    def converses(self) -> bool:
+        """Whether some requests wait for the answers to others."""
+        return any(request.think_s is not None for request in self.requests)
+
 
 def make_load(options: BenchOptions) -> Load:
     """Draw or read the requests. The same options give the same load.

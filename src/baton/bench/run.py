@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from baton.bench.drive import Driver
 from baton.bench.load import Load, make_load
 from baton.bench.options import BenchOptions, ClosedLoop
 from baton.bench.probe import Target, TargetError, probe
+from baton.core.errors import ConfigError
 from baton.metrics.summary import Results, summarize
 from baton.workload.prompts import PromptMaker
 
@@ -79,6 +81,8 @@ async def run_bench(options: BenchOptions, *, stop: asyncio.Event, watcher: Watc
     stopped before its first request.
     """
     load = make_load(options)
+    if load.converses:
+        options = _as_text(options)
     began_s = now_s()
     async with Client(options.url, api_key=options.api_key, timeout_s=options.timeout_s) as client:
         target = await probe(client, options)
@@ -104,6 +108,13 @@ async def run_bench(options: BenchOptions, *, stop: asyncio.Event, watcher: Watc
     )
 
 
+def _as_text(options: BenchOptions) -> BenchOptions:
+    """A turn repeats the answer before it, which the client has as text only."""
+    if options.prompt_format == "ids":
+        raise ConfigError("--prompt-format ids cannot carry conversations: a turn repeats the text of the answer")
+    return dataclasses.replace(options, prompt_format="text")
+
+
 async def _drive(driver: Driver, load: Load, options: BenchOptions) -> None:
     if isinstance(options.pacing, ClosedLoop):
         await driver.closed_loop(load.requests, options.pacing.concurrency)
@@ -120,7 +131,7 @@ async def _warm_up(client: Client, target: Target, load: Load, options: BenchOpt
         ignore_eos=options.ignore_eos,
     )
     requests = [
-        replace(request, output_tokens=min(request.output_tokens, WARMUP_TOKENS_MAX))
+        replace(request, output_tokens=min(request.output_tokens, WARMUP_TOKENS_MAX), think_s=None)
         for request in load.requests[: options.warmup]
     ]
     clients = options.pacing.concurrency if isinstance(options.pacing, ClosedLoop) else 1

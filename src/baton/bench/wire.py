@@ -20,11 +20,22 @@ _WHOLE = frozenset({"stop", "length", "tool_calls", "function_call", "content_fi
 """Finish reasons of a complete answer. Others (`abort`, `error`) name a failure."""
 
 
+class Message(Struct):
+    """One turn of a chat."""
+
+    role: Literal["user", "assistant"]
+    content: str
+
+
+Prompt = str | list[int] | list[Message]
+"""Text, token ids, or (endpoint `chat`) a conversation so far."""
+
+
 def request_body(
     *,
     model: str,
     endpoint: Endpoint,
-    prompt: str | list[int],
+    prompt: Prompt,
     output_tokens: int,
     ignore_eos: bool,
     stream: bool = True,
@@ -32,7 +43,7 @@ def request_body(
     """Greedy decoding of exactly `output_tokens` (where the server knows `ignore_eos`)."""
     body: dict[str, object] = {"model": model, "max_tokens": output_tokens, "temperature": 0}
     if endpoint == "chat":
-        body["messages"] = [{"role": "user", "content": prompt}]
+        body["messages"] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     else:
         body["prompt"] = prompt
     if stream:
@@ -57,6 +68,11 @@ class Choice(Struct):
     def carries_text(self) -> bool:
         delta = self.delta
         return bool(self.text or self.token_ids or (delta and (delta.content or delta.reasoning_content)))
+
+    @property
+    def said(self) -> str:
+        """What a next turn repeats: the answer without its reasoning."""
+        return self.text or (self.delta.content if self.delta is not None else None) or ""
 
 
 class PromptDetails(Struct):
@@ -124,6 +140,8 @@ class Answer:
     done: bool = False
     usage: Usage | None = None
     error: str = ""
+    text: list[str] | None = None
+    """The pieces of its text; None: nobody wants them."""
     _rest: bytes = b""
 
     def feed(self, data: bytes, now_s: float) -> None:
@@ -156,6 +174,8 @@ class Answer:
                 self.finish_reason, self.finished_s = choice.finish_reason, now_s
 
     def _take_text(self, choice: Choice, usage: Usage | None, before: int, now_s: float) -> None:
+        if self.text is not None:
+            self.text.append(choice.said)
         tokens = 0
         if choice.token_ids:
             tokens = len(choice.token_ids)

@@ -40,7 +40,7 @@ _LOAD = (
     (
         "--trace",
         "FILE",
-        "replay a trace (plain, gzip): Mooncake, Bailian, Azure, RTP-LLM, VTC, ShareGPT, LMCache, Vidur, BurstGPT",
+        "a trace (Mooncake, Azure, BurstGPT, Bailian ...) or a workload file (.toml): docs/workloads.md",
     ),
     ("--input-tokens", "A", f"synthetic requests: input tokens (default {INPUT_TOKENS})"),
     ("--output-tokens", "B", f"synthetic requests: output tokens (default {OUTPUT_TOKENS})"),

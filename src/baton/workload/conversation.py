@@ -38,6 +38,10 @@ class Conversations:
         """Let a turn wait for the answer to request `index`."""
         self._turns[index] = turn
 
+    def is_followed(self, index: int) -> bool:
+        """Whether somebody waits for the answer to request `index`."""
+        return index in self._turns
+
     def following(self, index: int) -> Turn | None:
         """Take the turn that follows request `index`: it is due `request.think_s` after that one's answer."""
         return self._turns.pop(index, None)
