@@ -13,7 +13,7 @@ from baton.core.types import BlockId, RequestId, Sampling, TokenLogprob
 from baton.engine.model_config import ModelConfig
 from baton.engine.native.library import NativeLibrary, NativeStep
 from baton.engine.rope import Rotary
-from baton.engine.sampler import sample, token_logprob
+from baton.engine.sampler import Drawn, drawn_rows, sample_drafted, token_logprob
 from baton.kv.layout import KVLayout
 
 LOGPROB_ROWS = 64
@@ -48,10 +48,14 @@ class NativeEngine:
         drawn = iter(self._sample(step.slices, firsts))
         results: list[SliceResult] = []
         for part, first in zip(step.slices, firsts, strict=True):
-            token, logprob = next(drawn) if part.sample else (None, None)
+            (token, logprob), *further = next(drawn) if part.sample else [(None, None)]
             prompt = tuple(self._prompt_logprobs(part, first)) if part.sampling.prompt_logprobs else ()
             vector = self._embedding(first + part.count - 1) if part.sample and part.sampling.embedding else b""
-            results.append(SliceResult(token=token, logprob=logprob, prompt_logprobs=prompt, embedding=vector))
+            results.append(
+                SliceResult(
+                    token=token, logprob=logprob, prompt_logprobs=prompt, embedding=vector, further=tuple(further)
+                )
+            )
         return StepResult(tuple(results))
 
     def warm_up(self) -> None:
@@ -95,11 +99,12 @@ class NativeEngine:
     def _blocks(self, part: Slice) -> int:
         return -(-(part.start + part.count) // self.layout.block_tokens)
 
-    def _sample(self, slices: Sequence[Slice], firsts: Sequence[int]) -> list[tuple[int, TokenLogprob | None]]:
+    def _sample(self, slices: Sequence[Slice], firsts: Sequence[int]) -> list[list[Drawn]]:
         asking = [(part, first) for part, first in zip(slices, firsts, strict=True) if part.sample]
         if not asking:
             return []
-        return sample(self._logits([first + part.count - 1 for part, first in asking]), [part for part, _ in asking])
+        rows = [row for part, first in asking for row in drawn_rows(part, first)]
+        return sample_drafted(self._logits(rows), [part for part, _ in asking])
 
     def _logits(self, rows: Sequence[int]) -> Tensor:
         """Project rows of the last step: [rows, vocab], float32."""
