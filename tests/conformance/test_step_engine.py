@@ -248,3 +248,39 @@ def _slots(engine: StepEngine) -> Iterator[tuple[int, int, int, int]]:
             for slot in range(layout.block_tokens):
                 start = block * layout.block_bytes + (plane * layout.block_tokens + slot) * piece
                 yield block, slot, start, piece
+
+
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(seed=5, top_p=0.9, frequency_penalty=0.5)])
+def test_drafts_change_nothing_but_the_number_of_steps(made: Made, sampling: Sampling) -> None:
+    """Right ones are drawn on from, the first wrong one ends the slice; what they left in the blocks is harmless."""
+    truth = generate(made.engine, PROMPT, range(16), 12, sampling)
+    table = range(20, 36)
+    run(made.engine, part_of(PROMPT[:-1], table, sampling=sampling, prompt_tokens=len(PROMPT)))
+    wrong = [(token + 1) % 90 + 3 for token in truth]
+    for right in (0, 1, 3):
+        guesses = [*truth[:right], *wrong[right:4]]
+        part = part_of(
+            [*PROMPT, *guesses], table, start=len(PROMPT) - 1, sampling=sampling, prompt_tokens=len(PROMPT), drafts=4
+        )
+        other = part_of(PROMPT, range(40, 56), sampling=sampling)
+        found, alone = run(made.engine, part, other)
+        assert alone.token == truth[0]
+        assert [found.token, *(token for token, _ in found.further)] == truth[: right + 1]
+    all_right = part_of(
+        [*PROMPT, *truth[:11]],
+        table,
+        start=len(PROMPT) - 1,
+        sampling=sampling,
+        prompt_tokens=len(PROMPT),
+        drafts=11,
+    )
+    (found,) = run(made.engine, all_right)
+    assert [found.token, *(token for token, _ in found.further)] == truth
+
+
+def test_drawn_drafts_bring_their_log_probabilities(made: Made) -> None:
+    sampling = Sampling(temperature=0.0, top_logprobs=2)
+    truth = generate(made.engine, PROMPT, range(16), 3, sampling)
+    part = part_of([*PROMPT, *truth[:2]], range(20, 36), sampling=sampling, prompt_tokens=len(PROMPT), drafts=2)
+    (found,) = run(made.engine, part)
+    assert [logprob.token for _, logprob in found.further if logprob] == truth[1:]
