@@ -1,0 +1,163 @@
+"""Our engine beside others on the same weights: decode steps and prefill, in turns, with the machine's limits.
+
+python benchmarks/engines.py [--peers FOLDER] [--work FOLDER] [--weights bfloat16 int8 int4] [--rounds 5]
+python benchmarks/engines.py --install FOLDER      makes a virtual environment for every peer (minutes)
+
+Every engine is a process of its own that owns all cores in its turn and is stopped (SIGSTOP) between turns. A round
+gives each engine one turn per case; the table shows the fastest of all turns, which other load disturbed least.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import record
+from peers.install import HERE, PEERS, PeerKind, install, missing, python_of
+from peers.limits import Limits
+from peers.models import model_of
+from peers.protocol import Job
+from peers.table import render
+
+CONTEXT_TOKENS = 500
+STEPS = 6
+CASES = (
+    *({"kind": "decode", "size": size} for size in (1, 8, 32)),
+    *({"kind": "prefill", "size": size} for size in (512, 2048)),
+)
+
+
+@dataclass
+class Runner:
+    """One engine's process with one model."""
+
+    kind: PeerKind
+    weights: str
+    process: subprocess.Popen[str]
+    version: str = ""
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    """Of each case: the median step of each turn."""
+    failed: str = ""
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        """Let it compute, and nobody else: it is stopped before and after. None when it has ended."""
+        if self.failed:
+            return None
+        os.killpg(self.process.pid, signal.SIGCONT)
+        try:
+            print(json.dumps(request), file=self.process.stdin, flush=True)
+            answer = self.process.stdout.readline() if self.process.stdout else ""
+        except BrokenPipeError:
+            answer = ""
+        if not answer:
+            self.failed = f"ended with code {self.process.wait()}; its words are in {self.kind.name}-{self.weights}.log"
+            return None
+        os.killpg(self.process.pid, signal.SIGSTOP)
+        return json.loads(answer)
+
+    def turn(self, case: dict[str, Any]) -> None:
+        answer = self.ask(case)
+        if answer is not None:
+            self.seconds.setdefault(f"{case['kind']}_{case['size']}", []).append(statistics.median(answer["seconds"]))
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def start(kind: PeerKind, weights: str, args: argparse.Namespace) -> Runner:
+    """Start a peer, let it load, and stop it."""
+    work = Path(args.work)
+    job = Job(
+        model=str(model_of(kind.name, weights, work, python_of(kind, Path(args.peers)))),
+        weights=weights,
+        context_tokens=CONTEXT_TOKENS,
+        steps=STEPS,
+        batch_max=max(case["size"] for case in CASES if case["kind"] == "decode"),
+        threads=args.threads,
+    )
+    settings = (*kind.settings, f"VLLM_CACHE_ROOT={work / 'vllm'}") if kind.settings else ()
+    command = ["env", *settings, str(python_of(kind, Path(args.peers))), str(HERE / kind.script)]
+    with (work / f"{kind.name}-{weights}.log").open("w") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
+        )
+    runner = Runner(kind, weights, process)
+    loaded = runner.ask(asdict(job))
+    runner.version = loaded["version"] if loaded else ""
+    print(f"{kind.name} {weights}: {runner.version or runner.failed}", flush=True)
+    return runner
+
+
+def compare(weights: str, limits: Limits, args: argparse.Namespace) -> list[Runner]:
+    """Run all engines at one precision of the weights, in turns."""
+    kinds = [kind for kind in PEERS if weights in kind.weights and (not args.only or kind.name in args.only)]
+    runners = [start(kind, weights, args) for kind in kinds if not missing(kind, Path(args.peers))]
+    try:
+        for number in range(args.rounds):
+            limits.measure()
+            for case in CASES:
+                for runner in runners:
+                    runner.turn(case)
+            print(f"{weights}: round {number + 1} of {args.rounds}", flush=True)
+    finally:
+        for runner in runners:
+            runner.end()
+    return runners
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--install", metavar="FOLDER", help="make the peers' environments there, and end")
+    parser.add_argument("--peers", default="peers", metavar="FOLDER", help="where --install made them")
+    parser.add_argument("--work", default=tempfile.gettempdir() + "/baton-engines", help="for models and logs")
+    parser.add_argument("--weights", nargs="+", default=["bfloat16", "int8", "int4"])
+    parser.add_argument("--only", nargs="+", default=[], help="names of the engines to run")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--name", default="engines", help="of the result in benchmarks/results")
+    args = parser.parse_args()
+    if args.install:
+        install(Path(args.install))
+        return
+    Path(args.work).mkdir(parents=True, exist_ok=True)
+    limits = Limits(Path(args.work), args.threads)
+    found = {weights: compare(weights, limits, args) for weights in args.weights}
+    figures = {
+        "what": f"SmolLM2-135M; decode: seconds of a step after {CONTEXT_TOKENS} tokens; prefill: seconds of a prompt; "
+        "per turn the median step, here the least of all turns and their median",
+        "not_installed": {
+            kind.name: missing(kind, Path(args.peers)) for kind in PEERS if missing(kind, Path(args.peers))
+        },
+        "limits": {"read_bytes_per_s": limits.read_bytes_per_s, "flops": limits.flops},
+        "engines": [
+            {
+                "engine": runner.kind.name,
+                "weights": weights,
+                "version": runner.version,
+                "failed": runner.failed,
+                "seconds": {
+                    case: {"least": min(times), "median": statistics.median(times), "turns": len(times)}
+                    for case, times in runner.seconds.items()
+                },
+            }
+            for weights, runners in found.items()
+            for runner in runners
+        ],
+    }
+    table = render(figures)
+    record.write(args.name, {**figures, "table": table.splitlines()})
+    print(table)
+
+
+if __name__ == "__main__":
+    main()

