@@ -9,7 +9,6 @@ token: the thread that makes it, the masking of the logits, and the draw.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import time
 from collections.abc import Callable
@@ -25,6 +24,11 @@ from baton.engine.grammar_masks import GrammarMasks
 from baton.engine.resolve import resolve_model
 from baton.engine.sampler import sample
 from baton.engine.tokenizer import load_tokenizer
+
+try:
+    import xgrammar
+except ImportError:
+    xgrammar = None  # pip install xgrammar, to compare
 
 SCHEMA = {
     "type": "object",
@@ -43,39 +47,39 @@ TOKENIZER = load_tokenizer(CARD)
 TOKENS = TOKENIZER.encode(TEXT, add_special=False)
 
 
-def llguidance_us(repeats: int) -> dict[str, dict[str, float]]:
-    """Microseconds to compile, for one mask, and for a whole output read again (a failover)."""
+def llguidance_s(repeats: int) -> dict[str, dict[str, float]]:
+    """Seconds to compile, for one mask, and for a whole output read again (a failover)."""
     started_s = time.perf_counter()
     trie = token_trie(TOKENIZER, vocab_tokens=CARD.vocab_tokens, eos_token_ids=CARD.eos_token_ids)
-    vocabulary_us = (time.perf_counter() - started_s) * 1e6
+    vocabulary_s = time.perf_counter() - started_s
     compiled: list[float] = []
     masks: list[float] = []
     replayed: list[float] = []
     for _ in range(repeats):
         made = GrammarMasks(lambda: trie)
-        times = [_timed_us(lambda count=count, made=made: made.rows(_part(count))) for count in range(len(TOKENS) + 1)]
+        times = [_timed_s(lambda count=count, made=made: made.rows(_part(count))) for count in range(len(TOKENS) + 1)]
         compiled.append(times[0] - times[1])
         masks += times[1:]
         other = GrammarMasks(lambda: trie)
         other.rows(_part(0))
-        replayed.append(_timed_us(lambda other=other: other.rows(_part(len(TOKENS)))) / len(TOKENS))
+        replayed.append(_timed_s(lambda other=other: other.rows(_part(len(TOKENS)))) / len(TOKENS))
     return {
-        "vocabulary_us": record.spread([vocabulary_us]),
-        "compile_us": record.spread(compiled),
-        "token_us": record.spread(masks),
-        "token_max_us": record.spread([max(masks)]),
-        "replay_token_us": record.spread(replayed),
+        "vocabulary_s": record.spread([vocabulary_s]),
+        "compile_s": record.spread(compiled),
+        "token_s": record.spread(masks),
+        "token_max_s": record.spread([max(masks)]),
+        "replay_token_s": record.spread(replayed),
     }
 
 
-def step_us(repeats: int) -> dict[str, dict[str, float]]:
-    """Microseconds of drawing one token, free and constrained, from logits that are there."""
+def step_s(repeats: int) -> dict[str, dict[str, float]]:
+    """Seconds of drawing one token, free and constrained, from logits that are there."""
     logits = torch.randn(1, CARD.vocab_tokens, generator=torch.Generator().manual_seed(0))
     engine = ConstrainedEngine(_Drawing(logits), CARD)  # type: ignore[arg-type]
     engine.execute(Step((_part(3),)))
     return {
         name: record.spread(
-            [_timed_us(lambda part=part: engine.execute(Step((part,)))) for _ in range(repeats) for part in parts]
+            [_timed_s(lambda part=part: engine.execute(Step((part,)))) for _ in range(repeats) for part in parts]
         )
         for name, parts in (
             ("free", [_part(count, constrained=False) for count in range(len(TOKENS))]),
@@ -84,9 +88,7 @@ def step_us(repeats: int) -> dict[str, dict[str, float]]:
     }
 
 
-def xgrammar_us(repeats: int) -> dict[str, dict[str, float]]:
-    import xgrammar
-
+def xgrammar_s(repeats: int) -> dict[str, dict[str, float]]:
     info = xgrammar.TokenizerInfo(
         [TOKENIZER.token_bytes(token) for token in range(CARD.vocab_tokens)],
         xgrammar.VocabType.RAW,
@@ -98,17 +100,17 @@ def xgrammar_us(repeats: int) -> dict[str, dict[str, float]]:
     compiled: list[float] = []
     masks: list[float] = []
     for _ in range(repeats):
-        compiled.append(_timed_us(lambda: compiler.compile_json_schema(json.dumps(SCHEMA))))
+        compiled.append(_timed_s(lambda: compiler.compile_json_schema(json.dumps(SCHEMA))))
         matcher = xgrammar.GrammarMatcher(compiler.compile_json_schema(json.dumps(SCHEMA)))
         for token in TOKENS:
             started_s = time.perf_counter()
             matcher.fill_next_token_bitmask(bits)
             assert matcher.accept_token(token), TOKENIZER.token_text(token)
-            masks.append((time.perf_counter() - started_s) * 1e6)
+            masks.append(time.perf_counter() - started_s)
     return {
-        "compile_us": record.spread(compiled),
-        "token_us": record.spread(masks),
-        "token_max_us": record.spread([max(masks)]),
+        "compile_s": record.spread(compiled),
+        "token_s": record.spread(masks),
+        "token_max_s": record.spread([max(masks)]),
     }
 
 
@@ -139,10 +141,10 @@ def _part(count: int, *, constrained: bool = True) -> Slice:
     )
 
 
-def _timed_us(work: Callable[[], object]) -> float:
+def _timed_s(work: Callable[[], object]) -> float:
     started_s = time.perf_counter()
     work()
-    return (time.perf_counter() - started_s) * 1e6
+    return time.perf_counter() - started_s
 
 
 def main() -> None:
@@ -150,9 +152,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20)
     repeats = parser.parse_args().repeats
     torch.set_num_threads(1)
-    figures = {"llguidance": llguidance_us(repeats), "step": step_us(repeats)}
-    if importlib.util.find_spec("xgrammar") is not None:
-        figures["xgrammar"] = xgrammar_us(repeats)
+    figures = {"llguidance": llguidance_s(repeats), "step": step_s(repeats)}
+    if xgrammar is not None:
+        figures["xgrammar"] = xgrammar_s(repeats)
     record.write("grammars", {"tokens": len(TOKENS), **figures})
 
 
