@@ -12,6 +12,7 @@ from baton.engine.kernels.paged import TORCH_DTYPES, PagedKV
 from baton.engine.kernels.torch_sdpa import SdpaBackend
 from baton.engine.models.decoder import Decoder
 from baton.engine.resolve import read_config
+from baton.engine.step_runner import CudaCapture, EagerRunner, GraphRunner, StepRunner
 from baton.engine.torch_engine import TorchEngine
 from baton.engine.weights import open_weights
 from baton.kv.layout import KVLayout
@@ -34,4 +35,24 @@ def load_torch_engine(
     config = read_config(card)
     with torch.inference_mode():
         model = Decoder(config, open_weights(card, config), TORCH_DTYPES[dtype], target)
-    return TorchEngine(model, PagedKV(memory, layout), SdpaBackend(), target)
+    kv = PagedKV(memory, layout)
+    return TorchEngine(model, kv, _runner(model, kv, TORCH_DTYPES[dtype], target), target)
+
+
+def _runner(model: Decoder, kv: PagedKV, dtype: torch.dtype, device: torch.device) -> StepRunner:
+    """Choose by the device: Triton's kernels and graphs on CUDA, torch's fused attention elsewhere.
+
+    A mixture of experts counts on the host who goes where, which no graph can; it decodes operation by operation.
+    """
+    if device.type != "cuda":
+        return EagerRunner(model, SdpaBackend(), device)
+    try:
+        from baton.engine.kernels.triton_decode import TritonBackend, TritonDecodeKernel
+    except ImportError as error:
+        raise ModelError(
+            "decoding on CUDA needs triton, which CUDA builds of PyTorch bring along; install it: pip install triton"
+        ) from error
+    rope_dim = model.config.latent.rope_dim if model.config.latent is not None else 0
+    kernel = TritonDecodeKernel(products=dtype, rope_dim=rope_dim)
+    eager = EagerRunner(model, TritonBackend(kernel), device)
+    return eager if model.config.experts is not None else GraphRunner(eager, kv, kernel, CudaCapture())

@@ -10,10 +10,10 @@ from torch.nn import functional
 
 from baton.core.step import Slice, SliceResult, Step, StepResult
 from baton.core.types import BlockId, RequestId, Sampling, TokenLogprob
-from baton.engine.kernels.backend import AttentionBackend
 from baton.engine.kernels.paged import PagedKV, Row, ragged_rows
 from baton.engine.models.decoder import Decoder
 from baton.engine.sampler import Drawn, drawn_rows, sample_drafted, token_logprob
+from baton.engine.step_runner import StepRunner
 from baton.kv.layout import KVLayout
 
 LOGPROB_ROWS = 64
@@ -23,11 +23,11 @@ LOGPROB_ROWS = 64
 class TorchEngine:
     """Runs a model over an arena's blocks. Keeps nothing between steps but weights."""
 
-    def __init__(self, model: Decoder, kv: PagedKV, backend: AttentionBackend, device: torch.device) -> None:
+    def __init__(self, model: Decoder, kv: PagedKV, runner: StepRunner, device: torch.device) -> None:
         self.layout: KVLayout = kv.layout
         self._model = model
         self._kv = kv
-        self._backend = backend
+        self._runner = runner
         self._device = device
 
     def execute(self, step: Step) -> StepResult:
@@ -55,8 +55,8 @@ class TorchEngine:
     @torch.inference_mode()
     def _execute(self, step: Step, kv: PagedKV) -> StepResult:
         tokens = [token for part in step.slices for token in part.tokens[part.start : part.start + part.count]]
-        rows = ragged_rows(step.slices, self.layout, self._device)
-        hidden = self._model.forward(torch.tensor(tokens, device=self._device), rows, kv, self._backend)
+        rows = ragged_rows(step.slices, self.layout)
+        hidden = self._runner.hidden(tokens, rows, kv)
         drawn = iter(self._sample(step.slices, rows, hidden))
         results: list[SliceResult] = []
         for part, row in zip(step.slices, rows, strict=True):

@@ -26,7 +26,7 @@ class Row:
     first: int
     count: int
     start: int
-    blocks: Tensor  # [blocks of the request] ids, int64
+    blocks: Tensor  # [blocks of the request] ids, int64, on the host: many small copies to a device would cost more
 
     @property
     def total(self) -> int:
@@ -56,10 +56,10 @@ class PagedKV:
         block_tokens = self.layout.block_tokens
         parts: list[Tensor] = []
         for row in rows:
-            positions = torch.arange(row.start, row.total, device=self.data.device)
+            positions = torch.arange(row.start, row.total)
             planes = row.blocks[positions // block_tokens] * self._block_planes
             parts.append(planes * block_tokens + positions % block_tokens)
-        return torch.cat(parts) + self._planes * block_tokens
+        return torch.cat(parts).to(self.data.device) + self._planes * block_tokens
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store one layer's new keys and values, each [tokens, kv_heads, head_dim], cast to the arena's type."""
@@ -73,7 +73,7 @@ class PagedKV:
 
     def planes(self, blocks: Tensor) -> Tensor:
         """Find the rows of layer 0 of some blocks: [planes, ...blocks]. Add planes * layer for another layer."""
-        first = blocks * self._block_planes
+        first = blocks.to(self.data.device) * self._block_planes
         return torch.stack([first + plane for plane in range(self.layout.planes)])
 
     def gather(self, planes: Tensor, out: Tensor) -> Tensor:
@@ -83,13 +83,13 @@ class PagedKV:
         return flat.view(*planes.shape, *self.layout.shape[2:])
 
 
-def ragged_rows(slices: Sequence[Slice], layout: KVLayout, device: torch.device) -> list[Row]:
+def ragged_rows(slices: Sequence[Slice], layout: KVLayout) -> list[Row]:
     """Lay the slices' tokens one after the other, without padding."""
     rows: list[Row] = []
     first = 0
     for part in slices:
         blocks = -(-(part.start + part.count) // layout.block_tokens)
-        table = torch.tensor(part.block_table[:blocks], dtype=torch.int64, device=device)
+        table = torch.tensor(part.block_table[:blocks], dtype=torch.int64)
         rows.append(Row(first=first, count=part.count, start=part.start, blocks=table))
         first += part.count
     return rows

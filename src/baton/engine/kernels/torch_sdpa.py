@@ -116,7 +116,7 @@ class SdpaPlan:
         firsts = [_first_block(row, window, block_tokens) for row in rows]
         tables = [row.blocks[first:] for row, first in zip(rows, firsts, strict=True)]
         blocks = max(len(table) for table in tables)
-        padded = torch.stack([torch.cat((table, table[:1].expand(blocks - len(table)))) for table in tables])
+        padded = torch.stack([torch.cat((table, table[:1].expand(blocks - len(table)))) for table in tables])  # on host
         ends = torch.tensor([row.total - first * block_tokens for row, first in zip(rows, firsts, strict=True)])
         keys = int(ends.max())
         position = torch.arange(blocks * block_tokens)

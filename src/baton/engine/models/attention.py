@@ -43,4 +43,4 @@ class Attention(Protocol):
 
 def positions_of(rows: Sequence[Row], device: torch.device) -> Tensor:
     """Return the position of every token of a ragged batch: [tokens]."""
-    return torch.cat([torch.arange(row.start, row.total, device=device) for row in rows])
+    return torch.cat([torch.arange(row.start, row.total) for row in rows]).to(device)
