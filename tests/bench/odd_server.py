@@ -74,6 +74,8 @@ class OddServer:
     bodies: list[Body] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     content_type: str = "text/event-stream"
+    workers: list[dict[str, object]] | None = None
+    """What `/cluster` tells, as Baton does. None: no such path."""
 
     @property
     def streamed(self) -> list[Body]:
@@ -81,11 +83,16 @@ class OddServer:
 
     def app(self) -> web.Application:
         app = web.Application()
+        if self.workers is not None:
+            app.router.add_get("/cluster", self._cluster)
         for prefix in ("/v1", "/v3"):
             app.router.add_get(f"{prefix}/models", self._models)
             app.router.add_post(f"{prefix}/completions", self._complete)
             app.router.add_post(f"{prefix}/chat/completions", self._complete)
         return app
+
+    async def _cluster(self, request: web.Request) -> web.Response:
+        return web.json_response({"workers": self.workers, "hosts": [], "policy": {}})
 
     async def _models(self, request: web.Request) -> web.Response:
         if self.model is None:

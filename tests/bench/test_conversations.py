@@ -79,3 +79,14 @@ def test_token_ids_cannot_carry_an_answer(tmp_path: Path, capsys: pytest.Capture
     flags = ["--url", url, "--trace", str(tmp_path / "talk.toml"), "--prompt-format", "ids"]
     assert main(["bench", *flags]) == 2
     assert "cannot carry conversations" in capsys.readouterr().err
+
+
+def test_the_page_of_a_run_shows_the_workers_of_a_baton_server(tmp_path: Path) -> None:
+    """Looked up while the run goes; any other server has no such path, and the page no such section."""
+    workers = [{"id": "decode-0", "role": "decode", "running": 3, "waiting": 1, "pid": 7}]
+    page = tmp_path / "run.html"
+    for server, shown in ((OddServer(behave=numbered, workers=workers), True), (OddServer(behave=numbered), False)):
+        with serving_in_thread(server) as url:
+            run(url, tmp_path, "--html", str(page))
+        assert ("<h2>Workers</h2>" in page.read_text()) is shown
+        assert ("decode-0" in page.read_text()) is shown

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self
+from urllib.parse import urljoin
 
 import aiohttp
 
@@ -80,6 +81,11 @@ class Client:
         async with self._http.get(self._base_url + path) as response:
             return Response(response.status, await response.read())
 
+    async def get_at_root(self, path: str) -> Response:
+        """As `get`, beside the API instead of below it."""
+        async with self._http.get(urljoin(self._base_url, path)) as response:
+            return Response(response.status, await response.read())
+
     async def post(self, path: str, body: bytes) -> Response:
         """Raises as `get`."""
         async with self._http.post(self._base_url + path, data=body) as response:
@@ -118,6 +124,7 @@ class Client:
                 token_times_s=answer.token_times_s(),
                 cached_tokens=_cached_tokens(answer),
                 slo=request.slo,
+                tenant=request.tenant,
             ),
             reason=reason,
             counted_by=answer.counted_by,

@@ -7,10 +7,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from baton.bench.client import Client, Reply
 from baton.bench.clock import now_s
 from baton.bench.probe import Target
-from baton.bench.wire import Message, Prompt, request_body
+from baton.bench.wire import Message, Prompt, request_fields
 from baton.workload.conversation import Conversations, Turn, conversations
 from baton.workload.prompts import PromptMaker
 from baton.workload.request import TraceRequest
@@ -97,13 +99,14 @@ class Driver:
         return Shot(turn.index, turn.request, self._body(text, turn.request), said)
 
     def _body(self, prompt: Prompt, request: TraceRequest) -> bytes:
-        return request_body(
+        fields = request_fields(
             model=self.target.model,
             endpoint=self.target.endpoint,
             prompt=prompt,
             output_tokens=request.output_tokens,
             ignore_eos=self.ignore_eos,
         )
+        return msgspec.json.encode({**fields, "user": request.tenant} if request.tenant else fields)
 
     async def _fire(self, shot: Shot, due_s: float | None) -> None:
         """Send a request, then the turns that follow it, each `think_s` after the answer before it."""

@@ -18,5 +18,6 @@ def render_html(report: Report) -> str:
             results=report.results,
             records=[reply.record for reply in report.replies],
             slo=report.options.slo,
+            timeline=report.timeline,
         )
     )

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from baton.bench.client import Client, Response
 from baton.bench.options import BenchOptions, Endpoint, PromptFormat
-from baton.bench.wire import error_text, read_usage, request_body
+from baton.bench.wire import error_text, read_usage, request_fields
 from baton.core.errors import BatonError
 from baton.workload.prompts import PromptMaker
 from baton.workload.request import TraceRequest
@@ -77,7 +77,7 @@ async def _prompt_format(client: Client, options: BenchOptions, model: str) -> P
     formats: tuple[PromptFormat, ...] = ("ids", "text") if options.prompt_format is None else (options.prompt_format,)
     response = Response(0, b"")
     for prompt_format in formats:
-        body = request_body(
+        body = request_fields(
             model=model,
             endpoint=options.endpoint,
             prompt=maker.token_ids(request, 0) if prompt_format == "ids" else maker.text(request, 0),
@@ -85,7 +85,7 @@ async def _prompt_format(client: Client, options: BenchOptions, model: str) -> P
             ignore_eos=options.ignore_eos,
             stream=False,
         )
-        response = await client.post(path, body)
+        response = await client.post(path, msgspec.json.encode(body))
         if response.status in (401, 403):
             raise TargetError(_said(f"POST {path}", response) + "; give the right key with --api-key")
         if response.status in (429, 503):

@@ -17,8 +17,10 @@ from baton.bench.drive import Driver
 from baton.bench.load import Load, make_load
 from baton.bench.options import BenchOptions, ClosedLoop
 from baton.bench.probe import Target, TargetError, probe
+from baton.bench.watch import WorkerWatch
 from baton.core.errors import ConfigError
 from baton.metrics.summary import Results, summarize
+from baton.report.timeline import Timeline
 from baton.workload.prompts import PromptMaker
 
 WARMUP_TOKENS_MAX = 16
@@ -37,6 +39,8 @@ class Report:
     replies: tuple[Reply, ...]
     results: Results
     interrupted: bool
+    timeline: Timeline | None = None
+    """Of the workers, where the server told of them and a page is wanted."""
 
     @property
     def failures(self) -> list[tuple[str, int]]:
@@ -95,7 +99,13 @@ async def run_bench(options: BenchOptions, *, stop: asyncio.Event, watcher: Watc
             on_reply=watcher.on_reply,
         )
         watcher.on_start(len(load.requests))
+        watch = WorkerWatch(client)
+        watching = asyncio.create_task(watch.run()) if options.html is not None else None
         await _until_stopped(_drive(driver, load, options), stop)
+        if watching is not None:
+            watching.cancel()
+            await asyncio.wait((watching,))
+            await watch.look()
     if stop.is_set() and not driver.replies:
         raise TargetError("stopped before the first answer; there is nothing to report")
     return Report(
@@ -105,6 +115,7 @@ async def run_bench(options: BenchOptions, *, stop: asyncio.Event, watcher: Watc
         replies=tuple(driver.replies),
         results=summarize([reply.record for reply in driver.replies], slo=options.slo, wall_s=now_s() - began_s),
         interrupted=stop.is_set(),
+        timeline=watch.timeline if watch.timeline.workers else None,
     )
 
 

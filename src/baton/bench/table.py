@@ -66,6 +66,7 @@ def facts(report: Report) -> Iterator[tuple[str, str]]:
     yield "output tokens", _number(results.output_tokens_per_s, "/s")
     if report.options.slo.given:
         yield "SLO", ", ".join(_targets(report))
+    if results.slo.attainment_ratio is not None:
         yield "SLO attainment", _percent(results.slo.attainment_ratio)
         yield "goodput", _number(results.goodput_rps, "requests/s")
     yield "prefix hit", _percent(results.prefix_hit_ratio)

@@ -31,7 +31,7 @@ Prompt = str | list[int] | list[Message]
 """Text, token ids, or (endpoint `chat`) a conversation so far."""
 
 
-def request_body(
+def request_fields(
     *,
     model: str,
     endpoint: Endpoint,
@@ -39,8 +39,8 @@ def request_body(
     output_tokens: int,
     ignore_eos: bool,
     stream: bool = True,
-) -> bytes:
-    """Greedy decoding of exactly `output_tokens` (where the server knows `ignore_eos`)."""
+) -> dict[str, object]:
+    """The body of a request: greedy decoding of exactly `output_tokens` (where the server knows `ignore_eos`)."""
     body: dict[str, object] = {"model": model, "max_tokens": output_tokens, "temperature": 0}
     if endpoint == "chat":
         body["messages"] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
@@ -50,7 +50,7 @@ def request_body(
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     if ignore_eos:
         body["ignore_eos"] = True
-    return msgspec.json.encode(body)
+    return body
 
 
 class Delta(Struct):

@@ -40,6 +40,8 @@ class RequestRecord:
     """Input tokens that needed no prefill. None: the server does not tell."""
     slo: Slo | None = None
     """What this request was promised. None: what the run was."""
+    tenant: str = ""
+    """Who asked."""
 
     @property
     def output_tokens(self) -> int:

@@ -130,7 +130,7 @@ def _heat_plot(
         content += _heat_row(line, row / most, 4 + index * row_height, row_height, (frame, kind, most))
     content += _time_axis(frame)
     sampled = f"; one of every {every} workers" if every > 1 else ""
-    return plot(title, svg.svg(frame, content, title), f"darkest: {most:,.4g}{sampled}", wide=True)
+    return plot(title, svg.svg(frame, content, title), f"the strongest color is {svg.short(most)}{sampled}", wide=True)
 
 
 def _heat_row(line: WorkerLine, shades: Values, y: int, height: int, drawing: tuple[Frame, str, float]) -> str:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baton.metrics.summary import Distribution, RequestRecord, Results, SloTargets
+from baton.metrics.summary import Distribution, RequestRecord, Results, SloTargets, summarize
 from baton.report.fleet_plots import fleet_plots
 from baton.report.page import notes, page, plots, section, table, tiles
 from baton.report.run_plots import latency_plots, lives_plot, time_plots
 from baton.report.timeline import Timeline
+
+TENANTS_MAX = 50
+"""Rows of their table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,7 @@ def render_run(run: RunPage) -> str:
             section("Latency", _latencies(run.results) + plots(latency_plots(run.records, run.slo))),
             section("Over time", plots([*time_plots(run.records, run.slo), lives_plot(run.records)])),
             section("Workers", plots(fleet_plots(run.timeline)) if run.timeline is not None else ""),
+            section("Tenants", _tenants(run.records, run.slo)),
             section("Run", table((), [list(fact) for fact in run.facts]) + notes(run.remarks)),
         ),
     )
@@ -65,6 +69,44 @@ def _headline(results: Results) -> list[tuple[str, str]]:
 def _latencies(results: Results) -> str:
     rows = (("TTFT", results.ttft_s), ("TPOT", results.tpot_s), ("ITL", results.itl_s), ("E2E", results.e2e_s))
     return table(("ms", "mean", "p50", "p90", "p99"), [(name, *_milliseconds(seconds)) for name, seconds in rows])
+
+
+def _tenants(records: Sequence[RequestRecord], slo: SloTargets) -> str:
+    """A row per tenant, the busiest first. Nothing where there is only one."""
+    by_tenant: dict[str, list[RequestRecord]] = {}
+    for record in records:
+        by_tenant.setdefault(record.tenant, []).append(record)
+    if len(by_tenant) < 2:
+        return ""
+    busiest = sorted(by_tenant.items(), key=lambda item: (-len(item[1]), item[0]))
+    head = (
+        "tenant",
+        "requests",
+        "completed",
+        "input tokens",
+        "output tokens",
+        "TTFT p50",
+        "TTFT p99",
+        "TPOT p50",
+        "SLO",
+    )
+    left = f"<p>and {len(busiest) - TENANTS_MAX} others</p>" if len(busiest) > TENANTS_MAX else ""
+    return table(head, [_tenant_row(name, own, slo) for name, own in busiest[:TENANTS_MAX]]) + left
+
+
+def _tenant_row(name: str, records: Sequence[RequestRecord], slo: SloTargets) -> list[str]:
+    results = summarize(records, slo=slo, wall_s=0.0)
+    done = [record for record in records if record.outcome == "finished"]
+    attained = results.slo.attainment_ratio
+    return [
+        name or "-",
+        f"{results.requests:,}",
+        f"{results.completed:,}",
+        f"{sum(record.input_tokens for record in done):,}",
+        f"{sum(record.output_tokens for record in done):,}",
+        *(_seconds(value) for value in (results.ttft_s.p50, results.ttft_s.p99, results.tpot_s.p50)),
+        "-" if attained is None else f"{attained:.1%}",
+    ]
 
 
 def _milliseconds(seconds: Distribution) -> list[str]:

@@ -119,13 +119,13 @@ class Timeline:
     def _event(self, event: CoordinatorEvent, now_s: float) -> None:
         match event:
             case WorkerJoined(view=view):
-                self._line(view.id).enter(now_s, view.role)
+                self.line(view.id).enter(now_s, view.role)
             case WorkerReported(view=view):
-                self._line(view.id).report(now_s, view)
+                self.line(view.id).report(now_s, view)
             case WorkerLost(worker=worker):
-                self._line(worker).silence(now_s)
+                self.line(worker).silence(now_s)
             case RoleSet(worker=worker, role=role):
-                self._line(worker).enter(now_s, role)
+                self.line(worker).enter(now_s, role)
             case RequestArrived(request=request):
                 self.requests[request.id] = RequestLine(request, now_s)
             case PrefillFinished(request_id=request_id) if request_id in self.requests:
@@ -144,11 +144,12 @@ class Timeline:
                 line = self.requests[request_id]
                 line.closed_s, line.outcome, line.reason = now_s, outcome, reason
             case SetRole(worker=worker, role=role):
-                self._line(worker).enter(now_s, role)
+                self.line(worker).enter(now_s, role)
             case _:
                 pass
 
-    def _line(self, worker: WorkerId) -> WorkerLine:
+    def line(self, worker: WorkerId) -> WorkerLine:
+        """Find a worker's line, or begin it."""
         return self.workers.setdefault(worker, WorkerLine(worker))
 
 

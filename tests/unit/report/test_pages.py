@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from random import Random
 from xml.etree import ElementTree
@@ -127,6 +128,15 @@ def test_classes_of_requests_show_an_attainment() -> None:
     ]
     assert "SLO attainment, by time of arrival" in run_page(promised, SloTargets())
     assert "SLO attainment" not in run_page(records(), SloTargets())
+
+
+def test_tenants_have_rows_of_their_own() -> None:
+    """The busiest first; a run of one tenant has no such table."""
+    two = [replace(record, tenant="big" if index % 3 else "small") for index, record in enumerate(records())]
+    page = run_page(two, SloTargets(ttft_s=0.25))
+    check(page)
+    assert 0 < page.index("<td>big</td>") < page.index("<td>small</td>")
+    assert "<h2>Tenants</h2>" not in run_page(records(), SloTargets())
 
 
 def test_a_long_run_shows_a_part_of_its_requests_and_says_so() -> None:
