@@ -61,9 +61,9 @@ class BatchersUnderAnyOrder(RuleBasedStateMachine):
         self.processes: dict[WorkerId, Process] = {}
         self.number = 0
 
-    @initialize(step_tokens=st.integers(1, 9), requests=st.integers(1, 4))
-    def boot(self, step_tokens: int, requests: int) -> None:
-        self.limits = BatchLimits(step_tokens_max=step_tokens, requests_max=requests)
+    @initialize(step_tokens=st.integers(1, 9), requests=st.integers(1, 4), growth=st.sampled_from((1, 4, 9)))
+    def boot(self, step_tokens: int, requests: int, growth: int) -> None:
+        self.limits = BatchLimits(step_tokens_max=step_tokens, requests_max=requests, growth_tokens=growth)
         self.processes = {worker: self.process(worker) for worker in WORKERS}
 
     def process(self, worker: WorkerId) -> Process:

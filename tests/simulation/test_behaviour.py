@@ -33,7 +33,7 @@ def scenario(*requests: PlannedRequest, topology=(1, 1, 0), blocks: int = 64, fa
     cluster = ClusterSpec(
         topology=Topology(prefill=prefill, decode=decode, mixed=mixed),
         kv=SimKV(blocks=blocks, block_tokens=4),
-        batch=BatchLimits(step_tokens_max=64, requests_max=8),
+        batch=BatchLimits(step_tokens_max=64, requests_max=8, growth_tokens=4),
         cost=COST,
         link=LINK,
     )

@@ -8,11 +8,12 @@ step, and the question for more is asked one step ahead.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from baton.control.lane import Lane
+from baton.control.decode_run import DecodeRun, plan_decode_run
+from baton.control.lane import LOOKAHEAD_TOKENS, Lane
 from baton.core.config import BatchLimits
 from baton.core.messages import (
     BatcherEvent,
@@ -35,9 +36,6 @@ from baton.core.types import BlockHash, HostId, OutputToken, RequestId, Role, Wo
 from baton.policy.batching import BatchingPolicy
 from baton.policy.fairness import FairnessPolicy
 
-LOOKAHEAD_TOKENS = 4
-"""A decoding request asks for its next block this many tokens before it needs it, so that the answer is never late."""
-
 
 @dataclass(slots=True)
 class _News:
@@ -46,6 +44,7 @@ class _News:
     tokens: list[OutputToken] = field(default_factory=list[OutputToken])
     events: list[BatcherEvent] = field(default_factory=list[BatcherEvent])
     started: list[RequestId] = field(default_factory=list[RequestId])
+    is_load_new: bool = False
 
 
 class Batcher:
@@ -66,6 +65,7 @@ class Batcher:
         self.closed = False
         self._block_tokens = block_tokens
         self._limits = limits
+        self._growth_tokens = max(LOOKAHEAD_TOKENS, limits.growth_tokens)
         self._batching = batching
         self._fairness = fairness
         self._lanes: dict[RequestId, Lane] = {}
@@ -113,6 +113,7 @@ class Batcher:
             hashes=list(command.request.block_hashes),
         )
         self._lanes[lane.request.id] = lane
+        self._news.is_load_new = True
         if command.block_table:
             lane.hold(command.block_table, command.computed_tokens)
             insort(self._ready, lane, key=_order)
@@ -136,6 +137,7 @@ class Batcher:
         lane.hold(command.block_table, command.cached_blocks * self._block_tokens)
         self._waiting.remove(lane)
         insort(self._ready, lane, key=_order)
+        self._news.is_load_new = True
 
     def _preempt(self, lane: Lane) -> None:
         if lane.state == "ready":
@@ -150,16 +152,59 @@ class Batcher:
 
     def _say(self, event: BatcherEvent) -> None:
         self._news.events.append(event)
+        self._news.is_load_new = True
 
     # ---- steps out
 
     def plan(self) -> Step:
         """Decide the next forward pass. A step without slices means that there is nothing to do now."""
-        self._ask_for_first_blocks()
+        return self._step(self._choose())
+
+    def plan_run(self) -> Step | DecodeRun:
+        """Decide as `plan` does; where all that are chosen decode, as far ahead as the next steps are alike.
+
+        Needs a batching policy that is a pure function of what it is given. A command that comes meanwhile ends it.
+        """
+        chosen = self._choose()
+        if chosen and chosen[0][1] == 1 and not self._asks_later():
+            run = plan_decode_run([self._ready[index] for index, _ in chosen])
+            if run is not None:
+                for lane in run.lanes:
+                    self._note_start(lane)
+                return run
+        return self._step(chosen)
+
+    def widen(self, run: DecodeRun, granted: BlocksGranted) -> bool:
+        """Give a lane of a run that has booked no step more room, and the run what steps this allows.
+
+        False where the grant is for another lane: nothing changes then.
+        """
+        lane = self._find(granted.request_id, granted.attempt)
+        if not any(decoding is lane for decoding in run.lanes):
+            return False
+        self._grant(granted)
+        longer = plan_decode_run(run.lanes)
+        assert longer is not None, "the lanes of a run decode"
+        run.steps = longer.steps
+        return True
+
+    def _choose(self) -> list[tuple[int, int]]:
+        """Ask for the blocks that are needed soon; let the policy choose who is in the step with how many tokens."""
+        if self._waiting:
+            self._ask_for_first_blocks()
         for lane in self._ready:
-            self._ask_ahead(lane)
-        chosen = self._batching.select(self._ready, self._limits)
+            if len(lane.tokens) >= lane.grow_at_tokens:
+                self._ask_for_more(lane)
+        return self._batching.select(self._ready, self._limits) if self._ready else []
+
+    def _step(self, chosen: Sequence[tuple[int, int]]) -> Step:
         return Step(tuple(self._slice(self._ready[index], count) for index, count in chosen))
+
+    def _asks_later(self) -> bool:
+        """Tell whether a waiting lane may ask in the next steps though nothing but decoding happens."""
+        if not self._waiting or len(self._lanes) - len(self._waiting) >= self._limits.requests_max:
+            return False
+        return any(lane.state == "waiting" for lane in self._waiting)
 
     def _ask_for_first_blocks(self) -> None:
         """Ask for the requests that could be in the next steps, oldest first; not for more than those.
@@ -167,14 +212,12 @@ class Batcher:
         Asked late, a request hits what was sealed meanwhile. For the same reason one waits while a neighbour in this
         batcher computes the better part of its prompt.
         """
-        if not self._waiting:
-            return
         asking = [lane for lane in self._waiting if lane.state == "asking"]
+        room = self._limits.requests_max - len(self._ready) - len(asking)
+        if room <= 0 or len(asking) == len(self._waiting):
+            return
         tokens = sum(lane.remaining_tokens for lane in asking)
         tokens += sum(lane.remaining_tokens for lane in self._ready if lane.remaining_tokens > 1)
-        room = self._limits.requests_max - len(self._ready) - len(asking)
-        if room <= 0:
-            return
         here = {name for lane in self._ready for name in lane.hashes[: lane.sealed_blocks]}
         soon = self._being_computed([*self._ready, *asking]) - here
         for lane in self._waiting:
@@ -183,7 +226,7 @@ class Batcher:
             if lane.state != "waiting" or _worth_waiting(lane, soon):
                 continue
             lane.state = "asking"
-            lane.asked_blocks = lane.blocks_for(len(lane.tokens) + LOOKAHEAD_TOKENS)
+            lane.expect(lane.blocks_for(len(lane.tokens) + self._growth_tokens))
             self._say(self._want(lane, lane.prefix()))
             soon |= self._being_computed([lane]) - here
             room -= 1
@@ -194,19 +237,20 @@ class Batcher:
             name for lane in lanes for name in lane.hashes[lane.sealed_blocks : len(lane.tokens) // self._block_tokens]
         }
 
-    def _ask_ahead(self, lane: Lane) -> None:
-        blocks = lane.blocks_for(len(lane.tokens) + LOOKAHEAD_TOKENS)
-        if blocks > lane.asked_blocks:
-            lane.asked_blocks = blocks
-            self._say(self._want(lane, ()))
+    def _ask_for_more(self, lane: Lane) -> None:
+        lane.expect(lane.blocks_for(len(lane.tokens) + self._growth_tokens))
+        self._say(self._want(lane, ()))
 
     def _want(self, lane: Lane, prefix: tuple[BlockHash, ...]) -> BlocksWanted:
         return BlocksWanted(lane.request.id, lane.attempt, self.worker, lane.asked_blocks, prefix)
 
-    def _slice(self, lane: Lane, count: int) -> Slice:
+    def _note_start(self, lane: Lane) -> None:
         if not lane.started:
             lane.started = True
             self._news.started.append(lane.request.id)
+
+    def _slice(self, lane: Lane, count: int) -> Slice:
+        self._note_start(lane)
         return Slice(
             request_id=lane.request.id,
             tokens=lane.tokens,
@@ -225,6 +269,20 @@ class Batcher:
         for part, outcome in zip(step.slices, result.slices, strict=True):
             self._book(self._lanes[part.request_id], part.count, outcome)
 
+    def commit_run(self, run: DecodeRun, tokens: Sequence[int], ended: Mapping[RequestId, int]) -> None:
+        """Book as many steps of a run as there are `tokens`: what every lane decoded, one a step.
+
+        `ended`: the requests whose last token is another one, which may end them. The tokens themselves are not told:
+        whoever jumps over steps knows when each came.
+        """
+        for lane in run.lanes:
+            lane.decode_on(tokens, ended.get(lane.request.id))
+            first, hashes = lane.seal()
+            if hashes:
+                self._news.events.append(BlocksSealed(lane.request.id, lane.attempt, self.worker, first, hashes))
+            if lane.request.id in ended or len(lane.tokens) >= lane.tokens_max:
+                self._end(lane)
+
     def fail(self, part: Slice, reason: str) -> None:
         """Give up the request of a slice that the engine cannot compute."""
         lane = self._lanes[part.request_id]
@@ -232,13 +290,15 @@ class Batcher:
         self._say(RequestFailed(part.request_id, lane.attempt, self.worker, reason))
 
     def _book(self, lane: Lane, count: int, outcome: SliceResult) -> None:
+        if count > 1:
+            self._news.is_load_new = True
         lane.computed_tokens += count
         lane.prompt_logprobs.extend(outcome.prompt_logprobs)
         if outcome.token is not None:
             lane.tokens.append(outcome.token)
         first, hashes = lane.seal()
         if hashes:
-            self._say(BlocksSealed(lane.request.id, lane.attempt, self.worker, first, hashes))
+            self._news.events.append(BlocksSealed(lane.request.id, lane.attempt, self.worker, first, hashes))
         if outcome.token is not None:
             self._emit(lane, outcome)
 
@@ -251,13 +311,17 @@ class Batcher:
                 request_id, lane.attempt, index, outcome.token, outcome.logprob, prompt_logprobs, outcome.embedding
             )
         )
+        self._end(lane)
+
+    def _end(self, lane: Lane) -> None:
+        """Say so where the newest token is the last one, here or at all."""
         reason = lane.finish_reason()
         if reason is not None:
             self._forget(lane)
-            self._say(RequestFinished(request_id, lane.attempt, self.worker, reason))
+            self._say(RequestFinished(lane.request.id, lane.attempt, self.worker, reason))
         elif lane.until == "first_token":
             self._forget(lane)
-            self._say(PrefillFinished(request_id, lane.attempt, self.worker, lane.computed_tokens))
+            self._say(PrefillFinished(lane.request.id, lane.attempt, self.worker, lane.computed_tokens))
 
     def take_report(self, *, now_s: float, step_s: float = 0.0) -> StepReport | None:
         """Hand out all that there is to say since the last time; None for nothing."""
@@ -271,6 +335,7 @@ class Batcher:
             view=self.view(now_s),
             step_s=step_s,
             started=tuple(news.started),
+            is_load_new=news.is_load_new or bool(news.started),
         )
 
     def view(self, now_s: float) -> WorkerView:

@@ -26,33 +26,50 @@ class _Load:
 
 @dataclass(slots=True)
 class Fleet:
-    """Live workers, in the order in which they joined."""
+    """Live workers, in the order in which they joined.
+
+    What policies see is kept, not made for each decision: an event changes one worker's view, a decision reads all.
+    """
 
     _views: dict[WorkerId, WorkerView] = field(default_factory=dict[WorkerId, WorkerView])
+    """As the workers reported themselves."""
     _loads: dict[WorkerId, _Load] = field(default_factory=dict[WorkerId, _Load])
+    _current: dict[WorkerId, WorkerView] = field(default_factory=dict[WorkerId, WorkerView])
+    """With the load of this moment, except for those in `_changed`."""
+    _changed: dict[WorkerId, None] = field(default_factory=dict[WorkerId, None])
+    _all: tuple[WorkerView, ...] = ()
+    """The values of `_current`, as of the last time that somebody asked for them."""
 
     def join(self, view: WorkerView) -> None:
-        self._views[view.id] = view
+        self._views[view.id] = self._current[view.id] = view
         self._loads.setdefault(view.id, _Load())
+        self._changed[view.id] = None
 
     def leave(self, worker: WorkerId) -> None:
         self._views.pop(worker, None)
         self._loads.pop(worker, None)
+        self._current.pop(worker, None)
+        self._changed.pop(worker, None)
+        self._all = tuple(self._current.values())
 
     def report(self, view: WorkerView) -> None:
         """Take a worker's own report. Its role stays what it was set to here, and what it is, what it joined as."""
         known = self._views.get(view.id)
         if known is not None:
-            self._views[view.id] = msgspec.structs.replace(
-                view, role=known.role, kind=known.kind, kv_tokens_max=known.kv_tokens_max
-            )
+            if (view.role, view.kind, view.kv_tokens_max) != (known.role, known.kind, known.kv_tokens_max):
+                view = msgspec.structs.replace(
+                    view, role=known.role, kind=known.kind, kv_tokens_max=known.kv_tokens_max
+                )
+            self._views[view.id] = view
             self._loads[view.id].unreported_tokens = 0
+            self._changed[view.id] = None
 
     def set_role(self, worker: WorkerId, role: Role) -> None:
         """Flip a worker at once: it has nothing to drain, since the KV belongs to the host."""
         known = self._views.get(worker)
         if known is not None:
             self._views[worker] = msgspec.structs.replace(known, role=role)
+            self._changed[worker] = None
 
     def load(self, worker: WorkerId, *, queued_tokens: int, context_tokens: int) -> None:
         """Note that a request was given to the worker."""
@@ -62,6 +79,7 @@ class Fleet:
         load.queued_requests += queued_tokens > 0
         load.unreported_tokens += queued_tokens
         load.context_tokens += context_tokens
+        self._changed[worker] = None
 
     def unload(self, worker: WorkerId, *, queued_tokens: int, context_tokens: int) -> None:
         """Note that the worker is done with a request. Nothing happens for a worker that has left."""
@@ -72,26 +90,32 @@ class Fleet:
         load.queued_tokens -= queued_tokens
         load.queued_requests -= queued_tokens > 0
         load.context_tokens -= context_tokens
+        self._changed[worker] = None
 
     def view(self, worker: WorkerId) -> WorkerView:
         return self._views[worker]
 
     def views(self) -> tuple[WorkerView, ...]:
         """Describe every live worker with the load of this moment."""
-        return tuple(self._current(view) for view in self._views.values())
+        if self._changed:
+            for worker in self._changed:
+                self._current[worker] = _with_load(self._views[worker], self._loads[worker])
+            self._changed.clear()
+            self._all = tuple(self._current.values())
+        return self._all
 
-    def _current(self, view: WorkerView) -> WorkerView:
-        load = self._loads[view.id]
-        return WorkerView(
-            id=view.id,
-            host=view.host,
-            role=view.role,
-            running_requests=load.requests,
-            waiting_requests=view.waiting_requests,
-            queued_tokens=min(load.queued_tokens, view.queued_tokens + load.unreported_tokens),
-            queued_requests=load.queued_requests,
-            context_tokens=max(load.context_tokens, view.context_tokens),
-            observed_at_s=view.observed_at_s,
-            kind=view.kind,
-            kv_tokens_max=view.kv_tokens_max,
-        )
+
+def _with_load(view: WorkerView, load: _Load) -> WorkerView:
+    return WorkerView(
+        id=view.id,
+        host=view.host,
+        role=view.role,
+        running_requests=load.requests,
+        waiting_requests=view.waiting_requests,
+        queued_tokens=min(load.queued_tokens, view.queued_tokens + load.unreported_tokens),
+        queued_requests=load.queued_requests,
+        context_tokens=max(load.context_tokens, view.context_tokens),
+        observed_at_s=view.observed_at_s,
+        kind=view.kind,
+        kv_tokens_max=view.kv_tokens_max,
+    )

@@ -11,6 +11,8 @@ from baton.kv.hashing import block_hash, root_hash
 
 LaneState = Literal["waiting", "asking", "ready"]
 """waiting: holds no block and has not asked. asking: the pool owes an answer. ready: holds blocks."""
+LOOKAHEAD_TOKENS = 4
+"""A decoding request asks for more blocks this many tokens before it needs them, so that the answer is never late."""
 
 
 @dataclass(slots=True)
@@ -30,6 +32,8 @@ class Lane:
     computed_tokens: int = 0
     sealed_blocks: int = 0
     asked_blocks: int = 0
+    grow_at_tokens: int = 0
+    """It asks for more blocks once it is this long. See `expect`."""
     started: bool = False
     hashes: list[BlockHash] = field(default_factory=list[BlockHash])
     """Of the full blocks of `tokens`, as far as they were asked for."""
@@ -56,6 +60,8 @@ class Lane:
 
     def prefix(self) -> tuple[BlockHash, ...]:
         """Hashes that may be taken as a hit: never the whole prompt, since the last token must be computed to go on."""
+        if not self.request.shares_blocks:
+            return ()
         if self.request.sampling.prompt_logprobs and self.output_tokens == 0:
             return ()
         return tuple(self._names(len(self.tokens) - 1))
@@ -63,12 +69,19 @@ class Lane:
     def blocks_for(self, tokens: int) -> int:
         return -(-min(tokens, self.tokens_max) // self.block_tokens)
 
+    def expect(self, blocks: int) -> None:
+        """Note how many blocks it has, or has asked for, and from that when it has to ask for more."""
+        self.asked_blocks = blocks
+        room_tokens = blocks * self.block_tokens
+        enough = room_tokens >= self.tokens_max
+        self.grow_at_tokens = (self.tokens_max if enough else room_tokens - LOOKAHEAD_TOKENS) + 1
+
     def hold(self, table: Sequence[BlockId], computed_tokens: int) -> None:
         """Take over a block table of which `computed_tokens` leading tokens hold KV."""
         self.table = list(table)
         self.computed_tokens = min(computed_tokens, len(self.tokens) - 1)
         self.sealed_blocks = computed_tokens // self.block_tokens
-        self.asked_blocks = len(table)
+        self.expect(len(table))
         self.state = "ready"
 
     def empty(self) -> None:
@@ -80,9 +93,19 @@ class Lane:
 
     def seal(self) -> tuple[int, tuple[BlockHash, ...]]:
         """Name the blocks that have become full. Returns the first one's index and the hashes."""
+        full = self.computed_tokens >= (self.sealed_blocks + 1) * self.block_tokens
+        if not full or not self.request.shares_blocks:
+            return self.sealed_blocks, ()
         first, names = self.sealed_blocks, self._names(self.computed_tokens)
         self.sealed_blocks = len(names)
         return first, tuple(names[first:])
+
+    def decode_on(self, tokens: Sequence[int], last: int | None) -> None:
+        """Take the tokens of as many steps, which computed one token each. `last`: in place of the last of them."""
+        self.computed_tokens += len(tokens)
+        self.tokens.extend(tokens)
+        if last is not None:
+            self.tokens[-1] = last
 
     def _names(self, tokens: int) -> list[BlockHash]:
         """Name the full blocks of the first `tokens` tokens; what was named before is not hashed again."""

@@ -21,6 +21,8 @@ class BatchLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Most tokens in one forward pass. Larger computes prompts faster; smaller keeps ITL steady on mixed workers."""
     requests_max: int = 64
     """Most requests that a worker runs at once."""
+    growth_tokens: int = 64
+    """Room for KV that a decoding request asks for at a time. More asks less often; less leaves more to others."""
 
 
 class Topology(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -172,6 +174,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             ("kv.blocks", self.kv.blocks, 0, 2**31),
             ("batch.step_tokens_max", self.batch.step_tokens_max, 1, 2**20),
             ("batch.requests_max", self.batch.requests_max, 1, 2**16),
+            ("batch.growth_tokens", self.batch.growth_tokens, 1, 2**20),
             ("tick_s", self.tick_s, 0.01, 86400),
             ("http.port", self.http.port, 0, 65535),
             ("http.body_bytes_max", self.http.body_bytes_max, 1024, 2**31),

@@ -98,6 +98,8 @@ class Request(Struct, frozen=True, kw_only=True):
     """Lower is served earlier."""
     cache_salt: str = ""
     """Requests share cached blocks only under one salt."""
+    shares_blocks: bool = True
+    """False: its blocks get no names. Nobody finds them, it finds none, and nothing of it is hashed."""
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):

@@ -86,14 +86,15 @@ class Blocks:
         Returns the blocks and the hashes of what was evicted for them.
         """
         assert count <= self.available, f"asked for {count} blocks of {self.available} available"
+        taken = self._free[: -count - 1 : -1]
+        del self._free[len(self._free) - len(taken) :]
         evicted: list[BlockHash] = []
-        taken: list[BlockId] = []
-        for _ in range(count):
-            if not self._free:
-                evicted.append(self._evict())
-            block = self._free.pop()
-            self._pins[block] = 1
-            taken.append(block)
+        while len(taken) < count:
+            evicted.append(self._evict())
+            taken.append(self._free.pop())
+        pins = self._pins
+        for block in taken:
+            pins[block] = 1
         return taken, evicted
 
     def seal(self, block: BlockId, name: BlockHash) -> bool:
@@ -110,13 +111,13 @@ class Blocks:
 
         Back to front, so that of one request the deepest block is evicted first: a prefix is worth more than its end.
         """
+        pins, hashes, free = self._pins, self._hashes, self._free
         for block in reversed(blocks):
-            self._pins[block] -= 1
-            assert self._pins[block] >= 0, f"block {block} is unpinned more often than it was pinned"
-            if self._pins[block] > 0:
-                continue
-            if self._hashes[block] is None:
-                self._free.append(block)
+            left = pins[block] = pins[block] - 1
+            if left:
+                assert left > 0, f"block {block} is unpinned more often than it was pinned"
+            elif hashes[block] is None:
+                free.append(block)
             else:
                 self._eviction.add(block)
 

@@ -40,14 +40,18 @@ class FastestStep:
         cost: CostModel,
     ) -> WorkerId:
         """See `PlacementPolicy.place`."""
+        predicted_s: dict[tuple[str, int, int, bool], float] = {}  # many are idle, and then alike
 
         def key(worker: WorkerView) -> tuple[float, WorkerId]:
-            shape = StepShape(
-                decode_requests=worker.running_requests + 1,
-                context_tokens=worker.context_tokens + request.prompt_tokens,
-            )
-            step_s = cost.on(worker.kind).step_s(shape)
-            handoff_s = cost.handoff_s(tokens=request.prompt_tokens, same_host=source in (None, worker.host))
-            return (step_s + handoff_s, worker.id)
+            same_host = source is None or source == worker.host
+            alike = (worker.kind, worker.running_requests, worker.context_tokens, same_host)
+            if alike not in predicted_s:
+                shape = StepShape(
+                    decode_requests=worker.running_requests + 1,
+                    context_tokens=worker.context_tokens + request.prompt_tokens,
+                )
+                step_s = cost.on(worker.kind).step_s(shape)
+                predicted_s[alike] = step_s + cost.handoff_s(tokens=request.prompt_tokens, same_host=same_host)
+            return (predicted_s[alike], worker.id)
 
         return min(candidates, key=key).id

@@ -37,6 +37,8 @@ class RoutingPolicy(Protocol):
 
 def queue_s(worker: WorkerView, cost: CostModel) -> float:
     """Predict how long the prompts take that a worker has been given, as that many prompts of their mean length."""
+    if not worker.queued_tokens:
+        return 0.0
     prompts = max(1, worker.queued_requests)
     return prompts * cost.on(worker.kind).prefill_s(new_tokens=worker.queued_tokens // prompts, cached_tokens=0)
 
@@ -54,10 +56,14 @@ class EarliestFirstToken:
     ) -> WorkerId:
         """See `RoutingPolicy.route`."""
 
+        own_s: dict[tuple[str, int], float] = {}  # the same for all workers of one kind with the same hit
+
         def key(worker: WorkerView) -> tuple[float, int, WorkerId]:
             hit_tokens = cluster.prefix_hit_tokens.get(worker.host, 0)
-            new_tokens = request.prompt_tokens - hit_tokens
-            own_s = cost.on(worker.kind).prefill_s(new_tokens=new_tokens, cached_tokens=hit_tokens)
-            return (queue_s(worker, cost) + own_s, worker.running_requests, worker.id)
+            alike = (worker.kind, hit_tokens)
+            if alike not in own_s:
+                new_tokens = request.prompt_tokens - hit_tokens
+                own_s[alike] = cost.on(worker.kind).prefill_s(new_tokens=new_tokens, cached_tokens=hit_tokens)
+            return (queue_s(worker, cost) + own_s[alike], worker.running_requests, worker.id)
 
         return min(candidates, key=key).id

@@ -45,8 +45,9 @@ TEMPLATE = list(range(100, 108))
 class Bench:
     """One batcher, one pool, and messages that take no time."""
 
-    def __init__(self, *, step_tokens_max: int = 64, blocks: int = 64) -> None:
-        self.batcher: Batcher = new_batcher(W, BatchLimits(step_tokens_max=step_tokens_max, requests_max=8))
+    def __init__(self, *, step_tokens_max: int = 64, blocks: int = 64, growth_tokens: int = 4) -> None:
+        limits = BatchLimits(step_tokens_max=step_tokens_max, requests_max=8, growth_tokens=growth_tokens)
+        self.batcher: Batcher = new_batcher(W, limits)
         self.pool = HostPool(
             host=HostId("h"), blocks_total=blocks, block_tokens=BLOCK_TOKENS, eviction=LeastRecentlyUsed
         )
@@ -246,6 +247,17 @@ def test_the_next_block_is_asked_for_before_it_is_needed_and_none_beyond_the_end
     wanted = [event.blocks for report in bench.reports for event in report.events if isinstance(event, BlocksWanted)]
     assert wanted == [3, 4]
     assert len(bench.output("a")) == 10
+
+
+def test_a_request_asks_for_as_much_room_at_a_time_as_the_limits_say() -> None:
+    """6 prompt tokens and 12 more: 5 blocks; 8 when 4 tokens of them are left, and the end needs no more than 8."""
+    bench = Bench(growth_tokens=12)
+    bench.start("a", list(range(6)), output=26)
+    while bench.step().slices:
+        pass
+    wanted = [event.blocks for report in bench.reports for event in report.events if isinstance(event, BlocksWanted)]
+    assert wanted == [5, 8]
+    assert len(bench.output("a")) == 26
 
 
 def test_no_more_requests_hold_blocks_than_run_at_once() -> None:
