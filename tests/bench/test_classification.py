@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 from odd_server import Body, OddServer, Stream, serving, whole
 
 from baton.bench.client import Client, Reply
-from baton.bench.wire import request_body
+from baton.bench.wire import request_fields
 from baton.workload.request import TraceRequest
 
 REQUEST = TraceRequest(at_s=0.0, input_tokens=3, output_tokens=4)
 
 
 async def ask_once(server: OddServer, *, timeout_s: float = 30.0) -> Reply:
-    body = request_body(model="odd", endpoint="completions", prompt=[1, 2, 3], output_tokens=4, ignore_eos=True)
+    fields = request_fields(model="odd", endpoint="completions", prompt=[1, 2, 3], output_tokens=4, ignore_eos=True)
+    body = msgspec.json.encode(fields)
     async with serving(server) as url, Client(f"{url}/v1", api_key=None, timeout_s=timeout_s) as client:
         return await client.ask("/completions", body, request=REQUEST, index=7)
 

@@ -90,3 +90,13 @@ def test_the_page_of_a_run_shows_the_workers_of_a_baton_server(tmp_path: Path) -
             run(url, tmp_path, "--html", str(page))
         assert ("<h2>Workers</h2>" in page.read_text()) is shown
         assert ("decode-0" in page.read_text()) is shown
+
+
+def test_a_tenant_is_the_user_of_its_requests(tmp_path: Path) -> None:
+    """So that the server's fairness and shares can tell them apart."""
+    text = 'requests = 2\narrivals = {kind = "at-once"}\n[[tenants]]\nname = "ann"\n'
+    (tmp_path / "two.toml").write_text(text)
+    server = OddServer()
+    with serving_in_thread(server) as url:
+        assert main(["bench", "--url", url, "--trace", str(tmp_path / "two.toml"), "--warmup", "0"]) == 0
+    assert [body.get("user") for body in server.streamed] == ["ann", "ann"]

@@ -103,9 +103,8 @@ async def run_bench(options: BenchOptions, *, stop: asyncio.Event, watcher: Watc
         watching = asyncio.create_task(watch.run()) if options.html is not None else None
         await _until_stopped(_drive(driver, load, options), stop)
         if watching is not None:
-            watching.cancel()
-            await asyncio.wait((watching,))
-            await watch.look()
+            watch.ended.set()
+            await watching
     if stop.is_set() and not driver.replies:
         raise TargetError("stopped before the first answer; there is nothing to report")
     return Report(
