@@ -1,37 +1,86 @@
-"""Cost models by name, from plain data: the `cost` of a cluster file, of a plan, of a configuration."""
+"""A cost model from plain data: the `cost` section of a cluster file, every problem at once.
+
+    {model: roofline, llm: llama2-70b, hardware: A100-80G-SXM, tp: 8, engine: splitwise-vllm}
+    {llm: llama2-70b, kinds: {a100: {model: roofline, hardware: A100-80G-SXM, tp: 8}, h100: {...}}}
+
+With `kinds`, the keys beside it hold for every kind that does not say otherwise, and a worker's kind picks its model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
 
 from baton.core.errors import ConfigError
 from baton.core.names import did_you_mean
 from baton.core.ports import CostModel
-from baton.cost.linear import LinearCost
+from baton.cost.heterogeneous import HeterogeneousCost
+from baton.cost.spec import SPECS, Built, KindFacts, build
 
 
-def load_cost(raw: Mapping[str, Any]) -> CostModel:
-    """Build the model that `model` names from the other keys. Raises ConfigError with everything that is wrong."""
-    name = str(raw.get("model", "linear"))
-    build = MODELS.get(name)
-    if build is None:
-        raise ConfigError(f"unknown cost model {name!r}{did_you_mean(name, MODELS)}; known are {', '.join(MODELS)}")
-    return build({key: value for key, value in raw.items() if key != "model"})
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedCost:
+    """A cost model, and what is known about each kind of worker."""
+
+    cost: CostModel
+    kinds: Mapping[str, KindFacts]
+    """By kind. Without `kinds` in the section: one, the empty name."""
 
 
-def _linear(raw: Mapping[str, Any]) -> CostModel:
-    known = LinearCost.__dataclass_fields__
-    problems = [f"unknown key {key}{did_you_mean(key, known)}" for key in raw if key not in known]
-    problems += [
-        f"{key} is {value!r}, but must be a number of seconds, 0 or more"
-        for key, value in raw.items()
-        if key in known and not (isinstance(value, int | float) and value >= 0)
-    ]
+def load_cost(raw: Mapping[str, Any], *, folder: Path) -> LoadedCost:
+    """Build the cost model that a section describes; `file` in it is relative to `folder`.
+
+    Raises ConfigError with every problem of every kind, one per line: unknown keys, models, GPUs and engines with the
+    nearest known ones, degrees that do not divide, and models that do not fit, with what does.
+    """
+    if "kinds" not in raw:
+        cost, facts = _load_kind(dict(raw), folder, "cost")
+        return LoadedCost(cost=cost, kinds={"": facts})
+    kinds = raw["kinds"]
+    if not isinstance(kinds, Mapping) or not kinds:
+        raise ConfigError("cost.kinds must name at least one kind of worker, each with its own section")
+    shared = {key: value for key, value in raw.items() if key != "kinds"}
+    loaded: dict[str, Built] = {}
+    problems: list[str] = []
+    for name, section in cast("Mapping[str, Any]", kinds).items():
+        if not isinstance(section, Mapping):
+            problems.append(f"cost.kinds.{name} must be a section of its own, but is {section!r}")
+            continue
+        try:
+            own = cast("Mapping[str, Any]", section)
+            loaded[name] = _load_kind({**shared, **own}, folder, f"cost.kinds.{name}")
+        except ConfigError as error:
+            problems += str(error).splitlines()
     if problems:
         raise ConfigError("\n".join(problems))
-    return LinearCost(**{key: float(value) for key, value in raw.items()})
+    cost = HeterogeneousCost(kinds={name: cost for name, (cost, _) in loaded.items()})
+    return LoadedCost(cost=cost, kinds={name: facts for name, (_, facts) in loaded.items()})
 
 
-MODELS: dict[str, Callable[[Mapping[str, Any]], CostModel]] = {"linear": _linear}
-"""By the name that `model` takes."""
+def _load_kind(raw: dict[str, Any], folder: Path, where: str) -> Built:
+    model = raw.pop("model", "linear")
+    if model not in SPECS:
+        raise ConfigError(f"{where}.model is {model!r}{did_you_mean(str(model), SPECS)}; known: {', '.join(SPECS)}")
+    kind = SPECS[model]
+    known = kind.__struct_fields__
+    problems = [
+        f"unknown key {where}.{key}{did_you_mean(key, known)}; model {model} takes {', '.join(known)}"
+        for key in raw
+        if key not in known
+    ]
+    try:
+        spec = msgspec.convert({key: value for key, value in raw.items() if key in known}, kind)
+        built = build(spec, folder)
+    except msgspec.ValidationError as error:
+        problems.append(f"{where}: {error}")
+        raise ConfigError("\n".join(problems)) from error
+    except ConfigError as error:
+        problems += [f"{where}: {line}" for line in str(error).splitlines()]
+        raise ConfigError("\n".join(problems)) from error
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return built

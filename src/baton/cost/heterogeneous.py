@@ -1,0 +1,41 @@
+"""A cluster whose workers differ: one cost model per kind of worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from baton.core.ports import CostModel
+from baton.core.types import StepShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeterogeneousCost:
+    """Asks the model of a worker's kind. A question without a worker goes to the first kind."""
+
+    kinds: Mapping[str, CostModel]
+    """By `WorkerView.kind`. At least one."""
+
+    @property
+    def _first(self) -> CostModel:
+        return next(iter(self.kinds.values()))
+
+    def prefill_s(self, *, new_tokens: int, cached_tokens: int) -> float:
+        """See `CostModel.prefill_s`."""
+        return self._first.prefill_s(new_tokens=new_tokens, cached_tokens=cached_tokens)
+
+    def step_s(self, shape: StepShape) -> float:
+        """See `CostModel.step_s`."""
+        return self._first.step_s(shape)
+
+    def decode_run_s(self, *, requests: int, context_tokens: int, steps: int) -> Sequence[float]:
+        """See `CostModel.decode_run_s`."""
+        return self._first.decode_run_s(requests=requests, context_tokens=context_tokens, steps=steps)
+
+    def handoff_s(self, *, tokens: int, same_host: bool) -> float:
+        """See `CostModel.handoff_s`."""
+        return self._first.handoff_s(tokens=tokens, same_host=same_host)
+
+    def on(self, kind: str) -> CostModel:
+        """See `CostModel.on`. A kind that it does not know is answered with the first."""
+        return self.kinds.get(kind, self._first)

@@ -1,0 +1,143 @@
+"""How one worker is spread over GPUs, and whether a model fits them."""
+
+from __future__ import annotations
+
+from msgspec import Struct, structs
+
+from baton.cost.hardware import Hardware
+from baton.cost.model import FORMAT_BYTES, Format, ModelShape
+
+MEMORY_RATIO = 0.9
+"""Share of a GPU's memory that an engine uses; the rest is the driver's, the allocator's and the graphs'."""
+ACTIVATION_TOKENS = 2048
+"""Tokens of a step whose activations are kept free beside weights and KV."""
+
+
+class Precision(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How weights and KV are stored."""
+
+    weights: Format = "bf16"
+    kv: Format = "bf16"
+
+
+class Parallel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The GPUs of one worker: tp x pp x cp x dp of them."""
+
+    tp: int = 1
+    """Tensor parallel: every matrix is split; two all-reduces a layer."""
+    pp: int = 1
+    """Pipeline stages, each with its share of the layers."""
+    cp: int = 1
+    """Context (sequence) parallel: a prompt's tokens, and the KV that decode reads, are split; weights are not."""
+    dp: int = 1
+    """Attention data parallel: each part of the worker serves its own requests, all share the experts."""
+    ep: int = 1
+    """GPUs of a stage that the experts are divided among; the rest of tp x cp x dp splits each expert."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one worker."""
+        return self.tp * self.pp * self.cp * self.dp
+
+    @property
+    def stage_gpus(self) -> int:
+        """GPUs of one pipeline stage."""
+        return self.tp * self.cp * self.dp
+
+    def problems(self, model: ModelShape) -> list[str]:
+        """Everything that does not divide. Empty: the model can be cut this way."""
+        degrees = (("tp", self.tp), ("pp", self.pp), ("cp", self.cp), ("dp", self.dp), ("ep", self.ep))
+        found = [f"{name} is {degree}, but must be at least 1" for name, degree in degrees if degree < 1]
+        if found:
+            return found
+        if model.heads % self.tp:
+            found.append(
+                f"tp {self.tp} does not divide the {model.heads} heads of {model.name}; try {_near(model, self)}"
+            )
+        if self.pp > model.layers:
+            found.append(f"pp {self.pp} is more than the {model.layers} layers of {model.name}")
+        if self.ep > 1 and model.experts is None:
+            found.append(f"ep {self.ep}, but {model.name} has no experts: leave ep out")
+        if self.ep > 1 and model.experts and self.stage_gpus % self.ep:
+            found.append(f"ep {self.ep} does not divide the {self.stage_gpus} GPUs (tp x cp x dp) of a stage")
+        return found
+
+
+def _near(model: ModelShape, parallel: Parallel) -> str:
+    fitting = [degree for degree in range(1, 65) if model.heads % degree == 0]
+    return f"tp {min(fitting, key=lambda degree: abs(degree - parallel.tp))}"
+
+
+class Room(Struct, frozen=True, kw_only=True):
+    """What one GPU of a worker holds."""
+
+    weights_bytes: float
+    activations_bytes: float
+    kv_bytes: float
+    """Left for KV; negative where the weights do not fit."""
+    kv_tokens: int
+    """Tokens whose KV the whole worker holds."""
+
+
+def room(model: ModelShape, hardware: Hardware, parallel: Parallel, precision: Precision) -> Room:
+    """Divide a worker's memory into weights, activations and KV."""
+    weights_bytes = _weights_bytes(model, parallel, precision)
+    activations_bytes = 2 * ACTIVATION_TOKENS * (4 * model.d + 2 * model.ffn / parallel.tp)
+    free_bytes = hardware.memory_bytes * MEMORY_RATIO - weights_bytes - activations_bytes
+    kv_bytes = kv_token_gpu_bytes(model, parallel, precision.kv)
+    kv_tokens = max(0, int(free_bytes / kv_bytes)) * parallel.cp * parallel.dp
+    return Room(
+        weights_bytes=weights_bytes, activations_bytes=activations_bytes, kv_bytes=free_bytes, kv_tokens=kv_tokens
+    )
+
+
+def kv_token_gpu_bytes(model: ModelShape, parallel: Parallel, kv: Format) -> float:
+    """Bytes that a token takes on each GPU that holds some of it. Latents, and heads past their number, are copied."""
+    layers = -(-model.layers // parallel.pp)
+    if model.latent is not None:
+        return layers * model.kv_values() * FORMAT_BYTES[kv]
+    return layers * 2 * max(1.0, model.kv_heads / parallel.tp) * model.head_dim * FORMAT_BYTES[kv]
+
+
+def _weights_bytes(model: ModelShape, parallel: Parallel, precision: Precision) -> float:
+    """Bytes on the fullest GPU: the stage with the most layers, and half of the embeddings where there are stages."""
+    each = FORMAT_BYTES[precision.weights]
+    share = -(-model.layers // parallel.pp) / model.layers
+    experts = model.experts
+    expert_params = model.expert_layers * experts.experts * model.expert_params if experts else 0
+    dense_params = model.params - model.embedding_params - expert_params
+    spread = parallel.stage_gpus
+    embedding = model.embedding_params * 2.0 / parallel.tp / (1 if parallel.pp == 1 or model.tied else 2)
+    return share * each * (dense_params / parallel.tp + expert_params / spread) + embedding
+
+
+def fit_problem(model: ModelShape, hardware: Hardware, parallel: Parallel, precision: Precision) -> str | None:
+    """Say that a model does not fit, with the numbers and the nearest thing that works. None: it fits."""
+    have = room(model, hardware, parallel, precision)
+    if have.kv_tokens > 0:
+        return None
+    gib = 2**30
+    usable = f"{hardware.memory_bytes * MEMORY_RATIO / gib:.1f} of {hardware.memory_bytes / gib:.0f} GiB are usable"
+    return (
+        f"{model.name} does not fit {hardware.name} with tp {parallel.tp} pp {parallel.pp}: "
+        f"{have.weights_bytes / gib:.1f} GiB of weights ({precision.weights}) per GPU and "
+        f"{have.activations_bytes / gib:.1f} GiB of activations, but {usable}; "
+        f"{_nearest_fit(model, hardware, parallel, precision)}"
+    )
+
+
+def _nearest_fit(model: ModelShape, hardware: Hardware, parallel: Parallel, precision: Precision) -> str:
+    found: list[str] = []
+    wider = (structs.replace(parallel, tp=tp) for tp in (2, 4, 8, 16) if tp > parallel.tp and model.heads % tp == 0)
+    deeper = (structs.replace(parallel, pp=pp) for pp in (2, 4, 8) if pp > parallel.pp)
+    for name, choices in (("tp", wider), ("pp", deeper)):
+        for choice in choices:
+            if room(model, hardware, choice, precision).kv_tokens > 0:
+                found.append(f"tp {choice.tp}" if name == "tp" else f"pp {choice.pp}")
+                break
+    for weights in ("fp8", "int4"):
+        smaller = Precision(weights=weights, kv=precision.kv)
+        if weights != precision.weights and room(model, hardware, parallel, smaller).kv_tokens > 0:
+            found.append(f"{weights} weights")
+            break
+    return f"what fits: {', or '.join(found)}" if found else "no tp up to 16 or pp up to 8 fits it: take a larger GPU"

@@ -1,0 +1,294 @@
+"""The keys of a cost section, model by model, and what is built from them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from msgspec import Struct, structs
+
+from baton.core.errors import ConfigError
+from baton.core.names import did_you_mean
+from baton.core.ports import CostModel
+from baton.cost.catalog import hardware, model_shape
+from baton.cost.config_json import shape_from_config
+from baton.cost.engine_profile import EngineProfile, Phase, engine_profile
+from baton.cost.fitted import load_fitted
+from baton.cost.handoff import Wire
+from baton.cost.hardware import Hardware
+from baton.cost.linear import LinearCost
+from baton.cost.model import Format, ModelShape
+from baton.cost.parallel import Parallel, Precision, fit_problem, room
+from baton.cost.roofline import RooflineCost
+from baton.cost.speculative import SpeculativeCost
+from baton.cost.table import Setting, distserve_table, splitwise_sim, splitwise_table, vidur_layer
+
+
+class KindFacts(Struct, frozen=True, kw_only=True):
+    """What else a section says about workers of one kind. 0 where the cost model does not know."""
+
+    gpus: int = 0
+    kv_tokens_max: int = 0
+    """Tokens whose KV fits beside the weights."""
+    kv_token_bytes: float = 0.0
+    usd_per_hour: float = 0.0
+    """Of the whole worker."""
+    power_w: float = 0.0
+    """Rated, of the whole worker with its share of the node."""
+    notes: tuple[str, ...] = ()
+    """What was borrowed because it has not been measured."""
+
+
+Built = tuple[CostModel, KindFacts]
+IDEAL = EngineProfile(name="ideal", version="1", prompt=Phase(factor=1.0), decode=Phase(factor=1.0))
+
+
+class Draft(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A draft model for speculative decoding, on the same GPUs."""
+
+    llm: str
+    tokens: int = 4
+    acceptance_ratio: float = 0.7
+
+
+class RooflineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`model: roofline`."""
+
+    llm: str | ModelShape
+    """A name, a path to a `config.json`, or the sizes themselves."""
+    hardware: str
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    dp: int = 1
+    ep: int = 1
+    weights: Format = "bf16"
+    kv: Format = "bf16"
+    engine: str | EngineProfile = "vllm-v1"
+    wire: Wire | None = None
+    local_wire: Wire | None = None
+    draft: Draft | None = None
+    usd_per_hour: float | None = None
+    """Of one GPU. None: the catalogue's."""
+
+
+class TableSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`model: table`."""
+
+    profile: str
+    """splitwise, distserve or vidur."""
+    llm: str
+    hardware: str = "A100-80G-SXM"
+    tp: int = 1
+    pp: int = 1
+    engine: str = ""
+    """Of distserve: distserve or vllm. Of vidur: as for roofline."""
+    prompt_factor: float = 1.0
+    """1.3 for a GPU capped at 70 % of its power (Splitwise)."""
+    wire: Wire | None = None
+
+
+class SplitwiseSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`model: splitwise-sim`."""
+
+    llm: str
+    hardware: str
+    tp: int = 8
+    prompt_factor: float = 1.0
+    wire: Wire | None = None
+
+
+class LinearSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`model: linear`: the prices of `LinearCost`, which says what each means."""
+
+    step_overhead_s: float = 0.040
+    prefill_token_s: float = 0.0019
+    prefill_pair_s: float = 0.0
+    decode_request_s: float = 0.004
+    context_token_s: float = 0.000004
+    handoff_local_s: float = 0.0005
+    handoff_token_s: float = 0.00002
+
+
+class FittedSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`model: fitted`."""
+
+    file: str
+    """A fit as `save_fitted` writes it."""
+
+
+AnySpec = RooflineSpec | TableSpec | SplitwiseSpec | LinearSpec | FittedSpec
+SPECS: dict[str, type[AnySpec]] = {
+    "linear": LinearSpec,
+    "roofline": RooflineSpec,
+    "table": TableSpec,
+    "splitwise-sim": SplitwiseSpec,
+    "fitted": FittedSpec,
+}
+
+
+def build(spec: AnySpec, folder: Path) -> Built:
+    """Build the cost model; files are relative to `folder`. Raises ConfigError with every problem."""
+    match spec:
+        case LinearSpec():
+            if not spec.step_overhead_s > 0:
+                raise ConfigError(f"step_overhead_s is {spec.step_overhead_s}, but must be above 0")
+            return LinearCost(**structs.asdict(spec)), KindFacts()
+        case FittedSpec():
+            return load_fitted(_read(folder / spec.file)), KindFacts()
+        case RooflineSpec():
+            return _roofline(spec, folder)
+        case TableSpec():
+            return _table(spec)
+        case SplitwiseSpec():
+            setting, facts = _setting(spec)
+            return splitwise_sim(setting), facts
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read it: {error.strerror}") from error
+
+
+def read_model(llm: str | ModelShape, folder: Path) -> ModelShape:
+    """Find a model: by its name, its `config.json`, or its sizes. Raises ConfigError."""
+    if isinstance(llm, ModelShape):
+        problems = llm.problems()
+        if problems:
+            raise ConfigError("\n".join(problems))
+        return llm
+    if llm.endswith(".json"):
+        path = folder / llm
+        return shape_from_config(_read(path), name=path.parent.name or path.stem)
+    return model_shape(llm)
+
+
+def _named(llm: str | ModelShape, gpu: str, folder: Path) -> tuple[ModelShape, Hardware]:
+    """Both, or both problems at once."""
+    problems: list[str] = []
+    try:
+        model = read_model(llm, folder)
+    except ConfigError as error:
+        problems.append(str(error))
+        model = None
+    try:
+        found = hardware(gpu)
+    except ConfigError as error:
+        problems.append(str(error))
+        found = None
+    if model is None or found is None:
+        raise ConfigError("\n".join(problems))
+    return model, found
+
+
+def _roofline(spec: RooflineSpec, folder: Path) -> Built:
+    model, gpu = _named(spec.llm, spec.hardware, folder)
+    parallel = Parallel(tp=spec.tp, pp=spec.pp, cp=spec.cp, dp=spec.dp, ep=spec.ep)
+    precision = Precision(weights=spec.weights, kv=spec.kv)
+    problems = parallel.problems(model)
+    if not problems:
+        problem = fit_problem(model, gpu, parallel, precision)
+        problems += [problem] if problem else []
+    engine = spec.engine
+    try:
+        if isinstance(engine, str):
+            engine = engine_profile(engine, llm=model.name, gpu=gpu.name, tp=spec.tp)
+    except ConfigError as error:
+        problems.append(str(error))
+    problems += _draft_problems(spec.draft)
+    if problems or isinstance(engine, str):
+        raise ConfigError("\n".join(problems))
+    cost = RooflineCost(
+        model=model, hardware=gpu, parallel=parallel, precision=precision, engine=engine,
+        wire=spec.wire, local_wire=spec.local_wire,
+    )  # fmt: skip
+    facts = facts_of(cost)
+    if spec.usd_per_hour is not None:
+        facts = structs.replace(facts, usd_per_hour=spec.usd_per_hour * parallel.gpus)
+    return (cost, facts) if spec.draft is None else (_drafted(cost, spec.draft), facts)
+
+
+def _draft_problems(draft: Draft | None) -> list[str]:
+    if draft is None:
+        return []
+    found: list[str] = []
+    if draft.tokens < 1:
+        found.append(f"draft.tokens is {draft.tokens}, but must be at least 1")
+    if not 0 <= draft.acceptance_ratio <= 1:
+        found.append(f"draft.acceptance_ratio is {draft.acceptance_ratio}, but must be between 0 and 1")
+    try:
+        model_shape(draft.llm)
+    except ConfigError as error:
+        found.append(f"draft: {error}")
+    return found
+
+
+def _drafted(cost: RooflineCost, draft: Draft) -> SpeculativeCost:
+    """The draft model runs on the target's GPUs, on as many of them as divide its heads."""
+    small = model_shape(draft.llm)
+    tp = max(degree for degree in range(1, cost.parallel.tp + 1) if small.heads % degree == 0)
+    return SpeculativeCost(
+        target=cost,
+        check=dataclasses.replace(cost, query_tokens=1 + draft.tokens),
+        draft=dataclasses.replace(cost, model=small, parallel=Parallel(tp=tp)),
+        draft_tokens=draft.tokens,
+        acceptance_ratio=draft.acceptance_ratio,
+    )
+
+
+def facts_of(cost: RooflineCost) -> KindFacts:
+    """What a worker is, beside how long it takes."""
+    gpu, gpus = cost.hardware, cost.parallel.gpus
+    return KindFacts(
+        gpus=gpus,
+        kv_tokens_max=room(cost.model, gpu, cost.parallel, cost.precision).kv_tokens,
+        kv_token_bytes=cost.kv_token_bytes,
+        usd_per_hour=(gpu.usd_per_hour or 0.0) * gpus,
+        power_w=gpu.gpu_share_w * gpus,
+        notes=tuple(note for note in (gpu.note, cost.engine.note) if note),
+    )
+
+
+def _setting(spec: TableSpec | SplitwiseSpec) -> tuple[Setting, KindFacts]:
+    """The facts are those of the same worker under the roofline: a table knows no memory."""
+    model, gpu = _named(spec.llm, spec.hardware, Path())
+    pp = spec.pp if isinstance(spec, TableSpec) else 1
+    likeness = RooflineCost(model=model, hardware=gpu, parallel=Parallel(tp=spec.tp, pp=pp), engine=IDEAL)
+    facts = facts_of(likeness)
+    setting = Setting(
+        llm=model.name,
+        hardware=gpu.name,
+        tp=spec.tp,
+        wire=spec.wire or Wire(bytes_per_s=gpu.inter_node_bytes_per_s * facts.gpus),
+        kv_token_bytes=facts.kv_token_bytes,
+        prompt_factor=spec.prompt_factor,
+    )
+    return setting, facts
+
+
+def _table(spec: TableSpec) -> Built:
+    setting, facts = _setting(spec)
+    match spec.profile:
+        case "splitwise":
+            return splitwise_table(setting), facts
+        case "distserve":
+            return distserve_table(setting, engine=spec.engine or "distserve", pp=spec.pp), facts
+        case "vidur":
+            return _vidur(spec, setting), facts
+        case _:
+            known = ("splitwise", "distserve", "vidur")
+            hint = did_you_mean(spec.profile, known)
+            raise ConfigError(f"profile is {spec.profile!r}{hint}; known: {', '.join(known)}")
+
+
+def _vidur(spec: TableSpec, setting: Setting) -> RooflineCost:
+    """Vidur's measured layers; attention, exchange and head from the roofline."""
+    curve = vidur_layer(llm=setting.llm, gpu=setting.hardware, tp=setting.tp)
+    profile = engine_profile(spec.engine or "ideal", llm=setting.llm, gpu=setting.hardware, tp=setting.tp)
+    parallel = Parallel(tp=spec.tp, pp=spec.pp)
+    return RooflineCost(
+        model=model_shape(setting.llm), hardware=hardware(setting.hardware), parallel=parallel, engine=profile,
+        wire=setting.wire, measured_layer=curve,
+    )  # fmt: skip

@@ -1,0 +1,66 @@
+"""Decode with drafted tokens: the target model checks several at once and keeps those that it would have drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.core.ports import CostModel
+from baton.core.types import StepShape
+
+
+def accepted_tokens(*, draft_tokens: int, acceptance_ratio: float) -> float:
+    """Tokens that a step yields on average: the accepted ones, and the one that the target adds.
+
+    Source: Leviathan et al. (2023), (1 - a^(n+1)) / (1 - a) for independent acceptance.
+    """
+    return sum(acceptance_ratio**place for place in range(draft_tokens + 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeCost:
+    """Seconds per token of a target that checks `draft_tokens` of a draft model. Implements `CostModel`.
+
+    A step of decode counts as the share of a check that one token costs, so that a simulated step is still a token.
+    Prompts, and steps with prompt tokens in them, run without drafts.
+    """
+
+    target: CostModel
+    """Without drafts."""
+    check: CostModel
+    """The target with `query_tokens` = 1 + draft_tokens."""
+    draft: CostModel
+    draft_tokens: int
+    acceptance_ratio: float
+
+    @property
+    def _tokens(self) -> float:
+        return accepted_tokens(draft_tokens=self.draft_tokens, acceptance_ratio=self.acceptance_ratio)
+
+    def prefill_s(self, *, new_tokens: int, cached_tokens: int) -> float:
+        """See `CostModel.prefill_s`."""
+        return self.target.prefill_s(new_tokens=new_tokens, cached_tokens=cached_tokens)
+
+    def step_s(self, shape: StepShape) -> float:
+        """See `CostModel.step_s`."""
+        if shape.prefill_tokens:
+            return self.target.step_s(shape)
+        return (self.check.step_s(shape) + self.draft_tokens * self.draft.step_s(shape)) / self._tokens
+
+    def decode_run_s(self, *, requests: int, context_tokens: int, steps: int) -> Sequence[float]:
+        """See `CostModel.decode_run_s`."""
+        checks_s = self.check.decode_run_s(requests=requests, context_tokens=context_tokens, steps=steps)
+        drafts_s = self.draft.decode_run_s(requests=requests, context_tokens=context_tokens, steps=steps)
+        tokens = self._tokens
+        return [
+            (check_s + self.draft_tokens * draft_s) / tokens
+            for check_s, draft_s in zip(checks_s, drafts_s, strict=True)
+        ]
+
+    def handoff_s(self, *, tokens: int, same_host: bool) -> float:
+        """See `CostModel.handoff_s`."""
+        return self.target.handoff_s(tokens=tokens, same_host=same_host)
+
+    def on(self, kind: str) -> SpeculativeCost:
+        """See `CostModel.on`. All workers are alike."""
+        return self
