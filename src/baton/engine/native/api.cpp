@@ -1,4 +1,8 @@
 // The C interface that Python calls. Nothing else is exported. Functions that can fail return a message, or null.
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <cstring>
 #include <exception>
 #include <string>
@@ -19,14 +23,29 @@ struct Engine {
     std::string error;
 };
 
-const Kernels* const ALL[] = {&AVX512BF16, &AVX512, &AVX2, &PLAIN};  // the best first
+const Kernels* const ALL[] = {&AMX, &AVX512BF16, &AVX512, &AVX2, &PLAIN};  // the best first
+
+// AMX state is large, so Linux gives it to those who ask. Source: Linux, Documentation/arch/x86/xstate.rst.
+bool amx_granted() {
+#if defined(BATON_EMULATE_AMX)
+    return true;
+#else
+    constexpr long ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
+    constexpr unsigned AMX_BF16 = 1u << 22, AMX_TILE = 1u << 24;
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+    return (d & AMX_BF16) && (d & AMX_TILE) && syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+#endif
+}
 
 bool usable(const Kernels& kernels) {
     __builtin_cpu_init();
     const bool narrow = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     const bool wide = narrow && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    if (&kernels == &AVX512BF16) return wide && __builtin_cpu_supports("avx512bf16");
+    const bool pairs = wide && __builtin_cpu_supports("avx512bf16");
+    if (&kernels == &AMX) return pairs && amx_granted();
+    if (&kernels == &AVX512BF16) return pairs;
     if (&kernels == &AVX512) return wide;
     return &kernels == &AVX2 ? narrow : true;
 }

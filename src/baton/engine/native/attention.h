@@ -9,25 +9,30 @@
 namespace baton {
 namespace {
 
-// One thread's memory for an item, cut from one buffer. Sizes in numbers of 4 bytes.
+// One thread's memory for an item, cut from one buffer. rows: queries x grouped heads; states: rows x KV heads.
 struct Work {
     float *scores, *weights, *maximum, *total, *out, *all_maximum, *all_total, *all_out, *keys, *values, *tile;
 
-    static int64_t floats(const Sizes& s, int rows) {
+    static int64_t floats(const Sizes& s, int rows, int states) {
         const int64_t pad = s.head_pad();
-        return rows * (2 * TILE_KEYS + 4 + 2 * pad) + 3 * TILE_KEYS * pad + 16 * 11;
+        return rows * 2 * TILE_KEYS + states * (4 + 2 * pad) + 3 * TILE_KEYS * pad + 16 * PIECES;
     }
-    Work(float* memory, const Sizes& s, int rows) {
+    Work(float* memory, const Sizes& s, int rows, int states) : end(memory) {
         const int64_t pad = s.head_pad();
-        auto take = [&](int64_t count) {
-            float* piece = memory;
-            memory += padded(int(count), 16);
-            return piece;
-        };
         scores = take(rows * TILE_KEYS), weights = take(rows * TILE_KEYS);
-        maximum = take(rows), total = take(rows), out = take(rows * pad);
-        all_maximum = take(rows), all_total = take(rows), all_out = take(rows * pad);
+        maximum = take(states), total = take(states), out = take(states * pad);
+        all_maximum = take(states), all_total = take(states), all_out = take(states * pad);
         keys = take(TILE_KEYS * pad), values = take(TILE_KEYS * pad), tile = take(TILE_KEYS * pad);
+    }
+
+private:
+    static constexpr int PIECES = 11;
+    float* end;
+
+    float* take(int64_t count) {
+        float* piece = end;
+        end += (count + 15) / 16 * 16;
+        return piece;
     }
 };
 
@@ -105,29 +110,61 @@ inline void pack_values(const void* const* rows, int head_pad, int keys, bf16* o
                        out + (int64_t{dim} * TILE_KEYS + key * PANEL));
 }
 
-// The rows of a tile's keys (or values) for one head, in the number of products. Keys from `valid` on are zeros.
+// Where the keys of a tile lie: all KV heads of a token stand side by side, and its values one plane further.
+struct Tile {
+    int first_key, valid;  // keys from `valid` on are not there, or not yet
+    const uint8_t* keys[TILE_KEYS];
+    int64_t plane_bytes;
+
+    Tile(const Attention& call, const Slice& slice, int first_key, int end) : first_key(first_key) {
+        const Arena& arena = *call.arena;
+        valid = end - first_key < TILE_KEYS ? end - first_key : TILE_KEYS;
+        plane_bytes = arena.block_tokens * arena.token_bytes;
+        int block = first_key / arena.block_tokens, slot = first_key % arena.block_tokens;
+        for (int key = 0; key < valid; key++) {
+            keys[key] = slot == 0 || key == 0 ? arena.row(slice.blocks[block], call.layer, 0, slot)
+                                              : keys[key - 1] + arena.token_bytes;
+            if (++slot == arena.block_tokens) slot = 0, block++;
+        }
+    }
+};
+
+// Brings the next tile into the cache in small portions, while the current one is computed.
+class Prefetch {
+public:
+    // The bytes [from, to) of each of the tile's keys and values; null: nothing follows.
+    Prefetch(const Tile* tile, int64_t from, int64_t to) : tile_(tile), from_(from), to_(to) {}
+
+    void some(int tokens) {
+        if (tile_ == nullptr) return;
+        for (; tokens > 0 && next_ < 2 * tile_->valid; next_++, tokens--) {
+            const uint8_t* row = tile_->keys[next_ / 2] + (next_ % 2) * tile_->plane_bytes;
+            for (int64_t at = from_; at < to_; at += 64) __builtin_prefetch(row + at, 0, 2);  // second level: a tile is larger than the first
+        }
+    }
+
+private:
+    const Tile* tile_;
+    int64_t from_, to_;
+    int next_ = 0;
+};
+
+// The rows of a tile's keys (plane 0) or values (1) for one head, in the number of products; missing ones are zeros.
 template <class Cell>
-inline void tile_rows(const Attention& call, const Slice& slice, int plane, int head, int first_key, int valid,
-                      Cell* copies, const void** rows) {
+inline void tile_rows(const Attention& call, const Tile& tile, int plane, int head, Cell* copies, const void** rows) {
     alignas(64) static const float nothing[HEAD_DIM_MAX] = {};
-    const Arena& arena = *call.arena;
     const Sizes& sizes = *call.sizes;
-    const Number number = sizeof(Cell) == 2 ? Number::BF16 : Number::F32;
-    const bool in_place = arena.number == number && sizes.head_dim == sizes.head_pad();
-    const int cell_bytes = arena.number == Number::BF16 ? 2 : 4;
-    for (int key = 0; key < TILE_KEYS; key++) {
-        rows[key] = nothing;
-        if (key >= valid) continue;
-        const int position = first_key + key;
-        const uint8_t* bytes = arena.row(slice.blocks[position / arena.block_tokens], call.layer, plane,
-                                         position % arena.block_tokens);
-        bytes += int64_t{head} * sizes.head_dim * cell_bytes;
-        rows[key] = bytes;
-        if (in_place) continue;
+    const Number kv_number = call.arena->number, number = sizeof(Cell) == 2 ? Number::BF16 : Number::F32;
+    const bool in_place = kv_number == number && sizes.head_dim == sizes.head_pad();
+    const int64_t offset = plane * tile.plane_bytes + int64_t{head} * sizes.head_dim * (kv_number == Number::BF16 ? 2 : 4);
+    for (int key = 0; key < TILE_KEYS; key++) rows[key] = key < tile.valid ? tile.keys[key] + offset : nullptr;
+    for (int key = tile.valid; key < TILE_KEYS; key++) rows[key] = nothing;
+    if (in_place) return;
+    for (int key = 0; key < tile.valid; key++) {
         float row[HEAD_DIM_MAX] = {};
-        if (arena.number == Number::BF16)
-            for (int i = 0; i < sizes.head_dim; i++) row[i] = from_bf16(reinterpret_cast<const bf16*>(bytes)[i]);
-        else std::memcpy(row, bytes, size_t(sizes.head_dim) * 4);
+        if (kv_number == Number::BF16)
+            for (int i = 0; i < sizes.head_dim; i++) row[i] = from_bf16(static_cast<const bf16*>(rows[key])[i]);
+        else std::memcpy(row, rows[key], size_t(sizes.head_dim) * 4);
         Cell* copy = copies + int64_t{key} * sizes.head_pad();
         store_row(copy, row, sizes.head_pad());
         rows[key] = copy;
@@ -166,40 +203,45 @@ inline void scale_row(float* row, int count, float factor) {
     for (int i = 0; i < count; i += LANES) store(row + i, mul(load(row + i), all(factor)));
 }
 
+// Fold a tile into the sums of one head, which begin at `state`.
 template <class In>
-inline void attend_tile(const Attention& call, const AttentionItem& item, int head, int first_key, Work& work) {
+inline void attend_tile(const Attention& call, const AttentionItem& item, int head, const Tile& tile, int state,
+                        Work& work, Prefetch& next) {
     using Cell = typename In::Cell;
     const Sizes& sizes = *call.sizes;
     const Slice& slice = call.slices[item.slice];
     const int pad = sizes.head_pad(), group = sizes.group(), rows = item.count * group;
-    const int end = slice.start + item.query + item.count;  // one past the last key that any query here sees
-    const int valid = end - first_key < TILE_KEYS ? end - first_key : TILE_KEYS;
-    const int keys = padded(valid, PANEL);
+    const int keys = padded(tile.valid, PANEL), portion = TILE_KEYS * 2 / 4 / (item.head_end - item.head) + 1;
     const void* found[TILE_KEYS];
     Cell *key_panels = reinterpret_cast<Cell*>(work.keys), *value_panels = reinterpret_cast<Cell*>(work.values);
     Cell *copies = reinterpret_cast<Cell*>(work.tile), *weights = reinterpret_cast<Cell*>(work.weights);
-    tile_rows(call, slice, 0, head, first_key, valid, copies, found);
+    float* out = work.out + int64_t{state} * pad;
+    tile_rows(call, tile, 0, head, copies, found);
     pack_keys(found, pad / In::STEP, keys, reinterpret_cast<uint32_t*>(key_panels));
-    tile_rows(call, slice, 1, head, first_key, valid, copies, found);
-    pack_values(found, pad, keys, value_panels);
+    next.some(portion);
 
     const Cell* q = static_cast<const Cell*>(call.queries.data) + call.queries.at(sizes, head, slice.first + item.query);
     for (int key = 0; key < keys; key += PANEL)
-        for_row_tiles(rows, [&](int row, int count) {
+        for_row_tiles<In>(rows, [&](int row, int count) {
             multiply<In, false>(count, q + int64_t{row} * pad, pad, key_panels + int64_t{key} * pad, pad,
                                 work.scores + row * TILE_KEYS + key, TILE_KEYS);
         });
+    next.some(portion);
     for (int row = 0; row < rows; row++) {
-        const int position = slice.start + item.query + row / group;
-        const int from = call.window == 0 ? 0 : position - call.window + 1 - first_key;
-        const float shrink = soften(work.scores + row * TILE_KEYS, weights + row * TILE_KEYS, keys, from,
-                                    position + 1 - first_key, call.scale, work.maximum + row, work.total + row);
-        scale_row(work.out + int64_t{row} * pad, pad, shrink);
+        const int position = slice.start + item.query + row / group - tile.first_key;
+        const int from = call.window == 0 ? 0 : position - call.window + 1;
+        const float shrink = soften(work.scores + row * TILE_KEYS, weights + row * TILE_KEYS, keys, from, position + 1,
+                                    call.scale, work.maximum + state + row, work.total + state + row);
+        scale_row(out + int64_t{row} * pad, pad, shrink);
     }
+    next.some(portion);
+    tile_rows(call, tile, 1, head, copies, found);
+    pack_values(found, pad, keys, value_panels);
+    next.some(portion);
     for (int dim = 0; dim < pad; dim += PANEL)
-        for_row_tiles(rows, [&](int row, int count) {
+        for_row_tiles<In>(rows, [&](int row, int count) {
             multiply<In, true>(count, weights + row * TILE_KEYS, TILE_KEYS, value_panels + int64_t{dim} * TILE_KEYS,
-                               keys, work.out + int64_t{row} * pad + dim, pad);
+                               keys, out + int64_t{row} * pad + dim, pad);
         });
 }
 
@@ -221,16 +263,30 @@ inline void forget(float* maximum, float* total, float* out, int rows, int pad) 
     std::memset(out, 0, size_t(rows) * pad * 4);
 }
 
+// The first key of a split that any query of the item sees, cut down to its tile.
+inline int first_tile(const Attention& call, const AttentionItem& item, int split) {
+    const int query = call.slices[item.slice].start + item.query, key = split * SPLIT_KEYS;
+    const int seen_from = call.window == 0 || query < call.window ? 0 : query - call.window + 1;
+    return key >= seen_from ? key : seen_from / TILE_KEYS * TILE_KEYS;
+}
+
+// Compute the sums of one split for all heads of the item, into work.maximum, total and out.
 template <class In>
-inline void attend_split(const Attention& call, const AttentionItem& item, int head, int split, Work& work) {
+inline void attend_split(const Attention& call, const AttentionItem& item, int split, Work& work) {
     const Slice& slice = call.slices[item.slice];
-    const int first_query = slice.start + item.query, end = first_query + item.count;
-    const int seen_from = call.window == 0 || first_query < call.window ? 0 : first_query - call.window + 1;
-    const int split_end = (split + 1) * SPLIT_KEYS;
-    int key = split * SPLIT_KEYS;
-    if (key < seen_from) key = seen_from / TILE_KEYS * TILE_KEYS;
-    forget(work.maximum, work.total, work.out, item.count * call.sizes->group(), call.sizes->head_pad());
-    for (; key < split_end && key < end; key += TILE_KEYS) attend_tile<In>(call, item, head, key, work);
+    const int rows = item.count * call.sizes->group(), heads = item.head_end - item.head;
+    const int end = slice.start + item.query + item.count;  // one past the last key that any query here sees
+    const int split_end = (split + 1) * SPLIT_KEYS < end ? (split + 1) * SPLIT_KEYS : end;
+    const int64_t head_bytes = call.arena->token_bytes / call.sizes->kv_heads;
+    forget(work.maximum, work.total, work.out, rows * heads, call.sizes->head_pad());
+    for (int key = first_tile(call, item, split); key < split_end; key += TILE_KEYS) {
+        const Tile tile(call, slice, key, end);
+        const bool more = key + TILE_KEYS < end;
+        const Tile following(call, slice, more ? key + TILE_KEYS : key, end);
+        Prefetch next(more ? &following : nullptr, item.head * head_bytes, item.head_end * head_bytes);
+        for (int head = item.head; head < item.head_end; head++)
+            attend_tile<In>(call, item, head, tile, (head - item.head) * rows, work, next);
+    }
 }
 
 inline void put_head(const Attention& call, int token, int head, const float* out, float total) {
@@ -241,35 +297,40 @@ inline void put_head(const Attention& call, int token, int head, const float* ou
     store_row(call.out_number, call.out.data, token * call.out.stride + int64_t{head} * dim, row, dim);
 }
 
-template <class In>
-inline void attend_item(const Attention& call, const AttentionItem& item, Work& work) {
+// Hand on the finished sums of one head's rows: to the output, or as a part that merge_parts() will fetch.
+inline void put_rows(const Attention& call, const AttentionItem& item, int head, int state, const Work& work) {
     const int group = call.sizes->group(), pad = call.sizes->head_pad(), rows = item.count * group;
-    const int64_t record = 2 + pad;
-    for (int head = item.head; head < item.head_end; head++) {
-        forget(work.all_maximum, work.all_total, work.all_out, rows, pad);
-        for (int split = item.split; split < item.split_end; split++) {
-            attend_split<In>(call, item, head, split, work);
-            for (int row = 0; row < rows; row++)
-                merge(work.all_maximum + row, work.all_total + row, work.all_out + int64_t{row} * pad,
-                      work.maximum[row], work.total[row], work.out + int64_t{row} * pad, pad);
-        }
-        for (int row = 0; row < rows; row++) {
-            const float* out = work.all_out + int64_t{row} * pad;
-            if (item.part == WHOLE) {
-                const int token = call.slices[item.slice].first + item.query + row / group;
-                put_head(call, token, head * group + row % group, out, work.all_total[row]);
-            } else {
-                float* part = call.parts + (int64_t{item.part} + head * rows + row) * record;
-                part[0] = work.all_maximum[row], part[1] = work.all_total[row];
-                std::memcpy(part + 2, out, size_t(pad) * 4);
-            }
+    for (int row = 0; row < rows; row++) {
+        const float* out = work.all_out + int64_t{state + row} * pad;
+        if (item.part == WHOLE) {
+            const int token = call.slices[item.slice].first + item.query + row / group;
+            put_head(call, token, head * group + row % group, out, work.all_total[state + row]);
+        } else {
+            float* part = call.parts + (int64_t{item.part} + head * rows + row) * (2 + pad);
+            part[0] = work.all_maximum[state + row], part[1] = work.all_total[state + row];
+            std::memcpy(part + 2, out, size_t(pad) * 4);
         }
     }
 }
 
+template <class In>
+inline void attend_item(const Attention& call, const AttentionItem& item, Work& work) {
+    const int pad = call.sizes->head_pad(), rows = item.count * call.sizes->group();
+    const int states = rows * (item.head_end - item.head);
+    forget(work.all_maximum, work.all_total, work.all_out, states, pad);
+    for (int split = item.split; split < item.split_end; split++) {
+        attend_split<In>(call, item, split, work);
+        for (int state = 0; state < states; state++)
+            merge(work.all_maximum + state, work.all_total + state, work.all_out + int64_t{state} * pad,
+                  work.maximum[state], work.total[state], work.out + int64_t{state} * pad, pad);
+    }
+    for (int head = item.head; head < item.head_end; head++)
+        put_rows(call, item, head, (head - item.head) * rows, work);
+}
+
 void attend(const Attention& call, const AttentionItem& item, float* memory) {
     const int rows = item.count * call.sizes->group();
-    Work work(memory, *call.sizes, rows);
+    Work work(memory, *call.sizes, rows, rows * (item.head_end - item.head));
     if (call.queries.number == Number::BF16) attend_item<InBF16>(call, item, work);
     else attend_item<InF32>(call, item, work);
 }

@@ -37,6 +37,7 @@ UNITS: dict[str, tuple[str, ...]] = {
     "isa_avx2": _AVX2,
     "isa_avx512": _AVX512,
     "isa_avx512bf16": (*_AVX512, "-mavx512bf16"),
+    "isa_amx": (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
 }
 """Every translation unit, with the instructions that it may use."""
 
@@ -97,9 +98,10 @@ def compile_library(compiler: str, path: Path, extra: tuple[str, ...] = ()) -> N
 
 def _check(code: int, words: bytes) -> None:
     if code != 0:
-        lines = [line for line in words.decode(errors="replace").splitlines() if "error" in line]
+        lines = words.decode(errors="replace").splitlines() or ["(it gave no reason)"]
+        first = next((line for line in lines if "error" in line), lines[-1])
         raise NativeUnavailableError(
-            f"the C++ compiler ended with code {code}: {(lines or ['(it gave no reason)'])[0]}; "
+            f"the C++ compiler ended with code {code}: {first}; "
             "g++ 11 or newer is needed"
         )
 

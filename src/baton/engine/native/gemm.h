@@ -2,18 +2,21 @@
 // whatever the number of rows computed together: that is what makes a row's result independent of its company.
 #pragma once
 #include "simd.h"
+#if defined(BATON_AMX)
+#include "amx.h"
+#endif
 
 namespace baton {
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int ROWS_MAX = 14;  // 28 of 32 registers hold sums
+constexpr int VECTOR_ROWS_MAX = 14;  // 28 of 32 registers hold sums
 constexpr int VECTORS = 2;    // per pass over the inputs
 #elif defined(__AVX2__)
-constexpr int ROWS_MAX = 6;  // 12 of 16 registers
+constexpr int VECTOR_ROWS_MAX = 6;  // 12 of 16 registers
 constexpr int VECTORS = 2;
 #else
-constexpr int ROWS_MAX = 4;
+constexpr int VECTOR_ROWS_MAX = 4;
 constexpr int VECTORS = PANEL;
 #endif
 constexpr int PASSES = PANEL / (VECTORS * LANES);
@@ -22,6 +25,7 @@ constexpr int PASSES = PANEL / (VECTORS * LANES);
 struct InF32 {
     using Cell = float;
     static constexpr int STEP = 1;
+    static constexpr int ROWS_MAX = VECTOR_ROWS_MAX;
 
     template <int ROWS>
     static inline void step(const float* a, int64_t stride, const float* b, Vec (&sums)[ROWS][VECTORS]) {
@@ -38,6 +42,11 @@ struct InF32 {
 struct InBF16 {
     using Cell = bf16;
     static constexpr int STEP = 2;
+#if defined(BATON_AMX)
+    static constexpr int ROWS_MAX = AMX_ROWS_MAX;
+#else
+    static constexpr int ROWS_MAX = VECTOR_ROWS_MAX;
+#endif
 
 #if defined(__AVX512BF16__)
     template <int ROWS>
@@ -97,20 +106,23 @@ void multiply_rows(const typename In::Cell* a, int64_t stride, const typename In
     }
 }
 
-// The same for 1 .. ROWS_MAX rows.
-template <class In, bool ADD, int ROWS = ROWS_MAX>
+// The same for 1 .. In::ROWS_MAX rows.
+template <class In, bool ADD, int ROWS = VECTOR_ROWS_MAX>
 inline void multiply(int rows, const typename In::Cell* a, int64_t stride, const typename In::Cell* panel, int inputs,
                      float* c, int64_t c_stride) {
+#if defined(BATON_AMX)
+    if constexpr (In::STEP == 2) return multiply_tiles<ADD>(rows, a, stride, panel, inputs, c, c_stride);
+#endif
     if constexpr (ROWS > 1) {
         if (rows < ROWS) return multiply<In, ADD, ROWS - 1>(rows, a, stride, panel, inputs, c, c_stride);
     }
     multiply_rows<In, ROWS, ADD>(a, stride, panel, inputs, c, c_stride);
 }
 
-// Cut `rows` into tiles of nearly the same height, none above ROWS_MAX, and call with (first, count).
-template <class F>
+// Cut `rows` into tiles of nearly the same height, none above In::ROWS_MAX, and call with (first, count).
+template <class In, class F>
 inline void for_row_tiles(int rows, F compute) {
-    const int tiles = (rows + ROWS_MAX - 1) / ROWS_MAX;
+    const int tiles = (rows + In::ROWS_MAX - 1) / In::ROWS_MAX;
     for (int tile = 0; tile < tiles; tile++) {
         const int first = int(int64_t{rows} * tile / tiles);
         compute(first, int(int64_t{rows} * (tile + 1) / tiles) - first);
@@ -152,10 +164,10 @@ inline void put_gated(const float* c, int rows, Cell* out, int64_t stride) {
 
 template <class In, class F>
 inline void panel_tiles(const Linear& w, Rows a, int first, int count, int panel, F finish) {
-    alignas(64) float c[ROWS_MAX * PANEL];
+    alignas(64) float c[In::ROWS_MAX * PANEL];
     using Cell = typename In::Cell;
     const Cell* weights = static_cast<const Cell*>(w.panels) + int64_t{panel} * PANEL * w.inputs;
-    for_row_tiles(count, [&](int offset, int rows) {
+    for_row_tiles<In>(count, [&](int offset, int rows) {
         const Cell* x = static_cast<const Cell*>(a.data) + (first + offset) * a.stride;
         multiply<In, false>(rows, x, a.stride, weights, w.inputs, c, PANEL);
         if (w.bias != nullptr) add_bias(c, rows, w.bias + panel * PANEL);

@@ -16,7 +16,7 @@ struct Kernels {
     void (*linear_gated)(const Linear& w, Rows a, int first, int count, int panel, Rows out);
     void (*place_token)(const Sizes& sizes, const Layer& layer, float* qkv, const float* angles, int token,
                         Queries queries, Number kv_number, uint8_t* keys, uint8_t* values);
-    int64_t (*attention_floats)(const Sizes& sizes, int rows);  // memory that attend() needs for so many rows
+    int64_t (*attention_floats)(const Sizes& sizes, int rows, int states);  // memory that attend() needs for so many rows
     void (*attend)(const Attention& call, const AttentionItem& item, float* memory);
     void (*merge_parts)(const Attention& call, const AttentionItem& item, float* memory);
 };

@@ -43,6 +43,7 @@ AttentionPlan plan_attention(const Sizes& sizes, const std::vector<Slice>& slice
         const bool shared = few && rows <= SHARED_ROWS && b.split_end - b.split > 1;
         const bool by_head = few || rows > SHARED_ROWS;
         const int heads = by_head ? 1 : sizes.kv_heads, splits = shared ? 1 : b.split_end - b.split;
+        plan.states_max = std::max(plan.states_max, rows * heads);
         for (int head = 0; head < sizes.kv_heads; head += heads)
             for (int split = b.split; split < b.split_end; split += splits) {
                 const int64_t record = plan.parts + int64_t{split - b.split} * sizes.kv_heads * rows;

@@ -11,6 +11,7 @@ struct AttentionPlan {
     std::vector<AttentionItem> merges;  // queries whose splits were shared out
     int64_t parts = 0;                  // records of (maximum, sum, output) that the items leave
     int rows_max = 0;                   // most queries x grouped heads of an item
+    int states_max = 0;                 // most of these x KV heads
 };
 
 AttentionPlan plan_attention(const Sizes& sizes, const std::vector<Slice>& slices, int window, int threads);

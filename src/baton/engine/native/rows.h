@@ -108,13 +108,5 @@ void place_token(const Sizes& sizes, const Layer& layer, float* qkv, const float
     }
 }
 
-// The likeliest token, the lowest id among equals; NaN counts as nothing.
-int32_t likeliest(const float* logits, int count) {
-    int32_t best = 0;
-    for (int i = 1; i < count; i++)
-        if (logits[i] > logits[best]) best = i;
-    return best;
-}
-
 }  // namespace
 }  // namespace baton

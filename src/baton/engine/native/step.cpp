@@ -51,16 +51,17 @@ void Stepper::plan(const Batch& batch) {
         for (int i = 0; i < batch.slices[slice].count; i++)
             slice_of_row_[size_t(batch.slices[slice].first + i)] = int32_t(slice);
     int64_t parts = 0;
-    int rows = 1;
+    int rows = 1, states = 1;
     for (const Layer& layer : model_.layers) {
         if (plans_.count(layer.window) != 0) continue;
         const AttentionPlan& plan = plans_[layer.window] =
             plan_attention(model_.sizes, batch.slices, layer.window, model_.team.threads());
         parts = std::max(parts, plan.parts);
         rows = std::max(rows, plan.rows_max);
+        states = std::max(states, plan.states_max);
     }
     parts_.reserve_of<float>(parts * (2 + model_.sizes.head_pad()));
-    work_floats_ = padded(int(model_.kernels.attention_floats(model_.sizes, rows)), 16);
+    work_floats_ = padded(int(model_.kernels.attention_floats(model_.sizes, rows, states)), 16);
     work_.reserve_of<float>(work_floats_ * model_.team.threads());
 }
 

@@ -16,7 +16,12 @@ void enter() {
     _mm_setcsr(mode_before | FLUSH_DENORMALS);
 }
 
-void leave() { _mm_setcsr(mode_before); }
+void leave() {
+    _mm_setcsr(mode_before);
+#if defined(BATON_AMX)
+    release_tiles();
+#endif
+}
 
 }  // namespace
 

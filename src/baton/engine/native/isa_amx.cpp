@@ -1,0 +1,3 @@
+#define TABLE AMX
+#define BATON_AMX
+#include "table.h"
