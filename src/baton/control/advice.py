@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from baton.core.messages import CloseRequest
@@ -10,6 +11,8 @@ from baton.core.ports import CostModel
 from baton.core.types import ClusterView, HostId, Request, WorkerId, WorkerView
 from baton.policy.admission import AdmissionPolicy
 from baton.policy.fairness import FairnessPolicy
+from baton.policy.lengths import LengthsPolicy, RecentMean
+from baton.policy.moves import MovesPolicy, StayPut
 from baton.policy.placement import PlacementPolicy
 from baton.policy.roles import RolesPolicy, StaticRoles
 from baton.policy.routing import Route, RoutingPolicy
@@ -34,6 +37,8 @@ class Policies:
     cost: CostModel
     roles: RolesPolicy = field(default_factory=StaticRoles)
     scaling: ScalingPolicy = field(default_factory=FixedFleet)
+    moves: MovesPolicy = field(default_factory=StayPut)
+    lengths: LengthsPolicy = field(default_factory=RecentMean)
 
     def admit(self, request: Request, cluster: ClusterView, now_s: float) -> tuple[float, ...] | CloseRequest:
         """Ask whether to take the request. Returns its place among the waiting, or how it closes."""
@@ -64,6 +69,18 @@ class Policies:
         except Exception as error:  # noqa: BLE001  see `admit`
             return _failure(self.placement, error)
         return _unknown(self.placement, worker, cluster.workers) or worker
+
+    def learn(self, request: Request, output_tokens: int) -> None:
+        """Let predictions of lengths learn from an answer. Where the policy fails, they know one answer less."""
+        with suppress(Exception):  # a user's policy may raise anything
+            self.lengths.finished(request, output_tokens)
+
+    def expected_tokens(self, request: Request) -> float:
+        """Ask how long the answer will be; 0, as before anything is known, where the policy fails."""
+        try:
+            return float(self.lengths.expected_tokens(request))
+        except Exception:  # noqa: BLE001  see `admit`
+            return 0.0
 
 
 def _failure(policy: object, error: Exception) -> PolicyFailure:

@@ -8,7 +8,7 @@ step, and the question for more is asked one step ahead.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -71,6 +71,8 @@ class Batcher:
         self._lanes: dict[RequestId, Lane] = {}
         self._waiting: list[Lane] = []
         self._ready: list[Lane] = []
+        self._keys_version = fairness.version
+        self._newest: RequestId | None = None
         self._news = _News()
 
     # ---- commands in
@@ -98,6 +100,7 @@ class Batcher:
                     assert_never(command)
 
     def _start(self, command: StartRequest) -> None:
+        self._newest = command.request.id
         old = self._lanes.get(command.request.id)
         if old is not None:
             if old.attempt >= command.attempt:
@@ -118,7 +121,12 @@ class Batcher:
             lane.hold(command.block_table, command.computed_tokens)
             insort(self._ready, lane, key=_order)
         else:
-            insort(self._waiting, lane, key=_order)
+            self._wait(lane)
+
+    def _wait(self, lane: Lane) -> None:
+        self._fairness.joined(lane.request)
+        lane.key = self._fairness.key(lane.request)
+        insort(self._waiting, lane, key=_order)
 
     def _find(self, request_id: RequestId, attempt: int) -> Lane | None:
         lane = self._lanes.get(request_id)
@@ -142,12 +150,16 @@ class Batcher:
     def _preempt(self, lane: Lane) -> None:
         if lane.state == "ready":
             self._ready.remove(lane)
-            insort(self._waiting, lane, key=_order)
+            self._wait(lane)
+        elif lane.state == "asking":
+            self._fairness.joined(lane.request)
         lane.empty()
         self._say(RequestDropped(lane.request.id, lane.attempt, self.worker, preempted=True))
 
     def _forget(self, lane: Lane) -> None:
         del self._lanes[lane.request.id]
+        if lane.state == "waiting":
+            self._fairness.left(lane.request)
         (self._ready if lane.state == "ready" else self._waiting).remove(lane)
 
     def _say(self, event: BatcherEvent) -> None:
@@ -220,17 +232,31 @@ class Batcher:
         tokens += sum(lane.remaining_tokens for lane in self._ready if lane.remaining_tokens > 1)
         here = {name for lane in self._ready for name in lane.hashes[: lane.sealed_blocks]}
         soon = self._being_computed([*self._ready, *asking]) - here
-        for lane in self._waiting:
+        for lane in self._in_turn():
             if room <= 0 or tokens >= 2 * self._limits.step_tokens_max:
                 return
-            if lane.state != "waiting" or _worth_waiting(lane, soon):
+            if _worth_waiting(lane, soon):
                 continue
             lane.state = "asking"
+            self._fairness.left(lane.request)
+            self._fairness.served(lane.request, prompt_tokens=lane.remaining_tokens, output_tokens=0)
             lane.expect(lane.blocks_for(len(lane.tokens) + self._growth_tokens))
             self._say(self._want(lane, lane.prefix()))
             soon |= self._being_computed([lane]) - here
             room -= 1
             tokens += lane.remaining_tokens
+
+    def _in_turn(self) -> Iterator[Lane]:
+        """Yield the lanes that wait and have not asked, in fairness's order: which may change with each that asks."""
+        left = [lane for lane in self._waiting if lane.state == "waiting"]
+        while left:
+            if self._keys_version != self._fairness.version:
+                self._keys_version = self._fairness.version
+                for lane in self._waiting:
+                    lane.key = self._fairness.key(lane.request)
+                self._waiting.sort(key=_order)
+                left.sort(key=_order)
+            yield left.pop(0)
 
     def _being_computed(self, lanes: Sequence[Lane]) -> set[BlockHash]:
         return {
@@ -277,6 +303,7 @@ class Batcher:
         """
         for lane in run.lanes:
             lane.decode_on(tokens, ended.get(lane.request.id))
+            self._fairness.served(lane.request, prompt_tokens=0, output_tokens=len(tokens))
             first, hashes = lane.seal()
             if hashes:
                 self._news.events.append(BlocksSealed(lane.request.id, lane.attempt, self.worker, first, hashes))
@@ -304,6 +331,7 @@ class Batcher:
 
     def _emit(self, lane: Lane, outcome: SliceResult) -> None:
         assert outcome.token is not None
+        self._fairness.served(lane.request, prompt_tokens=0, output_tokens=1)
         request_id, index = lane.request.id, lane.output_tokens - 1
         prompt_logprobs = tuple(lane.prompt_logprobs) if index == 0 else ()
         self._news.tokens.append(
@@ -318,7 +346,7 @@ class Batcher:
         reason = lane.finish_reason()
         if reason is not None:
             self._forget(lane)
-            self._say(RequestFinished(lane.request.id, lane.attempt, self.worker, reason))
+            self._say(RequestFinished(lane.request.id, lane.attempt, self.worker, reason, lane.output_tokens))
         elif lane.until == "first_token":
             self._forget(lane)
             self._say(PrefillFinished(lane.request.id, lane.attempt, self.worker, lane.computed_tokens))
@@ -349,6 +377,7 @@ class Batcher:
             queued_tokens=sum(lane.remaining_tokens for lane in self._lanes.values() if lane.remaining_tokens > 1),
             context_tokens=sum(lane.computed_tokens for lane in self._ready),
             observed_at_s=now_s,
+            newest_request=self._newest,
         )
 
 

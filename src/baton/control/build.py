@@ -2,27 +2,57 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+
 from baton.control.coordinator import Coordinator, Policies
-from baton.core.config import PolicyConfig
-from baton.core.plugin import load_plugin
+from baton.core.config import Plugin, PolicyConfig
+from baton.core.plugin import check_port, load_plugin
 from baton.core.ports import CostModel
 from baton.policy.admission import AdmissionPolicy
 from baton.policy.fairness import FairnessPolicy
+from baton.policy.lengths import LengthsPolicy
+from baton.policy.moves import MovesPolicy
+from baton.policy.named import resolve
 from baton.policy.placement import PlacementPolicy
 from baton.policy.roles import RolesPolicy
 from baton.policy.routing import RoutingPolicy
 from baton.policy.scaling import ScalingPolicy
 
+Port = TypeVar("Port")
+
 
 def build_coordinator(policy: PolicyConfig, *, cost: CostModel, block_tokens: int, attempts_max: int) -> Coordinator:
     """Load the configured policies into a coordinator. Raises ConfigError for a plug-in that does not fit."""
-    policies = Policies(
-        admission=load_plugin(policy.admission.use, policy.admission.options, expects=AdmissionPolicy),
-        routing=load_plugin(policy.routing.use, policy.routing.options, expects=RoutingPolicy),
-        placement=load_plugin(policy.placement.use, policy.placement.options, expects=PlacementPolicy),
-        fairness=load_plugin(policy.fairness.use, policy.fairness.options, expects=FairnessPolicy),
-        roles=load_plugin(policy.roles.use, policy.roles.options, expects=RolesPolicy),
-        scaling=load_plugin(policy.scaling.use, policy.scaling.options, expects=ScalingPolicy),
+    return Coordinator(build_policies(policy, cost), block_tokens, attempts_max)
+
+
+def build_policies(policy: PolicyConfig, cost: CostModel) -> Policies:
+    """Load what a coordinator asks, by `policy.name` and by family. Raises ConfigError for a plug-in that does not fit."""
+    chosen, cast = resolve(policy), _Cast()
+    return Policies(
+        admission=cast.play(chosen.admission, AdmissionPolicy),
+        routing=cast.play(chosen.routing, RoutingPolicy),
+        placement=cast.play(chosen.placement, PlacementPolicy),
+        fairness=cast.play(chosen.fairness, FairnessPolicy),
+        roles=cast.play(chosen.roles, RolesPolicy),
+        scaling=cast.play(chosen.scaling, ScalingPolicy),
+        moves=cast.play(chosen.moves, MovesPolicy),
+        lengths=cast.play(chosen.lengths, LengthsPolicy),
         cost=cost,
     )
-    return Coordinator(policies, block_tokens, attempts_max)
+
+
+@dataclass(slots=True)
+class _Cast:
+    """Who plays which family: one object for all that name it with the same options, so that its parts agree."""
+
+    made: dict[tuple[str, bytes], object] = field(default_factory=dict[tuple[str, bytes], object])
+
+    def play(self, plugin: Plugin, port: type[Port]) -> Port:
+        key = (plugin.use, msgspec.json.encode(plugin.options, order="sorted"))
+        if key not in self.made:
+            self.made[key] = load_plugin(plugin.use, plugin.options, expects=port)
+        return check_port(plugin.use, self.made[key], port)

@@ -155,7 +155,9 @@ class Coordinator:
         fetch = route.fetch if there > here else None
         flight.worker, flight.host = route.worker, view.host
         flight.queued_tokens = request.prompt_tokens - max(here, there)
-        self._fleet.load(route.worker, queued_tokens=flight.queued_tokens, context_tokens=request.prompt_tokens)
+        self._fleet.load(
+            route.worker, request.id, queued_tokens=flight.queued_tokens, context_tokens=request.prompt_tokens
+        )
         until: Until = route.until or ("first_token" if view.role == "prefill" else "end")
         return [StartPrefill(request, flight.attempt, route.worker, until, fetch)]
 
@@ -169,7 +171,7 @@ class Coordinator:
         host = self._fleet.view(worker).host
         source = flight.host if flight.host != host else None
         flight.worker, flight.host = worker, host
-        self._fleet.load(worker, queued_tokens=0, context_tokens=request.prompt_tokens)
+        self._fleet.load(worker, request.id, queued_tokens=0, context_tokens=request.prompt_tokens)
         return [StartDecode(request, flight.attempt, worker, source)]
 
     def _progress(self, event: PrefillFinished | RequestFinished | RequestFailed) -> list[CoordinatorCommand]:
@@ -177,6 +179,7 @@ class Coordinator:
         if flight is None or (flight.attempt, flight.worker) != (event.attempt, event.worker):
             return []  # news of an attempt that was given up
         if isinstance(event, RequestFinished):
+            self.policies.learn(flight.request, event.output_tokens)
             return self._close(event.request_id, "finished")
         if isinstance(event, RequestFailed):
             self._unload(flight)
@@ -230,20 +233,23 @@ class Coordinator:
 
     def _unload(self, flight: Flight) -> None:
         if flight.worker is not None:
+            tokens = flight.request.prompt_tokens
             self._fleet.unload(
-                flight.worker, queued_tokens=flight.queued_tokens, context_tokens=flight.request.prompt_tokens
+                flight.worker, flight.request.id, queued_tokens=flight.queued_tokens, context_tokens=tokens
             )
         flight.worker, flight.queued_tokens = None, 0
 
     def _view(self, request: Request) -> ClusterView:
         longest = max(0, request.prompt_tokens - 1)
         hits = self._index.hit_blocks(request.block_hashes)
-        return self._cluster({host: min(blocks * self.block_tokens, longest) for host, blocks in hits.items()})
+        hit_tokens = {host: min(blocks * self.block_tokens, longest) for host, blocks in hits.items()}
+        return self._cluster(hit_tokens, self.policies.expected_tokens(request))
 
-    def _cluster(self, hits: dict[HostId, int] | None = None) -> ClusterView:
+    def _cluster(self, hits: dict[HostId, int] | None = None, expected_tokens: float = 0.0) -> ClusterView:
         return ClusterView(
             workers=self._fleet.views(),
             prefix_hit_tokens=hits or {},
+            expected_output_tokens=expected_tokens,
             waiting_requests=len(self._room),
             starting=self._reshaping.starting,
         )

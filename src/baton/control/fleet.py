@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from baton.core.types import Role, WorkerId, WorkerView
+from baton.core.types import RequestId, Role, WorkerId, WorkerView
 
 
 @dataclass(slots=True)
@@ -19,9 +19,18 @@ class _Load:
     queued_tokens: int = 0
     """Of requests whose prefill is not known to be over: what is really queued is this, or less."""
     queued_requests: int = 0
-    unreported_tokens: int = 0
-    """Given since the worker's last report, which therefore cannot know of them."""
+    unreported: dict[RequestId, int] = field(default_factory=dict[RequestId, int])
+    """Prompt tokens of what was given after all that the worker's last report knows of, in the order of giving."""
     context_tokens: int = 0
+
+    def known(self, newest: RequestId | None) -> None:
+        """Note what the worker knew of when it reported: this one, and all that was given before it."""
+        if newest is None or newest not in self.unreported:
+            return
+        for request_id in list(self.unreported):
+            del self.unreported[request_id]
+            if request_id == newest:
+                return
 
 
 @dataclass(slots=True)
@@ -56,12 +65,17 @@ class Fleet:
         """Take a worker's own report. Its role stays what it was set to here, and what it is, what it joined as."""
         known = self._views.get(view.id)
         if known is not None:
-            if (view.role, view.kind, view.kv_tokens_max) != (known.role, known.kind, known.kv_tokens_max):
+            if _facts(view) != _facts(known):
                 view = msgspec.structs.replace(
-                    view, role=known.role, kind=known.kind, kv_tokens_max=known.kv_tokens_max
+                    view,
+                    role=known.role,
+                    kind=known.kind,
+                    kv_tokens_max=known.kv_tokens_max,
+                    step_tokens_max=known.step_tokens_max,
+                    requests_max=known.requests_max,
                 )
             self._views[view.id] = view
-            self._loads[view.id].unreported_tokens = 0
+            self._loads[view.id].known(view.newest_request)
             self._changed[view.id] = None
 
     def set_role(self, worker: WorkerId, role: Role) -> None:
@@ -71,22 +85,23 @@ class Fleet:
             self._views[worker] = msgspec.structs.replace(known, role=role)
             self._changed[worker] = None
 
-    def load(self, worker: WorkerId, *, queued_tokens: int, context_tokens: int) -> None:
+    def load(self, worker: WorkerId, request_id: RequestId, *, queued_tokens: int, context_tokens: int) -> None:
         """Note that a request was given to the worker."""
         load = self._loads[worker]
         load.requests += 1
         load.queued_tokens += queued_tokens
         load.queued_requests += queued_tokens > 0
-        load.unreported_tokens += queued_tokens
+        load.unreported[request_id] = queued_tokens
         load.context_tokens += context_tokens
         self._changed[worker] = None
 
-    def unload(self, worker: WorkerId, *, queued_tokens: int, context_tokens: int) -> None:
+    def unload(self, worker: WorkerId, request_id: RequestId, *, queued_tokens: int, context_tokens: int) -> None:
         """Note that the worker is done with a request. Nothing happens for a worker that has left."""
         load = self._loads.get(worker)
         if load is None:
             return
         load.requests -= 1
+        load.unreported.pop(request_id, None)
         load.queued_tokens -= queued_tokens
         load.queued_requests -= queued_tokens > 0
         load.context_tokens -= context_tokens
@@ -112,10 +127,17 @@ def _with_load(view: WorkerView, load: _Load) -> WorkerView:
         role=view.role,
         running_requests=load.requests,
         waiting_requests=view.waiting_requests,
-        queued_tokens=min(load.queued_tokens, view.queued_tokens + load.unreported_tokens),
+        queued_tokens=min(load.queued_tokens, view.queued_tokens + sum(load.unreported.values())),
         queued_requests=load.queued_requests,
         context_tokens=max(load.context_tokens, view.context_tokens),
         observed_at_s=view.observed_at_s,
         kind=view.kind,
         kv_tokens_max=view.kv_tokens_max,
+        step_tokens_max=view.step_tokens_max,
+        requests_max=view.requests_max,
     )
+
+
+def _facts(view: WorkerView) -> tuple[Role, str, int, int, int]:
+    """What a worker is, whatever it does."""
+    return (view.role, view.kind, view.kv_tokens_max, view.step_tokens_max, view.requests_max)

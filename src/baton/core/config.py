@@ -69,8 +69,14 @@ class Plugin(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One policy per family. Each may be replaced by the user's own `module:Class`."""
+    """One policy per family. Each may be replaced by the user's own `module:Class`.
 
+    One class that is named, with the same options, for several families is made once and plays all of them.
+    """
+
+    name: str = ""
+    """A whole set by name, as `baton sim --policy` takes it (docs/policies.md). What is given per family wins over it.
+    Empty: the defaults."""
     admission: Plugin = Plugin(use="baton.policy.admission:BoundedQueue")
     routing: Plugin = Plugin(use="baton.policy.routing:EarliestFirstToken")
     placement: Plugin = Plugin(use="baton.policy.placement:FastestStep")
@@ -79,6 +85,8 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     eviction: Plugin = Plugin(use="baton.policy.eviction:LeastRecentlyUsed")
     roles: Plugin = Plugin(use="baton.policy.roles:StaticRoles")
     scaling: Plugin = Plugin(use="baton.policy.scaling:FixedFleet")
+    moves: Plugin = Plugin(use="baton.policy.moves:StayPut")
+    lengths: Plugin = Plugin(use="baton.policy.lengths:RecentMean")
 
 
 class HooksConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

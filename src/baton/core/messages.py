@@ -85,6 +85,8 @@ class RequestFinished(Struct, frozen=True, tag=True):
     attempt: int
     worker: WorkerId
     reason: FinishReason
+    output_tokens: int = 0
+    """How long the answer is, prompt not counted: what predictions of lengths learn from."""
 
 
 class RequestFailed(Struct, frozen=True, tag=True):

@@ -26,6 +26,11 @@ def load_plugin(spec: str, options: Mapping[str, Any], *, expects: type[Port]) -
         made = cls(**options)
     except (TypeError, ValueError, LookupError) as error:
         raise ConfigError(f"plug-in {spec}: its constructor refused the options {dict(options)}: {error}") from error
+    return check_port(spec, made, expects)
+
+
+def check_port(spec: str, made: object, expects: type[Port]) -> Port:
+    """Check that what was made of a plug-in fills a port. Raises ConfigError with what it lacks."""
     if not isinstance(made, expects):
         missing = ", ".join(_missing_methods(made, expects))
         raise ConfigError(f"plug-in {spec} is no {expects.__name__}: it lacks {missing or 'its interface'}")

@@ -140,6 +140,8 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     context_tokens: int = 0
     """Tokens of all running requests: what a decode step reads."""
     observed_at_s: float = 0.0
+    newest_request: RequestId | None = None
+    """What it was told to start last, as far as this report knows: all that was given to it later is not in it."""
     kind: str = ""
     """Hardware and engine profile, as `CostModel.on` knows it. Empty: all workers are alike."""
     kv_tokens_max: int = 0

@@ -1,4 +1,4 @@
-"""Simple policies to compare with: each routes prompts and places decodes, without a thought for cost or cache."""
+"""Simple policies to compare with, without a thought for cost or cache."""
 
 from __future__ import annotations
 
@@ -7,20 +7,24 @@ from dataclasses import dataclass
 
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, HostId, Request, WorkerId, WorkerView
+from baton.policy.admission import Reject
+from baton.policy.draws import draw
+from baton.policy.routing import Route
 
 
 @dataclass(slots=True)
 class RoundRobin:
-    """Each worker in turn, whatever it does. Routes and places."""
+    """Each worker in turn, whatever it does. Routes and places, each in its own turn."""
 
-    turn: int = 0
+    route_turn: int = 0
+    place_turn: int = 0
 
     def route(
         self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel
     ) -> WorkerId:
         """See `RoutingPolicy.route`."""
-        self.turn += 1
-        return candidates[(self.turn - 1) % len(candidates)].id
+        self.route_turn += 1
+        return candidates[(self.route_turn - 1) % len(candidates)].id
 
     def place(
         self,
@@ -31,7 +35,32 @@ class RoundRobin:
         cost: CostModel,
     ) -> WorkerId:
         """See `PlacementPolicy.place`."""
-        return self.route(request, candidates, cluster, cost)
+        self.place_turn += 1
+        return candidates[(self.place_turn - 1) % len(candidates)].id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomWorker:
+    """Any worker, drawn from the request's id and a seed: the same request is sent the same way in every run."""
+
+    seed: int = 0
+
+    def route(
+        self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel
+    ) -> WorkerId:
+        """See `RoutingPolicy.route`."""
+        return candidates[draw(f"route {request.id}", self.seed, len(candidates))].id
+
+    def place(
+        self,
+        request: Request,
+        source: HostId | None,
+        candidates: Sequence[WorkerView],
+        cluster: ClusterView,
+        cost: CostModel,
+    ) -> WorkerId:
+        """See `PlacementPolicy.place`."""
+        return candidates[draw(f"place {request.id}", self.seed, len(candidates))].id
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +83,46 @@ class LeastLoad:
     ) -> WorkerId:
         """See `PlacementPolicy.place`."""
         return self.route(request, candidates, cluster, cost)
+
+
+@dataclass(frozen=True, slots=True)
+class ShortestQueue:
+    """The worker with the fewest prompt tokens left to compute, then the fewest requests; the lower id of equals.
+
+    Source: the load balancing that Mooncake compares with (FAST 2025, figure 5); DistServe (OSDI 2024, section 4.3).
+    """
+
+    def route(
+        self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel
+    ) -> WorkerId:
+        """See `RoutingPolicy.route`."""
+        return min(candidates, key=lambda worker: (worker.queued_tokens, worker.running_requests, worker.id)).id
+
+
+@dataclass(frozen=True, slots=True)
+class Colocated:
+    """No disaggregation: every worker computes prompts and answers, in chunks; the one with the fewest requests.
+
+    What roles the workers have makes no difference. Source: Sarathi-Serve (OSDI 2024); the chunks are the batcher's.
+    """
+
+    def route(self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel) -> Route:
+        """See `RoutingPolicy.route`."""
+        worker = min(cluster.workers, key=lambda worker: (worker.running_requests, worker.queued_tokens, worker.id))
+        return Route(worker=worker.id, until="end")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeAll:
+    """Take every request that the queue has room for, whatever it was promised: what most of the literature does."""
+
+    requests_max: int = 65_536
+    """Most requests in the cluster: the bound that INV-9 asks for."""
+
+    def admit(self, request: Request, cluster: ClusterView, cost: CostModel, now_s: float) -> Reject | None:
+        """See `AdmissionPolicy.admit`."""
+        live = cluster.waiting_requests + sum(worker.running_requests for worker in cluster.workers)
+        if live < self.requests_max:
+            return None
+        reason = f"{live} requests are waiting or running, and the queue holds {self.requests_max}; try again later"
+        return Reject(reject="queue_full", reason=reason, retry_after_s=1.0)

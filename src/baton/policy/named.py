@@ -1,0 +1,75 @@
+"""Whole sets of policies by name: `baton sim --policy NAME`, and `policy.name` in the configuration of `baton serve`.
+
+Each name says what every family does. What a configuration names for one family itself wins over the name.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import fields, replace
+
+from baton.core.config import Plugin, PolicyConfig
+from baton.core.errors import ConfigError
+from baton.core.names import did_you_mean
+
+_P = "baton.policy"
+TAKE_ALL = Plugin(use=f"{_P}.baselines:TakeAll")
+ROUND_ROBIN = Plugin(use=f"{_P}.baselines:RoundRobin")
+RANDOM = Plugin(use=f"{_P}.baselines:RandomWorker")
+LEAST_LOAD = Plugin(use=f"{_P}.baselines:LeastLoad")
+SHORTEST_QUEUE = Plugin(use=f"{_P}.baselines:ShortestQueue")
+SOONEST = Plugin(use=f"{_P}.routing:EarliestFirstToken")
+FASTEST = Plugin(use=f"{_P}.placement:FastestStep")
+GLOBAL = Plugin(use=f"{_P}.cache_aware:GlobalCacheAware")
+DYNAMO = Plugin(use=f"{_P}.cache_aware:DynamoRouter")
+LLMD = Plugin(use=f"{_P}.cache_aware:LlmdScorer")
+FREEST = Plugin(use=f"{_P}.llumnix:Freest")
+
+
+def _of(routing: Plugin, placement: Plugin, admission: Plugin = TAKE_ALL) -> PolicyConfig:
+    return PolicyConfig(admission=admission, routing=routing, placement=placement)
+
+
+NAMED: dict[str, PolicyConfig] = {
+    "baton": PolicyConfig(),
+    "random": _of(RANDOM, RANDOM),
+    "round-robin": _of(ROUND_ROBIN, ROUND_ROBIN),
+    "least-load": _of(LEAST_LOAD, LEAST_LOAD),
+    "cache-aware-local": _of(SOONEST, FASTEST),
+    "cache-aware-global": _of(GLOBAL, FASTEST),
+    "dynamo": _of(DYNAMO, DYNAMO),
+    "sglang": _of(Plugin(use=f"{_P}.cache_aware:SglangRouter"), LEAST_LOAD),
+    "llm-d": _of(LLMD, LLMD),
+    "splitwise": _of(Plugin(use=f"{_P}.splitwise:SplitwiseRouting"), Plugin(use=f"{_P}.splitwise:SplitwisePlacement")),
+    "distserve": _of(SHORTEST_QUEUE, LEAST_LOAD),
+    "sarathi": _of(Plugin(use=f"{_P}.baselines:Colocated"), LEAST_LOAD),
+    "tetriinfer": replace(
+        _of(SHORTEST_QUEUE, Plugin(use=f"{_P}.tetriinfer:TwoChoices")), roles=Plugin(use=f"{_P}.tetriinfer:IdleFlip")
+    ),
+    "arrow": replace(_of(Plugin(use=f"{_P}.arrow:ArrowRouting"), FASTEST), roles=Plugin(use=f"{_P}.arrow:ArrowRoles")),
+    "mooncake": _of(GLOBAL, FASTEST, Plugin(use=f"{_P}.mooncake:PredictedRejection")),
+    "mooncake-no-prediction": _of(GLOBAL, FASTEST, Plugin(use=f"{_P}.mooncake:EarlyRejection")),
+    "vtc": replace(_of(SHORTEST_QUEUE, LEAST_LOAD), fairness=Plugin(use=f"{_P}.vtc:VirtualTokenCounter")),
+    "llumnix": replace(_of(FREEST, FREEST), moves=Plugin(use=f"{_P}.llumnix:Rebalance")),
+}
+"""By the name that users give."""
+
+
+def named(name: str) -> PolicyConfig:
+    """Return the policies of a name. Raises ConfigError for an unknown one: it lists the known."""
+    found = NAMED.get(name)
+    if found is None:
+        raise ConfigError(f"unknown policy {name!r}{did_you_mean(name, NAMED)}; known are {', '.join(NAMED)}")
+    return found
+
+
+def resolve(policy: PolicyConfig) -> PolicyConfig:
+    """Fill in what the configuration leaves to its `policy.name`. Raises ConfigError for an unknown name."""
+    if not policy.name:
+        return policy
+    chosen, plain = named(policy.name), PolicyConfig()
+    own = {
+        field.name: getattr(policy, field.name)
+        for field in fields(PolicyConfig)
+        if field.name != "name" and getattr(policy, field.name) != getattr(plain, field.name)
+    }
+    return replace(chosen, name=policy.name, **own)

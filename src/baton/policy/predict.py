@@ -1,0 +1,40 @@
+"""What a view means in seconds: the predictions that several policies share."""
+
+from __future__ import annotations
+
+from baton.core.ports import CostModel
+from baton.core.types import ClusterView, Request, StepShape, WorkerView
+from baton.policy.routing import queue_s
+
+
+def first_token_s(worker: WorkerView, request: Request, cluster: ClusterView, cost: CostModel) -> float:
+    """Predict how long the first token takes on this worker: its queue, then what its host does not hold already."""
+    hit_tokens = cluster.prefix_hit_tokens.get(worker.host, 0)
+    return queue_s(worker, cost) + prompt_s(worker, request, hit_tokens, cost)
+
+
+def prompt_s(worker: WorkerView, request: Request, hit_tokens: int, cost: CostModel) -> float:
+    """Predict how long the prompt takes on this worker, alone, after `hit_tokens` that need no work."""
+    new_tokens = max(0, request.prompt_tokens - hit_tokens)
+    return cost.on(worker.kind).prefill_s(new_tokens=new_tokens, cached_tokens=hit_tokens)
+
+
+def decodes(worker: WorkerView) -> int:
+    """Count the requests that are past their prompt on this worker, as far as is known."""
+    return max(0, worker.running_requests - worker.queued_requests)
+
+
+def decode_step_s(worker: WorkerView, cost: CostModel, *, more_requests: int = 0, more_tokens: int = 0) -> float:
+    """Predict this worker's next step if all that it has decodes, and `more_requests` of `more_tokens` with it."""
+    shape = StepShape(
+        decode_requests=worker.running_requests + more_requests,
+        context_tokens=worker.context_tokens + more_tokens,
+    )
+    return cost.on(worker.kind).step_s(shape)
+
+
+def kv_free_tokens(worker: WorkerView) -> float:
+    """Tokens of KV that the worker's arena has room for, as far as its own requests go. Unlimited where untold."""
+    if worker.kv_tokens_max == 0:
+        return float("inf")
+    return worker.kv_tokens_max - worker.context_tokens

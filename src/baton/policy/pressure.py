@@ -1,0 +1,218 @@
+"""Baton's own choices: every request goes where the most pressed promise of all that it touches is pressed least.
+
+Pressure is predicted time over promised time: of this request's first token, and of each token of those that decode
+where its prompt would be computed. A worker's role says where work goes if all else is equal; it forbids nothing. So a
+decode worker computes a short prompt itself when the prefill workers are behind, and a prefill worker that has nothing
+to do decodes: the fleet takes the shape that the load asks for, request by request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import exp
+
+from baton.core.ports import CostModel
+from baton.core.types import ClusterView, HostId, Request, Slo, StepShape, WorkerId, WorkerView
+from baton.policy.admission import Reject
+from baton.policy.baselines import TakeAll
+from baton.policy.mooncake import refuse_late
+from baton.policy.predict import decodes, kv_free_tokens
+from baton.policy.routing import Route
+
+_EMPTY = StepShape()
+
+
+@dataclass(slots=True)
+class _Share:
+    """Seconds of prompts that a worker was given lately: what its decoding requests wait for in between."""
+
+    prompts_s: float = 0.0
+    at_s: float = 0.0
+
+    def at(self, now_s: float, memory_s: float) -> float:
+        return self.prompts_s * exp((self.at_s - now_s) / memory_s) if now_s > self.at_s else self.prompts_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """One way to compute a prompt."""
+
+    worker: WorkerView
+    fetch: HostId | None
+    ttft_s: float
+    prompt_s: float
+    pressure: float
+
+
+@dataclass(slots=True, kw_only=True)
+class LeastPressure:
+    """Admits, routes and places. One object plays all three families, so that each knows what the others have done."""
+
+    ttft_slack: float = 0.95
+    """Admit while predicted TTFT <= slack * SLO."""
+    tpot_slack: float = 1.0
+    """The same of TPOT."""
+    off_role_ratio: float = 2.0
+    """Work that is not of a worker's role counts as this many times as pressing."""
+    output_tokens: float = 200.0
+    """Taken for an answer's length until some have finished."""
+    requests_max: int = 65_536
+    """Most requests in the cluster: the bound that INV-9 asks for."""
+    _shares: dict[WorkerId, _Share] = field(default_factory=dict[WorkerId, _Share])
+    _now_s: float = 0.0
+
+    def admit(self, request: Request, cluster: ClusterView, cost: CostModel, now_s: float) -> Reject | None:
+        """See `AdmissionPolicy.admit`. Refuses what is predicted to miss its TTFT or its TPOT wherever it goes."""
+        self._now_s = max(self._now_s, now_s)
+        full = TakeAll(requests_max=self.requests_max).admit(request, cluster, cost, now_s)
+        if full is not None or request.slo is None or not cluster.workers:
+            return full
+        plan = self._plan(request, cluster, cost)
+        tpot_s = min(self._tpot_s(worker, request, cluster, cost) for worker in cluster.workers)
+        return refuse_late(request.slo, plan.ttft_s / self.ttft_slack, tpot_s / self.tpot_slack)
+
+    def route(self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel) -> Route:
+        """See `RoutingPolicy.route`."""
+        plan = self._plan(request, cluster, cost)
+        share = self._shares.setdefault(plan.worker.id, _Share())
+        share.prompts_s = share.at(self._now_s, self._memory_s(request, plan.worker, cluster, cost)) + plan.prompt_s
+        share.at_s = self._now_s
+        if len(self._shares) > 2 * len(cluster.workers):
+            self._forget(cluster)
+        until = "end" if plan.worker.role == "mixed" else "first_token"
+        return Route(worker=plan.worker.id, fetch=plan.fetch, until=until)
+
+    def place(
+        self,
+        request: Request,
+        source: HostId | None,
+        candidates: Sequence[WorkerView],
+        cluster: ClusterView,
+        cost: CostModel,
+    ) -> WorkerId:
+        """See `PlacementPolicy.place`."""
+        output_tokens = self._expected_tokens(cluster)
+
+        def key(worker: WorkerView) -> tuple[bool, float, WorkerId]:
+            tokens = request.prompt_tokens
+            handoff_s = cost.handoff_s(tokens=tokens, same_host=source in (None, worker.host))
+            tpot_s = self._tpot_s(worker, request, cluster, cost) + handoff_s / output_tokens
+            off_role = self.off_role_ratio if worker.role == "prefill" else 1.0
+            return (kv_free_tokens(worker) < tokens, tpot_s * off_role, worker.id)
+
+        return min(cluster.workers, key=key).id
+
+    # ---- predictions
+
+    def _plan(self, request: Request, cluster: ClusterView, cost: CostModel) -> _Plan:
+        """Choose the worker, and what it fetches, under the least pressure."""
+        rooms_s = self._rooms_s(request, cluster, cost)
+        plans = [self._on(worker, request, cluster, cost, rooms_s[worker.host]) for worker in cluster.workers]
+        return min(plans, key=lambda plan: (plan.pressure, plan.ttft_s, plan.worker.id))
+
+    def _rooms_s(self, request: Request, cluster: ClusterView, cost: CostModel) -> dict[HostId, float]:
+        """Predict for each host when its arena has room for the request: as answers end, their KV is given back."""
+        used: dict[HostId, int] = {}
+        freed_tokens: dict[HostId, float] = {}
+        for worker in cluster.workers:
+            host = worker.host
+            used[host] = used.get(host, 0) + worker.context_tokens
+            model = cost.on(worker.kind)
+            life_s = self._expected_tokens(cluster) * _decode_s(worker, 0, 0, model)
+            decoding_ratio = decodes(worker) / max(1, worker.running_requests)
+            freed_tokens[host] = freed_tokens.get(host, 0.0) + worker.context_tokens * decoding_ratio / life_s
+        rooms = {worker.host: worker.kv_tokens_max for worker in cluster.workers}
+        reach_tokens = request.prompt_tokens + self._expected_tokens(cluster) / 2
+        return {
+            host: max(0.0, used[host] + reach_tokens - rooms[host]) / max(1.0, freed_tokens[host])
+            if rooms[host]
+            else 0.0
+            for host in rooms
+        }
+
+    def _on(self, worker: WorkerView, request: Request, cluster: ClusterView, cost: CostModel, room_s: float) -> _Plan:
+        model, hits = cost.on(worker.kind), cluster.prefix_hit_tokens
+        here = hits.get(worker.host, 0)
+        queue_s = self._compute_s(worker, worker.queued_tokens, max(1, worker.queued_requests), 0, model)
+        queue_s += room_s
+        prompt_s = self._compute_s(worker, request.prompt_tokens - here, 1, here, model)
+        ttft_s, fetch = queue_s + prompt_s, None
+        best = min(hits, key=lambda host: (-hits[host], host), default=None)
+        if best is not None and hits[best] > here:
+            there = hits[best]
+            wait_s = max(queue_s, cost.handoff_s(tokens=there - here, same_host=False))
+            rest_s = self._compute_s(worker, request.prompt_tokens - there, 1, there, model)
+            if wait_s + rest_s < ttft_s:
+                ttft_s, prompt_s, fetch = wait_s + rest_s, rest_s, best
+        pressure = self._pressure(worker, request, cluster, model, ttft_s=ttft_s, prompt_s=prompt_s)
+        return _Plan(worker=worker, fetch=fetch, ttft_s=ttft_s, prompt_s=prompt_s, pressure=pressure)
+
+    def _pressure(
+        self,
+        worker: WorkerView,
+        request: Request,
+        cluster: ClusterView,
+        model: CostModel,
+        *,
+        ttft_s: float,
+        prompt_s: float,
+    ) -> float:
+        """Return the larger of two: this request's first token, and the tokens of those that decode there already."""
+        promise = self._promise(request, model)
+        pressure = ttft_s / promise.ttft_s
+        if decodes(worker):
+            shared_s = self._shared_s(worker, request, cluster, model) + prompt_s
+            tpot_s = _decode_s(worker, 0, 0, model) + shared_s / self._expected_tokens(cluster)
+            pressure = max(pressure, tpot_s / promise.tpot_s)
+        return pressure * (self.off_role_ratio if worker.role == "decode" else 1.0)
+
+    def _tpot_s(self, worker: WorkerView, request: Request, cluster: ClusterView, cost: CostModel) -> float:
+        """Predict the time per token of a request that decodes on this worker, beside the prompts that it is given."""
+        model = cost.on(worker.kind)
+        shared_s = self._shared_s(worker, request, cluster, model)
+        return _decode_s(worker, 1, request.prompt_tokens, model) + shared_s / self._expected_tokens(cluster)
+
+    def _shared_s(self, worker: WorkerView, request: Request, cluster: ClusterView, model: CostModel) -> float:
+        share = self._shares.get(worker.id)
+        return 0.0 if share is None else share.at(self._now_s, self._memory_s(request, worker, cluster, model))
+
+    def _memory_s(self, request: Request, worker: WorkerView, cluster: ClusterView, cost: CostModel) -> float:
+        """How long an answer decodes: the time over which prompts beside it count."""
+        return self._expected_tokens(cluster) * self._promise(request, cost.on(worker.kind)).tpot_s
+
+    def _expected_tokens(self, cluster: ClusterView) -> float:
+        return max(2.0, cluster.expected_output_tokens or self.output_tokens)
+
+    def _promise(self, request: Request, model: CostModel) -> Slo:
+        """What the client was promised. Where nothing was: what it would see if it were alone."""
+        if request.slo is not None:
+            return request.slo
+        alone = StepShape(decode_requests=1, context_tokens=request.prompt_tokens)
+        return Slo(
+            ttft_s=max(1e-9, model.prefill_s(new_tokens=request.prompt_tokens, cached_tokens=0)),
+            tpot_s=max(1e-9, model.step_s(alone)),
+        )
+
+    def _compute_s(self, worker: WorkerView, tokens: int, prompts: int, cached_tokens: int, model: CostModel) -> float:
+        """Predict how long prompt tokens take here: in chunks, each beside a token of every request that decodes."""
+        if tokens <= 0:
+            return 0.0
+        alone_s = prompts * model.prefill_s(new_tokens=max(1, tokens // prompts), cached_tokens=cached_tokens)
+        chunk_tokens = worker.step_tokens_max or tokens
+        steps = -(-tokens // chunk_tokens)
+        beside = StepShape(decode_requests=decodes(worker), context_tokens=worker.context_tokens)
+        return alone_s - prompts * model.step_s(_EMPTY) + steps * model.step_s(beside if decodes(worker) else _EMPTY)
+
+    def _forget(self, cluster: ClusterView) -> None:
+        """Forget workers that are gone."""
+        known = {worker.id for worker in cluster.workers}
+        self._shares = {worker: share for worker, share in self._shares.items() if worker in known}
+
+
+def _decode_s(worker: WorkerView, more_requests: int, more_tokens: int, model: CostModel) -> float:
+    """Predict the time between two tokens of a worker that only decodes; those past its batch limit take turns."""
+    requests = worker.running_requests + more_requests
+    shape = StepShape(decode_requests=requests, context_tokens=worker.context_tokens + more_tokens)
+    turns = max(1.0, requests / worker.requests_max) if worker.requests_max else 1.0
+    return turns * model.step_s(shape)
