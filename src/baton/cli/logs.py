@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from baton.control.advice import Policies
 from baton.control.build import build_coordinator
 from baton.control.coordinator import Coordinator
@@ -16,7 +18,7 @@ from baton.cost.linear import LinearCost
 from baton.link.log_file import read_log
 from baton.sim.cluster import cluster_coordinator
 from baton.sim.policies import build_policies
-from baton.sim.spec import ClusterSpec, load_spec
+from baton.sim.spec import ClusterSpec
 
 Header = LogHeader | SimHeader
 
@@ -29,11 +31,18 @@ def open_log(path: Path) -> tuple[Header, Iterator[Decision]]:
 def fresh_coordinator(header: Header) -> Coordinator:
     """A coordinator as the one that wrote the log. Raises ConfigError where its policies are not there any more."""
     if isinstance(header, SimHeader):
-        spec = load_spec(header.cluster)
+        spec = _spec(header)
         return cluster_coordinator(spec, build_policies(header.policy, spec))
     return build_coordinator(
         header.policy, cost=LinearCost(), block_tokens=header.block_tokens, attempts_max=header.attempts_max
     )
+
+
+def _spec(header: SimHeader) -> ClusterSpec:
+    try:
+        return msgspec.json.decode(header.cluster, type=ClusterSpec)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"the log's cluster cannot be read: {error}; simulate again with this version") from error
 
 
 def other_policies(name: str, header: Header, cost: CostModel) -> Policies:
@@ -41,7 +50,7 @@ def other_policies(name: str, header: Header, cost: CostModel) -> Policies:
 
     Raises ConfigError for an unknown name: it lists the known.
     """
-    spec = load_spec(header.cluster) if isinstance(header, SimHeader) else ClusterSpec()
+    spec = _spec(header) if isinstance(header, SimHeader) else ClusterSpec()
     return replace(build_policies(name, spec).cluster, cost=cost)
 
 

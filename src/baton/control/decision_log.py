@@ -25,11 +25,11 @@ class LogHeader(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class SimHeader(Struct, frozen=True, kw_only=True, tag=True):
-    """As `LogHeader`, of a simulated coordinator: its cluster file and the name of its policies say the same."""
+    """As `LogHeader`, of a simulated coordinator: its cluster and the name of its policies say the same."""
 
     version: int = LOG_VERSION
     cluster: str
-    """Text of the cluster file."""
+    """The simulator's `ClusterSpec` as JSON."""
     policy: str
 
 
