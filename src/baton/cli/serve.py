@@ -42,6 +42,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--mixed", type=int, metavar="N", help="workers that do both (default: 0)")
     parser.add_argument("--host", metavar="H", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, metavar="P", help="port to listen on; 0 takes a free one (default: 8000)")
+    parser.add_argument("--device", metavar="D", help="auto, cpu, cuda or cuda:N (default: a GPU where there is one)")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), help="precision to compute in")
     parser.add_argument(
         "--kv-dtype", choices=("auto", "float32", "bfloat16"), help="precision of the KV cache (default: as computed)"
@@ -74,7 +75,10 @@ def configuration(args: argparse.Namespace) -> Config:
             raise ConfigError("--prefill, --decode and --mixed are all 0: nobody would serve; name at least one worker")
     kv = {"dtype": args.kv_dtype, "blocks": args.kv_blocks, "block_tokens": args.block_tokens}
     http = {"host": args.host, "port": args.port, "api_keys": tuple(args.api_key) if args.api_key else None}
-    top = {name: vars(args)[name] for name in ("model", "dtype", "threads", "served_name", "context_tokens", "log")}
+    top = {
+        name: vars(args)[name]
+        for name in ("model", "device", "dtype", "threads", "served_name", "context_tokens", "log")
+    }
     config = _with(
         config,
         {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal, cast
 
 import msgspec
@@ -11,6 +12,7 @@ from baton.core.errors import ConfigError
 from baton.core.names import nearest
 
 DtypeChoice = Literal["auto", "float32", "bfloat16"]
+DEVICE = re.compile(r"auto|cpu|cuda(?::(\d{1,3}))?")
 KVDtypeChoice = Literal["auto", "float32", "bfloat16"]
 
 
@@ -126,7 +128,9 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     served_name: str = ""
     """What clients call the model. Empty: the name of the model or of its file."""
     dtype: DtypeChoice = "auto"
-    """Precision that the model computes in. `auto` is float32."""
+    """Precision that the model computes in. `auto` is float32 on a CPU, bfloat16 on a GPU."""
+    device: str = "auto"
+    """Where it computes: `cpu`, `cuda` or `cuda:N`. `auto` is the first GPU that PyTorch can use, else the CPU."""
     threads: int = 0
     """Threads of each worker. 0 divides the cores among the workers, at least one each."""
     context_tokens: int = 0
@@ -154,6 +158,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         for path, value, low, high in self._ranges():
             if not low <= value <= high:
                 found.append(f"{path} is {value}, but must be between {low} and {high}")
+        if DEVICE.fullmatch(self.device) is None:
+            found.append(f"device is {self.device!r}, but must be auto, cpu, cuda or cuda:N")
         topology = self.topology
         if topology.prefill > 0 and topology.decode + topology.mixed == 0:
             found.append(f"{topology.prefill} prefill workers and nobody to decode: add --decode N or --mixed N")

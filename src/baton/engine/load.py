@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from baton.arena.cuda import DeviceMemory
 from baton.engine.card import ModelCard
 from baton.engine.constrained import ConstrainedEngine
 from baton.engine.dtype import Dtype
@@ -51,7 +52,7 @@ def choose_engine(card: ModelCard, layout: KVLayout, *, device: str = "cpu") -> 
 def load_engine(
     card: ModelCard,
     layout: KVLayout,
-    memory: memoryview,
+    memory: memoryview | DeviceMemory,
     *,
     dtype: Dtype = "float32",
     threads: int = 1,
@@ -59,7 +60,8 @@ def load_engine(
 ) -> StepEngine:
     """Load a model's weights and bind them to an arena.
 
-    memory: the whole arena, writable. dtype: what is computed in; `layout.dtype` is what is stored.
+    memory: the whole arena, writable, on the device of the choice. dtype: what is computed in; `layout.dtype` is what
+    is stored.
     threads: CPU threads of this process. choice: which engine; None takes what `choose_engine` takes.
     Raises ModelError for weights that cannot be read.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from baton.arena.cuda import DeviceMemory
 from baton.core.errors import ModelError
 from baton.engine.card import ModelCard
 from baton.engine.dtype import Dtype
@@ -19,7 +20,13 @@ from baton.kv.layout import KVLayout
 
 
 def load_torch_engine(
-    card: ModelCard, layout: KVLayout, memory: memoryview | Tensor, *, dtype: Dtype, threads: int, device: str
+    card: ModelCard,
+    layout: KVLayout,
+    memory: memoryview | DeviceMemory | Tensor,
+    *,
+    dtype: Dtype,
+    threads: int,
+    device: str,
 ) -> TorchEngine:
     """See `load_engine`. An engine on a GPU needs an arena there: `memory` as a tensor of bytes on its device."""
     if layout != card.layout(block_tokens=layout.block_tokens, dtype=layout.dtype) or layout.dtype == "uint8":
@@ -30,8 +37,14 @@ def load_torch_engine(
         )
     torch.set_num_threads(threads)
     target = torch.device(device)
-    if target.type != "cpu" and not isinstance(memory, Tensor):
+    if target.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError(
+            f"torch {torch.__version__} finds no CUDA device, and the arena lies on {device}; use --device cpu"
+        )
+    if target.type != "cpu" and isinstance(memory, memoryview):
         raise ModelError(f"the arena lies in host memory, which an engine on {device} cannot use; set device to cpu")
+    if isinstance(memory, DeviceMemory):
+        memory = torch.as_tensor(memory, device=target)  # the same bytes
     config = read_config(card)
     with torch.inference_mode():
         model = Decoder(config, open_weights(card, config), TORCH_DTYPES[dtype], target)

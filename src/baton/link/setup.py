@@ -22,7 +22,7 @@ from baton.engine.dtype import Dtype
 from baton.kv.layout import KVLayout
 
 
-class WorkerSetup(Struct, frozen=True, tag=True):
+class WorkerSetup(Struct, frozen=True, kw_only=True, tag=True):
     """The first message to a worker."""
 
     view: WorkerView
@@ -30,6 +30,8 @@ class WorkerSetup(Struct, frozen=True, tag=True):
     layout: KVLayout
     arena_bytes: int
     dtype: Dtype
+    device: str = "cpu"
+    """`cpu`, or `cuda:N`: then the descriptor beside the message holds the arena's CUDA handle."""
     threads: int
     cores: tuple[int, ...]
     """Cores that the worker is pinned to. Empty: any."""

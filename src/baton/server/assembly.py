@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from baton.arena.cuda import CudaArena, create_cuda_arena
 from baton.arena.memfd import Arena, create_arena
 from baton.control.build import build_coordinator
 from baton.control.decision_log import LogHeader
@@ -23,10 +24,11 @@ from baton.kv.layout import KVLayout
 from baton.link.log_file import LogWriter
 from baton.link.setup import WorkerSetup
 from baton.metrics.registry import Metrics
+from baton.server.device import choose_device, device_room
 from baton.server.driver import Driver
 from baton.server.gateway import LiveGateway
 from baton.server.hooks import Hooks, load_hooks
-from baton.server.host import blocks_total, share_cores, worker_views
+from baton.server.host import blocks_total, host_room, share_cores, worker_views
 from baton.server.recorder import Recorder
 
 HOST = HostId("host-0")
@@ -42,16 +44,26 @@ class Parts:
     gateway: LiveGateway
     metrics: Metrics
     hooks: Hooks
-    arena: Arena
+    arena: Arena | CudaArena
     setups: list[WorkerSetup]
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """Where workers compute, and in what precision."""
+
+    device: str
+    dtype: Dtype
 
 
 def assemble(config: Config, card: ModelCard) -> Parts:
     """Build everything that decides, and the arena; start nothing. Raises ConfigError and ArenaError."""
-    dtype = resolve_dtype(config.dtype, "cpu")
+    device = choose_device(config.device, card)
+    dtype = resolve_dtype(config.dtype, "cpu" if device.driver is None else "cuda")
     layout = card.layout(block_tokens=config.kv.block_tokens, dtype=kv_dtype(card, config.kv.dtype, dtype))
     card = _limit_context(config, card)
-    total = blocks_total(config, card, layout)
+    room = host_room() if device.driver is None else device_room(device.driver, config.topology, card)
+    total = blocks_total(config, card, layout, room)
     pool = HostPool(
         host=HOST,
         blocks_total=total,
@@ -70,8 +82,9 @@ def assemble(config: Config, card: ModelCard) -> Parts:
     if config.log:
         header = LogHeader(policy=config.policy, block_tokens=layout.block_tokens, attempts_max=attempts_max)
         driver.log = LogWriter(Path(config.log), header, config.log_bytes_max)
-    arena = create_arena(total * layout.block_bytes)
-    setups = _setups(config, card, layout, arena, dtype)
+    bytes_total = total * layout.block_bytes
+    arena = create_arena(bytes_total) if device.driver is None else create_cuda_arena(device.driver, bytes_total)
+    setups = _setups(config, card, layout, bytes_total, Computed(device.name, dtype))
     return Parts(config, card, driver, gateway, metrics, hooks, arena, setups)
 
 
@@ -92,7 +105,9 @@ def _promise(config: Config) -> Slo | None:
     return Slo(ttft_s=slo.ttft_s, tpot_s=slo.tpot_s)
 
 
-def _setups(config: Config, card: ModelCard, layout: KVLayout, arena: Arena, dtype: Dtype) -> list[WorkerSetup]:
+def _setups(
+    config: Config, card: ModelCard, layout: KVLayout, arena_bytes: int, computed: Computed
+) -> list[WorkerSetup]:
     views = worker_views(config.topology, HOST)
     shares = share_cores(len(views), config.threads)
     return [
@@ -100,8 +115,9 @@ def _setups(config: Config, card: ModelCard, layout: KVLayout, arena: Arena, dty
             view=view,
             card=card,
             layout=layout,
-            arena_bytes=arena.bytes_total,
-            dtype=dtype,
+            arena_bytes=arena_bytes,
+            dtype=computed.dtype,
+            device=computed.device,
             threads=threads,
             cores=cores,
             limits=config.batch,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+from dataclasses import dataclass
 from pathlib import Path
 
 from baton.core.config import Config, Topology
@@ -33,15 +34,32 @@ def worker_views(topology: Topology, host: HostId) -> list[WorkerView]:
     ]
 
 
-def blocks_total(config: Config, card: ModelCard, layout: KVLayout) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """Memory that an arena may be made of."""
+
+    free_bytes: int
+    wanted_bytes: int
+    """What it takes where nothing was said, if one context is not larger."""
+    most_bytes: int
+    """What it takes at most where nothing was said."""
+
+
+def host_room() -> Room:
+    """2 GiB, and never over a quarter of the free memory."""
+    free_bytes = memory_free_bytes()
+    return Room(free_bytes=free_bytes, wanted_bytes=_ARENA_BYTES_DEFAULT, most_bytes=free_bytes // 4)
+
+
+def blocks_total(config: Config, card: ModelCard, layout: KVLayout, room: Room) -> int:
     """Choose how many blocks the arena has.
 
     Raises ConfigError where the arena would hold less than two blocks, or would not fit into the free memory: nobody
     notices at the start, because memory is reserved by use, and under load the system would kill the server.
     """
-    size_bytes = config.kv.bytes or _default_arena_bytes(card, layout)
+    size_bytes = config.kv.bytes or _default_arena_bytes(card, layout, room)
     blocks = config.kv.blocks or size_bytes // layout.block_bytes
-    free_bytes = memory_free_bytes()
+    free_bytes = room.free_bytes
     if blocks * layout.block_bytes > free_bytes:
         raise ConfigError(
             f"{blocks} KV blocks take {blocks * layout.block_bytes / 2**30:.1f} GiB, but only"
@@ -56,11 +74,11 @@ def blocks_total(config: Config, card: ModelCard, layout: KVLayout) -> int:
     return blocks
 
 
-def _default_arena_bytes(card: ModelCard, layout: KVLayout) -> int:
-    """2 GiB, but at least one full context and at most 64 of them, and never over a quarter of the free memory."""
+def _default_arena_bytes(card: ModelCard, layout: KVLayout, room: Room) -> int:
+    """What the room wants, but at least one full context and at most 64 of them, and never over its share."""
     context_bytes = -(-card.context_tokens // layout.block_tokens) * layout.block_bytes
-    wanted_bytes = min(max(_ARENA_BYTES_DEFAULT, context_bytes), _CONTEXTS_MAX * context_bytes)
-    return min(wanted_bytes, memory_free_bytes() // 4)
+    wanted_bytes = min(max(room.wanted_bytes, context_bytes), _CONTEXTS_MAX * context_bytes)
+    return min(wanted_bytes, room.most_bytes)
 
 
 def memory_free_bytes() -> int:

@@ -8,7 +8,9 @@ import signal
 import socket
 import sys
 
-from baton.arena.memfd import open_arena
+from baton.arena.cuda import CudaArena, DeviceMemory, open_cuda_arena
+from baton.arena.cuda_driver import CudaDriver
+from baton.arena.memfd import Arena, open_arena
 from baton.control.batcher import Batcher
 from baton.core.errors import BatonError
 from baton.core.messages import WorkerFailed, WorkerProgress, WorkerReady
@@ -33,7 +35,7 @@ def run_worker(descriptor: int) -> int:
     setup, arena_fd = link.receive_setup()
     try:
         _pin(setup)
-        arena = open_arena(arena_fd, setup.arena_bytes)
+        arena = _open_arena(setup, arena_fd)
         engine = _load(setup, arena.memory, link)
         batcher = _batcher(setup)
     except BatonError as error:
@@ -44,9 +46,16 @@ def run_worker(descriptor: int) -> int:
     return 0
 
 
-def _load(setup: WorkerSetup, memory: memoryview, link: ServerLink) -> StepEngine:
+def _open_arena(setup: WorkerSetup, descriptor: int) -> Arena | CudaArena:
+    if setup.device == "cpu":
+        return open_arena(descriptor, setup.arena_bytes)
+    driver = CudaDriver(int(setup.device.removeprefix("cuda:")))
+    return open_cuda_arena(driver, descriptor, setup.arena_bytes)
+
+
+def _load(setup: WorkerSetup, memory: memoryview | DeviceMemory, link: ServerLink) -> StepEngine:
     started_s = now_s()
-    choice = choose_engine(setup.card, setup.layout)
+    choice = choose_engine(setup.card, setup.layout, device=setup.device)
     size_mib = setup.card.weight_bytes / 2**20
     link.put(
         WorkerProgress(setup.view.id, f"loading {setup.card.name} ({size_mib:.0f} MiB, {setup.dtype}) on the {choice}")

@@ -1,0 +1,63 @@
+"""Choose where the models compute, without loading PyTorch, and how much memory there is for the KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import metadata
+
+from baton.arena.cuda_driver import LIBRARY, CudaDriver, CudaUnavailableError
+from baton.core.config import DEVICE, Topology
+from baton.core.errors import ConfigError
+from baton.engine.card import ModelCard
+from baton.server.host import Room
+
+CUDA_WORKER_BYTES = 2 * 2**30
+"""Of device memory that a worker takes beside weights and KV: its context, and a step's scratch memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Where workers compute. The driver is open where that is a GPU."""
+
+    name: str
+    """`cpu` or `cuda:N`."""
+    driver: CudaDriver | None = None
+
+
+def choose_device(choice: str, card: ModelCard, library: str = LIBRARY) -> Device:
+    """Resolve `auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU where there is one that PyTorch can use.
+
+    Raises ConfigError for a GPU that is not there: the message says what is missing.
+    """
+    match = DEVICE.fullmatch(choice)
+    assert match is not None, f"{choice!r} was checked with the configuration"
+    if choice == "cpu" or (choice == "auto" and card.format == "hash"):
+        return Device("cpu")
+    if card.format == "hash":
+        raise ConfigError(f"--device is {choice}, but the hash model computes on the CPU only; leave it out")
+    index = int(match[1] or 0)
+    try:
+        _check_torch()
+        return Device(f"cuda:{index}", CudaDriver(index, library))
+    except CudaUnavailableError as error:
+        if choice == "auto":
+            return Device("cpu")
+        raise ConfigError(f"--device is {choice}, but {error}; use --device cpu") from error
+
+
+def _check_torch() -> None:
+    """Tell a build of PyTorch without CUDA by its version: `2.13.0+cpu`."""
+    version = metadata.version("torch")
+    if version.endswith("+cpu"):
+        raise CudaUnavailableError(f"torch {version} is a build for CPUs; install one with CUDA")
+
+
+def device_room(driver: CudaDriver, topology: Topology, card: ModelCard) -> Room:
+    """What a GPU has left for KV once every worker has its own copy of the weights: nine tenths of it are taken.
+
+    Quantized files are computed in bfloat16 and so grow: up to four times, from four bits.
+    """
+    weights_bytes = card.weight_bytes * (4 if card.format == "gguf" else 1)
+    workers = max(2 if topology == Topology() else 0, topology.prefill + topology.decode + topology.mixed)
+    free_bytes = max(0, driver.free_bytes() - workers * (weights_bytes + CUDA_WORKER_BYTES))
+    return Room(free_bytes=free_bytes, wanted_bytes=free_bytes, most_bytes=free_bytes * 9 // 10)

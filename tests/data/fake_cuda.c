@@ -1,0 +1,96 @@
+// A libcuda for tests on machines without a GPU: two devices of 8 GiB whose memory is shared memory of the host.
+// Like the real one, it refuses to open a handle in the process that exported it.
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, SLOTS = 64 };
+static const size_t MEMORY = (size_t)8 << 30;
+typedef struct { unsigned char reserved[64]; } Handle;
+static struct { void* at; size_t size; char name[60]; int owned; } maps[SLOTS];
+static int current = 0;
+
+int cuInit(unsigned flags) { return flags == 0 ? OK : INVALID_VALUE; }
+int cuDeviceGetCount(int* count) { *count = 2; return OK; }
+int cuDeviceGet(int* device, int index) { *device = index; return index < 2 ? OK : INVALID_DEVICE; }
+int cuDevicePrimaryCtxRetain(void** context, int device) { *context = (void*)(uintptr_t)(device + 1); return OK; }
+int cuCtxSetCurrent(void* context) { current = (int)(uintptr_t)context; return OK; }
+
+int cuGetErrorString(int code, const char** words) {
+    *words = code == OUT_OF_MEMORY ? "out of memory" : "invalid argument";
+    return OK;
+}
+
+static size_t used(void) {
+    size_t sum = 0;
+    for (int i = 0; i < SLOTS; i++) sum += maps[i].owned ? maps[i].size : 0;
+    return sum;
+}
+
+int cuMemGetInfo_v2(size_t* free, size_t* total) {
+    *total = MEMORY;
+    *free = MEMORY - used();
+    return current ? OK : INVALID_CONTEXT;
+}
+
+static int map(const char* name, int flags, size_t size, uint64_t* address) {
+    int fd = shm_open(name, flags, 0600), slot = 0;
+    while (slot < SLOTS && maps[slot].at) slot++;
+    if (fd < 0 || slot == SLOTS) return INVALID_VALUE;
+    struct stat found;
+    if ((flags & O_CREAT) && ftruncate(fd, (off_t)size)) return OUT_OF_MEMORY;
+    fstat(fd, &found);
+    maps[slot].at = mmap(NULL, (size_t)found.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    maps[slot].size = (size_t)found.st_size;
+    maps[slot].owned = (flags & O_CREAT) != 0;
+    snprintf(maps[slot].name, sizeof maps[slot].name, "%s", name);
+    close(fd);
+    *address = (uint64_t)(uintptr_t)maps[slot].at;
+    return OK;
+}
+
+static int find(uint64_t address) {
+    for (int i = 0; i < SLOTS; i++)
+        if (maps[i].at && (uint64_t)(uintptr_t)maps[i].at == address) return i;
+    return -1;
+}
+
+int cuMemAlloc_v2(uint64_t* address, size_t size) {
+    static int serial = 0;
+    char name[60];
+    if (!current) return INVALID_CONTEXT;
+    if (size == 0 || size > MEMORY - used()) return OUT_OF_MEMORY;
+    snprintf(name, sizeof name, "/baton-fake-cuda-%d-%d", (int)getpid(), serial++);
+    return map(name, O_CREAT | O_EXCL | O_RDWR, size, address);
+}
+
+static int unmap(uint64_t address, int owned) {
+    int slot = find(address);
+    if (slot < 0 || maps[slot].owned != owned) return INVALID_VALUE;
+    munmap(maps[slot].at, maps[slot].size);
+    if (owned) shm_unlink(maps[slot].name);
+    memset(&maps[slot], 0, sizeof maps[slot]);
+    return OK;
+}
+
+int cuMemFree_v2(uint64_t address) { return unmap(address, 1); }
+int cuIpcCloseMemHandle(uint64_t address) { return unmap(address, 0); }
+
+int cuIpcGetMemHandle(Handle* handle, uint64_t address) {
+    int slot = find(address);
+    if (slot < 0 || !maps[slot].owned) return INVALID_VALUE;
+    memset(handle, 0, sizeof *handle);
+    memcpy(handle->reserved, maps[slot].name, sizeof maps[slot].name);
+    return OK;
+}
+
+int cuIpcOpenMemHandle_v2(uint64_t* address, Handle handle, unsigned flags) {
+    char mine[60];
+    snprintf(mine, sizeof mine, "/baton-fake-cuda-%d-", (int)getpid());
+    if (flags != 1 || strncmp((char*)handle.reserved, mine, strlen(mine)) == 0) return INVALID_VALUE;
+    return map((char*)handle.reserved, O_RDWR, 0, address);
+}
