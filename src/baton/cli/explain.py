@@ -115,7 +115,8 @@ def show(explanation: Explanation, console: Console) -> None:
 
 def _facts(explanation: Explanation) -> Iterator[tuple[str, str]]:
     yield "outcome", f"{explanation.outcome or 'open'}{f': {explanation.reason}' if explanation.reason else ''}"
-    yield "prompt, output at most", f"{explanation.prompt_tokens:,}, {explanation.output_tokens_max:,} tokens"
+    answer = "" if explanation.output_tokens is None else f"{explanation.output_tokens:,} of "
+    yield "prompt, output", f"{explanation.prompt_tokens:,}, {answer}{explanation.output_tokens_max:,} tokens"
     if explanation.slo is not None:
         slo = explanation.slo
         yield "SLO", f"TTFT {slo.ttft_s * 1000:,.4g} ms, TPOT {slo.tpot_s * 1000:,.4g} ms"
@@ -127,6 +128,7 @@ def _facts(explanation: Explanation) -> Iterator[tuple[str, str]]:
         ("to the first token from there", explanation.prefill_s),
         ("predicted TTFT", explanation.predicted_ttft_s),
         ("first token to the end" if explanation.prefill_s is not None else "on its worker", explanation.decode_s),
+        ("TPOT", explanation.tpot_s),
         ("end to end", explanation.e2e_s),
     ):
         if seconds is not None:

@@ -38,6 +38,11 @@ def fresh_coordinator(header: Header) -> Coordinator:
     )
 
 
+def block_tokens(header: Header) -> int:
+    """Tokens of the blocks that the log's hashes name."""
+    return _spec(header).kv.block_tokens if isinstance(header, SimHeader) else header.block_tokens
+
+
 def _spec(header: SimHeader) -> ClusterSpec:
     try:
         return msgspec.json.decode(header.cluster, type=ClusterSpec)

@@ -11,11 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.cli.explain import wide_console, write_json
-from baton.cli.logs import Header, fresh_coordinator, open_log, other_policies, write_file
+from baton.cli.logs import Header, block_tokens, fresh_coordinator, open_log, other_policies, write_file
 from baton.control.decision_log import Decision, replay
 from baton.core.errors import ConfigError
 from baton.report.compare import Comparison, compare
 from baton.report.log_page import render_log
+from baton.report.log_trace import render_trace, trace_of_log
 from baton.report.perfetto import render_perfetto
 from baton.report.timeline import read_timeline
 from baton.sim.policies import CHOICES
@@ -54,6 +55,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--html", type=Path, metavar="FILE", help="write a page: roles, queues and load of every worker"
     )
+    parser.add_argument(
+        "--trace-out", type=Path, metavar="FILE", help="write the arrivals as a trace, for baton sim and baton bench"
+    )
     parser.add_argument("--perfetto", type=Path, metavar="FILE", help="write a trace for ui.perfetto.dev")
 
 
@@ -62,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     if args.html is not None or args.perfetto is not None:
         _write_pictures(args)
+    if args.trace_out is not None:
+        _write_trace(args)
     header, decisions = open_log(args.log)
     if args.policy is not None:
         return _compare(args, header, decisions)
@@ -148,6 +154,12 @@ def _divergences(found: Comparison, policy: str, rows: int) -> Table:
 
 def _milliseconds(value_s: float | None) -> str:
     return "" if value_s is None else f"{value_s * 1000:,.3f}"
+
+
+def _write_trace(args: argparse.Namespace) -> None:
+    header, decisions = open_log(args.log)
+    trace = trace_of_log(decisions, block_tokens=block_tokens(header))
+    write_file(args.trace_out, render_trace(trace))
 
 
 def _write_pictures(args: argparse.Namespace) -> None:

@@ -69,6 +69,10 @@ class Explanation(Struct, frozen=True, kw_only=True):
     decode_s: float | None
     """From the first token (or, on a mixed worker, from the start) to the end."""
     e2e_s: float | None
+    output_tokens: int | None
+    """None: it has not finished, or an old log."""
+    tpot_s: float | None
+    """Mean time from token to token. None where the first token's time is not known, or there is no second."""
     moments: tuple[Moment, ...]
     differences: int
     """Events of the log, up to the request's end, that a replay decides otherwise: the code or a policy has changed."""
@@ -160,6 +164,10 @@ def _explanation(
     close = next(((at_s, command) for at_s, command in commands if isinstance(command, CloseRequest)), None)
     end_s = None if close is None or close[1].outcome == "rejected" else close[0]
     decoding_s = first_s if first_s is not None else started_s
+    decode_s = _between(decoding_s, end_s)
+    ends = [decision.event for _, decision, _ in found if isinstance(decision.event, RequestFinished)]
+    output_tokens = (ends[-1].output_tokens or None) if ends else None
+    gaps = (output_tokens or 1) - 1
     questions = [question for _, _, asked in found for question in asked if question.subject == "prefill"]
     chosen = questions[0].option(questions[0].chosen) if questions else None
     return Explanation(
@@ -176,8 +184,10 @@ def _explanation(
         queue_s=_between(start_s, started_s),
         prefill_s=_between(started_s, first_s),
         predicted_ttft_s=None if chosen is None else chosen.ttft_s,
-        decode_s=_between(decoding_s, end_s),
+        decode_s=decode_s,
         e2e_s=_between(start_s, end_s),
+        output_tokens=output_tokens,
+        tpot_s=None if decode_s is None or first_s is None or not gaps else decode_s / gaps,
         moments=tuple(
             Moment(at_s=at_s - start_s, what=_words(decision, request.id), questions=asked)
             for at_s, decision, asked in found
@@ -204,8 +214,9 @@ def _event_words(event: CoordinatorEvent) -> str:
             return "cancelled by its client, or by a stop string"
         case PrefillFinished(worker=worker, computed_tokens=computed_tokens):
             return f"first token from {worker}, KV of {computed_tokens:,} tokens is there"
-        case RequestFinished(worker=worker, reason=reason):
-            return f"last token from {worker} ({reason})"
+        case RequestFinished(worker=worker, reason=reason, output_tokens=output_tokens):
+            count = f", {output_tokens:,} in all" if output_tokens else ""
+            return f"last token from {worker} ({reason}{count})"
         case RequestFailed(worker=worker, reason=reason):
             return f"{worker} cannot compute it: {reason}"
         case WorkerLost(worker=worker, reason=reason):

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Protocol
 
-from msgspec import Meta, Struct, convert
+from msgspec import Meta, Struct, convert, structs
 
+from baton.core.types import Slo
 from baton.workload.request import Timing, TraceRequest
 
 Fields = dict[str, object]
@@ -165,6 +166,33 @@ class BurstGptSessionRow(BurstGptRow, rename={"session": "Session ID"}):
         return _request(at_s=self.at_s, lengths=(self.input, self.output), session=(self.session, 0))
 
 
+class BatonRow(Struct):
+    """Our own: what a `TraceRequest` holds, as `baton replay --trace-out` writes it."""
+
+    at_s: _Time
+    input_tokens: Annotated[int, Meta(ge=1)]
+    output_tokens: Annotated[int, Meta(ge=1)]
+    prefix_ids: tuple[int, ...] = ()
+    prefix_block_tokens: _Count = 0
+    tenant: str = ""
+    session: str = ""
+    turn: _Count = 0
+    priority: int = 0
+    slo: Slo | None = None
+    think_s: _Time | None = None
+
+    def request(self) -> TraceRequest:
+        request = _request(
+            at_s=self.at_s,
+            lengths=(self.input_tokens, self.output_tokens),
+            prefix=(self.prefix_ids, self.prefix_block_tokens),
+            session=(self.session, self.turn),
+            tenant=self.tenant,
+            priority=self.priority,
+        )
+        return structs.replace(request, slo=self.slo, think_s=self.think_s)
+
+
 def _request(
     *,
     at_s: float,
@@ -240,6 +268,7 @@ FORMATS: tuple[TraceFormat, ...] = (
     _format("vidur", "num_prefill_tokens,num_decode_tokens", _each(VidurRow), "none"),
     _format("burstgpt", "Timestamp,Request tokens,Response tokens", _each(BurstGptRow)),
     _format("burstgpt", "Timestamp,Request tokens,Response tokens,Session ID", _each(BurstGptSessionRow)),
+    _format("baton", "at_s,input_tokens,output_tokens", _each(BatonRow)),
 )
 
 STATISTICS = (frozenset({"client", "rate_rps", "cv"}), frozenset({"client", "in_mean", "out_mean"}))

@@ -70,7 +70,7 @@ EVENTS: tuple[tuple[float, CoordinatorEvent], ...] = (
     (13.0, RoleSet(P1, "decode")),
     (13.5, WorkerLost(D1, "killed")),
     (13.75, WorkerLost(D0, "killed too")),
-    (15.0, RequestFinished(RequestId("asked"), 2, P1, "stop")),
+    (15.0, RequestFinished(RequestId("asked"), 2, P1, "stop", 46)),
     (15.0, RequestArrived(request("late", slo=Slo(ttft_s=0.001, tpot_s=1.0)))),
 )
 

@@ -29,6 +29,7 @@ def test_the_times_are_those_of_the_log() -> None:
     story = explain(fresh(), log_of(), "asked")
     assert (story.arrived_at_s, story.queue_s, story.prefill_s, story.decode_s, story.e2e_s) == (12, 0, 0.75, 2.25, 3)
     assert (story.outcome, story.attempts, story.differences) == ("finished", 2, 0)
+    assert (story.output_tokens, story.tpot_s) == (46, 2.25 / 45)
 
 
 def test_a_death_is_a_moment_with_a_question() -> None:

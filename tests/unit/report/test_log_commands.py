@@ -10,7 +10,9 @@ import pytest
 from baton.cli.main import main
 from baton.control.decision_log import LogHeader
 from baton.core.config import PolicyConfig
+from baton.core.types import Slo
 from baton.link.log_file import LogWriter
+from baton.workload.load import read_trace
 from tests.unit.report.logs import BLOCK_TOKENS, log_of
 
 
@@ -71,6 +73,22 @@ def test_replay_refuses_what_it_does_not_know_all_at_once(log: Path, capsys: pyt
     said = capsys.readouterr().err
     assert "--json needs --policy" in said
     assert "--rows is -1" in said
+
+
+def test_the_arrivals_of_a_log_are_a_trace(log: Path, tmp_path: Path) -> None:
+    """Lengths, prefixes and promises are kept; what did not finish is as long as was asked for at most."""
+    out = tmp_path / "arrivals.jsonl"
+    assert main(["replay", str(log), "--trace-out", str(out)]) == 0
+    trace = read_trace(out)
+    assert trace.format == "baton"
+    assert [(r.at_s, r.input_tokens, r.output_tokens) for r in trace.requests] == [
+        (0, 200, 50),
+        (1, 400, 46),
+        (4, 400, 50),
+    ]
+    assert [len(request.prefix_ids) for request in trace.requests] == [0, 90, 0]
+    assert trace.requests[1].prefix_block_tokens == BLOCK_TOKENS
+    assert trace.requests[2].slo == Slo(ttft_s=0.001, tpot_s=1.0)
 
 
 def test_replay_draws_the_log(log: Path, tmp_path: Path) -> None:

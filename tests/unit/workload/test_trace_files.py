@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from baton.core.errors import ConfigError
+from baton.core.types import Slo
 from baton.workload.load import PROBLEMS_MAX, read_trace
 from baton.workload.request import TraceRequest
 
@@ -62,6 +63,21 @@ FIRST_AND_LAST = {
         "absolute",
         2,
         TraceRequest(at_s=0.0, input_tokens=472, output_tokens=18),
+    ),
+    "baton.jsonl": (
+        "baton",
+        "absolute",
+        3,
+        TraceRequest(
+            at_s=0.0,
+            input_tokens=40,
+            output_tokens=7,
+            prefix_ids=(0, 1),
+            prefix_block_tokens=16,
+            tenant="ann",
+            session="s",
+            slo=Slo(ttft_s=1.0, tpot_s=0.1),
+        ),
     ),
     "bailian.jsonl": (
         "bailian",
