@@ -19,14 +19,14 @@ from baton.policy.batching import MixedChunked
 class DiesTalking:
     """Prints a line that never ends and dies; once."""
 
-    def select(self, candidates, limits):
+    def select(self, candidates, limits, cost):
         died = Path(__file__).with_name("died")
         if candidates and not died.exists():
             died.touch()
             sys.stdout.write("x" * 300_000)
             sys.stdout.flush()
             os._exit(3)
-        return MixedChunked().select(candidates, limits)
+        return MixedChunked().select(candidates, limits, cost)
 '''
 
 
@@ -41,12 +41,12 @@ from baton.policy.batching import MixedChunked
 class LeavesAChild:
     """Dies once, and leaves a child that holds its output open."""
 
-    def select(self, candidates, limits):
+    def select(self, candidates, limits, cost):
         child = Path(__file__).with_name("child")
         if candidates and not child.exists():
             child.write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
             os._exit(3)
-        return MixedChunked().select(candidates, limits)
+        return MixedChunked().select(candidates, limits, cost)
 '''
 
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from zlib import crc32
 
 from baton.control.batcher import Batcher
+from baton.control.rules import BatcherRules
 from baton.core.config import BatchLimits
 from baton.core.messages import StartRequest, StepReport, WorkerCommand
 from baton.core.step import Slice, SliceResult, Step
 from baton.core.types import BlockId, HostId, Request, RequestId, TokenLogprob, WorkerId, WorkerView
+from baton.cost.linear import LinearCost
 from baton.policy.batching import MixedChunked
 from baton.policy.fairness import FirstComeFirstServed
 
@@ -73,8 +75,7 @@ def new_batcher(worker: WorkerId, limits: BatchLimits) -> Batcher:
         WorkerView(id=worker, host=HostId("h"), role="mixed"),
         block_tokens=BLOCK_TOKENS,
         limits=limits,
-        batching=MixedChunked(),
-        fairness=FirstComeFirstServed(),
+        rules=BatcherRules(batching=MixedChunked(), fairness=FirstComeFirstServed(), cost=LinearCost()),
     )
 
 

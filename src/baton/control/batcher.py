@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import assert_never
 
 from baton.control.decode_run import DecodeRun, plan_decode_run
 from baton.control.lane import LOOKAHEAD_TOKENS, Lane
+from baton.control.news import News
+from baton.control.rules import BatcherRules
+from baton.control.speculation import drafts_for
 from baton.core.config import BatchLimits
 from baton.core.messages import (
     BatcherEvent,
@@ -33,18 +35,6 @@ from baton.core.messages import (
 )
 from baton.core.step import Slice, SliceResult, Step, StepResult
 from baton.core.types import BlockHash, HostId, OutputToken, RequestId, Role, WorkerId, WorkerView, unpack_tokens
-from baton.policy.batching import BatchingPolicy
-from baton.policy.fairness import FairnessPolicy
-
-
-@dataclass(slots=True)
-class _News:
-    """What has happened since the last report."""
-
-    tokens: list[OutputToken] = field(default_factory=list[OutputToken])
-    events: list[BatcherEvent] = field(default_factory=list[BatcherEvent])
-    started: list[RequestId] = field(default_factory=list[RequestId])
-    is_load_new: bool = False
 
 
 class Batcher:
@@ -56,8 +46,7 @@ class Batcher:
         *,
         block_tokens: int,
         limits: BatchLimits,
-        batching: BatchingPolicy,
-        fairness: FairnessPolicy,
+        rules: BatcherRules,
     ) -> None:
         self.worker: WorkerId = view.id
         self.host: HostId = view.host
@@ -66,14 +55,14 @@ class Batcher:
         self._block_tokens = block_tokens
         self._limits = limits
         self._growth_tokens = max(LOOKAHEAD_TOKENS, limits.growth_tokens)
-        self._batching = batching
-        self._fairness = fairness
+        self._rules = rules
+        self._fairness = rules.fairness
         self._lanes: dict[RequestId, Lane] = {}
         self._waiting: list[Lane] = []
         self._ready: list[Lane] = []
-        self._keys_version = fairness.version
+        self._keys_version = rules.fairness.version
         self._newest: RequestId | None = None
-        self._news = _News()
+        self._news = News()
 
     # ---- commands in
 
@@ -207,10 +196,11 @@ class Batcher:
         for lane in self._ready:
             if len(lane.tokens) >= lane.grow_at_tokens:
                 self._ask_for_more(lane)
-        return self._batching.select(self._ready, self._limits) if self._ready else []
+        return self._rules.batching.select(self._ready, self._limits, self._rules.cost) if self._ready else []
 
     def _step(self, chosen: Sequence[tuple[int, int]]) -> Step:
-        return Step(tuple(self._slice(self._ready[index], count) for index, count in chosen))
+        drafts = drafts_for(self._ready, chosen, self._limits, self._rules.speculation)
+        return Step(tuple(self._slice(self._ready[index], count, drafts.get(index, ())) for index, count in chosen))
 
     def _asks_later(self) -> bool:
         """Tell whether a waiting lane may ask in the next steps though nothing but decoding happens."""
@@ -275,13 +265,14 @@ class Batcher:
             lane.started = True
             self._news.started.append(lane.request.id)
 
-    def _slice(self, lane: Lane, count: int) -> Slice:
+    def _slice(self, lane: Lane, count: int, drafts: Sequence[int]) -> Slice:
         self._note_start(lane)
         return Slice(
             request_id=lane.request.id,
-            tokens=lane.tokens,
+            tokens=[*lane.tokens, *drafts] if drafts else lane.tokens,
             start=lane.computed_tokens,
-            count=count,
+            count=count + len(drafts),
+            drafts=len(drafts),
             block_table=lane.table,
             sample=count == lane.remaining_tokens,
             sampling=lane.request.sampling,
@@ -293,7 +284,7 @@ class Batcher:
     def commit(self, step: Step, result: StepResult) -> None:
         """Book a step's result: computed tokens, sealed blocks, new tokens, ends."""
         for part, outcome in zip(step.slices, result.slices, strict=True):
-            self._book(self._lanes[part.request_id], part.count, outcome)
+            self._book(self._lanes[part.request_id], part, outcome)
 
     def commit_run(self, run: DecodeRun, tokens: Sequence[int], ended: Mapping[RequestId, int]) -> None:
         """Book as many steps of a run as there are `tokens`: what every lane decoded, one a step.
@@ -316,11 +307,26 @@ class Batcher:
         self._forget(lane)
         self._say(RequestFailed(part.request_id, lane.attempt, self.worker, reason))
 
-    def _book(self, lane: Lane, count: int, outcome: SliceResult) -> None:
+    def _book(self, lane: Lane, part: Slice, outcome: SliceResult) -> None:
+        """Book a slice: what it computed, the token that it drew, and one more for every draft that came true."""
+        count = part.count - part.drafts
         if count > 1:
             self._news.is_load_new = True
         lane.computed_tokens += count
         lane.prompt_logprobs.extend(outcome.prompt_logprobs)
+        self._book_token(lane, outcome)
+        if lane.drafter is None or not part.drafts:
+            return
+        self._news.drafted_tokens += part.drafts
+        lane.drafter.note(part.drafts, len(outcome.further))
+        for token, logprob in outcome.further:
+            if lane.request.id not in self._lanes:
+                return  # the token before was the last one
+            self._news.accepted_tokens += 1
+            lane.computed_tokens += 1
+            self._book_token(lane, SliceResult(token=token, logprob=logprob))
+
+    def _book_token(self, lane: Lane, outcome: SliceResult) -> None:
         if outcome.token is not None:
             lane.tokens.append(outcome.token)
         first, hashes = lane.seal()
@@ -353,18 +359,8 @@ class Batcher:
 
     def take_report(self, *, now_s: float, step_s: float = 0.0) -> StepReport | None:
         """Hand out all that there is to say since the last time; None for nothing."""
-        news, self._news = self._news, _News()
-        if not (news.tokens or news.events or news.started or step_s):
-            return None
-        return StepReport(
-            worker=self.worker,
-            tokens=tuple(news.tokens),
-            events=tuple(news.events),
-            view=self.view(now_s),
-            step_s=step_s,
-            started=tuple(news.started),
-            is_load_new=news.is_load_new or bool(news.started),
-        )
+        news, self._news = self._news, News()
+        return None if news.is_empty and not step_s else news.report(self.view(now_s), step_s)
 
     def view(self, now_s: float) -> WorkerView:
         """Describe the load."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from baton.control.drafts import Drafter
 from baton.core.types import BlockHash, BlockId, FinishReason, Request, TokenLogprob, Until
 from baton.kv.hashing import block_hash, root_hash
 
@@ -38,6 +39,8 @@ class Lane:
     hashes: list[BlockHash] = field(default_factory=list[BlockHash])
     """Of the full blocks of `tokens`, as far as they were asked for."""
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
+    drafter: Drafter | None = None
+    """Set with the first guess."""
 
     @property
     def remaining_tokens(self) -> int:
@@ -48,6 +51,11 @@ class Lane:
     def room_tokens(self) -> int:
         """See `Candidate.room_tokens`."""
         return len(self.table) * self.block_tokens - self.computed_tokens
+
+    @property
+    def tpot_s(self) -> float | None:
+        """See `Candidate.tpot_s`."""
+        return None if self.request.slo is None else self.request.slo.tpot_s
 
     @property
     def output_tokens(self) -> int:

@@ -27,6 +27,19 @@ class BatchLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Room for KV that a decoding request asks for at a time. More asks less often; less leaves more to others."""
 
 
+class SpeculationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Guessing tokens ahead from the request's own text (prompt lookup). Changes no text, only the number of steps."""
+
+    tokens_max: int = 0
+    """Most guesses that a step verifies for one decoding request. 0: none are made."""
+    ngram_min: int = 2
+    """Newest tokens that must have stood in the text before, for a guess of what followed them."""
+    ngram_max: int = 4
+    """Newest tokens that are looked for first; fewer, down to `ngram_min`, where they are not found."""
+    requests_max: int = 4
+    """Most decoding requests in a step with guesses. A step with more of them has its cores busy without."""
+
+
 class Topology(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How many worker processes of each role. All zero means 1 prefill + 1 decode."""
 
@@ -44,6 +57,9 @@ class KVConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Size of the arena. 0 chooses: 2 GiB or one full context, at most a quarter of the free memory."""
     blocks: int = 0
     """Size of the arena in blocks; overrides `bytes` where it is not 0."""
+    allocate: Literal["on_demand", "longest"] = "on_demand"
+    """`on_demand` gives a request blocks as it grows, and preempts where they run out. `longest` gives it at the start
+    what its longest output can need: no preemption, fewer requests at once."""
     dtype: KVDtypeChoice = "auto"
     """`auto` keeps KV in the precision that the model computes in."""
 
@@ -146,6 +162,9 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     topology: Topology = Topology()
     kv: KVConfig = KVConfig()
     batch: BatchLimits = BatchLimits()
+    speculation: SpeculationConfig = SpeculationConfig()
+    cost: dict[str, Any] = {}
+    """How long steps take on this machine: `model`, and its values. Empty: linear, with its defaults."""
     http: HttpConfig = HttpConfig()
     policy: PolicyConfig = PolicyConfig()
     hooks: HooksConfig = HooksConfig()
@@ -188,6 +207,10 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             ("kv.blocks", self.kv.blocks, 0, 2**31),
             ("batch.step_tokens_max", self.batch.step_tokens_max, 1, 2**20),
             ("batch.requests_max", self.batch.requests_max, 1, 2**16),
+            ("speculation.tokens_max", self.speculation.tokens_max, 0, 64),
+            ("speculation.requests_max", self.speculation.requests_max, 1, 2**16),
+            ("speculation.ngram_min", self.speculation.ngram_min, 1, 16),
+            ("speculation.ngram_max", self.speculation.ngram_max, self.speculation.ngram_min, 16),
             ("batch.growth_tokens", self.batch.growth_tokens, 1, 2**20),
             ("tick_s", self.tick_s, 0.01, 86400),
             ("http.port", self.http.port, 0, 65535),

@@ -311,6 +311,10 @@ class StepReport(Struct, frozen=True, tag=True):
     """How long the forward pass took. 0 where there was none."""
     started: tuple[RequestId, ...] = ()
     """Requests of which this step computed the first slice on this worker: ends their queue time."""
+    drafted_tokens: int = 0
+    """Guesses that the step verified."""
+    accepted_tokens: int = 0
+    """Those that came true: tokens without a step of their own."""
     is_load_new: bool = True
     """False: since the last report every request only decoded on. The coordinator foresees that, and is not told."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import Struct
 
-from baton.core.config import BatchLimits, Plugin
+from baton.core.config import BatchLimits, Plugin, SpeculationConfig
 from baton.core.messages import (
     BlocksGranted,
     PreemptRequest,
@@ -38,6 +40,9 @@ class WorkerSetup(Struct, frozen=True, kw_only=True, tag=True):
     limits: BatchLimits
     batching: Plugin
     fairness: Plugin
+    speculation: SpeculationConfig = SpeculationConfig()
+    cost: dict[str, Any] = {}
+    """As in the configuration: what `load_cost` takes."""
 
 
 class Ping(Struct, frozen=True, tag=True):

@@ -220,6 +220,17 @@ STEP = Histogram(
     labels=(ROLE,),
 )
 
+SPECULATION_DRAFTED_TOKENS = Counter(
+    name="baton_speculation_drafted_tokens_total",
+    help="Tokens guessed from the request's own text, and verified.",
+    unit="tokens",
+)
+SPECULATION_ACCEPTED_TOKENS = Counter(
+    name="baton_speculation_accepted_tokens_total",
+    help="Guesses that came true: tokens without a step of their own.",
+    unit="tokens",
+)
+
 METRICS: tuple[Metric, ...] = (
     TTFT,
     ITL,
@@ -241,4 +252,6 @@ METRICS: tuple[Metric, ...] = (
     FAILOVERS,
     ROLE_FLIPS,
     STEP,
+    SPECULATION_DRAFTED_TOKENS,
+    SPECULATION_ACCEPTED_TOKENS,
 )

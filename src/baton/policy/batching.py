@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from baton.core.config import BatchLimits
+from baton.core.ports import CostModel
+from baton.core.types import StepShape, prefill_pairs
 
 
 class Candidate(Protocol):
@@ -22,15 +24,34 @@ class Candidate(Protocol):
         """Tokens that its block table still has room for."""
         ...
 
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens whose KV lies in its blocks: what attention reads for the next one."""
+        ...
+
+    @property
+    def started(self) -> bool:
+        """It has been in a step of this worker."""
+        ...
+
+    @property
+    def tpot_s(self) -> float | None:
+        """The TPOT that it was promised. None: nothing was."""
+        ...
+
 
 @runtime_checkable
 class BatchingPolicy(Protocol):
-    def select(self, candidates: Sequence[Candidate], limits: BatchLimits) -> list[tuple[int, int]]:
+    def select(self, candidates: Sequence[Candidate], limits: BatchLimits, cost: CostModel) -> list[tuple[int, int]]:
         """Return (index of the candidate, tokens of it) for the next step, within the limits; [] for no step.
 
-        Candidates stand oldest first. Give each at most min(remaining_tokens, room_tokens) tokens.
+        Candidates stand oldest first. Give each at most min(remaining_tokens, room_tokens) tokens. `cost` predicts
+        steps of this worker.
         """
         ...
+
+
+Chosen = list[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +62,110 @@ class MixedChunked:
     Source: Sarathi-Serve (OSDI 2024), section 4.
     """
 
-    def select(self, candidates: Sequence[Candidate], limits: BatchLimits) -> list[tuple[int, int]]:
+    def select(self, candidates: Sequence[Candidate], limits: BatchLimits, cost: CostModel) -> Chosen:
         """See `BatchingPolicy.select`."""
-        ready = [(index, lane) for index, lane in enumerate(candidates) if lane.room_tokens > 0]
-        decodes = [(index, 1) for index, lane in ready if lane.remaining_tokens == 1]
-        chosen = decodes[: min(limits.requests_max, limits.step_tokens_max)]
-        budget_tokens = limits.step_tokens_max - len(chosen)
-        for index, lane in ready:
-            if lane.remaining_tokens <= 1:
-                continue
-            if budget_tokens == 0 or len(chosen) == limits.requests_max:
-                break
-            count = min(lane.remaining_tokens, lane.room_tokens, budget_tokens)
+        chosen = _decodes(candidates, limits)
+        return chosen + _chunks(candidates, limits, requests=len(chosen), tokens=limits.step_tokens_max - len(chosen))
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillFirst:
+    """While a prompt is there, steps compute prompts only; decodes go on when none is left. No step mixes the two.
+
+    Why: the first token comes as early as it can, and steps are all of one kind; decodes stall for every prompt.
+    Source: Orca's iteration-level scheduling (OSDI 2022), with prompts first as vLLM began (SOSP 2023, section 4.5).
+    """
+
+    def select(self, candidates: Sequence[Candidate], limits: BatchLimits, cost: CostModel) -> Chosen:
+        """See `BatchingPolicy.select`."""
+        chunks = _chunks(candidates, limits, requests=_decoding(candidates), tokens=limits.step_tokens_max)
+        return chunks or _decodes(candidates, limits)
+
+
+@dataclass(frozen=True, slots=True)
+class StaticBatching:
+    """A batch is filled, its prompts are computed, then it decodes to its last end; what comes meanwhile waits.
+
+    Why: it is what servers did before Orca, and what the others are measured against. Short answers wait for the long
+    ones of their batch: their places stay empty.
+    Source: request-level batching, the baseline of Orca (OSDI 2022), section 2.
+    """
+
+    def select(self, candidates: Sequence[Candidate], limits: BatchLimits, cost: CostModel) -> Chosen:
+        """See `BatchingPolicy.select`. The batch is what has started: it takes no more once none of it has a prompt."""
+        members = [candidate for candidate in candidates if candidate.started]
+        if members and all(member.remaining_tokens <= 1 for member in members):
+            return _decodes(candidates, limits, started=True)
+        filling = _chunks(candidates, limits, requests=_decoding(candidates), tokens=limits.step_tokens_max)
+        return filling or _decodes(candidates, limits, started=bool(members))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SloChunked:
+    """As `MixedChunked`, with the largest chunk for which the step still meets the TPOT of the decodes in it.
+
+    Why: one token limit is too much for a step with many long decodes, and too little for one with none.
+    Source: Sarathi-Serve (OSDI 2024), section 4.3, where the token budget is derived from the TBT SLO, once; here it is
+    derived for every step.
+    """
+
+    tpot_s: float | None = None
+    """For requests that were promised nothing. None: they wait as long as a full step takes."""
+    chunk_tokens_min: int = 16
+    """Given to prompts even where the promise cannot be kept, so that they go on."""
+
+    def select(self, candidates: Sequence[Candidate], limits: BatchLimits, cost: CostModel) -> Chosen:
+        """See `BatchingPolicy.select`."""
+        chosen = _decodes(candidates, limits)
+        tokens = limits.step_tokens_max - len(chosen)
+        promised = [candidates[index].tpot_s or self.tpot_s for index, _ in chosen]
+        bounds = [tpot_s for tpot_s in promised if tpot_s is not None]
+        if not bounds:
+            return chosen + _chunks(candidates, limits, requests=len(chosen), tokens=tokens)
+        read = sum(candidates[index].computed_tokens + 1 for index, _ in chosen)
+        base = StepShape(decode_requests=len(chosen), context_tokens=read)
+        low, high = min(self.chunk_tokens_min, tokens), tokens
+        while low < high:
+            middle = (low + high + 1) // 2
+            chunks = _chunks(candidates, limits, requests=len(chosen), tokens=middle)
+            fits = cost.step_s(_shape(base, candidates, chunks)) <= min(bounds)
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return chosen + _chunks(candidates, limits, requests=len(chosen), tokens=low)
+
+
+def _decodes(candidates: Sequence[Candidate], limits: BatchLimits, *, started: bool = False) -> Chosen:
+    """Take a token of everyone who decodes, oldest first; with `started` only of those that were in a step before."""
+    found = [
+        (index, 1)
+        for index, candidate in enumerate(candidates)
+        if candidate.remaining_tokens == 1 and candidate.room_tokens > 0 and (candidate.started or not started)
+    ]
+    return found[: min(limits.requests_max, limits.step_tokens_max)]
+
+
+def _decoding(candidates: Sequence[Candidate]) -> int:
+    return sum(candidate.remaining_tokens == 1 for candidate in candidates)
+
+
+def _chunks(candidates: Sequence[Candidate], limits: BatchLimits, *, requests: int, tokens: int) -> Chosen:
+    """Give `tokens` to prompts, oldest first. `requests`: how many of the batch's places are taken."""
+    chosen: Chosen = []
+    for index, candidate in enumerate(candidates):
+        if tokens == 0 or requests + len(chosen) >= limits.requests_max:
+            break
+        count = min(candidate.remaining_tokens, candidate.room_tokens, tokens)
+        if candidate.remaining_tokens > 1 and count > 0:
             chosen.append((index, count))
-            budget_tokens -= count
-        return chosen
+            tokens -= count
+    return chosen
+
+
+def _shape(base: StepShape, candidates: Sequence[Candidate], chunks: Chosen) -> StepShape:
+    """Add chunks of prompts to a step's decodes."""
+    return StepShape(
+        prefill_tokens=sum(count for _, count in chunks),
+        prefill_chunks=len(chunks),
+        prefill_pairs=sum(prefill_pairs(count, candidates[index].computed_tokens) for index, count in chunks),
+        decode_requests=base.decode_requests,
+        context_tokens=base.context_tokens,
+    )

@@ -19,6 +19,9 @@ class Recorder:
     def step(self, report: StepReport, role: Role) -> None:
         if report.step_s:
             self._metrics.observe(catalog.STEP, report.step_s, role)
+        if report.drafted_tokens:
+            self._metrics.count(catalog.SPECULATION_DRAFTED_TOKENS, amount=report.drafted_tokens)
+            self._metrics.count(catalog.SPECULATION_ACCEPTED_TOKENS, amount=report.accepted_tokens)
 
     def started(self, live: LiveRequest) -> None:
         """The request's first slice is in a step."""

@@ -7,14 +7,17 @@ import os
 import signal
 import socket
 import sys
+from pathlib import Path
 
 from baton.arena.cuda import CudaArena, DeviceMemory, open_cuda_arena
 from baton.arena.cuda_driver import CudaDriver
 from baton.arena.memfd import Arena, open_arena
 from baton.control.batcher import Batcher
+from baton.control.rules import BatcherRules
 from baton.core.errors import BatonError
 from baton.core.messages import WorkerFailed, WorkerProgress, WorkerReady
 from baton.core.plugin import load_plugin
+from baton.cost.load import load_cost
 from baton.engine.load import choose_engine, load_engine
 from baton.engine.port import StepEngine
 from baton.link.setup import WorkerSetup
@@ -71,8 +74,12 @@ def _batcher(setup: WorkerSetup) -> Batcher:
         setup.view,
         block_tokens=setup.layout.block_tokens,
         limits=setup.limits,
-        batching=load_plugin(setup.batching.use, setup.batching.options, expects=BatchingPolicy),
-        fairness=load_plugin(setup.fairness.use, setup.fairness.options, expects=FairnessPolicy),
+        rules=BatcherRules(
+            batching=load_plugin(setup.batching.use, setup.batching.options, expects=BatchingPolicy),
+            fairness=load_plugin(setup.fairness.use, setup.fairness.options, expects=FairnessPolicy),
+            cost=load_cost(setup.cost, folder=Path()).cost,
+            speculation=setup.speculation,
+        ),
     )
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from baton.control.batcher import Batcher
+from baton.control.rules import BatcherRules
 from baton.core.config import BatchLimits
 from baton.core.messages import BlocksGranted, PreemptRequest, StartRequest, StopRequest
 from baton.core.types import BlockId, HostId, Request, RequestId, WorkerId, WorkerView, pack_tokens
+from baton.cost.linear import LinearCost
 from baton.policy.batching import MixedChunked
 from baton.policy.fairness import FirstComeFirstServed
 
@@ -28,8 +30,7 @@ def test_commands_of_an_abandoned_attempt_are_dropped(late: StopRequest | Preemp
         WorkerView(id=A, host=HostId("h"), role="mixed"),
         block_tokens=4,
         limits=BatchLimits(),
-        batching=MixedChunked(),
-        fairness=FirstComeFirstServed(),
+        rules=BatcherRules(batching=MixedChunked(), fairness=FirstComeFirstServed(), cost=LinearCost()),
     )
     request = Request(id=ID, prompt_tokens=6, output_tokens_max=2, arrived_at_s=0.0)
     table = (BlockId(3), BlockId(4))

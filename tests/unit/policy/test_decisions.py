@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from baton.core.config import BatchLimits, load
+from baton.core.config import load
 from baton.core.plugin import load_plugin
 from baton.core.types import ClusterView, HostId, Request, RequestId, WorkerId, WorkerView
 from baton.cost.linear import LinearCost
 from baton.policy.admission import BoundedQueue
-from baton.policy.batching import MixedChunked
 from baton.policy.placement import FastestStep
 from baton.policy.routing import EarliestFirstToken, RoutingPolicy
 
@@ -54,20 +53,6 @@ def test_a_full_queue_is_refused_with_both_numbers() -> None:
     assert refused.reason.startswith("5 requests are waiting or running, and the queue holds 5")
     assert refused.retry_after_s >= 1.0
     assert BoundedQueue(requests_max=6).admit(request(), cluster, COST, 0.0) is None
-
-
-class Part:
-    """A candidate by its two numbers."""
-
-    def __init__(self, remaining_tokens: int, room_tokens: int) -> None:
-        self.remaining_tokens = remaining_tokens
-        self.room_tokens = room_tokens
-
-
-def test_decodes_are_in_every_step_and_prompts_share_what_is_left() -> None:
-    candidates = [Part(100, 100), Part(1, 5), Part(50, 20), Part(1, 0)]
-    limits = BatchLimits(step_tokens_max=111, requests_max=8)
-    assert MixedChunked().select(candidates, limits) == [(1, 1), (0, 100), (2, 10)]
 
 
 def test_the_example_policy_is_loaded_from_its_configuration(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from baton.control.batcher import Batcher
+from baton.control.rules import BatcherRules
 from baton.core.config import BatchLimits
 from baton.core.messages import (
     BlocksGranted,
@@ -21,6 +22,7 @@ from baton.core.messages import (
 )
 from baton.core.step import Step, StepResult
 from baton.core.types import BlockId, HostId, Request, RequestId, Sampling, WorkerId, WorkerView, pack_tokens
+from baton.cost.linear import LinearCost
 from baton.engine.hash_engine import HashEngine, hash_card
 from baton.link.frames import FrameReader, frame
 from baton.link.setup import FromWorkerMessage, ToWorkerMessage
@@ -92,8 +94,7 @@ def _loop(sock: socket.socket) -> StepLoop:
         view,
         block_tokens=BLOCK_TOKENS,
         limits=BatchLimits(),
-        batching=MixedChunked(),
-        fairness=FirstComeFirstServed(),
+        rules=BatcherRules(batching=MixedChunked(), fairness=FirstComeFirstServed(), cost=LinearCost()),
     )
     return StepLoop(ServerLink(sock), batcher, engine)
 

@@ -1,0 +1,38 @@
+"""What a batcher has to say since its last report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from baton.core.messages import BatcherEvent, StepReport
+from baton.core.types import OutputToken, RequestId, WorkerView
+
+
+@dataclass(slots=True)
+class News:
+    """Collected while commands and steps are booked, and handed out as one message."""
+
+    tokens: list[OutputToken] = field(default_factory=list[OutputToken])
+    events: list[BatcherEvent] = field(default_factory=list[BatcherEvent])
+    started: list[RequestId] = field(default_factory=list[RequestId])
+    is_load_new: bool = False
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.tokens or self.events or self.started)
+
+    def report(self, view: WorkerView, step_s: float) -> StepReport:
+        """Say it all. `view`: the load as it is now."""
+        return StepReport(
+            worker=view.id,
+            tokens=tuple(self.tokens),
+            events=tuple(self.events),
+            view=view,
+            step_s=step_s,
+            started=tuple(self.started),
+            is_load_new=self.is_load_new or bool(self.started),
+            drafted_tokens=self.drafted_tokens,
+            accepted_tokens=self.accepted_tokens,
+        )
