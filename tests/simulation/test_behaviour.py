@@ -9,7 +9,7 @@ from baton.sim.faults import Cancel, Death, Flip, Hang, Kill, KillAtStep
 from baton.sim.journal import Life, PoolDecision
 from baton.sim.play import play
 from baton.sim.scenario import PlannedRequest, Scenario
-from baton.sim.spec import ClusterSpec, SimCost, SimKV, SimLink
+from baton.sim.spec import HOST, ClusterSpec, SimCost, SimKV, SimLink
 
 COST = SimCost(step_overhead_s=0.01, prefill_token_s=0.001, decode_request_s=0.001)
 LINK = SimLink(delay_min_s=0.0005, delay_max_s=0.001)
@@ -134,4 +134,4 @@ def test_a_client_that_hangs_up_while_decoding_frees_its_blocks() -> None:
     cancel = Cancel(request_id=RequestId("a"), stage="decoding", delay_s=0.0)
     cluster = play(scenario(request("a", output=100), faults=[cancel]))
     assert outcome(cluster.server.journal.lives[RequestId("a")]) == "cancelled"
-    assert cluster.server.pool.view().blocks_used == 0
+    assert cluster.server.pools[HOST].view().blocks_used == 0

@@ -19,6 +19,7 @@ from baton.sim.cluster import SimCluster
 from baton.sim.journal import Life
 from baton.sim.play import play, stage
 from baton.sim.scenario import draw_scenario
+from baton.sim.spec import HOST
 
 SEED = 3
 
@@ -55,7 +56,7 @@ def test_a_holding_that_is_left_breaks_inv_2(cluster: SimCluster) -> None:
     """A pool that is not told that a request is over keeps it."""
     told = cluster.server.journal.log
     start = next(entry.event for entry in told if type(entry.event).__name__ == "StartPrefill")
-    cluster.server.pool.handle(start)
+    cluster.server.pools[HOST].handle(start)
     with pytest.raises(Violation, match="INV-2"):
         check_nothing_left(cluster)
 
@@ -69,11 +70,11 @@ def test_blocks_that_are_freed_under_a_step_break_inv_3() -> None:
         if step is None:
             playing.cluster.loop.after(0.001, steal)
             return
-        playing.cluster.server.pool.handle(ReleaseBlocks(step.slices[0].request_id))
+        playing.cluster.server.pools[HOST].handle(ReleaseBlocks(step.slices[0].request_id))
         holding = step.slices[0]
         for worker in playing.cluster.workers:
             dropped = RequestDropped(holding.request_id, 1, worker.id, preempted=False)
-            playing.cluster.server.pool.handle(dropped)
+            playing.cluster.server.pools[HOST].handle(dropped)
 
     playing.cluster.loop.at(0.01, steal)
     with pytest.raises(Violation, match="INV-3"):
@@ -122,7 +123,7 @@ def test_a_run_that_does_not_end_breaks_inv_1() -> None:
 def test_a_pin_of_nobody_breaks_inv_4() -> None:
     """Blocks that were taken past the pool's books."""
     playing = stage(draw_scenario(SEED))
-    pool = playing.cluster.server.pool
+    pool = playing.cluster.server.pools[HOST]
     playing.cluster.loop.at(0.02, lambda: pool._blocks.take(1) and None)
     with pytest.raises(Violation, match="INV-4"):
         playing.run()

@@ -12,18 +12,27 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.bench.flags import ATTAINMENT_MIN
+from baton.cli.logs import write_file
+from baton.control.decision_log import Decision, PoolDecision, SimHeader
 from baton.core.errors import ConfigError
+from baton.link.log_file import LogWriter
 from baton.metrics.summary import Distribution, Results, SloTargets, summarize
+from baton.report.perfetto import render_perfetto
+from baton.report.run_page import RunPage, render_run
+from baton.report.timeline import Timeline
 from baton.sim.policies import CHOICES, build_policies
 from baton.sim.replay_trace import replay_trace
-from baton.sim.spec import ClusterSpec, load_spec
+from baton.sim.spec import ClusterSpec, read_spec
 from baton.workload.arrivals import PoissonArrivals
-from baton.workload.load import read_trace
 from baton.workload.request import Trace
-from baton.workload.schedule import scale_rate, with_arrivals
+from baton.workload.schedule import scale_rate, sessions_per_request, with_arrivals
+from baton.workload.source import read_workload
 
 Subparsers = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]
 """What `add_subparsers` returns; argparse has no public name for it."""
+
+LOG_BYTES_MAX = 64 << 30
+"""Of `--log`: more than any simulation that somebody would read, less than most disks."""
 
 DESCRIPTION = """Play a trace on a simulated cluster: the coordinator, the batchers and the KV pool are the real ones,
 only time, step durations and messages are simulated. No policy sees how long an answer will be.
@@ -42,7 +51,13 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--cluster", type=Path, required=True, metavar="FILE", help="the cluster, as in docs/simulator.md"
     )
-    parser.add_argument("--trace", type=Path, required=True, metavar="FILE", help="requests: any format of baton bench")
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="a trace or a workload file (.toml): docs/workloads.md",
+    )
     parser.add_argument("--policy", default="baton", metavar="NAME", help=f"{', '.join(CHOICES)} (default baton)")
     parser.add_argument("--rate-scale", type=float, default=1.0, metavar="K", help="play the trace K times as fast")
     parser.add_argument("--rate", type=float, metavar="R", help="Poisson arrivals instead of the trace's own times")
@@ -51,6 +66,9 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--ttft-slo-s", type=float, metavar="X", help="target for the time to the first token")
     parser.add_argument("--tpot-slo-s", type=float, metavar="Y", help="target for the time per output token")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON, in seconds")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page: latencies, load, roles and queues")
+    parser.add_argument("--perfetto", type=Path, metavar="FILE", help="write a trace for ui.perfetto.dev")
+    parser.add_argument("--log", type=Path, metavar="FILE", help="write every decision, for baton explain and replay")
     parser.set_defaults(run=run)
 
 
@@ -59,20 +77,73 @@ def run(args: argparse.Namespace) -> int:
     started_s = perf_counter()
     spec, trace = _read(args)
     slo = SloTargets(ttft_s=args.ttft_slo_s, tpot_s=args.tpot_slo_s)
-    records = replay_trace(spec, trace, policy=args.policy, seed=args.seed)
+    watching = _Watching(args, spec)
+    records = replay_trace(spec, trace, policy=args.policy, seed=args.seed, tap=watching.tap)
+    watching.close()
     results = summarize(records, slo=slo, wall_s=perf_counter() - started_s)
     _show(results)
     if args.json is not None:
-        _write(args.json, results)
+        write_file(args.json, msgspec.json.format(msgspec.json.encode(results), indent=2) + b"\n")
+    if args.perfetto is not None:
+        write_file(args.perfetto, render_perfetto(watching.timeline))
+    if args.html is not None:
+        page = RunPage(
+            title=f"baton sim: {args.policy} on {args.cluster.name}",
+            subtitle=f"{args.trace.name}, seed {args.seed}",
+            facts=_facts(args),
+            results=results,
+            records=records,
+            slo=slo,
+            timeline=watching.timeline,
+        )
+        write_file(args.html, render_run(page).encode())
     short = results.slo.attainment_ratio is not None and results.slo.attainment_ratio < ATTAINMENT_MIN
     return 1 if results.failed or not results.completed or short else 0
+
+
+class _Watching:
+    """Takes the decisions of a run to the log and to the timeline, as far as somebody wants them."""
+
+    def __init__(self, args: argparse.Namespace, spec: ClusterSpec) -> None:
+        """Raises ConfigError where the log cannot be written."""
+        self.timeline = Timeline()
+        self._drawn = args.html is not None or args.perfetto is not None
+        self._log = None
+        if args.log is not None:
+            header = SimHeader(cluster=msgspec.json.encode(spec).decode(), policy=args.policy)
+            self._log = LogWriter(args.log, header, LOG_BYTES_MAX)
+        self.tap = self._take if self._drawn or self._log is not None else None
+        """None: nobody wants any, and the run need not make them."""
+
+    def _take(self, decision: Decision | PoolDecision) -> None:
+        if isinstance(decision, PoolDecision):
+            return
+        if self._drawn:
+            self.timeline.take(decision)
+        if self._log is not None:
+            self._log.append(decision)
+
+    def close(self) -> None:
+        """Raises ConfigError where the log has not all of it."""
+        if self._log is not None:
+            self._log.close()
+            if self._log.full:
+                raise ConfigError("the decision log is not whole: the disk is full, or it has 64 GiB; lower --limit")
+
+
+def _facts(args: argparse.Namespace) -> list[tuple[str, str]]:
+    """What was played, for the page."""
+    facts = [("cluster", str(args.cluster)), ("policy", args.policy), ("trace", str(args.trace))]
+    facts += [("seed", str(args.seed)), ("rate scale", f"{args.rate_scale:g}")]
+    optional = (("Poisson arrivals, requests/s", args.rate), ("at most the first", args.limit))
+    return facts + [(name, f"{value:g}") for name, value in optional if value is not None]
 
 
 def _read(args: argparse.Namespace) -> tuple[ClusterSpec, Trace]:
     problems = _argument_problems(args)
     spec, trace = ClusterSpec(), Trace(format="", timing="absolute", requests=())
     try:
-        spec = load_spec(args.cluster.read_text())
+        spec = read_spec(args.cluster)
     except OSError as error:
         problems.append(f"{args.cluster}: cannot read the cluster: {error.strerror}")
     except (ConfigError, UnicodeDecodeError) as error:
@@ -82,7 +153,7 @@ def _read(args: argparse.Namespace) -> tuple[ClusterSpec, Trace]:
     except ConfigError as error:
         problems.append(str(error))
     try:
-        trace = read_trace(args.trace, limit=args.limit)
+        trace = read_workload(args.trace, seed=args.seed, limit=args.limit)
     except ConfigError as error:
         problems.append(str(error))
     if trace.timing != "absolute" and args.rate is None:
@@ -90,7 +161,7 @@ def _read(args: argparse.Namespace) -> tuple[ClusterSpec, Trace]:
     if problems:
         raise ConfigError("\n".join(problems))
     if args.rate is not None:
-        trace = with_arrivals(trace, PoissonArrivals(args.rate), Random(args.seed))
+        trace = with_arrivals(trace, PoissonArrivals(args.rate * sessions_per_request(trace)), Random(args.seed))
     return spec, scale_rate(trace, args.rate_scale)
 
 
@@ -129,10 +200,3 @@ def _show(results: Results) -> None:
 def _cells(distribution: Distribution) -> list[str]:
     values = (distribution.mean, distribution.p50, distribution.p90, distribution.p99)
     return ["" if value is None else f"{value:.4f}" for value in values]
-
-
-def _write(path: Path, results: Results) -> None:
-    try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=2) + b"\n")
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}; the results are above") from error

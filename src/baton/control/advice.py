@@ -40,6 +40,16 @@ class Policies:
     moves: MovesPolicy = field(default_factory=StayPut)
     lengths: LengthsPolicy = field(default_factory=RecentMean)
 
+    @property
+    def is_restless(self) -> bool:
+        """Some policy may change the fleet or move requests, so it has to be asked at ticks."""
+        still = (
+            isinstance(self.roles, StaticRoles)
+            and isinstance(self.scaling, FixedFleet)
+            and isinstance(self.moves, StayPut)
+        )
+        return not still
+
     def admit(self, request: Request, cluster: ClusterView, now_s: float) -> tuple[float, ...] | CloseRequest:
         """Ask whether to take the request. Returns its place among the waiting, or how it closes."""
         try:

@@ -76,7 +76,10 @@ class Batcher:
                     lane = self._find(request_id, attempt)
                     if lane is not None:
                         self._forget(lane)
-                        self._say(RequestDropped(request_id, attempt, self.worker, preempted=False))
+                        tokens = lane.computed_tokens
+                        self._say(
+                            RequestDropped(request_id, attempt, self.worker, preempted=False, computed_tokens=tokens)
+                        )
                 case BlocksGranted():
                     self._grant(command)
                 case PreemptRequest(request_id=request_id, attempt=attempt):

@@ -30,7 +30,7 @@ def build_coordinator(policy: PolicyConfig, *, cost: CostModel, block_tokens: in
 
 
 def build_policies(policy: PolicyConfig, cost: CostModel) -> Policies:
-    """Load what a coordinator asks, by `policy.name` and by family. Raises ConfigError for a plug-in that does not fit."""
+    """Load what a coordinator asks, by name and by family. Raises ConfigError for a plug-in that does not fit."""
     chosen, cast = resolve(policy), _Cast()
     return Policies(
         admission=cast.play(chosen.admission, AdmissionPolicy),

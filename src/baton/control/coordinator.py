@@ -18,11 +18,13 @@ from baton.core.messages import (
     CloseRequest,
     CoordinatorCommand,
     CoordinatorEvent,
+    HostLost,
     Outcome,
     PrefillFinished,
     ReleaseBlocks,
     RequestArrived,
     RequestCancelled,
+    RequestDropped,
     RequestFailed,
     RequestFinished,
     RetireWorker,
@@ -36,7 +38,17 @@ from baton.core.messages import (
     WorkerLost,
     WorkerReported,
 )
-from baton.core.types import ClusterView, HostId, LoadWindow, Request, RequestId, Until, WorkerId, WorkerView
+from baton.core.types import (
+    ClusterView,
+    FlightView,
+    HostId,
+    LoadWindow,
+    Request,
+    RequestId,
+    Until,
+    WorkerId,
+    WorkerView,
+)
 from baton.kv.prefix_index import PrefixIndex
 
 Stage = Literal["prefill", "decode"]
@@ -50,6 +62,11 @@ class Flight:
     key: tuple[float, ...]
     """Order among waiting flights."""
     attempt: int = 1
+    deaths: int = 0
+    """Workers that died under it."""
+    started_at_s: float = 0.0
+    moving_to: WorkerId | None = None
+    """Its worker was told to stop; then it goes on there."""
     stage: Stage = "prefill"
     worker: WorkerId | None = None
     """None while it waits in the room for a worker."""
@@ -72,6 +89,7 @@ class Coordinator:
     _flights: dict[RequestId, Flight] = field(default_factory=dict[RequestId, Flight])
     _room: dict[RequestId, None] = field(default_factory=dict[RequestId, None])
     """Flights without a worker. Bounded by admission: every one of them was admitted."""
+    _now_s: float = 0.0
 
     def handle(self, event: CoordinatorEvent, now_s: float) -> list[CoordinatorCommand]:
         """Apply one event and return what must be done about it, in order.
@@ -79,6 +97,7 @@ class Coordinator:
         Late and repeated events are normal: news of a request that is closed, or of an attempt that was given up,
         returns no commands.
         """
+        self._now_s = now_s
         match event:
             case RequestArrived(request=request):
                 return self._arrive(request, now_s)
@@ -91,7 +110,13 @@ class Coordinator:
                 self._reshaping.joined(view.role)
                 return self._empty_room()
             case WorkerLost(worker=worker, reason=reason):
-                return self._lose(worker, reason)
+                return self._lose([worker], reason)
+            case HostLost(host=host, reason=reason):
+                self._index.forget(host)
+                workers = [view.id for view in self._fleet.views() if view.host == host]
+                return self._lose(workers, reason)
+            case RequestDropped():
+                return self._move_on(event)
             case WorkerReported(view=view):
                 self._fleet.report(view)
                 return []
@@ -153,7 +178,7 @@ class Coordinator:
         here = hits.get(view.host, 0)
         there = hits.get(route.fetch, 0) if route.fetch is not None else 0
         fetch = route.fetch if there > here else None
-        flight.worker, flight.host = route.worker, view.host
+        flight.worker, flight.host, flight.started_at_s = route.worker, view.host, self._now_s
         flight.queued_tokens = request.prompt_tokens - max(here, there)
         self._fleet.load(
             route.worker, request.id, queued_tokens=flight.queued_tokens, context_tokens=request.prompt_tokens
@@ -165,12 +190,16 @@ class Coordinator:
         self, flight: Flight, candidates: Sequence[WorkerView], cluster: ClusterView
     ) -> list[CoordinatorCommand]:
         request = flight.request
-        worker = self.policies.place(request, flight.host, candidates, cluster)
-        if isinstance(worker, PolicyFailure):
-            return self._close(request.id, "failed", worker.reason)
+        worker = flight.moving_to if flight.moving_to in self._fleet else None
+        flight.moving_to = None
+        if worker is None:
+            choice = self.policies.place(request, flight.host, candidates, cluster)
+            if isinstance(choice, PolicyFailure):
+                return self._close(request.id, "failed", choice.reason)
+            worker = choice
         host = self._fleet.view(worker).host
         source = flight.host if flight.host != host else None
-        flight.worker, flight.host = worker, host
+        flight.worker, flight.host, flight.started_at_s = worker, host, self._now_s
         self._fleet.load(worker, request.id, queued_tokens=0, context_tokens=request.prompt_tokens)
         return [StartDecode(request, flight.attempt, worker, source)]
 
@@ -201,15 +230,18 @@ class Coordinator:
         self._unload(flight)
         return [*commands, ReleaseBlocks(request_id), CloseRequest(request_id, outcome, reason)]
 
-    def _lose(self, worker: WorkerId, reason: str) -> list[CoordinatorCommand]:
-        """Give the dead worker's requests to others: their tokens are in the server, their KV is in the host."""
-        orphans = [flight for flight in self._flights.values() if flight.worker == worker]
-        self._fleet.leave(worker)
+    def _lose(self, workers: Sequence[WorkerId], reason: str) -> list[CoordinatorCommand]:
+        """Give the dead workers' requests to others: their tokens are in the server, their KV is in the host."""
+        dead = set(workers)
+        orphans = [flight for flight in self._flights.values() if flight.worker in dead]
+        for worker in workers:
+            self._fleet.leave(worker)
         commands: list[CoordinatorCommand] = []
         for flight in orphans:
-            flight.worker = None
-            if flight.attempt == self.attempts_max:
-                why = f"the worker died under it {flight.attempt} times, last: {reason}"
+            flight.worker = flight.moving_to = None
+            flight.deaths += 1
+            if flight.deaths == self.attempts_max:
+                why = f"the worker died under it {flight.deaths} times, last: {reason}"
                 commands += self._close(flight.request.id, "failed", why)
                 continue
             flight.attempt += 1
@@ -229,7 +261,36 @@ class Coordinator:
                 self._fleet.set_role(command.worker, command.role)
             elif isinstance(command, RetireWorker):
                 self._fleet.leave(command.worker)
+        return [*commands, *self._move(now_s)]
+
+    def _move(self, now_s: float) -> list[CoordinatorCommand]:
+        """Stop the requests that shall go on elsewhere. Each goes on when its worker has said that it is done."""
+        flights = [
+            FlightView(request=flight.request, worker=flight.worker, started_at_s=flight.started_at_s)
+            for flight in self._flights.values()
+            if flight.stage == "decode" and flight.worker is not None and flight.moving_to is None
+        ]
+        if not flights:
+            return []
+        commands: list[CoordinatorCommand] = []
+        for request_id, target in self._reshaping.moves(self._cluster(), flights, self.policies, now_s).items():
+            flight = self._flights.get(request_id)
+            if flight is None or flight.stage != "decode" or flight.worker in (None, target) or flight.moving_to:
+                continue
+            flight.moving_to = target
+            commands.append(StopRequest(request_id, flight.attempt, flight.worker))
         return commands
+
+    def _move_on(self, event: RequestDropped) -> list[CoordinatorCommand]:
+        """The worker no longer touches a request that is to go on elsewhere."""
+        flight = self._flights.get(event.request_id)
+        if flight is None or flight.moving_to is None:
+            return []
+        if (flight.attempt, flight.worker) != (event.attempt, event.worker):
+            return []
+        self._unload(flight)
+        flight.attempt += 1
+        return self._dispatch(flight, self._view(flight.request))
 
     def _unload(self, flight: Flight) -> None:
         if flight.worker is not None:

@@ -49,6 +49,9 @@ class Fleet:
     _all: tuple[WorkerView, ...] = ()
     """The values of `_current`, as of the last time that somebody asked for them."""
 
+    def __contains__(self, worker: object) -> bool:
+        return worker in self._views
+
     def join(self, view: WorkerView) -> None:
         self._views[view.id] = self._current[view.id] = view
         self._loads.setdefault(view.id, _Load())

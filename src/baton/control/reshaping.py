@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from baton.control.advice import Policies
 from baton.core.messages import CoordinatorCommand, RetireWorker, SetRole, StartWorker
-from baton.core.types import ROLES, ClusterView, LoadWindow, Role, WorkerId, WorkerView
+from baton.core.types import ROLES, ClusterView, FlightView, LoadWindow, RequestId, Role, WorkerId, WorkerView
 
 HISTORY_WINDOWS_MAX = 4096
 """A little over an hour at one window a second; older ones are forgotten (INV-9)."""
@@ -37,6 +37,18 @@ class Reshaping:
             self.failure = f"the policy {names} failed: {type(error).__name__}: {error}"
             return []
         return [*_flips(roles, cluster), *self._resize(target, cluster)]
+
+    def moves(
+        self, cluster: ClusterView, flights: Sequence[FlightView], policies: Policies, now_s: float
+    ) -> dict[RequestId, WorkerId]:
+        """Ask which requests go on elsewhere. Names of workers that are not there are left out."""
+        try:
+            wanted = policies.moves.moves(cluster, flights, policies.cost, now_s)
+        except Exception as error:  # noqa: BLE001  a user's policy may raise anything
+            self.failure = f"the policy {type(policies.moves).__name__} failed: {type(error).__name__}: {error}"
+            return {}
+        known = {worker.id for worker in cluster.workers}
+        return {request: worker for request, worker in sorted(wanted.items()) if worker in known}
 
     def joined(self, role: Role) -> None:
         """Note that one more worker is there."""

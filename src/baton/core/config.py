@@ -13,6 +13,7 @@ from baton.core.names import nearest
 
 DtypeChoice = Literal["auto", "float32", "bfloat16"]
 DEVICE = re.compile(r"auto|cpu|cuda(?::(\d{1,3}))?")
+WeightsChoice = Literal["dense", "stored", "int8"]
 KVDtypeChoice = Literal["auto", "float32", "bfloat16"]
 
 
@@ -154,7 +155,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     seed: int | None = None
     """Where sampling seeds of requests without one come from. None: from the operating system."""
     tick_s: float = 1.0
-    """How often policies of roles and scaling are asked."""
+    """How often policies of roles, scaling and moves are asked."""
     log: str = ""
     """File for the log of decisions, which `baton replay` reads. Empty: none is written."""
     log_bytes_max: int = 1_000_000_000

@@ -53,6 +53,13 @@ class WorkerLost(Struct, frozen=True, tag=True):
     reason: str
 
 
+class HostLost(Struct, frozen=True, tag=True):
+    """A host is gone, with its KV and all its workers. Nothing that it held can be read any more."""
+
+    host: HostId
+    reason: str
+
+
 class WorkerReported(Struct, frozen=True, tag=True):
     view: WorkerView
 
@@ -109,21 +116,6 @@ class BlocksRemoved(Struct, frozen=True, tag=True):
     host: HostId
     hashes: tuple[BlockHash, ...]
 
-
-CoordinatorEvent = (
-    RequestArrived
-    | RequestCancelled
-    | WorkerJoined
-    | WorkerLost
-    | WorkerReported
-    | RoleSet
-    | Tick
-    | PrefillFinished
-    | RequestFinished
-    | RequestFailed
-    | BlocksStored
-    | BlocksRemoved
-)
 
 # ---- out of the coordinator --------------------------------------------------------------------------------------
 
@@ -240,6 +232,8 @@ class RequestDropped(Struct, frozen=True, tag=True):
     worker: WorkerId
     preempted: bool
     """True: the request goes on later, from whatever prefix is then still cached."""
+    computed_tokens: int = 0
+    """Not preempted: leading tokens whose KV the worker vouches for, the unsealed tail included."""
 
 
 class PreemptRequest(Struct, frozen=True, tag=True):
@@ -248,6 +242,84 @@ class PreemptRequest(Struct, frozen=True, tag=True):
     request_id: RequestId
     attempt: int
 
+
+class LandingWanted(Struct, frozen=True, tag=True):
+    """A request's KV is to come over from another host: keep blocks for it, as many as are named here."""
+
+    request: Request
+    attempt: int
+    worker: WorkerId
+    """Who goes on with it when it has landed."""
+    blocks: int
+    prefix: tuple[BlockHash, ...]
+    """Hashes of its leading full blocks: what is here already need not come over."""
+
+
+class LandingGranted(Struct, frozen=True, tag=True):
+    """The blocks that a request's KV may be written into. The first `cached_blocks` hold it already."""
+
+    request_id: RequestId
+    attempt: int
+    block_table: tuple[BlockId, ...]
+    cached_blocks: int
+
+
+class LandingEnded(Struct, frozen=True, tag=True):
+    """Nothing writes into the request's blocks from outside any more."""
+
+    request_id: RequestId
+    computed_tokens: int
+    """Leading tokens whose KV is in them now."""
+    hashes: tuple[BlockHash, ...]
+    """Of its leading full blocks: they are sealed here."""
+
+
+class LeaseWanted(Struct, frozen=True, tag=True):
+    """A wire is about to read the request's blocks: they stay, whatever happens to the request, until LeaseEnded.
+
+    Where the request holds less here, it is given the cached blocks of its prefix.
+    """
+
+    request: Request
+    prefix: tuple[BlockHash, ...]
+
+
+class LeaseEnded(Struct, frozen=True, tag=True):
+    """The wire no longer reads them."""
+
+    request_id: RequestId
+
+
+class CopyBlocks(Struct, frozen=True, tag=True):
+    """Copy blocks between two hosts: `read[i]` of the source into `write[i]` of the target."""
+
+    request_id: RequestId
+    number: int
+    """Tells this copy from every other of the cluster."""
+    source: HostId
+    target: HostId
+    read: tuple[BlockId, ...]
+    write: tuple[BlockId, ...]
+    tokens: int
+    """Tokens whose KV they hold."""
+
+
+CoordinatorEvent = (
+    RequestArrived
+    | RequestCancelled
+    | WorkerJoined
+    | WorkerLost
+    | HostLost
+    | WorkerReported
+    | RoleSet
+    | Tick
+    | PrefillFinished
+    | RequestFinished
+    | RequestFailed
+    | RequestDropped
+    | BlocksStored
+    | BlocksRemoved
+)
 
 PoolEvent = (
     StartPrefill
@@ -259,6 +331,10 @@ PoolEvent = (
     | RequestFinished
     | RequestFailed
     | ReleaseBlocks
+    | LandingWanted
+    | LandingEnded
+    | LeaseWanted
+    | LeaseEnded
     | WorkerLost
 )
 
@@ -270,7 +346,7 @@ class ToWorker(Struct, frozen=True):
     command: BlocksGranted | PreemptRequest
 
 
-PoolCommand = ToWorker | BlocksStored | BlocksRemoved
+PoolCommand = ToWorker | BlocksStored | BlocksRemoved | LandingGranted
 
 # ---- between the server and a worker -------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ arrived last is preempted, whichever worker runs it: so the oldest request alway
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -18,6 +18,11 @@ from baton.core.messages import (
     BlocksSealed,
     BlocksStored,
     BlocksWanted,
+    LandingEnded,
+    LandingGranted,
+    LandingWanted,
+    LeaseEnded,
+    LeaseWanted,
     PoolCommand,
     PoolEvent,
     PreemptRequest,
@@ -51,6 +56,15 @@ class Holding:
     prefix: tuple[BlockHash, ...] = ()
     released: bool = False
     preempting: bool = False
+    landing: bool = False
+    """Its KV comes over from another host: first the blocks are waited for, then a wire writes into them."""
+    leases: int = 0
+    """Wires that read its blocks."""
+
+    @property
+    def is_touched(self) -> bool:
+        """A worker or a wire may read or write the blocks now."""
+        return self.user is not None or self.leases > 0 or (self.landing and bool(self.table))
 
     @property
     def age(self) -> tuple[int, float, RequestId]:
@@ -92,6 +106,8 @@ class HostPool:
                     self._leave(holding)
             case ReleaseBlocks(request_id=request_id):
                 self._release(request_id)
+            case LandingWanted() | LandingEnded() | LeaseWanted() | LeaseEnded():
+                return [*self._handle_wire(event), *self._serve()]
             case WorkerLost(worker=worker):
                 for holding in [held for held in self._holdings.values() if held.user == worker]:
                     self._leave(holding)
@@ -103,6 +119,10 @@ class HostPool:
         """Return the request's block table and how many leading tokens of KV it holds: where a worker goes on."""
         holding = self._holdings.get(request_id)
         return (tuple(holding.table), holding.computed_tokens) if holding is not None else ((), 0)
+
+    def held_tokens(self, hashes: Sequence[BlockHash]) -> int:
+        """Count the leading tokens of a prompt whose KV this host holds."""
+        return len(self._blocks.match(hashes)) * self.block_tokens
 
     def view(self) -> HostView:
         """Count the blocks by state."""
@@ -127,7 +147,7 @@ class HostPool:
         """Assert that every pin belongs to a request and no block is lost (INV-2, INV-4)."""
         pins = [0] * self._blocks.total
         for holding in self._holdings.values():
-            assert not (holding.released and holding.user is None), (
+            assert not (holding.released and not holding.is_touched), (
                 f"{holding.request.id} is over and still holds blocks"
             )
             for block in holding.table:
@@ -143,8 +163,9 @@ class HostPool:
         if holding.preempting or again:
             # A dead worker cannot answer any more, and what it had found out about the prompt died with it.
             self._empty(holding)
-        holding.attempt, holding.user = event.attempt, event.worker
-        holding.wanted = 0
+        holding.attempt, holding.user, holding.released = event.attempt, event.worker, False
+        if not holding.landing:
+            holding.wanted = 0
 
     def _current(
         self, event: BlocksWanted | RequestDropped | PrefillFinished | RequestFinished | RequestFailed | BlocksSealed
@@ -179,16 +200,82 @@ class HostPool:
         if event.preempted:
             self._empty(holding)
         else:
+            holding.computed_tokens = max(holding.computed_tokens, event.computed_tokens)
             self._leave(holding)
 
     def _leave(self, holding: Holding) -> None:
         """No worker touches the holding any more."""
         holding.user = None
-        holding.wanted = 0
+        if not holding.landing:
+            holding.wanted = 0
+        self._settle(holding)
+
+    def _settle(self, holding: Holding) -> None:
+        """Give the blocks back where that was waiting for the last one who touched them."""
+        if holding.is_touched:
+            return
         if holding.released:
             self._free(holding)
         elif holding.preempting:
             self._empty(holding)
+
+    # ---- KV that comes from another host, or goes there
+
+    def _handle_wire(self, event: LandingWanted | LandingEnded | LeaseWanted | LeaseEnded) -> list[PoolCommand]:
+        match event:
+            case LandingWanted():
+                return self._expect(event)
+            case LandingEnded():
+                return self._land(event)
+            case LeaseWanted():
+                self._lease(event)
+            case LeaseEnded(request_id=request_id):
+                holding = self._holdings.get(request_id)
+                if holding is not None and holding.leases:
+                    holding.leases -= 1
+                    self._settle(holding)
+            case _:
+                assert_never(event)
+        return []
+
+    def _expect(self, event: LandingWanted) -> list[PoolCommand]:
+        """Wait for blocks to land in. A request that comes back while a wire still reads it here goes on in those."""
+        holding = self._holdings.get(event.request.id)
+        if holding is None:
+            holding = self._holdings[event.request.id] = Holding(event.request, event.attempt, event.worker)
+        holding.attempt, holding.user, holding.landing = event.attempt, event.worker, True
+        holding.wanted, holding.prefix, holding.released = event.blocks, event.prefix, False
+        if len(holding.table) >= event.blocks:
+            return [self._landing_granted(holding)]
+        self._wanting[event.request.id] = None
+        return []
+
+    def _landing_granted(self, holding: Holding) -> LandingGranted:
+        full_blocks = holding.computed_tokens // self.block_tokens
+        return LandingGranted(holding.request.id, holding.attempt, tuple(holding.table), full_blocks)
+
+    def _land(self, event: LandingEnded) -> list[PoolCommand]:
+        holding = self._holdings.get(event.request_id)
+        if holding is None:
+            return []
+        holding.landing = False
+        holding.computed_tokens = event.computed_tokens
+        holding.wanted = 0
+        sealed = zip(holding.table, event.hashes, strict=False)
+        stored = tuple(name for block, name in sealed if self._blocks.seal(block, name))
+        self._settle(holding)
+        return [BlocksStored(self.host, stored)] if stored else []
+
+    def _lease(self, event: LeaseWanted) -> None:
+        holding = self._holdings.get(event.request.id)
+        if holding is None:
+            holding = self._holdings[event.request.id] = Holding(event.request, 0, None)
+        hit = self._blocks.match(event.prefix)
+        if not holding.is_touched and len(hit) * self.block_tokens > holding.computed_tokens:
+            self._empty(holding)
+            self._blocks.pin(hit)
+            holding.table, holding.computed_tokens = hit, len(hit) * self.block_tokens
+        holding.leases += 1
 
     def _release(self, request_id: RequestId) -> None:
         holding = self._holdings.get(request_id)
@@ -196,8 +283,9 @@ class HostPool:
             return
         holding.released = True
         holding.wanted = 0
-        if holding.user is None:
-            self._free(holding)
+        if holding.landing and not holding.table:
+            holding.landing = False
+        self._settle(holding)
 
     def _free(self, holding: Holding) -> None:
         self._empty(holding)
@@ -246,21 +334,42 @@ class HostPool:
         Keeps one block in reserve for each request that already runs, so that a newcomer does not cause a preemption.
         """
         hit = self._blocks.match(holding.prefix)
-        running = sum(1 for held in self._holdings.values() if held.table)
-        missing = holding.wanted - len(hit)
-        if missing + self._blocks.unpinned(hit) + running > self._blocks.available:
+        if holding.landing:
+            self._reclaim(holding, hit)
+        if self._needed(holding, hit) > self._blocks.available:
             return False
         self._blocks.pin(hit)
         holding.table = hit
         holding.computed_tokens = len(hit) * self.block_tokens
-        self._take(holding, missing, commands, cached_blocks=len(hit))
+        self._take(holding, holding.wanted - len(hit), commands, cached_blocks=len(hit))
         return True
+
+    def _needed(self, holding: Holding, hit: Sequence[BlockId]) -> int:
+        """Count the blocks that must be available for a request to begin with this hit."""
+        running = sum(1 for held in self._holdings.values() if held.table)
+        return holding.wanted - len(hit) + self._blocks.unpinned(hit) + running
+
+    def _reclaim(self, holding: Holding, hit: Sequence[BlockId]) -> None:
+        """Take back blocks of younger requests that nobody touches: they wait to land on another host.
+
+        Without it two hosts that are full of what waits for the other wait for ever. The younger is computed again.
+        """
+        idle = [
+            held for held in self._holdings.values() if held.table and not held.is_touched and held.age > holding.age
+        ]
+        for held in sorted(idle, key=lambda held: held.age, reverse=True):
+            if self._needed(holding, hit) <= self._blocks.available:
+                return
+            self._empty(held)
 
     def _take(self, holding: Holding, count: int, commands: list[PoolCommand], *, cached_blocks: int = 0) -> None:
         taken, evicted = self._blocks.take(count)
         holding.table = [*holding.table, *taken]
         if evicted:
             commands.append(BlocksRemoved(self.host, tuple(evicted)))
+        if holding.landing:
+            commands.append(self._landing_granted(holding))
+            return
         assert holding.user is not None, f"{holding.request.id} is granted blocks while no worker runs it"
         granted = BlocksGranted(holding.request.id, holding.attempt, tuple(holding.table), cached_blocks)
         commands.append(ToWorker(holding.user, granted))
@@ -273,7 +382,13 @@ class HostPool:
         coming = sum(len(held.table) for held in self._holdings.values() if held.preempting or held.released)
         if coming + self._blocks.available >= missing:
             return False
-        victims = [held for held in self._holdings.values() if held.table and not held.preempting and not held.released]
+        victims = [
+            held
+            for held in self._holdings.values()
+            if held.table and not (held.preempting or held.released or held.landing or held.leases)
+        ]
+        if not victims:
+            return False  # wires hold what there is: they end, and say so
         victim = max(victims, key=lambda held: held.age)
         if victim.user is None:
             self._empty(victim)

@@ -125,6 +125,8 @@ class Service:
             return
         self._parts.gateway.state = "ready"
         self._tasks += [asyncio.create_task(self._prefault()), asyncio.create_task(self._check_at_idle())]
+        if self._parts.driver.is_restless:
+            self._tasks.append(asyncio.create_task(self._tick()))
         self._tell(self._greeting())
 
     def _on_failed(self, reason: str) -> None:
@@ -148,6 +150,12 @@ class Service:
         while position < self._parts.arena.bytes_total:
             position = self._parts.arena.prefault(position)
             await asyncio.sleep(_PREFAULT_PAUSE_S)
+
+    async def _tick(self) -> None:
+        """Let policies of roles, scaling and moves look at the cluster from time to time."""
+        while True:
+            await asyncio.sleep(self._parts.config.tick_s)
+            self._parts.driver.tick()
 
     async def _check_at_idle(self) -> None:
         """Look for lost blocks (INV-2, INV-4) when nobody waits for an answer."""

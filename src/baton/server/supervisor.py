@@ -6,9 +6,20 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import assert_never
+
+import msgspec
 
 from baton.core.config import SurvivalConfig
-from baton.core.messages import Shutdown, StepReport, WorkerFailed, WorkerProgress, WorkerReady
+from baton.core.messages import (
+    RetireWorker,
+    Shutdown,
+    StartWorker,
+    StepReport,
+    WorkerFailed,
+    WorkerProgress,
+    WorkerReady,
+)
 from baton.core.types import WorkerId, WorkerView
 from baton.link.setup import FromWorkerMessage, Ping, Pong, WorkerSetup
 from baton.server.clock import now_s
@@ -31,6 +42,8 @@ class _Post:
     cannot_load: bool = False
     """The process said itself that it cannot go on, so that another one would not either."""
     given_up: bool = False
+    retiring: bool = False
+    """Scaling wants it no more: its end is no death, and no other follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +76,37 @@ class Supervisor:
         self._notices = notices
         self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
+        self._added = 0
 
     def start(self) -> None:
         """Start every worker. Returns at once; `ready` is called when all of them have loaded."""
+        self._driver.on_resize = self.resize
         for post in self._posts.values():
-            post.process = self._make(post)
-            self._driver.add(post.process)
-            self._tasks.append(asyncio.create_task(self._keep(post)))
-            self._tasks.append(asyncio.create_task(self._watch(post)))
+            self._man(post)
+
+    def _man(self, post: _Post) -> None:
+        post.process = self._make(post)
+        self._driver.add(post.process)
+        self._tasks.append(asyncio.create_task(self._keep(post)))
+        self._tasks.append(asyncio.create_task(self._watch(post)))
+
+    def resize(self, command: StartWorker | RetireWorker) -> None:
+        """Do what a scaling policy asks: start a worker like the others, or end one that has nothing to do."""
+        match command:
+            case StartWorker(role=role):
+                self._added += 1
+                like = next(iter(self._posts.values())).setup
+                view = WorkerView(id=WorkerId(f"{role}-added-{self._added}"), host=like.view.host, role=role)
+                post = self._posts[view.id] = _Post(msgspec.structs.replace(like, view=view))
+                self._notices.tell(f"{view.id} is started: scaling asks for more {role}")
+                self._man(post)
+            case RetireWorker(worker=worker):
+                post = self._posts.get(worker)
+                if post is not None and post.process is not None:
+                    post.retiring = True
+                    post.process.send(Shutdown())
+            case _:
+                assert_never(command)
 
     async def stop(self) -> None:
         """End every worker, politely first. No process is left when this returns."""
@@ -104,6 +140,11 @@ class Supervisor:
             if self._stopping:
                 return
             was_ready, process.state = process.state == "ready", "lost"
+            if post.retiring:
+                self._notices.tell(f"{worker} is retired: scaling asks for fewer")
+                self._driver.lose(worker, "retired")
+                del self._posts[worker], self._driver.links[worker]
+                return
             reason = post.failure or ended
             self._notices.tell(f"{worker} is lost: {reason}")
             if was_ready:

@@ -9,12 +9,14 @@ from typing import Literal
 
 from baton.control.decision_log import replay
 from baton.core.errors import BatonError
+from baton.core.messages import Tick
 from baton.core.step import Step
-from baton.core.types import BlockId, RequestId
+from baton.core.types import BlockId, HostId, RequestId
+from baton.kv.host_pool import HostPool
 from baton.sim.cluster import SimCluster, cluster_coordinator
 from baton.sim.engines import text_alone
 from baton.sim.journal import Life
-from baton.sim.policies import build_policies
+from baton.sim.restless import play_policies
 from baton.sim.worker import SimWorker
 
 Invariant = Literal["INV-1", "INV-2", "INV-3", "INV-4", "INV-5", "INV-7", "INV-8", "INV-9"]
@@ -54,20 +56,26 @@ class Watch:
 
     def check_pool(self) -> None:
         """INV-2 and INV-4: every pin is of a request, no block is lost, nobody holds blocks that nobody may touch."""
-        pool = self.cluster.server.pool
-        try:
-            pool.check()
-        except AssertionError as error:
-            raise Violation("INV-4", str(error)) from error
-        view = pool.view()
-        total = view.blocks_free + view.blocks_used + view.blocks_cached
-        require(total == view.blocks_total, "INV-4", f"{total} of {view.blocks_total} blocks are accounted for")
+        for pool in self.cluster.server.pools.values():
+            try:
+                pool.check()
+            except AssertionError as error:
+                raise Violation("INV-4", str(error)) from error
+            view = pool.view()
+            total = view.blocks_free + view.blocks_used + view.blocks_cached
+            require(total == view.blocks_total, "INV-4", f"{total} of {view.blocks_total} blocks are accounted for")
 
     def _check_steps(self) -> None:
         """INV-3: what a living process reads or writes belongs to the request that it works for."""
-        pool = self.cluster.server.pool
-        written: dict[BlockId, RequestId] = {}
-        running = [worker for worker in self.cluster.workers if worker.executing is not None]
+        by_host: dict[HostId, list[SimWorker]] = {}
+        for worker in self.cluster.workers:
+            if worker.executing is not None:
+                by_host.setdefault(worker.batcher.host, []).append(worker)
+        for host, running in by_host.items():
+            self._check_host(self.cluster.server.pools[host], running)
+
+    def _check_host(self, pool: HostPool, running: Sequence[SimWorker]) -> None:
+        written = dict(self._landing(pool.host))
         for worker in running:
             assert worker.executing is not None
             for part in worker.executing.slices:
@@ -78,6 +86,15 @@ class Watch:
         for worker in running:
             assert worker.executing is not None
             _check_readers(worker.executing, written)
+
+    def _landing(self, host: HostId) -> list[tuple[BlockId, RequestId]]:
+        """What wires write into a host's blocks now."""
+        return [
+            (block, copy.request_id)
+            for copy in self.cluster.wires.under_way
+            if copy.target == host
+            for block in copy.write
+        ]
 
 
 def _lost_blocks(worker: SimWorker, request_id: RequestId, table: Sequence[BlockId], held: Sequence[BlockId]) -> str:
@@ -138,10 +155,12 @@ def check_refusal(cluster: SimCluster, life: Life) -> None:
 
 def check_nothing_left(cluster: SimCluster) -> None:
     """INV-2: after the last request nobody holds a block, in the pool or in a batcher."""
-    pool = cluster.server.pool
-    require(pool.holders == 0, "INV-2", f"the pool still knows {pool.holders} requests")
-    used = pool.view().blocks_used
-    require(used == 0, "INV-2", f"{used} blocks are used by nobody")
+    for host, pool in cluster.server.pools.items():
+        require(pool.holders == 0, "INV-2", f"the pool of {host} still knows {pool.holders} requests")
+        used = pool.view().blocks_used
+        require(used == 0, "INV-2", f"{used} blocks of {host} are used by nobody")
+    waiting = [move.request.id for move in cluster.server.carrier.handoffs]
+    require(not waiting, "INV-2", f"handoffs of {waiting} are still under way")
     live = cluster.server.coordinator.live_requests
     require(live == 0, "INV-1", f"the coordinator still knows {live} requests")
     for worker in cluster.workers:
@@ -181,7 +200,8 @@ def check_bounds(watch: Watch) -> None:
     admitted_max = cluster.spec.queue_requests_max
     require(watch.live_max <= admitted_max, "INV-9", f"{watch.live_max} live requests, admission allows {admitted_max}")
     attempts = max((life.attempt for life in cluster.server.journal.lives.values()), default=0)
-    attempts_max = cluster.server.coordinator.attempts_max
+    ticks = sum(isinstance(decision.event, Tick) for decision in cluster.server.journal.decisions())
+    attempts_max = cluster.server.coordinator.attempts_max + ticks  # a tick moves a request once at most
     require(attempts <= attempts_max, "INV-9", f"{attempts} attempts of one request, {attempts_max} are allowed")
     cluster.note_queues()
     bound = WORDS_PER_REQUEST_MAX * (1 + len(cluster.server.journal.lives))
@@ -192,7 +212,7 @@ def check_bounds(watch: Watch) -> None:
 
 def check_replay(cluster: SimCluster) -> None:
     """INV-7: a fresh coordinator that is told the same decides the same."""
-    fresh = cluster_coordinator(cluster.spec, build_policies("baton", cluster.spec))
+    fresh = cluster_coordinator(cluster.spec, play_policies(cluster.spec, restless=cluster.policies.restless))
     _, difference = replay(fresh, cluster.server.journal.decisions())
     require(difference is None, "INV-7", f"a replay decides otherwise: {difference}")
 

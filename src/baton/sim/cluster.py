@@ -1,4 +1,4 @@
-"""A whole simulated cluster: the server, its workers, the links between them, and what befalls them."""
+"""A whole simulated cluster: the server, hosts with their workers, the wires between them, and what befalls them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from functools import partial
 from random import Random
 from typing import assert_never
 
+from baton.control.advice import Policies
 from baton.control.batcher import Batcher
-from baton.control.coordinator import Coordinator, Policies
-from baton.core.messages import RetireWorker, SetRole, StartWorker, StepReport, WorkerCommand
-from baton.core.types import WorkerId, WorkerView
+from baton.control.coordinator import Coordinator
+from baton.core.messages import CopyBlocks, RetireWorker, SetRole, StartWorker, StepReport, WorkerCommand
+from baton.core.types import HostId, WorkerId, WorkerView
 from baton.kv.blocks import EvictionOrder
 from baton.kv.host_pool import HostPool
 from baton.policy.batching import BatchingPolicy
@@ -21,20 +22,24 @@ from baton.sim.journal import Journal, Life
 from baton.sim.loop import EventLoop, Link
 from baton.sim.server import SimServer
 from baton.sim.spec import HOST, ClusterSpec
+from baton.sim.wires import Wires
 from baton.sim.worker import SimWorker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimPolicies:
-    """The choices of every part: those of the coordinator, and those of batchers and the pool."""
+    """The choices of every part: those of the coordinator, and those of batchers and the pools."""
 
     cluster: Policies
     batching: BatchingPolicy
     eviction: Callable[[], EvictionOrder]
+    restless: bool = False
+    """They do what no sane policy does, to shake the machinery: see `baton.sim.restless`."""
 
 
 @dataclass(slots=True)
 class _Process:
+    view: WorkerView
     worker: SimWorker
     inbound: Link[WorkerCommand]
     outbound: Link[StepReport]
@@ -42,15 +47,17 @@ class _Process:
 
 @dataclass(slots=True, kw_only=True)
 class SimCluster:
-    """Workers come and go; the server stays."""
+    """Workers and hosts come and go; the server stays."""
 
     spec: ClusterSpec
     policies: SimPolicies
-    engine: SimEngine
-    """Shared by the workers: it keeps no state about requests, and its arena is the host's."""
+    new_engine: Callable[[HostId], SimEngine]
+    """One engine per host, shared by its workers: it keeps no state about requests, and its arena is the host's."""
     server: SimServer
     loop: EventLoop
     draw: Random
+    wires: Wires
+    engines: dict[HostId, SimEngine] = field(default_factory=dict[HostId, SimEngine])
     spike_s: float = 0.0
     """Added to the delay of every message that is sent now."""
     inbound_max: int = 0
@@ -69,26 +76,41 @@ class SimCluster:
         process = self._processes.get(worker)
         return process.worker if process is not None else None
 
+    # ---- hosts and workers come
+
+    def open_host(self, host: HostId) -> None:
+        """Give a host its empty arena."""
+        kv = self.spec.kv_of(host)
+        self.engines[host] = self.new_engine(host)
+        pool = HostPool(
+            host=host, blocks_total=kv.blocks, block_tokens=kv.block_tokens, eviction=self.policies.eviction
+        )
+        self.server.carrier.add_host(pool)
+
     def boot(self, view: WorkerView) -> None:
-        """Start a worker and let it join."""
+        """Start a worker and let it join. Nothing where its host is down, or has brought it up already."""
+        if view.host not in self.engines or view.id in self._processes:
+            return
         outbound = Link(loop=self.loop, delay_s=self._delay_s, deliver=self.server.receive)
         batcher = Batcher(
             view,
             block_tokens=self.spec.kv.block_tokens,
-            limits=self.spec.batch,
+            limits=self.spec.batch_of(view.kind),
             batching=self.policies.batching,
             fairness=self.policies.cluster.fairness,
         )
         worker = SimWorker(
             batcher=batcher,
-            engine=self.engine,
-            cost=self.policies.cluster.cost,
+            engine=self.engines[view.host],
+            cost=self.policies.cluster.cost.on(view.kind),
             loop=self.loop,
             report=outbound.send,
         )
         inbound = Link(loop=self.loop, delay_s=self._delay_s, deliver=worker.receive)
-        self._processes[view.id] = _Process(worker, inbound, outbound)
+        self._processes[view.id] = _Process(view, worker, inbound, outbound)
         self.server.join(view, inbound.send)
+
+    # ---- and go
 
     def kill(self, worker: WorkerId, death: Death, why: str) -> None:
         """Kill a process; the server notices, and a new one joins under the same id. Nothing where it is dead."""
@@ -108,12 +130,37 @@ class SimCluster:
             case _:
                 assert_never(death.reports)
         self._note_queue(process)
-        self.loop.at(noticed_at_s, partial(self._lose, process.worker, death.restart_s, why))
+        self.loop.at(noticed_at_s, partial(self._lose, process.view, death.restart_s, why))
 
-    def _lose(self, worker: SimWorker, restart_s: float, why: str) -> None:
-        self.server.lose(worker.id, why)
-        view = WorkerView(id=worker.id, host=worker.batcher.host, role=worker.batcher.role)
+    def _lose(self, view: WorkerView, restart_s: float, why: str) -> None:
+        if view.host not in self.engines:
+            return  # its host went down meanwhile, which brings it back
+        self.server.lose(view.id, why)
         self.loop.after(restart_s, partial(self.boot, view))
+
+    def kill_host(self, host: HostId, notice_s: float, restart_s: float) -> None:
+        """Take a host down with everything on it. It comes back empty. Nothing where it is down."""
+        if self.engines.pop(host, None) is None:
+            return
+        for process in [process for process in self._processes.values() if process.view.host == host]:
+            del self._processes[process.view.id]
+            process.worker.kill()
+            process.inbound.close()
+            process.outbound.close()
+            self._note_queue(process)
+        self.loop.after(notice_s, partial(self._lose_host, host, restart_s))
+
+    def _lose_host(self, host: HostId, restart_s: float) -> None:
+        self.wires.lose_host(host)
+        views = [view for view in self.spec.views() if view.host == host]
+        self.server.lose_host(host, {view.id for view in views}, "the host is down")
+        self.loop.after(restart_s, partial(self._reopen, host))
+
+    def _reopen(self, host: HostId) -> None:
+        self.open_host(host)
+        for view in self.spec.views():
+            if view.host == host:
+                self.boot(view)
 
     def reshape(self, command: SetRole | StartWorker | RetireWorker) -> None:
         """Do what roles and scaling ask: a flip is at once, a new worker takes its time to start."""
@@ -122,15 +169,62 @@ class SimCluster:
                 pass  # the coordinator knows; a worker does what it is given
             case StartWorker(role=role):
                 self.started += 1
-                view = WorkerView(id=WorkerId(f"{role}-added-{self.started}"), host=HOST, role=role)
-                self.loop.after(self.spec.worker_start_s, partial(self.boot, view))
+                view = self._added(f"{role}-added-{self.started}", command)
+                self.loop.after(self.spec.worker_start_s, partial(self._boot_added, view))
             case RetireWorker(worker=worker):
-                process = self._processes.pop(worker)
+                process = self._processes.pop(worker, None)
+                if process is None:
+                    return  # it died on the way
                 process.worker.kill()
                 process.inbound.close()
                 self.loop.at(process.outbound.drained_at_s, partial(self.server.lose, worker, "retired"))
             case _:
                 assert_never(command)
+
+    def _added(self, name: str, command: StartWorker) -> WorkerView:
+        """A worker like the first of its role: of its kind, and on a host of its own where those have one each."""
+        alike = [group for group in self.spec.workers if group.role == command.role]
+        host = HostId(f"host-of-{name}") if alike and alike[0].host == "each" else HOST
+        kind = alike[0].kind if alike else ""
+        return WorkerView(id=WorkerId(name), host=host, role=command.role, kind=kind)
+
+    def _boot_added(self, view: WorkerView) -> None:
+        if view.host not in self.engines:
+            self.open_host(view.host)
+        self.boot(view)
+
+    # ---- copies between hosts
+
+    def copy_s(self, copy: CopyBlocks) -> float:
+        """How long a copy takes that is alone on its wire: what its prefill has not hidden."""
+        transfer_s = self.policies.cluster.cost.handoff_s(tokens=copy.tokens, same_host=False)
+        life = self.server.journal.lives.get(copy.request_id)
+        wire = self.spec.wire
+        if life is None or not life.token_times_s or life.started_at_s is None:
+            return transfer_s  # a prefix is fetched: nothing is computed meanwhile
+        hidden_s = wire.overlap_ratio * (life.token_times_s[0] - life.started_at_s)
+        return min(transfer_s, max(wire.residue_s, transfer_s - hidden_s))
+
+    def end_copy(self, copy: CopyBlocks, landed: bool) -> None:  # noqa: FBT001  what Wires calls
+        """Move the bytes of a copy that has come to its end, and tell the server."""
+        source, target = self.engines.get(copy.source), self.engines.get(copy.target)
+        landed = landed and source is not None and target is not None
+        if source is not None and target is not None and landed:
+            for read, write in zip(copy.read, copy.write, strict=True):
+                target.write(write, source.bytes_of(read))
+        self.server.carrier.copied(copy, landed=landed, now_s=self.loop.now_s)
+
+    # ---- time
+
+    def keep_ticking(self) -> None:
+        """Let roles, scaling and moves be looked at, as long as anything else is left to do."""
+        if self.policies.cluster.is_restless:
+            self.loop.after(self.spec.tick_s, self._tick)
+
+    def _tick(self) -> None:
+        self.server.tick()
+        if not self.loop.is_empty:
+            self.loop.after(self.spec.tick_s, self._tick)
 
     def note_queues(self) -> None:
         """Bring `inbound_max` up to date."""
@@ -154,28 +248,39 @@ def cluster_coordinator(spec: ClusterSpec, policies: SimPolicies) -> Coordinator
 def build_cluster(
     spec: ClusterSpec,
     policies: SimPolicies,
-    engine: SimEngine,
+    new_engine: Callable[[HostId], SimEngine],
     *,
     seed: int,
-    keep_log: bool,
+    journal: Journal,
     closed: Callable[[Life], None],
 ) -> SimCluster:
     """Put a cluster together and let its workers join at time 0."""
     loop = EventLoop()
-    pool = HostPool(
-        host=HOST, blocks_total=spec.kv.blocks, block_tokens=spec.kv.block_tokens, eviction=policies.eviction
-    )
     server = SimServer(
         loop=loop,
-        coordinator=cluster_coordinator(spec, policies),
-        pool=pool,
-        journal=Journal(keep_log=keep_log),
+        journal=journal,
         closed=closed,
-        reshape=lambda command: cluster.reshape(command),
+        reshape_fleet=lambda command: cluster.reshape(command),
+        start_copy=lambda copy: wires.begin(copy),
+    )
+    wires = Wires(
+        loop=loop,
+        seconds=lambda copy: cluster.copy_s(copy),
+        ended=lambda copy, landed: cluster.end_copy(copy, landed),
     )
     cluster = SimCluster(
-        spec=spec, policies=policies, engine=engine, server=server, loop=loop, draw=Random(f"links {seed}")
+        spec=spec,
+        policies=policies,
+        new_engine=new_engine,
+        server=server,
+        loop=loop,
+        draw=Random(f"links {seed}"),
+        wires=wires,
     )
+    server.connect(cluster_coordinator(spec, policies))
+    for host in spec.hosts():
+        cluster.open_host(host)
     for view in spec.views():
         cluster.boot(view)
+    cluster.keep_ticking()
     return cluster

@@ -29,6 +29,14 @@ class SimEngine(Protocol):
         """Leave the step's own slots as a process leaves them that was killed while it wrote them."""
         ...
 
+    def bytes_of(self, block: BlockId) -> bytes:
+        """Read a block's KV, for a copy to another host."""
+        ...
+
+    def write(self, block: BlockId, kv: bytes) -> None:
+        """Write what another host's engine has read."""
+        ...
+
 
 class ContentEngine:
     """The real hash engine: any lost, swapped or stale block changes the text (INV-8). All workers share one arena."""
@@ -53,6 +61,16 @@ class ContentEngine:
                 for at in (start, start + plane):
                     self._arena[at : at + width] = bytes([_SCRIBBLE_BYTE]) * width
 
+    def bytes_of(self, block: BlockId) -> bytes:
+        """See `SimEngine.bytes_of`."""
+        size = self._layout.block_bytes
+        return bytes(self._arena[block * size : (block + 1) * size])
+
+    def write(self, block: BlockId, kv: bytes) -> None:
+        """See `SimEngine.write`."""
+        size = self._layout.block_bytes
+        self._arena[block * size : (block + 1) * size] = kv
+
 
 @dataclass(frozen=True, slots=True)
 class LengthEngine:
@@ -66,6 +84,13 @@ class LengthEngine:
 
     def scribble(self, step: Step) -> None:
         """There are no bytes."""
+
+    def bytes_of(self, block: BlockId) -> bytes:
+        """There are none."""
+        return b""
+
+    def write(self, block: BlockId, kv: bytes) -> None:
+        """There are none."""
 
     def _result(self, part: Slice) -> SliceResult:
         if not part.sample:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from baton.core.types import RequestId, Role, WorkerId
+from baton.core.types import HostId, RequestId, Role, WorkerId
 
 KillMoment = Literal["during", "after"]
 """In the step, with half of it written; or right after, with its report under way."""
@@ -87,4 +87,24 @@ class Flip(Struct, frozen=True, tag=True, kw_only=True):
     role: Role
 
 
-Fault = Kill | KillAtStep | Hang | Slow | DelaySpike | Cancel | Flip
+class HostKill(Struct, frozen=True, tag=True, kw_only=True):
+    """A whole host goes down: its workers, its KV and its wires. It comes back empty."""
+
+    host: HostId
+    at_s: float
+    notice_s: float
+    """From then until the server knows."""
+    restart_s: float
+    """From then until its workers have joined again."""
+
+
+class WireCut(Struct, frozen=True, tag=True, kw_only=True):
+    """The wire between two hosts is down for a while: what is on it fails."""
+
+    one: HostId
+    other: HostId
+    at_s: float
+    for_s: float
+
+
+Fault = Kill | KillAtStep | Hang | Slow | DelaySpike | Cancel | Flip | HostKill | WireCut

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
-from msgspec import Struct
 
-from baton.control.decision_log import Decision
-from baton.core.messages import CloseRequest, PoolCommand, PoolEvent
+from baton.control.decision_log import Decision, PoolDecision
+from baton.core.messages import CloseRequest
 from baton.core.types import Request, RequestId, WorkerId
 
 
@@ -38,21 +38,22 @@ class Life:
         return self.tokens[self.request.prompt_tokens :]
 
 
-class PoolDecision(Struct, frozen=True, tag=True):
-    """One event into the host pool, and what came out."""
-
-    now_s: float
-    event: PoolEvent
-    commands: tuple[PoolCommand, ...]
-
-
 @dataclass(slots=True, kw_only=True)
 class Journal:
     """Written by the simulated server, read by the checkers. Grows with the run: without `keep_log`, by lives only."""
 
     keep_log: bool
+    tap: Callable[[Decision | PoolDecision], None] | None = None
+    """Told every decision as it is made, instead of keeping it: for a log file, or a timeline."""
     lives: dict[RequestId, Life] = field(default_factory=dict[RequestId, Life])
     log: list[Decision | PoolDecision] = field(default_factory=list[Decision | PoolDecision])
+
+    @property
+    def sink(self) -> Callable[[Decision | PoolDecision], None] | None:
+        """Where decisions go. None: nobody wants them, and they need not be made."""
+        if self.tap is not None:
+            return self.tap
+        return self.log.append if self.keep_log else None
 
     def decisions(self) -> list[Decision]:
         return [entry for entry in self.log if isinstance(entry, Decision)]

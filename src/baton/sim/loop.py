@@ -22,6 +22,11 @@ class EventLoop:
     _heap: list[tuple[float, int, Action]] = field(default_factory=list[tuple[float, int, Action]])
     _scheduled: int = 0
 
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is left to do."""
+        return not self._heap
+
     def at(self, when_s: float, action: Action) -> None:
         """Do something at a time, or now where the time has passed."""
         self._scheduled += 1

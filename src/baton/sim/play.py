@@ -12,9 +12,9 @@ from baton.kv.hashing import block_hashes
 from baton.sim.checkers import Watch, check_end, check_refusal, check_text
 from baton.sim.cluster import SimCluster, build_cluster
 from baton.sim.engines import ContentEngine
-from baton.sim.faults import Cancel, DelaySpike, Fault, Flip, Hang, Kill, KillAtStep, Slow, Stage
-from baton.sim.journal import Life
-from baton.sim.policies import build_policies
+from baton.sim.faults import Cancel, DelaySpike, Fault, Flip, Hang, HostKill, Kill, KillAtStep, Slow, Stage, WireCut
+from baton.sim.journal import Journal, Life
+from baton.sim.restless import play_policies
 from baton.sim.scenario import PlannedRequest, Scenario
 
 PLAY_S_MAX = 300.0
@@ -53,7 +53,7 @@ class Play:
     def run(self) -> None:
         """Run to the end under all checkers. Raises Violation where an invariant breaks."""
         ended = self.cluster.loop.run(until_s=PLAY_S_MAX, events_max=EVENTS_MAX, after_each=self._after_each)
-        deadly = any(isinstance(fault, Kill | KillAtStep | Hang) for fault in self.scenario.faults)
+        deadly = any(isinstance(fault, Kill | KillAtStep | Hang | HostKill) for fault in self.scenario.faults)
         check_end(self.watch, ended=ended, failures_allowed=deadly)
         for life in self.cluster.server.journal.lives.values():
             check_text(life)
@@ -103,6 +103,11 @@ class Play:
                 self.triggers.append(Trigger(partial(self._reached, fault.request_id, fault.stage), cancel))
             case Flip():
                 loop.at(fault.at_s, partial(cluster.server.set_role, fault.worker, fault.role))
+            case HostKill():
+                loop.at(fault.at_s, partial(cluster.kill_host, fault.host, fault.notice_s, fault.restart_s))
+            case WireCut():
+                loop.at(fault.at_s, partial(cluster.wires.cut, fault.one, fault.other))
+                loop.at(fault.at_s + fault.for_s, partial(cluster.wires.mend, fault.one, fault.other))
             case _:
                 assert_never(fault)
 
@@ -158,10 +163,10 @@ def stage(scenario: Scenario) -> Play:
     plays: list[Play] = []
     cluster = build_cluster(
         spec,
-        build_policies("baton", spec),
-        ContentEngine(blocks=spec.kv.blocks, block_tokens=spec.kv.block_tokens),
+        play_policies(spec, restless=scenario.restless),
+        lambda host: ContentEngine(blocks=spec.kv_of(host).blocks, block_tokens=spec.kv.block_tokens),
         seed=scenario.seed,
-        keep_log=True,
+        journal=Journal(keep_log=True),
         closed=lambda life: plays[0].closed(life),
     )
     plays.append(Play(scenario=scenario, cluster=cluster, watch=Watch(cluster=cluster)))

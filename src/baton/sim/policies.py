@@ -37,6 +37,6 @@ def build_policies(name: str, spec: ClusterSpec) -> SimPolicies:
         routing=routing(),
         placement=placement(),
         fairness=FirstComeFirstServed(),
-        cost=spec.cost.model(),
+        cost=spec.cost_model(),
     )
     return SimPolicies(cluster=cluster, batching=MixedChunked(), eviction=LeastRecentlyUsed)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from baton.control.decision_log import Decision, PoolDecision
 from baton.core.types import Request, RequestId, Sampling
 from baton.kv.hashing import block_hashes
 from baton.metrics.summary import RequestRecord
 from baton.sim.checkers import check_nothing_left
 from baton.sim.cluster import SimCluster, build_cluster
 from baton.sim.engines import STOP_TOKEN, LengthEngine
-from baton.sim.journal import Life
+from baton.sim.journal import Journal, Life
 from baton.sim.policies import build_policies
 from baton.sim.spec import ClusterSpec
+from baton.workload.conversation import Conversations, Turn, conversations
 from baton.workload.prompts import PromptMaker
 from baton.workload.request import Trace, TraceRequest
 
@@ -28,17 +31,30 @@ class _Replay:
 
     spec: ClusterSpec
     prompts: PromptMaker
+    linked: Conversations
+    """Turns that wait for an answer."""
+    index_of: dict[RequestId, int] = field(default_factory=dict[RequestId, int])
+    """Place in the trace of the open requests that somebody waits for."""
     output_tokens: dict[RequestId, int] = field(default_factory=dict[RequestId, int])
     """True lengths, for the engine alone."""
     records: list[RequestRecord] = field(default_factory=list[RequestRecord])
 
     def arrive(self, cluster: SimCluster, request: TraceRequest, index: int) -> None:
-        room_tokens = self.spec.request_tokens_max - request.input_tokens
+        self._submit(cluster, request, index, self.prompts.token_ids(request, index))
+
+    def _follow(self, cluster: SimCluster, turn: Turn, said: Sequence[int]) -> None:
+        """The next turn of a conversation: what was said, the answer included, and then what is new."""
+        own = self.prompts.token_ids(turn.request, turn.index)
+        self._submit(cluster, turn.request, turn.index, turn.prompt(own, said))
+
+    def _submit(self, cluster: SimCluster, request: TraceRequest, index: int, prompt: list[int]) -> None:
+        room_tokens = self.spec.request_tokens_max - len(prompt)
         if room_tokens < 1:
-            self._refuse(request)
+            self._refuse(request, cluster.loop.now_s)
             return
-        prompt = self.prompts.token_ids(request, index)
         request_id = RequestId(f"request-{index}")
+        if self.linked.is_followed(index):
+            self.index_of[request_id] = index
         self.output_tokens[request_id] = request.output_tokens
         arriving = Request(
             id=request_id,
@@ -48,13 +64,20 @@ class _Replay:
             arrived_at_s=cluster.loop.now_s,
             sampling=_SAMPLING,
             tenant=request.tenant,
+            priority=request.priority,
+            slo=request.slo,
         )
         cluster.server.submit(arriving, prompt)
 
-    def _refuse(self, request: TraceRequest) -> None:
+    def _refuse(self, request: TraceRequest, now_s: float) -> None:
         """What the HTTP edge does with a prompt that the whole arena cannot hold."""
         record = RequestRecord(
-            arrival_s=request.at_s, end_s=request.at_s, outcome="rejected", input_tokens=request.input_tokens
+            arrival_s=now_s,
+            end_s=now_s,
+            outcome="rejected",
+            input_tokens=request.input_tokens,
+            slo=request.slo,
+            tenant=request.tenant,
         )
         self.records.append(record)
 
@@ -67,29 +90,50 @@ class _Replay:
             input_tokens=life.request.prompt_tokens,
             token_times_s=life.token_times_s,
             cached_tokens=life.cached_tokens,
+            slo=life.request.slo,
+            tenant=life.request.tenant,
         )
         self.records.append(record)
+        self._go_on(cluster, life)
         del cluster.server.journal.lives[life.request.id]
         del self.output_tokens[life.request.id]
 
 
-def replay_trace(spec: ClusterSpec, trace: Trace, *, policy: str, seed: int) -> list[RequestRecord]:
+    def _go_on(self, cluster: SimCluster, life: Life) -> None:
+        """Let the next turn come once its reader has thought; after no whole answer it never comes."""
+        index = self.index_of.pop(life.request.id, None)
+        turn = None if index is None else self.linked.following(index)
+        if turn is not None and life.closes[0][1].outcome == "finished":
+            cluster.loop.after(turn.request.think_s or 0.0, partial(self._follow, cluster, turn, tuple(life.tokens)))
+
+
+def replay_trace(
+    spec: ClusterSpec,
+    trace: Trace,
+    *,
+    policy: str,
+    seed: int,
+    tap: Callable[[Decision | PoolDecision], None] | None = None,
+) -> list[RequestRecord]:
     """Play a whole trace and return what happened to each request, in the order in which they closed.
 
-    `seed` decides tokens of prompts and delays of messages. Raises ConfigError for an unknown policy.
+    `seed` decides tokens of prompts and delays of messages. `tap` is told every decision as it is made: for a log, or
+    a timeline. Raises ConfigError for an unknown policy.
     """
-    replaying = _Replay(spec=spec, prompts=PromptMaker(seed=seed))
+    linked = conversations(trace.requests)
+    replaying = _Replay(spec=spec, prompts=PromptMaker(seed=seed), linked=linked)
     clusters: list[SimCluster] = []
     cluster = build_cluster(
         spec,
         build_policies(policy, spec),
-        LengthEngine(replaying.output_tokens),
+        lambda host: LengthEngine(replaying.output_tokens),
         seed=seed,
-        keep_log=False,
+        journal=Journal(keep_log=False, tap=tap),
         closed=lambda life: replaying.close(clusters[0], life),
     )
     clusters.append(cluster)
-    for index, request in enumerate(trace.requests):
+    cluster.server.carrier.log = tap
+    for index, request in linked.openers:
         cluster.loop.at(request.at_s, partial(replaying.arrive, cluster, request, index))
     cluster.loop.run(until_s=math.inf, events_max=sys.maxsize, after_each=_nothing)
     check_nothing_left(cluster)

@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from baton.core.config import BatchLimits, Topology
-from baton.core.types import RequestId, Role, Sampling, WorkerId
+from baton.core.types import HostId, RequestId, Role, Sampling, WorkerId
 from baton.engine.hash_engine import BYTE_TOKENS_FROM
 from baton.sim.engines import STOP_TOKEN
 from baton.sim.faults import (
@@ -18,14 +18,16 @@ from baton.sim.faults import (
     Fault,
     Flip,
     Hang,
+    HostKill,
     Kill,
     KillAtStep,
     KillMoment,
     ReportsFate,
     Slow,
     Stage,
+    WireCut,
 )
-from baton.sim.spec import ClusterSpec, SimCost, SimKV, SimLink
+from baton.sim.spec import ClusterSpec, SimCost, SimKV, SimLink, SimWorkers
 
 TOPOLOGIES: tuple[tuple[int, int, int], ...] = (
     (1, 1, 0), (1, 1, 0), (2, 1, 0), (1, 2, 0), (2, 2, 0), (0, 0, 1), (0, 0, 2), (1, 1, 1),
@@ -58,6 +60,8 @@ class Scenario(Struct, frozen=True, kw_only=True):
     cluster: ClusterSpec
     requests: tuple[PlannedRequest, ...]
     faults: tuple[Fault, ...] = ()
+    restless: bool = False
+    """Play it with policies that fetch, place and move for no reason."""
 
 
 def draw_scenario(seed: int) -> Scenario:
@@ -70,11 +74,29 @@ def draw_scenario(seed: int) -> Scenario:
         topology=Topology(prefill=prefill, decode=decode, mixed=mixed),
         kv=SimKV(blocks=_draw_blocks(draw, requests), block_tokens=BLOCK_TOKENS),
         batch=BatchLimits(step_tokens_max=draw.choice((4, 8, 16, 64)), requests_max=draw.choice((1, 2, 4, 8))),
-        cost=SimCost(step_overhead_s=0.01, prefill_token_s=0.001, decode_request_s=0.001, context_token_s=0.00001),
+        cost=SimCost(
+            step_overhead_s=0.01,
+            prefill_token_s=0.001,
+            decode_request_s=0.001,
+            context_token_s=0.00001,
+            handoff_local_s=0.001,
+            handoff_token_s=draw.choice((0.0001, 0.002)),
+        ),
         link=SimLink(delay_min_s=delay_s / 4, delay_max_s=delay_s),
         queue_requests_max=draw.choice((5, 1000, 1000, 1000)),
     )
-    return Scenario(seed=seed, cluster=cluster, requests=requests)
+    return Scenario(seed=seed, cluster=_spread(cluster, draw), requests=requests, restless=draw.random() < 0.5)
+
+
+def _spread(cluster: ClusterSpec, draw: Random) -> ClusterSpec:
+    """Put the workers on one host, on two, or each on its own."""
+    hosts = draw.choice((1, 1, 2, 9))
+    if hosts == 1:
+        return cluster
+    workers = tuple(
+        SimWorkers(role=view.role, host=f"host-{index % hosts}") for index, view in enumerate(cluster.views())
+    )
+    return replace(cluster, workers=workers, tick_s=draw.choice((0.02, 0.1)))
 
 
 def _draw_requests(draw: Random) -> tuple[PlannedRequest, ...]:
@@ -131,6 +153,13 @@ def with_faults(scenario: Scenario) -> Scenario:
         faults.append(DelaySpike(at_s=draw.uniform(0, 0.8), for_s=draw.uniform(0, 0.1), delay_s=draw.uniform(0, 0.1)))
     for request in draw.sample(scenario.requests, k=min(len(scenario.requests), draw.choice((0, 1, 3, 6)))):
         faults.append(Cancel(request_id=request.id, stage=draw.choice(STAGES), delay_s=draw.choice((0.0, 0.003, 0.05))))
+    hosts = scenario.cluster.hosts()
+    if len(hosts) > 1:
+        for _ in range(draw.choice((0, 1, 1, 2))):
+            faults.append(_draw_host_kill(draw, hosts))
+        for _ in range(draw.choice((0, 1, 3))):
+            one, other = draw.sample(hosts, k=2)
+            faults.append(WireCut(one=one, other=other, at_s=draw.uniform(0.0, 0.8), for_s=draw.uniform(0.0, 0.2)))
     for _ in range(draw.choice((0, 0, 1, 3))):
         faults.append(Flip(worker=draw.choice(workers), at_s=draw.uniform(0, 0.8), role=draw.choice(_ROLES)))
     return replace(scenario, faults=tuple(faults))
@@ -142,6 +171,15 @@ def _draw_death(draw: Random) -> Death:
         notice_s=draw.choice((0.0, 0.002, 0.02)),
         restart_s=draw.choice((0.0, 0.0, 0.05, 0.3)),
         late_s=draw.choice((0.0, 0.02, 0.1)),
+    )
+
+
+def _draw_host_kill(draw: Random, hosts: list[HostId]) -> HostKill:
+    return HostKill(
+        host=draw.choice(hosts),
+        at_s=draw.uniform(0.0, 0.8),
+        notice_s=draw.choice((0.0, 0.002, 0.05)),
+        restart_s=draw.choice((0.0, 0.05, 0.3)),
     )
 
 

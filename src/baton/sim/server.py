@@ -1,89 +1,112 @@
-"""The server's driver without sockets: the real coordinator, the real host pool, the truth about every request."""
+"""The server of a simulation: the real carrier with its machines, and the truth about every request."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import assert_never
 
+from baton.control.carrier import Carrier
 from baton.control.coordinator import Coordinator
-from baton.control.decision_log import Decision
+from baton.control.handoffs import Start
+from baton.control.load_meter import LoadMeter
 from baton.core.messages import (
     BlocksGranted,
     CloseRequest,
-    CoordinatorCommand,
-    CoordinatorEvent,
-    PoolCommand,
-    PoolEvent,
-    PrefillFinished,
-    ReleaseBlocks,
-    RequestArrived,
-    RequestCancelled,
-    RequestFailed,
-    RequestFinished,
+    CopyBlocks,
     RetireWorker,
-    RoleSet,
     SetRole,
     StartDecode,
-    StartPrefill,
     StartRequest,
     StartWorker,
     StepReport,
-    StopRequest,
-    ToWorker,
     WorkerCommand,
-    WorkerJoined,
-    WorkerLost,
-    WorkerReported,
 )
-from baton.core.types import OutputToken, Request, RequestId, Role, WorkerId, WorkerView, pack_tokens
+from baton.core.types import (
+    HostId,
+    OutputToken,
+    Request,
+    RequestId,
+    Role,
+    TokenBytes,
+    WorkerId,
+    WorkerView,
+    pack_tokens,
+)
 from baton.kv.host_pool import HostPool
-from baton.sim.journal import Journal, Life, PoolDecision
+from baton.sim.journal import Journal, Life
 from baton.sim.loop import EventLoop
 
 
 @dataclass(slots=True, kw_only=True)
 class SimServer:
-    """Carries events in and commands out, exactly as the live gateway does."""
+    """What stands around the carrier in the live server, without sockets. Implements `Outside`."""
 
     loop: EventLoop
-    coordinator: Coordinator
-    pool: HostPool
     journal: Journal
     closed: Callable[[Life], None]
     """Called when a request has closed."""
-    reshape: Callable[[SetRole | StartWorker | RetireWorker], None]
+    reshape_fleet: Callable[[SetRole | StartWorker | RetireWorker], None]
     """Changes the fleet as roles and scaling ask."""
+    start_copy: Callable[[CopyBlocks], None]
+    """Puts a copy on the wire."""
+    carrier: Carrier = field(init=False)
+    meter: LoadMeter = field(default_factory=LoadMeter)
     routes: dict[WorkerId, Callable[[WorkerCommand], None]] = field(
         default_factory=dict[WorkerId, Callable[[WorkerCommand], None]]
     )
     """The link to every worker that has joined and is not lost."""
 
+    def connect(self, coordinator: Coordinator) -> None:
+        """Give it its coordinator."""
+        self.carrier = Carrier(coordinator, self)
+        self.carrier.log = self.journal.sink
+
+    @property
+    def coordinator(self) -> Coordinator:
+        return self.carrier.coordinator
+
+    @property
+    def pools(self) -> dict[HostId, HostPool]:
+        return self.carrier.pools
+
     # ---- what clients, operators and processes do
 
     def submit(self, request: Request, prompt: Sequence[int]) -> None:
         self.journal.lives[request.id] = Life(request=request, tokens=list(prompt))
-        self._tell(RequestArrived(request))
+        self.meter.arrived(request.prompt_tokens)
+        self.carrier.arrive(request, self.loop.now_s)
 
     def cancel(self, request_id: RequestId) -> None:
-        self._tell(RequestCancelled(request_id))
+        self.carrier.cancel(request_id, self.loop.now_s)
 
     def set_role(self, worker: WorkerId, role: Role) -> None:
-        self._tell(RoleSet(worker, role))
+        self.carrier.set_role(worker, role, self.loop.now_s)
+
+    def tick(self) -> None:
+        """Let roles, scaling and moves be looked at."""
+        self.carrier.tick(self.meter.take(self.loop.now_s), self.loop.now_s)
 
     def join(self, view: WorkerView, send: Callable[[WorkerCommand], None]) -> None:
         self.routes[view.id] = send
-        self._tell(WorkerJoined(view))
+        self.carrier.join(view, self.loop.now_s)
 
     def lose(self, worker: WorkerId, reason: str) -> None:
-        """Note a dead worker: first the pool, then the coordinator, who gives its requests to others."""
-        lost = WorkerLost(worker, reason)
-        del self.routes[worker]
+        """Note a dead worker."""
+        self.routes.pop(worker, None)
+        self._orphan({worker})
+        self.carrier.lose(worker, reason, self.loop.now_s)
+
+    def lose_host(self, host: HostId, workers: set[WorkerId], reason: str) -> None:
+        """Note a dead host, with all its workers."""
+        for worker in workers:
+            self.routes.pop(worker, None)
+        self._orphan(workers)
+        self.carrier.lose_host(host, reason, self.loop.now_s)
+
+    def _orphan(self, workers: set[WorkerId]) -> None:
         for life in self.journal.lives.values():
-            if life.worker == worker:
+            if life.worker in workers:
                 life.worker = None
-        self._tell_pool(lost)
-        self._tell(lost)
 
     def receive(self, report: StepReport) -> None:
         """Take a worker's report: its tokens, then its events in their order, then its load."""
@@ -93,11 +116,7 @@ class SimServer:
                 life.started_at_s = report.view.observed_at_s
         for token in report.tokens:
             self._record(token, report.worker)
-        for event in report.events:
-            self._tell_pool(event)
-            if isinstance(event, PrefillFinished | RequestFinished | RequestFailed):
-                self._tell(event)
-        self._tell(WorkerReported(report.view))
+        self.carrier.hear(report, self.loop.now_s)
 
     def _record(self, token: OutputToken, worker: WorkerId) -> None:
         """Keep a token unless it is of an attempt that was given up, of a lost worker, or is there already.
@@ -113,73 +132,48 @@ class SimServer:
             return
         if token.index == 0:
             life.prompt_logprobs = len(token.prompt_logprobs)
+            self.meter.prefilled(self.loop.now_s - life.request.arrived_at_s)
         life.tokens.append(token.token)
         life.token_times_s.append(self.loop.now_s)
 
-    # ---- events in, commands out
+    # ---- what the carrier asks for
 
-    def _tell(self, event: CoordinatorEvent) -> None:
-        commands = self.coordinator.handle(event, self.loop.now_s)
-        if self.journal.keep_log:
-            self.journal.log.append(Decision(self.loop.now_s, event, tuple(commands)))
-        for command in commands:
-            self._execute(command)
+    def send(self, worker: WorkerId, command: WorkerCommand) -> None:
+        """See `Outside.send`."""
+        if isinstance(command, BlocksGranted):
+            self._note_hit(command.request_id, command.cached_blocks * self.coordinator.block_tokens)
+        elif isinstance(command, StartRequest) and command.block_table:
+            self._note_hit(command.request.id, command.computed_tokens)
+        route = self.routes.get(worker)
+        if route is not None:
+            route(command)
 
-    def _execute(self, command: CoordinatorCommand) -> None:
-        match command:
-            case StartPrefill() | StartDecode():
-                self._start(command)
-            case StopRequest():
-                self.routes[command.worker](command)
-            case ReleaseBlocks():
-                self._tell_pool(command)
-            case CloseRequest():
-                life = self.journal.lives[command.request_id]
-                life.closes.append((self.loop.now_s, command))
-                self.closed(life)
-            case SetRole() | StartWorker() | RetireWorker():
-                self.reshape(command)
-            case _:
-                assert_never(command)
+    def copy(self, copy: CopyBlocks) -> None:
+        """See `Outside.copy`."""
+        self.start_copy(copy)
 
-    def _start(self, command: StartPrefill | StartDecode) -> None:
-        """Give the request's blocks to the worker and tell it so, before anything else that follows from it."""
-        follow_up = self._ask_pool(command)
+    def assign(self, command: Start) -> TokenBytes:
+        """See `Outside.assign`."""
         life = self.journal.lives[command.request.id]
         life.attempt, life.worker = command.attempt, command.worker
         if isinstance(command, StartDecode):
             life.handoffs_s.append(self.loop.now_s)
-        table, computed_tokens = self.pool.table(command.request.id)
-        start = StartRequest(
-            request=command.request,
-            attempt=command.attempt,
-            tokens=pack_tokens(life.tokens),
-            until=command.until if isinstance(command, StartPrefill) else "end",
-            block_table=table,
-            computed_tokens=computed_tokens,
-        )
-        self.routes[command.worker](start)
-        self._carry(follow_up)
+        return pack_tokens(life.tokens)
 
-    def _tell_pool(self, event: PoolEvent) -> None:
-        self._carry(self._ask_pool(event))
+    def close(self, command: CloseRequest) -> None:
+        """See `Outside.close`."""
+        life = self.journal.lives[command.request_id]
+        life.closes.append((self.loop.now_s, command))
+        times_s = life.token_times_s
+        decode_s = times_s[-1] - times_s[0] if times_s else 0.0
+        self.meter.closed(command.outcome, output_tokens=len(times_s), decode_s=decode_s)
+        self.closed(life)
 
-    def _ask_pool(self, event: PoolEvent) -> list[PoolCommand]:
-        commands = self.pool.handle(event)
-        if self.journal.keep_log:
-            self.journal.log.append(PoolDecision(self.loop.now_s, event, tuple(commands)))
-        return commands
+    def reshape(self, command: SetRole | StartWorker | RetireWorker) -> None:
+        """See `Outside.reshape`."""
+        self.reshape_fleet(command)
 
-    def _carry(self, commands: Sequence[PoolCommand]) -> None:
-        for command in commands:
-            if isinstance(command, ToWorker):
-                if isinstance(command.command, BlocksGranted):
-                    self._note_hit(command.command)
-                self.routes[command.worker](command.command)
-            else:
-                self._tell(command)
-
-    def _note_hit(self, granted: BlocksGranted) -> None:
-        life = self.journal.lives.get(granted.request_id)
+    def _note_hit(self, request_id: RequestId, tokens: int) -> None:
+        life = self.journal.lives.get(request_id)
         if life is not None and life.cached_tokens is None:
-            life.cached_tokens = granted.cached_blocks * self.pool.block_tokens
+            life.cached_tokens = tokens

@@ -1,8 +1,10 @@
-"""A simulated cluster as a TOML file: its workers, its KV blocks, what a step costs, how long a message takes."""
+"""A simulated cluster as a TOML or YAML file: hosts, workers, KV blocks, what steps and copies cost, delays."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections import Counter
+from pathlib import Path
+from typing import Any, Literal, cast
 
 import msgspec
 from msgspec import Struct
@@ -10,11 +12,14 @@ from msgspec import Struct
 from baton.core.config import BatchLimits, Topology
 from baton.core.errors import ConfigError
 from baton.core.names import did_you_mean
+from baton.core.ports import CostModel
 from baton.core.types import HostId, Role, WorkerId, WorkerView
+from baton.cost.heterogeneous import HeterogeneousCost
 from baton.cost.linear import LinearCost
+from baton.cost.load import LoadedCost, load_cost
 
 HOST = HostId("host-0")
-"""One host: a handoff between hosts is not part of the live system yet, so it is not simulated either."""
+"""Where workers are whose host is not named."""
 
 
 class SimKV(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,6 +34,38 @@ class SimLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     delay_min_s: float = 0.0002
     delay_max_s: float = 0.0006
+
+
+class SimWire(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Copies between hosts. How long one takes alone, the cost model says."""
+
+    overlap_ratio: float = 0.0
+    """Share of its prefill's time under which a prompt's KV is already sent: (layers - 1) / layers where it goes layer
+    by layer, 0 where it goes when all of it is computed."""
+    residue_s: float = 0.005
+    """What is exposed of such a copy at least."""
+
+
+class SimWorkers(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Workers that are alike."""
+
+    role: Role
+    count: int = 1
+    kind: str = ""
+    """One of `kinds`. Empty: what `cost`, `kv` and `batch` say."""
+    host: str = HOST
+    """The host that they share. `each`: every one has a host, and so an arena, of its own."""
+
+
+class SimKind(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one kind of worker is."""
+
+    cost: dict[str, Any]
+    """As `baton.cost.load` takes it: a model by name, and what it needs to know."""
+    kv: SimKV | None = None
+    """Arena of a host whose first worker is of this kind. None: what fits beside the weights, where the cost model
+    knows that, otherwise the cluster's `kv`."""
+    batch: BatchLimits | None = None
 
 
 class SimCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,6 +99,14 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     batch: BatchLimits = BatchLimits()
     cost: SimCost = SimCost()
     link: SimLink = SimLink()
+    wire: SimWire = SimWire()
+    workers: tuple[SimWorkers, ...] = ()
+    """Instead of `topology`, where hosts or kinds differ."""
+    kinds: dict[str, SimKind] = {}
+    tick_s: float = 1.0
+    """How often policies of roles, scaling and moves are asked."""
+    folder: str = ""
+    """Where files are that `kinds` name: the cluster file's own."""
     worker_start_s: float = 30.0
     """How long a worker takes from being asked for to being ready."""
     queue_requests_max: int = 1024
@@ -71,21 +116,62 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def request_tokens_max(self) -> int:
-        """Most tokens, prompt and output together, that the arena can hold for one request."""
-        return self.kv.blocks * self.kv.block_tokens
+        """Most tokens, prompt and output together, that every host can hold for one request."""
+        return min(self.kv_of(host).blocks for host in self.hosts()) * self.kv.block_tokens
 
     def views(self) -> list[WorkerView]:
-        """The workers, all on one host."""
-        counts: list[tuple[Role, int]] = [
-            ("prefill", self.topology.prefill),
-            ("decode", self.topology.decode),
-            ("mixed", self.topology.mixed),
-        ]
-        return [
-            WorkerView(id=WorkerId(f"{role}-{index}"), host=HOST, role=role)
-            for role, count in counts
-            for index in range(count)
-        ]
+        """The workers."""
+        return [view for group, views in self._groups() for view in views if group.count > 0]
+
+    def hosts(self) -> list[HostId]:
+        """The hosts, in the order of their first workers."""
+        return list(dict.fromkeys(view.host for view in self.views()))
+
+    def kv_of(self, host: HostId) -> SimKV:
+        """The arena of a host: that of the kind of its first worker, if that has one."""
+        kinds = [view.kind for view in self.views() if view.host == host]
+        kind = self.kinds.get(kinds[0]) if kinds else None
+        if kind is None:
+            return self.kv
+        return kind.kv if kind.kv is not None else self._kv_beside_weights(kind)
+
+    def _kv_beside_weights(self, kind: SimKind) -> SimKV:
+        tokens = self._load(kind).kinds[""].kv_tokens_max
+        return msgspec.structs.replace(self.kv, blocks=tokens // self.kv.block_tokens) if tokens else self.kv
+
+    def _load(self, kind: SimKind) -> LoadedCost:
+        return load_cost(kind.cost, folder=Path(self.folder))
+
+    def batch_of(self, kind: str) -> BatchLimits:
+        """How large a step of this kind of worker may be."""
+        found = self.kinds.get(kind)
+        return found.batch if found is not None and found.batch is not None else self.batch
+
+    def cost_model(self) -> CostModel:
+        """What steps and copies cost. Raises ConfigError with everything that is wrong with a kind's cost."""
+        usual = self.cost.model()
+        if not self.kinds:
+            return usual
+        return HeterogeneousCost(kinds={name: self._load(kind).cost for name, kind in self.kinds.items()})
+
+    def _groups(self) -> list[tuple[SimWorkers, list[WorkerView]]]:
+        topology = self.topology
+        alike = (
+            SimWorkers(role="prefill", count=topology.prefill),
+            SimWorkers(role="decode", count=topology.decode),
+            SimWorkers(role="mixed", count=topology.mixed),
+        )
+        numbers: Counter[Role] = Counter()
+        groups: list[tuple[SimWorkers, list[WorkerView]]] = []
+        for group in self.workers or alike:
+            views: list[WorkerView] = []
+            for _ in range(group.count):
+                name = f"{group.role}-{numbers[group.role]}"
+                numbers[group.role] += 1
+                host = HostId(f"host-of-{name}" if group.host == "each" else group.host)
+                views.append(WorkerView(id=WorkerId(name), host=host, role=group.role, kind=group.kind))
+            groups.append((group, views))
+        return groups
 
     def problems(self) -> list[str]:
         """Everything that is wrong with it. Empty means ready to simulate."""
@@ -107,20 +193,47 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         topology = self.topology
         if min(topology.prefill, topology.decode, topology.mixed) < 0 or not self.views():
             found.append("topology has no worker: set prefill and decode, or mixed, to 1 or more")
+        found += [
+            f"workers name the kind {group.kind!r}, which `kinds` does not have{did_you_mean(group.kind, self.kinds)}"
+            for group in self.workers
+            if group.kind and group.kind not in self.kinds
+        ]
+        return found + self._kind_problems()
+
+    def _kind_problems(self) -> list[str]:
+        found: list[str] = []
+        for name, kind in self.kinds.items():
+            if kind.kv is not None and kind.kv.block_tokens != self.kv.block_tokens:
+                found.append(
+                    f"kinds.{name}.kv.block_tokens is {kind.kv.block_tokens}, kv.block_tokens {self.kv.block_tokens}: "
+                    "one cluster has blocks of one size"
+                )
+            try:
+                self._load(kind)
+            except ConfigError as error:
+                found += [f"kinds.{name}.cost: {line}" for line in str(error).splitlines()]
         return found
 
 
-def load_spec(text: str) -> ClusterSpec:
+def read_spec(path: Path) -> ClusterSpec:
+    """Read a cluster file, `.toml` or `.yaml`. Raises ConfigError with every problem, and OSError."""
+    form: Literal["toml", "yaml"] = "yaml" if path.suffix in (".yaml", ".yml") else "toml"
+    return load_spec(path.read_text(), form=form, folder=str(path.parent))
+
+
+def load_spec(text: str, *, form: Literal["toml", "yaml"] = "toml", folder: str = "") -> ClusterSpec:
     """Decode and check a cluster file's text. Raises ConfigError with every problem that was found, one per line."""
     try:
-        raw = msgspec.toml.decode(text)
+        raw = msgspec.toml.decode(text) if form == "toml" else msgspec.yaml.decode(text)
     except msgspec.DecodeError as error:
-        raise ConfigError(f"not a TOML file: {error}") from error
-    unknown = _unknown_keys(raw)
+        raise ConfigError(f"not a {form.upper()} file: {error}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError("not a cluster: it must be keys with values, such as `topology:` with `prefill: 1` below")
+    unknown = _unknown_keys(cast("dict[str, Any]", raw))
     if unknown:
         raise ConfigError("\n".join(unknown))
     try:
-        spec = msgspec.convert(raw, ClusterSpec)
+        spec = msgspec.convert({"folder": folder, **raw}, ClusterSpec)
     except msgspec.ValidationError as error:
         raise ConfigError(f"not a valid cluster: {error}") from error
     problems = spec.problems()
@@ -131,7 +244,7 @@ def load_spec(text: str) -> ClusterSpec:
 
 def _unknown_keys(raw: dict[str, Any]) -> list[str]:
     sections: dict[str, type[Struct]] = {
-        "topology": Topology, "kv": SimKV, "batch": BatchLimits, "cost": SimCost, "link": SimLink,
+        "topology": Topology, "kv": SimKV, "batch": BatchLimits, "cost": SimCost, "link": SimLink, "wire": SimWire,
     }  # fmt: skip
     known = ClusterSpec.__struct_fields__
     found = [f"unknown key {key}{did_you_mean(key, known)}" for key in raw if key not in known]

@@ -1,0 +1,70 @@
+"""Policies that are never content: they fetch, place and move for no reason, so that the campaign sees every path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from zlib import crc32
+
+from baton.core.ports import CostModel
+from baton.core.types import ClusterView, FlightView, HostId, Request, RequestId, WorkerId, WorkerView
+from baton.policy.routing import Route
+from baton.sim.cluster import SimPolicies
+from baton.sim.policies import build_policies
+from baton.sim.spec import ClusterSpec
+
+
+@dataclass(frozen=True, slots=True)
+class RestlessRouting:
+    """Any worker, whatever its role, with the prefix of whichever host holds most of it."""
+
+    def route(self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel) -> Route:
+        """See `RoutingPolicy.route`."""
+        hits = cluster.prefix_hit_tokens
+        fetch = max(sorted(hits), key=lambda host: hits[host], default=None)
+        return Route(worker=_pick(request.id, "route", cluster.workers), fetch=fetch)
+
+
+@dataclass(frozen=True, slots=True)
+class RestlessPlacement:
+    """Any worker."""
+
+    def place(
+        self,
+        request: Request,
+        source: HostId | None,
+        candidates: Sequence[WorkerView],
+        cluster: ClusterView,
+        cost: CostModel,
+    ) -> WorkerId:
+        """See `PlacementPolicy.place`."""
+        return _pick(request.id, "place", cluster.workers)
+
+
+@dataclass(frozen=True, slots=True)
+class RestlessMoves:
+    """At every tick a third of what decodes goes on elsewhere."""
+
+    def moves(
+        self, cluster: ClusterView, flights: Sequence[FlightView], cost: CostModel, now_s: float
+    ) -> Mapping[RequestId, WorkerId]:
+        """See `MovesPolicy.moves`."""
+        salt = f"{now_s:.6f}"
+        return {
+            flight.request.id: _pick(flight.request.id, salt, cluster.workers)
+            for flight in flights
+            if crc32(f"{flight.request.id} {salt}".encode()) % 3 == 0
+        }
+
+
+def _pick(request_id: RequestId, salt: str, workers: Sequence[WorkerView]) -> WorkerId:
+    return workers[crc32(f"{salt} {request_id}".encode()) % len(workers)].id
+
+
+def play_policies(spec: ClusterSpec, *, restless: bool) -> SimPolicies:
+    """The policies that a scenario is played with: ours, or the restless ones in their place."""
+    ours = build_policies("baton", spec)
+    if not restless:
+        return ours
+    cluster = replace(ours.cluster, routing=RestlessRouting(), placement=RestlessPlacement(), moves=RestlessMoves())
+    return replace(ours, cluster=cluster, restless=True)

@@ -1,0 +1,74 @@
+"""Wires between simulated hosts: a copy takes as long as the cost model says, one at a time per host and direction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from baton.core.messages import CopyBlocks
+from baton.core.types import HostId
+from baton.sim.loop import EventLoop
+
+REFUSED_S = 0.01
+"""How long it takes until a copy over a wire that is cut is given up."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Wires:
+    """Calls `ended` once for every copy, with whether it landed."""
+
+    loop: EventLoop
+    seconds: Callable[[CopyBlocks], float]
+    """How long a copy takes with nothing else on the wire."""
+    ended: Callable[[CopyBlocks, bool], None]
+    copies: int = 0
+    """Copies that landed."""
+    tokens: int = 0
+    """Tokens whose KV they brought."""
+    _sending_until_s: dict[HostId, float] = field(default_factory=dict[HostId, float])
+    _receiving_until_s: dict[HostId, float] = field(default_factory=dict[HostId, float])
+    _under_way: dict[int, CopyBlocks] = field(default_factory=dict[int, CopyBlocks])
+    _cuts: list[frozenset[HostId]] = field(default_factory=list[frozenset[HostId]])
+
+    @property
+    def under_way(self) -> tuple[CopyBlocks, ...]:
+        """Copies that have begun and not ended."""
+        return tuple(self._under_way.values())
+
+    def begin(self, copy: CopyBlocks) -> None:
+        """Put a copy on the wire, behind those that its two hosts are busy with."""
+        self._under_way[copy.number] = copy
+        if frozenset((copy.source, copy.target)) in self._cuts:
+            self.loop.after(REFUSED_S, partial(self._end, copy, landed=False))
+            return
+        now_s = self.loop.now_s
+        free_s = max(now_s, self._sending_until_s.get(copy.source, 0.0), self._receiving_until_s.get(copy.target, 0.0))
+        end_s = free_s + self.seconds(copy)
+        self._sending_until_s[copy.source] = self._receiving_until_s[copy.target] = end_s
+        self.loop.at(end_s, partial(self._end, copy, landed=True))
+
+    def cut(self, one: HostId, other: HostId) -> None:
+        """Break the wire between two hosts: what is on it fails, and so does what comes until it is mended."""
+        ends = frozenset((one, other))
+        self._cuts.append(ends)
+        self._fail([copy for copy in self._under_way.values() if frozenset((copy.source, copy.target)) == ends])
+
+    def mend(self, one: HostId, other: HostId) -> None:
+        self._cuts.remove(frozenset((one, other)))
+
+    def lose_host(self, host: HostId) -> None:
+        """Fail every copy from or to a host that is gone."""
+        self._fail([copy for copy in self._under_way.values() if host in (copy.source, copy.target)])
+
+    def _fail(self, copies: list[CopyBlocks]) -> None:
+        for copy in copies:
+            self._end(copy, landed=False)
+
+    def _end(self, copy: CopyBlocks, *, landed: bool) -> None:
+        if self._under_way.pop(copy.number, None) is None:
+            return  # it failed before
+        if landed:
+            self.copies += 1
+            self.tokens += copy.tokens
+        self.ended(copy, landed)
