@@ -11,11 +11,11 @@ from baton.arena.cuda import CudaArena, create_cuda_arena
 from baton.arena.memfd import Arena, create_arena
 from baton.control.build import build_coordinator
 from baton.control.decision_log import LogHeader
-from baton.core.config import Config
+from baton.core.config import BatchLimits, Config
 from baton.core.errors import ConfigError
 from baton.core.plugin import load_plugin
 from baton.core.types import HostId, Slo
-from baton.cost.linear import LinearCost
+from baton.cost.load import load_cost
 from baton.engine.card import ModelCard
 from baton.engine.dtype import Dtype, kv_dtype, resolve_dtype
 from baton.kv.blocks import EvictionOrder
@@ -32,6 +32,8 @@ from baton.server.host import blocks_total, host_room, share_cores, worker_views
 from baton.server.recorder import Recorder
 
 HOST = HostId("host-0")
+GROWTH_TOKENS_MAX = 2**20
+"""More than a request can grow by: its own longest output bounds what it gets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ def assemble(config: Config, card: ModelCard) -> Parts:
     )
     attempts_max = config.survival.attempts_max
     coordinator = build_coordinator(
-        config.policy, cost=LinearCost(), block_tokens=layout.block_tokens, attempts_max=attempts_max
+        config.policy, cost=load_cost(config.cost, folder=Path()).cost, block_tokens=layout.block_tokens, attempts_max=attempts_max
     )
     metrics = Metrics()
     driver = Driver(coordinator, pool, layout, Recorder(metrics))
@@ -105,6 +107,13 @@ def _promise(config: Config) -> Slo | None:
     return Slo(ttft_s=slo.ttft_s, tpot_s=slo.tpot_s)
 
 
+def _limits(config: Config) -> BatchLimits:
+    """Bound a worker's batch. Blocks for the longest output are growth that is asked for once."""
+    if config.kv.allocate == "on_demand":
+        return config.batch
+    return msgspec.structs.replace(config.batch, growth_tokens=GROWTH_TOKENS_MAX)
+
+
 def _setups(
     config: Config, card: ModelCard, layout: KVLayout, arena_bytes: int, computed: Computed
 ) -> list[WorkerSetup]:
@@ -120,9 +129,11 @@ def _setups(
             device=computed.device,
             threads=threads,
             cores=cores,
-            limits=config.batch,
+            limits=_limits(config),
             batching=config.policy.batching,
             fairness=config.policy.fairness,
+            speculation=config.speculation,
+            cost=config.cost,
         )
         for view, (threads, cores) in zip(views, shares, strict=True)
     ]

@@ -9,7 +9,8 @@ from random import Random
 from typing import assert_never
 
 from baton.control.advice import Policies
-from baton.control.batcher import Batcher
+from baton.control.coordinator import Coordinator
+from baton.control.rules import BatcherRules
 from baton.control.coordinator import Coordinator
 from baton.core.messages import CopyBlocks, RetireWorker, SetRole, StartWorker, StepReport, WorkerCommand
 from baton.core.types import HostId, WorkerId, WorkerView
@@ -96,8 +97,11 @@ class SimCluster:
             view,
             block_tokens=self.spec.kv.block_tokens,
             limits=self.spec.batch_of(view.kind),
-            batching=self.policies.batching,
-            fairness=self.policies.cluster.fairness,
+            rules=BatcherRules(
+                batching=self.policies.batching,
+                fairness=self.policies.cluster.fairness,
+                cost=self.policies.cluster.cost.on(view.kind),
+            ),
         )
         worker = SimWorker(
             batcher=batcher,
