@@ -9,9 +9,9 @@ from random import Random
 from typing import assert_never
 
 from baton.control.advice import Policies
+from baton.control.batcher import Batcher
 from baton.control.coordinator import Coordinator
 from baton.control.rules import BatcherRules
-from baton.control.coordinator import Coordinator
 from baton.core.messages import CopyBlocks, RetireWorker, SetRole, StartWorker, StepReport, WorkerCommand
 from baton.core.types import HostId, WorkerId, WorkerView
 from baton.kv.blocks import EvictionOrder
