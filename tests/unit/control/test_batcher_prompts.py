@@ -180,7 +180,7 @@ def test_a_first_token_that_is_the_last_is_an_end_and_no_handoff() -> None:
     bench = Bench()
     made = bench.start("a", [1, 2, 3], output=1, until="first_token")
     bench.step()
-    assert bench.reports[-1].events == (RequestFinished(made.id, 1, W, "length"),)
+    assert bench.reports[-1].events == (RequestFinished(made.id, 1, W, "length", 1),)
 
 
 def test_a_stop_token_at_the_last_place_is_a_stop() -> None:
@@ -193,7 +193,7 @@ def test_a_stop_token_at_the_last_place_is_a_stop() -> None:
     batcher.commit(step, StepResult([Arena().compute(step.slices[0])]))
     report = batcher.take_report(now_s=0.0)
     assert report is not None
-    assert report.events == (RequestFinished(made.id, 1, W, "stop"),)
+    assert report.events == (RequestFinished(made.id, 1, W, "stop", 1),)
 
 
 def test_a_grant_from_before_a_preemption_is_not_taken() -> None:

@@ -1,0 +1,116 @@
+"""Virtual token counters: order, lifting, and the bound that the paper proves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from baton.core.types import Request
+from baton.policy.fairness import FirstComeFirstServed
+from baton.policy.vtc import VirtualTokenCounter
+from tests.unit.policy.views import request
+
+
+@dataclass(slots=True)
+class Running:
+    request: Request
+    left_tokens: int
+
+
+def test_the_least_served_tenant_is_next_and_its_own_requests_come_in_order() -> None:
+    counters = VirtualTokenCounter()
+    first, second, other = (
+        request("1", tenant="a", arrived_at_s=0.0),
+        request("2", tenant="a", arrived_at_s=1.0),
+        request("3", tenant="b", arrived_at_s=2.0),
+    )
+    for waiting in (first, second, other):
+        counters.joined(waiting)
+    counters.left(first)
+    counters.served(first, prompt_tokens=10, output_tokens=5)
+    assert counters.counter("a") == 10 + 2 * 5
+    assert sorted((first, second, other), key=counters.key) == [other, first, second]
+
+
+def test_keys_are_told_to_have_changed_when_they_have() -> None:
+    counters = VirtualTokenCounter()
+    before = counters.version
+    counters.served(request(tenant="a"), prompt_tokens=1, output_tokens=0)
+    assert counters.version != before
+    plain = FirstComeFirstServed()
+    plain.joined(request())
+    plain.served(request(), prompt_tokens=1, output_tokens=1)
+    plain.left(request())
+    assert plain.version == 0
+
+
+def test_a_tenant_that_comes_back_is_lifted_to_the_least_served_of_the_waiting() -> None:
+    """Nobody saves up service by staying away."""
+    counters = VirtualTokenCounter()
+    busy = request("1", tenant="busy")
+    counters.joined(busy)
+    counters.served(busy, prompt_tokens=100, output_tokens=0)
+    counters.joined(request("2", tenant="late"))
+    assert counters.counter("late") == 100
+
+
+def test_after_an_empty_queue_a_tenant_is_lifted_to_where_the_last_one_left() -> None:
+    counters = VirtualTokenCounter()
+    last = request("1", tenant="last")
+    counters.joined(last)
+    counters.served(last, prompt_tokens=70, output_tokens=0)
+    counters.left(last)
+    counters.joined(request("2", tenant="next"))
+    assert counters.counter("next") == 70
+
+
+def test_who_left_is_no_longer_looked_at_for_lifting() -> None:
+    counters = VirtualTokenCounter()
+    gone, there = request("1", tenant="gone"), request("2", tenant="there")
+    counters.joined(gone)
+    counters.joined(there)
+    counters.served(there, prompt_tokens=50, output_tokens=0)
+    counters.left(gone)
+    counters.joined(request("3", tenant="new"))
+    assert counters.counter("new") == 50
+
+
+def test_tenants_that_wait_for_nothing_are_forgotten_beyond_the_bound() -> None:
+    counters = VirtualTokenCounter(tenants_max=2)
+    for name in ("a", "b", "c"):
+        counters.joined(request(name, tenant=name))
+        counters.served(request(name, tenant=name), prompt_tokens=ord(name), output_tokens=0)
+        counters.left(request(name, tenant=name))
+    assert counters.counter("a") == 0
+    assert counters.counter("c") > 0
+
+
+def test_two_backlogged_tenants_stay_within_the_bound_of_the_paper() -> None:
+    """Theorem 4.4: |W_f - W_g| <= 2 max(w_p L_input, w_q M), here with M = 8 requests of at most 200 tokens."""
+    draw, counters = Random(1), VirtualTokenCounter()
+    prompts = {"f": (10, 50), "g": (100, 200)}
+    served = dict.fromkeys(prompts, 0.0)
+    waiting: list[Request] = []
+    running: list[Running] = []
+    worst = 0.0
+    for step in range(2000):
+        for tenant, (low, high) in prompts.items():
+            while sum(asked.tenant == tenant for asked in waiting) < 9:
+                asked = request(tenant=tenant, prompt_tokens=draw.randint(low, high), arrived_at_s=step)
+                counters.joined(asked)
+                waiting.append(asked)
+        while len(running) < 8:
+            chosen = min(waiting, key=counters.key)
+            waiting.remove(chosen)
+            counters.left(chosen)
+            counters.served(chosen, prompt_tokens=chosen.prompt_tokens, output_tokens=0)
+            served[chosen.tenant] += chosen.prompt_tokens
+            running.append(Running(chosen, draw.randint(1, 100)))
+        for entry in running:
+            counters.served(entry.request, prompt_tokens=0, output_tokens=1)
+            served[entry.request.tenant] += 2
+            entry.left_tokens -= 1
+        running = [entry for entry in running if entry.left_tokens]
+        worst = max(worst, abs(served["f"] - served["g"]))
+    assert worst <= 2 * max(1 * 200, 2 * 8 * 200)
+    assert min(served.values()) > 10_000

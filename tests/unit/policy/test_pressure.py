@@ -1,0 +1,86 @@
+"""Baton's own choices, on views whose pressures were computed by hand (see `views.COST`)."""
+
+from __future__ import annotations
+
+from baton.core.types import HostId, Slo
+from baton.policy.pressure import LeastPressure
+from baton.policy.routing import Route
+from tests.unit.policy.views import COST, cluster, request, worker
+
+SLO = Slo(ttft_s=2.0, tpot_s=0.05)
+
+
+def test_of_equals_the_worker_of_the_role_is_taken() -> None:
+    decode, prefill = worker("a", "decode"), worker("b")
+    chosen = LeastPressure().route(request(slo=SLO), [prefill], cluster(decode, prefill), COST)
+    assert chosen == Route(worker=prefill.id, until="first_token")
+
+
+def test_a_decode_worker_computes_a_prompt_when_its_own_answers_bear_it() -> None:
+    """Prefill: (3.0 + 1.0) / 2 = 2 and more. Decode, off its role: 2 * max(1 / 2, (0.012 + 1.0 / 200) / 0.05) = 1."""
+    behind, decode = worker("p", queued_tokens=3000), worker("d", "decode", running_requests=2)
+    chosen = LeastPressure().route(request(slo=SLO), [behind], cluster(behind, decode), COST)
+    assert chosen.worker == "d"
+    tight = Slo(ttft_s=2.0, tpot_s=0.012)
+    assert LeastPressure().route(request(slo=tight), [behind], cluster(behind, decode), COST).worker == "p"
+
+
+def test_prompts_given_to_a_decode_worker_add_up_until_its_answers_bear_no_more() -> None:
+    """Each second of prompts beside answers of 200 tokens costs them 5 ms a token, however the queue drains."""
+    behind, decode = worker("p", queued_tokens=3000), worker("d", "decode", running_requests=2)
+    policy = LeastPressure(off_role_ratio=1.0)
+    chosen = [policy.route(request(slo=SLO), [behind], cluster(behind, decode), COST).worker for _ in range(20)]
+    assert chosen[0] == "d"
+    assert chosen[-1] == "p"
+
+
+def test_a_request_that_would_be_late_everywhere_is_refused() -> None:
+    view = cluster(worker("p", queued_tokens=2000), worker("d", "decode", queued_tokens=2000))
+    refused = LeastPressure().admit(request(slo=SLO), view, COST, 0.0)
+    assert refused is not None
+    assert refused.reject == "slo"
+    free = cluster(worker("p", queued_tokens=2000), worker("d", "decode"))
+    assert LeastPressure().admit(request(slo=SLO), free, COST, 0.0) is None
+
+
+def test_a_request_whose_tokens_would_be_slow_everywhere_is_refused() -> None:
+    """50 requests: 10 + 51 ms a step."""
+    view = cluster(worker("p"), worker("d", "decode", running_requests=50))
+    assert LeastPressure().admit(request(slo=SLO), view, COST, 0.0) is None, "the prefill worker decodes it"
+    full = cluster(worker("d", "decode", running_requests=50))
+    refused = LeastPressure().admit(request(slo=SLO), full, COST, 0.0)
+    assert refused is not None
+    assert "a token is predicted every 0.0610 s" in refused.reason
+
+
+def test_a_longer_prefix_is_pulled_only_where_that_is_faster_than_computing_it() -> None:
+    near = worker("near", host="near")
+    view = cluster(near, hits={"far": 900})
+    assert LeastPressure().route(request(), [near], view, COST).fetch == HostId("far")
+    slow = type(COST)(step_overhead_s=0.01, prefill_token_s=0.001, handoff_token_s=0.01)
+    assert LeastPressure().route(request(), [near], view, slow).fetch is None
+
+
+def test_decode_goes_where_tokens_come_fastest_and_kv_has_room() -> None:
+    idle, busy = worker("idle", "decode"), worker("busy", "decode", running_requests=9)
+    place = LeastPressure().place
+    assert place(request(slo=SLO), None, [idle, busy], cluster(idle, busy), COST) == "idle"
+    full = worker("idle", "decode", context_tokens=500, kv_tokens_max=1000)
+    assert place(request(slo=SLO), None, [full, busy], cluster(full, busy), COST) == "busy"
+
+
+def test_a_prefill_worker_without_work_decodes_when_the_decode_workers_are_pressed() -> None:
+    idle, busy = worker("p"), worker("d", "decode", running_requests=30)
+    assert LeastPressure().place(request(slo=SLO), None, [busy], cluster(idle, busy), COST) == "p"
+    calm = worker("d", "decode", running_requests=3)
+    assert LeastPressure().place(request(slo=SLO), None, [calm], cluster(idle, calm), COST) == "d"
+
+
+def test_a_full_arena_makes_a_request_wait_for_answers_to_end() -> None:
+    """9,500 tokens are used; 9,000 are given back over 200 tokens of 19 ms: 600 too many take 600 / (9,000 / 3.8) s."""
+    full = worker("d", "mixed", running_requests=9, context_tokens=9500, kv_tokens_max=10_000)
+    tight = Slo(ttft_s=1.2, tpot_s=0.05)
+    refused = LeastPressure().admit(request(slo=tight), cluster(full), COST, 0.0)
+    assert refused is not None
+    roomy = worker("d", "mixed", running_requests=9, context_tokens=8000, kv_tokens_max=10_000)
+    assert LeastPressure().admit(request(slo=tight), cluster(roomy), COST, 0.0) is None
