@@ -5,7 +5,7 @@ Each name says what every family does. What a configuration names for one family
 
 from __future__ import annotations
 
-from msgspec.structs import fields, replace
+from msgspec.structs import asdict, replace
 
 from baton.core.config import Plugin, PolicyConfig
 from baton.core.errors import ConfigError
@@ -66,10 +66,6 @@ def resolve(policy: PolicyConfig) -> PolicyConfig:
     """Fill in what the configuration leaves to its `policy.name`. Raises ConfigError for an unknown name."""
     if not policy.name:
         return policy
-    chosen, plain = named(policy.name), PolicyConfig()
-    own = {
-        field.name: getattr(policy, field.name)
-        for field in fields(PolicyConfig)
-        if field.name != "name" and getattr(policy, field.name) != getattr(plain, field.name)
-    }
-    return replace(chosen, name=policy.name, **own)
+    plain = asdict(PolicyConfig())
+    own = {family: use for family, use in asdict(policy).items() if use != plain[family]}
+    return replace(named(policy.name), **own)
