@@ -73,8 +73,9 @@ def assemble(config: Config, card: ModelCard) -> Parts:
         eviction=lambda: load_plugin(config.policy.eviction.use, config.policy.eviction.options, expects=EvictionOrder),
     )
     attempts_max = config.survival.attempts_max
+    cost = load_cost(config.cost, folder=Path()).cost
     coordinator = build_coordinator(
-        config.policy, cost=load_cost(config.cost, folder=Path()).cost, block_tokens=layout.block_tokens, attempts_max=attempts_max
+        config.policy, cost=cost, block_tokens=layout.block_tokens, attempts_max=attempts_max
     )
     metrics = Metrics()
     driver = Driver(coordinator, pool, layout, Recorder(metrics))
