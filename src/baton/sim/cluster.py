@@ -8,6 +8,8 @@ from functools import partial
 from random import Random
 from typing import assert_never
 
+from msgspec.structs import replace
+
 from baton.control.advice import Policies
 from baton.control.batcher import Batcher
 from baton.control.coordinator import Coordinator
@@ -17,6 +19,7 @@ from baton.core.types import HostId, WorkerId, WorkerView
 from baton.kv.blocks import EvictionOrder
 from baton.kv.host_pool import HostPool
 from baton.policy.batching import BatchingPolicy
+from baton.policy.fairness import FairnessPolicy
 from baton.sim.engines import SimEngine
 from baton.sim.faults import Death
 from baton.sim.journal import Journal, Life
@@ -34,6 +37,8 @@ class SimPolicies:
     cluster: Policies
     batching: BatchingPolicy
     eviction: Callable[[], EvictionOrder]
+    fairness: Callable[[], FairnessPolicy]
+    """One per worker, as live: what a worker has served, no other knows."""
     restless: bool = False
     """They do what no sane policy does, to shake the machinery: see `baton.sim.restless`."""
 
@@ -92,6 +97,7 @@ class SimCluster:
         """Start a worker and let it join. Nothing where its host is down, or has brought it up already."""
         if view.host not in self.engines or view.id in self._processes:
             return
+        view = self._with_facts(view)
         outbound = Link(loop=self.loop, delay_s=self._delay_s, deliver=self.server.receive)
         batcher = Batcher(
             view,
@@ -99,7 +105,7 @@ class SimCluster:
             limits=self.spec.batch_of(view.kind),
             rules=BatcherRules(
                 batching=self.policies.batching,
-                fairness=self.policies.cluster.fairness,
+                fairness=self.policies.fairness(),
                 cost=self.policies.cluster.cost.on(view.kind),
             ),
         )
@@ -113,6 +119,16 @@ class SimCluster:
         inbound = Link(loop=self.loop, delay_s=self._delay_s, deliver=worker.receive)
         self._processes[view.id] = _Process(view, worker, inbound, outbound)
         self.server.join(view, inbound.send)
+
+    def _with_facts(self, view: WorkerView) -> WorkerView:
+        """Say what the worker is, beside who and where."""
+        limits, kv = self.spec.batch_of(view.kind), self.server.carrier.pools[view.host].view()
+        return replace(
+            view,
+            kv_tokens_max=kv.blocks_total * self.spec.kv.block_tokens,
+            step_tokens_max=limits.step_tokens_max,
+            requests_max=limits.requests_max,
+        )
 
     # ---- and go
 
@@ -137,8 +153,8 @@ class SimCluster:
         self.loop.at(noticed_at_s, partial(self._lose, process.view, death.restart_s, why))
 
     def _lose(self, view: WorkerView, restart_s: float, why: str) -> None:
-        if view.host not in self.engines:
-            return  # its host went down meanwhile, which brings it back
+        if view.host not in self.engines or view.id in self._processes:
+            return  # its host went down meanwhile, which brings it back, or has done so
         self.server.lose(view.id, why)
         self.loop.after(restart_s, partial(self.boot, view))
 
