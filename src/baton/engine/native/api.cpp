@@ -67,8 +67,17 @@ const char* guarded(Engine& engine, F body) {
     return engine.error.empty() ? nullptr : engine.error.c_str();
 }
 
-// An id that is out of range would read or write where nothing of ours is.
-std::string check(const Engine& engine, const Batch& batch, const int32_t* blocks, int64_t block_count) {
+// An id that is out of range, or a table that is too short, would read or write where nothing of ours is.
+std::string check(const Engine& engine, const Batch& batch, const int32_t* block_counts, const int32_t* blocks,
+                  int64_t block_count) {
+    const int64_t block_tokens = engine.model.arena.block_tokens;
+    for (size_t i = 0; i < batch.slices.size(); i++) {
+        const Slice& slice = batch.slices[i];
+        const int64_t end = int64_t{slice.start} + slice.count;
+        if (slice.start < 0 || slice.count < 1 || block_counts[i] * block_tokens < end)
+            return "a slice ends at token " + std::to_string(end) + ", its block table holds " +
+                   std::to_string(block_counts[i] * block_tokens);
+    }
     for (int row = 0; row < batch.rows; row++)
         if (batch.tokens[row] < 0 || batch.tokens[row] >= engine.model.sizes.vocab)
             return "token " + std::to_string(batch.tokens[row]) + " is outside of a vocabulary of " +
@@ -182,7 +191,7 @@ EXPORT const char* baton_forward(Engine* engine, const BatonStep* step) {
             first += step->counts[slice];
             blocks += step->block_counts[slice];
         }
-        std::string problem = check(*engine, batch, step->blocks, blocks - step->blocks);
+        std::string problem = check(*engine, batch, step->block_counts, step->blocks, blocks - step->blocks);
         if (problem.empty()) engine->stepper.forward(batch);
         return problem;
     });

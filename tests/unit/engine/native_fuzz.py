@@ -1,0 +1,233 @@
+"""Drive the bare native library with random models and random steps: `native_fuzz.py LIBRARY SEEDS`, in a process of
+its own, because the library may be built with sanitizers. No torch here: what is judged is the library alone.
+
+Every instruction set must give what PLAIN gives, and no byte of the arena may change outside of the new tokens' slots.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from baton.core.errors import ModelError
+from baton.engine.native.library import NativeLayer, NativeLibrary, NativeMatrix, NativeModel, NativeStep
+
+FLOAT32, BFLOAT16 = 0, 1
+TOLERANCE = {FLOAT32: 2e-4, BFLOAT16: 0.15}
+"""Largest difference of a logit; they are of the order of one. Only the orders of sums and roundings differ."""
+
+
+@dataclass
+class Shape:
+    """A random model's sizes, few of them round."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    intermediate: int
+    vocab: int
+    windows: list[int]
+    number: int
+    kv_number: int
+    block_tokens: int
+    biased: bool
+    normed: bool
+
+    @staticmethod
+    def draw(rng: random.Random) -> Shape:
+        kv_heads = rng.choice((1, 2, 3))
+        return Shape(
+            heads=kv_heads * rng.choice((1, 2, 3, 7)),
+            kv_heads=kv_heads,
+            head_dim=rng.choice((2, 8, 24, 32, 64, 80, 256)),
+            hidden=rng.choice((4, 31, 32, 48, 100)),
+            intermediate=rng.choice((1, 16, 40, 72)),
+            vocab=rng.choice((5, 32, 97)),
+            windows=[rng.choice((0, 0, 3, 70)) for _ in range(2)],
+            number=rng.choice((FLOAT32, BFLOAT16)),
+            kv_number=rng.choice((FLOAT32, BFLOAT16)),
+            block_tokens=rng.choice((1, 3, 16, 128)),
+            biased=rng.random() < 0.3,
+            normed=rng.random() < 0.3,
+        )
+
+    @property
+    def token_bytes(self) -> int:
+        return self.kv_heads * self.head_dim * (2 if self.kv_number == BFLOAT16 else 4)
+
+
+@dataclass
+class Weights:
+    """Arrays of one model, and the structures that point at them."""
+
+    shape: Shape
+    rng: np.random.Generator
+    alive: list[np.ndarray] = field(default_factory=list)
+    layers: list[NativeLayer] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        s = self.shape
+        width = s.heads * s.head_dim
+        for window in s.windows:
+            self.layers.append(
+                NativeLayer(
+                    input_norm=self.vector(s.hidden),
+                    mlp_norm=self.vector(s.hidden),
+                    q_norm=self.vector(s.head_dim) if s.normed else None,
+                    k_norm=self.vector(s.head_dim) if s.normed else None,
+                    qkv=self.matrix(width + 2 * s.kv_heads * s.head_dim, s.hidden),
+                    o=self.matrix(s.hidden, width),
+                    gate_up=self.matrix(2 * s.intermediate, s.hidden),
+                    down=self.matrix(s.hidden, s.intermediate),
+                    window=window,
+                )
+            )
+        self.final_norm = self.vector(s.hidden)
+        self.head = self.matrix(s.vocab, s.hidden, biased=False)
+        self.embedding = self.matrix(s.vocab, s.hidden, biased=False) if s.biased else None
+
+    def vector(self, count: int) -> int:
+        return self.hold(self.rng.uniform(0.5, 1.5, count).astype(np.float32))
+
+    def matrix(self, rows: int, inputs: int, *, biased: bool | None = None) -> NativeMatrix:
+        values = (self.rng.standard_normal((rows, inputs)) / np.sqrt(inputs)).astype(np.float32)
+        if self.shape.number == BFLOAT16:
+            values = (values.view(np.uint32) >> 16).astype(np.uint16)
+        bias = self.vector(rows) if (self.shape.biased if biased is None else biased) else None
+        return NativeMatrix(data=self.hold(values), bias=bias, rows=rows, inputs=inputs)
+
+    def hold(self, values: np.ndarray) -> int:
+        self.alive.append(values)
+        return values.ctypes.data
+
+
+class Engine:
+    """One handle of the library over an arena of its own."""
+
+    def __init__(self, library: NativeLibrary, weights: Weights, blocks: int, threads: int) -> None:
+        s = weights.shape
+        self.shape, self.library = s, library
+        model = NativeModel(
+            layers=len(s.windows),
+            hidden=s.hidden,
+            heads=s.heads,
+            kv_heads=s.kv_heads,
+            head_dim=s.head_dim,
+            intermediate=s.intermediate,
+            vocab=s.vocab,
+            rms_eps=1e-5,
+            number=s.number,
+            kv_number=s.kv_number,
+            block_tokens=s.block_tokens,
+            threads=threads,
+            kernels=library.kernels.encode(),
+        )
+        self.handle = library.new(model)
+        for index, layer in enumerate(weights.layers):
+            library.set_layer(self.handle, index, layer)
+        library.set_ends(self.handle, weights.final_norm, weights.head, weights.embedding)
+        planes = blocks * len(s.windows) * 2 * s.block_tokens
+        self.arena = np.full((planes, s.token_bytes), 0xFF, dtype=np.uint8)  # NaN in every number
+        library.set_arena(self.handle, self.arena.ctypes.data, blocks)
+
+    def step(self, slices: list[tuple[list[int], int, list[int]]]) -> np.ndarray:
+        """Compute (tokens, start, block table) of each slice. Returns the logits after every token: [rows, vocab]."""
+        tokens = _int32([token for part, _, _ in slices for token in part])
+        positions = max(start + len(part) for part, start, _ in slices)
+        angles = np.arange(positions)[:, None] / 7.0 ** np.linspace(0, 1, self.shape.head_dim // 2)
+        arrays = (
+            tokens,
+            _int32([len(part) for part, _, _ in slices]),
+            _int32([start for _, start, _ in slices]),
+            _int32([block for _, _, table in slices for block in table]),
+            _int32([len(table) for _, _, table in slices]),
+            np.concatenate((np.cos(angles), np.sin(angles)), axis=1).astype(np.float32),
+        )
+        self.library.forward(self.handle, NativeStep(len(slices), len(tokens), *(part.ctypes.data for part in arrays)))
+        rows, logits = _int32(range(len(tokens))), np.empty((len(tokens), self.shape.vocab), dtype=np.float32)
+        self.library.project(self.handle, rows.ctypes.data, len(rows), logits.ctypes.data)
+        return logits
+
+    def slots(self, tokens: int, start: int, table: list[int]) -> Iterator[int]:
+        """List the rows of the arena that a slice writes."""
+        for position in range(start, start + tokens):
+            block, slot = table[position // self.shape.block_tokens], position % self.shape.block_tokens
+            for plane in range(2 * len(self.shape.windows)):
+                yield (block * 2 * len(self.shape.windows) + plane) * self.shape.block_tokens + slot
+
+
+def play(path: Path, kernels: list[str], seed: int) -> None:
+    """One random model, a few random steps on every instruction set, against PLAIN and against a copy of the arena."""
+    rng = random.Random(seed)
+    weights = Weights(Shape.draw(rng), np.random.default_rng(seed))
+    s = weights.shape
+    lengths = [rng.choice((1, 2, 5, 33, 66, 300)) for _ in range(rng.randint(1, 4))]
+    counts = [-(-length // s.block_tokens) for length in lengths]
+    blocks = sum(counts) + 2
+    free = rng.sample(range(blocks), blocks)
+    requests = [
+        ([rng.randrange(s.vocab) for _ in range(n)], [free.pop() for _ in range(c)])
+        for n, c in zip(lengths, counts, strict=True)
+    ]
+    engines = [
+        Engine(NativeLibrary(path, name), weights, blocks, rng.choice((1, 2, 3))) for name in (*kernels, "PLAIN")
+    ]
+    done = [0] * len(requests)
+    while waiting := [index for index, (tokens, _) in enumerate(requests) if done[index] < len(tokens)]:
+        slices = []
+        for index in rng.sample(waiting, rng.randint(1, len(waiting))):
+            tokens, table = requests[index]
+            end = done[index] + rng.randint(1, len(tokens) - done[index])
+            slices.append((tokens[done[index] : end], done[index], table[: -(-end // s.block_tokens)]))
+            done[index] = end
+        before = [engine.arena.copy() for engine in engines]
+        results = [engine.step(slices) for engine in engines]
+        written = [row for tokens, start, table in slices for row in engines[0].slots(len(tokens), start, table)]
+        for engine, result, old in zip(engines, results, before, strict=True):
+            changed = (engine.arena != old).any(axis=1).nonzero()[0]
+            assert set(changed) <= set(written), (
+                f"{engine.library.kernels} wrote outside of its slots, seed {seed}: {s}"
+            )
+            error = np.abs(result - results[-1]).max()
+            assert error < TOLERANCE[max(s.number, s.kv_number)], f"{engine.library.kernels} {error} seed {seed}: {s}"
+    refuses_what_is_not_there(engines[0], requests[0], blocks)
+    for engine in engines:
+        engine.library.free(engine.handle)
+
+
+def refuses_what_is_not_there(engine: Engine, request: tuple[list[int], list[int]], blocks: int) -> None:
+    """A token or block out of range is an error, and nothing is written."""
+    before = engine.arena.copy()
+    table = request[1]
+    for token, wrong in ((engine.shape.vocab, table), (-1, table), (0, [blocks]), (0, [-1]), (0, [])):
+        refused = False
+        try:
+            engine.step([([token], 0, wrong[:1])])
+        except ModelError:
+            refused = True
+        assert refused, f"token {token} and blocks {wrong} were taken"
+    assert (engine.arena == before).all()
+
+
+def _int32(values: object) -> np.ndarray:
+    return np.array(values, dtype=np.int32)
+
+
+def main() -> None:
+    path, seeds = Path(sys.argv[1]), int(sys.argv[2])
+    assert ctypes.sizeof(NativeStep) == 56
+    kernels = NativeLibrary(path).usable_kernels()[:-1]
+    for seed in range(seeds):
+        play(path, kernels, seed)
+    print(f"{seeds} models on {' '.join(kernels)}")
+
+
+if __name__ == "__main__":
+    main()
