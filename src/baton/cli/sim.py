@@ -15,6 +15,7 @@ from baton.bench.flags import ATTAINMENT_MIN
 from baton.cli.logs import write_file
 from baton.control.decision_log import Decision, PoolDecision, SimHeader
 from baton.core.errors import ConfigError
+from baton.core.types import Slo
 from baton.link.log_file import LogWriter
 from baton.metrics.summary import Distribution, Results, SloTargets, summarize
 from baton.report.perfetto import render_perfetto
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     spec, trace = _read(args)
     slo = SloTargets(ttft_s=args.ttft_slo_s, tpot_s=args.tpot_slo_s)
     watching = _Watching(args, spec)
-    records = replay_trace(spec, trace, policy=args.policy, seed=args.seed, tap=watching.tap)
+    records = replay_trace(spec, trace, policy=args.policy, seed=args.seed, slo=_promise(args), tap=watching.tap)
     watching.close()
     results = summarize(records, slo=slo, wall_s=perf_counter() - started_s)
     _show(results)
@@ -99,6 +100,13 @@ def run(args: argparse.Namespace) -> int:
         write_file(args.html, render_run(page).encode())
     short = results.slo.attainment_ratio is not None and results.slo.attainment_ratio < ATTAINMENT_MIN
     return 1 if results.failed or not results.completed or short else 0
+
+
+def _promise(args: argparse.Namespace) -> Slo | None:
+    """What every request is promised, as `baton serve` does it: both targets, or nothing."""
+    if args.ttft_slo_s is None or args.tpot_slo_s is None:
+        return None
+    return Slo(ttft_s=args.ttft_slo_s, tpot_s=args.tpot_slo_s)
 
 
 class _Watching:

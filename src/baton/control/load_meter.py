@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from baton.core.messages import Outcome
-from baton.core.types import LoadWindow
+from baton.core.types import LoadWindow, Request
 
 
 @dataclass(slots=True)
@@ -19,6 +19,8 @@ class _Sums:
     output_tokens: int = 0
     tpot_requests: int = 0
     tpot_s: float = 0.0
+    slo_ttft_s: float = 0.0
+    slo_tpot_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -29,9 +31,13 @@ class LoadMeter:
     """End of the last window."""
     _sums: _Sums = field(default_factory=_Sums)
 
-    def arrived(self, prompt_tokens: int) -> None:
-        self._sums.arrived_requests += 1
-        self._sums.arrived_tokens += prompt_tokens
+    def arrived(self, request: Request) -> None:
+        sums = self._sums
+        sums.arrived_requests += 1
+        sums.arrived_tokens += request.prompt_tokens
+        if request.slo is not None:
+            sums.slo_ttft_s = min(sums.slo_ttft_s or request.slo.ttft_s, request.slo.ttft_s)
+            sums.slo_tpot_s = min(sums.slo_tpot_s or request.slo.tpot_s, request.slo.tpot_s)
 
     def prefilled(self, ttft_s: float) -> None:
         """A first token has come, that long after its request."""
@@ -65,4 +71,6 @@ class LoadMeter:
             finished_requests=sums.finished_requests,
             output_tokens=sums.output_tokens,
             tpot_s=sums.tpot_s / max(1, sums.tpot_requests),
+            slo_ttft_s=sums.slo_ttft_s,
+            slo_tpot_s=sums.slo_tpot_s,
         )

@@ -62,6 +62,12 @@ def named(name: str) -> PolicyConfig:
     return found
 
 
+def plugin_names(policy: PolicyConfig) -> dict[str, str]:
+    """Return what is used for each family, and the set's own name under `name` where it has one."""
+    plugins = {family: use.use for family, use in asdict(policy).items() if isinstance(use, Plugin)}
+    return {"name": policy.name, **plugins} if policy.name else plugins
+
+
 def resolve(policy: PolicyConfig) -> PolicyConfig:
     """Fill in what the configuration leaves to its `policy.name`. Raises ConfigError for an unknown name."""
     if not policy.name:

@@ -24,6 +24,7 @@ from baton.kv.layout import KVLayout
 from baton.link.log_file import LogWriter
 from baton.link.setup import WorkerSetup
 from baton.metrics.registry import Metrics
+from baton.policy.named import plugin_names, resolve
 from baton.server.device import choose_device, device_room
 from baton.server.driver import Driver
 from baton.server.gateway import LiveGateway
@@ -60,6 +61,7 @@ class Computed:
 
 def assemble(config: Config, card: ModelCard) -> Parts:
     """Build everything that decides, and the arena; start nothing. Raises ConfigError and ArenaError."""
+    config = msgspec.structs.replace(config, policy=resolve(config.policy))
     device = choose_device(config.device, card)
     dtype = resolve_dtype(config.dtype, "cpu" if device.driver is None else "cuda")
     layout = card.layout(block_tokens=config.kv.block_tokens, dtype=kv_dtype(card, config.kv.dtype, dtype))
@@ -79,8 +81,7 @@ def assemble(config: Config, card: ModelCard) -> Parts:
     )
     metrics = Metrics()
     driver = Driver(coordinator, pool, layout, Recorder(metrics))
-    names = {family: plugin["use"] for family, plugin in msgspec.to_builtins(config.policy).items()}
-    gateway = LiveGateway(card, driver, policy_names=names, slo=_promise(config))
+    gateway = LiveGateway(card, driver, policy_names=plugin_names(config.policy), slo=_promise(config))
     hooks = load_hooks(config.hooks)
     if config.log:
         header = LogHeader(policy=config.policy, block_tokens=layout.block_tokens, attempts_max=attempts_max)
@@ -118,7 +119,17 @@ def _limits(config: Config) -> BatchLimits:
 def _setups(
     config: Config, card: ModelCard, layout: KVLayout, arena_bytes: int, computed: Computed
 ) -> list[WorkerSetup]:
-    views = worker_views(config.topology, HOST)
+    limits = _limits(config)
+    kv_tokens = arena_bytes // layout.block_bytes * layout.block_tokens
+    views = [
+        msgspec.structs.replace(
+            view,
+            kv_tokens_max=kv_tokens,
+            step_tokens_max=limits.step_tokens_max,
+            requests_max=limits.requests_max,
+        )
+        for view in worker_views(config.topology, HOST)
+    ]
     shares = share_cores(len(views), config.threads)
     return [
         WorkerSetup(
@@ -130,7 +141,7 @@ def _setups(
             device=computed.device,
             threads=threads,
             cores=cores,
-            limits=_limits(config),
+            limits=limits,
             batching=config.policy.batching,
             fairness=config.policy.fairness,
             speculation=config.speculation,

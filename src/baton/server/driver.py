@@ -85,7 +85,7 @@ class Driver:
     def submit(self, request: Request, prompt: Sequence[int]) -> LiveRequest:
         """Let a request arrive."""
         live = self._open(request, prompt)
-        self._meter.arrived(request.prompt_tokens)
+        self._meter.arrived(request)
         self._carrier.arrive(request, now_s())
         return live
 

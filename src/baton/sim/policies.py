@@ -1,42 +1,49 @@
-"""The policies of a simulation by name: ours, and simple ones to compare with."""
+"""The policies of a simulation by name: the same names, and the same objects, that `baton serve` takes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
-from baton.control.coordinator import Policies
-from baton.core.errors import ConfigError
-from baton.core.names import did_you_mean
-from baton.policy.admission import BoundedQueue
-from baton.policy.baselines import LeastLoad, RoundRobin
-from baton.policy.batching import MixedChunked
-from baton.policy.eviction import LeastRecentlyUsed
-from baton.policy.fairness import FirstComeFirstServed
-from baton.policy.placement import FastestStep, PlacementPolicy
-from baton.policy.routing import EarliestFirstToken, RoutingPolicy
+from msgspec.structs import replace
+
+from baton.control.build import build_policies as load_policies
+from baton.core.config import Plugin, PolicyConfig
+from baton.core.plugin import load_plugin
+from baton.kv.blocks import EvictionOrder
+from baton.policy.batching import BatchingPolicy
+from baton.policy.fairness import FairnessPolicy
+from baton.policy.named import NAMED, named
 from baton.sim.cluster import SimPolicies
 from baton.sim.spec import ClusterSpec
 
-Choice = tuple[Callable[[], RoutingPolicy], Callable[[], PlacementPolicy]]
-CHOICES: dict[str, Choice] = {
-    "baton": (EarliestFirstToken, FastestStep),
-    "round-robin": (RoundRobin, RoundRobin),
-    "least-load": (LeastLoad, LeastLoad),
-}
-"""Who routes and who places, by the name that `baton sim --policy` takes."""
+CHOICES = NAMED
+"""By the name that `baton sim --policy` takes."""
 
 
 def build_policies(name: str, spec: ClusterSpec) -> SimPolicies:
     """Make the policies of a name, fresh. Raises ConfigError for an unknown one: it lists the known."""
-    choice = CHOICES.get(name)
-    if choice is None:
-        raise ConfigError(f"unknown policy {name!r}{did_you_mean(name, CHOICES)}; known are {', '.join(CHOICES)}")
-    routing, placement = choice
-    cluster = Policies(
-        admission=BoundedQueue(requests_max=spec.queue_requests_max),
-        routing=routing(),
-        placement=placement(),
-        fairness=FirstComeFirstServed(),
-        cost=spec.cost_model(),
+    return configured_policies(named(name), spec)
+
+
+def configured_policies(config: PolicyConfig, spec: ClusterSpec) -> SimPolicies:
+    """Make the policies of a configuration, fresh. Raises ConfigError for a plug-in that does not fit.
+
+    The queue is as long as the cluster file says, whoever admits.
+    """
+    bound = {"requests_max": spec.queue_requests_max}
+    if config.admission.use.startswith("baton.policy."):
+        config = _everywhere(
+            config, config.admission, replace(config.admission, options=config.admission.options | bound)
+        )
+    return SimPolicies(
+        cluster=load_policies(config, spec.cost_model()),
+        batching=load_plugin(config.batching.use, config.batching.options, expects=BatchingPolicy),
+        fairness=partial(load_plugin, config.fairness.use, config.fairness.options, expects=FairnessPolicy),
+        eviction=partial(load_plugin, config.eviction.use, config.eviction.options, expects=EvictionOrder),
     )
-    return SimPolicies(cluster=cluster, batching=MixedChunked(), eviction=LeastRecentlyUsed)
+
+
+def _everywhere(config: PolicyConfig, old: Plugin, new: Plugin) -> PolicyConfig:
+    """Put a plug-in in another's place in all families that it plays, so that it stays one object."""
+    families = {"admission": config.admission, "routing": config.routing, "placement": config.placement}
+    return replace(config, **{family: new for family, plugin in families.items() if plugin == old})

@@ -9,14 +9,16 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from baton.control.decision_log import Decision, PoolDecision
-from baton.core.types import Request, RequestId, Sampling
+from baton.core.config import PolicyConfig
+from baton.core.types import Request, RequestId, Sampling, Slo
 from baton.kv.hashing import block_hashes
 from baton.metrics.summary import RequestRecord
+from baton.policy.named import named
 from baton.sim.checkers import check_nothing_left
 from baton.sim.cluster import SimCluster, build_cluster
 from baton.sim.engines import STOP_TOKEN, LengthEngine
 from baton.sim.journal import Journal, Life
-from baton.sim.policies import build_policies
+from baton.sim.policies import configured_policies
 from baton.sim.spec import ClusterSpec
 from baton.workload.conversation import Conversations, Turn, conversations
 from baton.workload.prompts import PromptMaker
@@ -31,6 +33,8 @@ class _Replay:
 
     spec: ClusterSpec
     prompts: PromptMaker
+    slo: Slo | None
+    """What requests are promised whose trace says nothing."""
     linked: Conversations
     """Turns that wait for an answer."""
     index_of: dict[RequestId, int] = field(default_factory=dict[RequestId, int])
@@ -65,7 +69,7 @@ class _Replay:
             sampling=_SAMPLING,
             tenant=request.tenant,
             priority=request.priority,
-            slo=request.slo,
+            slo=request.slo or self.slo,
         )
         cluster.server.submit(arriving, prompt)
 
@@ -98,7 +102,6 @@ class _Replay:
         del cluster.server.journal.lives[life.request.id]
         del self.output_tokens[life.request.id]
 
-
     def _go_on(self, cluster: SimCluster, life: Life) -> None:
         """Let the next turn come once its reader has thought; after no whole answer it never comes."""
         index = self.index_of.pop(life.request.id, None)
@@ -111,21 +114,23 @@ def replay_trace(
     spec: ClusterSpec,
     trace: Trace,
     *,
-    policy: str,
+    policy: str | PolicyConfig,
     seed: int,
+    slo: Slo | None = None,
     tap: Callable[[Decision | PoolDecision], None] | None = None,
 ) -> list[RequestRecord]:
     """Play a whole trace and return what happened to each request, in the order in which they closed.
 
-    `seed` decides tokens of prompts and delays of messages. `tap` is told every decision as it is made: for a log, or
-    a timeline. Raises ConfigError for an unknown policy.
+    `policy`: a name, or what a configuration says. `seed` decides tokens of prompts and delays of messages. `slo`: what
+    requests are promised whose trace says nothing; policies see it, as live. `tap` is told every decision as it is
+    made: for a log, or a timeline. Raises ConfigError for an unknown policy.
     """
     linked = conversations(trace.requests)
-    replaying = _Replay(spec=spec, prompts=PromptMaker(seed=seed), linked=linked)
+    replaying = _Replay(spec=spec, prompts=PromptMaker(seed=seed), slo=slo, linked=linked)
     clusters: list[SimCluster] = []
     cluster = build_cluster(
         spec,
-        build_policies(policy, spec),
+        configured_policies(named(policy) if isinstance(policy, str) else policy, spec),
         lambda host: LengthEngine(replaying.output_tokens),
         seed=seed,
         journal=Journal(keep_log=False, tap=tap),

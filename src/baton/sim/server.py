@@ -73,7 +73,7 @@ class SimServer:
 
     def submit(self, request: Request, prompt: Sequence[int]) -> None:
         self.journal.lives[request.id] = Life(request=request, tokens=list(prompt))
-        self.meter.arrived(request.prompt_tokens)
+        self.meter.arrived(request)
         self.carrier.arrive(request, self.loop.now_s)
 
     def cancel(self, request_id: RequestId) -> None:
