@@ -20,10 +20,11 @@ conversation = {turns = 3, think_s = 0, followup_tokens = 2}
 """
 
 
-def run(url: str, folder: Path, *flags: str) -> dict[str, int]:
+def run(url: str, folder: Path, *flags: str, warmup: int = 0) -> dict[str, int]:
     (folder / "talk.toml").write_text(TALK)
     out = folder / "results.json"
-    main(["bench", "--url", url, "--trace", str(folder / "talk.toml"), "--warmup", "0", "--json", str(out), *flags])
+    fixed = ("--url", url, "--trace", str(folder / "talk.toml"), "--warmup", str(warmup), "--json", str(out))
+    main(["bench", *fixed, *flags])
     return json.loads(out.read_text())
 
 
@@ -52,6 +53,15 @@ def test_a_turn_repeats_what_was_said(tmp_path: Path, pacing: tuple[str, ...]) -
         assert len(second.split()) == 5 + 3 + 2
         third = next(prompt for prompt in prompts if prompt.startswith(f"{second} answer{prompts.index(second)} x x "))
         assert len(third.split()) == 5 + 3 + 2 + 3 + 2
+
+
+def test_to_warm_up_is_no_conversation(tmp_path: Path) -> None:
+    """All six are sent as they are, and nobody thinks."""
+    server = OddServer(behave=numbered)
+    with serving_in_thread(server) as url:
+        run(url, tmp_path, warmup=6)
+    assert not any("answer" in str(body["prompt"]) for body in server.streamed[:6])
+    assert sum("answer" in str(body["prompt"]) for body in server.streamed[6:]) == 4
 
 
 def test_a_chat_sends_its_turns_as_messages(tmp_path: Path) -> None:

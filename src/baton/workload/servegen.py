@@ -24,8 +24,6 @@ WINDOW_S = 600.0
 """Of the arrival statistics."""
 LENGTH_WINDOW_S = 21_600.0
 PERCENTILES = (0, 1, 5, 10, 25, 50, 75, 90, 95, 99, 100)
-CV_MAX = 100.0
-"""More is drawn as this: all requests of a window in a few instants."""
 
 _Positive = Annotated[float, Meta(gt=0)]
 _Time = Annotated[float, Meta(ge=0)]
@@ -140,8 +138,7 @@ def window_times_s(row: ArrivalRow, rate_scale: float, draw: Random) -> list[flo
     """Draw one client's arrivals in one window: gaps of its kind and cv fill the active part, which lies anywhere."""
     wanted = row.requests * rate_scale
     count = math.floor(wanted) + (draw.random() < wanted % 1)
-    cv = min(row.cv, CV_MAX)
-    gaps = gamma_gaps(cv, draw) if row.pattern == "Gamma" else weibull_gaps(cv, draw)
+    gaps = gamma_gaps(row.cv, draw) if row.pattern == "Gamma" else weibull_gaps(row.cv, draw)
     begin_s = row.t_s + draw.uniform(0.0, WINDOW_S - row.active_s)
     return [begin_s + at_s for at_s in filled(gaps, count, row.active_s)]
 

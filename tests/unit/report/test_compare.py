@@ -13,7 +13,7 @@ from baton.core.ports import CostModel
 from baton.core.types import ClusterView, Request, WorkerId, WorkerView
 from baton.policy.admission import Reject
 from baton.report.compare import compare
-from tests.unit.report.logs import FLEET, P0, P1, fresh, log_of, request
+from tests.unit.report.logs import D1, FLEET, P0, P1, fresh, log_of, request
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,13 @@ def test_a_choice_that_is_not_there_is_an_answer_too(policies: Policies) -> None
     found = compare(fresh(), log_of(), replace(policies, routing=Always(WorkerId("gone"))))
     assert all("chose 'gone'" in divergence.other for divergence in found.divergences)
     assert {divergence.other_s for divergence in found.divergences} == {None}
+
+
+def test_a_worker_of_another_role_may_be_chosen_and_has_its_prediction(policies: Policies) -> None:
+    """A decode worker that shall compute the prompt is no candidate, and still a worker."""
+    found = compare(fresh(), log_of(), replace(policies, routing=Always(D1)))
+    assert [divergence.other for divergence in found.divergences] == ["d1", "d1"]
+    assert all(divergence.other_s for divergence in found.divergences)
 
 
 def test_the_answers_of_the_other_are_not_followed(policies: Policies) -> None:

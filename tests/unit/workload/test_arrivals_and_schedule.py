@@ -18,7 +18,9 @@ from baton.workload.arrivals import (
     GammaArrivals,
     PoissonArrivals,
     WeibullArrivals,
+    filled,
     first_times_s,
+    follow_rate,
     weibull_shape,
 )
 from baton.workload.lengths import FixedLengths, UniformLengths, synthetic_trace
@@ -137,6 +139,16 @@ def test_a_long_request_is_cut_to_the_context_and_keeps_its_prefix() -> None:
     assert (trace.requests[1].input_tokens, trace.requests[1].output_tokens) == (70, 30)
     assert trace.requests[1].prefix_ids == (0, 1, 2, 3, 4)
     assert (trace.requests[2].input_tokens, trace.requests[2].output_tokens) == (10, 50)
+
+
+def test_nobody_comes_while_the_rate_is_zero() -> None:
+    """Gaps of no length neither: the first comes when the rate rises."""
+    assert list(follow_rate(iter([0.0, 1.0, 5.0]), [(1.0, 0.0), (2.0, 1.0)])) == [1.0, 2.0]
+
+
+def test_gaps_fill_a_span_and_a_burst_is_one_instant() -> None:
+    assert filled(iter([1.0, 3.0]), 2, 8.0) == [0.0, 2.0]
+    assert filled(iter([0.0, 0.0, 0.0]), 3, 8.0) == [0.0, 0.0, 0.0]
 
 
 def at(*times_s: float) -> Trace:

@@ -71,6 +71,14 @@ def test_gaps_vary_as_measured_and_lie_in_the_active_part() -> None:
     assert pstdev(gaps_s) / fmean(gaps_s) == pytest.approx(2.0, rel=0.1)
 
 
+def test_an_active_part_is_no_longer_than_its_window() -> None:
+    """The fit of a heavy tail may claim more: 1,200 gaps of 2 s in 600 s."""
+    row = ArrivalRow(client="a", t_s=600.0, rate_rps=2.0, cv=1.0, pattern="Gamma", param1=1.0, param2=2.0)
+    times_s = window_times_s(row, 1.0, Random(0))
+    assert row.active_s == 600.0
+    assert 600 <= times_s[0] <= times_s[-1] < 1200
+
+
 def test_a_rate_scale_keeps_the_bursts(tmp_path: Path) -> None:
     path = write(tmp_path, ARRIVALS, lengths("7"), "rate_scale = 0.25")
     requests = read_workload(path, seed=1).requests

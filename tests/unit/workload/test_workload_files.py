@@ -21,7 +21,7 @@ from baton.workload.amounts import (
     sample,
     sample_count,
 )
-from baton.workload.conversation import conversations
+from baton.workload.conversation import Turn, conversations
 from baton.workload.describe import load_workload
 from baton.workload.generate import generate
 from baton.workload.load import read_trace
@@ -123,6 +123,12 @@ def test_prompts_of_a_closed_loop_hold_what_was_really_said() -> None:
     assert (prompt[: len(said)], len(prompt)) == (said, len(said) + 10)
     assert linked.following(index) is None
     assert [later.request.turn for later in linked.abandoned(turn.index)] == [2]
+
+
+def test_a_turn_that_was_cut_says_at_least_one_word() -> None:
+    """Its prompt was shortened to less than what was said before."""
+    request = generate(load_workload(CHATS), seed=3).requests[-1]
+    assert Turn(0, request, known_tokens=500).prompt([1, 2, 3], [7, 8]) == [7, 8, 3]
 
 
 def test_the_same_seed_gives_the_same_requests_and_a_limit_their_beginning() -> None:
