@@ -111,7 +111,9 @@ class Weights:
 class Engine:
     """One handle of the library over an arena of its own."""
 
-    def __init__(self, library: NativeLibrary, weights: Weights, blocks: int, threads: int) -> None:
+    def __init__(
+        self, library: NativeLibrary, weights: Weights, blocks: int, threads: int, cores: list[int] | None = None
+    ) -> None:
         s = weights.shape
         self.shape, self.library = s, library
         model = NativeModel(
@@ -128,6 +130,7 @@ class Engine:
             block_tokens=s.block_tokens,
             threads=threads,
             kernels=library.kernels.encode(),
+            cores=None if cores is None else (ctypes.c_int32 * threads)(*cores),
         )
         self.handle = library.new(model)
         for index, layer in enumerate(weights.layers):

@@ -1,0 +1,38 @@
+"""Threads of the native engine: none where one suffices, a core each, and asleep while nothing is asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[str, object]:
+    command = [sys.executable, "-m", "tests.unit.engine.native_threads"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_an_engine_of_one_thread_starts_none(seen: dict[str, object]) -> None:
+    """So two workers of one thread each, pinned to a core each, have nothing to wait for in each other."""
+    assert seen["started_by_one"] == 0
+
+
+def test_an_idle_helper_takes_no_time_at_all(seen: dict[str, object]) -> None:
+    """Once asleep it does not run until a step begins: not a nanosecond."""
+    assert seen["idle_ns"] == 0
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this process may use one core only")
+def test_threads_stand_on_a_core_each(seen: dict[str, object]) -> None:
+    cores = seen["cores"]
+    assert isinstance(cores, list)
+    assert [seen["main_on"], seen["helper_on"]] == [[core] for core in cores]
