@@ -38,7 +38,9 @@ class EngineProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     layer_s: float = 0.0
     """Each layer adds this to every step."""
     prompt_layer_s: float = 0.0
-    """A step with prompt tokens takes at least this per layer: the host launches kernels one by one."""
+    """A step with prompt tokens takes at least this per layer where the host launches kernels one by one."""
+    graph_tokens: int = 0
+    """Steps of up to so many tokens are replayed as CUDA graphs, so that the host does not launch anything."""
     note: str = ""
     """What it was borrowed from, where no profile fits exactly."""
 

@@ -83,7 +83,9 @@ class RooflineCost:
         factor, overhead_s = phase.factor, phase.overhead_s
         if requests:
             factor, overhead_s = max(factor, engine.decode.factor), max(overhead_s, engine.decode.overhead_s)
-        busy_s = max(factor * self._kernels_s(shape), engine.prompt_layer_s * self.model.layers)
+        launched = shape.prefill_tokens + requests > engine.graph_tokens
+        launch_s = engine.prompt_layer_s * self.model.layers if launched else 0.0
+        busy_s = max(factor * self._kernels_s(shape), launch_s)
         return busy_s + (overhead_s + engine.layer_s * self.model.layers + engine.request_s * requests)
 
     def decode_run_s(self, *, requests: int, context_tokens: int, steps: int) -> Sequence[float]:
