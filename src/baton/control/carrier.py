@@ -141,6 +141,7 @@ class Carrier:
         """A host is gone with its KV and its workers. Their requests go on elsewhere, from their tokens."""
         self._now_s = now_s
         self.pools.pop(host, None)
+        self._handoffs.lose_target(host)
         for homes in self._homes.values():
             homes.discard(host)
         for worker in [worker for worker, where in self._hosts.items() if where == host]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from msgspec import Struct
 
@@ -22,6 +23,8 @@ class LogHeader(Struct, frozen=True, kw_only=True, tag=True):
     policy: PolicyConfig
     block_tokens: int
     attempts_max: int
+    cost: dict[str, Any] = {}
+    """The configuration's section: policies choose by it."""
 
 
 class SimHeader(Struct, frozen=True, kw_only=True, tag=True):

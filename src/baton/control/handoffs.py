@@ -82,6 +82,11 @@ class Handoffs:
         if move.is_copying:
             self._stopped[move.number] = move
 
+    def lose_target(self, host: HostId) -> None:
+        """Wait no longer for what was to land on a host that is gone."""
+        for move in [move for move in self._waited_for.values() if move.target == host]:
+            self.stop(move)
+
     def end(self, copy: CopyBlocks) -> tuple[Move, bool]:
         """Take out the handoff whose wire has ended. Returns it, and whether somebody has waited for it."""
         move = self._stopped.pop(copy.number, None)

@@ -299,7 +299,10 @@ class HostPool:
         holding.preempting = False
 
     def _serve(self) -> list[PoolCommand]:
-        """Grant what can be granted, oldest request first; growth of running requests before new ones."""
+        """Grant what can be granted, oldest request first; growth of running requests before new ones.
+
+        What comes from another host goes before what begins here, and does not wait behind it: it frees blocks there.
+        """
         if not self._wanting:
             return []
         commands: list[PoolCommand] = []
@@ -310,9 +313,10 @@ class HostPool:
             if not self._grow(holding, commands):
                 short = True
                 break
-        for holding in (held for held in waiting if not held.table):
-            if short or not self._open(holding, commands):
-                break
+        for is_landing in (True, False):
+            for holding in (held for held in waiting if not held.table and held.landing == is_landing):
+                if short or not self._open(holding, commands):
+                    break
         self._wanting = {
             held.request.id: None
             for held in waiting
