@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -16,13 +17,15 @@ from tests.unit.engine.models import engine_of, part_of, run, tiny_model
 EMBED = Sampling(temperature=0.0, embedding=True)
 
 
-@pytest.mark.parametrize("name", ["llama_tied", "qwen2moe", "deepseek3"])
-def test_the_vector_equals_the_last_hidden_state(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind"), [("llama_tied", None), ("llama_tied", "torch"), ("qwen2moe", "torch"), ("deepseek3", "torch")]
+)
+def test_the_vector_equals_the_last_hidden_state(name: str, kind: Literal["torch"] | None, tmp_path: Path) -> None:
     """Whole, in chunks, and beside requests that want no vector."""
     model = tiny_model(CONFIGS[name])
     model.save_pretrained(tmp_path)
     card = resolve_model(str(tmp_path))
-    engine, _ = engine_of(card)
+    engine, _ = engine_of(card, kind=kind)
     with torch.inference_mode():
         hidden = model.model(torch.tensor([TOKENS])).last_hidden_state[0, -1].numpy()
     expected = hidden / np.linalg.norm(hidden)
