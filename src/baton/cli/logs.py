@@ -14,7 +14,7 @@ from baton.control.coordinator import Coordinator
 from baton.control.decision_log import Decision, LogHeader, SimHeader
 from baton.core.errors import ConfigError
 from baton.core.ports import CostModel
-from baton.cost.linear import LinearCost
+from baton.cost.load import load_cost
 from baton.link.log_file import read_log
 from baton.sim.cluster import cluster_coordinator
 from baton.sim.policies import build_policies
@@ -34,7 +34,10 @@ def fresh_coordinator(header: Header) -> Coordinator:
         spec = _spec(header)
         return cluster_coordinator(spec, build_policies(header.policy, spec))
     return build_coordinator(
-        header.policy, cost=LinearCost(), block_tokens=header.block_tokens, attempts_max=header.attempts_max
+        header.policy,
+        cost=load_cost(header.cost, folder=Path()).cost,
+        block_tokens=header.block_tokens,
+        attempts_max=header.attempts_max,
     )
 
 

@@ -14,12 +14,12 @@ from baton.cli.explain import wide_console, write_json
 from baton.cli.logs import Header, block_tokens, fresh_coordinator, open_log, other_policies, write_file
 from baton.control.decision_log import Decision, replay
 from baton.core.errors import ConfigError
+from baton.policy.named import NAMED
 from baton.report.compare import Comparison, compare
 from baton.report.log_page import render_log
 from baton.report.log_trace import render_trace, trace_of_log
 from baton.report.perfetto import render_perfetto
 from baton.report.timeline import read_timeline
-from baton.sim.policies import CHOICES
 
 ROWS = 20
 """Differences that are shown, where not said otherwise."""
@@ -45,7 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "log", type=Path, metavar="LOG", help="a file that `baton serve --log` or `baton sim --log` wrote"
     )
-    parser.add_argument("--policy", metavar="NAME", help=f"ask these policies too: {', '.join(CHOICES)}")
+    parser.add_argument("--policy", metavar="NAME", help=f"ask these policies too: {', '.join(NAMED)}")
     parser.add_argument(
         "--rows", type=int, default=ROWS, metavar="N", help="differences to show (default: %(default)s)"
     )

@@ -75,6 +75,11 @@ class _Asked(WatchedPolicies):
         self.other.place(request, source, candidates, cluster)
         return WatchedPolicies.place(self, request, source, candidates, cluster)
 
+    def learn(self, request: Request, output_tokens: int) -> None:
+        """See `Policies.learn`."""
+        self.other.learn(request, output_tokens)
+        WatchedPolicies.learn(self, request, output_tokens)
+
 
 @dataclass(slots=True)
 class _Tally:

@@ -15,16 +15,19 @@ from baton.core.messages import (
     CloseRequest,
     CoordinatorCommand,
     CoordinatorEvent,
+    HostLost,
     Outcome,
     PrefillFinished,
     ReleaseBlocks,
     RequestArrived,
     RequestCancelled,
+    RequestDropped,
     RequestFailed,
     RequestFinished,
     StartDecode,
     StartPrefill,
     StopRequest,
+    Tick,
     WorkerJoined,
     WorkerLost,
 )
@@ -142,6 +145,7 @@ def _about(message: CoordinatorEvent | CoordinatorCommand) -> RequestId | None:
             | PrefillFinished(request_id=request_id)
             | RequestFinished(request_id=request_id)
             | RequestFailed(request_id=request_id)
+            | RequestDropped(request_id=request_id)
             | StopRequest(request_id=request_id)
             | ReleaseBlocks(request_id=request_id)
             | CloseRequest(request_id=request_id)
@@ -221,8 +225,14 @@ def _event_words(event: CoordinatorEvent) -> str:
             return f"{worker} cannot compute it: {reason}"
         case WorkerLost(worker=worker, reason=reason):
             return f"{worker} was lost: {reason}"
+        case HostLost(host=host, reason=reason):
+            return f"host {host} was lost: {reason}"
         case WorkerJoined(view=view):
             return f"{view.id} joined"
+        case RequestDropped(worker=worker):
+            return f"{worker} has let go of it"
+        case Tick():
+            return "a policy moves it to another worker"
         case _:
             return type(event).__name__
 
@@ -237,7 +247,7 @@ def _order(command: CoordinatorCommand) -> str:
             pull = f", its KV comes from {source}" if source else ""
             return f"{worker} goes on with it{pull} (attempt {attempt})"
         case StopRequest(worker=worker):
-            return f"{worker} drops it"
+            return f"{worker} is told to let go of it"
         case CloseRequest(outcome=outcome, reason=reason):
             return f"closed: {outcome}{f', {reason}' if reason else ''}"
         case _:

@@ -35,7 +35,7 @@ def _facts(timeline: Timeline) -> list[tuple[str, str]]:
     return [
         ("requests", f"{len(lines):,}"),
         *((outcome, f"{count:,}") for outcome, count in sorted(outcomes.items())),
-        ("moved after a worker's death", f"{moved:,}"),
+        ("moved to another worker", f"{moved:,}"),
         ("workers", f"{len(timeline.workers):,}"),
         ("seconds", f"{timeline.end_s - (timeline.start_s or 0.0):,.4g}"),
     ]

@@ -15,6 +15,7 @@ from baton.core.messages import (
     CloseRequest,
     CoordinatorCommand,
     CoordinatorEvent,
+    HostLost,
     Outcome,
     PrefillFinished,
     RequestArrived,
@@ -26,7 +27,7 @@ from baton.core.messages import (
     WorkerLost,
     WorkerReported,
 )
-from baton.core.types import Request, RequestId, Role, WorkerId, WorkerView
+from baton.core.types import HostId, Request, RequestId, Role, WorkerId, WorkerView
 
 Stage = Literal["prefill", "decode"]
 
@@ -45,6 +46,8 @@ class WorkerLine:
     """One worker: its reports, each valid until the next, and its roles. A gap between roles: it was dead."""
 
     worker: WorkerId
+    host: HostId | None = None
+    """As it joined."""
     times_s: array[float] = field(default_factory=lambda: array("d"))
     running: array[int] = field(default_factory=lambda: array("q"))
     waiting: array[int] = field(default_factory=lambda: array("q"))
@@ -119,11 +122,17 @@ class Timeline:
     def _event(self, event: CoordinatorEvent, now_s: float) -> None:
         match event:
             case WorkerJoined(view=view):
-                self.line(view.id).enter(now_s, view.role)
+                line = self.line(view.id)
+                line.host = view.host
+                line.enter(now_s, view.role)
             case WorkerReported(view=view):
                 self.line(view.id).report(now_s, view)
             case WorkerLost(worker=worker):
                 self.line(worker).silence(now_s)
+            case HostLost(host=host):
+                for line in self.workers.values():
+                    if line.host == host:
+                        line.silence(now_s)
             case RoleSet(worker=worker, role=role):
                 self.line(worker).enter(now_s, role)
             case RequestArrived(request=request):

@@ -84,7 +84,9 @@ def assemble(config: Config, card: ModelCard) -> Parts:
     gateway = LiveGateway(card, driver, policy_names=plugin_names(config.policy), slo=_promise(config))
     hooks = load_hooks(config.hooks)
     if config.log:
-        header = LogHeader(policy=config.policy, block_tokens=layout.block_tokens, attempts_max=attempts_max)
+        header = LogHeader(
+            policy=config.policy, block_tokens=layout.block_tokens, attempts_max=attempts_max, cost=config.cost
+        )
         driver.log = LogWriter(Path(config.log), header, config.log_bytes_max)
     bytes_total = total * layout.block_bytes
     arena = create_arena(bytes_total) if device.driver is None else create_cuda_arena(device.driver, bytes_total)

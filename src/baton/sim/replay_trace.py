@@ -137,7 +137,6 @@ def replay_trace(
         closed=lambda life: replaying.close(clusters[0], life),
     )
     clusters.append(cluster)
-    cluster.server.carrier.log = tap
     for index, request in linked.openers:
         cluster.loop.at(request.at_s, partial(replaying.arrive, cluster, request, index))
     cluster.loop.run(until_s=math.inf, events_max=sys.maxsize, after_each=_nothing)

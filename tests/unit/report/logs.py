@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from baton.control.build import build_coordinator
 from baton.control.coordinator import Coordinator
@@ -20,16 +21,20 @@ from baton.core.messages import (
     WorkerReported,
 )
 from baton.core.types import BlockHash, HostId, Request, RequestId, Slo, WorkerId, WorkerView
-from baton.cost.linear import LinearCost
+from baton.cost.load import load_cost
 
 BLOCK_TOKENS = 4
+COST = {"step_overhead_s": 0.04, "prefill_token_s": 0.0025, "decode_request_s": 0.005}
+"""Such that a queue of 200 tokens costs half a second."""
 NEAR, FAR = HostId("near"), HostId("far")
 P0, P1, D0, D1 = (WorkerId(name) for name in ("p0", "p1", "d0", "d1"))
 HASHES = tuple(BlockHash(f"block {index}".encode()) for index in range(100))
 
 
 def fresh() -> Coordinator:
-    return build_coordinator(PolicyConfig(), cost=LinearCost(), block_tokens=BLOCK_TOKENS, attempts_max=3)
+    return build_coordinator(
+        PolicyConfig(), cost=load_cost(COST, folder=Path()).cost, block_tokens=BLOCK_TOKENS, attempts_max=3
+    )
 
 
 def request(name: str, *, prompt_tokens: int = 400, blocks: int = 0, slo: Slo | None = None) -> Request:

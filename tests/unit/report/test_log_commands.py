@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from baton.cli.main import main
 from baton.control.decision_log import LogHeader
@@ -13,13 +14,15 @@ from baton.core.config import PolicyConfig
 from baton.core.types import Slo
 from baton.link.log_file import LogWriter
 from baton.workload.load import read_trace
-from tests.unit.report.logs import BLOCK_TOKENS, log_of
+from tests.unit.report.logs import BLOCK_TOKENS, COST, log_of
+
+HEADER = LogHeader(policy=PolicyConfig(), block_tokens=BLOCK_TOKENS, attempts_max=3, cost=COST)
 
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     path = tmp_path / "decisions.log"
-    writer = LogWriter(path, LogHeader(policy=PolicyConfig(), block_tokens=BLOCK_TOKENS, attempts_max=3), 1 << 20)
+    writer = LogWriter(path, HEADER, 1 << 20)
     for decision in log_of():
         writer.append(decision)
     writer.close()
@@ -64,6 +67,17 @@ def test_replay_asks_other_policies(log: Path, tmp_path: Path, capsys: pytest.Ca
     assert found["asked"] == {"admit": 3, "prefill": 2, "decode": 4}
     assert [difference["other"] for difference in found["divergences"] if difference["subject"] == "prefill"] == ["p1"]
     assert "predicted TTFT on average" in shown
+
+
+def test_policies_are_asked_with_the_cost_model_of_the_log(log: Path, tmp_path: Path) -> None:
+    """One that says otherwise decides otherwise: the header carries it."""
+    other = tmp_path / "other.log"
+    writer = LogWriter(other, structs.replace(HEADER, cost={**COST, "prefill_token_s": 0.5}), 1 << 20)
+    for decision in log_of():
+        writer.append(decision)
+    writer.close()
+    assert main(["replay", str(log)]) == 0
+    assert main(["replay", str(other)]) == 1  # another reason for the refusal
 
 
 def test_replay_refuses_what_it_does_not_know_all_at_once(log: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -148,7 +148,7 @@ def test_a_log_is_a_page() -> None:
     check(page)
     assert "Roles and queues" in page
     assert ">3</b><span>requests" in page
-    assert ">2</b><span>moved after a worker" in page
+    assert ">2</b><span>moved to another worker" in page
 
 
 steps = st.lists(st.tuples(st.floats(0, 100), st.integers(0, 50)), max_size=12)

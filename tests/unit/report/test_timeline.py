@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-from baton.core.messages import WorkerReported
+from baton.core.messages import HostLost, WorkerReported
 from baton.core.types import WorkerView
 from baton.report.perfetto import REQUESTS, WORKERS, render_perfetto
 from baton.report.timeline import RoleSpan, read_timeline
@@ -26,6 +26,13 @@ def test_a_dead_worker_runs_nothing() -> None:
     busy = WorkerReported(WorkerView(id=D0, host=NEAR, role="decode", running_requests=7, waiting_requests=2))
     line = read_timeline(log_of([*EVENTS[:4], (10.5, busy), *EVENTS[4:]])).workers[D0]
     assert (list(line.times_s), list(line.running), list(line.waiting)) == ([10.5, 13.75], [7, 0], [2, 0])
+
+
+def test_a_dead_host_takes_its_workers_along() -> None:
+    timeline = read_timeline(log_of([*EVENTS[:4], (11.0, HostLost(NEAR, "no power"))]))
+    assert timeline.workers[P0].roles == [RoleSpan(10.0, 11.0, "prefill")]
+    assert timeline.workers[D0].roles == [RoleSpan(10.0, 11.0, "decode")]
+    assert timeline.workers[P1].roles == [RoleSpan(10.0, None, "prefill")]
 
 
 def test_requests_have_their_stations() -> None:

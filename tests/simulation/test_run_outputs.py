@@ -1,0 +1,121 @@
+"""What a simulated run leaves: a page, a trace for Perfetto, and a log that replays and explains."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from baton.cli.main import main
+from baton.control.decision_log import Decision, PoolDecision
+from baton.core.messages import CloseRequest, RequestArrived
+from baton.sim.replay_trace import replay_trace
+from baton.sim.spec import load_spec
+from baton.workload.source import read_workload
+
+ROOT = Path(__file__).resolve().parents[2]
+CLUSTER = ROOT / "examples" / "clusters" / "one-gpu-host.toml"
+TALK = """
+requests = 40
+arrivals = {kind = "poisson", rate_rps = 5}
+input_tokens = 200
+output_tokens = 40
+slo = "fast"
+slo_classes.fast = {ttft_s = 30, tpot_s = 1}
+conversation = {turns = 4, think_s = 2, followup_tokens = 30}
+tenants = [{name = "ann"}, {name = "bob", slo = "slow"}]
+[slo_classes.slow]
+ttft_s = 60
+tpot_s = 1
+"""
+
+
+@pytest.fixture
+def talk(tmp_path: Path) -> Path:
+    path = tmp_path / "talk.toml"
+    path.write_text(TALK)
+    return path
+
+
+def simulate(trace: Path, *more: str) -> int:
+    return main(["sim", "--cluster", str(CLUSTER), "--trace", str(trace), *more])
+
+
+def test_a_run_leaves_a_page_a_trace_and_a_log_that_replays(
+    talk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, trace, log = tmp_path / "run.html", tmp_path / "run.json", tmp_path / "run.log"
+    assert simulate(talk, "--html", str(page), "--perfetto", str(trace), "--log", str(log)) == 0
+    text = page.read_text()
+    for name in ("Roles and queues", "decode-1", "<h2>Tenants</h2>", "SLO attainment, by time of arrival"):
+        assert name in text
+    names = {event["name"] for event in json.loads(trace.read_bytes())["traceEvents"]}
+    assert {"request-0", "prefill on prefill-0", "decode-0 requests"} <= names
+    assert main(["replay", str(log)]) == 0
+    assert "the same decisions" in capsys.readouterr().out
+    assert main(["explain", "request-3", "--log", str(log)]) == 0
+    assert "closed: finished" in capsys.readouterr().out
+    assert main(["replay", str(log), "--policy", "round-robin"]) == 0
+    assert "answered otherwise" in capsys.readouterr().out
+
+
+def test_watching_changes_nothing(talk: Path, tmp_path: Path) -> None:
+    """The same results, to the byte but for the time that one waited, with and without somebody who looks."""
+    plain, watched = tmp_path / "plain.json", tmp_path / "watched.json"
+    simulate(talk, "--json", str(plain))
+    simulate(talk, "--json", str(watched), "--html", str(tmp_path / "x.html"), "--log", str(tmp_path / "x.log"))
+    results = [json.loads(path.read_text()) for path in (plain, watched)]
+    for result in results:
+        del result["wall_s"]
+    assert results[0] == results[1]
+
+
+def test_a_turn_comes_after_the_answer_and_its_reader_has_thought(talk: Path) -> None:
+    """Two seconds after the close of the turn before, with a prompt of 230 + 40 tokens more or less."""
+    arrived: dict[str, tuple[float, int]] = {}
+    closed: dict[str, float] = {}
+
+    def tap(decision: Decision | PoolDecision) -> None:
+        if isinstance(decision, PoolDecision):
+            return
+        if isinstance(decision.event, RequestArrived):
+            request = decision.event.request
+            arrived[request.id] = (decision.now_s, request.prompt_tokens)
+        closed.update({c.request_id: decision.now_s for c in decision.commands if isinstance(c, CloseRequest)})
+
+    trace = read_workload(talk, seed=5)
+    records = replay_trace(load_spec(CLUSTER.read_text()), trace, policy="baton", seed=5, tap=tap)
+    later = 0
+    latest: dict[str, int] = {}
+    for index, request in enumerate(trace.requests):
+        before = latest.get(request.session)
+        latest[request.session] = index
+        if before is None:
+            continue
+        later += 1
+        at_s, prompt_tokens = arrived[f"request-{index}"]
+        assert at_s == pytest.approx(closed[f"request-{before}"] + 2.0)
+        assert prompt_tokens == request.input_tokens == arrived[f"request-{before}"][1] + 40 + 30
+    assert later > 10
+    assert len(records) == 40
+
+
+def test_a_turn_finds_the_answer_before_it_in_the_cache(talk: Path) -> None:
+    """Not only its prompt: 270 of 300 tokens are known, and the hit is of whole blocks up to there."""
+    trace = read_workload(talk, seed=5)
+    records = replay_trace(load_spec(CLUSTER.read_text()), trace, policy="baton", seed=5)
+    second = [record for record in records if record.input_tokens == 200 + 40 + 30]
+    assert second
+    assert {record.cached_tokens for record in second} == {(200 + 40 - 1) // 16 * 16}
+
+
+def test_requests_are_judged_by_their_own_class(talk: Path, tmp_path: Path) -> None:
+    """Nobody meets a TTFT of a microsecond; admission refuses it. The patient class attains its own."""
+    talk.write_text(TALK.replace("ttft_s = 30", "ttft_s = 1e-6"))
+    out = tmp_path / "r.json"
+    assert simulate(talk, "--json", str(out)) == 1
+    results = json.loads(out.read_text())
+    bob = sum(request.tenant == "bob" for request in read_workload(talk, seed=0).requests)
+    assert results["rejected"] > 0
+    assert results["completed"] == bob == round(results["slo"]["attainment_ratio"] * results["requests"])
