@@ -43,6 +43,8 @@ def load_torch_engine(
         )
     if target.type != "cpu" and isinstance(memory, memoryview):
         raise ModelError(f"the arena lies in host memory, which an engine on {device} cannot use; set device to cpu")
+    if target.type == "cuda":
+        torch.cuda.set_device(target)  # Triton launches on the current device, whatever its tensors are on
     if isinstance(memory, DeviceMemory):
         memory = torch.as_tensor(memory, device=target)  # the same bytes
     config = read_config(card)
