@@ -322,9 +322,7 @@ class Batcher:
             return
         self._news.drafted_tokens += part.drafts
         lane.drafter.note(part.drafts, len(outcome.further))
-        for token, logprob in outcome.further:
-            if lane.request.id not in self._lanes:
-                return  # the token before was the last one
+        for token, logprob in outcome.further:  # no draft is a stop token or beyond the limit: only the last may end it
             self._news.accepted_tokens += 1
             lane.computed_tokens += 1
             self._book_token(lane, SliceResult(token=token, logprob=logprob))
