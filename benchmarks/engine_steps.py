@@ -35,16 +35,16 @@ def measure(threads: int, dtype: str, repeats: int) -> dict[str, dict[str, float
     found: dict[str, list[float]] = {}
     for _ in range(repeats):
         for tokens in (512, 2048):
-            part = _slice(0, [rng.randrange(40000) for _ in range(tokens)], 0, tokens, tokens // BLOCK_TOKENS)
-            found.setdefault(f"prefill_{tokens}", []).append(_timed(engine, [part]))
+            prompt = part(0, [rng.randrange(40000) for _ in range(tokens)], 0, tokens, tokens // BLOCK_TOKENS)
+            found.setdefault(f"prefill_{tokens}", []).append(timed(engine, [prompt]))
         for batch in (1, 8, 32):
             tokens = [rng.randrange(40000) for _ in range(CONTEXT_TOKENS + 1)]
-            parts = [_slice(index, tokens, CONTEXT_TOKENS, 1, blocks_each) for index in range(batch)]
-            found.setdefault(f"decode_{batch}", []).append(_timed(engine, parts))
+            parts = [part(index, tokens, CONTEXT_TOKENS, 1, blocks_each) for index in range(batch)]
+            found.setdefault(f"decode_{batch}", []).append(timed(engine, parts))
     return {name: record.spread(times) for name, times in found.items()}
 
 
-def _slice(index: int, tokens: list[int], start: int, count: int, blocks: int) -> Slice:
+def part(index: int, tokens: list[int], start: int, count: int, blocks: int) -> Slice:
     return Slice(
         request_id=RequestId(str(index)),
         tokens=tokens,
@@ -57,7 +57,7 @@ def _slice(index: int, tokens: list[int], start: int, count: int, blocks: int) -
     )
 
 
-def _timed(engine: object, parts: list[Slice]) -> float:
+def timed(engine: object, parts: list[Slice]) -> float:
     started = time.perf_counter()
     engine.execute(Step(tuple(parts)))  # type: ignore[attr-defined]
     return time.perf_counter() - started

@@ -205,3 +205,30 @@ def test_a_busy_step_makes_no_guesses() -> None:
         house.start(name, *_parrot(), 5)
     house.run()
     assert house.drafted == 0
+
+
+def test_a_request_that_is_handed_off_after_this_step_makes_no_guesses() -> None:
+    """Nobody would book them: with its first token it leaves."""
+    house = House(SpeculationConfig(tokens_max=4, ngram_min=1), BatchLimits())
+    prompt, sampling = _parrot()
+    request = Request(
+        id=RequestId("a"), prompt_tokens=len(prompt), output_tokens_max=9, arrived_at_s=0.0, sampling=sampling
+    )
+    table = tuple(BlockId(index) for index in range(4))
+    start = StartRequest(request, 1, pack_tokens(prompt), "first_token", table, computed_tokens=len(prompt) - 1)
+    house.batcher.apply([start])
+    (part,) = house.batcher.plan().slices
+    assert (part.count, part.drafts) == (1, 0)
+
+
+def test_guesses_stay_in_the_blocks_that_are_there() -> None:
+    """A table that has room for two more tokens takes one guess, whatever was asked for."""
+    house = House(SpeculationConfig(tokens_max=9, ngram_min=1), BatchLimits(growth_tokens=1))
+    prompt, sampling = [70, 71] * 3, Sampling(temperature=0.0)
+    request = Request(
+        id=RequestId("a"), prompt_tokens=len(prompt), output_tokens_max=90, arrived_at_s=0.0, sampling=sampling
+    )
+    table = (BlockId(0), BlockId(1))
+    house.batcher.apply([StartRequest(request, 1, pack_tokens([*prompt, 70]), "end", table, computed_tokens=6)])
+    (part,) = house.batcher.plan().slices
+    assert (part.start, part.count, part.drafts) == (6, 2, 1)
