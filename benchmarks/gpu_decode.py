@@ -37,8 +37,10 @@ def missing() -> str:
 
 def measure(sizes: dict[str, int], lengths: Sequence[int], repeats: int) -> dict[str, dict[str, float]]:
     """Time one layer of one batch. Returns per backend: seconds (median) and GB/s."""
-    from baton.engine.kernels.triton_decode import TritonBackend, TritonDecodeKernel
-
+    try:
+        from baton.engine.kernels.triton_decode import TritonBackend, TritonDecodeKernel
+    except ImportError as error:
+        raise SystemExit("the kernels need triton, which PyTorch's CUDA builds bring: pip install triton") from error
     layout = KVLayout(
         layers=SETS,
         kv_heads=sizes["kv_heads"],
