@@ -32,8 +32,9 @@ class AttentionCost:
         kernels, split = self.hardware.kernels, self.parallel.tp * self.parallel.cp
         mean = tokens / chunks
         ratio = kernels.prompt_ratio * mean / (mean + kernels.prompt_half_tokens)
-        flops = self.model.pair_flops() * pairs / split + self._expand_flops(tokens, mean, pairs) / split
-        long_s = flops / (ratio * self.hardware.bf16_flops)
+        flops = self.model.pair_flops() * pairs / split
+        expand_s = self._expand_flops(tokens, mean, pairs) / split / (kernels.compute_ratio * self.hardware.bf16_flops)
+        long_s = flops / (ratio * self.hardware.bf16_flops) + expand_s
         return min(long_s, pairs * self.context_token_s) + chunks * kernels.attention_s / 2
 
     def _expand_flops(self, tokens: float, mean: float, pairs: float) -> float:
