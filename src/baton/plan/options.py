@@ -1,0 +1,107 @@
+"""Every kind of worker that the hardware allows, and why the others are out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from baton.cost.engine_profile import engine_profile
+from baton.cost.handoff import Wire
+from baton.cost.hardware import Hardware
+from baton.cost.model import Format, ModelShape
+from baton.cost.parallel import Parallel, Precision, fit_problem
+from baton.cost.roofline import RooflineCost
+from baton.cost.spec import KindFacts, facts_of
+
+Reach = Literal["node", "network"]
+"""Whether prefill and decode workers share a node, or KV crosses the network."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stock:
+    """GPUs of one kind that may be used."""
+
+    hardware: Hardware
+    gpus: int
+    usd_per_hour: float | None
+    """Of one GPU. None: no price is known."""
+    link_bytes_per_s: float | None = None
+    """Per GPU, between hosts. None: the catalogue's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One kind of worker."""
+
+    stock: Stock
+    cost: RooflineCost
+    facts: KindFacts
+
+    @property
+    def name(self) -> str:
+        """Such as `A100-80G-SXM tp2 pp2 fp8`."""
+        parallel, precision = self.cost.parallel, self.cost.precision
+        degrees = (("tp", parallel.tp), ("pp", parallel.pp), ("dp", parallel.dp), ("ep", parallel.ep))
+        cut = " ".join(f"{name}{degree}" for name, degree in degrees if degree > 1) or "tp1"
+        formats = "" if precision.weights == "bf16" else f" {precision.weights}"
+        formats += "" if precision.kv == "bf16" else f" kv-{precision.kv}"
+        return f"{self.stock.hardware.name} {cut}{formats}"
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Of one worker."""
+        return (self.stock.usd_per_hour or 0.0) * self.facts.gpus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """What may be tried."""
+
+    model: ModelShape
+    engine: str
+    precisions: tuple[Precision, ...]
+    tp: tuple[int, ...]
+    pp: tuple[int, ...]
+
+
+def options(choices: Choices, stocks: tuple[Stock, ...], wire: Wire | None) -> tuple[list[Option], list[str]]:
+    """Build every worker that can be cut and that fits; say of the others what is in the way."""
+    found: list[Option] = []
+    out: list[str] = []
+    for stock in stocks:
+        for parallel in _cuts(choices, stock):
+            problems = parallel.problems(choices.model)
+            for precision in choices.precisions:
+                problem = problems[0] if problems else fit_problem(choices.model, stock.hardware, parallel, precision)
+                if problem is None and _computes(stock.hardware, precision.weights):
+                    found.append(_option(choices, stock, parallel, precision, wire))
+                elif problem is not None:
+                    out.append(problem)
+    return found, out
+
+
+def _computes(hardware: Hardware, weights: Format) -> bool:
+    return weights != "fp8" or hardware.fp8_flops is not None
+
+
+def _cuts(choices: Choices, stock: Stock) -> Iterator[Parallel]:
+    """Tensor parallel stays inside a node. Experts lie on all GPUs of a stage, or on many attention groups."""
+    for tp in choices.tp:
+        for pp in choices.pp:
+            if tp <= stock.hardware.gpus_per_node and tp * pp <= stock.gpus:
+                yield Parallel(tp=tp, pp=pp, ep=tp if choices.model.experts else 1)
+    if choices.model.experts is not None:
+        for dp in (8, 16, 32, 64, 144):
+            if dp <= stock.gpus:
+                yield Parallel(dp=dp, ep=dp)
+
+
+def _option(choices: Choices, stock: Stock, parallel: Parallel, precision: Precision, wire: Wire | None) -> Option:
+    engine = engine_profile(choices.engine, llm=choices.model.name, gpu=stock.hardware.name, tp=parallel.tp)
+    if wire is None and stock.link_bytes_per_s is not None:
+        wire = Wire(bytes_per_s=stock.link_bytes_per_s * parallel.gpus)
+    cost = RooflineCost(
+        model=choices.model, hardware=stock.hardware, parallel=parallel, precision=precision, engine=engine, wire=wire
+    )
+    return Option(stock=stock, cost=cost, facts=facts_of(cost))

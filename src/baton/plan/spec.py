@@ -1,0 +1,198 @@
+"""What a plan is asked: a file's or the command line's keys, checked all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import msgspec
+from msgspec import Struct
+
+from baton.core.errors import ConfigError
+from baton.core.names import did_you_mean
+from baton.core.types import Slo
+from baton.cost.catalog import hardware
+from baton.cost.engine_profile import engine_profile
+from baton.cost.handoff import Wire
+from baton.cost.model import Format
+from baton.cost.parallel import Precision
+from baton.cost.spec import read_model
+from baton.plan.demand import Demand, Lengths, strata, trace_rate_rps
+from baton.plan.options import Choices, Reach, Stock
+from baton.plan.search import Objective, Shape
+from baton.workload.load import read_trace
+
+Found = TypeVar("Found")
+
+
+class HardwareSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """GPUs of one kind."""
+
+    name: str
+    gpus: int
+    usd_per_hour: float | None = None
+    """Of one GPU. None: the catalogue's."""
+    link_bytes_per_s: float | None = None
+    """Per GPU, between hosts. None: the catalogue's."""
+
+
+class SloSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What has to be met, and by how many."""
+
+    ttft_s: float
+    tpot_s: float
+    attainment_ratio: float = 0.9
+
+
+class WorkloadSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A trace, or mean lengths."""
+
+    trace: str = ""
+    input_tokens: int = 0
+    output_tokens: int = 0
+    rate_rps: float | None = None
+    """None: that of the trace, or as much as the hardware gives."""
+    cached_ratio: float = 0.0
+    """Share of the prompts' tokens that the prefix cache is expected to hold."""
+
+
+class PlanSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that `baton plan` can be told."""
+
+    llm: str
+    hardware: tuple[HardwareSpec, ...]
+    slo: SloSpec
+    workload: WorkloadSpec
+    objective: Objective = "goodput-per-dollar"
+    engine: str = "vllm-v1"
+    weights: tuple[Format, ...] = ("bf16",)
+    kv: tuple[Format, ...] = ("bf16",)
+    tp: tuple[int, ...] = (1, 2, 4, 8)
+    pp: tuple[int, ...] = (1,)
+    shape: Shape = "best"
+    reach: Reach | None = None
+    """None: `node` where one node holds all GPUs."""
+    wire: Wire | None = None
+    """Of handoffs between hosts, per worker. None: the hardware's."""
+    finalists: int = 2
+    """Fleets that are simulated."""
+    requests: int = 400
+    """Of each simulation."""
+    seed: int = 0
+
+
+class Question(Struct, frozen=True, kw_only=True):
+    """A plan's question, with every name looked up."""
+
+    spec: PlanSpec
+    demand: Demand
+    stocks: tuple[Stock, ...]
+    choices: Choices
+    same_host: bool
+
+
+def read_question(raw: Mapping[str, Any], folder: Path) -> Question:
+    """Check and look up everything. Raises ConfigError with every problem, one per line."""
+    problems = _unknown(raw, PlanSpec, "")
+    try:
+        spec = msgspec.convert(raw, PlanSpec)
+    except msgspec.ValidationError as error:
+        raise ConfigError("\n".join(problems or [f"not a valid plan: {error}"])) from error
+    problems += _range_problems(spec)
+    model = _try(problems, lambda: read_model(spec.llm, folder))
+    stocks = _stocks(spec, problems)
+    lengths, rate_rps = _try(problems, lambda: _lengths(spec.workload, folder)) or ((), None)
+    if stocks:
+        _try(problems, lambda: engine_profile(spec.engine, llm=spec.llm, gpu=stocks[0].hardware.name, tp=1))
+    if problems or model is None:
+        raise ConfigError("\n".join(problems))
+    demand = Demand(
+        rate_rps=spec.workload.rate_rps or rate_rps,
+        lengths=lengths,
+        cached_ratio=spec.workload.cached_ratio,
+        slo=Slo(ttft_s=spec.slo.ttft_s, tpot_s=spec.slo.tpot_s),
+        attainment_ratio=spec.slo.attainment_ratio,
+    )
+    if spec.objective == "cheapest" and demand.rate_rps is None:
+        raise ConfigError("objective cheapest needs a rate: give --rate R, or a trace with times of arrival")
+    precisions = tuple(Precision(weights=weights, kv=kv) for weights in spec.weights for kv in spec.kv)
+    choices = Choices(model=model, engine=spec.engine, precisions=precisions, tp=spec.tp, pp=spec.pp)
+    one_node = len(stocks) == 1 and stocks[0].gpus <= stocks[0].hardware.gpus_per_node
+    same_host = spec.reach == "node" if spec.reach else one_node
+    return Question(spec=spec, demand=demand, stocks=stocks, choices=choices, same_host=same_host)
+
+
+def _try(problems: list[str], read: Callable[[], Found]) -> Found | None:
+    """What `read` finds. None where it cannot: then the reasons are added to `problems`."""
+    try:
+        return read()
+    except ConfigError as error:
+        problems += str(error).splitlines()
+        return None
+
+
+def _unknown(raw: Mapping[str, Any], kind: type[Struct], path: str) -> list[str]:
+    inner: dict[str, type[Struct]] = {"hardware": HardwareSpec, "slo": SloSpec, "workload": WorkloadSpec, "wire": Wire}
+    found = [
+        f"unknown key {path}{key}{did_you_mean(key, kind.__struct_fields__)}"
+        for key in raw
+        if key not in kind.__struct_fields__
+    ]
+    for key, below in inner.items() if kind is PlanSpec else ():
+        value = raw.get(key)
+        parts = cast("list[Any]", value) if isinstance(value, list) else [value]
+        for part in parts:
+            if isinstance(part, Mapping):
+                found += _unknown(cast("Mapping[str, Any]", part), below, f"{key}.")
+    return found
+
+
+def _range_problems(spec: PlanSpec) -> list[str]:
+    above = {
+        "slo.ttft_s": spec.slo.ttft_s, "slo.tpot_s": spec.slo.tpot_s, "requests": spec.requests,
+        **{f"hardware {each.name}: gpus": each.gpus for each in spec.hardware},
+        **({"workload.rate_rps": spec.workload.rate_rps} if spec.workload.rate_rps is not None else {}),
+    }  # fmt: skip
+    found = [f"{name} is {value:g}, but must be above 0" for name, value in above.items() if not value > 0]
+    if not 0 < spec.slo.attainment_ratio < 1:
+        found.append(f"slo.attainment_ratio is {spec.slo.attainment_ratio:g}, but must be between 0 and 1: try 0.9")
+    if not 0 <= spec.workload.cached_ratio < 1:
+        found.append(f"workload.cached_ratio is {spec.workload.cached_ratio:g}, but must be at least 0 and below 1")
+    if not spec.hardware:
+        found.append("no hardware: name at least one kind of GPU, such as --hardware H100-80G-SXM=8")
+    if not spec.finalists >= 0:
+        found.append(f"finalists is {spec.finalists}, but must be 0 (do not simulate) or more")
+    return found
+
+
+def _stocks(spec: PlanSpec, problems: list[str]) -> tuple[Stock, ...]:
+    stocks: list[Stock] = []
+    for each in spec.hardware:
+        try:
+            gpu = hardware(each.name)
+        except ConfigError as error:
+            problems.append(str(error))
+            continue
+        price = each.usd_per_hour if each.usd_per_hour is not None else gpu.usd_per_hour
+        if price is None and spec.objective in ("cheapest", "goodput-per-dollar"):
+            problems.append(
+                f"no price is known for {gpu.name}, and the objective is {spec.objective}: give --hardware "
+                f"{gpu.name}={each.gpus}@USD (per GPU and hour), or --objective goodput-per-gpu"
+            )
+        stocks.append(Stock(hardware=gpu, gpus=each.gpus, usd_per_hour=price, link_bytes_per_s=each.link_bytes_per_s))
+    return tuple(stocks)
+
+
+def _lengths(workload: WorkloadSpec, folder: Path) -> tuple[tuple[Lengths, ...], float | None]:
+    if workload.trace:
+        trace = read_trace(folder / workload.trace, limit=None)
+        pairs = [(request.input_tokens, request.output_tokens) for request in trace.requests]
+        if not pairs:
+            raise ConfigError(f"{workload.trace}: has no requests")
+        return strata(pairs), trace_rate_rps(trace)
+    lengths = {"workload.input_tokens": workload.input_tokens, "workload.output_tokens": workload.output_tokens}
+    missing = [name for name, tokens in lengths.items() if tokens < 1]
+    if missing:
+        raise ConfigError(f"no workload: give a trace, or {' and '.join(missing)} above 0")
+    return (Lengths(workload.input_tokens, workload.output_tokens, 1.0),), None
