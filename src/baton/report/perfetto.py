@@ -84,20 +84,23 @@ def _request(line: RequestLine, start_s: float, end_s: float) -> Iterator[Event]
         "reason": line.reason,
         "tenant": line.request.tenant,
     }
-    yield from _slice(line, line.request.id, (line.arrived_s, closed_s, start_s), facts)
-    if not line.hops:
-        return
-    if line.hops[0].at_s > line.arrived_s:
-        yield from _slice(line, "waits for a worker", (line.arrived_s, line.hops[0].at_s, start_s), {})
-    ends_s = [hop.at_s for hop in line.hops[1:]] + [closed_s]
-    for hop, until_s in zip(line.hops, ends_s, strict=True):
-        yield from _slice(line, f"{hop.stage} on {hop.worker}", (hop.at_s, until_s, start_s), {"attempt": hop.attempt})
+    yield _edge(line, "b", line.request.id, _stamp(line.arrived_s, start_s), facts)
+    if line.hops:
+        yield from _hops(line, closed_s, start_s)
+    yield _edge(line, "e", line.request.id, _stamp(closed_s, start_s))
 
 
-def _slice(
-    line: RequestLine, name: str, times_s: tuple[float, float, float], facts: dict[str, object]
-) -> Iterator[Event]:
-    begin_s, until_s, start_s = times_s
-    shared: Event = {"pid": REQUESTS, "tid": 0, "cat": "request", "id": line.request.id, "name": name}
-    yield {**shared, "ph": "b", "ts": _stamp(begin_s, start_s), "args": facts}
-    yield {**shared, "ph": "e", "ts": _stamp(until_s, start_s)}
+def _hops(line: RequestLine, closed_s: float, start_s: float) -> Iterator[Event]:
+    """Who had the request when: slices inside that of the request, one after the other."""
+    stations = [(line.arrived_s, "waits for a worker", 1)] if line.hops[0].at_s > line.arrived_s else []
+    stations += [(hop.at_s, f"{hop.stage} on {hop.worker}", hop.attempt) for hop in line.hops]
+    ends_s = [at_s for at_s, _, _ in stations[1:]] + [closed_s]
+    for (at_s, name, attempt), until_s in zip(stations, ends_s, strict=True):
+        yield _edge(line, "b", name, _stamp(at_s, start_s), {"attempt": attempt})
+        yield _edge(line, "e", name, _stamp(until_s, start_s))
+
+
+def _edge(line: RequestLine, phase: str, name: str, stamp: float, facts: dict[str, object] | None = None) -> Event:
+    """Begin (b) or end (e) of a slice on the request's row. Slices of one row close in the order of a stack."""
+    edge: Event = {"ph": phase, "pid": REQUESTS, "tid": 0, "cat": "request", "id": line.request.id, "name": name}
+    return {**edge, "ts": stamp} if facts is None else {**edge, "ts": stamp, "args": facts}

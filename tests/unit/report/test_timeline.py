@@ -55,6 +55,13 @@ def test_a_trace_opens_and_closes_every_slice() -> None:
     slices = [event for event in events if event["pid"] == REQUESTS and event["ph"] in "be"]
     opened = Counter((event["id"], event["name"]) for event in slices if event["ph"] == "b")
     assert opened == Counter((event["id"], event["name"]) for event in slices if event["ph"] == "e")
+    for name in ("asked", "busy", "late"):
+        nested: list[str] = []
+        for event in (event for event in slices if event["id"] == name):
+            if event["ph"] == "b":
+                nested.append(event["name"])
+            else:
+                assert nested.pop() == event["name"]
     stamps = {(event["id"], event["name"], event["ph"]): event["ts"] for event in slices}
     assert (stamps["asked", "prefill on p0", "b"], stamps["asked", "prefill on p0", "e"]) == (2e6, 2.75e6)
     assert (stamps["asked", "decode on p1", "b"], stamps["asked", "decode on p1", "e"]) == (3.75e6, 5e6)
