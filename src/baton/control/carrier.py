@@ -261,6 +261,7 @@ class Carrier:
     def _begin(self, command: Start, tokens_so_far: TokenBytes) -> None:
         """Give the request's blocks to the worker and tell it so, before anything else that follows from it."""
         host = self._hosts[command.worker]
+        self._leave_others(command.request.id, host)
         follow_up = self._ask_pool(host, command)
         table, computed_tokens = self.pools[host].table(command.request.id)
         start = StartRequest(
@@ -273,6 +274,12 @@ class Carrier:
         )
         self._outside.send(command.worker, start)
         self._carry(host, follow_up)
+
+    def _leave_others(self, request_id: RequestId, host: HostId) -> None:
+        """The request goes on here: nobody will go on with what it holds on other hosts."""
+        for home in sorted(self._homes[request_id] - {host}):
+            self._homes[request_id].discard(home)
+            self._tell_pool(home, ReleaseBlocks(request_id))
 
     def _tokens_at(self, source: HostId | None, command: Start) -> int:
         """Count the leading tokens of the request whose KV another host can give now."""
@@ -328,10 +335,6 @@ class Carrier:
             return
         if move.start.worker in self._hosts:
             self._begin(move.start, move.tokens_so_far)
-        homes = self._homes.get(request_id, set())
-        if move.source in homes:
-            homes.discard(move.source)
-            self._tell_pool(move.source, ReleaseBlocks(request_id))
 
     def _stop(self, command: StopRequest) -> None:
         """Stop a request on its worker, or on its way there."""

@@ -171,9 +171,9 @@ class SimCluster:
         self.loop.after(notice_s, partial(self._lose_host, host, restart_s))
 
     def _lose_host(self, host: HostId, restart_s: float) -> None:
-        self.wires.lose_host(host)
         views = [view for view in self.spec.views() if view.host == host]
         self.server.lose_host(host, {view.id for view in views}, "the host is down")
+        self.wires.lose_host(host)  # after that: nobody may begin to copy from there what has just failed
         self.loop.after(restart_s, partial(self._reopen, host))
 
     def _reopen(self, host: HostId) -> None:
