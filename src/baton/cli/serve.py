@@ -45,6 +45,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--device", metavar="D", help="auto, cpu, cuda or cuda:N (default: a GPU where there is one)")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), help="precision to compute in")
     parser.add_argument(
+        "--weights", choices=("dense", "stored", "int8"), help="form that weights are computed in (default: dense)"
+    )
+    parser.add_argument(
         "--kv-dtype", choices=("auto", "float32", "bfloat16"), help="precision of the KV cache (default: as computed)"
     )
     parser.add_argument("--kv-blocks", type=int, metavar="N", help="KV blocks of the host (default: what 2 GiB hold)")
@@ -77,7 +80,7 @@ def configuration(args: argparse.Namespace) -> Config:
     http = {"host": args.host, "port": args.port, "api_keys": tuple(args.api_key) if args.api_key else None}
     top = {
         name: vars(args)[name]
-        for name in ("model", "device", "dtype", "threads", "served_name", "context_tokens", "log")
+        for name in ("model", "device", "dtype", "weights", "threads", "served_name", "context_tokens", "log")
     }
     config = _with(
         config,

@@ -146,6 +146,10 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What clients call the model. Empty: the name of the model or of its file."""
     dtype: DtypeChoice = "auto"
     """Precision that the model computes in. `auto` is float32 on a CPU, bfloat16 on a GPU."""
+    weights: WeightsChoice = "dense"
+    """Form that weights are computed in. `dense`: widened to `dtype`. `stored`: 4 and 8 bits as a GGUF file has them,
+    what it has otherwise rounded to 8. `int8`: 8 bits, a scale per row. The last two need the native engine, and `auto`
+    for `dtype` is bfloat16 then."""
     device: str = "auto"
     """Where it computes: `cpu`, `cuda` or `cuda:N`. `auto` is the first GPU that PyTorch can use, else the CPU."""
     threads: int = 0

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from typing import Literal
 
-from baton.core.config import DtypeChoice, KVDtypeChoice
+from baton.core.config import DtypeChoice, KVDtypeChoice, WeightsChoice
 from baton.engine.card import ModelCard
 from baton.kv.layout import KVDtype
 
 Dtype = Literal["float32", "bfloat16"]
+WeightKind = Literal["dense", "int8", "q8", "q4", "q4m"]
+"""int8: 8 bits and a scale per row. q8, q4: a scale per run of 32 inputs. q4m: and a minimum per run."""
 
 
-def resolve_dtype(choice: DtypeChoice, device: str) -> Dtype:
+def resolve_dtype(choice: DtypeChoice, device: str, weights: WeightsChoice = "dense") -> Dtype:
     """Say in which precision a model computes.
 
     `auto` is float32 on a CPU: there the batch that a request happens to share decides the order of sums, and in
     bfloat16 such a difference is large enough to change a greedy token now and then. On a GPU it is bfloat16.
+    Quantized weights are rounded more coarsely than that, so beside them it is bfloat16 everywhere.
     """
     if choice != "auto":
         return choice
+    if weights != "dense":
+        return "bfloat16"
     return "float32" if device == "cpu" else "bfloat16"
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from baton.arena.cuda import DeviceMemory
+from baton.core.config import WeightsChoice
+from baton.core.errors import ModelError
 from baton.engine.card import ModelCard
 from baton.engine.constrained import ConstrainedEngine
 from baton.engine.dtype import Dtype
@@ -26,27 +28,33 @@ class EngineChoice:
     library: Path | None = None
     """The compiled library of the native engine."""
     device: str = "cpu"
+    weights: WeightsChoice = "dense"
 
     def __str__(self) -> str:
         return f"{self.kind} engine" + (f" ({self.reason})" if self.reason else "")
 
 
-def choose_engine(card: ModelCard, layout: KVLayout, *, device: str = "cpu") -> EngineChoice:
+def choose_engine(
+    card: ModelCard, layout: KVLayout, *, device: str = "cpu", weights: WeightsChoice = "dense"
+) -> EngineChoice:
     """Take the native engine where it serves the model and can be built; else torch, which serves everything.
 
-    Builds the library where it is not cached yet (seconds, once per machine).
+    Builds the library where it is not cached yet (seconds, once per machine). Raises ModelError where only the torch
+    engine can serve, and quantized weights are asked for: it has none.
     """
     if card.format == "hash":
         return EngineChoice(kind="hash")
     from baton.engine.load_native import native_refusal
 
     refusal = native_refusal(card, layout, device)
-    if refusal:
-        return EngineChoice(kind="torch", reason=refusal, device=device)
-    try:
-        return EngineChoice(kind="native", library=library_path())
-    except NativeUnavailableError as error:
-        return EngineChoice(kind="torch", reason=str(error))
+    if not refusal:
+        try:
+            return EngineChoice(kind="native", library=library_path(), weights=weights)
+        except NativeUnavailableError as error:
+            refusal = str(error)
+    if weights != "dense":
+        raise ModelError(f"weights = {weights!r} needs the native engine: {refusal}; use weights = 'dense'")
+    return EngineChoice(kind="torch", reason=refusal, device=device)
 
 
 def load_engine(
@@ -69,7 +77,7 @@ def load_engine(
     inner: StepEngine
     if chosen.kind == "hash":
         return ConstrainedEngine(HashEngine(layout, memory, card.vocab_tokens), card)
-    from baton.engine.load_native import load_native_engine
+    from baton.engine.load_native import load_native_engine, load_quantized_engine
     from baton.engine.load_torch import load_torch_engine
     from baton.engine.native.library import NativeLibrary
 
@@ -77,5 +85,8 @@ def load_engine(
         inner = load_torch_engine(card, layout, memory, dtype=dtype, threads=threads, device=chosen.device)
     else:
         library = NativeLibrary(chosen.library)
+        if chosen.weights != "dense":
+            quantized = load_quantized_engine(card, layout, memory, library, weights=chosen.weights, threads=threads)
+            return ConstrainedEngine(quantized, card)
         inner = load_native_engine(card, layout, memory, library, dtype=dtype, threads=threads)
     return ConstrainedEngine(inner, card)

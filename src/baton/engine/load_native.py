@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import os
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from baton.core.config import WeightsChoice
 from baton.engine.card import ModelCard
 from baton.engine.dtype import Dtype
 from baton.engine.kernels.paged import TORCH_DTYPES
 from baton.engine.model_config import ModelConfig
-from baton.engine.native.library import NUMBERS, NativeLayer, NativeLibrary, NativeMatrix, NativeModel
+from baton.engine.native.library import NUMBERS, WEIGHT_NUMBERS, NativeLayer, NativeLibrary, NativeMatrix, NativeModel
 from baton.engine.native_engine import NativeEngine
+from baton.engine.quantized import RUN_INPUTS, QuantizedMatrix, quantize_rows, quantize_runs, stacked
 from baton.engine.resolve import read_config
 from baton.engine.weights import WeightReader, open_weights
 from baton.kv.layout import KVLayout
@@ -46,7 +49,37 @@ def load_native_engine(
     dtype: Dtype,
     threads: int,
 ) -> NativeEngine:
-    """See `load_engine`."""
+    """See `load_engine`. Weights are computed in `dtype`."""
+    return _load(card, layout, memory, library, _Computed(dtype, threads, "dense"))
+
+
+def load_quantized_engine(
+    card: ModelCard,
+    layout: KVLayout,
+    memory: memoryview,
+    library: NativeLibrary,
+    *,
+    weights: WeightsChoice,
+    threads: int,
+) -> NativeEngine:
+    """See `load_engine`. Products are of integers; what is between them is float32 where KV is, else bfloat16."""
+    dtype: Dtype = "float32" if layout.dtype == "float32" else "bfloat16"
+    return _load(card, layout, memory, library, _Computed(dtype, threads, weights))
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """How a model is computed."""
+
+    dtype: Dtype
+    threads: int
+    weights: WeightsChoice
+
+
+def _load(
+    card: ModelCard, layout: KVLayout, memory: memoryview, library: NativeLibrary, computed: _Computed
+) -> NativeEngine:
+    dtype, threads = computed.dtype, computed.threads
     torch.set_num_threads(threads)
     config = read_config(card)
     model = NativeModel(
@@ -67,7 +100,8 @@ def load_native_engine(
     )
     engine = NativeEngine(library, library.new(model), config, layout, memory)
     with torch.inference_mode():
-        _Weights(library, engine.handle, config, open_weights(card, config), TORCH_DTYPES[dtype]).set_all()
+        reader = _MatrixReader(open_weights(card, config), TORCH_DTYPES[dtype], computed.weights)
+        _Weights(library, engine.handle, config, reader).set_all()
     return engine
 
 
@@ -77,17 +111,44 @@ def _cores(threads: int) -> ctypes.Array[ctypes.c_int32] | None:
     return (ctypes.c_int32 * threads)(*mine) if len(mine) == threads > 1 else None
 
 
+class _MatrixReader:
+    """Reads matrices in the form that they are computed in: dense, as the file stores them, or rounded to 8 bits."""
+
+    def __init__(self, reader: WeightReader, dtype: torch.dtype, weights: WeightsChoice) -> None:
+        self._reader = reader
+        self._dtype = dtype
+        self._weights = weights
+
+    def vector(self, name: str) -> Tensor:
+        return self._reader.read(name).float()
+
+    def matrix(self, names: list[str]) -> Tensor | QuantizedMatrix:
+        """Stack matrices that read the same input: [rows, inputs]."""
+        parts = [f"{name}.weight" for name in names]
+        if self._weights == "dense":
+            return torch.cat([self._reader.read(part).to(self._dtype) for part in parts])
+        if self._weights == "int8":
+            return stacked([quantize_rows(_aligned(self._reader.read(part))) for part in parts])
+        return stacked([self._stored(part) for part in parts])
+
+    def _stored(self, name: str) -> QuantizedMatrix:
+        kept = self._reader.read_quantized(name)
+        return quantize_runs(_aligned(self._reader.read(name))) if kept is None else kept
+
+
+def _aligned(weight: Tensor) -> Tensor:
+    """Fill up inputs with zeros to whole runs."""
+    return torch.nn.functional.pad(weight.float(), (0, -weight.shape[1] % RUN_INPUTS))
+
+
 class _Weights:
     """Reads tensors one layer at a time and hands them to the library, which copies them."""
 
-    def __init__(
-        self, library: NativeLibrary, handle: int, config: ModelConfig, reader: WeightReader, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, library: NativeLibrary, handle: int, config: ModelConfig, reader: _MatrixReader) -> None:
         self._library = library
         self._handle = handle
         self._config = config
         self._reader = reader
-        self._dtype = dtype
         self._alive: list[Tensor] = []
 
     def set_all(self) -> None:
@@ -116,17 +177,23 @@ class _Weights:
         )
 
     def _matrix(self, names: list[str], *, biased: bool) -> NativeMatrix:
-        """Stack matrices that read the same input: [rows, inputs]."""
-        parts = [self._reader.read(f"{name}.weight").to(self._dtype) for name in names]
-        weight = self._hold(torch.cat(parts))
-        bias = self._hold(torch.cat([self._reader.read(f"{name}.bias").float() for name in names])) if biased else None
+        found = self._reader.matrix(names)
+        bias = self._hold(torch.cat([self._reader.vector(f"{name}.bias") for name in names])) if biased else None
+        quantized = None if isinstance(found, Tensor) else found
+        weight = self._hold(found if isinstance(found, Tensor) else found.codes)
+        minimums = None if quantized is None else quantized.minimums
         return NativeMatrix(
-            data=weight.data_ptr(), bias=None if bias is None else bias.data_ptr(), rows=len(weight),
+            data=weight.data_ptr(),
+            bias=None if bias is None else bias.data_ptr(),
+            rows=len(weight),
             inputs=weight.shape[1],
-        )  # fmt: skip
+            number=WEIGHT_NUMBERS["dense" if quantized is None else quantized.kind],
+            scales=None if quantized is None else self._hold(quantized.scales).data_ptr(),
+            minimums=None if minimums is None else self._hold(minimums).data_ptr(),
+        )
 
     def _vector(self, name: str) -> int:
-        return self._hold(self._reader.read(name).float()).data_ptr()
+        return self._hold(self._reader.vector(name)).data_ptr()
 
     def _hold(self, tensor: Tensor) -> Tensor:
         """Keep a tensor until the library has copied it."""

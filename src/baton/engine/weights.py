@@ -9,6 +9,7 @@ from torch import Tensor
 
 from baton.engine.card import ModelCard
 from baton.engine.model_config import ModelConfig
+from baton.engine.quantized import QuantizedMatrix
 from baton.engine.weights_gguf import GGUFWeights
 from baton.engine.weights_safetensors import SafetensorsWeights
 
@@ -16,6 +17,10 @@ from baton.engine.weights_safetensors import SafetensorsWeights
 class WeightReader(Protocol):
     def read(self, name: str) -> Tensor:
         """Return one tensor on the CPU, in the file's type (float32 where it was quantized)."""
+        ...
+
+    def read_quantized(self, name: str) -> QuantizedMatrix | None:
+        """Return one matrix with the codes that the file stores; None where it stores floats, or another form."""
         ...
 
 

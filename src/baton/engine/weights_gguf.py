@@ -19,6 +19,7 @@ from baton.core.errors import ModelError
 from baton.engine.gguf_file import GGUFTensor, open_gguf
 from baton.engine.gguf_names import GGUFName, gguf_name, split_kv_b
 from baton.engine.model_config import ModelConfig
+from baton.engine.quantized import QuantizedMatrix, from_gguf
 
 BLOCK_ITEMS = 32
 LOW_HALVES = 0x0F0F0F0F0F0F0F0F
@@ -50,6 +51,20 @@ class GGUFWeights:
             return weight
         rows = weight.view(self._interleaved[module], -1, 2, *tensor.shape[1:])  # [heads, head_dim / 2, 2, ...]
         return rows.transpose(1, 2).reshape(tensor.shape)
+
+    def read_quantized(self, name: str) -> QuantizedMatrix | None:
+        """See `WeightReader`. Rows are put in order whole, so no code changes."""
+        place = gguf_name(name)
+        tensor = self._file.tensors.get(place.tensor)
+        if tensor is None or len(tensor.shape) != 2:
+            return None
+        data = self._bytes[tensor.offset : tensor.offset + tensor.size_bytes]
+        matrix = from_gguf(torch.from_numpy(data.copy()), tensor.type, tensor.shape)
+        module = name.split(".")[-2]
+        if matrix is None or module not in self._interleaved:
+            return matrix
+        rows = torch.arange(tensor.shape[0]).view(self._interleaved[module], -1, 2)
+        return matrix.rows_in_order(rows.transpose(1, 2).flatten())
 
     def _joined_kv_b(self, place: GGUFName) -> Tensor:
         """Put together what newer files split: [heads * (nope_dim + value_dim), kv_rank]."""

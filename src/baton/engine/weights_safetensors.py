@@ -7,6 +7,7 @@ from pathlib import Path
 from safetensors import safe_open
 from torch import Tensor
 
+from baton.engine.quantized import QuantizedMatrix
 from baton.engine.safetensors_file import read_checkpoint
 
 
@@ -19,3 +20,6 @@ class SafetensorsWeights:
 
     def read(self, name: str) -> Tensor:
         return self._open[self._files[name]].get_tensor(name)
+
+    def read_quantized(self, name: str) -> QuantizedMatrix | None:
+        return None

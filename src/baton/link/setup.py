@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from baton.core.config import BatchLimits, Plugin, SpeculationConfig
+from baton.core.config import BatchLimits, Plugin, SpeculationConfig, WeightsChoice
 from baton.core.messages import (
     BlocksGranted,
     PreemptRequest,
@@ -32,6 +32,7 @@ class WorkerSetup(Struct, frozen=True, kw_only=True, tag=True):
     layout: KVLayout
     arena_bytes: int
     dtype: Dtype
+    weights: WeightsChoice = "dense"
     device: str = "cpu"
     """`cpu`, or `cuda:N`: then the descriptor beside the message holds the arena's CUDA handle."""
     threads: int

@@ -63,7 +63,7 @@ def assemble(config: Config, card: ModelCard) -> Parts:
     """Build everything that decides, and the arena; start nothing. Raises ConfigError and ArenaError."""
     config = msgspec.structs.replace(config, policy=resolve(config.policy))
     device = choose_device(config.device, card)
-    dtype = resolve_dtype(config.dtype, "cpu" if device.driver is None else "cuda")
+    dtype = resolve_dtype(config.dtype, "cpu" if device.driver is None else "cuda", config.weights)
     layout = card.layout(block_tokens=config.kv.block_tokens, dtype=kv_dtype(card, config.kv.dtype, dtype))
     card = _limit_context(config, card)
     room = host_room() if device.driver is None else device_room(device.driver, config.topology, card)
@@ -140,6 +140,7 @@ def _setups(
             layout=layout,
             arena_bytes=arena_bytes,
             dtype=computed.dtype,
+            weights=config.weights,
             device=computed.device,
             threads=threads,
             cores=cores,

@@ -58,7 +58,7 @@ def _open_arena(setup: WorkerSetup, descriptor: int) -> Arena | CudaArena:
 
 def _load(setup: WorkerSetup, memory: memoryview | DeviceMemory, link: ServerLink) -> StepEngine:
     started_s = now_s()
-    choice = choose_engine(setup.card, setup.layout, device=setup.device)
+    choice = choose_engine(setup.card, setup.layout, device=setup.device, weights=setup.weights)
     size_mib = setup.card.weight_bytes / 2**20
     link.put(
         WorkerProgress(setup.view.id, f"loading {setup.card.name} ({size_mib:.0f} MiB, {setup.dtype}) on the {choice}")

@@ -43,7 +43,7 @@ bool usable(const Kernels& kernels) {
     const bool narrow = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     const bool wide = narrow && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    const bool pairs = wide && __builtin_cpu_supports("avx512bf16");
+    const bool pairs = wide && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
     if (&kernels == &AMX) return pairs && amx_granted();
     if (&kernels == &AVX512BF16) return pairs;
     if (&kernels == &AVX512) return wide;
@@ -111,6 +111,8 @@ struct BatonMatrix {
     const void* data;
     const float* bias;
     int32_t rows, inputs;
+    int32_t number;  // as in types.h: what `data` holds; quantized weights have a byte per number there
+    const void *scales, *minimums;
 };
 
 struct BatonLayer {
@@ -127,6 +129,12 @@ struct BatonStep {
     const int32_t *block_counts;       // [slices]
     const float* angles;               // [positions][head_dim]
 };
+
+static Linear pack_any(Model& model, const BatonMatrix& m, bool interleaved) {
+    const Matrix matrix{m.data, m.bias, m.rows, m.inputs, interleaved};
+    if (!is_quantized(Number(m.number))) return pack(model, matrix);
+    return pack_quant(model, {matrix, Number(m.number), m.scales, static_cast<const uint16_t*>(m.minimums)});
+}
 
 EXPORT Engine* baton_new(const BatonModel* m) {
     const Kernels* kernels = kernels_named(m->kernels);
@@ -152,9 +160,7 @@ EXPORT const char* baton_set_layer(Engine* engine, int32_t index, const BatonLay
     return guarded(*engine, [&] {
         Model& model = engine->model;
         const Sizes& s = model.sizes;
-        const auto packed = [&](const BatonMatrix& m, bool interleaved) {
-            return pack(model, {m.data, m.bias, m.rows, m.inputs, interleaved});
-        };
+        const auto packed = [&](const BatonMatrix& m, bool interleaved) { return pack_any(model, m, interleaved); };
         Layer& layer = model.layers[size_t(index)];
         layer.input_norm = keep(model, l->input_norm, s.hidden);
         layer.mlp_norm = keep(model, l->mlp_norm, s.hidden);
@@ -173,10 +179,10 @@ EXPORT const char* baton_set_ends(Engine* engine, const float* final_norm, const
     return guarded(*engine, [&] {
         Model& model = engine->model;
         model.final_norm = keep(model, final_norm, model.sizes.hidden);
-        model.head = pack(model, {head->data, nullptr, head->rows, head->inputs, false});
+        model.head = pack_any(model, *head, false);
         model.embedding = model.head;
         if (embedding != nullptr)
-            model.embedding = pack(model, {embedding->data, nullptr, embedding->rows, embedding->inputs, false});
+            model.embedding = pack_any(model, *embedding, false);
         return std::string();
     });
 }

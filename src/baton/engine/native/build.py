@@ -24,20 +24,21 @@ FLAGS = (
 )  # fmt: skip
 """-ffp-contract=off: a sum is rounded as it is written, in every use; that a row's bits never depend on its company
 rests on it. gcc warns of its own headers' deliberately undefined vectors, so that warning is off."""
-_AVX2 = ("-mavx2", "-mfma")
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
 UNITS: dict[str, tuple[str, ...]] = {
     "api": (),
     "memory": (),
     "pack": (),
     "plan": (),
+    "quant_pack": (),
     "step": (),
     "team": (),
     "isa_plain": (),
     "isa_avx2": _AVX2,
     "isa_avx512": _AVX512,
-    "isa_avx512bf16": (*_AVX512, "-mavx512bf16"),
-    "isa_amx": (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
+    "isa_avx512bf16": (*_AVX512, "-mavx512bf16", "-mavx512vnni"),
+    "isa_amx": (*_AVX512, "-mavx512bf16", "-mavx512vnni", "-mamx-tile", "-mamx-bf16"),
 }
 """Every translation unit, with the instructions that it may use."""
 
@@ -100,10 +101,7 @@ def _check(code: int, words: bytes) -> None:
     if code != 0:
         lines = words.decode(errors="replace").splitlines() or ["(it gave no reason)"]
         first = next((line for line in lines if "error" in line), lines[-1])
-        raise NativeUnavailableError(
-            f"the C++ compiler ended with code {code}: {first}; "
-            "g++ 11 or newer is needed"
-        )
+        raise NativeUnavailableError(f"the C++ compiler ended with code {code}: {first}; g++ 11 or newer is needed")
 
 
 def _fingerprint(compiler: str) -> str:

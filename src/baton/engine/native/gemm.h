@@ -1,7 +1,7 @@
 // Products of activation rows with panels of 32 outputs. Every output is one chain of sums over the inputs in order,
 // whatever the number of rows computed together: that is what makes a row's result independent of its company.
 #pragma once
-#include "simd.h"
+#include "quant_gemm.h"
 #if defined(BATON_AMX)
 #include "amx.h"
 #endif
@@ -180,7 +180,11 @@ inline void any_panel_tiles(const Linear& w, Rows a, int first, int count, int p
     switch (w.number) {
         case Number::F32: return panel_tiles<InF32>(w, a, first, count, panel, finish);
         case Number::BF16: return panel_tiles<InBF16>(w, a, first, count, panel, finish);
+        default: break;
     }
+    with_format(w.number, [&](auto format) {
+        quant_panel_tiles<decltype(format)>(w, a, first, count, panel, finish);
+    });
 }
 
 inline int columns_of(const Linear& w, int panel) {
@@ -206,7 +210,7 @@ void linear_sum(const Linear& w, Rows a, int first, int count, int panel, float*
 void linear_gated(const Linear& w, Rows a, int first, int count, int panel, Rows out) {
     const int64_t column = panel * (PANEL / 2);
     any_panel_tiles(w, a, first, count, panel, [&](const float* c, int row, int rows) {
-        if (w.number == Number::BF16)
+        if (w.rows_number == Number::BF16)
             put_gated(c, rows, static_cast<bf16*>(out.data) + row * out.stride + column, out.stride);
         else
             put_gated(c, rows, static_cast<float*>(out.data) + row * out.stride + column, out.stride);

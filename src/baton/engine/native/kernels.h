@@ -11,6 +11,9 @@ struct Kernels {
     void (*weight_row)(const Linear& w, int output, float* out, int count);
     void (*normalize_rows)(const float* x, int hidden, const float* weight, float eps, int first, int count,
                            Number number, Rows out);
+    // Round rows of `inputs` numbers to 8 bits, for quantized weights; see QuantRow.
+    void (*quantize_rows)(Rows in, Number number, int inputs, int first, int count, void* out);
+    int64_t (*quant_row_bytes)(int inputs);
     void (*linear)(const Linear& w, Rows a, int first, int count, int panel, float* out, int64_t stride);
     void (*linear_sum)(const Linear& w, Rows a, int first, int count, int panel, float* out, int64_t stride);
     void (*linear_gated)(const Linear& w, Rows a, int first, int count, int panel, Rows out);

@@ -7,10 +7,13 @@ from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_vo
 from pathlib import Path
 
 from baton.core.errors import ModelError
+from baton.engine.dtype import WeightKind
 from baton.kv.layout import KVDtype
 
 NUMBERS: dict[KVDtype, int] = {"float32": 0, "bfloat16": 1}
 """`enum class Number`: what products can be computed in, and what KV can be stored in."""
+WEIGHT_NUMBERS: dict[WeightKind, int] = {"dense": 1, "int8": 2, "q8": 3, "q4": 4, "q4m": 5}
+"""`enum class Number` of weights; dense ones are in the model's number."""
 
 
 class NativeModel(Structure):
@@ -35,9 +38,17 @@ class NativeModel(Structure):
 
 
 class NativeMatrix(Structure):
-    """`BatonMatrix`: [rows, inputs] in the model's number, and its bias or null."""
+    """`BatonMatrix`: [rows, inputs] in the model's number (or a byte each, with scales), and its bias or null."""
 
-    _fields_ = (("data", c_void_p), ("bias", c_void_p), ("rows", c_int32), ("inputs", c_int32))
+    _fields_ = (
+        ("data", c_void_p),
+        ("bias", c_void_p),
+        ("rows", c_int32),
+        ("inputs", c_int32),
+        ("number", c_int32),
+        ("scales", c_void_p),
+        ("minimums", c_void_p),
+    )
 
 
 class NativeLayer(Structure):

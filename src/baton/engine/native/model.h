@@ -36,7 +36,18 @@ struct Matrix {
     bool interleaved;
 };
 
+// A quantized one: shape.data is a byte per number (its code), scales are per run of 32 (float16) or per row (float32).
+struct QuantMatrix {
+    Matrix shape;
+    Number number;
+    const void* scales;
+    const uint16_t* minimums;  // float16 per run, or null
+};
+
 Linear pack(Model& model, const Matrix& matrix);
+Linear pack_quant(Model& model, const QuantMatrix& matrix);
+const float* pack_bias(Model& model, const Matrix& matrix, int panels);
+int row_at(const Matrix& matrix, int place);  // the row that stands at a place of the panels; -1: padding
 const float* keep(Model& model, const float* values, int count);
 
 }  // namespace baton

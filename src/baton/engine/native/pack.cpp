@@ -4,10 +4,11 @@
 #include "model.h"
 
 namespace baton {
-namespace {
 
 // The row of the matrix that stands at a place of the panels, or NO_ROW where there is padding.
+namespace {
 constexpr int NO_ROW = -1;
+}
 
 int row_at(const Matrix& matrix, int place) {
     if (!matrix.interleaved) return place < matrix.rows ? place : NO_ROW;
@@ -16,6 +17,8 @@ int row_at(const Matrix& matrix, int place) {
     if (row >= half) return NO_ROW;
     return lane < PANEL / 2 ? row : half + row;
 }
+
+namespace {
 
 // `step` inputs of a row stand side by side: 1 for float32, 2 for bfloat16.
 template <class Cell>
@@ -40,7 +43,7 @@ const float* keep(Model& model, const float* values, int count) {
 
 Linear pack(Model& model, const Matrix& matrix) {
     Linear linear;
-    linear.number = model.number;
+    linear.number = linear.rows_number = model.number;
     linear.outputs = matrix.interleaved ? padded(matrix.rows / 2, PANEL / 2) * 2 : matrix.rows;
     linear.inputs = padded(matrix.inputs, INPUTS_ALIGN);
     const int panels = linear.panel_count();
@@ -54,13 +57,16 @@ Linear pack(Model& model, const Matrix& matrix) {
             else pack_panel(matrix, panel, linear.inputs, 1, static_cast<float*>(data));
         });
     });
-    if (matrix.bias != nullptr) {
-        float* bias = model.weights.emplace_back().reserve_of<float>(int64_t{panels} * PANEL);
-        for (int place = 0; place < panels * PANEL; place++)
-            if (const int row = row_at(matrix, place); row != NO_ROW) bias[place] = matrix.bias[row];
-        linear.bias = bias;
-    }
+    linear.bias = pack_bias(model, matrix, panels);
     return linear;
+}
+
+const float* pack_bias(Model& model, const Matrix& matrix, int panels) {
+    if (matrix.bias == nullptr) return nullptr;
+    float* bias = model.weights.emplace_back().reserve_of<float>(int64_t{panels} * PANEL);
+    for (int place = 0; place < panels * PANEL; place++)
+        if (const int row = row_at(matrix, place); row != NO_ROW) bias[place] = matrix.bias[row];
+    return bias;
 }
 
 }  // namespace baton

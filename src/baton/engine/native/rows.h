@@ -1,6 +1,6 @@
 // What happens to single rows between products: embedding, norm, rotation, the write into the KV blocks.
 #pragma once
-#include "simd.h"
+#include "quant_gemm.h"
 
 namespace baton {
 namespace {
@@ -59,6 +59,8 @@ void normalize_rows(const float* x, int hidden, const float* weight, float eps, 
 
 // One row of a linear layer's weights as floats: the embedding of a token where it shares the output projection.
 void weight_row(const Linear& w, int output, float* out, int count) {
+    if (is_quantized(w.number))
+        return with_format(w.number, [&](auto format) { quant_weight_row<decltype(format)>(w, output, out, count); });
     const int64_t panel = int64_t{output / PANEL} * PANEL * w.inputs;
     const int lane = output % PANEL;
     if (w.number == Number::F32) {

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int NORM_ROWS = 8;              // rows of a norm item
 constexpr int64_t BLOCK_BYTES = 384 << 10;  // of activations that stay in the second-level cache during a product
-constexpr int PHASES_PER_LAYER = 9;
+constexpr int PHASES_PER_LAYER = 13;
 
 // A product cut into items: some rows by one panel.
 struct Cut {
@@ -38,10 +38,22 @@ void Stepper::reserve(int rows) {
     qkv_rows_ = qkv_.reserve_of<float>(n * width * s.head_dim);
     in_ = {inputs_.reserve(size_t(n * hidden * cell)), hidden};
     attended_rows_ = {attended_.reserve(size_t(n * heads * cell)), heads};
+    rounded_.reserve(size_t(n * model_.kernels.quant_row_bytes(int(std::max({hidden, heads, gated})))));
     gated_rows_ = {gated_.reserve(size_t(n * gated * cell)), gated};
     const Number number = model_.number == Number::BF16 && model_.arena.number == Number::BF16 ? Number::BF16
                                                                                                 : Number::F32;
     query_rows_ = {queries_.reserve(size_t((n + 16) * s.heads * s.head_pad() * 4)), number, rows};
+}
+
+// Rows as a product takes them: quantized weights have them rounded first.
+Rows Stepper::rounded(const Linear& w, Rows in, int rows, int& phase) {
+    if (!is_quantized(w.number)) return in;
+    void* out = rounded_.reserve_of<uint8_t>(0);
+    model_.team.phase(phase++, (rows + NORM_ROWS - 1) / NORM_ROWS, [&](int item) {
+        const int first = item * NORM_ROWS, count = std::min(NORM_ROWS, rows - first);
+        model_.kernels.quantize_rows(in, w.rows_number, w.inputs, first, count, out);
+    });
+    return {out, 0};
 }
 
 void Stepper::plan(const Batch& batch) {
@@ -96,8 +108,9 @@ void Stepper::attend_layer(const Batch& batch, int index, int& phase, float* mem
         k.normalize_rows(x_, s.hidden, layer.input_norm, s.rms_eps, first, count, m.number, in_);
     });
     const Cut qkv(batch.rows, layer.qkv, cell);
+    const Rows qkv_in = rounded(layer.qkv, in_, batch.rows, phase);
     m.team.phase(phase++, qkv.items(), [&](int item) {
-        k.linear(layer.qkv, in_, qkv.first(item), qkv.count(item), qkv.panel(item), qkv_rows_, width);
+        k.linear(layer.qkv, qkv_in, qkv.first(item), qkv.count(item), qkv.panel(item), qkv_rows_, width);
     });
     m.team.phase(phase++, batch.rows, [&](int row) { place_row(batch, index, slice_of_row_[size_t(row)], row); });
 
@@ -108,8 +121,9 @@ void Stepper::attend_layer(const Batch& batch, int index, int& phase, float* mem
     m.team.phase(phase++, int(plan.merges.size()),
                  [&](int item) { k.merge_parts(call, plan.merges[size_t(item)], memory); });
     const Cut o(batch.rows, layer.o, cell);
+    const Rows o_in = rounded(layer.o, attended_rows_, batch.rows, phase);
     m.team.phase(phase++, o.items(), [&](int item) {
-        k.linear_sum(layer.o, attended_rows_, o.first(item), o.count(item), o.panel(item), x_, s.hidden);
+        k.linear_sum(layer.o, o_in, o.first(item), o.count(item), o.panel(item), x_, s.hidden);
     });
 }
 
@@ -125,12 +139,14 @@ void Stepper::compute_layer(const Batch& batch, int index, int& phase) {
         k.normalize_rows(x_, s.hidden, layer.mlp_norm, s.rms_eps, first, count, m.number, in_);
     });
     const Cut up(batch.rows, layer.gate_up, cell);
+    const Rows up_in = rounded(layer.gate_up, in_, batch.rows, phase);
     m.team.phase(phase++, up.items(), [&](int item) {
-        k.linear_gated(layer.gate_up, in_, up.first(item), up.count(item), up.panel(item), gated_rows_);
+        k.linear_gated(layer.gate_up, up_in, up.first(item), up.count(item), up.panel(item), gated_rows_);
     });
     const Cut down(batch.rows, layer.down, cell);
+    const Rows down_in = rounded(layer.down, gated_rows_, batch.rows, phase);
     m.team.phase(phase++, down.items(), [&](int item) {
-        k.linear_sum(layer.down, gated_rows_, down.first(item), down.count(item), down.panel(item), x_, s.hidden);
+        k.linear_sum(layer.down, down_in, down.first(item), down.count(item), down.panel(item), x_, s.hidden);
     });
 }
 
@@ -154,14 +170,17 @@ void Stepper::project(const int32_t* rows, int count, float* logits) {
         std::memcpy(picked + int64_t{i} * s.hidden, x_ + int64_t{rows[i]} * s.hidden, size_t(s.hidden) * 4);
     const Rows in{inputs_.reserve(size_t(padded(count, 16) * hidden * cell)), hidden};
     const Cut cut(count, m.head, cell);
-    m.team.run(2, [&](int) {
+    rounded_.reserve(size_t(padded(count, 16) * m.kernels.quant_row_bytes(int(hidden))));
+    m.team.run(3, [&](int) {
         m.kernels.enter();
-        m.team.phase(0, (count + NORM_ROWS - 1) / NORM_ROWS, [&](int item) {
+        int phase = 0;
+        m.team.phase(phase++, (count + NORM_ROWS - 1) / NORM_ROWS, [&](int item) {
             const int first = item * NORM_ROWS, size = std::min(NORM_ROWS, count - first);
             m.kernels.normalize_rows(picked, s.hidden, m.final_norm, s.rms_eps, first, size, m.number, in);
         });
-        m.team.phase(1, cut.items(), [&](int item) {
-            m.kernels.linear(m.head, in, cut.first(item), cut.count(item), cut.panel(item), logits, s.vocab);
+        const Rows head_in = rounded(m.head, in, count, phase);
+        m.team.phase(phase++, cut.items(), [&](int item) {
+            m.kernels.linear(m.head, head_in, cut.first(item), cut.count(item), cut.panel(item), logits, s.vocab);
         });
         m.kernels.leave();
     });

@@ -31,6 +31,7 @@ public:
 
 private:
     void reserve(int rows);
+    Rows rounded(const Linear& w, Rows in, int rows, int& phase);
     void plan(const Batch& batch);
     void compute_layer(const Batch& batch, int layer, int& phase);
     void attend_layer(const Batch& batch, int layer, int& phase, float* memory);
@@ -39,7 +40,7 @@ private:
     Model& model_;
     std::map<int, AttentionPlan> plans_;  // by window
     std::vector<int32_t> slice_of_row_;
-    Memory hidden_, inputs_, qkv_, queries_, attended_, gated_, parts_, picked_, work_;
+    Memory hidden_, inputs_, qkv_, queries_, attended_, gated_, parts_, picked_, work_, rounded_;
     float *x_ = nullptr, *qkv_rows_ = nullptr;
     Rows in_{}, attended_rows_{}, gated_rows_{};
     Queries query_rows_{};

@@ -7,7 +7,10 @@ namespace baton {
 
 using bf16 = uint16_t;  // the upper half of a float32
 
-enum class Number : int32_t { F32 = 0, BF16 = 1 };
+// What numbers are stored as. The last four are weights only; see quant.h.
+enum class Number : int32_t { F32 = 0, BF16 = 1, I8 = 2, Q8 = 3, Q4 = 4, Q4M = 5 };
+
+constexpr bool is_quantized(Number number) { return number >= Number::I8; }
 
 // Weights stand in panels of 32 outputs, the same for every instruction set:
 // float32 as [panel][input][32], bfloat16 as [panel][input / 2][32][2] (pairs of inputs, as dot instructions want).
@@ -25,6 +28,7 @@ struct Linear {
     const void* panels = nullptr;
     const float* bias = nullptr;  // [panels * 32] in the panels' order, or null
     Number number = Number::F32;
+    Number rows_number = Number::F32;  // what rows come in; quantized weights have them rounded before the product
     int outputs = 0;  // without padding
     int inputs = 0;   // with padding
 

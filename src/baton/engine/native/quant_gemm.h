@@ -1,0 +1,228 @@
+// Products of quantized rows with quantized panels, for the instruction set that this file is compiled for.
+#pragma once
+#include "quant.h"
+
+namespace baton {
+namespace {
+
+// ---- integers: as many lanes of int32 as Vec has floats ----------------------------------------------------------
+
+#if defined(__AVX512F__)
+constexpr int QUANT_ROWS_MAX = 6, QUANT_VECTORS = 2;
+using Ints = __m512i;
+inline Ints ints(int32_t x) { return _mm512_set1_epi32(x); }
+inline Ints load_codes(const uint8_t* p) { return _mm512_loadu_si512(p); }
+inline Ints low_halves(Ints x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
+inline Ints high_halves(Ints x) { return _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(15)); }
+inline Vec to_floats(Ints x) { return _mm512_cvtepi32_ps(x); }
+inline Vec load_half(const uint8_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+inline Ints dot(Ints sum, Ints codes, Ints numbers) {  // unsigned bytes by signed bytes, four to a lane, exact
+#if defined(__AVX512VNNI__)
+    return _mm512_dpbusd_epi32(sum, codes, numbers);
+#else
+    const Ints even = _mm512_madd_epi16(_mm512_and_si512(codes, _mm512_set1_epi16(255)),
+                                        _mm512_srai_epi16(_mm512_slli_epi16(numbers, 8), 8));
+    const Ints odd = _mm512_madd_epi16(_mm512_srli_epi16(codes, 8), _mm512_srai_epi16(numbers, 8));
+    return _mm512_add_epi32(sum, _mm512_add_epi32(even, odd));
+#endif
+}
+inline void store_int8(int8_t* p, Vec x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
+}
+#elif defined(__AVX2__)
+constexpr int QUANT_ROWS_MAX = 2, QUANT_VECTORS = 2;
+using Ints = __m256i;
+inline Ints ints(int32_t x) { return _mm256_set1_epi32(x); }
+inline Ints load_codes(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+inline Ints low_halves(Ints x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
+inline Ints high_halves(Ints x) { return _mm256_and_si256(_mm256_srli_epi16(x, 4), _mm256_set1_epi8(15)); }
+inline Vec to_floats(Ints x) { return _mm256_cvtepi32_ps(x); }
+inline Vec load_half(const uint8_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+inline Ints dot(Ints sum, Ints codes, Ints numbers) {
+    const Ints even = _mm256_madd_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(255)),
+                                        _mm256_srai_epi16(_mm256_slli_epi16(numbers, 8), 8));
+    const Ints odd = _mm256_madd_epi16(_mm256_srli_epi16(codes, 8), _mm256_srai_epi16(numbers, 8));
+    return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
+}
+inline void store_int8(int8_t* p, Vec x) {
+    alignas(32) int32_t lanes[8];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), _mm256_cvtps_epi32(x));
+    for (int i = 0; i < 8; i++) p[i] = int8_t(lanes[i]);
+}
+#else
+constexpr int QUANT_ROWS_MAX = 1, QUANT_VECTORS = PANEL;
+struct Ints {
+    uint32_t bits;
+};
+inline Ints ints(int32_t x) { return {uint32_t(x)}; }
+inline Ints load_codes(const uint8_t* p) {
+    Ints x;
+    std::memcpy(&x.bits, p, 4);
+    return x;
+}
+inline Ints low_halves(Ints x) { return {x.bits & 0x0f0f0f0f}; }
+inline Ints high_halves(Ints x) { return {(x.bits >> 4) & 0x0f0f0f0f}; }
+inline Vec to_floats(Ints x) { return float(int32_t(x.bits)); }
+inline Vec load_half(const uint8_t* p) {
+    uint16_t half;
+    std::memcpy(&half, p, 2);
+    return from_half(half);
+}
+inline Ints dot(Ints sum, Ints codes, Ints numbers) {
+    int32_t total = int32_t(sum.bits);
+    for (int i = 0; i < 32; i += 8) total += int32_t((codes.bits >> i) & 255) * int8_t(numbers.bits >> i);
+    return {uint32_t(total)};
+}
+inline void store_int8(int8_t* p, Vec x) { *p = x >= -127.0f && x <= 127.0f ? int8_t(x) : int8_t(0); }
+#endif
+
+// ---- activations -------------------------------------------------------------------------------------------------
+
+// One run of a row to int8: the largest number becomes 127. Returns the scale.
+template <class Cell>
+inline float quantize_run(const Cell* in, int8_t* out, int32_t* sum_of_run) {
+    Vec top = zero();
+    for (int i = 0; i < RUN; i += LANES) {
+        const Vec x = load(in + i);
+        top = maximum(top, maximum(x, sub(zero(), x)));
+    }
+    const float most = largest(top), scale = most / 127.0f;
+    const Vec factor = all(most > 0.0f ? 127.0f / most : 0.0f);
+    for (int i = 0; i < RUN; i += LANES) store_int8(out + i, nearest(mul(load(in + i), factor)));
+    int32_t total = 0;
+    for (int i = 0; i < RUN; i++) total += out[i];
+    *sum_of_run = total;
+    return scale;
+}
+
+// Rows [first, first + count) of `in` (in `number`), `inputs` each, as QuantRows.
+void quantize_rows(Rows in, Number number, int inputs, int first, int count, void* out) {
+    for (int row = first; row < first + count; row++) {
+        int8_t* numbers = static_cast<int8_t*>(out) + row * QuantRow::bytes(inputs);
+        float* scales = reinterpret_cast<float*>(numbers + inputs);
+        int32_t* sums = reinterpret_cast<int32_t*>(scales + inputs / RUN);
+        float* scaled_sums = reinterpret_cast<float*>(sums + inputs / RUN);
+        for (int run = 0; run < inputs / RUN; run++) {
+            const int64_t at = row * in.stride + run * RUN;
+            scales[run] = number == Number::BF16
+                              ? quantize_run(static_cast<const bf16*>(in.data) + at, numbers + run * RUN, sums + run)
+                              : quantize_run(static_cast<const float*>(in.data) + at, numbers + run * RUN, sums + run);
+            scaled_sums[run] = scales[run] * float(sums[run]);
+        }
+    }
+}
+
+// ---- products ----------------------------------------------------------------------------------------------------
+
+// c[ROWS][32] = rows x panel
+template <class Format, int ROWS>
+void multiply_quant_rows(const void* rows, int first, const uint8_t* panel, int inputs, float* c) {
+    const QuantRow base(rows, inputs, first);
+    const int64_t stride = QuantRow::bytes(inputs);
+    for (int column = 0; column < PANEL; column += QUANT_VECTORS * LANES) {
+        Vec sums[ROWS][QUANT_VECTORS];
+        for (int r = 0; r < ROWS; r++)
+            for (int v = 0; v < QUANT_VECTORS; v++) sums[r][v] = zero();
+        const uint8_t* at = panel;
+        for (int run = 0; run < inputs / RUN; run++, at += Format::RUN_BYTES) {
+            Ints dots[ROWS][QUANT_VECTORS];
+            for (int r = 0; r < ROWS; r++) {
+                int32_t sum = 0;
+                if (Format::ZERO != 0) std::memcpy(&sum, reinterpret_cast<const char*>(base.sums + run) + r * stride, 4);
+                for (int v = 0; v < QUANT_VECTORS; v++) dots[r][v] = ints(-Format::ZERO * sum);
+            }
+            const uint8_t* codes = at + Format::CODES_AT + column * 4;
+            const int8_t* numbers = base.numbers + run * RUN;
+            for (int quad = 0; quad < (Format::NIBBLES ? QUADS / 2 : QUADS); quad++) {
+                Ints weights[QUANT_VECTORS];
+                for (int v = 0; v < QUANT_VECTORS; v++) weights[v] = load_codes(codes + quad * PANEL * 4 + v * LANES * 4);
+                for (int r = 0; r < ROWS; r++) {
+                    int32_t four;
+                    std::memcpy(&four, numbers + r * stride + quad * 4, 4);
+                    for (int v = 0; v < QUANT_VECTORS; v++)
+                        dots[r][v] = dot(dots[r][v], Format::NIBBLES ? low_halves(weights[v]) : weights[v], ints(four));
+                }
+                if (!Format::NIBBLES) continue;
+                for (int v = 0; v < QUANT_VECTORS; v++) weights[v] = high_halves(weights[v]);
+                for (int r = 0; r < ROWS; r++) {
+                    int32_t four;
+                    std::memcpy(&four, numbers + r * stride + RUN / 2 + quad * 4, 4);
+                    for (int v = 0; v < QUANT_VECTORS; v++) dots[r][v] = dot(dots[r][v], weights[v], ints(four));
+                }
+            }
+            for (int v = 0; v < QUANT_VECTORS; v++) {
+                const int64_t half = (column + v * LANES) * 2;
+                const Vec scale = Format::CHANNEL ? all(1.0f) : load_half(at + half);
+                const Vec minimum = Format::MINIMUM ? load_half(at + Format::SCALES_BYTES + half) : zero();
+                for (int r = 0; r < ROWS; r++) {
+                    float row_scale, scaled_sum;
+                    std::memcpy(&row_scale, reinterpret_cast<const char*>(base.scales + run) + r * stride, 4);
+                    const Vec product = mul(to_floats(dots[r][v]), all(row_scale));
+                    sums[r][v] = Format::CHANNEL ? add(product, sums[r][v]) : fma(product, scale, sums[r][v]);
+                    if (!Format::MINIMUM) continue;
+                    std::memcpy(&scaled_sum, reinterpret_cast<const char*>(base.scaled_sums + run) + r * stride, 4);
+                    sums[r][v] = fma(minimum, all(scaled_sum), sums[r][v]);
+                }
+            }
+        }
+        for (int v = 0; v < QUANT_VECTORS; v++) {
+            const int lane = column + v * LANES;
+            for (int r = 0; r < ROWS; r++) {
+                if (Format::CHANNEL)
+                    sums[r][v] = mul(sums[r][v], load(reinterpret_cast<const float*>(at) + lane));
+                store(c + r * PANEL + lane, sums[r][v]);
+            }
+        }
+    }
+}
+
+// The same for 1 .. QUANT_ROWS_MAX rows.
+template <class Format, int ROWS = QUANT_ROWS_MAX>
+inline void multiply_quant(int count, const void* rows, int first, const uint8_t* panel, int inputs, float* c) {
+    if constexpr (ROWS > 1) {
+        if (count < ROWS) return multiply_quant<Format, ROWS - 1>(count, rows, first, panel, inputs, c);
+    }
+    multiply_quant_rows<Format, ROWS>(rows, first, panel, inputs, c);
+}
+
+// Tiles of a panel's products with rows [first, first + count): finish(c, first of the tile, its rows).
+template <class Format, class F>
+inline void quant_panel_tiles(const Linear& w, Rows a, int first, int count, int panel, F finish) {
+    alignas(64) float c[QUANT_ROWS_MAX * PANEL];
+    const uint8_t* weights = static_cast<const uint8_t*>(w.panels) + panel * Format::panel_bytes(w.inputs);
+    const int tiles = (count + QUANT_ROWS_MAX - 1) / QUANT_ROWS_MAX;
+    for (int tile = 0; tile < tiles; tile++) {
+        const int offset = int(int64_t{count} * tile / tiles), rows = int(int64_t{count} * (tile + 1) / tiles) - offset;
+        multiply_quant<Format>(rows, a.data, first + offset, weights, w.inputs, c);
+        if (w.bias != nullptr)
+            for (int i = 0; i < rows * PANEL; i += LANES)
+                store(c + i, add(load(c + i), load(w.bias + panel * PANEL + i % PANEL)));
+        finish(c, first + offset, rows);
+    }
+}
+
+// One output's weights as floats.
+template <class Format>
+inline void quant_weight_row(const Linear& w, int output, float* out, int count) {
+    const int lane = output % PANEL;
+    const uint8_t* at = static_cast<const uint8_t*>(w.panels) + int64_t{output / PANEL} * Format::panel_bytes(w.inputs);
+    const uint8_t* channel = at + int64_t{w.inputs / RUN} * Format::RUN_BYTES + lane * 4;
+    const auto half = [](const uint8_t* p) {
+        uint16_t bits;
+        std::memcpy(&bits, p, 2);
+        return from_half(bits);
+    };
+    for (int k = 0; k < count; k++) {
+        const uint8_t* run = at + int64_t{k / RUN} * Format::RUN_BYTES;
+        const int input = k % RUN, stored = run[Format::code_at(lane, input)];
+        const int code = !Format::NIBBLES ? stored : input < 16 ? stored & 15 : stored >> 4;
+        float scale;
+        if (Format::CHANNEL) std::memcpy(&scale, channel, 4);
+        else scale = half(run + lane * 2);
+        const float minimum = Format::MINIMUM ? half(run + Format::SCALES_BYTES + lane * 2) : 0.0f;
+        out[k] = scale * float(code - Format::ZERO) + minimum;
+    }
+}
+
+}  // namespace
+}  // namespace baton

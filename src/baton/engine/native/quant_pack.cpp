@@ -1,0 +1,52 @@
+// Put quantized weights into panels, once, when a model is loaded.
+#include <cstring>
+
+#include "model.h"
+#include "quant.h"
+
+namespace baton {
+namespace {
+
+template <class Format>
+void pack_quant_panel(const QuantMatrix& matrix, int panel, uint8_t* out) {
+    const int runs = matrix.shape.inputs / RUN;
+    for (int lane = 0; lane < PANEL; lane++) {
+        const int row = row_at(matrix.shape, panel * PANEL + lane);
+        if (row < 0) continue;  // the memory is zero, and with it the scales
+        const uint8_t* codes = static_cast<const uint8_t*>(matrix.shape.data) + int64_t{row} * matrix.shape.inputs;
+        for (int run = 0; run < runs; run++) {
+            uint8_t* to = out + int64_t{run} * Format::RUN_BYTES;
+            const int64_t at = int64_t{row} * runs + run;
+            if (!Format::CHANNEL) std::memcpy(to + lane * 2, static_cast<const uint16_t*>(matrix.scales) + at, 2);
+            if (Format::MINIMUM) std::memcpy(to + Format::SCALES_BYTES + lane * 2, matrix.minimums + at, 2);
+            for (int i = 0; i < RUN; i++)
+                to[Format::code_at(lane, i)] |= uint8_t(codes[run * RUN + i] << (Format::NIBBLES && i >= 16 ? 4 : 0));
+        }
+        if (Format::CHANNEL)
+            std::memcpy(out + int64_t{runs} * Format::RUN_BYTES + lane * 4, static_cast<const float*>(matrix.scales) + row, 4);
+    }
+}
+
+}  // namespace
+
+Linear pack_quant(Model& model, const QuantMatrix& matrix) {
+    Linear linear;
+    linear.number = matrix.number;
+    linear.rows_number = model.number;
+    linear.outputs = matrix.shape.interleaved ? padded(matrix.shape.rows / 2, PANEL / 2) * 2 : matrix.shape.rows;
+    linear.inputs = matrix.shape.inputs;
+    const int panels = linear.panel_count();
+    with_format(matrix.number, [&](auto format) {
+        using Format = decltype(format);
+        const int64_t bytes = Format::panel_bytes(linear.inputs);
+        uint8_t* data = static_cast<uint8_t*>(model.weights.emplace_back().reserve(size_t(bytes * panels)));
+        linear.panels = data;
+        model.team.run(1, [&](int) {
+            model.team.phase(0, panels, [&](int panel) { pack_quant_panel<Format>(matrix, panel, data + panel * bytes); });
+        });
+    });
+    linear.bias = pack_bias(model, matrix.shape, panels);
+    return linear;
+}
+
+}  // namespace baton

@@ -1,0 +1,105 @@
+"""Weights of 4 and 8 bits: against what their codes stand for, and the same bits whatever the batch."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, quants
+from torch import Tensor
+
+from baton.engine.load_native import load_native_engine, load_quantized_engine
+from baton.engine.native.build import library_path
+from baton.engine.native.library import NativeLibrary
+from baton.engine.native_engine import NativeEngine
+from baton.engine.quantized import QuantizedMatrix, from_gguf, quantize_rows, quantize_runs, stacked
+from baton.engine.resolve import resolve_model
+from tests.unit.engine.models import part_of
+
+BLOCK_TOKENS = 16
+TOKENS = [random.Random(5).randrange(100, 49000) for _ in range(50)]
+KERNELS = NativeLibrary(library_path()).usable_kernels()
+
+
+def engine_with(weights: str, kernels: str, threads: int = 2) -> NativeEngine:
+    """The embedded model, whose file holds Q4_1 and Q8_0. KV in float32: only the weights' form differs."""
+    card = resolve_model("smollm2-135m")
+    layout = card.layout(block_tokens=BLOCK_TOKENS, dtype="float32")
+    memory = memoryview(bytearray(layout.block_bytes * 16))
+    library = NativeLibrary(library_path(), kernels)
+    if weights == "dense":
+        return load_native_engine(card, layout, memory, library, dtype="float32", threads=threads)
+    return load_quantized_engine(card, layout, memory, library, weights=weights, threads=threads)
+
+
+def logits(engine: NativeEngine, *parts: tuple[list[int], int, int]) -> Tensor:
+    """Compute (tokens, start, first block) as one step; the logits of each part's last token."""
+    slices = [part_of(tokens, range(block, block + 4), start=start) for tokens, start, block in parts]
+    firsts = engine._forward(slices)
+    return engine._logits([first + part.count - 1 for first, part in zip(firsts, slices, strict=True)]).clone()
+
+
+@pytest.fixture(scope="module")
+def dense() -> Tensor:
+    return logits(engine_with("dense", KERNELS[0]), (TOKENS, 0, 0))[0]
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_stored_weights_give_what_their_codes_stand_for(kernels: str, dense: Tensor) -> None:
+    """The same weights; only activations are rounded, to 8 bits per run of 32: logits of deviation 2 move by 0.15."""
+    found = logits(engine_with("stored", kernels), (TOKENS, 0, 0))[0]
+    assert (found - dense).square().mean().sqrt() < 0.25
+    assert found.argmax() == dense.argmax()
+
+
+@pytest.mark.parametrize("weights", ["stored", "int8"])
+def test_a_request_has_the_same_bits_whatever_it_shares_a_step_with(weights: str) -> None:
+    """Alone, in chunks, beside others in other order, on one thread: bit for bit."""
+    engine = engine_with(weights, "")
+    others = [([*TOKENS[index:], index + 7], 0, 4 * index) for index in range(1, 4)]
+    alone = logits(engine, (TOKENS, 0, 0))[0]
+    for size in (1, 7, 32):
+        for end in range(size, len(TOKENS) + size, size):
+            chunk = logits(engine, (TOKENS[:end], end - size, 0))[0]
+        assert torch.equal(chunk, alone), size
+    assert torch.equal(logits(engine, *others, (TOKENS, 0, 0))[3], alone)
+    assert torch.equal(logits(engine, (TOKENS, 0, 0), *others)[0], alone)
+    assert torch.equal(logits(engine_with(weights, "", threads=1), (TOKENS, 0, 0))[0], alone)
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_1"])
+def test_codes_of_a_file_stand_for_what_the_gguf_package_says(name: str) -> None:
+    weight = np.random.default_rng(1).standard_normal((6, 128)).astype(np.float32)
+    type_ = GGMLQuantizationType[name]
+    data = quants.quantize(weight, type_)
+    found = from_gguf(torch.from_numpy(data.copy()), type_, weight.shape)
+    assert found is not None
+    torch.testing.assert_close(found.dense(), torch.from_numpy(quants.dequantize(data, type_)))
+
+
+def test_q4_k_keeps_its_codes_and_rounds_only_its_scales() -> None:
+    """Any bytes are a valid super-block, apart from factors that are not finite."""
+    data = np.random.default_rng(2).integers(0, 256, (3, 2 * 144), dtype=np.uint8)
+    for block in (0, 144):
+        data[:, block : block + 4] = np.array([0.01, 0.02], dtype=np.float16).view(np.uint8)
+    found = from_gguf(torch.from_numpy(data.copy()), GGMLQuantizationType.Q4_K, (3, 512))
+    assert found is not None
+    expected = torch.from_numpy(quants.dequantize(data, GGMLQuantizationType.Q4_K))
+    torch.testing.assert_close(found.dense(), expected, rtol=2e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize("quantize", [quantize_rows, quantize_runs])
+def test_rounding_to_8_bits_is_off_by_half_a_code(quantize: object) -> None:
+    weight = torch.randn(5, 96, generator=torch.Generator().manual_seed(3))
+    found: QuantizedMatrix = quantize(weight)  # type: ignore[operator]
+    assert (found.dense() - weight).abs().max() <= weight.abs().max() / 127 * 0.51
+
+
+def test_parts_of_different_kinds_become_one_kind() -> None:
+    weight = torch.randn(4, 64, generator=torch.Generator().manual_seed(4))
+    both = stacked([quantize_rows(weight), quantize_runs(weight)])
+    assert both.kind == "q8"
+    assert both.codes.shape == (8, 64)
+    torch.testing.assert_close(both.dense(), torch.cat((weight, weight)), rtol=0.0, atol=0.03)
