@@ -181,3 +181,22 @@ def test_json_goes_forward() -> None:
     assert " " in _allowed(masks, _part("{", grammar=schema))
     assert " " not in _allowed(masks, _part("{ ", grammar=schema))
     assert "\n" not in _allowed(masks, _part("{\n ", grammar=schema))
+
+
+def test_drafts_get_masks_as_far_as_the_grammar_allows_them() -> None:
+    """The parser of the request itself stays where its output ends: what was guessed wrongly leaves no trace."""
+    masks = _masks()
+    part = _part("ab-12")
+    guessed = Slice(**{name: getattr(part, name) for name in part.__slots__ if name != "drafts"}, drafts=3)
+    assert len(masks.rows(guessed)) == 4
+    wrong = _part("abx12")
+    guessed = Slice(**{name: getattr(wrong, name) for name in wrong.__slots__ if name != "drafts"}, drafts=3)
+    assert len(masks.rows(guessed)) == 1
+    assert _allowed(masks, _part("ab")) == ["-"]
+
+
+def test_a_draft_that_ends_the_text_is_the_last_one() -> None:
+    part = _part("ab-1", sampling=Sampling(grammar=CODE, stop_token_ids=(EOS_TOKEN,)))
+    values = {name: getattr(part, name) for name in part.__slots__}
+    values |= {"tokens": [*part.tokens, EOS_TOKEN, EOS_TOKEN], "count": part.count + 2, "drafts": 2}
+    assert len(_masks().rows(Slice(**values))) == 1

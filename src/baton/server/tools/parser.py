@@ -101,9 +101,8 @@ class ToolParser:
 
     def flush(self) -> Parsed:
         """The text is over: what began like a call and is none is text, white space around calls is not."""
-        left = self._held + self._object
-        if self._state in ("start", "text", "before", "head") and (self.calls == 0 or left.strip()):
-            self._text.append(left)
+        if self._state in ("start", "text", "before", "head"):
+            self._text.append(self._held + self._object)
         self._held = self._object = ""
         return self._take()
 
