@@ -15,7 +15,7 @@ from baton.report.timeline import Timeline, WorkerLine
 
 BINS = 120
 LINES_MAX = 24
-"""Workers that get a row of their own; of a larger fleet these, and the heat maps show all."""
+"""Workers that get a row of their own; of a larger fleet every nth, and the heat maps show more."""
 HEAT_ROWS_MAX = 128
 """Workers in a heat map; of a larger fleet every nth, and the page says so."""
 _NAMES = 96
@@ -63,7 +63,8 @@ def _queue_plot(lines: Sequence[WorkerLine], borders: Values) -> str:
 
 def _rows_plot(lines: Sequence[WorkerLine], borders: Values) -> str:
     """A row per worker: its role as a band, its running and waiting requests above it."""
-    shown = lines[:LINES_MAX]
+    every = -(-len(lines) // LINES_MAX)
+    shown = lines[::every]
     values = [(_means(line, line.running, borders), _means(line, line.waiting, borders)) for line in shown]
     most = max(max(float(running.max()), float(waiting.max())) for running, waiting in values) or 1.0
     height = len(shown) * _ROW + 40
@@ -82,7 +83,7 @@ def _rows_plot(lines: Sequence[WorkerLine], borders: Values) -> str:
         'band: <i class="b">prefill</i>, <i class="a">decode</i>, <i class="c">mixed</i>, nothing while it is dead. '
         f'Above: <i class="a">running</i> and <i class="b">waiting</i> requests, the full height is {most:.3g}'
     )
-    more = f"; {LINES_MAX} of {len(lines)} workers" if len(lines) > len(shown) else ""
+    more = f"; one of every {every} workers" if every > 1 else ""
     return plot("Roles and queues", svg.svg(frame, content, "roles and queues per worker"), key + more, wide=True)
 
 
@@ -119,7 +120,7 @@ def _heat_plot(
     most = max(float(row.max()) for row in values)
     if most <= 0:
         return ""
-    row_height = max(4, min(18, 360 // len(shown)))
+    row_height = max(4, min(18, 640 // len(shown)))
     height = len(shown) * row_height + 34
     frame = Frame(float(borders[-1] - borders[0]), 1.0, left=_NAMES, height=height, width=svg.WIDE)
     content = ""
