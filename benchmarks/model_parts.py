@@ -17,7 +17,7 @@ from baton.engine.kernels.linear import make_linear
 from baton.engine.kernels.paged import PagedKV, Row
 from baton.engine.kernels.torch_sdpa import SdpaBackend
 from baton.engine.model_config import Experts, Latent
-from baton.engine.models.experts import ExpertMlp, Router
+from baton.engine.models.experts import ExpertMlp, Router, SeparateExperts
 from baton.engine.models.mlp import GatedMlp
 from baton.kv.layout import KVLayout
 
@@ -64,7 +64,7 @@ def experts(repeats: int) -> dict[str, dict[str, float]]:
         GatedMlp(make_linear(torch.randn(2 * WIDTH, HIDDEN) / 32), make_linear(torch.randn(HIDDEN, WIDTH) / 22))
         for _ in range(MIXTURE.count)
     ]
-    mixture = ExpertMlp(Router(torch.randn(MIXTURE.count, HIDDEN), None, MIXTURE), mlps, None)
+    mixture = ExpertMlp(Router(torch.randn(MIXTURE.count, HIDDEN), None, MIXTURE), SeparateExperts(mlps), None)
     expert_bytes = 3 * WIDTH * HIDDEN * 4
     found: dict[str, dict[str, float]] = {}
     for count in (1, 8, 32, 256):

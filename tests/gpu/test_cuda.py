@@ -18,7 +18,6 @@ from baton.engine.kernels.paged import PagedKV, Row
 from baton.engine.kernels.reference import ReferenceBackend
 from baton.engine.load_torch import load_torch_engine
 from baton.engine.resolve import resolve_model
-from baton.engine.step_runner import GraphRunner
 from baton.engine.torch_engine import TorchEngine
 from baton.kv.layout import KVLayout
 from tests.numerics.test_architectures import CONFIGS, TOKENS
@@ -104,13 +103,12 @@ def _compare(heads: tuple[int, int, int], dtype: str, *, rope_dim: int) -> None:
 
 @pytest.mark.parametrize("name", ["llama_tied", "mistral_window", "qwen2moe", "deepseek3"])
 def test_decoding_on_a_gpu_says_what_the_host_says(name: str, tmp_path: Path) -> None:
-    """Graphs where there are no experts; batches of two sizes, so that one graph is captured beside another's use."""
+    """Batches of two sizes, so that one graph is captured beside another's use."""
     tiny_model(CONFIGS[name]).save_pretrained(tmp_path)
     card = resolve_model(str(tmp_path))
     layout = card.layout(block_tokens=BLOCK_TOKENS, dtype="float32")
     arena = torch.zeros(layout.block_bytes * 32, dtype=torch.uint8, device="cuda")
     ours = load_torch_engine(card, layout, arena, dtype="float32", threads=1, device="cuda:0")
-    assert isinstance(ours._runner, GraphRunner) == (CONFIGS[name].model_type in ("llama", "mistral"))
     host = engine_of(card, blocks=32, block_tokens=BLOCK_TOKENS, kind="torch")[0]
     assert _decode(ours) == _decode(host)
 

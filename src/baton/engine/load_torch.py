@@ -11,9 +11,11 @@ from baton.engine.card import ModelCard
 from baton.engine.dtype import Dtype
 from baton.engine.kernels.paged import TORCH_DTYPES, PagedKV
 from baton.engine.kernels.torch_sdpa import SdpaBackend
+from baton.engine.model_config import ModelConfig
 from baton.engine.models.decoder import Decoder
+from baton.engine.models.loader import Loader
 from baton.engine.resolve import read_config
-from baton.engine.step_runner import CudaCapture, EagerRunner, GraphRunner, StepRunner
+from baton.engine.step_runner import CudaCapture, EagerRunner, GraphRunner
 from baton.engine.torch_engine import TorchEngine
 from baton.engine.weights import open_weights
 from baton.kv.layout import KVLayout
@@ -48,26 +50,27 @@ def load_torch_engine(
     if isinstance(memory, DeviceMemory):
         memory = torch.as_tensor(memory, device=target)  # the same bytes
     config = read_config(card)
+    number, weights = TORCH_DTYPES[dtype], open_weights(card, config)
+    if target.type == "cuda":
+        return _on_cuda(config, Loader(weights, number, target), memory, layout)
     with torch.inference_mode():
-        model = Decoder(config, open_weights(card, config), TORCH_DTYPES[dtype], target)
-    kv = PagedKV(memory, layout)
-    return TorchEngine(model, kv, _runner(model, kv, TORCH_DTYPES[dtype], target), target)
+        model = Decoder(config, Loader(weights, number, target))
+    return TorchEngine(model, PagedKV(memory, layout), EagerRunner(model, SdpaBackend(), target), target)
 
 
-def _runner(model: Decoder, kv: PagedKV, dtype: torch.dtype, device: torch.device) -> StepRunner:
-    """Choose by the device: Triton's kernels and graphs on CUDA, torch's fused attention elsewhere.
-
-    A mixture of experts counts on the host who goes where, which no graph can; it decodes operation by operation.
-    """
-    if device.type != "cuda":
-        return EagerRunner(model, SdpaBackend(), device)
+def _on_cuda(config: ModelConfig, loader: Loader, memory: memoryview | Tensor, layout: KVLayout) -> TorchEngine:
+    """Decode with Triton's kernels, replayed as CUDA graphs."""
     try:
         from baton.engine.kernels.triton_decode import TritonBackend, TritonDecodeKernel
+        from baton.engine.kernels.triton_experts import TritonRowProduct
     except ImportError as error:
         raise ModelError(
             "decoding on CUDA needs triton, which CUDA builds of PyTorch bring along; install it: pip install triton"
         ) from error
-    rope_dim = model.config.latent.rope_dim if model.config.latent is not None else 0
-    kernel = TritonDecodeKernel(products=dtype, rope_dim=rope_dim)
-    eager = EagerRunner(model, TritonBackend(kernel), device)
-    return eager if model.config.experts is not None else GraphRunner(eager, kv, kernel, CudaCapture())
+    loader.row_product = TritonRowProduct()
+    with torch.inference_mode():
+        model = Decoder(config, loader)
+    rope_dim = config.latent.rope_dim if config.latent is not None else 0
+    kernel, kv = TritonDecodeKernel(products=loader.dtype, rope_dim=rope_dim), PagedKV(memory, layout)
+    eager = EagerRunner(model, TritonBackend(kernel), loader.device)
+    return TorchEngine(model, kv, GraphRunner(eager, kv, kernel, CudaCapture()), loader.device)

@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from baton.engine.kernels.expert_rows import TorchRowProduct
 from baton.engine.kernels.linear import DenseLinear
 from baton.engine.model_config import Experts
-from baton.engine.models.experts import ExpertMlp, Router
+from baton.engine.models import experts as experts_module
+from baton.engine.models.experts import ExpertMlp, Router, SeparateExperts, StackedExperts
 from baton.engine.models.mlp import GatedMlp
 
 HIDDEN, COUNT = 16, 12
@@ -70,7 +72,7 @@ def test_a_token_does_not_depend_on_what_others_choose() -> None:
     """Beside 40 tokens that all crowd one expert, beside 40 random ones, and alone."""
     router = _router(KINDS["normalized"])
     experts = [_linear_mlp() for _ in range(COUNT)]
-    mlp = ExpertMlp(router, experts, None)
+    mlp = ExpertMlp(router, SeparateExperts(experts), None)
     token = torch.randn(1, HIDDEN)
     alone = mlp(token)
     for others in (router.weight[:1].expand(40, -1), torch.randn(40, HIDDEN), token.expand(3, -1)):
@@ -84,7 +86,7 @@ def test_every_token_is_the_weighted_sum_of_its_experts() -> None:
     hidden = torch.randn(30, HIDDEN)
     chosen, weights = router.choose(hidden)
     for token, ids, values, result in zip(
-        hidden, chosen, weights, ExpertMlp(router, experts, None)(hidden), strict=True
+        hidden, chosen, weights, ExpertMlp(router, SeparateExperts(experts), None)(hidden), strict=True
     ):
         parts = [value * experts[int(expert)](token[None])[0] for expert, value in zip(ids, values, strict=True)]
         torch.testing.assert_close(result, torch.stack(parts).sum(0), atol=1e-5, rtol=1e-4)
@@ -92,3 +94,15 @@ def test_every_token_is_the_weighted_sum_of_its_experts() -> None:
 
 def _linear_mlp() -> GatedMlp:
     return GatedMlp(DenseLinear(torch.randn(16, HIDDEN), None), DenseLinear(torch.randn(HIDDEN, 8), None))
+
+
+def test_stacked_experts_equal_separate_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row by row up to a number of tokens, expert by expert above."""
+    torch.manual_seed(6)
+    gate_up, down = torch.randn(COUNT, 16, HIDDEN), torch.randn(COUNT, HIDDEN, 8)
+    separate = SeparateExperts([GatedMlp(DenseLinear(gate_up[one]), DenseLinear(down[one])) for one in range(COUNT)])
+    stacked = StackedExperts(gate_up, down, TorchRowProduct())
+    monkeypatch.setattr(experts_module, "STACKED_TOKENS_MAX", 10)
+    for tokens in (1, 10, 11):
+        hidden, chosen = torch.randn(tokens, HIDDEN), torch.randint(COUNT, (tokens, 3))
+        torch.testing.assert_close(stacked(hidden, chosen), separate(hidden, chosen), atol=1e-4, rtol=1e-4)

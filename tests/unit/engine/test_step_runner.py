@@ -9,10 +9,12 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from baton.engine import step_runner
+from baton.engine.kernels.expert_rows import TorchRowProduct
 from baton.engine.kernels.paged import PagedKV
 from baton.engine.kernels.paged_decode import TorchDecodeKernel
 from baton.engine.kernels.torch_sdpa import SdpaBackend
 from baton.engine.models.decoder import Decoder
+from baton.engine.models.loader import Loader
 from baton.engine.port import StepEngine
 from baton.engine.resolve import read_config, resolve_model
 from baton.engine.step_runner import Capture, EagerRunner, GraphRunner, NoCapture, Replay
@@ -39,7 +41,8 @@ def _engine(model_path: Path, capture: Capture | None) -> tuple[TorchEngine, byt
     poison(arena)
     kv = PagedKV(memoryview(arena), layout)
     with torch.inference_mode():
-        model = Decoder(config, open_weights(card, config), torch.float32, CPU)
+        product = TorchRowProduct() if capture is not None else None
+        model = Decoder(config, Loader(open_weights(card, config), torch.float32, CPU, product))
     eager = EagerRunner(model, SdpaBackend(), CPU)
     runner = eager if capture is None else GraphRunner(eager, kv, TorchDecodeKernel(), capture)
     return TorchEngine(model, kv, runner, CPU), arena
@@ -60,16 +63,13 @@ def _decode_together(engine: StepEngine, counts: list[int]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("capture", [NoCapture(), TracedCapture()], ids=["no_capture", "traced"])
-@pytest.mark.parametrize("name", ["llama_tied", "mistral_window", "qwen3_biased_tied", "deepseek2_dense"])
+@pytest.mark.parametrize("name", ["llama_tied", "mistral_window", "qwen3_biased_tied", "qwen2moe", "deepseek3"])
 def test_replayed_steps_say_what_eager_steps_say(
     name: str, capture: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batches of 3, 2 and 1 in graphs for 4, 2 and 1, past the first width; nobody else's block is touched."""
     monkeypatch.setattr(step_runner, "WIDTH_TOKENS_MIN", 16)
-    config = CONFIGS["deepseek2_lite"] if name == "deepseek2_dense" else CONFIGS[name]
-    if name == "deepseek2_dense":
-        config = type(config)(**config.to_dict() | {"first_k_dense_replace": config.num_hidden_layers})
-    tiny_model(config).save_pretrained(tmp_path)
+    tiny_model(CONFIGS[name]).save_pretrained(tmp_path)
     replayed, arena = _engine(tmp_path, capture)
     eager, expected = _engine(tmp_path, None)
     counts = [30, 12, 5]

@@ -17,7 +17,8 @@ from baton.engine.kernels.reference import ReferenceBackend
 from baton.kv.layout import KVLayout
 
 ROOT = Path(__file__).resolve().parents[3]
-TOLERANCE = 1e-5
+TOLERANCE = 3e-5
+"""Of sums of up to 150 products of numbers around 1, in float32."""
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason='triton is not installed: pip install -e ".[triton]"'
 )
@@ -36,7 +37,7 @@ def _run(module: str, tmp_path: Path, **environment: str) -> dict[str, float]:
 def test_the_kernels_equal_the_formula_in_the_interpreter(tmp_path: Path) -> None:
     """Ragged requests, groups, windows, stored types, latents, a mixed step; the same bits alone and in a batch."""
     found = _run("triton_cases", tmp_path, TRITON_INTERPRET="1")
-    assert len(found) == 15
+    assert len(found) == 16
     assert found.pop("same bits alone and together") == 0
     assert {name: worst for name, worst in found.items() if not worst < TOLERANCE} == {}
 
@@ -45,7 +46,7 @@ def test_the_kernels_equal_the_formula_in_the_interpreter(tmp_path: Path) -> Non
 def test_the_kernels_compile_for_an_h200(tmp_path: Path) -> None:
     """Not run: that needs the GPU. Shared memory fits, for grouped and for latent attention."""
     found = _run("triton_compile", tmp_path)
-    assert found.keys() == {"grouped bf16", "grouped fp32", "latent bf16", "merge"}
+    assert found.keys() == {"grouped bf16", "grouped fp32", "latent bf16", "merge", "experts"}
 
 
 @pytest.mark.parametrize("window", [None, 1, 40])

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import torch
 
+from baton.engine.kernels.expert_rows import TorchRowProduct
 from baton.engine.kernels.paged import PagedKV, Row
 from baton.engine.kernels.paged_decode import TorchDecodeKernel, decode_tables
 from baton.engine.kernels.reference import ReferenceBackend
 from baton.engine.kernels.triton_decode import TritonBackend, TritonDecodeKernel
+from baton.engine.kernels.triton_experts import TritonRowProduct
 from baton.kv.layout import KVLayout
 
 LENGTHS = {"short": [1, 15, 16, 17], "ragged": [1, 600, 40, 512, 513], "one_long": [1300]}
@@ -56,6 +58,18 @@ def case(name: str, lengths: list[int], heads: tuple[int, int, int], *, rope_dim
     print(f"{name}: {worst:.3e}")
 
 
+def expert_rows() -> None:
+    """Sizes that no block divides; two products of every row, then one."""
+    torch.manual_seed(4)
+    weights, experts = torch.randn(5, 45, 150), torch.tensor([4, 0, 1, 1, 3, 0])
+    worst = 0.0
+    for rows in (3, 6):
+        inputs = torch.randn(rows, 150)
+        mine, expected = TritonRowProduct()(inputs, weights, experts), TorchRowProduct()(inputs, weights, experts)
+        worst = max(worst, float((mine - expected).abs().max()))
+    print(f"expert rows: {worst:.3e}")
+
+
 def alone_and_together() -> None:
     """A request's result has the same bits beside others as alone."""
     torch.manual_seed(4)
@@ -92,6 +106,7 @@ def main() -> None:
         case(f"stored as {dtype}", [1, 40], HEADS["no_group"], dtype=dtype)
     case("latent", [1, 40, 530], (5, 1, 24 + 8), rope_dim=8)
     mixed_step()
+    expert_rows()
     alone_and_together()
 
 

@@ -10,12 +10,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from baton.engine.kernels.triton_decode import BLOCK_KEYS
-from baton.engine.kernels.triton_kernels import merge_kernel, split_kernel
+from baton.engine.kernels.triton_experts import INPUTS, OUTPUTS
+from baton.engine.kernels.triton_kernels import expert_rows_kernel, merge_kernel, split_kernel
 
 TARGET = GPUTarget("cuda", 90, 32)
 SHARED_BYTES_MAX = 232_448
 """What one program may have on an H100 or H200."""
-INTEGERS = ("first_row", "window", "table_width", "row_stride")
+INTEGERS = ("first_row", "window", "table_width", "row_stride", "inputs", "outputs", "repeat")
 
 
 def compiled(kernel: triton.JITFunction, pointers: dict[str, str], fixed: dict[str, object]) -> int:
@@ -47,6 +48,8 @@ def main() -> None:
     sizes = {"HEADS": 32, "DIM": 128, "DIM_PAD": 128, "OUT_DIM": 128, "SPLIT": 512, "SPLITS": 8}
     pointers = {"parts": "*fp32", "sums": "*fp32", "lengths": "*i32", "out": "*bf16"}
     print(f"merge: {compiled(merge_kernel, pointers, sizes)}")
+    pointers = {"rows": "*bf16", "weights": "*bf16", "experts": "*i64", "out": "*bf16"}
+    print(f"experts: {compiled(expert_rows_kernel, pointers, {'OUTPUTS': OUTPUTS, 'INPUTS': INPUTS})}")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ class Linear(Protocol):
 class DenseLinear:
     """Any device, any type: the oracle of the packed one."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._weight = weight  # [outputs, inputs]
         self._bias = bias
 

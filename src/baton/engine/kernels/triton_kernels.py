@@ -1,4 +1,4 @@
-"""Paged attention of decoding requests as two Triton kernels: splits of every request, then their merge.
+"""What decoding requests need, as Triton kernels: paged attention (splits of every request, then their merge), experts.
 
 Runs under TRITON_INTERPRET=1 on CPU tensors as well, where products must be float32: the interpreter multiplies the
 bit patterns of bfloat16 numbers (triton-lang/triton issue 11584), so what products are computed in is a parameter.
@@ -99,3 +99,22 @@ def merge_kernel(
         total += weight
         summed += weight * tl.load(parts + (place * SPLITS + split) * DIM + dim, mask=dim < DIM, other=0.0)
     tl.store(out + place * OUT_DIM + dim, (summed / total).to(out.dtype.element_ty), mask=dim < DIM)
+
+
+@triton.jit
+def expert_rows_kernel(
+    rows, weights, experts, out, inputs, outputs, repeat,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
+) -> None:  # fmt: skip
+    """Multiply one row with OUTPUTS rows of its expert's matrix, INPUTS numbers at a time, in float32."""
+    product = tl.program_id(0).to(tl.int64)
+    output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    matrix = weights + tl.load(experts + product) * outputs * inputs
+    summed = tl.zeros([OUTPUTS], tl.float32)
+    for first in range(0, inputs, INPUTS):
+        place = first + tl.arange(0, INPUTS)
+        row = tl.load(rows + (product // repeat) * inputs + place, mask=place < inputs, other=0.0).to(tl.float32)
+        inside = (output[:, None] < outputs) & (place[None, :] < inputs)
+        cell = output[:, None].to(tl.int64) * inputs + place[None, :]
+        summed += tl.sum(tl.load(matrix + cell, mask=inside, other=0.0).to(tl.float32) * row[None, :], 1)
+    tl.store(out + product * outputs + output, summed.to(out.dtype.element_ty), mask=output < outputs)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from baton.engine.kernels.backend import AttentionBackend
@@ -23,7 +22,6 @@ from baton.engine.models.grouped import GroupedAttention
 from baton.engine.models.latent import LatentAttention
 from baton.engine.models.loader import Loader
 from baton.engine.models.mlp import Mlp, load_mlp
-from baton.engine.weights import WeightReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +34,8 @@ class _Layer:
 class Decoder:
     """Weights, and two methods: hidden states of a ragged batch, logits of some of them."""
 
-    def __init__(self, config: ModelConfig, reader: WeightReader, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, loader: Loader) -> None:
         self.config = config
-        loader = Loader(reader, dtype, device)
         self._embedding = loader.tensor("model.embed_tokens.weight")  # [vocab, hidden]
         self.attention: Attention = _load_attention(config, loader)
         self._layers = [_load_layer(config, loader, layer) for layer in range(config.layers)]

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from baton.engine.kernels.linear import Linear
+from baton.engine.kernels.expert_rows import RowProduct
+from baton.engine.kernels.linear import DenseLinear, Linear
 from baton.engine.model_config import Experts, ModelConfig
 from baton.engine.models.loader import Loader
 from baton.engine.models.mlp import GatedMlp, load_mlp
 from baton.engine.tensor_names import expert_names
 
+STACKED_TOKENS_MAX = 128
+"""Row by row, every product reads its expert's weights for itself: with more tokens, many read the same."""
 WEIGHT_SUM_MIN = 1e-20
 """Added to a sum of weights before dividing by it. Source: DeepSeek-V3's published model code."""
 
@@ -68,16 +72,22 @@ class SharedExpert:
         return out if self.gate is None else out * self.gate(hidden).sigmoid()
 
 
+class ExpertBank(Protocol):
+    """The small MLPs of one layer."""
+
+    def __call__(self, hidden: Tensor, chosen: Tensor) -> Tensor:
+        """Compute tokens [tokens, hidden] with their experts [tokens, used]. Returns [tokens, used, hidden]."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class ExpertMlp:
-    """See `Mlp`."""
+class SeparateExperts:
+    """Expert by expert, each with the tokens that chose it. The host counts them, so it waits for the device."""
 
-    router: Router
     experts: Sequence[GatedMlp]
-    shared: SharedExpert | None
 
-    def __call__(self, hidden: Tensor) -> Tensor:
-        chosen, weights = self.router.choose(hidden)
+    def __call__(self, hidden: Tensor, chosen: Tensor) -> Tensor:
+        """See `ExpertBank`."""
         order = chosen.flatten().argsort(stable=True)  # [tokens * used] places in `chosen`, by expert
         gathered = hidden[order // chosen.shape[1]]
         computed = torch.empty_like(gathered)
@@ -86,7 +96,39 @@ class ExpertMlp:
             if count:
                 computed[order[first : first + count]] = self.experts[expert](gathered[first : first + count])
             first += count
-        routed = (computed.view(*chosen.shape, -1).float() * weights[..., None]).sum(1).to(hidden.dtype)
+        return computed.view(*chosen.shape, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class StackedExperts:
+    """Few tokens row by row, without waiting for anything; more of them expert by expert."""
+
+    gate_up: Tensor  # [experts, 2 * intermediate, hidden]
+    down: Tensor  # [experts, hidden, intermediate]
+    product: RowProduct
+
+    def __call__(self, hidden: Tensor, chosen: Tensor) -> Tensor:
+        """See `ExpertBank`."""
+        if len(hidden) > STACKED_TOKENS_MAX:
+            parts = zip(self.gate_up, self.down, strict=True)
+            return SeparateExperts([GatedMlp(DenseLinear(one), DenseLinear(two)) for one, two in parts])(hidden, chosen)
+        experts = chosen.flatten()
+        gate, up = self.product(hidden, self.gate_up, experts).chunk(2, -1)  # [tokens * used, intermediate] each
+        return self.product(functional.silu(gate).mul_(up), self.down, experts).view(*chosen.shape, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMlp:
+    """See `Mlp`."""
+
+    router: Router
+    experts: ExpertBank
+    shared: SharedExpert | None
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        chosen, weights = self.router.choose(hidden)
+        computed = self.experts(hidden, chosen)  # [tokens, used, hidden]
+        routed = (computed.float() * weights[..., None]).sum(1).to(hidden.dtype)
         return routed if self.shared is None else routed + self.shared(hidden)
 
 
@@ -96,9 +138,19 @@ def load_experts(config: ModelConfig, experts: Experts, loader: Loader, prefix: 
     shared = f"{prefix}{names.shared}."
     bias = loader.exact(prefix + names.choice_bias) if experts.biased_choice else None
     router = Router(loader.exact(f"{prefix}{names.router}.weight"), bias, experts)
-    mlps = [load_mlp(loader, *(prefix + part for part in names.expert(index))) for index in range(experts.count)]
+    parts = [tuple(prefix + part for part in names.expert(index)) for index in range(experts.count)]
+    bank = _load_bank(loader, parts)
     if not experts.shared_intermediate:
-        return ExpertMlp(router, mlps, None)
+        return ExpertMlp(router, bank, None)
     mlp = load_mlp(loader, f"{shared}gate_proj", f"{shared}up_proj", f"{shared}down_proj")
     gate = loader.linear(prefix + names.shared_gate) if experts.shared_gate else None
-    return ExpertMlp(router, mlps, SharedExpert(mlp, gate))
+    return ExpertMlp(router, bank, SharedExpert(mlp, gate))
+
+
+def _load_bank(loader: Loader, parts: Sequence[tuple[str, str, str]]) -> ExpertBank:
+    """parts: the names of every expert's gate, up and down projection."""
+    if loader.row_product is None:
+        return SeparateExperts([load_mlp(loader, gate, up, down) for gate, up, down in parts])
+    gate_up = [loader.stacked(f"{gate}.weight", f"{up}.weight") for gate, up, _ in parts]
+    down = [loader.tensor(f"{down}.weight") for _, _, down in parts]
+    return StackedExperts(torch.stack(gate_up), torch.stack(down), loader.row_product)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
+from baton.engine.kernels.expert_rows import RowProduct
 from baton.engine.kernels.linear import Linear, make_linear
 from baton.engine.weights import WeightReader
 
@@ -14,8 +13,12 @@ from baton.engine.weights import WeightReader
 class Loader:
     """Where weights come from, in what type they are computed, and on what device."""
 
-    def __init__(self, reader: WeightReader, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, reader: WeightReader, dtype: torch.dtype, device: torch.device, row_product: RowProduct | None = None
+    ) -> None:
+        """row_product: what few tokens' experts are computed with, stacked. None: expert by expert, always."""
         self._reader = reader
+        self.row_product = row_product
         self.dtype = dtype
         self.device = device
 
@@ -28,10 +31,11 @@ class Loader:
 
     def linear(self, *names: str, biased: bool = False) -> Linear:
         """Load projections that read the same input as one matrix, their outputs one after the other."""
-        weight = _stacked([self.tensor(f"{name}.weight") for name in names])
-        bias = _stacked([self.tensor(f"{name}.bias") for name in names]) if biased else None
+        weight = self.stacked(*(f"{name}.weight" for name in names))
+        bias = self.stacked(*(f"{name}.bias" for name in names)) if biased else None
         return make_linear(weight, bias)
 
-
-def _stacked(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+    def stacked(self, *names: str) -> Tensor:
+        """Read tensors and put them one after the other."""
+        parts = [self.tensor(name) for name in names]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
