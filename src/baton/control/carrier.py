@@ -13,19 +13,14 @@ from typing import Protocol, assert_never
 from baton.control.coordinator import Coordinator
 from baton.control.decision_log import Decision, PoolDecision
 from baton.control.handoffs import Handoffs, Move, Start
+from baton.core.copies import CopyBlocks, LandingEnded, LandingGranted, LandingWanted, LeaseEnded, LeaseWanted
 from baton.core.messages import (
     BlocksRemoved,
     BlocksStored,
     CloseRequest,
     CoordinatorCommand,
     CoordinatorEvent,
-    CopyBlocks,
     HostLost,
-    LandingEnded,
-    LandingGranted,
-    LandingWanted,
-    LeaseEnded,
-    LeaseWanted,
     PoolCommand,
     PoolEvent,
     PrefillFinished,

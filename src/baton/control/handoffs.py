@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from baton.core.messages import CopyBlocks, StartDecode, StartPrefill
+from baton.core.copies import CopyBlocks
+from baton.core.messages import StartDecode, StartPrefill
 from baton.core.types import HostId, Request, RequestId, TokenBytes
 
 Start = StartPrefill | StartDecode

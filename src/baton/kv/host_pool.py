@@ -12,17 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
+from baton.core.copies import LandingEnded, LandingGranted, LandingWanted, LeaseEnded, LeaseWanted
 from baton.core.messages import (
     BlocksGranted,
     BlocksRemoved,
     BlocksSealed,
     BlocksStored,
     BlocksWanted,
-    LandingEnded,
-    LandingGranted,
-    LandingWanted,
-    LeaseEnded,
-    LeaseWanted,
     PoolCommand,
     PoolEvent,
     PreemptRequest,

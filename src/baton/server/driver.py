@@ -7,8 +7,7 @@ before the next event. So the state machines see the same order of events here a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import msgspec
 
@@ -18,60 +17,37 @@ from baton.control.decision_log import Decision, PoolDecision
 from baton.control.load_meter import LoadMeter
 from baton.core.messages import (
     BatcherEvent,
-    BlocksGranted,
     CloseRequest,
-    CopyBlocks,
     RequestDropped,
     RequestFinished,
-    RetireWorker,
-    SetRole,
-    StartDecode,
-    StartPrefill,
-    StartWorker,
     StepReport,
-    WorkerCommand,
 )
-from baton.core.types import Request, RequestId, Role, TokenBytes, WorkerId, WorkerView, pack_tokens
+from baton.core.types import Request, RequestId, Role, WorkerId, WorkerView
 from baton.kv.host_pool import HostPool
 from baton.kv.layout import KVLayout
 from baton.link.log_file import LogWriter
 from baton.server.clock import now_s
 from baton.server.live_request import LiveRequest
-from baton.server.port import Finish
+from baton.server.outside import LiveOutside, WorkerLink
 from baton.server.recorder import Recorder
 
 log = logging.getLogger("baton.server")
 
 
-class WorkerLink(Protocol):
-    """A worker as the gateway sees it: somebody to send to."""
-
-    view: WorkerView
-    state: str
-    pid: int
-
-    def send(self, message: WorkerCommand) -> None:
-        """Pass a message on. To a worker that has died it goes nowhere: its loss is reported on its own."""
-        ...
-
-
 class Driver:
-    """The carrier of the live server, and what is alive around it. Implements `Outside`."""
+    """Feeds the carrier of the live server with what clients, operators and workers do."""
 
     def __init__(self, coordinator: Coordinator, pool: HostPool, layout: KVLayout, recorder: Recorder) -> None:
         self.pool = pool
         self.layout = layout
-        self.live: dict[RequestId, LiveRequest] = {}
-        self.links: dict[WorkerId, WorkerLink] = {}
         self.log: LogWriter | None = None
         """Where every decision of the coordinator is written, if anywhere."""
-        self.on_close: Callable[[], None] | None = None
-        """Called after each request that has ended."""
-        self.on_resize: Callable[[StartWorker | RetireWorker], None] | None = None
-        """Called when a scaling policy asks for a worker more or less."""
         self._recorder = recorder
         self._meter = LoadMeter(taken_s=now_s())
-        self._carrier = Carrier(coordinator, self)
+        self.outside = LiveOutside(recorder, self._meter, block_tokens=layout.block_tokens)
+        self.live = self.outside.live
+        self.links = self.outside.links
+        self._carrier = Carrier(coordinator, self.outside)
         self._carrier.log = self._write
         self._carrier.add_host(pool)
 
@@ -92,7 +68,7 @@ class Driver:
     def refuse(self, request: Request, prompt: Sequence[int], close: CloseRequest) -> LiveRequest:
         """Close a request that the coordinator is not to see."""
         live = self._open(request, prompt)
-        self.close(close)
+        self.outside.close(close)
         return live
 
     def _open(self, request: Request, prompt: Sequence[int]) -> LiveRequest:
@@ -101,7 +77,7 @@ class Driver:
 
     def set_role(self, link: WorkerLink, role: Role) -> None:
         """Change a worker's role: from the next request on."""
-        self._flip(link, role)
+        self.outside.flip(link, role)
         self._carrier.set_role(link.view.id, role, now_s())
 
     def tick(self) -> None:
@@ -161,60 +137,6 @@ class Driver:
         if live.stamps.started_s is None:
             self._recorder.started(live)
         live.stamps.start(worker, moment_s)
-
-    # ---- what the carrier asks for
-
-    def send(self, worker: WorkerId, command: WorkerCommand) -> None:
-        """See `Outside.send`."""
-        if isinstance(command, BlocksGranted):
-            self._note_hit(command)
-        self.links[worker].send(command)
-
-    def copy(self, copy: CopyBlocks) -> None:
-        """See `Outside.copy`."""
-        raise AssertionError(f"this server has one host, and {copy.request_id} is to be copied to {copy.target}")
-
-    def assign(self, command: StartPrefill | StartDecode) -> TokenBytes:
-        """See `Outside.assign`."""
-        live = self.live[command.request.id]
-        if command.attempt > live.attempt:
-            self._recorder.failed_over()
-        live.attempt = command.attempt
-        return pack_tokens(live.tokens)
-
-    def close(self, command: CloseRequest) -> None:
-        """See `Outside.close`."""
-        live = self.live.pop(command.request_id)
-        finish = Finish(
-            outcome="finished" if live.stopped and command.outcome == "cancelled" else command.outcome,
-            reason="stop" if live.stopped else live.finish_reason,
-            message=command.reason,
-            reject=command.reject,
-            retry_after_s=command.retry_after_s,
-        )
-        live.close(finish)
-        first_s = live.stamps.prefilled_s
-        decode_s = now_s() - first_s if first_s is not None else 0.0
-        self._meter.closed(finish.outcome, output_tokens=live.output_tokens, decode_s=decode_s)
-        self._recorder.closed(finish)
-        if self.on_close is not None:
-            self.on_close()
-
-    def reshape(self, command: SetRole | StartWorker | RetireWorker) -> None:
-        """See `Outside.reshape`."""
-        if isinstance(command, SetRole):
-            self._flip(self.links[command.worker], command.role)
-        elif self.on_resize is not None:
-            self.on_resize(command)
-
-    def _flip(self, link: WorkerLink, role: Role) -> None:
-        link.view = msgspec.structs.replace(link.view, role=role)
-        self._recorder.role_flipped()
-
-    def _note_hit(self, granted: BlocksGranted) -> None:
-        live = self.live.get(granted.request_id)
-        if live is not None and live.stamps.started_s is None and granted.cached_blocks:
-            live.stamps.cached_tokens = granted.cached_blocks * self.layout.block_tokens
 
     def _write(self, decision: Decision | PoolDecision) -> None:
         if self.log is not None and isinstance(decision, Decision):

@@ -10,8 +10,9 @@ from baton.core.errors import RequestError
 from baton.core.messages import CloseRequest
 from baton.core.types import Request, Role, Slo, WorkerId
 from baton.engine.card import ModelCard
-from baton.server.driver import Driver, WorkerLink
+from baton.server.driver import Driver
 from baton.server.live_request import LiveRequest
+from baton.server.outside import WorkerLink
 from baton.server.port import ClusterStatus, HostStatus, WorkerStatus
 
 
@@ -91,7 +92,7 @@ class LiveGateway:
             if not self._driver.live:
                 on_quiet()
 
-        self._driver.on_close = check_quiet
+        self._driver.outside.on_close = check_quiet
         check_quiet()
 
     def cancel_all(self) -> None:

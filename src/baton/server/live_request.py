@@ -89,6 +89,8 @@ class LiveRequest:
         self.request = request
         self.tokens: list[int] = list(prompt)
         self.attempt = 1
+        self.worker: WorkerId | None = None
+        """Who was last told to work on it."""
         self.stamps = Stamps(request.arrived_at_s)
         self.finish_reason: FinishReason | None = None
         self.stopped = False

@@ -80,7 +80,7 @@ class Supervisor:
 
     def start(self) -> None:
         """Start every worker. Returns at once; `ready` is called when all of them have loaded."""
-        self._driver.on_resize = self.resize
+        self._driver.outside.on_resize = self.resize
         for post in self._posts.values():
             self._man(post)
 

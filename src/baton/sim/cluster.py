@@ -12,9 +12,11 @@ from msgspec.structs import replace
 
 from baton.control.advice import Policies
 from baton.control.batcher import Batcher
+from baton.control.carrier import Carrier
 from baton.control.coordinator import Coordinator
 from baton.control.rules import BatcherRules
-from baton.core.messages import CopyBlocks, RetireWorker, SetRole, StartWorker, StepReport, WorkerCommand
+from baton.core.copies import CopyBlocks
+from baton.core.messages import RetireWorker, SetRole, StartWorker, StepReport, WorkerCommand
 from baton.core.types import HostId, WorkerId, WorkerView
 from baton.kv.blocks import EvictionOrder
 from baton.kv.host_pool import HostPool
@@ -24,6 +26,7 @@ from baton.sim.engines import SimEngine
 from baton.sim.faults import Death
 from baton.sim.journal import Journal, Life
 from baton.sim.loop import EventLoop, Link
+from baton.sim.outside import SimOutside
 from baton.sim.server import SimServer
 from baton.sim.spec import HOST, ClusterSpec
 from baton.sim.wires import Wires
@@ -276,13 +279,17 @@ def build_cluster(
 ) -> SimCluster:
     """Put a cluster together and let its workers join at time 0."""
     loop = EventLoop()
-    server = SimServer(
+    outside = SimOutside(
         loop=loop,
         journal=journal,
+        block_tokens=spec.kv.block_tokens,
         closed=closed,
         reshape_fleet=lambda command: cluster.reshape(command),
         start_copy=lambda copy: wires.begin(copy),
     )
+    carrier = Carrier(cluster_coordinator(spec, policies), outside)
+    carrier.log = outside.journal.sink
+    server = SimServer(loop=loop, carrier=carrier, outside=outside)
     wires = Wires(
         loop=loop,
         seconds=lambda copy: cluster.copy_s(copy),
@@ -297,7 +304,6 @@ def build_cluster(
         draw=Random(f"links {seed}"),
         wires=wires,
     )
-    server.connect(cluster_coordinator(spec, policies))
     for host in spec.hosts():
         cluster.open_host(host)
     for view in spec.views():

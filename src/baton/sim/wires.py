@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from baton.core.messages import CopyBlocks
+from baton.core.copies import CopyBlocks
 from baton.core.types import HostId
 from baton.sim.loop import EventLoop
 

@@ -1,0 +1,71 @@
+"""What is said while a request's KV goes from one host to another: to the two pools, and to what copies.
+
+The blocks to land in are asked for first, then those to read are leased, then a wire copies, then both ends are told.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from baton.core.types import BlockHash, BlockId, HostId, Request, RequestId, WorkerId
+
+
+class LandingWanted(Struct, frozen=True, tag=True):
+    """A request's KV is to come over from another host: keep blocks for it, as many as are named here."""
+
+    request: Request
+    attempt: int
+    worker: WorkerId
+    """Who goes on with it when it has landed."""
+    blocks: int
+    prefix: tuple[BlockHash, ...]
+    """Hashes of its leading full blocks: what is here already need not come over."""
+
+
+class LandingGranted(Struct, frozen=True, tag=True):
+    """The blocks that a request's KV may be written into. The first `cached_blocks` hold it already."""
+
+    request_id: RequestId
+    attempt: int
+    block_table: tuple[BlockId, ...]
+    cached_blocks: int
+
+
+class LandingEnded(Struct, frozen=True, tag=True):
+    """Nothing writes into the request's blocks from outside any more."""
+
+    request_id: RequestId
+    computed_tokens: int
+    """Leading tokens whose KV is in them now."""
+    hashes: tuple[BlockHash, ...]
+    """Of its leading full blocks: they are sealed here."""
+
+
+class LeaseWanted(Struct, frozen=True, tag=True):
+    """A wire is about to read the request's blocks: they stay, whatever happens to the request, until LeaseEnded.
+
+    Where the request holds less here, it is given the cached blocks of its prefix.
+    """
+
+    request: Request
+    prefix: tuple[BlockHash, ...]
+
+
+class LeaseEnded(Struct, frozen=True, tag=True):
+    """The wire no longer reads them."""
+
+    request_id: RequestId
+
+
+class CopyBlocks(Struct, frozen=True, tag=True):
+    """Copy blocks between two hosts: `read[i]` of the source into `write[i]` of the target."""
+
+    request_id: RequestId
+    number: int
+    """Tells this copy from every other of the cluster."""
+    source: HostId
+    target: HostId
+    read: tuple[BlockId, ...]
+    write: tuple[BlockId, ...]
+    tokens: int
+    """Tokens whose KV they hold."""

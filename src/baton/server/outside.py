@@ -1,0 +1,111 @@
+"""What the carrier of the live server reaches: worker processes, and the requests of clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from baton.control.load_meter import LoadMeter
+from baton.core.copies import CopyBlocks
+from baton.core.messages import (
+    BlocksGranted,
+    CloseRequest,
+    RetireWorker,
+    SetRole,
+    StartDecode,
+    StartPrefill,
+    StartWorker,
+    WorkerCommand,
+)
+from baton.core.types import RequestId, Role, TokenBytes, WorkerId, WorkerView, pack_tokens
+from baton.server.clock import now_s
+from baton.server.live_request import LiveRequest
+from baton.server.port import Finish
+from baton.server.recorder import Recorder
+
+
+class WorkerLink(Protocol):
+    """A worker as the gateway sees it: somebody to send to."""
+
+    view: WorkerView
+    state: str
+    pid: int
+
+    def send(self, message: WorkerCommand) -> None:
+        """Pass a message on. To a worker that has died it goes nowhere: its loss is reported on its own."""
+        ...
+
+
+class LiveOutside:
+    """Implements `Outside` for one host: it knows every worker and every request that is alive."""
+
+    def __init__(self, recorder: Recorder, meter: LoadMeter, *, block_tokens: int) -> None:
+        self.live: dict[RequestId, LiveRequest] = {}
+        self.links: dict[WorkerId, WorkerLink] = {}
+        self.on_close: Callable[[], None] | None = None
+        """Called after each request that has ended."""
+        self.on_resize: Callable[[StartWorker | RetireWorker], None] | None = None
+        """Called when a scaling policy asks for a worker more or less."""
+        self._recorder = recorder
+        self._meter = meter
+        self._block_tokens = block_tokens
+
+    def send(self, worker: WorkerId, command: WorkerCommand) -> None:
+        """See `Outside.send`."""
+        if isinstance(command, BlocksGranted):
+            self._note_hit(command)
+        self.links[worker].send(command)
+
+    def copy(self, copy: CopyBlocks) -> None:
+        """See `Outside.copy`."""
+        raise AssertionError(f"this server has one host, and {copy.request_id} is to be copied to {copy.target}")
+
+    def assign(self, command: StartPrefill | StartDecode) -> TokenBytes:
+        """See `Outside.assign`."""
+        live = self.live[command.request.id]
+        if command.attempt > live.attempt and not self._has_moved(live):
+            self._recorder.failed_over()
+        live.attempt, live.worker = command.attempt, command.worker
+        return pack_tokens(live.tokens)
+
+    def close(self, command: CloseRequest) -> None:
+        """See `Outside.close`."""
+        live = self.live.pop(command.request_id)
+        finish = Finish(
+            outcome="finished" if live.stopped and command.outcome == "cancelled" else command.outcome,
+            reason="stop" if live.stopped else live.finish_reason,
+            message=command.reason,
+            reject=command.reject,
+            retry_after_s=command.retry_after_s,
+        )
+        live.close(finish)
+        first_s = live.stamps.prefilled_s
+        decode_s = now_s() - first_s if first_s is not None else 0.0
+        self._meter.closed(finish.outcome, output_tokens=live.output_tokens, decode_s=decode_s)
+        self._recorder.closed(finish)
+        if self.on_close is not None:
+            self.on_close()
+
+    def reshape(self, command: SetRole | StartWorker | RetireWorker) -> None:
+        """See `Outside.reshape`."""
+        if isinstance(command, SetRole):
+            self.flip(self.links[command.worker], command.role)
+        elif self.on_resize is not None:
+            self.on_resize(command)
+
+    def flip(self, link: WorkerLink, role: Role) -> None:
+        """Note a worker's new role."""
+        link.view = msgspec.structs.replace(link.view, role=role)
+        self._recorder.role_flipped()
+
+    def _note_hit(self, granted: BlocksGranted) -> None:
+        live = self.live.get(granted.request_id)
+        if live is not None and live.stamps.started_s is None and granted.cached_blocks:
+            live.stamps.cached_tokens = granted.cached_blocks * self._block_tokens
+
+    def _has_moved(self, live: LiveRequest) -> bool:
+        """A policy has moved it from a worker that lives on: that is no failover."""
+        link = self.links.get(live.worker) if live.worker is not None else None
+        return link is not None and link.state == "ready"
