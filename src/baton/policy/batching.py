@@ -120,16 +120,18 @@ class SloChunked:
         tokens = limits.step_tokens_max - len(chosen)
         promised = [candidates[index].tpot_s or self.tpot_s for index, _ in chosen]
         bounds = [tpot_s for tpot_s in promised if tpot_s is not None]
-        if not bounds:
-            return chosen + _chunks(candidates, limits, requests=len(chosen), tokens=tokens)
-        read = sum(candidates[index].computed_tokens + 1 for index, _ in chosen)
-        base = StepShape(decode_requests=len(chosen), context_tokens=read)
-        low, high = min(self.chunk_tokens_min, tokens), tokens
+        chunks = _chunks(candidates, limits, requests=len(chosen), tokens=tokens)
+        if not bounds or not chunks:
+            return chosen + chunks
+        read_tokens = sum(candidates[index].computed_tokens + 1 for index, _ in chosen)
+        base = StepShape(decode_requests=len(chosen), context_tokens=read_tokens)
+        low, high = min(self.chunk_tokens_min, tokens), sum(count for _, count in chunks)
+        middle = high  # mostly, all of it fits
         while low < high:
-            middle = (low + high + 1) // 2
             chunks = _chunks(candidates, limits, requests=len(chosen), tokens=middle)
             fits = cost.step_s(_shape(base, candidates, chunks)) <= min(bounds)
             low, high = (middle, high) if fits else (low, middle - 1)
+            middle = (low + high + 1) // 2
         return chosen + _chunks(candidates, limits, requests=len(chosen), tokens=low)
 
 
