@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import math
 import struct
 from collections.abc import Callable
 
 import httpx
+import msgspec
 import openai
 import pytest
 
 from baton.engine.hash_engine import EMBEDDING_DIM
+from tests.http.asgi import Connection, scope, settle
 from tests.http.conftest import House
 
 
@@ -106,3 +109,35 @@ def test_a_full_server_refuses_as_it_refuses_completions(
     answer = serve(build(waiting_max=0)).post("/v1/embeddings", json={"input": ["a", "b"]})
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "1"
+
+
+def test_a_model_without_vectors_says_so(build: Callable[..., House], serve: Callable[[House], httpx.Client]) -> None:
+    house = build()
+    house.gateway.card = msgspec.structs.replace(house.gateway.card, embedding_dim=0)
+    answer = serve(house).post("/v1/embeddings", json={"input": "a"})
+    assert answer.status_code == 501
+    assert answer.json()["error"]["message"] == "the model 'hash' makes no embeddings"
+
+
+@pytest.mark.parametrize("admitted", [False, True])
+def test_a_client_that_hangs_up_cancels_all_its_prompts(build: Callable[..., House], *, admitted: bool) -> None:
+    """While they wait as well as while they hold blocks: every block is free at once."""
+
+    async def story() -> None:
+        house = build()
+        client = Connection({"input": ["a", "b", "c"]})
+        answering = asyncio.create_task(house.app(scope("/v1/embeddings"), client.receive, client.send))
+        await settle()
+        if admitted:
+            house.gateway.admit()
+            assert len(house.gateway.running) == 3
+        client.hang_up()
+        await answering
+        await settle()
+        house.gateway.admit()
+        house.gateway.step()
+        [worker] = house.gateway.cluster().workers
+        assert (worker.running, worker.waiting, worker.kv_blocks_used) == (0, 0, 0)
+        assert client.sent == []
+
+    asyncio.run(story())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -152,12 +151,12 @@ async def _until_hang_up(receive: Receive, work: _Embedding, prompts: Sequence[P
     """Embed, and give up once the client is gone: then None."""
     embedding = asyncio.create_task(work.all(prompts))
     watching = asyncio.create_task(_hang_up(receive))
-    await asyncio.wait((embedding, watching), return_when=asyncio.FIRST_COMPLETED)
-    gone = not embedding.done()
-    (embedding if gone else watching).cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        return await embedding
-    return None
+    try:
+        await asyncio.wait((embedding, watching), return_when=asyncio.FIRST_COMPLETED)
+        return await embedding if embedding.done() else None
+    finally:
+        for task in (embedding, watching):
+            task.cancel()  # every generation that still runs is cancelled with it
 
 
 async def _hang_up(receive: Receive) -> None:
