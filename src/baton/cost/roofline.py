@@ -115,8 +115,8 @@ class RooflineCost:
         """Seconds of one layer's kernels for so many tokens, without attention and exchange: what profilers measure."""
         return self._layer.alone_s(tokens)
 
-    def power_w(self, shape: StepShape) -> float:
-        """Draw of the whole worker during such a step."""
+    def peak_ratios(self, shape: StepShape) -> tuple[float, float]:
+        """Shares of the GPUs' peak arithmetic and of their peak memory bandwidth that a step uses."""
         step_s, gpus = self.step_s(shape), self.parallel.gpus
         tokens = shape.prefill_tokens + shape.decode_requests * self.query_tokens
         flops = 2.0 * self.model.active_params * tokens
@@ -125,7 +125,12 @@ class RooflineCost:
         read_bytes += shape.context_tokens * self.kv_token_bytes
         compute_ratio = min(1.0, flops / gpus / step_s / self.hardware.flops(self.precision.weights))
         memory_ratio = min(1.0, read_bytes / gpus / step_s / self.hardware.memory_bytes_per_s)
-        return gpus * self.hardware.power_w(compute_ratio=compute_ratio, memory_ratio=memory_ratio)
+        return compute_ratio, memory_ratio
+
+    def power_w(self, shape: StepShape) -> float:
+        """Draw of the whole worker during such a step."""
+        compute_ratio, memory_ratio = self.peak_ratios(shape)
+        return self.parallel.gpus * self.hardware.power_w(compute_ratio=compute_ratio, memory_ratio=memory_ratio)
 
     def _decode(self, requests: int) -> tuple[float, float]:
         """A step of `requests` decoding requests alone, as seconds with no context and seconds per token of it."""

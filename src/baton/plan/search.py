@@ -129,11 +129,12 @@ class Search:
             Pool(role=role, option=option, capacity=capacity, price=self.price(option))
             for role in roles
             for option in options
-            for capacity in (self._capacity(role, option, sizes.get((role, option.name), POOL_GUESS)),)
+            for capacity in (self.capacity(role, option, sizes.get((role, option.name), POOL_GUESS)),)
         ]
         return [pool for pool in pools if pool.capacity.rate_rps > 0]
 
-    def _capacity(self, role: Role, option: Option, workers: int) -> Capacity:
+    def capacity(self, role: Role, option: Option, workers: int) -> Capacity:
+        """What one of `workers` of an option carries in a role."""
         workers = max(1, min(workers, option.stock.gpus // option.facts.gpus))
         match role:
             case "prefill":

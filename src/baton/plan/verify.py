@@ -17,7 +17,7 @@ from baton.sim.replay_trace import replay_trace
 from baton.sim.spec import ClusterSpec, SimKind, SimKV, SimWorkers
 from baton.workload.request import Trace, TraceRequest
 
-DERATE, ROUNDS_MAX = 0.85, 4
+DERATE, ROUNDS_MAX = 0.93, 6
 """A fleet that misses the SLO in simulation is searched for again with this much less trust, at most so often."""
 BLOCK_TOKENS = 16
 REQUESTS_MAX = 256
@@ -100,7 +100,7 @@ def kind_name(group: Group) -> str:
 
 def _kind(group: Group, *, same_host: bool) -> SimKind:
     blocks = max(1, group.option.facts.kv_tokens_max // BLOCK_TOKENS)
-    requests = max(1, min(REQUESTS_MAX, round(2 * group.capacity.requests) + 8))
+    requests = max(1, min(REQUESTS_MAX, round(2 * group.capacity.requests) + 64))
     return SimKind(
         cost=cost_section(group, same_host=same_host),
         kv=SimKV(blocks=blocks, block_tokens=BLOCK_TOKENS),

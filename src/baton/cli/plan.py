@@ -1,0 +1,198 @@
+"""`baton plan`: what to run a model on, whether to disaggregate, and what it will carry."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from baton.core.errors import ConfigError
+from baton.plan.answer import Answer, answer, report
+from baton.plan.files import cluster_yaml, group_lines, kubernetes_yaml, serve_toml
+from baton.plan.page import GROUP_HEAD, plan_page
+from baton.plan.reasons import UNIT
+from baton.plan.spec import read_question
+
+Subparsers = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]
+"""What `add_subparsers` returns; argparse has no public name for it."""
+
+DESCRIPTION = """Search hardware, prefill and decode workers, parallelism and precision for the fleet that gives most
+for its price within the SLO, and say why. What wins on paper is simulated before it is recommended. See
+docs/planner.md.
+
+Exit code: 0; 1 if the fleet carries less than the asked rate or misses the SLO in simulation; 2 for bad arguments, a
+model that does not fit, or an SLO that no hardware meets."""
+OBJECTIVES = ("goodput-per-dollar", "goodput-per-watt", "goodput-per-gpu", "cheapest")
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "plan",
+        help="find the hardware, the roles and the parallelism that meet an SLO",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("file", nargs="?", type=Path, metavar="FILE", help="the question as TOML or YAML; flags override it")
+    add("--llm", metavar="MODEL", help="a model by name, or its config.json")
+    add("--hardware", action="append", default=[], metavar="NAME=GPUS[@USD]",
+        help="GPUs that may be used, and the price of one per hour; repeat for several kinds")  # fmt: skip
+    add("--trace", metavar="FILE", help="the workload: any format of baton bench")
+    add("--input-tokens", type=int, metavar="A", help="mean prompt, instead of a trace")
+    add("--output-tokens", type=int, metavar="B", help="mean answer, instead of a trace")
+    add("--rate", type=float, metavar="R", help="requests per second (default: the trace's, or as many as possible)")
+    add(
+        "--cached-ratio", type=float, metavar="C", help="share of prompt tokens that the prefix cache holds (default 0)"
+    )
+    add("--ttft-slo-s", type=float, metavar="X", help="target for the time to the first token")
+    add("--tpot-slo-s", type=float, metavar="Y", help="target for the time per output token")
+    add("--attainment", type=float, metavar="P", help="share of requests that must meet both (default 0.9)")
+    add("--objective", choices=OBJECTIVES, help="what to maximize (default goodput-per-dollar)")
+    add("--engine", metavar="NAME", help="engine profile (default vllm-v1)")
+    add("--weights", metavar="LIST", help="formats to try: bf16,fp8,int8,int4 (default bf16)")
+    add("--kv", metavar="LIST", help="formats of KV to try: bf16,fp8 (default bf16)")
+    add("--tp", metavar="LIST", help="tensor-parallel degrees to try (default 1,2,4,8)")
+    add("--pp", metavar="LIST", help="pipeline stages to try (default 1)")
+    add("--shape", choices=("best", "disaggregated", "mixed"), help="what the fleet may consist of (default best)")
+    add("--reach", choices=("node", "network"), help="whether handoffs stay in a node (default: if one holds all GPUs)")
+    add("--finalists", type=int, metavar="N", help="fleets to simulate (default 2; 0: trust the screening)")
+    add("--requests", type=int, metavar="N", help="requests of each simulation (default 400)")
+    add("--seed", type=int, metavar="S", help="of the simulations (default 0)")
+    for flag, what in (
+        ("--json", "the answer as JSON"), ("--html", "the answer as a page"),
+        ("--serve-config", "a configuration for baton serve --config"), ("--kubernetes", "a manifest"),
+        ("--cluster", "the fleet as a cluster for baton sim"),
+    ):  # fmt: skip
+        add(flag, type=Path, metavar="FILE", help=f"write {what}")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan, show, write, and return the exit code. Raises ConfigError."""
+    folder = args.file.parent if args.file is not None else Path()
+    found = answer(read_question(_merged(args), folder))
+    _show(found)
+    _write(args, found)
+    return 1 if found.short else 0
+
+
+def _merged(args: argparse.Namespace) -> dict[str, Any]:
+    """The file's keys, and over them what the flags say."""
+    raw = _read(args.file) if args.file is not None else {}
+    plain = {
+        "llm": args.llm, "objective": args.objective, "engine": args.engine, "shape": args.shape, "reach": args.reach,
+        "finalists": args.finalists, "requests": args.requests, "seed": args.seed,
+        "weights": _words(args.weights), "kv": _words(args.kv), "tp": _numbers("--tp", args.tp),
+        "pp": _numbers("--pp", args.pp), "hardware": [_hardware(text) for text in args.hardware] or None,
+    }  # fmt: skip
+    raw |= {key: value for key, value in plain.items() if value is not None}
+    below = {
+        "slo": {"ttft_s": args.ttft_slo_s, "tpot_s": args.tpot_slo_s, "attainment_ratio": args.attainment},
+        "workload": {
+            "trace": args.trace, "input_tokens": args.input_tokens, "output_tokens": args.output_tokens,
+            "rate_rps": args.rate, "cached_ratio": args.cached_ratio,
+        },
+    }  # fmt: skip
+    for key, values in below.items():
+        given = {name: value for name, value in values.items() if value is not None}
+        raw[key] = {**raw.get(key, {}), **given}
+    missing = [
+        flag
+        for flag, value in (
+            ("--llm", raw.get("llm")), ("--hardware", raw.get("hardware")),
+            ("--ttft-slo-s", raw["slo"].get("ttft_s")), ("--tpot-slo-s", raw["slo"].get("tpot_s")),
+        )
+        if value is None
+    ]  # fmt: skip
+    if missing:
+        raise ConfigError(f"baton plan needs {', '.join(missing)} (or their keys in FILE)")
+    return raw
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        raw = msgspec.yaml.decode(text) if path.suffix in (".yaml", ".yml") else msgspec.toml.decode(text)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the plan: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not a plan: {error}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f'{path}: not a plan: it must be keys with values, such as llm = "llama3.1-8b"')
+    for key in ("slo", "workload"):
+        if not isinstance(raw.get(key, {}), dict):
+            raise ConfigError(f"{path}: {key} must be a section: write [{key}] and its keys below")
+    return raw
+
+
+def _hardware(text: str) -> dict[str, Any]:
+    name, _, rest = text.partition("=")
+    gpus, _, price = rest.partition("@")
+    try:
+        found: dict[str, Any] = {"name": name, "gpus": int(gpus)}
+        if price:
+            found["usd_per_hour"] = float(price)
+    except ValueError as error:
+        raise ConfigError(
+            f"--hardware {text}: write NAME=GPUS or NAME=GPUS@USD, such as H100-80G-SXM=8@4.76"
+        ) from error
+    return found
+
+
+def _words(text: str | None) -> list[str] | None:
+    return [word.strip() for word in text.split(",")] if text else None
+
+
+def _numbers(flag: str, text: str | None) -> list[int] | None:
+    try:
+        return [int(word) for word in _words(text) or ()] or None
+    except ValueError as error:
+        raise ConfigError(f"{flag} {text}: write whole numbers with commas between them, such as 1,2,4") from error
+
+
+def _show(found: Answer) -> None:
+    console, best, objective = Console(), found.best, found.search.objective
+    table = Table(*GROUP_HEAD)
+    for row in group_lines(found):
+        table.add_row(*row[: len(GROUP_HEAD)])
+    console.print(table)
+    price = f"{best.usd_per_hour:.2f} USD/h, " if best.usd_per_hour else ""
+    console.print(
+        f"{best.rate_rps:.2f} req/s within the SLO on {best.gpus} GPUs: {price}{best.power_w / 1e3:.1f} kW rated, "
+        f"{best.value(objective):.4g} {UNIT[objective]}"
+    )
+    if found.results is not None:
+        ratio = found.results.slo.attainment_ratio or 0.0
+        console.print(f"simulated: {ratio:.1%} of {found.results.requests} requests met the SLO")
+    for title, lines in (("Why", found.reasons), ("Not recommended", found.not_recommended)):
+        console.print(f"\n[bold]{title}[/bold]")
+        for line in lines:
+            console.print(f"- {line}", markup=False, highlight=False, soft_wrap=True)
+    wanted_rps = found.search.demand.rate_rps
+    if wanted_rps is not None and best.rate_rps < wanted_rps * (1 - 1e-3):
+        console.print(
+            f"\nshort: {wanted_rps:g} req/s were asked for, this hardware carries {best.rate_rps:.2f}; about "
+            f"{wanted_rps / best.rate_rps:.1f} times as many GPUs are needed"
+        )
+
+
+def _write(args: argparse.Namespace, found: Answer) -> None:
+    made = (
+        (args.json, lambda: msgspec.json.format(msgspec.json.encode(report(found)), indent=2).decode() + "\n"),
+        (args.html, lambda: plan_page(found)),
+        (args.serve_config, lambda: serve_toml(found)),
+        (args.kubernetes, lambda: kubernetes_yaml(found)),
+        (args.cluster, lambda: cluster_yaml(found)),
+    )
+    for path, make in made:
+        if path is None:
+            continue
+        try:
+            path.write_text(make(), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot write it: {error.strerror}") from error

@@ -1,0 +1,167 @@
+"""The answer to a plan's question: searched, verified, explained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from msgspec import Struct
+
+from baton.core.errors import ConfigError
+from baton.metrics.summary import Results
+from baton.plan.frontier import Point, crossover, frontier
+from baton.plan.impossible import why_impossible
+from baton.plan.link import LinkAdvice, link_advice, link_words
+from baton.plan.options import options
+from baton.plan.reasons import not_recommended, reasons
+from baton.plan.search import Fleet, Search, Shape
+from baton.plan.spec import Question
+from baton.plan.verify import Verified, verify
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A recommendation, and everything that speaks for it."""
+
+    question: Question
+    search: Search
+    best: Fleet
+    verified: dict[Shape, Verified]
+    """Simulated finalists. Empty where none was asked for."""
+    points: list[Point]
+    links: list[LinkAdvice]
+    reasons: list[str]
+    not_recommended: list[str]
+    out: list[str]
+    """Workers that could not be built: what does not fit or divide."""
+
+    @property
+    def results(self) -> Results | None:
+        """The simulated run of the recommended fleet."""
+        return next((each.results for each in self.verified.values() if each.fleet.name == self.best.name), None)
+
+    @property
+    def short(self) -> bool:
+        """It carries less than was asked for, or missed its SLO in simulation."""
+        demand, results = self.search.demand, self.results
+        missed = results is not None and (results.slo.attainment_ratio or 0.0) < demand.attainment_ratio
+        return missed or (demand.rate_rps is not None and self.best.rate_rps < demand.rate_rps * (1 - 1e-3))
+
+
+def answer(question: Question) -> Answer:
+    """Search, simulate the finalists, and explain. Raises ConfigError where nothing fits or nothing meets the SLO."""
+    spec = question.spec
+    found, out = options(question.choices, question.stocks, spec.wire)
+    if not found:
+        raise ConfigError("\n".join(out))
+    search = Search(demand=question.demand, options=found, objective=spec.objective, same_host=question.same_host)
+    if search.fleet(spec.shape) is None:
+        raise ConfigError("\n".join(why_impossible(search)))
+    best, verified = _finalists(search, question)
+    believed = replace(search, derate=min((each.derate for each in verified.values()), default=1.0))
+    points = frontier(search)
+    prefills = {group.option.name: group.option for group in best.having("prefill")} or {
+        best.groups[0].option.name: best.groups[0].option
+    }
+    links = [link_advice(option, question.demand, same_host=question.same_host) for option in prefills.values()]
+    tokens = round(question.demand.input_tokens)
+    return Answer(
+        question=question,
+        search=search,
+        best=best,
+        verified=verified,
+        points=points,
+        links=links,
+        reasons=[
+            *_shape_words(best, verified, points),
+            *reasons(best, question.demand),
+            *(link_words(link, tokens=tokens) for link in links),
+        ],
+        not_recommended=not_recommended(believed, best, verified),
+        out=out,
+    )
+
+
+def _finalists(search: Search, question: Question) -> tuple[Fleet, dict[Shape, Verified]]:
+    """The best on paper and the best of each shape, simulated; the best of those that meet the SLO wins."""
+    spec = question.spec
+    shapes: tuple[Shape, ...] = ("disaggregated", "mixed") if spec.shape == "best" else (spec.shape,)
+    if spec.finalists > len(shapes):
+        shapes = (*shapes, "best")
+    verified: dict[Shape, Verified] = {}
+    for shape in shapes[: spec.finalists]:
+        found = verify(search, shape, requests=spec.requests, seed=spec.seed)
+        if found is not None:
+            verified[shape] = found
+    if not verified:
+        fleet = search.fleet(spec.shape)
+        assert fleet is not None
+        return fleet, verified
+
+    def worth(each: Verified) -> tuple[bool, float, float]:
+        met = each.attainment_ratio >= search.demand.attainment_ratio
+        wanted = search.demand.rate_rps or 0.0
+        return met, min(each.fleet.rate_rps, wanted), each.fleet.value(search.objective)
+
+    return max(verified.values(), key=worth).fleet, verified
+
+
+def _shape_words(best: Fleet, verified: dict[Shape, Verified], points: list[Point]) -> list[str]:
+    """Whether to disaggregate, in a sentence."""
+    separate = bool(best.having("prefill"))
+    head = "separate prefill and decode workers" if separate else "do not disaggregate: mixed workers"
+    found = [f"{head}: {best.name} carries {best.rate_rps:.2f} req/s within the SLO on {best.gpus} GPUs"]
+    other = verified.get("mixed" if separate else "disaggregated")
+    if other is not None and other.fleet.gpus:
+        mine, theirs = best.rate_rps / best.gpus, other.fleet.rate_rps / other.fleet.gpus
+        found.append(
+            f"per GPU that is {mine:.2f} req/s, against {theirs:.2f} of the best {'mixed' if separate else 'separate'} "
+            f"workers ({other.fleet.name})"
+        )
+    at = crossover(points)
+    if at is not None:
+        found.append(f"separate workers pay above about {at:.0f} tokens/s for each user; below, mixed ones give more")
+    return found
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """The answer as JSON."""
+
+    fleet: str
+    groups: list[dict[str, str | int | float]]
+    rate_rps: float
+    gpus: int
+    usd_per_hour: float
+    power_w: float
+    objective: str
+    value: float
+    simulated: Results | None
+    reasons: list[str]
+    not_recommended: list[str]
+    links: list[LinkAdvice]
+    crossover_tokens_per_s: float | None
+    frontier: list[Point]
+    notes: list[str]
+
+
+def report(found: Answer) -> Report:
+    """Everything of an answer that is data."""
+    best, objective = found.best, found.search.objective
+    groups: list[dict[str, str | int | float]] = [
+        {
+            "role": group.role, "option": group.option.name, "hardware": group.option.stock.hardware.name,
+            "workers": group.workers, "gpus": group.option.facts.gpus,
+            "tp": group.option.cost.parallel.tp, "pp": group.option.cost.parallel.pp,
+            "weights": group.option.cost.precision.weights, "kv": group.option.cost.precision.kv,
+            "rate_rps": group.capacity.rate_rps, "step_tokens_max": group.capacity.step_tokens_max,
+            "requests": group.capacity.requests, "ttft_s": group.capacity.ttft_s, "tpot_s": group.capacity.tpot_s,
+            "kv_tokens_max": group.option.facts.kv_tokens_max, "limit": group.capacity.limit,
+        }
+        for group in best.groups
+    ]  # fmt: skip
+    notes = {note for group in best.groups for note in group.option.facts.notes}
+    return Report(
+        fleet=best.name, groups=groups, rate_rps=best.rate_rps, gpus=best.gpus, usd_per_hour=best.usd_per_hour,
+        power_w=best.power_w, objective=objective, value=best.value(objective), simulated=found.results,
+        reasons=found.reasons, not_recommended=found.not_recommended, links=found.links,
+        crossover_tokens_per_s=crossover(found.points), frontier=found.points, notes=sorted(notes),
+    )  # fmt: skip

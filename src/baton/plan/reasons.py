@@ -1,0 +1,100 @@
+"""Why this fleet and not another, in words with numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from baton.core.types import StepShape, prefill_pairs
+from baton.plan.demand import Demand
+from baton.plan.search import Fleet, Group, Objective, Search, Shape
+from baton.plan.verify import Verified
+
+UNIT: Mapping[Objective, str] = {
+    "cheapest": "req/s per USD/h", "goodput-per-dollar": "req/s per USD/h", "goodput-per-watt": "req/s per W",
+    "goodput-per-gpu": "req/s per GPU",
+}  # fmt: skip
+
+
+def reasons(fleet: Fleet, demand: Demand) -> list[str]:
+    """What binds each group, and how the groups are balanced."""
+    found = [_bound(group, demand) for group in fleet.groups]
+    prefill, decode = fleet.having("prefill"), fleet.having("decode")
+    if prefill and decode:
+        first, second = (sum(group.rate_rps for group in groups) for groups in (prefill, decode))
+        scarce, other = ("prefill", second / first) if first < second else ("decode", first / second)
+        found.append(
+            f"{scarce} is the scarcer side: prefill workers carry {first:.2f} req/s together, decode workers "
+            f"{second:.2f} ({other:.2f}x)"
+        )
+    return found
+
+
+def _bound(group: Group, demand: Demand) -> str:
+    cost, capacity = group.option.cost, group.capacity
+    if group.role == "prefill":
+        tokens = round(demand.input_tokens * (1 - demand.cached_ratio))
+        cached = round(demand.input_tokens) - tokens
+        shape = StepShape(prefill_tokens=tokens, prefill_chunks=1, prefill_pairs=prefill_pairs(tokens, cached))
+        what = f"a prompt of {tokens} tokens takes {cost.step_s(shape) * 1e3:.0f} ms"
+    else:
+        requests = max(1, round(capacity.requests))
+        shape = StepShape(decode_requests=requests, context_tokens=round(requests * demand.context_tokens))
+        what = f"a step of {requests} requests takes {cost.step_s(shape) * 1e3:.1f} ms"
+    compute, memory = cost.peak_ratios(shape)
+    bound = "memory bandwidth" if memory > compute else "arithmetic"
+    return (
+        f"{group.role} on {group.option.name} is bound by {bound}: {what}, which uses {compute:.0%} of the peak FLOP/s "
+        f"and {memory:.0%} of the peak memory bandwidth; its limit is {capacity.limit}, at "
+        f"{capacity.rate_rps:.2f} req/s a worker"
+    )
+
+
+def comparison(best: Fleet, other: Fleet, objective: Objective) -> str:
+    """How far another fleet is behind."""
+    ratio = best.value(objective) / max(1e-12, other.value(objective))
+    limits = ", ".join(f"{group.role}: {group.capacity.limit}" for group in other.groups)
+    behind = f"{ratio:.2f}x behind" if ratio >= 1 else f"{1 / ratio:.2f}x ahead on paper"
+    value = f"{other.value(objective):.3g} {UNIT[objective]}"
+    return f"{other.name}: {other.rate_rps:.2f} req/s on {other.gpus} GPUs, {value}, {behind} ({limits})"
+
+
+def not_recommended(search: Search, best: Fleet, verified: Mapping[Shape, Verified]) -> list[str]:
+    """The best of what was not taken: the other shape, each kind of GPU alone, each way to cut a role."""
+    found: list[str] = []
+    names = {best.name}
+    for fleet in _others(search, best, verified):
+        if fleet.name not in names:
+            names.add(fleet.name)
+            found.append(comparison(best, fleet, search.objective))
+    shapes: dict[Shape, str] = {"disaggregated": "separate prefill and decode workers", "mixed": "mixed workers"}
+    found += [
+        f"{name}: no fleet of them meets the SLO with this hardware"
+        for shape, name in shapes.items()
+        if search.fleet(shape) is None
+    ]
+    return found + _cuts(search, best)
+
+
+def _others(search: Search, best: Fleet, verified: Mapping[Shape, Verified]) -> Iterable[Fleet]:
+    yield from (each.fleet for each in verified.values())
+    stocks = {option.stock.hardware.name for option in search.options}
+    for name in sorted(stocks) if len(stocks) > 1 else ():
+        fleet = search.fleet("best", keep=lambda option, name=name: option.stock.hardware.name == name)
+        if fleet is not None:
+            yield fleet
+
+
+def _cuts(search: Search, best: Fleet) -> list[str]:
+    """For each role of the best fleet: what the same role gives per price on another cut of the same hardware."""
+    found: list[str] = []
+    for group in best.groups:
+        own = group.capacity.rate_rps / max(1e-12, search.price(group.option))
+        for option in search.options:
+            if option.stock is not group.option.stock or option.name == group.option.name:
+                continue
+            capacity = search.capacity(group.role, option, group.workers)
+            if capacity.rate_rps <= 0:
+                found.append(f"{group.role} on {option.name}: cannot meet the SLO")
+            elif (ratio := capacity.rate_rps / max(1e-12, search.price(option)) / own) < 0.98:
+                found.append(f"{group.role} on {option.name}: {1 - ratio:.0%} less for its price ({capacity.limit})")
+    return found
