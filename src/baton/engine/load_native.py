@@ -102,6 +102,7 @@ def _load(
     with torch.inference_mode():
         reader = _MatrixReader(open_weights(card, config), TORCH_DTYPES[dtype], computed.weights)
         _Weights(library, engine.handle, config, reader).set_all()
+    torch.set_num_threads(1)  # what torch still does, drawing tokens, is too small to share and wakes nobody
     return engine
 
 

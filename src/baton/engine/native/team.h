@@ -32,7 +32,8 @@ struct alignas(64) Phase {
 
 class Team {
 public:
-    // cores: one per thread to pin it to, the calling thread first; empty: threads stay where the system puts them.
+    // cores: one per thread; helpers are pinned to theirs, which leaves the first to the calling thread. That one is not
+    // pinned: threads that Python starts later would inherit it. Empty: threads are where the system puts them.
     Team(int threads, const std::vector<int>& cores);
     ~Team();
     Team(const Team&) = delete;
