@@ -66,15 +66,14 @@ def test_blocks_that_are_freed_under_a_step_break_inv_3() -> None:
     playing = stage(draw_scenario(SEED))
 
     def steal() -> None:
-        step = next((worker.executing for worker in playing.cluster.workers if worker.executing is not None), None)
-        if step is None:
+        busy = next((worker for worker in playing.cluster.workers if worker.executing is not None), None)
+        if busy is None or busy.executing is None:
             playing.cluster.loop.after(0.001, steal)
             return
-        playing.cluster.server.pools[HOST].handle(ReleaseBlocks(step.slices[0].request_id))
-        holding = step.slices[0]
+        holding, pool = busy.executing.slices[0], playing.cluster.server.pools[busy.batcher.host]
+        pool.handle(ReleaseBlocks(holding.request_id))
         for worker in playing.cluster.workers:
-            dropped = RequestDropped(holding.request_id, 1, worker.id, preempted=False)
-            playing.cluster.server.pools[HOST].handle(dropped)
+            pool.handle(RequestDropped(holding.request_id, 1, worker.id, preempted=False))
 
     playing.cluster.loop.at(0.01, steal)
     with pytest.raises(Violation, match="INV-3"):

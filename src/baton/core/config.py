@@ -96,11 +96,11 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     name: str = ""
     """A whole set by name, as `baton sim --policy` takes it (docs/policies.md). What is given per family wins over it.
     Empty: the defaults."""
-    admission: Plugin = Plugin(use="baton.policy.admission:BoundedQueue")
-    routing: Plugin = Plugin(use="baton.policy.routing:EarliestFirstToken")
-    placement: Plugin = Plugin(use="baton.policy.placement:FastestStep")
+    admission: Plugin = Plugin(use="baton.policy.pressure:LeastPressure")
+    routing: Plugin = Plugin(use="baton.policy.pressure:LeastPressure")
+    placement: Plugin = Plugin(use="baton.policy.pressure:LeastPressure")
     fairness: Plugin = Plugin(use="baton.policy.fairness:FirstComeFirstServed")
-    batching: Plugin = Plugin(use="baton.policy.batching:MixedChunked")
+    batching: Plugin = Plugin(use="baton.policy.batching:SloChunked")
     eviction: Plugin = Plugin(use="baton.policy.eviction:LeastRecentlyUsed")
     roles: Plugin = Plugin(use="baton.policy.roles:StaticRoles")
     scaling: Plugin = Plugin(use="baton.policy.scaling:FixedFleet")

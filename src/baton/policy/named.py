@@ -26,7 +26,9 @@ FREEST = Plugin(use=f"{_P}.llumnix:Freest")
 
 
 def _of(routing: Plugin, placement: Plugin, admission: Plugin = TAKE_ALL) -> PolicyConfig:
-    return PolicyConfig(admission=admission, routing=routing, placement=placement)
+    """Make a set of the literature: chunks of a fixed size, no roles that change, unless it says otherwise."""
+    batching = Plugin(use=f"{_P}.batching:MixedChunked")
+    return PolicyConfig(admission=admission, routing=routing, placement=placement, batching=batching)
 
 
 NAMED: dict[str, PolicyConfig] = {

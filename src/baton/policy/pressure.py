@@ -35,6 +35,15 @@ class _Share:
 
 
 @dataclass(frozen=True, slots=True)
+class _Arena:
+    """One host's KV, as the loads of its workers tell."""
+
+    room_s: float
+    """When there will be room for the request."""
+    fill_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
 class _Plan:
     """One way to compute a prompt."""
 
@@ -53,11 +62,12 @@ class LeastPressure:
     """Admit while predicted TTFT <= slack * SLO."""
     tpot_slack: float = 1.0
     """The same of TPOT."""
-    off_role_ratio: float = 2.0
-    """Work that is not of a worker's role counts as this many times as pressing."""
+    off_role_ratio: float = 1.3
+    """Work that is not of a worker's role counts as this many times as pressing; a prompt on a decode worker the more,
+    the fuller its arena is: answers that prompts slow down hold their KV for longer."""
     output_tokens: float = 200.0
     """Taken for an answer's length until some have finished."""
-    requests_max: int = 65_536
+    requests_max: int = 1024
     """Most requests in the cluster: the bound that INV-9 asks for."""
     _shares: dict[WorkerId, _Share] = field(default_factory=dict[WorkerId, _Share])
     _now_s: float = 0.0
@@ -107,35 +117,35 @@ class LeastPressure:
 
     def _plan(self, request: Request, cluster: ClusterView, cost: CostModel) -> _Plan:
         """Choose the worker, and what it fetches, under the least pressure."""
-        rooms_s = self._rooms_s(request, cluster, cost)
-        plans = [self._on(worker, request, cluster, cost, rooms_s[worker.host]) for worker in cluster.workers]
+        arenas = self._arenas(request, cluster, cost)
+        plans = [self._on(worker, request, cluster, cost, arenas[worker.host]) for worker in cluster.workers]
         return min(plans, key=lambda plan: (plan.pressure, plan.ttft_s, plan.worker.id))
 
-    def _rooms_s(self, request: Request, cluster: ClusterView, cost: CostModel) -> dict[HostId, float]:
-        """Predict for each host when its arena has room for the request: as answers end, their KV is given back."""
+    def _arenas(self, request: Request, cluster: ClusterView, cost: CostModel) -> dict[HostId, _Arena]:
+        """See how full each host's arena is, and when it has room for the request: as answers end, KV is given back."""
         used: dict[HostId, int] = {}
         freed_tokens: dict[HostId, float] = {}
         for worker in cluster.workers:
             host = worker.host
             used[host] = used.get(host, 0) + worker.context_tokens
-            model = cost.on(worker.kind)
-            life_s = self._expected_tokens(cluster) * _decode_s(worker, 0, 0, model)
+            life_s = self._expected_tokens(cluster) * _decode_s(worker, 0, 0, cost.on(worker.kind))
             decoding_ratio = decodes(worker) / max(1, worker.running_requests)
             freed_tokens[host] = freed_tokens.get(host, 0.0) + worker.context_tokens * decoding_ratio / life_s
-        rooms = {worker.host: worker.kv_tokens_max for worker in cluster.workers}
         reach_tokens = request.prompt_tokens + self._expected_tokens(cluster) / 2
-        return {
-            host: max(0.0, used[host] + reach_tokens - rooms[host]) / max(1.0, freed_tokens[host])
-            if rooms[host]
-            else 0.0
-            for host in rooms
-        }
+        arenas: dict[HostId, _Arena] = {}
+        for worker in cluster.workers:
+            host, tokens_max = worker.host, worker.kv_tokens_max
+            if host not in arenas:
+                missing_tokens = max(0.0, used[host] + reach_tokens - tokens_max) if tokens_max else 0.0
+                fill_ratio = min(1.0, used[host] / tokens_max) if tokens_max else 0.0
+                arenas[host] = _Arena(missing_tokens / max(1.0, freed_tokens[host]), fill_ratio)
+        return arenas
 
-    def _on(self, worker: WorkerView, request: Request, cluster: ClusterView, cost: CostModel, room_s: float) -> _Plan:
+    def _on(self, worker: WorkerView, request: Request, cluster: ClusterView, cost: CostModel, arena: _Arena) -> _Plan:
         model, hits = cost.on(worker.kind), cluster.prefix_hit_tokens
         here = hits.get(worker.host, 0)
         queue_s = self._compute_s(worker, worker.queued_tokens, max(1, worker.queued_requests), 0, model)
-        queue_s += room_s
+        queue_s += arena.room_s
         prompt_s = self._compute_s(worker, request.prompt_tokens - here, 1, here, model)
         ttft_s, fetch = queue_s + prompt_s, None
         best = min(hits, key=lambda host: (-hits[host], host), default=None)
@@ -146,6 +156,8 @@ class LeastPressure:
             if wait_s + rest_s < ttft_s:
                 ttft_s, prompt_s, fetch = wait_s + rest_s, rest_s, best
         pressure = self._pressure(worker, request, cluster, model, ttft_s=ttft_s, prompt_s=prompt_s)
+        if worker.role == "decode":
+            pressure *= self.off_role_ratio * (1.0 + arena.fill_ratio)
         return _Plan(worker=worker, fetch=fetch, ttft_s=ttft_s, prompt_s=prompt_s, pressure=pressure)
 
     def _pressure(
@@ -165,7 +177,7 @@ class LeastPressure:
             shared_s = self._shared_s(worker, request, cluster, model) + prompt_s
             tpot_s = _decode_s(worker, 0, 0, model) + shared_s / self._expected_tokens(cluster)
             pressure = max(pressure, tpot_s / promise.tpot_s)
-        return pressure * (self.off_role_ratio if worker.role == "decode" else 1.0)
+        return pressure
 
     def _tpot_s(self, worker: WorkerView, request: Request, cluster: ClusterView, cost: CostModel) -> float:
         """Predict the time per token of a request that decodes on this worker, beside the prompts that it is given."""

@@ -27,7 +27,7 @@ from baton.core.messages import (
 from baton.core.types import BlockHash, HostId, Request, RequestId, Sampling, Slo, WorkerId, WorkerView
 from baton.cost.linear import LinearCost
 
-HEADER = LogHeader(policy=PolicyConfig(), block_tokens=4, attempts_max=2)
+HEADER = LogHeader(policy=PolicyConfig(name="distserve"), block_tokens=4, attempts_max=2)
 HOST, P, D = HostId("h"), WorkerId("p"), WorkerId("d")
 HASHES = (BlockHash(b"one"), BlockHash(b"two"))
 

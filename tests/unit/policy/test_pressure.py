@@ -17,12 +17,21 @@ def test_of_equals_the_worker_of_the_role_is_taken() -> None:
 
 
 def test_a_decode_worker_computes_a_prompt_when_its_own_answers_bear_it() -> None:
-    """Prefill: (3.0 + 1.0) / 2 = 2 and more. Decode, off its role: 2 * max(1 / 2, (0.012 + 1.0 / 200) / 0.05) = 1."""
+    """Prefill: (3.0 + 1.0) / 2 = 2 and more. Decode, off its role: 1.3 * max(1 / 2, (0.012 + 1.0 / 200) / 0.05)."""
     behind, decode = worker("p", queued_tokens=3000), worker("d", "decode", running_requests=2)
     chosen = LeastPressure().route(request(slo=SLO), [behind], cluster(behind, decode), COST)
     assert chosen.worker == "d"
-    tight = Slo(ttft_s=2.0, tpot_s=0.012)
+    tight = Slo(ttft_s=2.0, tpot_s=0.010)
     assert LeastPressure().route(request(slo=tight), [behind], cluster(behind, decode), COST).worker == "p"
+
+
+def test_a_full_arena_keeps_prompts_away_from_those_who_decode() -> None:
+    """Prefill: 2.02 s of 2. Decode: 1.3 * 0.51, but 1.3 * (1 + 0.9) * 0.51 = 1.26 where the arena is full."""
+    behind = worker("p", queued_tokens=1000, kv_tokens_max=100_000)
+    empty = worker("d", "decode", running_requests=2, kv_tokens_max=100_000)
+    full = worker("d", "decode", running_requests=2, context_tokens=90_000, kv_tokens_max=100_000)
+    assert LeastPressure().route(request(slo=SLO), [behind], cluster(behind, empty), COST).worker == "d"
+    assert LeastPressure().route(request(slo=SLO), [behind], cluster(behind, full), COST).worker == "p"
 
 
 def test_prompts_given_to_a_decode_worker_add_up_until_its_answers_bear_no_more() -> None:
