@@ -17,14 +17,15 @@ from baton.report.explain import Explanation, explain, find_requests
 from baton.report.questions import Option, Question
 
 OPTIONS_MAX = 12
-"""Workers of a question that the screen shows, the soonest first; `--json` has all."""
+"""Workers of a question that the screen shows, in the order of the policy; `--json` has all."""
 CHOICES_MAX = 8
 """Choices of one client's request that are explained."""
 WIDTH = 120
 """Characters of a line where nobody says how many fit."""
 
 DESCRIPTION = """Explain one request from a decision log: what happened to it and when, what each policy was asked, what
-it saw of every worker (load, prefix hits, age of the report), what the cost model predicted there, and what it chose.
+it saw of every worker (load, prefix hits, age of the report), what the cost model predicted there, whom it chose, and
+whom it would have chosen without that one (rank).
 
 The log is replayed into a fresh coordinator, so what is shown is what the policies really saw."""
 
@@ -142,9 +143,10 @@ def _question_table(question: Question) -> Table:
     table.add_column("worker", no_wrap=True)
     table.add_column("role")
     names = ("queue", "prompt", "TTFT") if question.subject != "decode" else ("step", "handoff", "both")
+    table.add_column("rank", justify="right")
     for name in ("requests", "queued", "context", "hit", "age ms", *(f"{name} ms" for name in names)):
         table.add_column(name, justify="right", no_wrap=True)
-    ranked = sorted(question.options, key=lambda option: (option.predicted_s, option.worker != question.chosen))
+    ranked = sorted(question.options, key=lambda option: (option.rank or len(question.options), option.predicted_s))
     shown = ranked[:OPTIONS_MAX]
     chosen = question.option(question.chosen)
     for option in shown if chosen is None or chosen in shown else [*shown[:-1], chosen]:
@@ -159,6 +161,7 @@ def _cells(option: Option, question: Question) -> list[str]:
     return [
         mark + option.worker,
         option.role,
+        "" if option.rank is None else str(option.rank),
         str(option.running_requests),
         f"{option.queued_tokens:,}",
         f"{option.context_tokens:,}",

@@ -111,7 +111,7 @@ def find_requests(decisions: Iterable[Decision], asked: str) -> Found:
 
 def explain(coordinator: Coordinator, decisions: Iterable[Decision], request_id: str) -> Explanation:
     """Replay the log into a fresh coordinator and keep what concerns the request. Raises LookupError for none such."""
-    notes = watch(coordinator)
+    notes = watch(coordinator, ranked=RequestId(request_id))
     arrived: Decision | None = None
     differences = 0
     moments: list[tuple[float, Decision, tuple[Question, ...]]] = []

@@ -6,7 +6,8 @@ on as it is, with the times that the cost model predicts beside it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any, Literal
@@ -19,6 +20,9 @@ from baton.core.messages import CloseRequest
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, HostId, Request, RequestId, Role, StepShape, WorkerId, WorkerView
 from baton.policy.routing import Route, queue_s
+
+RANKED_MAX = 8
+"""Places of a policy's own order that are asked for."""
 
 Subject = Literal["admit", "prefill", "decode"]
 
@@ -46,6 +50,8 @@ class Option(Struct, frozen=True, kw_only=True):
     """A decode step with this request in it."""
     handoff_s: float | None = None
     """Until its KV is there."""
+    rank: int | None = None
+    """Place in the policy's own order, from 1: whom it chooses, whom it would without that one, and so on."""
 
     @property
     def predicted_s(self) -> float:
@@ -85,6 +91,8 @@ class Notes:
     """What was asked since it was last emptied, and the time of now."""
 
     now_s: float = 0.0
+    ranked: RequestId | None = None
+    """The request whose questions are asked again and again, without those chosen before."""
     questions: list[Question] = field(default_factory=list[Question])
 
 
@@ -94,6 +102,12 @@ class _Answer:
     refusal: str = ""
     source: HostId | None = None
     """Where the KV of a request to decode is."""
+    order: tuple[WorkerId, ...] = ()
+    """The policy's own, as far as it was asked for."""
+
+
+Ask = Callable[[Policies, Sequence[WorkerView], ClusterView], Route | WorkerId | PolicyFailure]
+"""One question, to any policies, about some of the candidates and workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +126,10 @@ class WatchedPolicies(Policies):
 
     def route(self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView) -> Route | PolicyFailure:
         """See `Policies.route`."""
+        order = self._order("prefill", request, cluster, lambda asked, left, seen: asked.route(request, left, seen))
         answer = Policies.route(self, request, candidates, cluster)
-        said = _Answer(refusal=answer.reason) if isinstance(answer, PolicyFailure) else _Answer(answer.worker)
+        failed = isinstance(answer, PolicyFailure)
+        said = _Answer(refusal=answer.reason) if failed else _Answer(answer.worker, order=order)
         self._note("prefill", request, candidates, cluster, said)
         return answer
 
@@ -121,11 +137,41 @@ class WatchedPolicies(Policies):
         self, request: Request, source: HostId | None, candidates: Sequence[WorkerView], cluster: ClusterView
     ) -> WorkerId | PolicyFailure:
         """See `Policies.place`."""
+        order = self._order(
+            "decode", request, cluster, lambda asked, left, seen: asked.place(request, source, left, seen)
+        )
         answer = Policies.place(self, request, source, candidates, cluster)
         failed = isinstance(answer, PolicyFailure)
-        said = _Answer(refusal=answer.reason, source=source) if failed else _Answer(answer, source=source)
+        said = _Answer(refusal=answer.reason, source=source) if failed else _Answer(answer, "", source, order)
         self._note("decode", request, candidates, cluster, said)
         return answer
+
+    def _order(self, role: Role, request: Request, cluster: ClusterView, ask: Ask) -> tuple[WorkerId, ...]:
+        """Ask copies of the policies, each time without those chosen before. () for other requests than the one.
+
+        A policy may keep notes of its answers: a copy's are thrown away, so that the question itself changes nothing.
+        """
+        if self.notes.ranked != request.id:
+            return ()
+        order: list[WorkerId] = []
+        left: list[WorkerView] = list(cluster.workers)
+        anybody = not cluster.having(role)  # as the coordinator does it: a role is a preference
+        while len(order) < RANKED_MAX:
+            seen = structs.replace(cluster, workers=tuple(left))
+            candidates = left if anybody else seen.having(role)
+            if not candidates:
+                break
+            try:
+                asked = Policies(**copy.deepcopy(families(self)))
+            except TypeError:  # something in a user's policy cannot be copied
+                break
+            answer = ask(asked, candidates, seen)
+            if isinstance(answer, PolicyFailure):
+                break
+            chosen = answer.worker if isinstance(answer, Route) else answer
+            order.append(chosen)
+            left = [worker for worker in left if worker.id != chosen]
+        return tuple(order)
 
     def _note(
         self,
@@ -137,7 +183,9 @@ class WatchedPolicies(Policies):
     ) -> None:
         policy = {"admit": self.admission, "prefill": self.routing, "decode": self.placement}[subject]
         seen = list(candidates)
-        seen += [worker for worker in cluster.workers if worker.id == answer.chosen and worker not in seen]
+        named = {answer.chosen, *answer.order}
+        seen += [worker for worker in cluster.workers if worker.id in named and worker not in seen]
+        ranks = {worker: rank for rank, worker in enumerate(answer.order, start=1)}
         self.notes.questions.append(
             Question(
                 at_s=self.notes.now_s,
@@ -147,9 +195,12 @@ class WatchedPolicies(Policies):
                 waiting_requests=cluster.waiting_requests,
                 live_requests=sum(worker.running_requests for worker in cluster.workers),
                 options=tuple(
-                    _decode_option(request, worker, cluster, answer.source, (self.cost, self.notes.now_s))
-                    if subject == "decode"
-                    else _prefill_option(request, worker, cluster, (self.cost, self.notes.now_s))
+                    structs.replace(
+                        _decode_option(request, worker, cluster, answer.source, (self.cost, self.notes.now_s))
+                        if subject == "decode"
+                        else _prefill_option(request, worker, cluster, (self.cost, self.notes.now_s)),
+                        rank=ranks.get(worker.id),
+                    )
                     for worker in seen
                 ),
                 chosen=answer.chosen,
@@ -158,9 +209,12 @@ class WatchedPolicies(Policies):
         )
 
 
-def watch(coordinator: Coordinator) -> Notes:
-    """Note what this coordinator asks from now on. Set `now_s` of the notes before each event."""
-    notes = Notes()
+def watch(coordinator: Coordinator, *, ranked: RequestId | None = None) -> Notes:
+    """Note what this coordinator asks from now on, with the policies' whole order for one request.
+
+    Set `now_s` of the notes before each event.
+    """
+    notes = Notes(ranked=ranked)
     coordinator.policies = watched(coordinator.policies, notes)
     return notes
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from baton.control.build import build_coordinator
 from baton.control.coordinator import Coordinator
 from baton.control.decision_log import Decision
-from baton.core.config import PolicyConfig
+from baton.core.config import Plugin, PolicyConfig
 from baton.core.messages import (
     BlocksStored,
     CoordinatorEvent,
@@ -26,15 +26,19 @@ from baton.cost.load import load_cost
 BLOCK_TOKENS = 4
 COST = {"step_overhead_s": 0.04, "prefill_token_s": 0.0025, "decode_request_s": 0.005}
 """Such that a queue of 200 tokens costs half a second."""
+POLICY = PolicyConfig(
+    admission=Plugin(use="baton.policy.admission:BoundedQueue"),
+    routing=Plugin(use="baton.policy.routing:EarliestFirstToken"),
+    placement=Plugin(use="baton.policy.placement:FastestStep"),
+)
 NEAR, FAR = HostId("near"), HostId("far")
 P0, P1, D0, D1 = (WorkerId(name) for name in ("p0", "p1", "d0", "d1"))
 HASHES = tuple(BlockHash(f"block {index}".encode()) for index in range(100))
 
 
 def fresh() -> Coordinator:
-    return build_coordinator(
-        PolicyConfig(), cost=load_cost(COST, folder=Path()).cost, block_tokens=BLOCK_TOKENS, attempts_max=3
-    )
+    cost = load_cost(COST, folder=Path()).cost
+    return build_coordinator(POLICY, cost=cost, block_tokens=BLOCK_TOKENS, attempts_max=3)
 
 
 def request(name: str, *, prompt_tokens: int = 400, blocks: int = 0, slo: Slo | None = None) -> Request:

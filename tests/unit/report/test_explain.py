@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from baton.control.decision_log import Decision
 from baton.core.messages import RequestArrived
+from baton.policy.baselines import RoundRobin
 from baton.report.explain import explain, find_requests
 from baton.report.questions import watch
-from tests.unit.report.logs import EVENTS, P0, P1, fresh, log_of, request
+from tests.unit.report.logs import D0, D1, EVENTS, P0, P1, fresh, log_of, request
 
 
 def test_a_route_shows_what_each_worker_would_have_cost() -> None:
@@ -23,6 +27,28 @@ def test_a_route_shows_what_each_worker_would_have_cost() -> None:
     assert near.predicted_s == pytest.approx(near.queue_s + near.prefill_s)
     assert near.predicted_s < far.predicted_s
     assert (routed.chosen, routed.best, story.predicted_ttft_s) == (P0, near, near.ttft_s)
+
+
+def test_the_order_is_the_policys_own() -> None:
+    """Whom it chose, and whom it would have chosen without that one; the question itself changed nothing."""
+    story = explain(fresh(), log_of(), "asked")
+    routed, placed = story.moments[0].questions[1], story.moments[1].questions[0]
+    assert [(option.worker, option.rank) for option in routed.options] == [(P0, 1), (P1, 2)]
+    assert [(option.worker, option.rank) for option in placed.options] == [(D0, 1), (D1, 2)]
+    assert [option.rank for option in story.moments[0].questions[0].options] == [None, None]
+
+
+def test_a_policy_that_keeps_notes_is_asked_as_a_copy() -> None:
+    """Round robin counts its turns: being asked for its order must not move it on."""
+    log, turns = log_of(), fresh()
+    turns.policies = replace(turns.policies, routing=RoundRobin())
+    decided = [tuple(turns.handle(entry.event, entry.now_s)) for entry in log]
+    again = fresh()
+    again.policies = replace(again.policies, routing=RoundRobin())
+    turned = [Decision(entry.now_s, entry.event, commands) for entry, commands in zip(log, decided, strict=True)]
+    story = explain(again, turned, "asked")
+    assert story.differences == 0
+    assert [(option.worker, option.rank) for option in story.moments[0].questions[1].options] == [(P0, 2), (P1, 1)]
 
 
 def test_the_times_are_those_of_the_log() -> None:

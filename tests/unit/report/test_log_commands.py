@@ -10,13 +10,12 @@ from msgspec import structs
 
 from baton.cli.main import main
 from baton.control.decision_log import LogHeader
-from baton.core.config import PolicyConfig
 from baton.core.types import Slo
 from baton.link.log_file import LogWriter
 from baton.workload.load import read_trace
-from tests.unit.report.logs import BLOCK_TOKENS, COST, log_of
+from tests.unit.report.logs import BLOCK_TOKENS, COST, POLICY, log_of
 
-HEADER = LogHeader(policy=PolicyConfig(), block_tokens=BLOCK_TOKENS, attempts_max=3, cost=COST)
+HEADER = LogHeader(policy=POLICY, block_tokens=BLOCK_TOKENS, attempts_max=3, cost=COST)
 
 
 @pytest.fixture
