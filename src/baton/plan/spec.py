@@ -21,7 +21,7 @@ from baton.cost.spec import read_model
 from baton.plan.demand import Demand, Lengths, strata, trace_rate_rps
 from baton.plan.options import Choices, Reach, Stock
 from baton.plan.search import Objective, Shape
-from baton.workload.load import read_trace
+from baton.workload.source import read_workload
 
 Found = TypeVar("Found")
 
@@ -186,7 +186,7 @@ def _stocks(spec: PlanSpec, problems: list[str]) -> tuple[Stock, ...]:
 
 def _lengths(workload: WorkloadSpec, folder: Path) -> tuple[tuple[Lengths, ...], float | None]:
     if workload.trace:
-        trace = read_trace(folder / workload.trace, limit=None)
+        trace = read_workload(folder / workload.trace, seed=0)
         pairs = [(request.input_tokens, request.output_tokens) for request in trace.requests]
         if not pairs:
             raise ConfigError(f"{workload.trace}: has no requests")
