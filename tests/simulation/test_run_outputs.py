@@ -119,3 +119,19 @@ def test_requests_are_judged_by_their_own_class(talk: Path, tmp_path: Path) -> N
     bob = sum(request.tenant == "bob" for request in read_workload(talk, seed=0).requests)
     assert results["rejected"] > 0
     assert results["completed"] == bob == round(results["slo"]["attainment_ratio"] * results["requests"])
+
+
+def test_a_file_that_cannot_be_written_is_told_before_the_run(
+    talk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = (
+        "--html",
+        str(tmp_path / "no" / "x.html"),
+        "--perfetto",
+        str(tmp_path),
+        "--log",
+        str(tmp_path / "no" / "l"),
+    )
+    assert simulate(talk, *flags) == 2
+    said = capsys.readouterr().err
+    assert all(f"{flag} " in said for flag in ("--html", "--perfetto", "--log"))

@@ -181,10 +181,20 @@ def _argument_problems(args: argparse.Namespace) -> list[str]:
         "--ttft-slo-s": args.ttft_slo_s,
         "--tpot-slo-s": args.tpot_slo_s,
     }
+    outputs: dict[str, Path | None] = {
+        "--json": args.json,
+        "--html": args.html,
+        "--perfetto": args.perfetto,
+        "--log": args.log,
+    }
     return [
         f"{flag} is {value:g}, but must be above 0"
         for flag, value in values.items()
         if value is not None and not value > 0
+    ] + [
+        f"{flag} {path}: {path.parent} must be a folder that exists, and {path.name or path} a file in it"
+        for flag, path in outputs.items()
+        if path is not None and (path.is_dir() or not path.parent.is_dir())
     ]
 
 
