@@ -134,7 +134,9 @@ def test_a_client_that_hangs_up_cancels_all_its_prompts(build: Callable[..., Hou
         client.hang_up()
         await answering
         await settle()
+        assert [one.finish and one.finish.outcome for one in house.gateway.running] == ["cancelled"] * 3 * admitted
         house.gateway.admit()
+        assert admitted or not house.gateway.running
         house.gateway.step()
         [worker] = house.gateway.cluster().workers
         assert (worker.running, worker.waiting, worker.kv_blocks_used) == (0, 0, 0)
