@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from baton.core.types import Role
@@ -96,6 +96,10 @@ class Search:
     """Whether prefill and decode workers share a node."""
     derate: float = 1.0
     """Factor on what the screening promises: below 1 after a simulation that fell short."""
+    known: dict[tuple[Demand, Role, str, int], Capacity] = field(
+        default_factory=dict[tuple[Demand, Role, str, int], Capacity], repr=False
+    )
+    """Capacities found so far, before they are derated: searches that differ in little share them."""
 
     def fleet(self, shape: Shape, *, keep: Callable[[Option], bool] = lambda option: True) -> Fleet | None:
         """The best fleet of a shape from the options that `keep` lets through. None: no such fleet meets the SLO."""
@@ -136,14 +140,20 @@ class Search:
     def capacity(self, role: Role, option: Option, workers: int) -> Capacity:
         """What one of `workers` of an option carries in a role."""
         workers = max(1, min(workers, option.stock.gpus // option.facts.gpus))
+        key = (self.demand, role, option.name, workers)
+        found = self.known.get(key)
+        if found is None:
+            found = self.known[key] = self._new_capacity(role, option, workers)
+        return derated(found, self.derate)
+
+    def _new_capacity(self, role: Role, option: Option, workers: int) -> Capacity:
         match role:
             case "prefill":
-                found = prefill_capacity(option, self.demand, workers=workers)
+                return prefill_capacity(option, self.demand, workers=workers)
             case "decode":
-                found = decode_capacity(option, self.demand, workers=workers, same_host=self.same_host)
+                return decode_capacity(option, self.demand, workers=workers, same_host=self.same_host)
             case "mixed":
-                found = mixed_capacity(option, self.demand, workers=workers)
-        return derated(found, self.derate)
+                return mixed_capacity(option, self.demand, workers=workers)
 
     def price(self, option: Option) -> float:
         """Of one worker, in the objective's unit."""

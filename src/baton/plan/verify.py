@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -44,7 +44,7 @@ def verify(search: Search, shape: Shape, *, requests: int, seed: int) -> Verifie
     last: Verified | None = None
     derate = search.derate
     for _ in range(ROUNDS_MAX):
-        fleet = _derated(search, derate).fleet(shape)
+        fleet = replace(search, derate=derate).fleet(shape)
         if fleet is None or not fleet.groups:
             return last
         last = Verified(fleet=fleet, results=simulate(search, fleet, requests=requests, seed=seed), derate=derate)
@@ -52,13 +52,6 @@ def verify(search: Search, shape: Shape, *, requests: int, seed: int) -> Verifie
             return last
         derate *= DERATE
     return last
-
-
-def _derated(search: Search, derate: float) -> Search:
-    return Search(
-        demand=search.demand, options=search.options, objective=search.objective, same_host=search.same_host,
-        derate=derate,
-    )  # fmt: skip
 
 
 def simulate(search: Search, fleet: Fleet, *, requests: int, seed: int) -> Results:

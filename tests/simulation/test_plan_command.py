@@ -1,0 +1,171 @@
+"""`baton plan`: an answer with its files, and a message with numbers where there is none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from baton.cli.main import main
+from baton.core.config import load
+from baton.sim.spec import load_spec
+
+QUICK = ["plan", "--llm", "llama3.1-8b", "--input-tokens", "1000", "--output-tokens", "100", "--tp", "1,2"]
+SLO = ["--ttft-slo-s", "0.5", "--tpot-slo-s", "0.03"]
+PLAYED = ["--requests", "120"]
+
+
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One plan with every file that it can write."""
+    folder = tmp_path_factory.mktemp("plan")
+    flags = {"--json": "a.json", "--html": "a.html", "--serve-config": "a.toml", "--kubernetes": "k.yaml",
+             "--cluster": "c.yaml"}  # fmt: skip
+    files = [word for flag, name in flags.items() for word in (flag, str(folder / name))]
+    assert main([*QUICK, *SLO, *PLAYED, "--hardware", "h100=4", *files]) == 0
+    return folder
+
+
+def test_the_answer_says_what_why_and_what_not(answered: Path) -> None:
+    found = json.loads((answered / "a.json").read_text())
+    assert found["gpus"] <= 4
+    assert found["rate_rps"] > 1
+    assert found["simulated"]["slo"]["attainment_ratio"] >= 0.9
+    assert found["simulated"]["completed"] == 120
+    assert found["usd_per_hour"] == pytest.approx(4.7625 * found["gpus"])
+    assert found["value"] == pytest.approx(found["rate_rps"] / found["usd_per_hour"])
+    why = "\n".join(found["reasons"])
+    assert "is bound by memory bandwidth: a step of" in why
+    assert "the break-even is at" in why
+    assert found["not_recommended"]
+    assert {point["shape"] for point in found["frontier"]} == {"disaggregated", "mixed"}
+    assert found["links"][0]["buffer_bytes"] % (256 * 2**20) == 0
+
+
+def test_its_files_are_taken_by_those_that_they_are_for(answered: Path) -> None:
+    found = json.loads((answered / "a.json").read_text())
+    workers = {role: sum(each["workers"] for each in found["groups"] if each["role"] == role)
+               for role in ("prefill", "decode", "mixed")}  # fmt: skip
+    config = load((answered / "a.toml").read_text())
+    assert msgspec.structs.asdict(config.topology) == workers
+    assert (config.slo.ttft_s, config.slo.tpot_s) == (0.5, 0.03)
+    spec = load_spec((answered / "c.yaml").read_text(), form="yaml")
+    assert len(spec.views()) == sum(workers.values())
+    documents = [msgspec.yaml.decode(part) for part in (answered / "k.yaml").read_text().split("---\n")]
+    assert [document["kind"] for document in documents] == ["ConfigMap", "Service", "Deployment"]
+    assert load(documents[0]["data"]["serve.toml"]) == config
+    container = documents[2]["spec"]["template"]["spec"]["containers"][0]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == found["gpus"]
+
+
+def test_the_page_stands_alone(answered: Path) -> None:
+    page = (answered / "a.html").read_text()
+    assert "<svg" in page
+    assert "<script" not in page
+    assert "http" not in page
+    assert "Not recommended" in page
+
+
+def test_same_seed_same_bytes(answered: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again.json"
+    assert main([*QUICK, *SLO, *PLAYED, "--hardware", "h100=4", "--json", str(again)]) == 0
+    assert again.read_bytes() == (answered / "a.json").read_bytes()
+
+
+def test_a_file_says_the_same_as_flags_and_flags_go_over_it(answered: Path, tmp_path: Path) -> None:
+    path = tmp_path / "question.toml"
+    path.write_text(
+        'llm = "llama3.1-8b"\ntp = [1, 2]\nrequests = 120\nhardware = [{name = "h100", gpus = 4}]\n'
+        "[slo]\nttft_s = 9.0\ntpot_s = 0.03\n[workload]\ninput_tokens = 1000\noutput_tokens = 100\n"
+    )
+    out = tmp_path / "a.json"
+    assert main(["plan", str(path), "--ttft-slo-s", "0.5", "--json", str(out)]) == 0
+    assert out.read_bytes() == (answered / "a.json").read_bytes()
+
+
+def test_a_rate_that_the_hardware_does_not_carry_is_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "a.json"
+    code = main([*QUICK, *SLO, "--hardware", "h100=2", "--rate", "500", "--finalists", "0", "--json", str(out)])
+    assert code == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "short: 500 req/s were asked for, this hardware carries" in said
+    assert json.loads(out.read_text())["gpus"] <= 2
+
+
+def test_a_slow_network_makes_disaggregation_pointless(tmp_path: Path) -> None:
+    """1 Gb/s: the KV of 1,000 tokens takes a second, computing them 40 ms."""
+    question: dict[str, Any] = {
+        "llm": "llama3.1-8b", "tp": [1], "finalists": 0, "reach": "network",
+        "hardware": [{"name": "h100", "gpus": 16, "link_bytes_per_s": 0.125e9}],
+        "slo": {"ttft_s": 0.5, "tpot_s": 0.05}, "workload": {"input_tokens": 1000, "output_tokens": 100},
+    }  # fmt: skip
+    path, out = tmp_path / "q.yaml", tmp_path / "a.json"
+    path.write_bytes(msgspec.yaml.encode(question))
+    assert main(["plan", str(path), "--json", str(out)]) == 0
+    found = json.loads(out.read_text())
+    assert {group["role"] for group in found["groups"]} == {"mixed"}
+    assert found["reasons"][0].startswith("do not disaggregate: mixed workers")
+    assert any("the link makes disaggregation pointless" in line for line in found["reasons"])
+
+
+def test_prefill_and_decode_may_take_different_hardware(tmp_path: Path) -> None:
+    """At a third of an H100's price an A100 decodes for less, and still computes prompts too slowly for theirs."""
+    out, manifest = tmp_path / "a.json", tmp_path / "k.yaml"
+    code = main(
+        ["plan", "--llm", "llama3.1-70b", "--input-tokens", "1500", "--output-tokens", "250", "--tp", "4",
+         "--rate", "25", "--hardware", "h100=32@4.8", "--hardware", "a100=32@1.8", "--objective", "cheapest",
+         "--shape", "disaggregated",
+         "--ttft-slo-s", "0.8", "--tpot-slo-s", "0.2", "--finalists", "0", "--json", str(out),
+         "--kubernetes", str(manifest)]
+    )  # fmt: skip
+    found = json.loads(out.read_text())
+    assert code == 0
+    assert found["rate_rps"] == pytest.approx(25)
+    assert {group["hardware"] for group in found["groups"] if group["role"] == "decode"} == {"A100-80G-SXM"}
+    documents = [msgspec.yaml.decode(part) for part in manifest.read_text().split("---\n")]
+    pods = sum(document["spec"]["replicas"] for document in documents if document["kind"] == "Deployment")
+    assert pods == 1 + sum(group["workers"] for group in found["groups"]), "a server, and a host per worker"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--hardware", "h100=4", "--ttft-slo-s", "0.001", "--tpot-slo-s", "0.03"],
+         ["no hardware meets a TTFT of 0.001 s: the fastest option, H100-80G-SXM tp", "nearest that works:"]),
+        (["--hardware", "h100=4", "--ttft-slo-s", "1", "--tpot-slo-s", "0.0001"],
+         ["no hardware meets a TPOT of 0.0001 s: the fastest step of one request takes", "nearest that works:"]),
+        (["--llm", "llama3.1-405b", "--hardware", "h100=4", *SLO],
+         ["does not fit H100-80G-SXM with tp 2", "what fits:"]),
+        (["--hardware", "h1000=4", *SLO], ["unknown hardware 'h1000'"]),
+        (["--hardware", "h100", *SLO], ["write NAME=GPUS or NAME=GPUS@USD"]),
+        (["--hardware", "h100=0", *SLO], ["gpus is 0, but must be above 0"]),
+        (["--hardware", "l40s=4", *SLO], ["no price is known for L40S-48G", "L40S-48G=4@USD"]),
+        (["--hardware", "h100=4", "--attainment", "1.5", *SLO], ["slo.attainment_ratio is 1.5"]),
+        (["--hardware", "h100=4", "--objective", "cheapest", *SLO], ["objective cheapest needs a rate"]),
+        (["--hardware", "h100=4", "--engine", "vlm", *SLO], ["unknown engine 'vlm'"]),
+        (["--hardware", "h100=4", "--tp", "two", *SLO], ["write whole numbers"]),
+        (["--hardware", "h100=4"], ["needs --ttft-slo-s, --tpot-slo-s"]),
+        (["--hardware", "h100=4", "--weights", "fp7", *SLO], ["fp7"]),
+        (["--hardware", "h100=4", "--trace", "none.csv", *SLO], ["none.csv"]),
+        (["none.toml"], ["cannot read the plan"]),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_answered(flags: list[str], said: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*QUICK, *flags]) == 2
+    errors = capsys.readouterr().err
+    assert all(words in errors for words in said), errors
+
+
+def test_every_problem_of_a_file_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "q.toml"
+    path.write_text(
+        'llm = "lama3.1-8b"\nobjectiv = "cheapest"\nhardware = [{name = "h100", gpus = 4, prize = 3.0}]\n'
+        "[slo]\nttft_s = 0.5\ntpot_s = 0.03\natainment_ratio = 0.9\n[workload]\ninput_tokens = 10\n"
+    )
+    assert main(["plan", str(path)]) == 2
+    errors = capsys.readouterr().err
+    for words in ("objectiv (did you mean 'objective'?)", "hardware.prize", "slo.atainment_ratio"):
+        assert words in errors
