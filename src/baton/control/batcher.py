@@ -11,8 +11,8 @@ from bisect import insort
 from collections.abc import Iterator, Mapping, Sequence
 from typing import assert_never
 
-from baton.control.decode_run import DecodeRun, plan_decode_run
-from baton.control.lane import LOOKAHEAD_TOKENS, Lane
+from baton.control.decode_run import DecodeRun, plan_decode_run, room_steps
+from baton.control.lane import LOOKAHEAD_TOKENS, Lane, in_order
 from baton.control.news import News
 from baton.control.rules import BatcherRules
 from baton.control.speculation import drafts_for
@@ -111,14 +111,14 @@ class Batcher:
         self._news.is_load_new = True
         if command.block_table:
             lane.hold(command.block_table, command.computed_tokens)
-            insort(self._ready, lane, key=_order)
+            insort(self._ready, lane, key=in_order)
         else:
             self._wait(lane)
 
     def _wait(self, lane: Lane) -> None:
         self._fairness.joined(lane.request)
         lane.key = self._fairness.key(lane.request)
-        insort(self._waiting, lane, key=_order)
+        insort(self._waiting, lane, key=in_order)
 
     def _find(self, request_id: RequestId, attempt: int) -> Lane | None:
         lane = self._lanes.get(request_id)
@@ -136,7 +136,7 @@ class Batcher:
             return  # an answer from before a preemption
         lane.hold(command.block_table, command.cached_blocks * self._block_tokens)
         self._waiting.remove(lane)
-        insort(self._ready, lane, key=_order)
+        insort(self._ready, lane, key=in_order)
         self._news.is_load_new = True
 
     def _preempt(self, lane: Lane) -> None:
@@ -170,7 +170,8 @@ class Batcher:
         Needs a batching policy that is a pure function of what it is given. A command that comes meanwhile ends it.
         """
         chosen = self._choose()
-        if chosen and chosen[0][1] == 1 and not self._asks_later():
+        guesses = self._rules.speculation.tokens_max > 0
+        if chosen and chosen[0][1] == 1 and not guesses and not self._asks_later():
             run = plan_decode_run([self._ready[index] for index, _ in chosen])
             if run is not None:
                 for lane in run.lanes:
@@ -178,8 +179,16 @@ class Batcher:
                 return run
         return self._step(chosen)
 
+    def ask_in_run(self, run: DecodeRun) -> None:
+        """Ask for those who need more room after `asks_after` steps of a run of which no step is booked."""
+        for lane in run.lanes:
+            length = len(lane.tokens) + run.asks_after
+            if length >= lane.grow_at_tokens:
+                self._ask_for_more(lane, length)
+        run.asks_after = min(lane.grow_at_tokens - len(lane.tokens) for lane in run.lanes)
+
     def widen(self, run: DecodeRun, granted: BlocksGranted) -> bool:
-        """Give a lane of a run that has booked no step more room, and the run what steps this allows.
+        """Give a lane of a run of which no step is booked more room.
 
         False where the grant is for another lane: nothing changes then.
         """
@@ -187,9 +196,7 @@ class Batcher:
         if not any(decoding is lane for decoding in run.lanes):
             return False
         self._grant(granted)
-        longer = plan_decode_run(run.lanes)
-        assert longer is not None, "the lanes of a run decode"
-        run.steps = longer.steps
+        run.room_steps = room_steps(run.lanes)
         return True
 
     def _choose(self) -> list[tuple[int, int]]:
@@ -198,7 +205,7 @@ class Batcher:
             self._ask_for_first_blocks()
         for lane in self._ready:
             if len(lane.tokens) >= lane.grow_at_tokens:
-                self._ask_for_more(lane)
+                self._ask_for_more(lane, len(lane.tokens))
         return self._rules.batching.select(self._ready, self._limits, self._rules.cost) if self._ready else []
 
     def _step(self, chosen: Sequence[tuple[int, int]]) -> Step:
@@ -228,7 +235,7 @@ class Batcher:
         for lane in self._in_turn():
             if room <= 0 or tokens >= 2 * self._limits.step_tokens_max:
                 return
-            if _worth_waiting(lane, soon):
+            if lane.is_worth_waiting(soon):
                 continue
             lane.state = "asking"
             self._fairness.left(lane.request)
@@ -247,8 +254,8 @@ class Batcher:
                 self._keys_version = self._fairness.version
                 for lane in self._waiting:
                     lane.key = self._fairness.key(lane.request)
-                self._waiting.sort(key=_order)
-                left.sort(key=_order)
+                self._waiting.sort(key=in_order)
+                left.sort(key=in_order)
             yield left.pop(0)
 
     def _being_computed(self, lanes: Sequence[Lane]) -> set[BlockHash]:
@@ -256,8 +263,8 @@ class Batcher:
             name for lane in lanes for name in lane.hashes[lane.sealed_blocks : len(lane.tokens) // self._block_tokens]
         }
 
-    def _ask_for_more(self, lane: Lane) -> None:
-        lane.expect(lane.blocks_for(len(lane.tokens) + self._growth_tokens))
+    def _ask_for_more(self, lane: Lane, length_tokens: int) -> None:
+        lane.expect(lane.blocks_for(length_tokens + self._growth_tokens))
         self._say(self._want(lane, ()))
 
     def _want(self, lane: Lane, prefix: tuple[BlockHash, ...]) -> BlocksWanted:
@@ -289,15 +296,14 @@ class Batcher:
         for part, outcome in zip(step.slices, result.slices, strict=True):
             self._book(self._lanes[part.request_id], part, outcome)
 
-    def commit_run(self, run: DecodeRun, tokens: Sequence[int], ended: Mapping[RequestId, int]) -> None:
-        """Book as many steps of a run as there are `tokens`: what every lane decoded, one a step.
+    def commit_run(self, run: DecodeRun, steps: int, ended: Mapping[RequestId, int]) -> None:
+        """Book steps of a run. `ended`: whom the last of them ends, with the token that does it.
 
-        `ended`: the requests whose last token is another one, which may end them. The tokens themselves are not told:
-        whoever jumps over steps knows when each came.
+        The tokens are not told: whoever jumps over steps knows what each was and when it came.
         """
-        for lane in run.lanes:
-            lane.decode_on(tokens, ended.get(lane.request.id))
-            self._fairness.served(lane.request, prompt_tokens=0, output_tokens=len(tokens))
+        for lane, token in zip(run.lanes, run.tokens, strict=True):
+            lane.decode_on([token] * steps, ended.get(lane.request.id))
+            self._fairness.served(lane.request, prompt_tokens=0, output_tokens=steps)
             first, hashes = lane.seal()
             if hashes:
                 self._news.events.append(BlocksSealed(lane.request.id, lane.attempt, self.worker, first, hashes))
@@ -358,31 +364,34 @@ class Batcher:
             self._forget(lane)
             self._say(PrefillFinished(lane.request.id, lane.attempt, self.worker, lane.computed_tokens))
 
-    def take_report(self, *, now_s: float, step_s: float = 0.0) -> StepReport | None:
-        """Hand out all that there is to say since the last time; None for nothing."""
-        news, self._news = self._news, News()
-        return None if news.is_empty and not step_s else news.report(self.view(now_s), step_s)
+    def take_report(self, *, now_s: float, step_s: float = 0.0, unbooked_tokens: int = 0) -> StepReport | None:
+        """Hand out all that there is to say since the last time; None for nothing.
 
-    def view(self, now_s: float) -> WorkerView:
+        `unbooked_tokens`: what a run under way has computed so far.
+        """
+        news = self._news
+        if news.is_empty and not step_s:
+            news.is_load_new = False  # who only waits is told when it asks
+            return None
+        self._news = News()
+        return news.report(self.view(now_s, unbooked_tokens), step_s)
+
+    def view(self, now_s: float, unbooked_tokens: int = 0) -> WorkerView:
         """Describe the load."""
+        queued_tokens, context_tokens = 0, unbooked_tokens
+        for lane in self._lanes.values():
+            remaining_tokens = len(lane.tokens) - lane.computed_tokens
+            if remaining_tokens > 1:
+                queued_tokens += remaining_tokens
+            context_tokens += lane.computed_tokens  # none in a lane that waits
         return WorkerView(
             id=self.worker,
             host=self.host,
             role=self.role,
             running_requests=len(self._ready),
             waiting_requests=len(self._waiting),
-            queued_tokens=sum(lane.remaining_tokens for lane in self._lanes.values() if lane.remaining_tokens > 1),
-            context_tokens=sum(lane.computed_tokens for lane in self._ready),
+            queued_tokens=queued_tokens,
+            context_tokens=context_tokens,
             observed_at_s=now_s,
             newest_request=self._newest,
         )
-
-
-def _worth_waiting(lane: Lane, soon: set[BlockHash]) -> bool:
-    """A hit on half of the prompt is worth a step's delay; one on the chat template that all prompts share is not."""
-    shared = sum(name in soon for name in lane.prefix())
-    return 2 * shared * lane.block_tokens >= lane.remaining_tokens
-
-
-def _order(lane: Lane) -> tuple[tuple[float, ...], RequestId]:
-    return (lane.key, lane.request.id)

@@ -157,7 +157,8 @@ class Carrier:
                     self._tell(event)
                 case _:
                     pass
-        self._tell(WorkerReported(report.view))
+        if report.is_load_new:
+            self._tell(WorkerReported(report.view))
 
     def copied(self, copy: CopyBlocks, *, landed: bool, now_s: float) -> None:
         """A copy is over: nothing reads its source or writes its target any more."""
@@ -296,7 +297,9 @@ class Carrier:
         table: tuple[BlockId, ...] = ()
         move.tokens = min(move.tokens, self._tokens_at(move.source, move.start))
         if move.tokens:
-            self._tell_pool(move.source, LeaseWanted(move.request, move.request.block_hashes))
+            # Never the whole prompt: whoever goes on in these blocks computes its last token, and others read them.
+            full_blocks = (move.request.prompt_tokens - 1) // self._block_tokens
+            self._tell_pool(move.source, LeaseWanted(move.request, move.request.block_hashes[:full_blocks]))
             table, computed_tokens = self.pools[move.source].table(request_id)
             move.tokens = min(move.tokens, computed_tokens)
             move.is_leasing = True

@@ -1,4 +1,4 @@
-"""Steps that are alike, as one piece: the same requests decode one token each, and nobody asks, joins or leaves.
+"""Steps that are alike, as one piece: the same requests decode one token each, and nobody joins or leaves.
 
 A simulation jumps over such steps in closed form. Everything that a step could decide differs only where a run ends, so
 booking a run gives the books that booking its steps one by one gives.
@@ -14,29 +14,43 @@ from baton.control.lane import Lane
 
 @dataclass(slots=True)
 class DecodeRun:
-    """What a batcher plans instead of a step, where all that are chosen decode."""
+    """What a batcher plans instead of a step, where all that are chosen decode. Counts from its first step."""
 
     lanes: Sequence[Lane]
     """Who decodes, in the order of the step."""
     steps: int
-    """Most steps that are alike. In the last one a request may end, since it is as long as its client allowed."""
+    """Steps until a request is as long as its client allowed. Whoever plays the run may know that one ends earlier."""
+    asks_after: int
+    """Steps after which somebody asks for more room. Not less than `steps` where nobody does."""
+    room_steps: int
+    """Steps that everybody has room for. It grows as room is granted; after so many, the run is over."""
     context_tokens: int
     """Tokens whose KV the first step reads, the new ones included."""
+    tokens: Sequence[int] = ()
+    """What each lane decodes in every step, as whoever plays the run knows."""
 
 
 def plan_decode_run(lanes: Sequence[Lane]) -> DecodeRun | None:
-    """See how long these lanes can decode alike. None where one of them computes a prompt, or is to be handed off."""
-    steps = context_tokens = 0
+    """See how long these lanes can decode alike. None where one of them computes a prompt, or is to be handed off.
+
+    A run is booked late, and so are the blocks that it seals. That makes no difference as long as nobody else gives the
+    same names: true of what a request decodes for the first time. An earlier attempt may have left such blocks.
+    """
+    left: list[int] = []
+    asks: list[int] = []
+    context_tokens = 0
     for lane in lanes:
-        length, computed_tokens = len(lane.tokens), lane.computed_tokens
-        if length - computed_tokens != 1 or lane.until != "end":
+        length = len(lane.tokens)
+        if length - lane.computed_tokens != 1 or lane.until != "end" or lane.output_tokens == 0:
             return None
-        alike = min(
-            len(lane.table) * lane.block_tokens - computed_tokens,
-            lane.grow_at_tokens - length,
-            lane.tokens_max - length,
-        )
-        if steps == 0 or alike < steps:
-            steps = alike
+        left.append(lane.tokens_max - length)
+        asks.append(lane.grow_at_tokens - length)
+        if lane.attempt > 1 and lane.request.shares_blocks:
+            left.append((lane.sealed_blocks + 1) * lane.block_tokens - lane.computed_tokens)
         context_tokens += length
-    return DecodeRun(lanes, steps, context_tokens) if steps else None
+    return DecodeRun(lanes, min(left), min(asks), room_steps(lanes), context_tokens)
+
+
+def room_steps(lanes: Sequence[Lane]) -> int:
+    """Count the steps that each of these lanes has room for."""
+    return min([len(lane.table) * lane.block_tokens - lane.computed_tokens for lane in lanes])

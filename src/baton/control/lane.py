@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Literal
 
 from baton.control.drafts import Drafter
-from baton.core.types import BlockHash, BlockId, FinishReason, Request, TokenLogprob, Until
+from baton.core.types import BlockHash, BlockId, FinishReason, Request, RequestId, TokenLogprob, Until
 from baton.kv.hashing import block_hash, root_hash
 
 LaneState = Literal["waiting", "asking", "ready"]
@@ -129,3 +129,16 @@ class Lane:
         if self.tokens[-1] in self.request.sampling.stop_token_ids:
             return "stop"
         return "length" if self.output_tokens >= self.request.output_tokens_max else None
+
+    def is_worth_waiting(self, soon: Set[BlockHash]) -> bool:
+        """Tell whether to wait until `soon` are computed: a hit on half of the prompt is worth a step's delay.
+
+        One on the chat template that all prompts share is not.
+        """
+        shared = sum(name in soon for name in self.prefix())
+        return 2 * shared * self.block_tokens >= self.remaining_tokens
+
+
+def in_order(lane: Lane) -> tuple[tuple[float, ...], RequestId]:
+    """Sort lanes: by fairness's key, then by id."""
+    return (lane.key, lane.request.id)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from baton.core.types import StepShape, prefill_pairs
+
+_ARRAY_STEPS_MIN = 64
+"""From here on an array is quicker than a loop. Both compute the same numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +50,9 @@ class LinearCost:
         """See `CostModel.decode_run_s`."""
         fixed_s, token_s, requests_s = self.step_overhead_s, self.context_token_s, self.decode_request_s * requests
         reads = range(context_tokens, context_tokens + steps * requests, requests)
+        if steps >= _ARRAY_STEPS_MIN:
+            steps_s = fixed_s + (requests_s + token_s * np.arange(reads.start, reads.stop, reads.step))
+            return array("d", steps_s.tobytes())
         return [fixed_s + (requests_s + token_s * read) for read in reads]
 
     def handoff_s(self, *, tokens: int, same_host: bool) -> float:

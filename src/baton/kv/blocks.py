@@ -112,6 +112,12 @@ class Blocks:
         Back to front, so that of one request the deepest block is evicted first: a prefix is worth more than its end.
         """
         pins, hashes, free = self._pins, self._hashes, self._free
+        if not self._by_hash:  # nobody shares a block that has no name
+            for block in blocks:
+                assert pins[block] == 1, f"block {block} is pinned {pins[block]} times without a name"
+                pins[block] = 0
+            free.extend(reversed(blocks))
+            return
         for block in reversed(blocks):
             left = pins[block] = pins[block] - 1
             if left:

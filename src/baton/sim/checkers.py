@@ -219,7 +219,7 @@ def check_replay(cluster: SimCluster) -> None:
 
 def check_text(life: Life) -> None:
     """INV-8: the text is what the request alone would have got; of one that did not finish, the beginning of it."""
-    prompt = life.tokens[: life.request.prompt_tokens]
+    prompt = life.tokens[: life.request.prompt_tokens].tolist()
     output = life.output
     expected = text_alone(life.request, prompt)
     finished = life.closes[0][1].outcome == "finished"

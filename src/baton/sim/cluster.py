@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from random import Random
 from typing import assert_never
 
+import numpy as np
 from msgspec.structs import replace
 
 from baton.control.advice import Policies
@@ -17,7 +17,7 @@ from baton.control.coordinator import Coordinator
 from baton.control.rules import BatcherRules
 from baton.core.copies import CopyBlocks
 from baton.core.messages import RetireWorker, SetRole, StartWorker, StepReport, WorkerCommand
-from baton.core.types import HostId, WorkerId, WorkerView
+from baton.core.types import HostId, RequestId, WorkerId, WorkerView
 from baton.kv.blocks import EvictionOrder
 from baton.kv.host_pool import HostPool
 from baton.policy.batching import BatchingPolicy
@@ -25,12 +25,14 @@ from baton.policy.fairness import FairnessPolicy
 from baton.sim.engines import SimEngine
 from baton.sim.faults import Death
 from baton.sim.journal import Journal, Life
-from baton.sim.loop import EventLoop, Link
+from baton.sim.loop import Delays, EventLoop, Link, Spike
 from baton.sim.outside import SimOutside
 from baton.sim.server import SimServer
 from baton.sim.spec import HOST, ClusterSpec
 from baton.sim.wires import Wires
-from baton.sim.worker import SimWorker
+from baton.sim.worker import Decoded, SimWorker
+
+_SEED_MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,7 @@ class _Process:
     view: WorkerView
     worker: SimWorker
     inbound: Link[WorkerCommand]
-    outbound: Link[StepReport]
+    outbound: Link[StepReport | Decoded]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,11 +66,13 @@ class SimCluster:
     """One engine per host, shared by its workers: it keeps no state about requests, and its arena is the host's."""
     server: SimServer
     loop: EventLoop
-    draw: Random
+    seed: int
     wires: Wires
     engines: dict[HostId, SimEngine] = field(default_factory=dict[HostId, SimEngine])
-    spike_s: float = 0.0
-    """Added to the delay of every message that is sent now."""
+    spike: Spike = field(default_factory=Spike)
+    """Set by `delay_messages`."""
+    boots: int = 0
+    """Worker processes started so far."""
     inbound_max: int = 0
     """Most commands that were ever under way to one worker, or waited in it for a step to end."""
     started: int = 0
@@ -101,7 +105,8 @@ class SimCluster:
         if view.host not in self.engines or view.id in self._processes:
             return
         view = self._with_facts(view)
-        outbound = Link(loop=self.loop, delay_s=self._delay_s, deliver=self.server.receive)
+        self.boots += 1
+        outbound = Link(loop=self.loop, delays=self._delays(0), deliver=self.server.receive)
         batcher = Batcher(
             view,
             block_tokens=self.spec.kv.block_tokens,
@@ -117,9 +122,9 @@ class SimCluster:
             engine=self.engines[view.host],
             cost=self.policies.cluster.cost.on(view.kind),
             loop=self.loop,
-            report=outbound.send,
+            outbound=outbound,
         )
-        inbound = Link(loop=self.loop, delay_s=self._delay_s, deliver=worker.receive)
+        inbound = Link(loop=self.loop, delays=self._delays(1), deliver=worker.receive)
         self._processes[view.id] = _Process(view, worker, inbound, outbound)
         self.server.join(view, inbound.send)
 
@@ -258,9 +263,28 @@ class SimCluster:
         longest = max(process.inbound.in_flight_max, process.worker.inbox_max)
         self.inbound_max = max(self.inbound_max, longest)
 
-    def _delay_s(self) -> float:
+    def _delays(self, direction: int) -> Delays:
+        """Every link draws its own delays: they do not depend on what happens elsewhere."""
         link = self.spec.link
-        return link.delay_min_s + (link.delay_max_s - link.delay_min_s) * self.draw.random() + self.spike_s
+        seed = (self.seed & _SEED_MASK, self.boots, direction)
+        draw = np.random.Generator(np.random.PCG64(seed))
+        return Delays(min_s=link.delay_min_s, max_s=link.delay_max_s, draw=draw, spike=self.spike)
+
+
+def hang_up(cluster: SimCluster, request_id: RequestId) -> None:
+    """Let the client of a request go: the server has what its worker has said by now."""
+    life = cluster.server.journal.lives.get(request_id)
+    worker = cluster.worker(life.worker) if life is not None and life.worker is not None else None
+    if worker is not None:
+        worker.catch_up()
+    cluster.server.cancel(request_id)
+
+
+def delay_messages(cluster: SimCluster, delay_s: float) -> None:
+    """Let every message that is sent from now on take so much longer."""
+    for worker in cluster.workers:
+        worker.catch_up()
+    cluster.spike.delay_s = delay_s
 
 
 def cluster_coordinator(spec: ClusterSpec, policies: SimPolicies) -> Coordinator:
@@ -301,7 +325,7 @@ def build_cluster(
         new_engine=new_engine,
         server=server,
         loop=loop,
-        draw=Random(f"links {seed}"),
+        seed=seed,
         wires=wires,
     )
     for host in spec.hosts():

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+from zlib import crc32
 
+from baton.control.decode_run import DecodeRun
 from baton.core.step import Slice, SliceResult, Step, StepResult
 from baton.core.types import BlockId, Request, RequestId
 from baton.engine.hash_engine import HashEngine, hash_card
@@ -15,11 +17,31 @@ STOP_TOKEN = 0
 """Ends a text in both engines."""
 _FRESH_BYTE = 0xEE
 _SCRIBBLE_BYTE = 0xDD
-_NO_TOKEN = SliceResult()
+_NO_TOKEN, _STOP = SliceResult(), SliceResult(token=STOP_TOKEN)
+
+
+class Foresight(Protocol):
+    """What a simulation has to know to jump over decode steps: when they end requests, without computing them."""
+
+    def ends(self, run: DecodeRun) -> tuple[int, Mapping[RequestId, int]]:
+        """Return how many steps of the run it takes until a request ends, at most all of them.
+
+        With them: whom the last of these steps ends, and the token that does it.
+        """
+        ...
+
+    def token(self, request: Request) -> int:
+        """Return what the request decodes in every step that does not end it."""
+        ...
 
 
 class SimEngine(Protocol):
     """Computes a simulated worker's steps."""
+
+    @property
+    def foresight(self) -> Foresight | None:
+        """Tell what comes of decode steps. None: they have to be computed, one after the other."""
+        ...
 
     def execute(self, step: Step) -> StepResult:
         """See `StepEngine.execute`."""
@@ -45,6 +67,11 @@ class ContentEngine:
         self._layout: KVLayout = hash_card().layout(block_tokens=block_tokens, dtype="uint8")
         self._arena = bytearray([_FRESH_BYTE]) * (blocks * self._layout.block_bytes)
         self._engine = HashEngine(self._layout, memoryview(self._arena))
+
+    @property
+    def foresight(self) -> None:
+        """See `SimEngine.foresight`. A text has to be computed."""
+        return
 
     def execute(self, step: Step) -> StepResult:
         """See `StepEngine.execute`."""
@@ -77,6 +104,29 @@ class LengthEngine:
     """Emits tokens that mean nothing until the request's true output length, which nobody else knows."""
 
     output_tokens: Mapping[RequestId, int]
+    jumps: bool = True
+    """False: every step is played on its own, which gives the same and takes longer."""
+
+    @property
+    def foresight(self) -> Foresight | None:
+        """See `SimEngine.foresight`."""
+        return self if self.jumps else None
+
+    def ends(self, run: DecodeRun) -> tuple[int, Mapping[RequestId, int]]:
+        """See `Foresight.ends`."""
+        steps, ended = run.steps, dict[RequestId, int]()
+        for lane in run.lanes:
+            request = lane.request
+            left = max(1, self.output_tokens[request.id] + request.prompt_tokens - len(lane.tokens))
+            if left < steps:
+                steps, ended = left, {request.id: STOP_TOKEN}
+            elif left == steps:
+                ended[request.id] = STOP_TOKEN
+        return steps, ended
+
+    def token(self, request: Request) -> int:
+        """See `Foresight.token`. One of its own, so that two answers to one prompt do not share blocks."""
+        return _token(request.id)
 
     def execute(self, step: Step) -> StepResult:
         """See `StepEngine.execute`."""
@@ -97,7 +147,11 @@ class LengthEngine:
             return _NO_TOKEN
         length = part.start + part.count
         last = length + 1 - part.prompt_tokens >= self.output_tokens[part.request_id]
-        return SliceResult(token=STOP_TOKEN if last else 1 + (part.tokens[0] + length) % 1_000_003)
+        return _STOP if last else SliceResult(token=_token(part.request_id))
+
+
+def _token(request_id: RequestId) -> int:
+    return 1 + crc32(request_id.encode()) % 1_000_003
 
 
 def text_alone(request: Request, prompt: Sequence[int], *, block_tokens: int = 16) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -17,8 +18,8 @@ class Life:
     """One request as the server saw it."""
 
     request: Request
-    tokens: list[int]
-    """Prompt and the output so far: the server holds the truth about a request."""
+    tokens: array[int]
+    """Prompt and the output so far: the server holds the truth about a request. An array: four bytes a token."""
     attempt: int = 0
     worker: WorkerId | None = None
     """Who has it. None: nobody yet, or its worker is lost and no other has been found."""
@@ -26,7 +27,7 @@ class Life:
     """Start of the first step that computed a part of it."""
     handoffs_s: list[float] = field(default_factory=list[float])
     """When a worker was told to go on with it."""
-    token_times_s: list[float] = field(default_factory=list[float])
+    token_times_s: array[float] = field(default_factory=lambda: array("d"))
     prompt_logprobs: int = 0
     """Log probabilities of prompt tokens that came with the first token."""
     cached_tokens: int | None = None
@@ -35,7 +36,7 @@ class Life:
 
     @property
     def output(self) -> list[int]:
-        return self.tokens[self.request.prompt_tokens :]
+        return self.tokens[self.request.prompt_tokens :].tolist()
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import assert_never
 from baton.core.types import Request, RequestId
 from baton.kv.hashing import block_hashes
 from baton.sim.checkers import Watch, check_end, check_refusal, check_text
-from baton.sim.cluster import SimCluster, build_cluster
+from baton.sim.cluster import SimCluster, build_cluster, delay_messages, hang_up
 from baton.sim.engines import ContentEngine
 from baton.sim.faults import Cancel, DelaySpike, Fault, Flip, Hang, HostKill, Kill, KillAtStep, Slow, Stage, WireCut
 from baton.sim.journal import Journal, Life
@@ -99,7 +99,7 @@ class Play:
                 loop.at(fault.at_s, partial(self._spike, fault.delay_s))
                 loop.at(fault.at_s + fault.for_s, partial(self._spike, 0.0))
             case Cancel():
-                cancel = partial(loop.after, fault.delay_s, partial(cluster.server.cancel, fault.request_id))
+                cancel = partial(loop.after, fault.delay_s, partial(hang_up, cluster, fault.request_id))
                 self.triggers.append(Trigger(partial(self._reached, fault.request_id, fault.stage), cancel))
             case Flip():
                 loop.at(fault.at_s, partial(cluster.server.set_role, fault.worker, fault.role))
@@ -124,7 +124,7 @@ class Play:
         worker = self.cluster.worker(fault.worker)
         if worker is None:
             return
-        worker.hung = True
+        worker.hang()
         self.cluster.loop.after(fault.silent_s, partial(self._end_hung, fault))
 
     def _end_hung(self, fault: Hang) -> None:
@@ -135,10 +135,10 @@ class Play:
     def _slow_down(self, worker_id: str, factor: float) -> None:
         for worker in self.cluster.workers:
             if worker.id == worker_id:
-                worker.slowdown = factor
+                worker.slow_down(factor)
 
     def _spike(self, delay_s: float) -> None:
-        self.cluster.spike_s = delay_s
+        delay_messages(self.cluster, delay_s)
 
     def _reached(self, request_id: RequestId, stage: Stage) -> bool:
         life = self.cluster.server.journal.lives.get(request_id)

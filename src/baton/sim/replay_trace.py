@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import sys
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from baton.control.decision_log import Decision, PoolDecision
 from baton.core.config import PolicyConfig
-from baton.core.types import Request, RequestId, Sampling, Slo
+from baton.core.types import BlockHash, Request, RequestId, Sampling, Slo
 from baton.kv.hashing import block_hashes
 from baton.metrics.summary import RequestRecord
 from baton.policy.named import named
@@ -37,6 +38,10 @@ class _Replay:
     """What requests are promised whose trace says nothing."""
     linked: Conversations
     """Turns that wait for an answer."""
+    tokens_max: int
+    """Most tokens that every host can hold for one request."""
+    shares_blocks: bool
+    """Whether a request of the trace may find what another one has computed. If not, no prompt has to say anything."""
     index_of: dict[RequestId, int] = field(default_factory=dict[RequestId, int])
     """Place in the trace of the open requests that somebody waits for."""
     output_tokens: dict[RequestId, int] = field(default_factory=dict[RequestId, int])
@@ -44,15 +49,19 @@ class _Replay:
     records: list[RequestRecord] = field(default_factory=list[RequestRecord])
 
     def arrive(self, cluster: SimCluster, request: TraceRequest, index: int) -> None:
-        self._submit(cluster, request, index, self.prompts.token_ids(request, index))
+        if self.shares_blocks:
+            prompt = array("I", self.prompts.token_ids(request, index))
+        else:
+            prompt = array("I", bytes(4 * request.input_tokens))
+        self._submit(cluster, request, index, prompt)
 
     def _follow(self, cluster: SimCluster, turn: Turn, said: Sequence[int]) -> None:
         """The next turn of a conversation: what was said, the answer included, and then what is new."""
         own = self.prompts.token_ids(turn.request, turn.index)
-        self._submit(cluster, turn.request, turn.index, turn.prompt(own, said))
+        self._submit(cluster, turn.request, turn.index, array("I", turn.prompt(own, said)))
 
-    def _submit(self, cluster: SimCluster, request: TraceRequest, index: int, prompt: list[int]) -> None:
-        room_tokens = self.spec.request_tokens_max - len(prompt)
+    def _submit(self, cluster: SimCluster, request: TraceRequest, index: int, prompt: array[int]) -> None:
+        room_tokens = self.tokens_max - len(prompt)
         if room_tokens < 1:
             self._refuse(request, cluster.loop.now_s)
             return
@@ -63,15 +72,19 @@ class _Replay:
         arriving = Request(
             id=request_id,
             prompt_tokens=len(prompt),
-            block_hashes=block_hashes(prompt, block_tokens=self.spec.kv.block_tokens),
+            block_hashes=self._hashes(prompt),
             output_tokens_max=min(self.spec.output_tokens_max, room_tokens),
             arrived_at_s=cluster.loop.now_s,
             sampling=_SAMPLING,
             tenant=request.tenant,
             priority=request.priority,
+            shares_blocks=self.shares_blocks,
             slo=request.slo or self.slo,
         )
         cluster.server.submit(arriving, prompt)
+
+    def _hashes(self, prompt: array[int]) -> tuple[BlockHash, ...]:
+        return block_hashes(prompt, block_tokens=self.spec.kv.block_tokens) if self.shares_blocks else ()
 
     def _refuse(self, request: TraceRequest, now_s: float) -> None:
         """What the HTTP edge does with a prompt that the whole arena cannot hold."""
@@ -126,7 +139,14 @@ def replay_trace(
     made: for a log, or a timeline. Raises ConfigError for an unknown policy.
     """
     linked = conversations(trace.requests)
-    replaying = _Replay(spec=spec, prompts=PromptMaker(seed=seed), slo=slo, linked=linked)
+    replaying = _Replay(
+        spec=spec,
+        prompts=PromptMaker(seed=seed),
+        slo=slo,
+        linked=linked,
+        tokens_max=spec.request_tokens_max,
+        shares_blocks=any(request.prefix_ids or request.think_s is not None for request in trace.requests),
+    )
     clusters: list[SimCluster] = []
     cluster = build_cluster(
         spec,

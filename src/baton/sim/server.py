@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ from baton.kv.host_pool import HostPool
 from baton.sim.journal import Journal, Life
 from baton.sim.loop import EventLoop
 from baton.sim.outside import SimOutside
+from baton.sim.worker import Decoded
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,7 +51,7 @@ class SimServer:
     # ---- what clients, operators and processes do
 
     def submit(self, request: Request, prompt: Sequence[int]) -> None:
-        self.journal.lives[request.id] = Life(request=request, tokens=list(prompt))
+        self.journal.lives[request.id] = Life(request=request, tokens=array("I", prompt))
         self.outside.meter.arrived(request)
         self.carrier.arrive(request, self.loop.now_s)
 
@@ -85,8 +87,25 @@ class SimServer:
             if life.worker in workers:
                 life.worker = None
 
-    def receive(self, report: StepReport) -> None:
+    def receive(self, message: StepReport | Decoded) -> None:
         """Take a worker's report: its tokens, then its events in their order, then its load."""
+        if isinstance(message, StepReport):
+            self._hear(message)
+            return
+        self._record_run(message)
+        if message.report is not None:
+            self._hear(message.report)
+
+    def _record_run(self, decoded: Decoded) -> None:
+        """Keep tokens of many steps; see `_record`."""
+        times_s, worker, lives = decoded.times_s, decoded.worker, self.journal.lives
+        for request_id, attempt, token in decoded.parts:
+            life = lives.get(request_id)
+            if life is not None and not life.closes and (life.attempt, life.worker) == (attempt, worker):
+                life.tokens.extend(array("I", (token,)) * len(times_s))
+                life.token_times_s.extend(times_s)
+
+    def _hear(self, report: StepReport) -> None:
         for request_id in report.started:
             life = self.journal.lives.get(request_id)
             if life is not None and life.started_at_s is None:

@@ -1,18 +1,65 @@
-"""A simulated worker process: the real batcher, an engine, and steps that take virtual time."""
+"""A simulated worker process: the real batcher, an engine, and steps that take virtual time.
+
+Steps in which the same requests decode are played in closed form where the engine can foresee their end: one event
+where the run ends, instead of one for each step. What comes of it is what stepping gives (tests/simulation/
+test_closed_form.py): a command that arrives in a run ends it after the step under way, and whoever looks at what a
+worker has done so far calls `catch_up` first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
+
+import numpy as np
 
 from baton.control.batcher import Batcher
-from baton.core.messages import StepReport, WorkerCommand
+from baton.control.decode_run import DecodeRun
+from baton.core.messages import BlocksGranted, StepReport, WorkerCommand
 from baton.core.ports import CostModel
 from baton.core.step import Step
-from baton.core.types import WorkerId
-from baton.sim.engines import SimEngine
-from baton.sim.loop import EventLoop
+from baton.core.types import RequestId, WorkerId
+from baton.sim.engines import Foresight, SimEngine
+from baton.sim.loop import ARRAY_MIN, STEP_ENDS, EventLoop, Link
+
+NOBODY_ENDS: Mapping[RequestId, int] = {}
+RUN_STEPS_MAX = 1024
+"""A run that may be cut at any time is not computed further ahead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Tokens that requests decoded together, one each a step, as the server hears of them."""
+
+    worker: WorkerId
+    parts: Sequence[tuple[RequestId, int, int]]
+    """Requests, their attempts, and the token that each of them decoded."""
+    times_s: array[float]
+    """When the server heard of each step."""
+    report: StepReport | None
+    """What else there is to say with the last of them."""
+
+
+@dataclass(slots=True)
+class _Running:
+    """A run under way."""
+
+    run: DecodeRun
+    parts: Sequence[tuple[RequestId, int, int]]
+    ends_s: array[float]
+    """Of its steps. The last may end requests."""
+    ended: Mapping[RequestId, int]
+    """Whom the last step ends, and with which token."""
+    arrivals_s: array[float] = field(default_factory=lambda: array("d"))
+    """When the server hears of each step, as far as this is drawn."""
+    done: int = 0
+    """Steps that are booked."""
+    is_cut: bool = False
+    """It ends earlier than it could: a command waits."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -23,18 +70,20 @@ class SimWorker:
     engine: SimEngine
     cost: CostModel
     loop: EventLoop
-    report: Callable[[StepReport], None]
+    outbound: Link[StepReport | Decoded]
     slowdown: float = 1.0
-    """Steps take this many times as long as the cost model says."""
+    """Steps take this many times as long as the cost model says. Set by `slow_down`."""
     hung: bool = False
     """It lives, holds its memory, and does nothing. A hung worker does not come back: it is killed."""
     dead: bool = False
     executing: Step | None = None
+    """The step under way, where it is played on its own."""
     steps: int = 0
     """Steps begun so far."""
     inbox_max: int = 0
     """Most commands that ever waited for a step to end."""
     _inbox: list[WorkerCommand] = field(default_factory=list[WorkerCommand])
+    _running: _Running | None = None
 
     @property
     def id(self) -> WorkerId:
@@ -44,26 +93,50 @@ class SimWorker:
         """Take a command from the server; act on it at once where no step is under way."""
         self._inbox.append(command)
         self.inbox_max = max(self.inbox_max, len(self._inbox))
-        if self.executing is None and not self.hung:
+        if self._running is not None:
+            self._obey_in_run(self._running, command)
+        elif self.executing is None and not self.hung:
             self._turn()
 
     def kill(self) -> None:
         """End as a process ends under SIGKILL: in the middle of whatever it was writing."""
+        self.catch_up()
         if self.executing is not None:
             self.engine.scribble(self.executing)
-        self.dead, self.executing = True, None
+        self.dead, self.executing, self._running = True, None, None
+
+    def hang(self) -> None:
+        """Do nothing from now on, and never come back."""
+        self.catch_up()
+        self.hung, self._running = True, None
+
+    def slow_down(self, factor: float) -> None:
+        """Let steps that begin from now on take `factor` times as long as the cost model says."""
+        if self._running is not None:
+            self._cut(self._running)
+        self.slowdown = factor
+
+    def catch_up(self) -> None:
+        """Book the steps of a run that have ended by now: its tokens are then where stepping would have them."""
+        running = self._running
+        if running is not None:
+            self._cut(running)
+            self._book(running, bisect_right(running.ends_s, self.loop.now_s) - running.done)
 
     def _turn(self) -> None:
         self.batcher.apply(self._inbox)
         self._inbox = []
-        step = self.batcher.plan()
+        foresight = self.engine.foresight
+        planned = self.batcher.plan() if foresight is None else self.batcher.plan_run()
         self._send(step_s=0.0)  # questions for blocks travel while the step runs
-        if not step.slices:
-            return
-        self.executing = step
-        self.steps += 1
-        step_s = self._step_s(step)
-        self.loop.after(step_s, partial(self._finish, step, step_s))
+        if isinstance(planned, DecodeRun):
+            assert foresight is not None
+            self._begin_run(planned, foresight)
+        elif planned.slices:
+            self.executing = planned
+            self.steps += 1
+            step_s = self.cost.step_s(planned.shape) * self.slowdown
+            self.loop.at(self.loop.now_s + step_s, partial(self._finish, planned, step_s), STEP_ENDS)
 
     def _finish(self, step: Step, step_s: float) -> None:
         if self.dead or self.hung:
@@ -77,7 +150,114 @@ class SimWorker:
     def _send(self, *, step_s: float) -> None:
         report = self.batcher.take_report(now_s=self.loop.now_s, step_s=step_s)
         if report is not None:
-            self.report(report)
+            self.outbound.send(report)
 
-    def _step_s(self, step: Step) -> float:
-        return self.cost.step_s(step.shape) * self.slowdown
+    # ---- decode steps in closed form
+
+    def _begin_run(self, run: DecodeRun, foresight: Foresight) -> None:
+        run.steps = min(run.steps, RUN_STEPS_MAX)
+        steps, ended = foresight.ends(run)
+        ends_s = self._ends_s(run, steps)
+        run.tokens = [foresight.token(lane.request) for lane in run.lanes]
+        parts = [(lane.request.id, lane.attempt, token) for lane, token in zip(run.lanes, run.tokens, strict=True)]
+        self._running = _Running(run, parts, ends_s, ended)
+        self._wake_for(self._running)
+
+    def _ends_s(self, run: DecodeRun, steps: int) -> array[float]:
+        """When each of the first so many steps of a run ends that begins now."""
+        steps_s = self.cost.decode_run_s(requests=len(run.lanes), context_tokens=run.context_tokens, steps=steps)
+        if steps >= ARRAY_MIN:
+            times = np.array(steps_s, np.float64) * self.slowdown
+            times[0] += self.loop.now_s
+            return array("d", np.add.accumulate(times).tobytes())
+        slowdown = self.slowdown
+        times_s = [step_s * slowdown for step_s in steps_s]
+        times_s[0] += self.loop.now_s
+        return array("d", accumulate(times_s))
+
+    def _wake_for(self, running: _Running) -> None:
+        """Come back when somebody in the run asks for room, when somebody has none, or at its end."""
+        run, steps = running.run, len(running.ends_s)
+        if not running.is_cut:
+            steps = min(run.asks_after, run.room_steps, steps)
+        self.loop.at(running.ends_s[steps - 1], partial(self._wake, running, steps), STEP_ENDS)
+
+    def _wake(self, running: _Running, steps: int) -> None:
+        """Go on after so many steps, unless the run was cut to another length, or its worker is dead or hangs."""
+        if self._running is not running:
+            return
+        run, last = running.run, len(running.ends_s)
+        if running.is_cut or steps == last:
+            if steps == last:
+                self._finish_run(running)
+            return
+        if steps == run.room_steps:
+            del running.ends_s[steps:]
+            running.ended = NOBODY_ENDS
+            self._finish_run(running)
+            return
+        if steps == run.asks_after:
+            self._draw(running, steps)
+            self.batcher.ask_in_run(run)
+            report = self.batcher.take_report(now_s=self.loop.now_s, unbooked_tokens=steps * len(run.lanes))
+            if report is not None:
+                self.outbound.send(report)
+        self._wake_for(running)
+
+    def _obey_in_run(self, running: _Running, command: WorkerCommand) -> None:
+        """Let a command end the run after the step under way; room for one who decodes in it lets it go on longer.
+
+        Room may be given in the middle of a step: nothing looks at it before the next one.
+        """
+        alone = len(self._inbox) == 1 and not running.is_cut and not running.done
+        if alone and isinstance(command, BlocksGranted) and self.batcher.widen(running.run, command):
+            self._inbox.clear()
+        else:
+            self._cut(running)
+
+    def _cut(self, running: _Running) -> None:
+        """End a run with the step under way: what comes after it, the command that has arrived may change."""
+        steps = bisect_right(running.ends_s, self.loop.now_s) + 1
+        if steps < len(running.ends_s):
+            del running.ends_s[steps:]
+            running.ended, running.is_cut = NOBODY_ENDS, True
+            self._wake_for(running)
+
+    def _finish_run(self, running: _Running) -> None:
+        self._book(running, len(running.ends_s) - running.done)
+        self._running = None
+        self._turn()
+
+    def _book(self, running: _Running, steps: int) -> None:
+        """Book steps that have ended, and tell the server: at once what it has heard by now, the rest on its way."""
+        if steps <= 0:
+            return
+        begin, end = running.done, running.done + steps
+        self._draw(running, end)
+        ends_s, arrivals_s = running.ends_s[begin:end], running.arrivals_s[begin:end]
+        last = end == len(running.ends_s)
+        heard = min(bisect_left(arrivals_s, self.loop.now_s), steps - last)
+        if heard:
+            self._advance(running, heard, NOBODY_ENDS)
+            self.outbound.deliver(self._told(running.parts, arrivals_s[:heard], ends_s[heard - 1]))
+        for index in range(heard, steps):
+            ended = running.ended if last and index == steps - 1 else NOBODY_ENDS
+            self._advance(running, 1, ended)
+            parts = running.parts
+            if ended:
+                parts = [(request_id, attempt, ended.get(request_id, token)) for request_id, attempt, token in parts]
+            self.outbound.post(self._told(parts, arrivals_s[index : index + 1], ends_s[index]), arrivals_s[index])
+
+    def _draw(self, running: _Running, steps: int) -> None:
+        """Let the news of the first steps of a run begin their way."""
+        drawn = len(running.arrivals_s)
+        if drawn < steps:
+            running.arrivals_s += self.outbound.arrivals_s(running.ends_s[drawn:steps])
+
+    def _advance(self, running: _Running, steps: int, ended: Mapping[RequestId, int]) -> None:
+        self.batcher.commit_run(running.run, steps, ended)
+        self.steps += steps
+        running.done += steps
+
+    def _told(self, parts: Sequence[tuple[RequestId, int, int]], times_s: array[float], end_s: float) -> Decoded:
+        return Decoded(self.id, parts, times_s, self.batcher.take_report(now_s=end_s))
