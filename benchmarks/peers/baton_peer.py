@@ -9,11 +9,12 @@ from protocol import Job, draw, serve
 
 from baton.core.step import Slice, Step
 from baton.core.types import BlockId, RequestId, Sampling
-from baton.engine.load import load_engine
+from baton.engine.load import choose_engine, load_engine
 from baton.engine.resolve import resolve_model
 
 BLOCK_TOKENS = 16
 PROMPT_TOKENS_MAX = 4096
+WEIGHTS = {"int8": "int8", "int4": "stored"}
 
 
 class BatonPeer:
@@ -25,9 +26,11 @@ class BatonPeer:
         self._blocks_each = -(-(job.context_tokens + job.steps + 1) // BLOCK_TOKENS)
         blocks = max(job.batch_max * self._blocks_each, PROMPT_TOKENS_MAX // BLOCK_TOKENS)
         self._memory = bytearray(layout.block_bytes * blocks)
-        self._engine = load_engine(card, layout, memoryview(self._memory), dtype=dtype, threads=job.threads)
+        choice = choose_engine(card, layout, weights=WEIGHTS.get(job.weights, "dense"))
+        memory = memoryview(self._memory)
+        self._engine = load_engine(card, layout, memory, dtype=dtype, threads=job.threads, choice=choice)
         self._engine.warm_up()
-        self.version = f"baton, {type(self._engine).__name__}"
+        self.version = str(choice)
         rng = random.Random(2)
         for index in range(job.batch_max):
             self._run([self._slice(index, draw(rng, job.context_tokens), 0)])

@@ -48,7 +48,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--weights", choices=("dense", "stored", "int8"), help="form that weights are computed in (default: dense)"
     )
     parser.add_argument(
-        "--kv-dtype", choices=("auto", "float32", "bfloat16"), help="precision of the KV cache (default: as computed)"
+        "--kv-dtype",
+        choices=("auto", "float32", "bfloat16", "int8", "fp8"),
+        help="precision of the KV cache (default: as computed)",
     )
     parser.add_argument("--kv-blocks", type=int, metavar="N", help="KV blocks of the host (default: what 2 GiB hold)")
     parser.add_argument("--block-tokens", type=int, metavar="N", help="tokens in a KV block (default: 16)")

@@ -14,7 +14,7 @@ from baton.core.names import nearest
 DtypeChoice = Literal["auto", "float32", "bfloat16"]
 DEVICE = re.compile(r"auto|cpu|cuda(?::(\d{1,3}))?")
 WeightsChoice = Literal["dense", "stored", "int8"]
-KVDtypeChoice = Literal["auto", "float32", "bfloat16"]
+KVDtypeChoice = Literal["auto", "float32", "bfloat16", "int8", "fp8"]
 
 
 class BatchLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,7 +62,8 @@ class KVConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`on_demand` gives a request blocks as it grows, and preempts where they run out. `longest` gives it at the start
     what its longest output can need: no preemption, fewer requests at once."""
     dtype: KVDtypeChoice = "auto"
-    """`auto` keeps KV in the precision that the model computes in."""
+    """`auto` keeps KV in the precision that the model computes in. `int8` and `fp8` (e4m3) have a scale per token and
+    head, and need the native engine."""
 
 
 class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,7 +14,15 @@ from baton.engine.card import ModelCard
 from baton.engine.dtype import Dtype
 from baton.engine.kernels.paged import TORCH_DTYPES
 from baton.engine.model_config import ModelConfig
-from baton.engine.native.library import NUMBERS, WEIGHT_NUMBERS, NativeLayer, NativeLibrary, NativeMatrix, NativeModel
+from baton.engine.native.library import (
+    KV_NUMBERS,
+    NUMBERS,
+    WEIGHT_NUMBERS,
+    NativeLayer,
+    NativeLibrary,
+    NativeMatrix,
+    NativeModel,
+)
 from baton.engine.native_engine import NativeEngine
 from baton.engine.quantized import RUN_INPUTS, QuantizedMatrix, quantize_rows, quantize_runs, stacked
 from baton.engine.resolve import read_config
@@ -33,8 +41,8 @@ def native_refusal(card: ModelCard, layout: KVLayout, device: str) -> str:
         return f"the native engine serves {', '.join(ARCHITECTURES)}, and not {card.architecture}"
     if layout != card.layout(block_tokens=layout.block_tokens, dtype=layout.dtype):
         return "the arena's layout is not that of the model"
-    if layout.dtype not in NUMBERS:
-        return f"the native engine stores KV as {' or '.join(NUMBERS)}, and not as {layout.dtype}"
+    if layout.dtype not in KV_NUMBERS:
+        return f"the native engine stores KV as {' or '.join(KV_NUMBERS)}, and not as {layout.dtype}"
     if card.head_dim % 2 or card.head_dim > HEAD_DIM_MAX:
         return f"the native engine has even head_dim up to {HEAD_DIM_MAX}, and the model has {card.head_dim}"
     return ""
@@ -92,7 +100,7 @@ def _load(
         vocab=config.vocab_tokens,
         rms_eps=config.rms_eps,
         number=NUMBERS[dtype],
-        kv_number=NUMBERS[layout.dtype],
+        kv_number=KV_NUMBERS[layout.dtype],
         block_tokens=layout.block_tokens,
         threads=threads,
         kernels=library.kernels.encode(),

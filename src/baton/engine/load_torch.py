@@ -18,7 +18,7 @@ from baton.engine.resolve import read_config
 from baton.engine.step_runner import CudaCapture, EagerRunner, GraphRunner
 from baton.engine.torch_engine import TorchEngine
 from baton.engine.weights import open_weights
-from baton.kv.layout import KVLayout
+from baton.kv.layout import SCALE_BYTES, KVLayout
 
 
 def load_torch_engine(
@@ -31,6 +31,10 @@ def load_torch_engine(
     device: str,
 ) -> TorchEngine:
     """See `load_engine`. An engine on a GPU needs an arena there: `memory` as a tensor of bytes on its device."""
+    if layout.dtype in SCALE_BYTES:
+        raise ModelError(
+            f"the torch engine has no KV cache in {layout.dtype}, only the native one has; use --kv-dtype bfloat16"
+        )
     if layout != card.layout(block_tokens=layout.block_tokens, dtype=layout.dtype) or layout.dtype == "uint8":
         raise ModelError(
             f"the arena's layout ({layout.layers} layers, {layout.kv_heads} KV heads of {layout.head_dim}, "

@@ -6,8 +6,10 @@ from typing import Literal
 
 from msgspec import Struct
 
-KVDtype = Literal["float32", "bfloat16", "float16", "uint8"]
-DTYPE_BYTES: dict[KVDtype, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1}
+KVDtype = Literal["float32", "bfloat16", "float16", "uint8", "int8", "fp8"]
+DTYPE_BYTES: dict[KVDtype, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1, "int8": 1, "fp8": 1}
+SCALE_BYTES: dict[KVDtype, int] = {"int8": 4, "fp8": 4}
+"""Numbers of 8 bits have a float32 scale per token and head, right behind the head's numbers."""
 
 
 class KVLayout(Struct, frozen=True, kw_only=True):
@@ -24,7 +26,12 @@ class KVLayout(Struct, frozen=True, kw_only=True):
     @property
     def token_bytes(self) -> int:
         """Bytes of one token's KV over all layers."""
-        return self.planes * self.layers * self.kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+        return self.planes * self.layers * self.kv_heads * self.head_bytes
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of one head of one token in one plane, its scale included."""
+        return self.head_dim * DTYPE_BYTES[self.dtype] + SCALE_BYTES.get(self.dtype, 0)
 
     @property
     def block_bytes(self) -> int:

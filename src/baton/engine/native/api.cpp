@@ -141,7 +141,7 @@ EXPORT Engine* baton_new(const BatonModel* m) {
     if (kernels == nullptr) return nullptr;
     const Sizes sizes{m->layers, m->hidden, m->heads, m->kv_heads, m->head_dim, m->intermediate, m->vocab, m->rms_eps};
     const Number kv_number = Number(m->kv_number);
-    const int64_t token_bytes = int64_t{m->kv_heads} * m->head_dim * (kv_number == Number::BF16 ? 2 : 4);
+    const int64_t token_bytes = m->kv_heads * kv_head_bytes(kv_number, m->head_dim);
     const Arena arena{nullptr, 0, m->block_tokens, m->layers, token_bytes, kv_number};
     std::vector<int> cores;
     if (m->cores != nullptr) cores.assign(m->cores, m->cores + m->threads);

@@ -156,15 +156,13 @@ inline void tile_rows(const Attention& call, const Tile& tile, int plane, int he
     const Sizes& sizes = *call.sizes;
     const Number kv_number = call.arena->number, number = sizeof(Cell) == 2 ? Number::BF16 : Number::F32;
     const bool in_place = kv_number == number && sizes.head_dim == sizes.head_pad();
-    const int64_t offset = plane * tile.plane_bytes + int64_t{head} * sizes.head_dim * (kv_number == Number::BF16 ? 2 : 4);
+    const int64_t offset = plane * tile.plane_bytes + head * kv_head_bytes(kv_number, sizes.head_dim);
     for (int key = 0; key < TILE_KEYS; key++) rows[key] = key < tile.valid ? tile.keys[key] + offset : nullptr;
     for (int key = tile.valid; key < TILE_KEYS; key++) rows[key] = nothing;
     if (in_place) return;
     for (int key = 0; key < tile.valid; key++) {
         float row[HEAD_DIM_MAX] = {};
-        if (kv_number == Number::BF16)
-            for (int i = 0; i < sizes.head_dim; i++) row[i] = from_bf16(static_cast<const bf16*>(rows[key])[i]);
-        else std::memcpy(row, rows[key], size_t(sizes.head_dim) * 4);
+        load_kv_head(kv_number, rows[key], row, sizes.head_dim);
         Cell* copy = copies + int64_t{key} * sizes.head_pad();
         store_row(copy, row, sizes.head_pad());
         rows[key] = copy;

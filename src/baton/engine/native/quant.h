@@ -56,7 +56,7 @@ inline void with_format(Number number, F body) {
         case Number::Q8: return body(FormatQ8());
         case Number::Q4: return body(FormatQ4());
         case Number::Q4M: return body(FormatQ4M());
-        case Number::F32: case Number::BF16: return;
+        default: return;
     }
 }
 

@@ -1,6 +1,6 @@
 // What happens to single rows between products: embedding, norm, rotation, the write into the KV blocks.
 #pragma once
-#include "quant_gemm.h"
+#include "kv_cells.h"
 
 namespace baton {
 namespace {
@@ -20,6 +20,12 @@ inline void store_row(Cell* out, const float* row, int count) {
 inline void store_row(Number number, void* out, int64_t at, const float* row, int count) {
     if (number == Number::BF16) store_row(static_cast<bf16*>(out) + at, row, count);
     else store_row(static_cast<float*>(out) + at, row, count);
+}
+
+// One head's keys or values into its place in a token's row.
+inline void put_kv_head(Number number, uint8_t* out, const float* row, int dim) {
+    if (number == Number::F32 || number == Number::BF16) store_row(number, out, 0, row, dim);
+    else store_kv_head(number, out, row, dim);
 }
 
 inline float sum_of_squares(const float* row, int count) {
@@ -94,6 +100,7 @@ inline void rotate(float* head, const float* angles, int head_dim) {
 void place_token(const Sizes& sizes, const Layer& layer, float* qkv, const float* angles, int token, Queries queries,
                  Number kv_number, uint8_t* keys, uint8_t* values) {
     const int dim = sizes.head_dim, group = sizes.group();
+    const int64_t head_bytes = kv_head_bytes(kv_number, dim);
     for (int head = 0; head < sizes.heads; head++) {
         float* q = qkv + head * dim;
         if (layer.q_norm != nullptr) normalize(q, layer.q_norm, q, dim, sizes.rms_eps);
@@ -105,8 +112,8 @@ void place_token(const Sizes& sizes, const Layer& layer, float* qkv, const float
         float* k = qkv + (sizes.heads + head) * dim;
         if (layer.k_norm != nullptr) normalize(k, layer.k_norm, k, dim, sizes.rms_eps);
         rotate(k, angles, dim);
-        store_row(kv_number, keys, int64_t{head} * dim, k, dim);
-        store_row(kv_number, values, int64_t{head} * dim, qkv + (sizes.heads + sizes.kv_heads + head) * dim, dim);
+        put_kv_head(kv_number, keys + head * head_bytes, k, dim);
+        put_kv_head(kv_number, values + head * head_bytes, qkv + (sizes.heads + sizes.kv_heads + head) * dim, dim);
     }
 }
 

@@ -40,7 +40,7 @@ void Stepper::reserve(int rows) {
     attended_rows_ = {attended_.reserve(size_t(n * heads * cell)), heads};
     rounded_.reserve(size_t(n * model_.kernels.quant_row_bytes(int(std::max({hidden, heads, gated})))));
     gated_rows_ = {gated_.reserve(size_t(n * gated * cell)), gated};
-    const Number number = model_.number == Number::BF16 && model_.arena.number == Number::BF16 ? Number::BF16
+    const Number number = model_.number == Number::BF16 && model_.arena.number != Number::F32 ? Number::BF16
                                                                                                 : Number::F32;
     query_rows_ = {queries_.reserve(size_t((n + 16) * s.heads * s.head_pad() * 4)), number, rows};
 }

@@ -7,10 +7,15 @@ namespace baton {
 
 using bf16 = uint16_t;  // the upper half of a float32
 
-// What numbers are stored as. The last four are weights only; see quant.h.
-enum class Number : int32_t { F32 = 0, BF16 = 1, I8 = 2, Q8 = 3, Q4 = 4, Q4M = 5 };
+// What numbers are stored as. I8 to Q4M are weights only, see quant.h; the last two KV only, see kv_cells.h.
+enum class Number : int32_t { F32 = 0, BF16 = 1, I8 = 2, Q8 = 3, Q4 = 4, Q4M = 5, KV_I8 = 6, KV_E4M3 = 7 };
 
-constexpr bool is_quantized(Number number) { return number >= Number::I8; }
+constexpr bool is_quantized(Number number) { return number >= Number::I8 && number <= Number::Q4M; }
+
+// Bytes of one head's keys (or values) of one token.
+constexpr int64_t kv_head_bytes(Number number, int head_dim) {
+    return number == Number::F32 ? head_dim * 4 : number == Number::BF16 ? head_dim * 2 : head_dim + 4;
+}
 
 // Weights stand in panels of 32 outputs, the same for every instruction set:
 // float32 as [panel][input][32], bfloat16 as [panel][input / 2][32][2] (pairs of inputs, as dot instructions want).

@@ -1,0 +1,81 @@
+// One head's keys or values of one token as the arena stores them. int8 and e4m3 have a float32 scale of their own
+// behind the numbers: it depends on this token alone, so that neither chunks nor batches change a bit.
+// Source: e4m3 is that of arXiv 2209.05433, section 3, without its NaN: the largest number of a head becomes 448.
+#pragma once
+#include "quant_gemm.h"
+
+namespace baton {
+namespace {
+
+constexpr float E4M3_LARGEST = 448.0f;
+
+inline Vec load_int8(const int8_t* p) {
+#if defined(__AVX512F__)
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__AVX2__)
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
+    return float(*p);
+#endif
+}
+
+inline uint8_t to_e4m3(float value) {  // |value| <= 448; nearest, ties to even
+    const float size = std::fabs(value);
+    const uint8_t sign = value < 0.0f ? 0x80 : 0;
+    if (!(size >= 0.015625f)) return uint8_t(sign | (size > 0.0f ? int(std::nearbyintf(size * 512.0f)) : 0));
+    uint32_t bits;
+    std::memcpy(&bits, &size, 4);
+    const uint32_t code = ((bits + 0x7ffff + ((bits >> 20) & 1)) >> 20) - (120u << 3);
+    return uint8_t(sign | (code > 0x7e ? 0x7e : code));
+}
+
+// e4m3 is the upper part of a float16, but for an exponent that counts from 8 more.
+inline uint16_t half_of_e4m3(uint8_t code) { return uint16_t((code & 0x7f) << 7 | (code & 0x80) << 8); }
+
+inline float largest_of(const float* row, int count) {
+    float most = 0.0f;
+    for (int i = 0; i < count; i++) most = std::fabs(row[i]) > most ? std::fabs(row[i]) : most;
+    return most;
+}
+
+// Round one head [dim] to 8 bits, with its scale behind.
+inline void store_kv_head(Number number, uint8_t* out, const float* row, int dim) {
+    const float reach = number == Number::KV_I8 ? 127.0f : E4M3_LARGEST, most = largest_of(row, dim);
+    const float factor = most > 0.0f && most < 1e38f ? reach / most : 0.0f, scale = most < 1e38f ? most / reach : 0.0f;
+    for (int i = 0; i < dim; i++) {
+        const float value = row[i] * factor;
+        const bool fits = std::fabs(value) <= reach;  // rounding may reach beyond, and NaN is no number
+        const float kept = fits ? value : value > 0.0f ? reach : value < 0.0f ? -reach : 0.0f;
+        out[i] = number == Number::KV_I8 ? uint8_t(int8_t(std::nearbyintf(kept))) : to_e4m3(kept);
+    }
+    std::memcpy(out + dim, &scale, 4);
+}
+
+// Read one head [dim] back.
+inline void load_kv_head(Number number, const void* in, float* row, int dim) {
+    if (number == Number::F32) return void(std::memcpy(row, in, size_t(dim) * 4));
+    if (number == Number::BF16) {
+        for (int i = 0; i < dim; i++) row[i] = from_bf16(static_cast<const bf16*>(in)[i]);
+        return;
+    }
+    const uint8_t* codes = static_cast<const uint8_t*>(in);
+    float scale;
+    std::memcpy(&scale, codes + dim, 4);
+    int i = 0;
+    if (number == Number::KV_I8) {
+        const int8_t* numbers = reinterpret_cast<const int8_t*>(codes);
+        for (; i + LANES <= dim; i += LANES) store(row + i, mul(load_int8(numbers + i), all(scale)));
+        for (; i < dim; i++) row[i] = float(numbers[i]) * scale;
+        return;
+    }
+    scale *= 256.0f;
+    alignas(64) uint16_t halves[LANES];
+    for (; i + LANES <= dim; i += LANES) {
+        for (int lane = 0; lane < LANES; lane++) halves[lane] = half_of_e4m3(codes[i + lane]);
+        store(row + i, mul(load_half(reinterpret_cast<const uint8_t*>(halves)), all(scale)));
+    }
+    for (; i < dim; i++) row[i] = from_half(half_of_e4m3(codes[i])) * scale;
+}
+
+}  // namespace
+}  // namespace baton

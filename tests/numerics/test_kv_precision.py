@@ -1,0 +1,104 @@
+"""KV in int8 and fp8: the arena, read by torch, holds what a float32 arena does, rounded; and bits are invariant."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from baton.core.errors import ModelError
+from baton.engine.load import EngineChoice, load_engine
+from baton.engine.load_native import load_native_engine
+from baton.engine.native.build import library_path
+from baton.engine.native.library import NativeLibrary
+from baton.engine.native_engine import NativeEngine
+from baton.engine.resolve import resolve_model
+from baton.kv.layout import KVDtype
+from tests.unit.engine.models import TINY, part_of, tiny_model
+
+KERNELS = NativeLibrary(library_path()).usable_kernels()
+BLOCK_TOKENS = 4
+BLOCKS = 46
+TOKENS = [random.Random(6).randrange(3, 96) for _ in range(90)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Heads of 20 numbers: no whole number of vectors of any instruction set."""
+    folder = tmp_path_factory.mktemp("model")
+    tiny_model(transformers.LlamaConfig(**TINY | {"head_dim": 20})).save_pretrained(folder)
+    return str(folder)
+
+
+def engine_with(folder: str, kv: KVDtype, kernels: str = "", threads: int = 2) -> tuple[NativeEngine, bytearray]:
+    card = resolve_model(folder)
+    layout = card.layout(block_tokens=BLOCK_TOKENS, dtype=kv)
+    arena = bytearray(layout.block_bytes * BLOCKS)
+    library = NativeLibrary(library_path(), kernels)
+    return load_native_engine(card, layout, memoryview(arena), library, dtype="float32", threads=threads), arena
+
+
+def logits(engine: NativeEngine, *parts: tuple[list[int], int, int]) -> Tensor:
+    """Compute (tokens, start, first block) as one step; the logits of each part's last token."""
+    blocks = -(-len(TOKENS) // BLOCK_TOKENS)
+    slices = [part_of(tokens, range(first, first + blocks), start=start) for tokens, start, first in parts]
+    firsts = engine._forward(slices)
+    return engine._logits([first + part.count - 1 for first, part in zip(firsts, slices, strict=True)]).clone()
+
+
+def first_layer(engine: NativeEngine, arena: bytearray) -> Tensor:
+    """Read layer 0 of the first two blocks: [2 blocks, 2 planes, tokens, kv_heads, head_dim] of float32."""
+    layout = engine.layout
+    raw = torch.frombuffer(arena, dtype=torch.uint8)[: 2 * layout.block_bytes]
+    heads = raw.view(2, layout.layers, 2, BLOCK_TOKENS, layout.kv_heads, layout.head_bytes)[:, 0]
+    if layout.dtype == "float32":
+        return heads.contiguous().view(torch.float32).clone()
+    numbers, scales = heads[..., : layout.head_dim].contiguous(), heads[..., layout.head_dim :].contiguous()
+    stored = numbers.view(torch.int8 if layout.dtype == "int8" else torch.float8_e4m3fn).float()
+    return stored * scales.view(torch.float32)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize(("kv", "step"), [("int8", 1 / 254), ("fp8", 1 / 16)])
+def test_the_arena_holds_what_torch_reads_as_the_same_numbers_rounded(
+    folder: str, kv: KVDtype, step: float, kernels: str
+) -> None:
+    """Layer 0 sees no KV before it is stored, so both arenas are given the same numbers. step: half a code, relative.
+
+    Logits of this random model move by up to a fifth of the largest with three bits of mantissa.
+    """
+    exact_engine, exact_arena = engine_with(folder, "float32", kernels)
+    engine, arena = engine_with(folder, kv, kernels)
+    exact_logits, found_logits = logits(exact_engine, (TOKENS, 0, 0)), logits(engine, (TOKENS, 0, 0))
+    exact, found = first_layer(exact_engine, exact_arena), first_layer(engine, arena)
+    largest = exact.abs().amax(-1, keepdim=True)
+    bound = largest * step if kv == "int8" else exact.abs() * step + largest / 448 / 512
+    assert ((found - exact).abs() <= bound * 1.001).all()
+    most = 0.05 if kv == "int8" else 0.25
+    assert (found_logits - exact_logits).abs().max() < most * exact_logits.abs().max()
+
+
+@pytest.mark.parametrize("kv", ["int8", "fp8"])
+def test_neither_chunks_nor_company_nor_threads_change_a_bit(folder: str, kv: KVDtype) -> None:
+    engine, _ = engine_with(folder, kv)
+    alone = logits(engine, (TOKENS, 0, 0))[0]
+    for start in range(0, len(TOKENS), 15):
+        chunk = logits(engine, (TOKENS[: start + 15], start, 0), (TOKENS[::-1], 0, 23))[0]
+    assert torch.equal(chunk, alone)
+    assert torch.equal(logits(engine_with(folder, kv, threads=1)[0], (TOKENS, 0, 0))[0], alone)
+
+
+def test_a_block_is_as_large_as_its_numbers_and_scales(folder: str) -> None:
+    card = resolve_model(folder)
+    assert card.layout(block_tokens=4, dtype="int8").block_bytes == 4 * 3 * 2 * 2 * (20 + 4)
+    assert card.layout(block_tokens=4, dtype="bfloat16").block_bytes == 4 * 3 * 2 * 2 * 20 * 2
+
+
+def test_the_torch_engine_says_what_it_cannot_store(folder: str) -> None:
+    card = resolve_model(folder)
+    layout = card.layout(block_tokens=4, dtype="fp8")
+    with pytest.raises(ModelError, match="no KV cache in fp8"):
+        load_engine(card, layout, memoryview(bytearray(layout.block_bytes)), choice=EngineChoice(kind="torch"))
