@@ -116,15 +116,16 @@ def test_prefill_and_decode_may_take_different_hardware(tmp_path: Path) -> None:
     out, manifest = tmp_path / "a.json", tmp_path / "k.yaml"
     code = main(
         ["plan", "--llm", "llama3.1-70b", "--input-tokens", "1500", "--output-tokens", "250", "--tp", "4",
-         "--rate", "25", "--hardware", "h100=32@4.8", "--hardware", "a100=32@1.8", "--objective", "cheapest",
+         "--rate", "100", "--hardware", "h100=64@4.8", "--hardware", "a100=64@1.8", "--objective", "cheapest",
          "--shape", "disaggregated",
          "--ttft-slo-s", "0.8", "--tpot-slo-s", "0.2", "--finalists", "0", "--json", str(out),
          "--kubernetes", str(manifest)]
     )  # fmt: skip
     found = json.loads(out.read_text())
     assert code == 0
-    assert found["rate_rps"] == pytest.approx(25)
-    assert {group["hardware"] for group in found["groups"] if group["role"] == "decode"} == {"A100-80G-SXM"}
+    assert found["rate_rps"] == pytest.approx(100)
+    kinds = {group["role"]: group["hardware"] for group in found["groups"]}
+    assert kinds == {"prefill": "H100-80G-SXM", "decode": "A100-80G-SXM"}
     documents = [msgspec.yaml.decode(part) for part in manifest.read_text().split("---\n")]
     pods = sum(document["spec"]["replicas"] for document in documents if document["kind"] == "Deployment")
     assert pods == 1 + sum(group["workers"] for group in found["groups"]), "a server, and a host per worker"
