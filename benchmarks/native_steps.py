@@ -173,7 +173,10 @@ def main() -> None:
                 command += ["--repeats", str(args.repeats)]
                 done = subprocess.run(command, capture_output=True, check=True, text=True)
                 figures[f"{kind}, {dtype}, {threads} threads"] = msgspec.json.decode(done.stdout)
-    record.write("native-steps", {"what": "SmolLM2-135M, one step; decode after 500 tokens", "figures": figures})
+    record.write(
+        "-".join(["native-steps", *args.dtype]),
+        {"what": "SmolLM2-135M, one step; decode after 500 tokens", "figures": figures},
+    )
 
 
 if __name__ == "__main__":
