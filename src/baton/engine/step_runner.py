@@ -54,6 +54,9 @@ class Capture(Protocol):
 class CudaCapture:
     """One launch per step instead of hundreds. Source: CUDA programming guide, CUDA graphs."""
 
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()  # one for all graphs: no two of them run at a time
+
     def capture(self, compute: Replay) -> Replay:
         """See `Capture.capture`. Runs `compute` a few times: it must give the same when it is repeated."""
         stream = torch.cuda.Stream()
@@ -63,7 +66,7 @@ class CudaCapture:
                 compute()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=self._pool):
             out = compute()
 
         def replay() -> Tensor:
