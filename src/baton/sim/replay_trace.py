@@ -5,16 +5,21 @@ from __future__ import annotations
 import math
 import sys
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
+
+from msgspec.structs import replace
 
 from baton.control.decision_log import Decision, PoolDecision
 from baton.core.config import PolicyConfig
+from baton.core.errors import ConfigError
 from baton.core.types import BlockHash, Request, RequestId, Sampling, Slo
 from baton.kv.hashing import block_hashes
 from baton.metrics.summary import RequestRecord
 from baton.policy.named import named
+from baton.sim.cells import deal
 from baton.sim.checkers import check_nothing_left
 from baton.sim.cluster import SimCluster, build_cluster
 from baton.sim.engines import STOP_TOKEN, LengthEngine
@@ -47,6 +52,18 @@ class _Replay:
     output_tokens: dict[RequestId, int] = field(default_factory=dict[RequestId, int])
     """True lengths, for the engine alone."""
     records: list[RequestRecord] = field(default_factory=list[RequestRecord])
+
+    def open_next(self, cluster: SimCluster, openers: Iterator[tuple[int, TraceRequest]]) -> None:
+        """Schedule the next request that waits for no answer, and with its arrival the one after it."""
+        for index, request in openers:
+            cluster.loop.at(request.at_s, partial(self._open, cluster, request, index, openers))
+            return
+
+    def _open(
+        self, cluster: SimCluster, request: TraceRequest, index: int, openers: Iterator[tuple[int, TraceRequest]]
+    ) -> None:
+        self.open_next(cluster, openers)
+        self.arrive(cluster, request, index)
 
     def arrive(self, cluster: SimCluster, request: TraceRequest, index: int) -> None:
         if self.shares_blocks:
@@ -136,8 +153,29 @@ def replay_trace(
 
     `policy`: a name, or what a configuration says. `seed` decides tokens of prompts and delays of messages. `slo`: what
     requests are promised whose trace says nothing; policies see it, as live. `tap` is told every decision as it is
-    made: for a log, or a timeline. Raises ConfigError for an unknown policy.
+    made: for a log, or a timeline. Raises ConfigError for an unknown policy, and for a tap on more than one cell.
     """
+    config = named(policy) if isinstance(policy, str) else policy
+    if spec.cells == 1:
+        return _replay_cell(spec, trace, config, seed, slo, tap)
+    if tap is not None:
+        raise ConfigError(f"a decision log is of one server, and the cluster has cells = {spec.cells}: log one cell")
+    alone = replace(spec, cells=1)
+    played = [
+        _replay_cell(alone, part, config, seed + number, slo, None)
+        for number, part in enumerate(deal(trace, spec.cells))
+    ]
+    return sorted(chain.from_iterable(played), key=lambda record: record.end_s)
+
+
+def _replay_cell(
+    spec: ClusterSpec,
+    trace: Trace,
+    policy: PolicyConfig,
+    seed: int,
+    slo: Slo | None,
+    tap: Callable[[Decision | PoolDecision], None] | None,
+) -> list[RequestRecord]:
     linked = conversations(trace.requests)
     replaying = _Replay(
         spec=spec,
@@ -150,15 +188,14 @@ def replay_trace(
     clusters: list[SimCluster] = []
     cluster = build_cluster(
         spec,
-        configured_policies(named(policy) if isinstance(policy, str) else policy, spec),
+        configured_policies(policy, spec),
         lambda host: LengthEngine(replaying.output_tokens),
         seed=seed,
         journal=Journal(keep_log=False, tap=tap),
         closed=lambda life: replaying.close(clusters[0], life),
     )
     clusters.append(cluster)
-    for index, request in linked.openers:
-        cluster.loop.at(request.at_s, partial(replaying.arrive, cluster, request, index))
+    replaying.open_next(cluster, iter(sorted(linked.openers, key=lambda opener: opener[1].at_s)))
     cluster.loop.run(until_s=math.inf, events_max=sys.maxsize, after_each=_nothing)
     check_nothing_left(cluster)
     return replaying.records

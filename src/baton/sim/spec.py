@@ -103,6 +103,8 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     workers: tuple[SimWorkers, ...] = ()
     """Instead of `topology`, where hosts or kinds differ."""
     kinds: dict[str, SimKind] = {}
+    cells: int = 1
+    """The file describes one cell; the cluster is so many of them, each with its own server and its own hosts."""
     tick_s: float = 1.0
     """How often policies of roles, scaling and moves are asked."""
     folder: str = ""
@@ -183,6 +185,7 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
                 ("batch.step_tokens_max", self.batch.step_tokens_max, 1),
                 ("batch.requests_max", self.batch.requests_max, 1),
                 ("queue_requests_max", self.queue_requests_max, 1),
+                ("cells", self.cells, 1),
                 ("output_tokens_max", self.output_tokens_max, 1),
                 ("link.delay_min_s", self.link.delay_min_s, 0.0),
                 ("link.delay_max_s", self.link.delay_max_s, self.link.delay_min_s),

@@ -1,0 +1,64 @@
+"""Cells: each with a server of its own; together they play every request once, and a session stays in one of them."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from baton.core.config import Topology
+from baton.core.errors import ConfigError
+from baton.sim.cells import deal
+from baton.sim.replay_trace import replay_trace
+from baton.sim.spec import ClusterSpec, load_spec
+from baton.workload.request import Trace, TraceRequest
+
+SPEC = ClusterSpec(topology=Topology(mixed=1))
+
+
+def trace(count: int, *, sessions: int = 0) -> Trace:
+    requests = tuple(
+        TraceRequest(
+            at_s=number * 0.1,
+            input_tokens=10 + number,
+            output_tokens=5,
+            session=f"s{number % sessions}" if sessions else "",
+        )
+        for number in range(count)
+    )
+    return Trace(format="test", timing="absolute", requests=requests)
+
+
+def test_requests_are_dealt_in_turn_and_none_is_lost() -> None:
+    dealt = deal(trace(10), 3)
+    assert [len(part.requests) for part in dealt] == [4, 3, 3]
+    assert sorted(request.at_s for part in dealt for request in part.requests) == [n * 0.1 for n in range(10)]
+
+
+def test_turns_of_a_session_meet_in_one_cell() -> None:
+    dealt = deal(trace(60, sessions=12), 4)
+    homes = {request.session: number for number, part in enumerate(dealt) for request in part.requests}
+    for number, part in enumerate(dealt):
+        assert all(homes[request.session] == number for request in part.requests)
+    assert len(set(homes.values())) > 1, "all in one cell"
+
+
+def test_many_cells_play_what_each_of_them_would_alone() -> None:
+    """Records of the whole are those of the parts, in the order in which requests closed."""
+    whole = replay_trace(replace(SPEC, cells=3), trace(12), policy="baton", seed=4)
+    parts = [
+        replay_trace(SPEC, part, policy="baton", seed=4 + number) for number, part in enumerate(deal(trace(12), 3))
+    ]
+    ends = [record.end_s for record in whole]
+    assert ends == sorted(ends)
+    assert sorted(ends) == sorted(record.end_s for part in parts for record in part)
+    assert {record.outcome for record in whole} == {"finished"}
+
+
+def test_a_log_is_of_one_server() -> None:
+    with pytest.raises(ConfigError, match="cells = 2"):
+        replay_trace(replace(SPEC, cells=2), trace(2), policy="baton", seed=0, tap=lambda decision: None)
+
+
+def test_a_cluster_has_a_cell() -> None:
+    with pytest.raises(ConfigError, match="cells is 0, but must be at least 1"):
+        load_spec("cells = 0\n[topology]\nmixed = 1\n")
