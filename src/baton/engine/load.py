@@ -20,11 +20,11 @@ from baton.kv.layout import KVLayout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineChoice:
-    """Which engine computes a model, and why not the faster one."""
+    """Which engine computes a model, and why."""
 
     kind: Literal["hash", "torch", "native"]
     reason: str = ""
-    """Why it is torch; else empty."""
+    """Of torch: why not the faster one. Of the native engine: its instruction set."""
     library: Path | None = None
     """The compiled library of the native engine."""
     device: str = "cpu"
@@ -45,11 +45,13 @@ def choose_engine(
     if card.format == "hash":
         return EngineChoice(kind="hash")
     from baton.engine.load_native import native_refusal
+    from baton.engine.native.library import NativeLibrary
 
     refusal = native_refusal(card, layout, device)
     if not refusal:
         try:
-            return EngineChoice(kind="native", library=library_path(), weights=weights)
+            library = NativeLibrary(library_path())
+            return EngineChoice(kind="native", reason=library.kernels, library=library.path, weights=weights)
         except NativeUnavailableError as error:
             refusal = str(error)
     if weights != "dense":

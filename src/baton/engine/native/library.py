@@ -8,10 +8,13 @@ from pathlib import Path
 
 from baton.core.errors import ModelError
 from baton.engine.dtype import WeightKind
+from baton.engine.native.build import NativeUnavailableError
 from baton.kv.layout import KVDtype
 
 NUMBERS: dict[KVDtype, int] = {"float32": 0, "bfloat16": 1}
-"""`enum class Number`: what products can be computed in, and what KV can be stored in."""
+"""`enum class Number`: what products can be computed in."""
+KV_NUMBERS: dict[KVDtype, int] = {**NUMBERS, "int8": 6, "fp8": 7}
+"""`enum class Number` of what KV can be stored in."""
 WEIGHT_NUMBERS: dict[WeightKind, int] = {"dense": 1, "int8": 2, "q8": 3, "q4": 4, "q4m": 5}
 """`enum class Number` of weights; dense ones are in the model's number."""
 
@@ -86,7 +89,10 @@ class NativeLibrary:
     """The loaded library. Calls release the interpreter's lock, as ctypes does."""
 
     def __init__(self, path: Path, kernels: str = "") -> None:
-        """kernels: the instruction set to use; empty takes the best that this machine has."""
+        """kernels: the instruction set to use; empty takes the best that this machine has.
+
+        Raises NativeUnavailableError where the best is plain C++: torch is faster.
+        """
         self._dll = ctypes.CDLL(str(path))
         self._dll.baton_new.restype = c_void_p
         self._dll.baton_usable_kernels.restype = c_char_p
@@ -96,7 +102,14 @@ class NativeLibrary:
         self._dll.baton_project.restype = c_char_p
         self._dll.baton_read.restype = c_char_p
 
-        self.kernels = kernels or self.usable_kernels()[0]
+        self.path = path
+        self.kernels = kernels or self._best()
+
+    def _best(self) -> str:
+        best = self.usable_kernels()[0]
+        if best == "PLAIN":
+            raise NativeUnavailableError("this CPU has no AVX2, without which the native engine is the slower one")
+        return best
 
     def usable_kernels(self) -> list[str]:
         """Name the instruction sets that this machine has, the best first; the last is PLAIN, which all have."""
