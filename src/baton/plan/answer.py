@@ -57,7 +57,8 @@ def answer(question: Question) -> Answer:
     if search.fleet(spec.shape) is None:
         raise ConfigError("\n".join(why_impossible(search)))
     best, verified = _finalists(search, question)
-    believed = replace(search, derate=min((each.derate for each in verified.values()), default=1.0))
+    trusted = (each.derate for each in verified.values() if each.fleet.name == best.name)
+    believed = replace(search, derate=next(trusted, 1.0))
     points = frontier(search)
     prefills = {group.option.name: group.option for group in best.having("prefill")} or {
         best.groups[0].option.name: best.groups[0].option

@@ -9,6 +9,8 @@ from baton.plan.demand import Demand
 from baton.plan.search import Fleet, Group, Objective, Search, Shape
 from baton.plan.verify import Verified
 
+CUTS_MAX = 3
+"""Other cuts of a role that are named; the rest are counted."""
 UNIT: Mapping[Objective, str] = {
     "cheapest": "req/s per USD/h", "goodput-per-dollar": "req/s per USD/h", "goodput-per-watt": "req/s per W",
     "goodput-per-gpu": "req/s per GPU",
@@ -85,16 +87,25 @@ def _others(search: Search, best: Fleet, verified: Mapping[Shape, Verified]) -> 
 
 
 def _cuts(search: Search, best: Fleet) -> list[str]:
-    """For each role of the best fleet: what the same role gives per price on another cut of the same hardware."""
+    """For each role of the best fleet: what it gives for its price on other cuts of the same hardware."""
     found: list[str] = []
     for group in best.groups:
         own = group.capacity.rate_rps / max(1e-12, search.price(group.option))
+        behind: list[tuple[float, str]] = []
         for option in search.options:
             if option.stock is not group.option.stock or option.name == group.option.name:
                 continue
             capacity = search.capacity(group.role, option, group.workers)
-            if capacity.rate_rps <= 0:
-                found.append(f"{group.role} on {option.name}: cannot meet the SLO")
-            elif (ratio := capacity.rate_rps / max(1e-12, search.price(option)) / own) < 0.98:
-                found.append(f"{group.role} on {option.name}: {1 - ratio:.0%} less for its price ({capacity.limit})")
+            less = 1 - capacity.rate_rps / max(1e-12, search.price(option)) / own
+            behind.append((less, f"{group.role} on {option.name}: {_less(less)} ({capacity.limit})"))
+        shown = sorted(each for each in behind if each[0] > 0.02)
+        found += [words for _, words in shown[:CUTS_MAX]]
+        if len(shown) > CUTS_MAX:
+            found.append(
+                f"{group.role}: {len(shown) - CUTS_MAX} other cuts, {shown[CUTS_MAX][0]:.0%} to {shown[-1][0]:.0%} less"
+            )
     return found
+
+
+def _less(ratio: float) -> str:
+    return "cannot meet the SLO" if ratio >= 1 else f"{ratio:.0%} less for its price"

@@ -1,0 +1,97 @@
+"""The planner on published questions, and the cost models on published measurements. No GPU is needed.
+
+    .venv/bin/python -m benchmarks.planner      writes benchmarks/results/planner.json
+
+Each question is asked of `baton plan`'s own functions, finalists simulated; beside each stands what was published.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import defaultdict
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import msgspec
+
+from baton.core.types import StepShape, prefill_pairs
+from baton.cost.catalog import data_text, hardware, model_shape
+from baton.cost.engine_profile import engine_profile
+from baton.cost.parallel import Parallel
+from baton.cost.roofline import RooflineCost
+from baton.plan.answer import Report, answer, report
+from baton.plan.spec import read_question
+
+RESULT = Path(__file__).parent / "results" / "planner.json"
+QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "distserve-example": (
+        "OPT-13B, 512 in, 64 out, A100: mixed 1.6 req/s per GPU; 2 prefill + 1 decode 3.3, 2.1 times as much",
+        {
+            "llm": "opt-13b", "engine": "vllm-2023", "objective": "goodput-per-gpu",
+            "hardware": [{"name": "a100", "gpus": 4}], "slo": {"ttft_s": 0.4, "tpot_s": 0.04},
+            "workload": {"input_tokens": 512, "output_tokens": 64},
+        },
+    ),
+    "dynamo-one-node": (
+        "Llama-70B fp8, 3,000 in, 150 out, 8 H100: mixed is ahead below about 30 tokens/s per user",
+        {
+            "llm": "llama3.1-70b", "weights": ["fp8"], "objective": "goodput-per-gpu",
+            "hardware": [{"name": "h100", "gpus": 8}],
+            "slo": {"ttft_s": 3.0, "tpot_s": 0.02, "attainment_ratio": 0.5},
+            "workload": {"input_tokens": 3000, "output_tokens": 150},
+        },
+    ),
+    "mooncake-break-even": (
+        "Llama-3-70B, prefix of 8,192 tokens, 8 A800: the break-even bandwidth is 6 GB/s",
+        {
+            "llm": "llama3.1-70b", "tp": [8], "objective": "goodput-per-gpu", "finalists": 0,
+            "hardware": [{"name": "a800", "gpus": 16}], "slo": {"ttft_s": 30.0, "tpot_s": 0.1},
+            "workload": {"input_tokens": 8192, "output_tokens": 200},
+        },
+    ),
+}  # fmt: skip
+
+
+def splitwise_errors() -> dict[str, dict[str, float]]:
+    """Mean relative errors of the roofline on Splitwise's profile: short and long prompts, decode."""
+    errors: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in csv.DictReader(data_text("splitwise.csv").splitlines()):
+        llm, gpu, tp = row["llm"], row["hardware"], int(row["tp"])
+        cost = RooflineCost(
+            model=model_shape(llm), hardware=hardware(gpu), parallel=Parallel(tp=tp),
+            engine=engine_profile("splitwise-vllm", llm=llm, gpu=gpu, tp=tp),
+        )  # fmt: skip
+        tokens, batch = int(row["prompt_tokens"]), int(row["batch"])
+        prompt = StepShape(
+            prefill_tokens=tokens * batch, prefill_chunks=batch, prefill_pairs=batch * prefill_pairs(tokens, 0)
+        )
+        decode = StepShape(decode_requests=batch, context_tokens=batch * (tokens + 64))
+        kind = "prompts above 2048 tokens" if tokens * batch > 2048 else "prompts to 2048 tokens"
+        where = errors[f"{llm} {gpu} tp{tp}"]
+        where[kind].append(abs(cost.step_s(prompt) * 1e3 / float(row["prompt_ms"]) - 1))
+        where["decode"].append(abs(cost.step_s(decode) * 1e3 / float(row["token_ms"]) - 1))
+    return {name: {kind: round(mean(found), 4) for kind, found in kinds.items()} for name, kinds in errors.items()}
+
+
+def ask(raw: dict[str, Any]) -> Report:
+    return report(answer(read_question(raw, Path())))
+
+
+def main() -> None:
+    found = {
+        "command": ".venv/bin/python -m benchmarks.planner",
+        "roofline_mean_errors_on_splitwise": splitwise_errors(),
+        "plans": {
+            name: {"published": published, "question": raw, "answer": msgspec.to_builtins(ask(raw))}
+            for name, (published, raw) in QUESTIONS.items()
+        },
+    }
+    RESULT.write_text(json.dumps(found, indent=1) + "\n")
+    for name, plan in found["plans"].items():
+        print(name, "-", plan["answer"]["fleet"], f"{plan['answer']['value']:.3g}")
+
+
+if __name__ == "__main__":
+    main()
