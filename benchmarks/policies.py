@@ -1,9 +1,9 @@
 """Goodput of every named policy on equal hardware: real traces near and above capacity, and a load that shifts.
 
-    python benchmarks/policies.py [--half first|second] [--requests N] [--case NAME ...] [--policy NAME ...]
+    python benchmarks/policies.py [--half first|second] [--best-split] [--requests N] [--case NAME] [--policy NAME]
 
-Four accelerators of one host (examples/clusters/one-gpu-host.toml). A policy that keeps its workers' roles is given the
-best of 1P3D, 2P2D and 3P1D on each case, found by trying; ours, and those that need no roles, start from 2P2D.
+Four accelerators of one host (examples/clusters/one-gpu-host.toml), two that prefill and two that decode. With
+--best-split a policy that keeps its workers' roles is given the best of 1P3D, 2P2D and 3P1D, found by trying.
 Options were chosen on the first half (in time) of each trace; the second half was held out. Writes
 benchmarks/results/policies-HALF.json: the share of all requests that met both TTFT and TPOT, and that times the offered
 rate, which is the goodput.
@@ -100,14 +100,16 @@ def attainment(spec: ClusterSpec, split: tuple[int, int], trace: Trace, slo: Slo
     return results.slo.attainment_ratio or 0.0, perf_counter() - started_s
 
 
-def run_case(case: Case, policies: Sequence[str], half: str, requests_max: int) -> dict[str, object]:
+def run_case(
+    case: Case, policies: Sequence[str], splits: Sequence[tuple[int, int]], half: str, requests_max: int
+) -> dict[str, object]:
     spec = replace(read_spec(CLUSTER), queue_requests_max=100_000, output_tokens_max=8192)
     trace = case.trace(half, requests_max)
     offered_rps = len(trace.requests) / trace.requests[-1].at_s
     rows: dict[str, dict[str, object]] = {}
     for policy in policies:
-        splits = ((2, 2),) if policy in FREE else SPLITS
-        tried = {f"{x}P{y}D": attainment(spec, (x, y), trace, case.slo, policy) for x, y in splits}
+        tries = ((2, 2),) if policy in FREE else splits
+        tried = {f"{x}P{y}D": attainment(spec, (x, y), trace, case.slo, policy) for x, y in tries}
         best = max(tried, key=lambda split: tried[split][0])
         ratio = tried[best][0]
         rows[policy] = {
@@ -128,13 +130,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--half", choices=("first", "second"), default="second")
     parser.add_argument("--requests", type=int, default=600)
+    parser.add_argument("--best-split", action="store_true", help="try 1P3D, 2P2D and 3P1D for each static policy")
+    parser.add_argument("--name", default="", help="of the result file, after the half")
     parser.add_argument("--case", action="append", choices=[case.name for case in CASES])
     parser.add_argument("--policy", action="append", choices=sorted(NAMED))
     args = parser.parse_args()
     cases = [case for case in CASES if not args.case or case.name in args.case]
     policies = args.policy or list(NAMED)
-    figures = {case.name: run_case(case, policies, args.half, args.requests) for case in cases}
-    write(f"policies-{args.half}", {"half": args.half, "cluster": CLUSTER.name, "cases": figures})
+    splits = SPLITS if args.best_split else ((2, 2),)
+    name = "-".join(part for part in ("policies", args.half, args.name) if part)
+    figures: dict[str, dict[str, object]] = {}
+    for case in cases:
+        figures[case.name] = run_case(case, policies, splits, args.half, args.requests)
+        write(name, {"half": args.half, "cluster": CLUSTER.name, "cases": figures})
 
 
 if __name__ == "__main__":

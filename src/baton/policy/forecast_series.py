@@ -14,6 +14,7 @@ from baton.core.types import LoadWindow
 from baton.policy.forecast import Demand, demand_of, since
 
 Fit = Callable[[list[float], int], list[float]]
+_ARIMA, _HOLT = "statsmodels.tsa.arima.model", "statsmodels.tsa.holtwinters"
 POINTS_MIN = 12
 """Points from which on a model is fitted; with fewer, what comes is what came."""
 
@@ -28,12 +29,15 @@ class Arima:
     points_max: int = 240
     """Points that the model is fitted to."""
 
+    def __post_init__(self) -> None:
+        _statsmodels(_ARIMA)
+
     def ahead(self, history: Sequence[LoadWindow], horizon_s: float) -> Demand:
         """See `ForecastPolicy.ahead`."""
         return _ahead(history, horizon_s, self.bin_s, self.points_max, self._fit)
 
     def _fit(self, rates: list[float], steps: int) -> list[float]:
-        model: Any = _statsmodels("statsmodels.tsa.arima.model")
+        model: Any = _statsmodels(_ARIMA)
         return list(model.ARIMA(rates, order=tuple(self.order)).fit().forecast(steps))
 
 
@@ -46,13 +50,16 @@ class ExponentialSmoothing:
     points_max: int = 240
     """Points that the model is fitted to."""
 
+    def __post_init__(self) -> None:
+        _statsmodels(_HOLT)
+
     def ahead(self, history: Sequence[LoadWindow], horizon_s: float) -> Demand:
         """See `ForecastPolicy.ahead`."""
         return _ahead(history, horizon_s, self.bin_s, self.points_max, _fit_ets)
 
 
 def _fit_ets(rates: list[float], steps: int) -> list[float]:
-    model: Any = _statsmodels("statsmodels.tsa.holtwinters")
+    model: Any = _statsmodels(_HOLT)
     return list(model.ExponentialSmoothing(rates, trend="add", damped_trend=True).fit().forecast(steps))
 
 
