@@ -212,7 +212,7 @@ def check_bounds(watch: Watch) -> None:
 
 def check_replay(cluster: SimCluster) -> None:
     """INV-7: a fresh coordinator that is told the same decides the same."""
-    fresh = cluster_coordinator(cluster.spec, play_policies(cluster.spec, restless=cluster.policies.restless))
+    fresh = cluster_coordinator(cluster.spec, play_policies(cluster.spec, cluster.policies.name))
     _, difference = replay(fresh, cluster.server.journal.decisions())
     require(difference is None, "INV-7", f"a replay decides otherwise: {difference}")
 

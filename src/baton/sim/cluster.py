@@ -44,8 +44,8 @@ class SimPolicies:
     eviction: Callable[[], EvictionOrder]
     fairness: Callable[[], FairnessPolicy]
     """One per worker, as live: what a worker has served, no other knows."""
-    restless: bool = False
-    """They do what no sane policy does, to shake the machinery: see `baton.sim.restless`."""
+    name: str = ""
+    """Of the scenario's policies, where a scenario is played: a replay makes them again by it."""
 
 
 @dataclass(slots=True)

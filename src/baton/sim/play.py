@@ -163,7 +163,7 @@ def stage(scenario: Scenario) -> Play:
     plays: list[Play] = []
     cluster = build_cluster(
         spec,
-        play_policies(spec, restless=scenario.restless),
+        play_policies(spec, scenario.policy),
         lambda host: ContentEngine(blocks=spec.kv_of(host).blocks, block_tokens=spec.kv.block_tokens),
         seed=scenario.seed,
         journal=Journal(keep_log=True),

@@ -11,6 +11,7 @@ from baton.core.types import ClusterView, FlightView, HostId, Request, RequestId
 from baton.policy.routing import Route
 from baton.sim.cluster import SimPolicies
 from baton.sim.policies import build_policies
+from baton.sim.scenario import RESTLESS
 from baton.sim.spec import ClusterSpec
 
 
@@ -61,10 +62,10 @@ def _pick(request_id: RequestId, salt: str, workers: Sequence[WorkerView]) -> Wo
     return workers[crc32(f"{salt} {request_id}".encode()) % len(workers)].id
 
 
-def play_policies(spec: ClusterSpec, *, restless: bool) -> SimPolicies:
-    """The policies that a scenario is played with: ours, or the restless ones in their place."""
+def play_policies(spec: ClusterSpec, name: str) -> SimPolicies:
+    """The policies that a scenario is played with: those of a name, or the restless ones."""
+    if name != RESTLESS:
+        return replace(build_policies(name, spec), name=name)
     ours = build_policies("baton", spec)
-    if not restless:
-        return ours
     cluster = replace(ours.cluster, routing=RestlessRouting(), placement=RestlessPlacement(), moves=RestlessMoves())
-    return replace(ours, cluster=cluster, restless=True)
+    return replace(ours, cluster=cluster, name=name)

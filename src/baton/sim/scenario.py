@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from baton.core.config import BatchLimits, Topology
 from baton.core.types import HostId, RequestId, Role, Sampling, WorkerId
 from baton.engine.hash_engine import BYTE_TOKENS_FROM
+from baton.policy.named import NAMED
 from baton.sim.engines import STOP_TOKEN
 from baton.sim.faults import (
     Cancel,
@@ -36,6 +37,8 @@ TOPOLOGIES: tuple[tuple[int, int, int], ...] = (
 REPORTS: tuple[ReportsFate, ...] = ("delivered", "lost", "late")
 STAGES: tuple[Stage, ...] = ("arrived", "prefilling", "handed_off", "decoding")
 BLOCK_TOKENS = 4
+RESTLESS = "restless"
+"""Name of the policies in `baton.sim.restless`."""
 _ROLES: tuple[Role, ...] = ("prefill", "decode", "mixed")
 
 
@@ -60,8 +63,8 @@ class Scenario(Struct, frozen=True, kw_only=True):
     cluster: ClusterSpec
     requests: tuple[PlannedRequest, ...]
     faults: tuple[Fault, ...] = ()
-    restless: bool = False
-    """Play it with policies that fetch, place and move for no reason."""
+    policy: str = "baton"
+    """As `baton sim --policy` takes it, or `restless`: policies that fetch, place and move for no reason."""
 
 
 def draw_scenario(seed: int) -> Scenario:
@@ -85,7 +88,12 @@ def draw_scenario(seed: int) -> Scenario:
         link=SimLink(delay_min_s=delay_s / 4, delay_max_s=delay_s),
         queue_requests_max=draw.choice((5, 1000, 1000, 1000)),
     )
-    return Scenario(seed=seed, cluster=_spread(cluster, draw), requests=requests, restless=draw.random() < 0.5)
+    return Scenario(seed=seed, cluster=_spread(cluster, draw), requests=requests, policy=_draw_policy(draw))
+
+
+def _draw_policy(draw: Random) -> str:
+    """Ours and the restless ones mostly, and every other now and then."""
+    return draw.choice(("baton", "baton", RESTLESS, RESTLESS, draw.choice(sorted(NAMED))))
 
 
 def _spread(cluster: ClusterSpec, draw: Random) -> ClusterSpec:

@@ -1,0 +1,131 @@
+"""Several hosts, one situation a test: KV that lands, wires that break, hosts that die, requests that move."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from baton.control.decision_log import PoolDecision
+from baton.core.copies import LandingEnded, LandingWanted
+from baton.core.messages import StartDecode, StopRequest
+from baton.core.types import HostId, RequestId, WorkerId
+from baton.sim.cluster import SimCluster
+from baton.sim.faults import Cancel, Death, Fault, HostKill, Kill, WireCut
+from baton.sim.play import play
+from baton.sim.scenario import RESTLESS, PlannedRequest, Scenario
+from baton.sim.spec import SimWorkers
+from tests.simulation.test_behaviour import outcome, request, scenario
+
+A, B = HostId("a"), HostId("b")
+
+
+def two_hosts(*requests: PlannedRequest, faults: tuple[Fault, ...] = (), policy: str = "distserve") -> Scenario:
+    """A host that prefills and a host that decodes; copying a token's KV takes 1 ms."""
+    made = scenario(*requests, faults=faults)
+    workers = (SimWorkers(role="prefill", host=A), SimWorkers(role="decode", host=B))
+    cost = replace(made.cluster.cost, handoff_local_s=0.001, handoff_token_s=0.001)
+    return replace(made, cluster=replace(made.cluster, workers=workers, cost=cost), policy=policy)
+
+
+def landings(cluster: SimCluster) -> list[LandingEnded]:
+    told = [entry.event for entry in cluster.server.journal.log if isinstance(entry, PoolDecision)]
+    return [event for event in told if isinstance(event, LandingEnded)]
+
+
+def test_decode_goes_on_where_prefill_stopped_on_another_host() -> None:
+    """The prompt's KV comes over, its unsealed tail too: not one token of it is computed again."""
+    cluster = play(two_hosts(request("r", tokens=14)))
+    assert [event.computed_tokens for event in landings(cluster)] == [14]
+    assert (cluster.wires.copies, cluster.wires.tokens) == (1, 14)
+    decode = cluster.worker(WorkerId("decode-0"))
+    assert decode is not None
+    assert decode.steps == 7  # 8 tokens, of which prefill made the first
+
+
+def test_what_is_there_already_does_not_come_over() -> None:
+    """Turn two of a chat: decode's host holds turn one, so only the blocks behind it are copied."""
+    cluster = play(two_hosts(request("a"), request("b", tokens=6, at_s=0.1, follows="a")))
+    first, second = landings(cluster)
+    assert (first.computed_tokens, second.computed_tokens) == (12, 26)
+    assert cluster.wires.tokens == 12 + 26 - 16  # of turn two's 26, four blocks of four were there
+
+
+def test_a_broken_wire_costs_a_recompute_and_no_token() -> None:
+    cluster = play(two_hosts(request("r", tokens=14), faults=(WireCut(one=A, other=B, at_s=0.0, for_s=9.0),)))
+    assert [event.computed_tokens for event in landings(cluster)] == [0]
+    assert outcome(cluster.server.journal.lives[RequestId("r")]) == "finished"
+
+
+def test_a_wire_that_breaks_under_a_copy_frees_both_ends() -> None:
+    """INV-2 and INV-4 are checked at the end, on both hosts."""
+    cut = WireCut(one=A, other=B, at_s=0.05, for_s=0.1)
+    cluster = play(two_hosts(*(request(name, tokens=30) for name in "rst"), faults=(cut,)))
+    assert any(event.computed_tokens == 0 for event in landings(cluster))
+
+
+def test_a_decode_host_that_dies_loses_no_token() -> None:
+    """Its KV is gone; the server has the tokens, and prefill's host goes on with them."""
+    kill = HostKill(host=B, at_s=0.1, notice_s=0.01, restart_s=0.5)
+    cluster = play(two_hosts(request("r", output=30), faults=(kill,)))
+    life = cluster.server.journal.lives[RequestId("r")]
+    assert (outcome(life), life.attempt) == ("finished", 2)
+
+
+def test_a_source_that_dies_while_it_sends_is_not_waited_for() -> None:
+    kill = HostKill(host=A, at_s=0.045, notice_s=0.001, restart_s=5.0)
+    cluster = play(two_hosts(request("r", tokens=30), faults=(kill,)))
+    assert [event.computed_tokens for event in landings(cluster)] == [0]
+    assert outcome(cluster.server.journal.lives[RequestId("r")]) == "finished"
+
+
+def test_a_target_that_dies_while_it_receives_leaves_the_kv_where_it_was() -> None:
+    """The source keeps its blocks until they have landed: the next attempt goes on from them."""
+    kill = Kill(worker=WorkerId("decode-0"), at_s=0.06, death=Death(restart_s=5.0))
+    cluster = play(two_hosts(request("r", tokens=30), faults=(kill,)))
+    life = cluster.server.journal.lives[RequestId("r")]
+    starts = [command for entry in cluster.server.journal.decisions() for command in entry.commands]
+    workers = [command.worker for command in starts if isinstance(command, StartDecode)]
+    assert workers == ["decode-0", "prefill-0"]
+    assert (outcome(life), life.attempt) == ("finished", 2)
+    prefill = cluster.worker(WorkerId("prefill-0"))
+    assert prefill is not None
+    assert prefill.steps == 1 + 7  # the prompt once, and seven tokens: nothing is computed again
+
+
+def test_a_client_that_hangs_up_during_the_copy_frees_both_ends() -> None:
+    cancel = Cancel(request_id=RequestId("r"), stage="handed_off", delay_s=0.005)
+    cluster = play(two_hosts(request("r", tokens=30), faults=(cancel,)))
+    assert outcome(cluster.server.journal.lives[RequestId("r")]) == "cancelled"
+    assert all(pool.view().blocks_used == 0 for pool in cluster.server.pools.values())
+
+
+def test_a_request_moves_while_it_decodes() -> None:
+    """Restless policies move it at ticks: it stops, its KV comes over with the tail, it goes on with the next token."""
+    made = two_hosts(request("q", output=60), request("r", output=60), policy=RESTLESS)
+    cluster = play(replace(made, cluster=replace(made.cluster, tick_s=0.05)))
+    stops = [
+        command
+        for entry in cluster.server.journal.decisions()
+        for command in entry.commands
+        if isinstance(command, StopRequest)
+    ]
+    wanted = [entry.event for entry in cluster.server.journal.log if isinstance(entry, PoolDecision)]
+    assert len(stops) >= 2
+    assert sum(isinstance(event, LandingWanted) for event in wanted) >= 2
+    assert {outcome(life) for life in cluster.server.journal.lives.values()} == {"finished"}
+
+
+def test_two_hosts_full_of_what_waits_for_the_other_get_on() -> None:
+    """Each host holds what is to land on the other. The younger request gives way and is computed again."""
+    made = two_hosts(*(request(name, tokens=20, output=30) for name in "qrstuv"), policy=RESTLESS)
+    small = replace(made.cluster, kv=replace(made.cluster.kv, blocks=14), tick_s=0.02)
+    cluster = play(replace(made, cluster=small))
+    assert {outcome(life) for life in cluster.server.journal.lives.values()} == {"finished"}
+
+
+def test_nothing_waits_to_land_on_a_host_that_is_gone() -> None:
+    """r waits for room on host b when b goes down and comes back empty, while nobody else could take r."""
+    kill = Kill(worker=WorkerId("prefill-0"), at_s=0.15, death=Death(restart_s=2.0))
+    down = HostKill(host=B, at_s=0.16, notice_s=0.0, restart_s=0.1)
+    made = two_hosts(request("q", tokens=30, output=30), request("r", tokens=30, at_s=0.05), faults=(kill, down))
+    cluster = play(replace(made, cluster=replace(made.cluster, kv=replace(made.cluster.kv, blocks=15))))
+    assert {outcome(life) for life in cluster.server.journal.lives.values()} == {"finished"}
