@@ -19,6 +19,9 @@ REASON_CHARS_MAX = 300
 PLACES_MAX = 200
 """Subschemas that are looked into to find the one that is wrong."""
 
+_BEFORE = "\x02"
+"""Stands before a text that shall get no space in front. No piece but its own byte holds it."""
+
 
 def limits() -> LLParserLimits:
     """Bound the work on one grammar, so that no client's stalls the others: the defaults, with short messages."""
@@ -106,4 +109,30 @@ class _Vocabulary:
         self._tokenizer = tokenizer
 
     def __call__(self, text: bytes) -> list[int]:
-        return self._tokenizer.encode(text.decode(errors="replace"), add_special=False)
+        """Return the tokens of bytes that the grammar forces. They go on from a text: no space is put before them."""
+        written = text.decode(errors="replace")
+        if not self._tokenizer.space_prefix:
+            tokens = self._tokenizer.encode(written, add_special=False)
+        else:
+            tokens = self._tokenizer.encode(_BEFORE + written, add_special=False)
+            mark = _BEFORE.encode()
+            end = next((index for index, token in enumerate(tokens) if self.tokens[token].endswith(mark)), -1)
+            tokens = tokens[end + 1 :]
+        same = b"".join([self.tokens[token] for token in tokens]) == text
+        return tokens if same else self._longest_first(text)
+
+    def _longest_first(self, text: bytes) -> list[int]:
+        """Spell bytes that the tokenizer writes in another way (it may normalize), up to what no token spells."""
+        special = set(self.special_token_ids)
+        by_bytes = {data: token for token, data in enumerate(self.tokens) if data and token not in special}
+        longest = max(map(len, by_bytes))
+        tokens: list[int] = []
+        at = 0
+        while at < len(text):
+            sizes = range(min(longest, len(text) - at), 0, -1)
+            size = next((size for size in sizes if text[at : at + size] in by_bytes), 0)
+            if size == 0:
+                break
+            tokens.append(by_bytes[text[at : at + size]])
+            at += size
+        return tokens

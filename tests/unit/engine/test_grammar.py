@@ -200,3 +200,18 @@ def test_a_draft_that_ends_the_text_is_the_last_one() -> None:
     values = {name: getattr(part, name) for name in part.__slots__}
     values |= {"tokens": [*part.tokens, EOS_TOKEN, EOS_TOKEN], "count": part.count + 2, "drafts": 2}
     assert len(_masks().rows(Slice(**values))) == 1
+
+
+class _Normalizing(ByteTokenizer):
+    """Writes another text than it was given, as a tokenizer with Unicode normalization may."""
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        return super().encode(text.upper(), add_special=add_special)
+
+
+def test_a_tokenizer_that_changes_its_text_does_not_change_the_grammar() -> None:
+    """What is forced is spelt from the tokens' own bytes then."""
+    trie = token_trie(_Normalizing(), vocab_tokens=VOCAB_TOKENS, eos_token_ids=(EOS_TOKEN,))
+    masks, forced = GrammarMasks(lambda: trie), Grammar(kind="choice", text='["one and only"]')
+    for end in range(len("one and only")):
+        assert _allowed(masks, _part("one and only"[:end], grammar=forced)) == ["one and only"[end]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -15,11 +16,14 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from baton.core.errors import ModelError, RequestError
+from baton.core.types import Grammar, Sampling
 from baton.engine.gguf_vocabulary import sentencepiece_backend
+from baton.engine.grammar import token_trie
+from baton.engine.grammar_masks import GrammarMasks
 from baton.engine.resolve import resolve_model
 from baton.engine.tokenizer import StreamDecoder, Tokenizer, load_tokenizer
 from baton.engine.tokenizer_files import tokenizer_from_folder, tokenizer_from_gguf
-from tests.unit.engine.models import close_gguf
+from tests.unit.engine.models import close_gguf, part_of
 
 TEXTS = [
     "",
@@ -319,3 +323,20 @@ def _write_byte_level(path: Path, pre: str) -> Path:
     writer.add_bos_token_id(0)
     close_gguf(writer)
     return path
+
+
+@pytest.mark.parametrize("text", ["yes", 'a "naïve"\n\t{x: 1}', " two  spaces", "日本 😀"])
+def test_every_vocabulary_spells_what_a_grammar_asks_for(any_tokenizer: Tokenizer, text: str) -> None:
+    """Whatever tokens it has for it: pieces with spaces, parts of a character, bytes as a fallback."""
+    vocab_tokens = any_tokenizer.vocab_tokens
+    eos = next(token for token in range(vocab_tokens) if any_tokenizer.is_special(token))
+    trie = token_trie(any_tokenizer, vocab_tokens=vocab_tokens, eos_token_ids=(eos,))
+    masks = GrammarMasks(lambda: trie)
+    tokens = [eos]
+    while tokens[-1] != eos or len(tokens) == 1:
+        part = part_of(tokens, [], sampling=Sampling(grammar=Grammar(kind="choice", text=json.dumps([text]))))
+        (row,) = masks.rows(dataclasses.replace(part, prompt_tokens=1))
+        allowed = [token for token in range(vocab_tokens) if row[token // 8] >> token % 8 & 1]
+        assert allowed
+        tokens.append(max(allowed, key=lambda token: len(any_tokenizer.token_bytes(token)) * (token != eos)))
+    assert b"".join(any_tokenizer.token_bytes(token) for token in tokens[1:-1]).decode() == text
