@@ -118,7 +118,8 @@ class LeastPressure:
     def _plan(self, request: Request, cluster: ClusterView, cost: CostModel) -> _Plan:
         """Choose the worker, and what it fetches, under the least pressure."""
         arenas = self._arenas(request, cluster, cost)
-        plans = [self._on(worker, request, cluster, cost, arenas[worker.host]) for worker in cluster.workers]
+        looked_at = _not_alike(cluster.workers)
+        plans = [self._on(worker, request, cluster, cost, arenas[worker.host]) for worker in looked_at]
         return min(plans, key=lambda plan: (plan.pressure, plan.ttft_s, plan.worker.id))
 
     def _arenas(self, request: Request, cluster: ClusterView, cost: CostModel) -> dict[HostId, _Arena]:
@@ -128,6 +129,9 @@ class LeastPressure:
         for worker in cluster.workers:
             host = worker.host
             used[host] = used.get(host, 0) + worker.context_tokens
+            if not worker.context_tokens:
+                freed_tokens.setdefault(host, 0.0)
+                continue
             life_s = self._expected_tokens(cluster) * _decode_s(worker, 0, 0, cost.on(worker.kind))
             decoding_ratio = decodes(worker) / max(1, worker.running_requests)
             freed_tokens[host] = freed_tokens.get(host, 0.0) + worker.context_tokens * decoding_ratio / life_s
@@ -220,6 +224,20 @@ class LeastPressure:
         """Forget workers that are gone."""
         known = {worker.id for worker in cluster.workers}
         self._shares = {worker: share for worker, share in self._shares.items() if worker in known}
+
+
+def _not_alike(workers: Sequence[WorkerView]) -> list[WorkerView]:
+    """Leave out idle workers that differ from another idle one by a higher id alone: they are no better choice."""
+    idle: dict[tuple[HostId, str, str, int], WorkerView] = {}
+    busy: list[WorkerView] = []
+    for worker in workers:
+        if worker.running_requests or worker.queued_requests or worker.queued_tokens or worker.context_tokens:
+            busy.append(worker)
+            continue
+        alike = (worker.host, worker.kind, worker.role, worker.step_tokens_max)
+        if alike not in idle or worker.id < idle[alike].id:
+            idle[alike] = worker
+    return [*busy, *idle.values()]
 
 
 def _decode_s(worker: WorkerView, more_requests: int, more_tokens: int, model: CostModel) -> float:
