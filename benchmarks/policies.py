@@ -61,13 +61,16 @@ def from_file(file: str, rate_scale: float, spread_s: float, half: str, requests
 
 
 def shifting(half: str, requests_max: int) -> Trace:
-    """Long prompts with short answers, then short prompts with long answers, in turns of 20 s."""
-    turn_s, requests, at_s = 20.0, [], 0.0
+    """Long prompts with short answers, then short prompts with long answers, in turns of 8 s.
+
+    The first keeps three of the four accelerators busy with prompts, the second three with answers.
+    """
+    turn_s, requests, at_s = 8.0, [], 0.0
     offset = 0 if half == "first" else 1
     while len(requests) < requests_max:
         heavy = int(at_s / turn_s + offset) % 2 == 0
         place = len(requests)
-        prompt, answer, gap_s = (6000, 20, 0.085) if heavy else (250, 500, 0.040)
+        prompt, answer, gap_s = (6000, 20, 0.085) if heavy else (250, 500, 0.020)
         jitter = 0.5 + ((place * 7919) % 1000) / 1000
         at_s += gap_s * jitter
         wide = 0.6 + ((place * 104_729) % 800) / 1000

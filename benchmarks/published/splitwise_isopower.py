@@ -1,6 +1,6 @@
 """Splitwise's iso-power clusters (ISCA 2024) for conversations: the highest rate within its nine SLOs.
 
-    python benchmarks/published/splitwise_isopower.py [--cluster NAME ...] [--corrected] [--seconds S]
+    python benchmarks/published/splitwise_isopower.py [--cluster NAME ...] [--corrected] [--span-s S]
 
 The SLOs are slow-downs against an uncontended request on a DGX-A100: TTFT p50/p90/p99 below 2/3/6, TPOT and E2E below
 1.25/1.5/5. Published: AA 2.15 times Baseline-A100; HA 1.18 times Baseline-H100. The artefact, run by us: 50, 110, 110,
@@ -71,17 +71,17 @@ def worst_share(records: Sequence[RequestRecord], alone: CostModel) -> tuple[flo
     return shares[worst], worst
 
 
-def load(rate_rps: float, seconds: float) -> Trace:
-    trace = read_trace(TRACES / "azure2023" / "conv.first80.csv.gz", limit=round(rate_rps * seconds))
+def load(rate_rps: float, span_s: float) -> Trace:
+    trace = read_trace(TRACES / "azure2023" / "conv.first80.csv.gz", limit=round(rate_rps * span_s))
     return with_arrivals(trace, PoissonArrivals(rate_rps), Random(0))
 
 
-def capacity_rps(name: str, spec: ClusterSpec, alone: CostModel, seconds: float) -> int:
+def capacity_rps(name: str, spec: ClusterSpec, alone: CostModel, span_s: float) -> int:
     """Find the highest multiple of 10 requests/s within all SLOs, from the artefact's figure up or down."""
     policy = NAMED["sarathi" if name.startswith("baseline") else "splitwise"]
 
     def holds(rate_rps: int) -> bool:
-        records = replay_trace(spec, load(rate_rps, seconds), policy=policy, seed=0)
+        records = replay_trace(spec, load(rate_rps, span_s), policy=policy, seed=0)
         share, worst = worst_share(records, alone)
         print(f"  {name:14} {rate_rps:4} requests/s: {worst} at {share:.2f} of its limit", flush=True)
         return share < 1.0
@@ -100,19 +100,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cluster", action="append", choices=list(ARTEFACT_RPS))
     parser.add_argument("--corrected", action="store_true")
-    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--span-s", type=float, default=30.0)
     args = parser.parse_args()
     found: dict[str, int] = {}
     base = read_spec(CLUSTERS / "splitwise-isopower-baseline-a100.yaml")
     alone = (corrected(base) if args.corrected else base).cost_model().on("a100")
     for name in args.cluster or ARTEFACT_RPS:
         spec = read_spec(CLUSTERS / f"splitwise-isopower-{name}.yaml")
-        found[name] = capacity_rps(name, corrected(spec) if args.corrected else spec, alone, args.seconds)
+        found[name] = capacity_rps(name, corrected(spec) if args.corrected else spec, alone, args.span_s)
         print(f"{name:14} {found[name]} requests/s, the artefact {ARTEFACT_RPS[name]}", flush=True)
     store(
         "splitwise-isopower" + ("-corrected" if args.corrected else ""),
         {
-            "seconds": args.seconds,
+            "span_s": args.span_s,
             "artefact_rps": {name: ARTEFACT_RPS[name] for name in found},
             "simulated_rps": found,
             "published_ratios": {"aa over baseline-a100": 2.15, "ha over baseline-h100": 1.18},

@@ -87,10 +87,10 @@ class Policies:
 
     def expected_tokens(self, request: Request) -> float:
         """Ask how long the answer will be; 0, as before anything is known, where the policy fails."""
-        try:
-            return float(self.lengths.expected_tokens(request))
-        except Exception:  # noqa: BLE001  see `admit`
-            return 0.0
+        tokens = 0.0
+        with suppress(Exception):  # as in `learn`
+            tokens = float(self.lengths.expected_tokens(request))
+        return tokens
 
 
 def _failure(policy: object, error: Exception) -> PolicyFailure:
