@@ -119,10 +119,14 @@ class _Vocabulary:
             end = next((index for index, token in enumerate(tokens) if self.tokens[token].endswith(mark)), -1)
             tokens = tokens[end + 1 :]
         same = b"".join([self.tokens[token] for token in tokens]) == text
-        return tokens if same else self._longest_first(text)
+        plain = same and not any(self._tokenizer.is_special(token) for token in tokens)
+        return tokens if plain else self._longest_first(text)
 
     def _longest_first(self, text: bytes) -> list[int]:
-        """Spell bytes that the tokenizer writes in another way (it may normalize), up to what no token spells."""
+        """Spell bytes that the tokenizer writes in another way, up to what no token spells.
+
+        It may normalize them, or take text that looks like a special token for one.
+        """
         special = set(self.special_token_ids)
         by_bytes = {data: token for token, data in enumerate(self.tokens) if data and token not in special}
         longest = max(map(len, by_bytes))

@@ -325,7 +325,7 @@ def _write_byte_level(path: Path, pre: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("text", ["yes", 'a "naïve"\n\t{x: 1}', " two  spaces", "日本 😀"])
+@pytest.mark.parametrize("text", ["yes", 'a "naïve"\n\t{x: 1}', " two  spaces", "日本 😀", "a<|im_end|>b</s>"])
 def test_every_vocabulary_spells_what_a_grammar_asks_for(any_tokenizer: Tokenizer, text: str) -> None:
     """Whatever tokens it has for it: pieces with spaces, parts of a character, bytes as a fallback."""
     vocab_tokens = any_tokenizer.vocab_tokens
@@ -339,4 +339,5 @@ def test_every_vocabulary_spells_what_a_grammar_asks_for(any_tokenizer: Tokenize
         allowed = [token for token in range(vocab_tokens) if row[token // 8] >> token % 8 & 1]
         assert allowed
         tokens.append(max(allowed, key=lambda token: len(any_tokenizer.token_bytes(token)) * (token != eos)))
+        assert tokens[-1] == eos or not any_tokenizer.is_special(tokens[-1])
     assert b"".join(any_tokenizer.token_bytes(token) for token in tokens[1:-1]).decode() == text
