@@ -10,6 +10,8 @@ from __future__ import annotations
 import csv
 import json
 from collections import defaultdict
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -22,6 +24,11 @@ from baton.cost.engine_profile import engine_profile
 from baton.cost.parallel import Parallel
 from baton.cost.roofline import RooflineCost
 from baton.plan.answer import Report, answer, report
+from baton.plan.capacity import decode_capacity, mixed_capacity, prefill_capacity
+from baton.plan.demand import Lengths
+from baton.plan.link import LinkAdvice, link_advice
+from baton.plan.options import options
+from baton.plan.search import Search
 from baton.plan.spec import read_question
 
 RESULT = Path(__file__).parent / "results" / "planner.json"
@@ -75,6 +82,53 @@ def splitwise_errors() -> dict[str, dict[str, float]]:
     return {name: {kind: round(mean(found), 4) for kind, found in kinds.items()} for name, kinds in errors.items()}
 
 
+def search(raw: dict[str, Any]) -> Search:
+    question = read_question(raw, Path())
+    found, _ = options(question.choices, question.stocks, None)
+    return Search(
+        demand=question.demand, options=found, objective=question.spec.objective, same_host=question.same_host
+    )
+
+
+def dynamo_gain(user_tokens_per_s: float) -> float:
+    """Dynamo's own topology (4 prefill workers of tp 1, 1 decode worker of tp 4) over the best mixed workers."""
+    found = search(QUESTIONS["dynamo-one-node"][1])
+    demand = replace(found.demand, slo=msgspec.structs.replace(found.demand.slo, tpot_s=1 / user_tokens_per_s))
+    by_tp = {option.cost.parallel.tp: option for option in found.options}
+    mixed = max(8 / tp * mixed_capacity(option, demand, workers=8 // tp).rate_rps for tp, option in by_tp.items())
+    prefill = 4 * prefill_capacity(by_tp[1], demand, workers=4).rate_rps
+    return min(prefill, decode_capacity(by_tp[4], demand, workers=1, same_host=True).rate_rps) / mixed
+
+
+SHAREGPT = (
+    237, 283, 315, 335, 364, 407, 440, 464, 513, 539, 556, 623, 654, 706, 735, 796, 880, 957, 1035, 1111, 1177, 1312,
+    1522, 2159,
+)  # fmt: skip
+"""ShareGPT prompts in 24 classes of equal weight, scaled to DistServe's mean of 755 tokens."""
+
+
+def distserve_optimum() -> list[dict[str, float]]:
+    """One prefill and one decode worker on at most 4 A100, OPT-13B, TTFT 0.2 s, TPOT 0.1 s: best pair first."""
+    raw = QUESTIONS["distserve-example"][1]
+    found = search({**raw, "engine": "distserve", "tp": [1, 2, 4], "slo": {"ttft_s": 0.2, "tpot_s": 0.1}})
+    demand = replace(found.demand, lengths=tuple(Lengths(tokens, 200, 1 / len(SHAREGPT)) for tokens in SHAREGPT))
+    pairs: list[dict[str, float]] = []
+    for prefill, decode in product(found.options, found.options):
+        gpus = prefill.facts.gpus + decode.facts.gpus
+        first = prefill_capacity(prefill, demand, workers=1).rate_rps
+        second = decode_capacity(decode, demand, workers=1, same_host=True).rate_rps
+        tps = {"prefill_tp": prefill.cost.parallel.tp, "decode_tp": decode.cost.parallel.tp}
+        if gpus <= 4:
+            pairs.append({**tps, "gpu_rps": round(min(first, second) / gpus, 3)})
+    return sorted(pairs, key=lambda pair: -pair["gpu_rps"])
+
+
+def break_even(gpu: str) -> LinkAdvice:
+    """Mooncake's question on one kind of GPU."""
+    found = search({**QUESTIONS["mooncake-break-even"][1], "hardware": [{"name": gpu, "gpus": 8}]})
+    return link_advice(found.options[0], found.demand, same_host=False)
+
+
 def ask(raw: dict[str, Any]) -> Report:
     return report(answer(read_question(raw, Path())))
 
@@ -83,6 +137,11 @@ def main() -> None:
     found = {
         "command": ".venv/bin/python -m benchmarks.planner",
         "roofline_mean_errors_on_splitwise": splitwise_errors(),
+        "distserve_optimum": distserve_optimum(),
+        "dynamo_topology_gain_by_user_tokens_per_s": {
+            speed: round(dynamo_gain(speed), 3) for speed in (10, 15, 20, 22, 24, 26, 30, 40, 50)
+        },
+        "break_even": {gpu: msgspec.to_builtins(break_even(gpu)) for gpu in ("a800", "h800")},
         "plans": {
             name: {"published": published, "question": raw, "answer": msgspec.to_builtins(ask(raw))}
             for name, (published, raw) in QUESTIONS.items()
