@@ -350,8 +350,8 @@ class Carrier:
         self._homes[request_id].discard(move.target)
         if move.target in self.pools:
             dropped = RequestDropped(request_id, start.attempt, start.worker, preempted=False)
+            self._tell_pool(move.target, ReleaseBlocks(request_id))  # first: nothing is granted to it any more
             self._tell_pool(move.target, dropped)
-            self._tell_pool(move.target, ReleaseBlocks(request_id))
 
     @property
     def _block_tokens(self) -> int:
