@@ -10,6 +10,7 @@ from baton.control.batcher import Batcher
 from baton.core.config import BatchLimits
 from baton.core.messages import (
     BlocksGranted,
+    BlocksSealed,
     BlocksWanted,
     PoolEvent,
     PreemptRequest,
@@ -247,6 +248,23 @@ def test_the_next_block_is_asked_for_before_it_is_needed_and_none_beyond_the_end
     wanted = [event.blocks for report in bench.reports for event in report.events if isinstance(event, BlocksWanted)]
     assert wanted == [3, 4]
     assert len(bench.output("a")) == 10
+
+
+def test_steps_that_only_decode_are_no_news_of_the_load() -> None:
+    """The coordinator is told of joins, prompts, questions and ends; that a request decodes on, it foresees."""
+    bench = Bench(growth_tokens=64)
+    bench.start("a", list(range(6)), output=10)
+    while bench.step().slices:
+        pass
+    news = [report.is_load_new for report in bench.reports]
+    decoding = [
+        not report.started and all(isinstance(event, BlocksSealed) for event in report.events)
+        for report in bench.reports
+    ]
+    assert sum(decoding) >= 8, "nine steps decode, and the last one ends the request"
+    assert [not new for new in news][2:] == decoding[2:]
+    assert news[0]
+    assert news[1]
 
 
 def test_a_request_asks_for_as_much_room_at_a_time_as_the_limits_say() -> None:
