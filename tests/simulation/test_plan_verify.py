@@ -1,0 +1,53 @@
+"""The planner believes the simulator, not its own formulas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from baton.plan.search import Fleet
+from baton.plan.verify import cluster_spec, sample_trace, simulate, verify
+from tests.unit.plan.questions import WORKED, search
+
+
+def test_a_fleet_that_promises_too_much_is_searched_for_again() -> None:
+    """Told to trust 1.25 times what the screening says, the planner comes back to what holds in simulation."""
+    bold = replace(search(WORKED, tp=[1]), derate=1.25)
+    promised = bold.fleet("disaggregated")
+    assert promised is not None
+    missed = simulate(bold, promised, requests=300, seed=1)
+    assert (missed.slo.attainment_ratio or 0.0) < 0.9
+    found = verify(bold, "disaggregated", requests=300, seed=1)
+    assert found is not None
+    assert found.derate < 1.25
+    assert found.attainment_ratio >= 0.9
+    assert found.fleet.rate_rps < promised.rate_rps
+
+
+def test_the_trace_of_a_simulation_is_the_demand() -> None:
+    demand = search(WORKED).demand
+    trace = sample_trace(replace(demand, cached_ratio=0.25), rate_rps=8.0, requests=2000, seed=3)
+    assert {(request.input_tokens, request.output_tokens) for request in trace.requests} == {(384, 64)}
+    assert trace.requests[-1].at_s == pytest.approx(2000 / 8.0, rel=0.1)
+    assert trace == sample_trace(replace(demand, cached_ratio=0.25), rate_rps=8.0, requests=2000, seed=3)
+
+
+def test_the_simulated_cluster_is_the_fleet() -> None:
+    """Every worker with its own arena, its own cost model and its own batch limits; handoffs over the node's links."""
+    found = search(WORKED, tp=[1, 2])
+    fleet = found.fleet("disaggregated")
+    assert isinstance(fleet, Fleet)
+    spec = cluster_spec(fleet, same_host=True)
+    assert spec.problems() == []
+    roles = [view.role for view in spec.views()]
+    assert (roles.count("prefill"), roles.count("decode")) == (2, 1)
+    assert len(spec.hosts()) == 3
+    cost = spec.cost_model()
+    for group in fleet.groups:
+        view = next(view for view in spec.views() if view.role == group.role)
+        assert cost.on(view.kind).prefill_s(new_tokens=512, cached_tokens=0) == group.option.cost.prefill_s(
+            new_tokens=512, cached_tokens=0
+        )
+        assert spec.kv_of(view.host).blocks * 16 == pytest.approx(group.option.facts.kv_tokens_max, abs=16)
+        assert spec.batch_of(view.kind).step_tokens_max >= group.capacity.step_tokens_max
