@@ -38,8 +38,6 @@ FORMS: tuple[tuple[WeightsChoice, str, KVDtype], ...] = (
     ("stored", "bfloat16", "bfloat16"),
     ("stored", "bfloat16", "int8"),
     ("stored", "bfloat16", "fp8"),
-    ("dense", "float32", "int8"),
-    ("dense", "float32", "fp8"),
 )
 """Weights, what is computed in, KV. The first is what the others are compared with."""
 

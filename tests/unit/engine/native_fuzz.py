@@ -19,8 +19,12 @@ from baton.core.errors import ModelError
 from baton.engine.native.library import NativeLayer, NativeLibrary, NativeMatrix, NativeModel, NativeStep
 
 FLOAT32, BFLOAT16 = 0, 1
+DENSE, INT8, Q8, Q4, Q4M = 0, 2, 3, 4, 5  # forms of weights
+KV_INT8, KV_E4M3 = 6, 7
 TOLERANCE = {FLOAT32: 2e-4, BFLOAT16: 0.15}
 """Largest difference of a logit; they are of the order of one. Only the orders of sums and roundings differ."""
+COARSE_TOLERANCE = 1.0
+"""Where numbers are rounded to 8 bits, a last bit may turn into a whole code."""
 
 
 @dataclass
@@ -37,6 +41,7 @@ class Shape:
     number: int
     kv_number: int
     block_tokens: int
+    form: int
     biased: bool
     normed: bool
 
@@ -52,7 +57,8 @@ class Shape:
             vocab=rng.choice((5, 32, 97)),
             windows=[rng.choice((0, 0, 3, 70)) for _ in range(2)],
             number=rng.choice((FLOAT32, BFLOAT16)),
-            kv_number=rng.choice((FLOAT32, BFLOAT16)),
+            kv_number=rng.choice((FLOAT32, BFLOAT16, KV_INT8, KV_E4M3)),
+            form=rng.choice((DENSE, DENSE, DENSE, INT8, Q8, Q4, Q4M)),
             block_tokens=rng.choice((1, 3, 16, 128)),
             biased=rng.random() < 0.3,
             normed=rng.random() < 0.3,
@@ -60,7 +66,13 @@ class Shape:
 
     @property
     def token_bytes(self) -> int:
-        return self.kv_heads * self.head_dim * (2 if self.kv_number == BFLOAT16 else 4)
+        scaled = self.head_dim + 4  # a byte each, and the scale
+        return self.kv_heads * {FLOAT32: self.head_dim * 4, BFLOAT16: self.head_dim * 2}.get(self.kv_number, scaled)
+
+    @property
+    def tolerance(self) -> float:
+        coarse = self.form != DENSE or self.kv_number in (KV_INT8, KV_E4M3)
+        return COARSE_TOLERANCE if coarse else TOLERANCE[max(self.number, self.kv_number)]
 
 
 @dataclass
@@ -97,11 +109,27 @@ class Weights:
         return self.hold(self.rng.uniform(0.5, 1.5, count).astype(np.float32))
 
     def matrix(self, rows: int, inputs: int, *, biased: bool | None = None) -> NativeMatrix:
+        if self.shape.form != DENSE:
+            return self.quantized(rows, -(-inputs // 32) * 32, biased=biased)
         values = (self.rng.standard_normal((rows, inputs)) / np.sqrt(inputs)).astype(np.float32)
         if self.shape.number == BFLOAT16:
             values = (values.view(np.uint32) >> 16).astype(np.uint16)
         bias = self.vector(rows) if (self.shape.biased if biased is None else biased) else None
         return NativeMatrix(data=self.hold(values), bias=bias, rows=rows, inputs=inputs)
+
+    def quantized(self, rows: int, inputs: int, *, biased: bool | None) -> NativeMatrix:
+        """Random codes, with scales that make weights of the order of dense ones."""
+        form, bits = self.shape.form, 4 if self.shape.form in (Q4, Q4M) else 8
+        codes = self.rng.integers(0, 1 << bits, (rows, inputs), dtype=np.uint8)
+        size = 3.0 / np.sqrt(inputs) / (1 << bits)
+        per_row = self.rng.uniform(0.5 * size, size, rows).astype(np.float32)
+        per_run = self.rng.uniform(0.5 * size, size, (rows, inputs // 32)).astype(np.float16)
+        minimums = self.hold((per_run * np.float16(-8)).astype(np.float16)) if form == Q4M else None
+        bias = self.vector(rows) if (self.shape.biased if biased is None else biased) else None
+        scales = self.hold(per_row if form == INT8 else per_run)
+        return NativeMatrix(
+            data=self.hold(codes), bias=bias, rows=rows, inputs=inputs, number=form, scales=scales, minimums=minimums
+        )
 
     def hold(self, values: np.ndarray) -> int:
         self.alive.append(values)
@@ -199,7 +227,7 @@ def play(path: Path, kernels: list[str], seed: int) -> None:
                 f"{engine.library.kernels} wrote outside of its slots, seed {seed}: {s}"
             )
             error = np.abs(result - results[-1]).max()
-            assert error < TOLERANCE[max(s.number, s.kv_number)], f"{engine.library.kernels} {error} seed {seed}: {s}"
+            assert error < s.tolerance, f"{engine.library.kernels} {error} seed {seed}: {s}"
     refuses_what_is_not_there(engines[0], requests[0], blocks)
     for engine in engines:
         engine.library.free(engine.handle)
