@@ -101,10 +101,10 @@ class SplitwiseSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class LinearSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`model: linear`: the prices of `LinearCost`, which says what each means."""
 
-    step_overhead_s: float = 0.040
-    prefill_token_s: float = 0.0019
-    prefill_pair_s: float = 0.0
-    decode_request_s: float = 0.004
+    step_overhead_s: float = 0.039
+    prefill_token_s: float = 0.0023
+    prefill_pair_s: float = 0.00000086
+    decode_request_s: float = 0.0053
     context_token_s: float = 0.000004
     handoff_local_s: float = 0.0005
     handoff_token_s: float = 0.00002

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.core.ports import CostModel
 from baton.core.types import StepShape, prefill_pairs
 from baton.cost.linear import LinearCost
+from baton.cost.load import load_cost
 
 COST: CostModel = LinearCost()
 counts = st.integers(0, 100_000)
@@ -81,3 +84,8 @@ def test_a_handoff_on_one_host_moves_no_bytes(tokens: int) -> None:
     same_s = COST.handoff_s(tokens=tokens, same_host=True)
     assert same_s == COST.handoff_s(tokens=0, same_host=True)
     assert same_s < COST.handoff_s(tokens=tokens, same_host=False)
+
+
+def test_a_configuration_without_a_cost_means_the_measured_defaults() -> None:
+    """What serves when nothing is said is what was measured, in the server, a replay and a cluster file alike."""
+    assert load_cost({}, folder=Path()).cost == LinearCost()

@@ -50,11 +50,11 @@ def test_with_a_compiler_that_fails_torch_serves_and_nothing_is_left(
 
 def test_a_library_that_is_there_is_not_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Built once, found after that; another compiler makes another one."""
-    _fake_compiler(tmp_path, monkeypatch, ': > "$(eval echo \\${$#})"; echo "g++ 99"')
+    _fake_compiler(tmp_path, monkeypatch, '[ "$1" = --version ] || : > "$(eval echo \\${$#})"; echo "g++ 99"')
     first = library_path()
     (tmp_path / "g++").write_text('#!/bin/sh\n[ "$1" = --version ] && echo "g++ 99" && exit 0\nexit 1\n')
     assert library_path() == first
-    _fake_compiler(tmp_path, monkeypatch, ': > "$(eval echo \\${$#})"; echo "g++ 100"')
+    _fake_compiler(tmp_path, monkeypatch, '[ "$1" = --version ] || : > "$(eval echo \\${$#})"; echo "g++ 100"')
     assert library_path() != first
 
 
