@@ -74,19 +74,32 @@ class RooflineCost:
         return self.step_s(StepShape(prefill_tokens=new_tokens, prefill_chunks=1, prefill_pairs=pairs))
 
     def step_s(self, shape: StepShape) -> float:
-        """See `CostModel.step_s`. A step with both kinds of work has the larger factor and overhead."""
+        """See `CostModel.step_s`.
+
+        A step with both kinds of work is its decode step, and what the prompt tokens add to its kernels at the prompts'
+        factor; never less than the prompts alone.
+        """
+        requests, engine = shape.decode_requests, self.engine
         if shape.prefill_tokens == 0:
-            fixed_s, token_s = self._decode(shape.decode_requests)
-            return fixed_s + token_s * shape.context_tokens
-        engine, requests = self.engine, shape.decode_requests
+            return self._decode_s(shape)
         phase = engine.prompt_phase(shape.prefill_tokens)
-        factor, overhead_s = phase.factor, phase.overhead_s
-        if requests:
-            factor, overhead_s = max(factor, engine.decode.factor), max(overhead_s, engine.decode.overhead_s)
+        prompts = StepShape(
+            prefill_tokens=shape.prefill_tokens, prefill_chunks=shape.prefill_chunks, prefill_pairs=shape.prefill_pairs
+        )  # fmt: skip
         launched = shape.prefill_tokens + requests > engine.graph_tokens
         launch_s = engine.prompt_layer_s * self.model.layers if launched else 0.0
-        busy_s = max(factor * self._kernels_s(shape), launch_s)
-        return busy_s + (overhead_s + engine.layer_s * self.model.layers + engine.request_s * requests)
+        layers_s = engine.layer_s * self.model.layers
+        alone_s = max(phase.factor * self._kernels_s(prompts), launch_s) + phase.overhead_s + layers_s
+        if not requests:
+            return alone_s
+        decode_s = self._decode_s(shape)
+        extra_s = engine.decode.overhead_s + layers_s + engine.request_s * requests
+        added_s = self._kernels_s(shape) - (decode_s - extra_s) / engine.decode.factor
+        return max(alone_s, decode_s + phase.factor * max(0.0, added_s))
+
+    def _decode_s(self, shape: StepShape) -> float:
+        fixed_s, token_s = self._decode(shape.decode_requests)
+        return fixed_s + token_s * shape.context_tokens
 
     def decode_run_s(self, *, requests: int, context_tokens: int, steps: int) -> Sequence[float]:
         """See `CostModel.decode_run_s`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from random import Random
 from typing import Any
 
@@ -64,13 +65,19 @@ def simulate(search: Search, fleet: Fleet, *, requests: int, seed: int) -> Resul
 
 
 def sample_trace(demand: Demand, *, rate_rps: float, requests: int, seed: int) -> Trace:
-    """Requests as long as the demand's, at Poisson times. Cached tokens are left out of the prompts."""
+    """Requests as long as the demand's, at Poisson times, stretched so that their mean rate is exactly this one.
+
+    Cached tokens are left out of the prompts.
+    """
     draw = Random(seed)
     weights = [each.weight for each in demand.lengths]
-    at_s, found = 0.0, list[TraceRequest]()
-    for each in draw.choices(demand.lengths, weights, k=requests):
-        found.append(TraceRequest(at_s=at_s, input_tokens=demand.new_tokens(each), output_tokens=each.output_tokens))
-        at_s += draw.expovariate(rate_rps)
+    lengths = draw.choices(demand.lengths, weights, k=requests)
+    ends = list(accumulate(draw.expovariate(1.0) for _ in range(requests)))
+    stretch_s = requests / rate_rps / ends[-1]
+    found = [
+        TraceRequest(at_s=end * stretch_s, input_tokens=demand.new_tokens(each), output_tokens=each.output_tokens)
+        for end, each in zip(ends, lengths, strict=True)
+    ]
     return Trace(format="planned", timing="absolute", requests=tuple(found))
 
 
