@@ -241,8 +241,8 @@ def _not_alike(workers: Sequence[WorkerView]) -> list[WorkerView]:
 
 
 def _decode_s(worker: WorkerView, more_requests: int, more_tokens: int, model: CostModel) -> float:
-    """Predict the time between two tokens of a worker that only decodes; those past its batch limit take turns."""
-    requests = worker.running_requests + more_requests
+    """Predict the time between two tokens beside what decodes here; those past the batch limit take turns."""
+    requests = decodes(worker) + more_requests
     shape = StepShape(decode_requests=requests, context_tokens=worker.context_tokens + more_tokens)
     turns = max(1.0, requests / worker.requests_max) if worker.requests_max else 1.0
     return turns * model.step_s(shape)
