@@ -196,3 +196,10 @@ def test_power_of_decode_is_what_splitwise_measured(tp: int, measured: float) ->
     """Share of the rating, one request of Llama-2-70B on A100."""
     cost = worker("llama2-70b", "a100", Parallel(tp=tp), "splitwise-vllm")
     assert cost.power_w(decoding(1, context=576)) / (400 * tp) == pytest.approx(measured, abs=0.06)
+
+
+def test_the_rest_of_a_long_hit_costs_no_more_than_decoding_it() -> None:
+    """16 tokens after 100,000 cached ones: the formula for whole prompts alone would say ten times as much."""
+    cost = worker("llama2-70b", "h100", Parallel(tp=8), "ideal")
+    rest_s = cost.prefill_s(new_tokens=16, cached_tokens=100_000)
+    assert rest_s <= 1.05 * cost.step_s(decoding(16, context=100_000))

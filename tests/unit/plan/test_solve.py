@@ -101,3 +101,14 @@ def test_kv_of_another_format_does_not_flow() -> None:
 
 def test_nothing_to_choose_from() -> None:
     assert solve(Problem(pools=[], handoff_bytes=1.0, same_host=True, rate_rps=1.0), ratio=False) is None
+
+
+def test_a_network_bounds_what_flows_between_pools() -> None:
+    """25 GB/s, 80 % of it for handoffs, 50 GB each: 0.4 requests a second from a worker, whatever it computes."""
+    both = [pool("prefill", NAMES[0], 5, 1), pool("decode", NAMES[0], 15, 1)]
+    problem = Problem(pools=both, handoff_bytes=50e9, same_host=False, rate_rps=None)
+    slow, fast = solve(problem, ratio=True), solve(replace(problem, same_host=True), ratio=True)
+    assert slow is not None
+    assert fast is not None
+    assert slow.rate_rps / min(slow.counts) == pytest.approx(0.4, rel=1e-3)
+    assert fast.rate_rps == pytest.approx(15.0)
