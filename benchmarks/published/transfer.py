@@ -40,21 +40,21 @@ def in_pages(spec: ClusterSpec, page_tokens: int) -> ClusterSpec:
     return replace(spec, kinds={name: with_page(kind) for name, kind in spec.kinds.items()})
 
 
-def second_token_ms(spec: ClusterSpec) -> float:
+def second_token_s(spec: ClusterSpec) -> float:
     """Simulate 3.6 requests/s of 8,000 and 200 tokens; the median gap between the first two tokens."""
     lengths = UniformLengths(input_tokens=(8000, 8000), output_tokens=(200, 200))
     trace = synthetic_trace(150, lengths, PoissonArrivals(3.6), Random(0))
     records = replay_trace(spec, trace, policy="distserve", seed=0)
-    return 1e3 * median(record.token_times_s[1] - record.token_times_s[0] for record in records)
+    return median(record.token_times_s[1] - record.token_times_s[0] for record in records)
 
 
-def break_even_at_peak_gb(name: str) -> float:
+def break_even_at_peak(name: str) -> float:
     """As the paper counts: every multiplication at the GPUs' peak. 2 a weight and token; attention is left out."""
     saved_s = 2 * WEIGHTS * PREFIX_TOKENS / (8 * hardware(name).bf16_flops)
     return break_even_bytes_per_s(token_bytes=TOKEN_BYTES, saved_s=saved_s, tokens=PREFIX_TOKENS) / 1e9
 
 
-def break_even_gb(name: str) -> float:
+def break_even(name: str) -> float:
     """With the time that the cost model predicts."""
     section = {"model": "roofline", "llm": "llama3.1-70b", "hardware": name, "tp": 8}
     loaded = load_cost(section, folder=CLUSTERS)
@@ -70,9 +70,9 @@ def main() -> None:
         page: round(1e3 * made.cost_model().on("h100").handoff_s(tokens=7500, same_host=False), 2)
         for page, made in pages.items()
     }
-    gaps_ms = {page: round(second_token_ms(made), 2) for page, made in pages.items()}
-    even_gb = {name: round(break_even_gb(name), 2) for name in PUBLISHED_GB}
-    peak_gb = {name: round(break_even_at_peak_gb(name), 2) for name in PUBLISHED_GB}
+    gaps_ms = {page: round(1e3 * second_token_s(made), 2) for page, made in pages.items()}
+    even_gb = {name: round(break_even(name), 2) for name in PUBLISHED_GB}
+    peak_gb = {name: round(break_even_at_peak(name), 2) for name in PUBLISHED_GB}
     for page, value in handoff_ms.items():
         print(f"pages of {page}: {value} ms (published {PUBLISHED_MS[page]}), second token after {gaps_ms[page]} ms")
     for name, value in even_gb.items():
