@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -85,7 +84,7 @@ def one(job: dict[str, object]) -> dict[str, object]:
 def measure(src: Path, job: dict[str, object]) -> dict[str, object]:
     """Simulate once, in a process that imports from `src`."""
     command = [sys.executable, str(HERE), "--one", json.dumps(job)]
-    done = subprocess.run(command, check=True, capture_output=True, env=os.environ | {"PYTHONPATH": str(src)})
+    done = subprocess.run(command, check=True, capture_output=True, env={"PYTHONPATH": str(src)})
     return json.loads(done.stdout)
 
 
