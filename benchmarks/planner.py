@@ -50,6 +50,13 @@ QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
             "workload": {"input_tokens": 3000, "output_tokens": 150},
         },
     ),
+    "deepseek-nodes": (
+        "DeepSeek-V3, prompts of 2,000: SGLang 52.3k tokens/s in per node of 8 H100; DeepSeek 14.8k out per 8 H800",
+        {
+            "llm": "deepseek-v3", "weights": ["fp8"], "finalists": 0, "hardware": [{"name": "h800", "gpus": 64}],
+            "slo": {"ttft_s": 3.0, "tpot_s": 0.06}, "workload": {"input_tokens": 2000, "output_tokens": 500},
+        },
+    ),
     "mooncake-break-even": (
         "Llama-3-70B, prefix of 8,192 tokens, 8 A800: the break-even bandwidth is 6 GB/s",
         {

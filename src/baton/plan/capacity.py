@@ -53,7 +53,12 @@ def prompt_s(cost: RooflineCost, *, new: int, cached: int, step_tokens: int) -> 
 
 def prefill_capacity(option: Option, demand: Demand, *, workers: int) -> Capacity:
     """A worker that computes prompts and hands them off, in a pool of `workers`."""
-    return max((_prefill(option.cost, demand, workers, tokens) for tokens in STEP_TOKENS), key=_rate)
+    return max((_prefill(option.cost, demand, workers, tokens) for tokens in _limits(option)), key=_rate)
+
+
+def _limits(option: Option) -> list[int]:
+    """Batch limits of a worker: each of its attention groups takes a share of the step."""
+    return [tokens * option.cost.parallel.dp for tokens in STEP_TOKENS]
 
 
 def _rate(capacity: Capacity) -> float:
@@ -125,7 +130,7 @@ def decode_capacity(option: Option, demand: Demand, *, workers: int, same_host: 
 
 def mixed_capacity(option: Option, demand: Demand, *, workers: int) -> Capacity:
     """A worker that does both, with prompts cut into chunks beside the decoding requests."""
-    found = [mixed_capacity_at(option, demand, workers=workers, step_tokens=tokens) for tokens in STEP_TOKENS]
+    found = [mixed_capacity_at(option, demand, workers=workers, step_tokens=tokens) for tokens in _limits(option)]
     return max(found, key=_rate)
 
 
