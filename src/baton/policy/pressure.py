@@ -1,9 +1,10 @@
 """Baton's own choices: every request goes where the most pressed promise of all that it touches is pressed least.
 
 Pressure is predicted time over promised time: of this request's first token, and of each token of those that decode
-where its prompt would be computed. A worker's role says where work goes if all else is equal; it forbids nothing. So a
-decode worker computes a short prompt itself when the prefill workers are behind, and a prefill worker that has nothing
-to do decodes: the fleet takes the shape that the load asks for, request by request.
+where its prompt would be computed. For a request with an SLO a worker's role says where its work goes if all else is
+equal, and forbids nothing: a decode worker computes a short prompt itself when the prefill workers are behind, and a
+prefill worker that has nothing to do decodes, so the fleet takes the shape that the load asks for, request by request.
+Without an SLO nobody can say what a prompt between two tokens may cost: then roles are kept, as an operator expects.
 """
 
 from __future__ import annotations
@@ -78,13 +79,14 @@ class LeastPressure:
         full = TakeAll(requests_max=self.requests_max).admit(request, cluster, cost, now_s)
         if full is not None or request.slo is None or not cluster.workers:
             return full
-        plan = self._plan(request, cluster, cost)
+        plan = self._plan(request, cluster.workers, cluster, cost)
         tpot_s = min(self._tpot_s(worker, request, cluster, cost) for worker in cluster.workers)
         return refuse_late(request.slo, plan.ttft_s / self.ttft_slack, tpot_s / self.tpot_slack)
 
     def route(self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel) -> Route:
         """See `RoutingPolicy.route`."""
-        plan = self._plan(request, cluster, cost)
+        workers = candidates if request.slo is None else cluster.workers
+        plan = self._plan(request, workers, cluster, cost)
         share = self._shares.setdefault(plan.worker.id, _Share())
         share.prompts_s = share.at(self._now_s, self._memory_s(request, plan.worker, cluster, cost)) + plan.prompt_s
         share.at_s = self._now_s
@@ -111,14 +113,14 @@ class LeastPressure:
             off_role = self.off_role_ratio if worker.role == "prefill" else 1.0
             return (kv_free_tokens(worker) < tokens, tpot_s * off_role, worker.id)
 
-        return min(cluster.workers, key=key).id
+        return min(candidates if request.slo is None else cluster.workers, key=key).id
 
     # ---- predictions
 
-    def _plan(self, request: Request, cluster: ClusterView, cost: CostModel) -> _Plan:
-        """Choose the worker, and what it fetches, under the least pressure."""
+    def _plan(self, request: Request, workers: Sequence[WorkerView], cluster: ClusterView, cost: CostModel) -> _Plan:
+        """Choose one of the workers, and what it fetches, under the least pressure."""
         arenas = self._arenas(request, cluster, cost)
-        looked_at = _not_alike(cluster.workers)
+        looked_at = _not_alike(workers)
         plans = [self._on(worker, request, cluster, cost, arenas[worker.host]) for worker in looked_at]
         return min(plans, key=lambda plan: (plan.pressure, plan.ttft_s, plan.worker.id))
 
