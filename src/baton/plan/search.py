@@ -107,7 +107,7 @@ class Search:
         found: tuple[list[Pool], Solution] | None = None
         for _ in range(ROUNDS):
             pools = self._pools(shape, [option for option in self.options if keep(option)], sizes)
-            solution = solve(self._problem(pools), ratio=self.objective != "cheapest")
+            solution = solve(self._problem(pools))
             if solution is None:
                 return None
             found = (pools, solution)

@@ -53,8 +53,8 @@ class Solution:
     price: float
 
 
-def solve(problem: Problem, *, ratio: bool) -> Solution | None:
-    """Find the cheapest counts that carry the rate; with `ratio`, those with the most rate for a unit of price.
+def solve(problem: Problem) -> Solution | None:
+    """Find the cheapest counts that carry the rate; where none is wanted, those with the most rate for a unit of price.
 
     None where nothing carries anything. A rate that is too high gives the largest that the hardware carries.
     Raises ConfigError where SciPy is not installed.
@@ -65,7 +65,7 @@ def solve(problem: Problem, *, ratio: bool) -> Solution | None:
     most = _maximize(problem, price_weight=0.0, fixed_rps=None)
     if most is None or most.rate_rps <= 1e-9:
         return None
-    if problem.rate_rps is not None and not ratio:
+    if problem.rate_rps is not None:
         if most.rate_rps < problem.rate_rps * (1 - 1e-6):
             return most
         return _maximize(problem, price_weight=1.0, fixed_rps=problem.rate_rps)

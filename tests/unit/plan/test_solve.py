@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton.cli.plan import OBJECTIVES
 from baton.core.types import Role
 from baton.plan.capacity import Capacity
 from baton.plan.options import Option
@@ -59,7 +60,7 @@ def price(problem: Problem, counts: tuple[int, ...]) -> float:
 @given(found=st.lists(pools, min_size=1, max_size=4), same=st.booleans(), wanted=st.floats(0.5, 20))
 def test_the_cheapest_fleet_is_as_cheap_as_the_best_of_all(found: list[Pool], same: bool, wanted: float) -> None:
     problem = Problem(pools=found, handoff_bytes=5e9, same_host=same, rate_rps=wanted)
-    solution, every = solve(problem, ratio=False), affordable(problem)
+    solution, every = solve(problem), affordable(problem)
     most_rps = max(carried(problem, counts) for counts in every)
     if most_rps <= 1e-9:
         assert solution is None
@@ -77,7 +78,7 @@ def test_the_cheapest_fleet_is_as_cheap_as_the_best_of_all(found: list[Pool], sa
 @given(found=st.lists(pools, min_size=1, max_size=4), same=st.booleans())
 def test_the_best_ratio_is_the_best_of_all(found: list[Pool], same: bool) -> None:
     problem = Problem(pools=found, handoff_bytes=5e9, same_host=same, rate_rps=None)
-    solution = solve(problem, ratio=True)
+    solution = solve(problem)
     ratios = [
         carried(problem, counts) / price(problem, counts) for counts in affordable(problem) if price(problem, counts)
     ]
@@ -95,20 +96,33 @@ def test_kv_of_another_format_does_not_flow() -> None:
     other = replace(decode.option.cost, precision=type(decode.option.cost.precision)(kv="fp8"))
     odd = replace(decode, option=replace(decode.option, cost=other))
     problem = Problem(pools=[prefill, odd], handoff_bytes=1.0, same_host=True, rate_rps=None)
-    assert solve(problem, ratio=False) is None
-    assert solve(replace(problem, pools=[prefill, decode]), ratio=False) is not None
+    assert solve(problem) is None
+    assert solve(replace(problem, pools=[prefill, decode])) is not None
 
 
 def test_nothing_to_choose_from() -> None:
-    assert solve(Problem(pools=[], handoff_bytes=1.0, same_host=True, rate_rps=1.0), ratio=False) is None
+    assert solve(Problem(pools=[], handoff_bytes=1.0, same_host=True, rate_rps=1.0)) is None
 
 
 def test_a_network_bounds_what_flows_between_pools() -> None:
     """25 GB/s, 80 % of it for handoffs, 50 GB each: 0.4 requests a second from a worker, whatever it computes."""
     both = [pool("prefill", NAMES[0], 5, 1), pool("decode", NAMES[0], 15, 1)]
     problem = Problem(pools=both, handoff_bytes=50e9, same_host=False, rate_rps=None)
-    slow, fast = solve(problem, ratio=True), solve(replace(problem, same_host=True), ratio=True)
+    slow, fast = solve(problem), solve(replace(problem, same_host=True))
     assert slow is not None
     assert fast is not None
     assert slow.rate_rps / min(slow.counts) == pytest.approx(0.4, rel=1e-3)
     assert fast.rate_rps == pytest.approx(15.0)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_every_objective_carries_the_wanted_rate_where_the_hardware_can(objective: str) -> None:
+    """The best ratio alone would be one worker of the best kind, and most requests without an answer."""
+    one = search(WORKED).fleet("mixed")
+    assert one is not None
+    wanted_rps = one.rate_rps / one.gpus * 2.5
+    workload = {**WORKED["workload"], "rate_rps": wanted_rps}
+    found = search(WORKED, objective=objective, workload=workload).fleet("mixed")
+    assert found is not None
+    assert found.rate_rps >= wanted_rps * (1 - 1e-3)
+    assert found.gpus <= 4
