@@ -101,6 +101,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "a", "structured_outputs": {"json": "[1"}}, "structured_outputs.json"),
     ({"prompt": "a", "structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
     ({"prompt": "a", "guided_json": {"items": {"type": "integr"}}}, "guided_json.items"),
+    ({"prompt": "a", "guided_json": "[" * 5000}, "guided_json"),
     ({"prompt": "a", "guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
     ({"prompt": "a", "guided_choice": ["x" * 4096] * 40}, "guided_choice"),
     ({"prompt": "a", "max_token": 5}, "max_token"),

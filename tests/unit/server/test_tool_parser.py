@@ -14,6 +14,23 @@ from baton.server.tools.parser import ToolParser, call_id
 FORMATS = (HERMES, MISTRAL, LLAMA3)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        '{"name": "a\\qb", "arguments": {"x": 1}}',
+        '{"name": "a\nb", "arguments": {"x": 1}}',
+        '{"name": "\\u12", "arguments": {"x": 1}}',
+        '{"name": "\\ud800", "arguments": {"x": 1}}',
+        '{"arguments": {"x": "\\ud800"}, "name": "f"}',
+        '{"arguments": {"x": NaN}, "name": "f"}',
+        '{"arguments": {"x": ' + "[" * 5000 + "]" * 5000 + '}, "name": "f"}',
+    ],
+)
+def test_what_is_no_json_is_text_and_no_crash(call: str) -> None:
+    """A model writes what it likes: names with half an escape, half a character, a depth that nobody decodes."""
+    assert _read(HERMES, [f"<tool_call>{call}"]) == (f"<tool_call>{call}", [])
+
+
 def _read(form: ToolFormat, pieces: list[str], calls_max: int | None = None) -> tuple[str, list[tuple[str, str]]]:
     """Return the text that is no call, and name and arguments of every call."""
     parser = ToolParser(form, name="answer", calls_max=calls_max)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Literal
 
+import msgspec
+
 from baton.server.tools.formats import ToolFormat
 
 State = Literal["start", "text", "before", "head", "arguments", "tail", "after"]
@@ -44,6 +46,14 @@ def call_id(seed: str) -> str:
         number, digit = divmod(number, len(_ALPHABET))
         characters.append(_ALPHABET[digit])
     return "".join(characters)
+
+
+def _read(text: str) -> object:
+    """Decode strictly: models write escapes, halves of characters and depths that are no JSON. None: it is none."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return None
 
 
 class JsonEnd:
@@ -176,8 +186,8 @@ class ToolParser:
     def _in_head(self, character: str) -> State:
         """In an object whose name and arguments have not both begun."""
         complete = self._end.push(character)
-        if character == "{" and self._end.depth == 2 and (found := self._head.fullmatch(self._object)):
-            self._open(str(json.loads(found[1])))
+        if character == "{" and self._end.depth == 2 and (name := self._name_before()) is not None:
+            self._open(name)
             self._fragment.append(character)
             self._end = JsonEnd()
             self._end.push(character)
@@ -185,11 +195,16 @@ class ToolParser:
         self._object += character
         return self._read_whole() if complete else "head"
 
+    def _name_before(self) -> str | None:
+        """The name, where the object has come to its arguments. None: not so, or it is no JSON."""
+        found = self._head.fullmatch(self._object)
+        name = _read(found[1]) if found else None
+        return name if isinstance(name, str) else None
+
     def _read_whole(self) -> State:
         """Read an object that has its keys in another order, or is no call."""
-        try:
-            call = json.loads(self._object)
-        except ValueError:
+        call = _read(self._object)
+        if not isinstance(call, dict):
             return self._give_back()
         name, arguments = call.get("name"), call.get(self._form.arguments, {})
         if not isinstance(name, str) or not isinstance(arguments, dict):

@@ -114,7 +114,7 @@ def _from_json(sent: JsonSchema | str | None, param: str) -> Iterator[Constraint
     if isinstance(sent, str):
         try:
             sent = msgspec.json.decode(sent, type=JsonSchema)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise RequestError(f"{param} is no JSON schema: {error}", param=param) from error
     if sent is not None:
         yield schema_constraint(sent, param)
