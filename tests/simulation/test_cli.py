@@ -10,6 +10,7 @@ import pytest
 
 from baton.cli.main import main
 from baton.core.errors import ConfigError
+from baton.core.types import StepShape
 from baton.metrics.summary import Results
 from baton.policy.named import NAMED
 from baton.sim.spec import load_spec
@@ -115,6 +116,16 @@ def test_a_trace_without_times_needs_a_rate(tmp_path: Path, capsys: pytest.Captu
         ("[kv]\nblocks = 0", "kv.blocks is 0"),
         ("[topology]\nprefill = 0", "no worker"),
         ("[link]\ndelay_min_s = 2.0", "link.delay_max_s is 0.0006, but must be at least 2"),
+        ("[link]\ndelay_max_s = inf", "link.delay_max_s is inf"),
+        ("[cost]\nprefill_token_s = nan", "cost.prefill_token_s is nan"),
+        ("[cost]\ndecode_request_s = -1", "cost.decode_request_s is -1"),
+        ("[wire]\noverlap_ratio = 5", "wire.overlap_ratio is 5, but must be from 0 to 1"),
+        ("tick_s = 0", "tick_s is 0"),
+        ("worker_start_s = -4", "worker_start_s is -4"),
+        ("workers = [{role = 'mixed'}, {role = 'decode', count = -1}]", r"workers\[1\].count is -1"),
+        ("[kinds.a]\ncost = {model = 'linear'}\nkv = {blocks = 0}", "kinds.a.kv.blocks is 0"),
+        ("[kinds.a]\ncost = {model = 'linear'}\nbatch = {requests_max = 0}", "kinds.a.batch.requests_max is 0"),
+        ("[kinds.a]\ncost = {model = 'linear', prefill_token_s = -1}", "kinds.a.cost: .*prefill_token_s is -1"),
         ("[kv]\nblocks = 'many'", "not a valid cluster"),
         ("[kv", "not a TOML file"),
         ("kv = 3", "kv must be a section"),
@@ -124,3 +135,11 @@ def test_a_trace_without_times_needs_a_rate(tmp_path: Path, capsys: pytest.Captu
 def test_a_bad_cluster_file_says_what_to_change(text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         load_spec(text)
+
+
+def test_workers_without_a_kind_cost_what_the_cluster_says_beside_others_that_have_one() -> None:
+    spec = load_spec(
+        "workers = [{role = 'prefill'}, {role = 'decode', kind = 'slow'}]\n"
+        "[cost]\nstep_overhead_s = 0.25\n[kinds.slow]\ncost = {model = 'linear', step_overhead_s = 7.0}"
+    )
+    assert [spec.cost_model().on(view.kind).step_s(StepShape()) for view in spec.views()] == [0.25, 7.0]

@@ -131,9 +131,10 @@ def build(spec: AnySpec, folder: Path) -> Built:
     """Build the cost model; files are relative to `folder`. Raises ConfigError with every problem."""
     match spec:
         case LinearSpec():
-            if not spec.step_overhead_s > 0:
-                raise ConfigError(f"step_overhead_s is {spec.step_overhead_s}, but must be above 0")
-            return LinearCost(**structs.asdict(spec)), KindFacts()
+            cost = LinearCost(**structs.asdict(spec))
+            if problems := cost.problems():
+                raise ConfigError("\n".join(problems))
+            return cost, KindFacts()
         case FittedSpec():
             return load_fitted(_read(folder / spec.file)), KindFacts()
         case RooflineSpec():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -154,7 +155,10 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         usual = self.cost.model()
         if not self.kinds:
             return usual
-        return HeterogeneousCost(kinds={name: self._load(kind).cost for name, kind in self.kinds.items()})
+        kinds = {name: self._load(kind).cost for name, kind in self.kinds.items()}
+        if any(not view.kind for view in self.views()):
+            kinds[""] = usual
+        return HeterogeneousCost(kinds=kinds)
 
     def _groups(self) -> list[tuple[SimWorkers, list[WorkerView]]]:
         topology = self.topology
@@ -178,21 +182,11 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def problems(self) -> list[str]:
         """Everything that is wrong with it. Empty means ready to simulate."""
         found = [
-            f"{name} is {value}, but must be at least {low:g}"
-            for name, value, low in (
-                ("kv.blocks", self.kv.blocks, 1),
-                ("kv.block_tokens", self.kv.block_tokens, 1),
-                ("batch.step_tokens_max", self.batch.step_tokens_max, 1),
-                ("batch.requests_max", self.batch.requests_max, 1),
-                ("queue_requests_max", self.queue_requests_max, 1),
-                ("cells", self.cells, 1),
-                ("output_tokens_max", self.output_tokens_max, 1),
-                ("link.delay_min_s", self.link.delay_min_s, 0.0),
-                ("link.delay_max_s", self.link.delay_max_s, self.link.delay_min_s),
-                ("cost.step_overhead_s", self.cost.step_overhead_s, 1e-9),
-            )
-            if not value >= low
+            f"{name} is {value:g}, but must be {_bounds(low, high)}"
+            for name, value, low, high in self._ranges()
+            if not (low <= value <= high and value < math.inf)
         ]
+        found += [f"cost.{problem}" for problem in self.cost.model().problems()]
         topology = self.topology
         if min(topology.prefill, topology.decode, topology.mixed) < 0 or not self.views():
             found.append("topology has no worker: set prefill and decode, or mixed, to 1 or more")
@@ -202,6 +196,27 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             if group.kind and group.kind not in self.kinds
         ]
         return found + self._kind_problems()
+
+    def _ranges(self) -> list[tuple[str, float, float, float]]:
+        """(name, value, least, most)."""
+        ranges = [
+            ("queue_requests_max", self.queue_requests_max, 1, math.inf),
+            ("cells", self.cells, 1, math.inf),
+            ("output_tokens_max", self.output_tokens_max, 1, math.inf),
+            ("tick_s", self.tick_s, 0.001, math.inf),
+            ("worker_start_s", self.worker_start_s, 0.0, math.inf),
+            ("link.delay_min_s", self.link.delay_min_s, 0.0, math.inf),
+            ("link.delay_max_s", self.link.delay_max_s, self.link.delay_min_s, math.inf),
+            ("wire.overlap_ratio", self.wire.overlap_ratio, 0.0, 1.0),
+            ("wire.residue_s", self.wire.residue_s, 0.0, math.inf),
+            *((f"workers[{index}].count", group.count, 0, math.inf) for index, group in enumerate(self.workers)),
+            *_kv_ranges("kv", self.kv),
+            *_batch_ranges("batch", self.batch),
+        ]
+        for name, kind in self.kinds.items():
+            ranges += _kv_ranges(f"kinds.{name}.kv", kind.kv) if kind.kv is not None else []
+            ranges += _batch_ranges(f"kinds.{name}.batch", kind.batch) if kind.batch is not None else []
+        return ranges
 
     def _kind_problems(self) -> list[str]:
         found: list[str] = []
@@ -216,6 +231,22 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             except ConfigError as error:
                 found += [f"kinds.{name}.cost: {line}" for line in str(error).splitlines()]
         return found
+
+
+def _kv_ranges(name: str, kv: SimKV) -> list[tuple[str, float, float, float]]:
+    return [(f"{name}.blocks", kv.blocks, 1, math.inf), (f"{name}.block_tokens", kv.block_tokens, 1, math.inf)]
+
+
+def _batch_ranges(name: str, batch: BatchLimits) -> list[tuple[str, float, float, float]]:
+    return [
+        (f"{name}.step_tokens_max", batch.step_tokens_max, 1, math.inf),
+        (f"{name}.requests_max", batch.requests_max, 1, math.inf),
+        (f"{name}.growth_tokens", batch.growth_tokens, 1, math.inf),
+    ]
+
+
+def _bounds(low: float, high: float) -> str:
+    return f"at least {low:g} and finite" if high == math.inf else f"from {low:g} to {high:g}"
 
 
 def read_spec(path: Path) -> ClusterSpec:
