@@ -27,11 +27,14 @@ def freeness(worker: WorkerView) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Freest:
-    """The worker with the highest freeness. Routes, with prompt and answer on one worker, and places."""
+    """The worker with the highest freeness. Routes, and places on the same host, where its KV is.
+
+    A prompt is told to end at its first token, though mostly nobody else goes on: what decodes is what may move.
+    """
 
     def route(self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel) -> Route:
-        """See `RoutingPolicy.route`."""
-        return Route(worker=_freest(cluster.workers).id, until="end")
+        """See `RoutingPolicy.route`. Roles forbid nothing."""
+        return Route(worker=_freest(cluster.workers).id, until="first_token")
 
     def place(
         self,
@@ -42,7 +45,7 @@ class Freest:
         cost: CostModel,
     ) -> WorkerId:
         """See `PlacementPolicy.place`."""
-        return _freest(cluster.workers).id
+        return _freest([worker for worker in cluster.workers if worker.host == source] or cluster.workers).id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

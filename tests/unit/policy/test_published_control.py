@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.core.types import FlightView, LoadWindow, RequestId, Slo, WorkerId
+from baton.core.types import FlightView, HostId, LoadWindow, RequestId, Slo, WorkerId
 from baton.policy.arrow import ArrowRoles, ArrowRouting
 from baton.policy.lengths import RecentMean
 from baton.policy.llumnix import Freest, Rebalance, freeness
@@ -100,7 +100,11 @@ def test_freeness_is_free_kv_per_request_and_a_queue_takes_from_it() -> None:
     assert freeness(worker("a", queued_tokens=500, context_tokens=600, kv_tokens_max=1000)) == -100
     free = worker("free", "decode", running_requests=1, context_tokens=500, kv_tokens_max=1000)
     full = worker("full", running_requests=3, context_tokens=500, kv_tokens_max=1000)
-    assert Freest().route(request(), [full], cluster(full, free), COST) == Route(worker=free.id, until="end")
+    assert Freest().route(request(), [full], cluster(full, free), COST) == Route(worker=free.id, until="first_token")
+    far = worker("far", "decode", kv_tokens_max=1000, host="other")
+    here = cluster(full, free, far)
+    assert Freest().place(request(), HostId("h"), [free, far], here, COST) == free.id, "its KV stays where it is"
+    assert Freest().place(request(), None, [free, far], here, COST) == far.id
 
 
 def test_one_request_moves_from_the_least_free_to_the_freest_the_youngest_first() -> None:
