@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 from msgspec.structs import replace
 
 from baton.control.decision_log import PoolDecision
 from baton.core.copies import LandingEnded, LandingWanted
-from baton.core.messages import StartDecode, StopRequest
+from baton.core.messages import StartDecode, StartWorker, StopRequest
 from baton.core.types import HostId, RequestId, WorkerId
-from baton.sim.cluster import SimCluster
+from baton.sim.cluster import SimCluster, build_cluster
+from baton.sim.engines import LengthEngine
 from baton.sim.faults import Cancel, Death, Fault, HostKill, Kill, WireCut
+from baton.sim.journal import Journal
 from baton.sim.play import play
+from baton.sim.policies import build_policies
 from baton.sim.scenario import RESTLESS, PlannedRequest, Scenario
-from baton.sim.spec import SimWorkers
+from baton.sim.spec import SimWorkers, load_spec
 from tests.simulation.test_behaviour import outcome, request, scenario
 
 A, B = HostId("a"), HostId("b")
@@ -129,3 +134,32 @@ def test_nothing_waits_to_land_on_a_host_that_is_gone() -> None:
     made = two_hosts(request("q", tokens=30, output=30), request("r", tokens=30, at_s=0.05), faults=(kill, down))
     cluster = play(replace(made, cluster=replace(made.cluster, kv=replace(made.cluster.kv, blocks=15))))
     assert {outcome(life) for life in cluster.server.journal.lives.values()} == {"finished"}
+
+
+def test_a_worker_that_scaling_adds_is_like_the_others_of_its_role_arena_and_host() -> None:
+    """One role's workers have a host each, of a kind with its own arena; the other's share one that has a name."""
+    spec = load_spec(
+        "workers = [{role = 'prefill', host = 'a'}, {role = 'decode', host = 'each', kind = 'small'}]\n"
+        "[kv]\nblocks = 40\n[kinds.small]\ncost = {model = 'linear'}\nkv = {blocks = 7}"
+    )
+    cluster = build_cluster(
+        spec,
+        build_policies("baton", spec),
+        lambda host: LengthEngine({}),
+        seed=0,
+        journal=Journal(keep_log=False),
+        closed=lambda life: None,
+    )
+    for role in ("decode", "prefill"):
+        cluster.reshape(StartWorker(role))
+    cluster.loop.run(until_s=math.inf, events_max=1000, after_each=lambda: None)
+    pools = cluster.server.carrier.pools
+    assert {host: pool.view().blocks_total for host, pool in pools.items()} == {
+        "a": 40,
+        "host-of-decode-0": 7,
+        "host-of-decode-added-1": 7,
+    }
+    assert [worker.view.host for worker in cluster.workers if "added" in worker.view.id] == [
+        "host-of-decode-added-1",
+        "a",
+    ]

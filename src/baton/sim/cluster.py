@@ -28,7 +28,7 @@ from baton.sim.journal import Journal, Life
 from baton.sim.loop import Delays, EventLoop, Link, Spike
 from baton.sim.outside import SimOutside
 from baton.sim.server import SimServer
-from baton.sim.spec import HOST, ClusterSpec
+from baton.sim.spec import ClusterSpec, SimKV, SimWorkers
 from baton.sim.wires import Wires
 from baton.sim.worker import Decoded, SimWorker
 
@@ -91,9 +91,8 @@ class SimCluster:
 
     # ---- hosts and workers come
 
-    def open_host(self, host: HostId) -> None:
+    def open_host(self, host: HostId, kv: SimKV) -> None:
         """Give a host its empty arena."""
-        kv = self.spec.kv_of(host)
         self.engines[host] = self.new_engine(host)
         pool = HostPool(
             host=host, blocks_total=kv.blocks, block_tokens=kv.block_tokens, eviction=self.policies.eviction
@@ -185,7 +184,7 @@ class SimCluster:
         self.loop.after(restart_s, partial(self._reopen, host))
 
     def _reopen(self, host: HostId) -> None:
-        self.open_host(host)
+        self.open_host(host, self.spec.kv_of(host))
         for view in self.spec.views():
             if view.host == host:
                 self.boot(view)
@@ -210,15 +209,14 @@ class SimCluster:
                 assert_never(command)
 
     def _added(self, name: str, command: StartWorker) -> WorkerView:
-        """A worker like the first of its role: of its kind, and on a host of its own where those have one each."""
-        alike = [group for group in self.spec.workers if group.role == command.role]
-        host = HostId(f"host-of-{name}") if alike and alike[0].host == "each" else HOST
-        kind = alike[0].kind if alike else ""
-        return WorkerView(id=WorkerId(name), host=host, role=command.role, kind=kind)
+        """A worker like the first of its role: of its kind, on its host, or on its own where those have one each."""
+        alike = [group for group in self.spec.workers if group.role == command.role] or [SimWorkers(role=command.role)]
+        host = HostId(f"host-of-{name}" if alike[0].host == "each" else alike[0].host)
+        return WorkerView(id=WorkerId(name), host=host, role=command.role, kind=alike[0].kind)
 
     def _boot_added(self, view: WorkerView) -> None:
         if view.host not in self.engines:
-            self.open_host(view.host)
+            self.open_host(view.host, self.spec.kv_of_kind(view.kind))
         self.boot(view)
 
     # ---- copies between hosts
@@ -329,7 +327,7 @@ def build_cluster(
         wires=wires,
     )
     for host in spec.hosts():
-        cluster.open_host(host)
+        cluster.open_host(host, spec.kv_of(host))
     for view in spec.views():
         cluster.boot(view)
     cluster.keep_ticking()

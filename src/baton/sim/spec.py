@@ -132,8 +132,11 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     def kv_of(self, host: HostId) -> SimKV:
         """The arena of a host: that of the kind of its first worker, if that has one."""
-        kinds = [view.kind for view in self.views() if view.host == host]
-        kind = self.kinds.get(kinds[0]) if kinds else None
+        return self.kv_of_kind(next((view.kind for view in self.views() if view.host == host), ""))
+
+    def kv_of_kind(self, name: str) -> SimKV:
+        """The arena of a host whose first worker is of this kind."""
+        kind = self.kinds.get(name)
         if kind is None:
             return self.kv
         return kind.kv if kind.kv is not None else self._kv_beside_weights(kind)
