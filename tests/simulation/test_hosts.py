@@ -159,7 +159,6 @@ def test_a_worker_that_scaling_adds_is_like_the_others_of_its_role_arena_and_hos
         "host-of-decode-0": 7,
         "host-of-decode-added-1": 7,
     }
-    assert [worker.view.host for worker in cluster.workers if "added" in worker.view.id] == [
-        "host-of-decode-added-1",
-        "a",
-    ]
+    homes = {worker.id: worker.batcher.view(0.0).host for worker in cluster.workers}
+    assert homes["prefill-added-2"] == "a"
+    assert homes["decode-added-1"] == "host-of-decode-added-1"
