@@ -4,6 +4,7 @@
 // Source: online softmax, arXiv 1805.02867; tiles and the merge by log-sum-exp, arXiv 2205.14135, section 3.
 #pragma once
 #include "gemm.h"
+#include "lone.h"
 #include "rows.h"
 
 namespace baton {
@@ -34,119 +35,6 @@ private:
         end += (count + 15) / 16 * 16;
         return piece;
     }
-};
-
-// ---- packing a tile of keys or values into panels ----------------------------------------------------------------
-
-#if defined(__AVX512F__)
-// out[i][0..15] = rows[0..15][i] for 16 numbers of 4 bytes.
-inline void transpose16(const void* const* rows, int64_t at, uint32_t* out, int64_t stride) {
-    __m512i a[16], b[16];
-    for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(static_cast<const uint32_t*>(rows[i]) + at);
-    for (int i = 0; i < 16; i += 2) {
-        b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
-        b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
-    }
-    for (int i = 0; i < 16; i += 4) {
-        a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
-        a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
-        a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
-        a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
-    }
-    for (int i = 0; i < 4; i++) {
-        b[i] = _mm512_shuffle_i32x4(a[i], a[i + 4], 0x88);
-        b[i + 4] = _mm512_shuffle_i32x4(a[i], a[i + 4], 0xdd);
-        b[i + 8] = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0x88);
-        b[i + 12] = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0xdd);
-    }
-    for (int i = 0; i < 4; i++) {
-        _mm512_storeu_si512(out + i * stride, _mm512_shuffle_i32x4(b[i], b[i + 8], 0x88));
-        _mm512_storeu_si512(out + (i + 8) * stride, _mm512_shuffle_i32x4(b[i], b[i + 8], 0xdd));
-        _mm512_storeu_si512(out + (i + 4) * stride, _mm512_shuffle_i32x4(b[i + 4], b[i + 12], 0x88));
-        _mm512_storeu_si512(out + (i + 12) * stride, _mm512_shuffle_i32x4(b[i + 4], b[i + 12], 0xdd));
-    }
-}
-#else
-inline void transpose16(const void* const* rows, int64_t at, uint32_t* out, int64_t stride) {
-    for (int r = 0; r < 16; r++)
-        for (int i = 0; i < 16; i++)
-            std::memcpy(out + i * stride + r, static_cast<const uint32_t*>(rows[r]) + at + i, 4);
-}
-#endif
-
-// Keys of TILE_KEYS rows as panels of 32 keys. `words`: 4-byte units of a padded row (one float32, two bfloat16).
-inline void pack_keys(const void* const* rows, int words, int keys, uint32_t* out) {
-    for (int key = 0; key < keys; key += 16) {
-        uint32_t* panel = out + int64_t{key / PANEL} * PANEL * words + key % PANEL;
-        for (int at = 0; at < words; at += 16) transpose16(rows + key, at, panel + int64_t{at} * PANEL, PANEL);
-    }
-}
-
-// Values of TILE_KEYS rows as panels of 32 dimensions: [dim / 32][key][32], or [dim / 32][key / 2][32][2].
-inline void pack_values(const void* const* rows, int head_pad, int keys, float* out) {
-    for (int dim = 0; dim < head_pad; dim += PANEL)
-        for (int key = 0; key < keys; key++)
-            std::memcpy(out + (int64_t{dim} * TILE_KEYS + key * PANEL), static_cast<const float*>(rows[key]) + dim,
-                        PANEL * 4);
-}
-
-inline void interleave(const bf16* a, const bf16* b, bf16* out) {  // 32 of each
-#if defined(__AVX512BW__)
-    alignas(64) static constexpr uint16_t order[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
-                                                       8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
-    const __m512i low = _mm512_load_si512(order), high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-    const __m512i x = _mm512_loadu_si512(a), y = _mm512_loadu_si512(b);
-    _mm512_storeu_si512(out, _mm512_permutex2var_epi16(x, low, y));
-    _mm512_storeu_si512(out + 32, _mm512_permutex2var_epi16(x, high, y));
-#else
-    for (int i = 0; i < PANEL; i++) out[2 * i] = a[i], out[2 * i + 1] = b[i];
-#endif
-}
-
-inline void pack_values(const void* const* rows, int head_pad, int keys, bf16* out) {
-    for (int dim = 0; dim < head_pad; dim += PANEL)
-        for (int key = 0; key < keys; key += 2)
-            interleave(static_cast<const bf16*>(rows[key]) + dim, static_cast<const bf16*>(rows[key + 1]) + dim,
-                       out + (int64_t{dim} * TILE_KEYS + key * PANEL));
-}
-
-// Where the keys of a tile lie: all KV heads of a token stand side by side, and its values one plane further.
-struct Tile {
-    int first_key, valid;  // keys from `valid` on are not there, or not yet
-    const uint8_t* keys[TILE_KEYS];
-    int64_t plane_bytes;
-
-    Tile(const Attention& call, const Slice& slice, int first_key, int end) : first_key(first_key) {
-        const Arena& arena = *call.arena;
-        valid = end - first_key < TILE_KEYS ? end - first_key : TILE_KEYS;
-        plane_bytes = arena.block_tokens * arena.token_bytes;
-        int block = first_key / arena.block_tokens, slot = first_key % arena.block_tokens;
-        for (int key = 0; key < valid; key++) {
-            keys[key] = slot == 0 || key == 0 ? arena.row(slice.blocks[block], call.layer, 0, slot)
-                                              : keys[key - 1] + arena.token_bytes;
-            if (++slot == arena.block_tokens) slot = 0, block++;
-        }
-    }
-};
-
-// Brings the next tile into the cache in small portions, while the current one is computed.
-class Prefetch {
-public:
-    // The bytes [from, to) of each of the tile's keys and values; null: nothing follows.
-    Prefetch(const Tile* tile, int64_t from, int64_t to) : tile_(tile), from_(from), to_(to) {}
-
-    void some(int tokens) {
-        if (tile_ == nullptr) return;
-        for (; tokens > 0 && next_ < 2 * tile_->valid; next_++, tokens--) {
-            const uint8_t* row = tile_->keys[next_ / 2] + (next_ % 2) * tile_->plane_bytes;
-            for (int64_t at = from_; at < to_; at += 64) __builtin_prefetch(row + at, 0, 2);  // second level: a tile is larger than the first
-        }
-    }
-
-private:
-    const Tile* tile_;
-    int64_t from_, to_;
-    int next_ = 0;
 };
 
 // The rows of a tile's keys (plane 0) or values (1) for one head, in the number of products; missing ones are zeros.
@@ -201,6 +89,44 @@ inline void scale_row(float* row, int count, float factor) {
     for (int i = 0; i < count; i += LANES) store(row + i, mul(load(row + i), all(factor)));
 }
 
+// work.scores[rows][keys] = the queries of one head x the tile's keys.
+template <class In>
+inline void score(const typename In::Cell* q, int rows, int pad, const void* const* found, int keys, Work& work,
+                  Prefetch& next) {
+    using Cell = typename In::Cell;
+#if defined(__AVX512F__)
+    if (is_lone<In>(rows)) return score_lone<In>(rows, q, pad / In::STEP, found, keys, work.scores, next);
+#endif
+    Cell* panels = reinterpret_cast<Cell*>(work.keys);
+    next.part(4);
+    pack_keys(found, pad / In::STEP, keys, reinterpret_cast<uint32_t*>(panels));
+    next.part(4);
+    for (int key = 0; key < keys; key += PANEL)
+        for_row_tiles<In>(rows, [&](int row, int count) {
+            multiply<In, false>(count, q + int64_t{row} * pad, pad, panels + int64_t{key} * pad, pad,
+                                work.scores + row * TILE_KEYS + key, TILE_KEYS);
+        });
+}
+
+// out[rows][pad] += weights[rows][keys] x the tile's values.
+template <class In>
+inline void weigh(const typename In::Cell* weights, int rows, int pad, const void* const* found, int keys, float* out,
+                  Work& work, Prefetch& next) {
+    using Cell = typename In::Cell;
+#if defined(__AVX512F__)
+    if (is_lone<In>(rows)) return weigh_lone<In>(rows, weights, found, keys, out, pad, next);
+#endif
+    Cell* panels = reinterpret_cast<Cell*>(work.values);
+    next.part(4);
+    pack_values(found, pad, keys, panels);
+    next.part(4);
+    for (int dim = 0; dim < pad; dim += PANEL)
+        for_row_tiles<In>(rows, [&](int row, int count) {
+            multiply<In, true>(count, weights + row * TILE_KEYS, TILE_KEYS, panels + int64_t{dim} * TILE_KEYS, keys,
+                               out + int64_t{row} * pad + dim, pad);
+        });
+}
+
 // Fold a tile into the sums of one head, which begin at `state`.
 template <class In>
 inline void attend_tile(const Attention& call, const AttentionItem& item, int head, const Tile& tile, int state,
@@ -209,22 +135,13 @@ inline void attend_tile(const Attention& call, const AttentionItem& item, int he
     const Sizes& sizes = *call.sizes;
     const Slice& slice = call.slices[item.slice];
     const int pad = sizes.head_pad(), group = sizes.group(), rows = item.count * group;
-    const int keys = padded(tile.valid, PANEL), portion = TILE_KEYS * 2 / 4 / (item.head_end - item.head) + 1;
+    const int keys = padded(tile.valid, PANEL);
     const void* found[TILE_KEYS];
-    Cell *key_panels = reinterpret_cast<Cell*>(work.keys), *value_panels = reinterpret_cast<Cell*>(work.values);
     Cell *copies = reinterpret_cast<Cell*>(work.tile), *weights = reinterpret_cast<Cell*>(work.weights);
     float* out = work.out + int64_t{state} * pad;
-    tile_rows(call, tile, 0, head, copies, found);
-    pack_keys(found, pad / In::STEP, keys, reinterpret_cast<uint32_t*>(key_panels));
-    next.some(portion);
-
     const Cell* q = static_cast<const Cell*>(call.queries.data) + call.queries.at(sizes, head, slice.first + item.query);
-    for (int key = 0; key < keys; key += PANEL)
-        for_row_tiles<In>(rows, [&](int row, int count) {
-            multiply<In, false>(count, q + int64_t{row} * pad, pad, key_panels + int64_t{key} * pad, pad,
-                                work.scores + row * TILE_KEYS + key, TILE_KEYS);
-        });
-    next.some(portion);
+    tile_rows(call, tile, 0, head, copies, found);
+    score<In>(q, rows, pad, found, keys, work, next);
     for (int row = 0; row < rows; row++) {
         const int position = slice.start + item.query + row / group - tile.first_key;
         const int from = call.window == 0 ? 0 : position - call.window + 1;
@@ -232,15 +149,8 @@ inline void attend_tile(const Attention& call, const AttentionItem& item, int he
                                     call.scale, work.maximum + state + row, work.total + state + row);
         scale_row(out + int64_t{row} * pad, pad, shrink);
     }
-    next.some(portion);
     tile_rows(call, tile, 1, head, copies, found);
-    pack_values(found, pad, keys, value_panels);
-    next.some(portion);
-    for (int dim = 0; dim < pad; dim += PANEL)
-        for_row_tiles<In>(rows, [&](int row, int count) {
-            multiply<In, true>(count, weights + row * TILE_KEYS, TILE_KEYS, value_panels + int64_t{dim} * TILE_KEYS,
-                               keys, out + int64_t{row} * pad + dim, pad);
-        });
+    weigh<In>(weights, rows, pad, found, keys, out, work, next);
 }
 
 // ---- splits and their merge --------------------------------------------------------------------------------------
@@ -268,22 +178,43 @@ inline int first_tile(const Attention& call, const AttentionItem& item, int spli
     return key >= seen_from ? key : seen_from / TILE_KEYS * TILE_KEYS;
 }
 
+// One past the last key that any query of the item sees.
+inline int end_of(const Attention& call, const AttentionItem& item) {
+    return call.slices[item.slice].start + item.query + item.count;
+}
+
+// Find the tile after the one at `key`: of this item, else the first of the item that comes next. Returns whose it is.
+inline const AttentionItem* following_tile(const Attention& call, const AttentionItem& item, int key,
+                                           const AttentionItem* next, Tile& tile) {
+    const int after = key + TILE_KEYS;
+    const bool more = after < end_of(call, item) && after < item.split_end * SPLIT_KEYS;
+    const AttentionItem* owner = more ? &item : next;
+    if (owner == nullptr) return nullptr;
+    tile.find(call, call.slices[owner->slice], more ? after : first_tile(call, *owner, owner->split),
+              end_of(call, *owner));
+    return owner;
+}
+
 // Compute the sums of one split for all heads of the item, into work.maximum, total and out.
 template <class In>
-inline void attend_split(const Attention& call, const AttentionItem& item, int split, Work& work) {
-    const Slice& slice = call.slices[item.slice];
+inline void attend_split(const Attention& call, const AttentionItem& item, int split, const AttentionItem* next,
+                         Work& work) {
     const int rows = item.count * call.sizes->group(), heads = item.head_end - item.head;
-    const int end = slice.start + item.query + item.count;  // one past the last key that any query here sees
+    const int end = end_of(call, item), first = first_tile(call, item, split);
     const int split_end = (split + 1) * SPLIT_KEYS < end ? (split + 1) * SPLIT_KEYS : end;
     const int64_t head_bytes = call.arena->token_bytes / call.sizes->kv_heads;
+    Tile tiles[2];
+    int current = 0;
+    tiles[current].find(call, call.slices[item.slice], first, end);
     forget(work.maximum, work.total, work.out, rows * heads, call.sizes->head_pad());
-    for (int key = first_tile(call, item, split); key < split_end; key += TILE_KEYS) {
-        const Tile tile(call, slice, key, end);
-        const bool more = key + TILE_KEYS < end;
-        const Tile following(call, slice, more ? key + TILE_KEYS : key, end);
-        Prefetch next(more ? &following : nullptr, item.head * head_bytes, item.head_end * head_bytes);
+    for (int key = first; key < split_end; key += TILE_KEYS, current = 1 - current) {
+        Tile& following = tiles[1 - current];
+        const AttentionItem* owner = following_tile(call, item, key, next, following);
+        Prefetch prefetch = owner == nullptr ? Prefetch(nullptr, 0, 0, heads)
+                                             : Prefetch(&following, owner->head * head_bytes,
+                                                        owner->head_end * head_bytes, heads);
         for (int head = item.head; head < item.head_end; head++)
-            attend_tile<In>(call, item, head, tile, (head - item.head) * rows, work, next);
+            attend_tile<In>(call, item, head, tiles[current], (head - item.head) * rows, work, prefetch);
     }
 }
 
@@ -312,12 +243,12 @@ inline void put_rows(const Attention& call, const AttentionItem& item, int head,
 }
 
 template <class In>
-inline void attend_item(const Attention& call, const AttentionItem& item, Work& work) {
+inline void attend_item(const Attention& call, const AttentionItem& item, const AttentionItem* next, Work& work) {
     const int pad = call.sizes->head_pad(), rows = item.count * call.sizes->group();
     const int states = rows * (item.head_end - item.head);
     forget(work.all_maximum, work.all_total, work.all_out, states, pad);
     for (int split = item.split; split < item.split_end; split++) {
-        attend_split<In>(call, item, split, work);
+        attend_split<In>(call, item, split, next, work);
         for (int state = 0; state < states; state++)
             merge(work.all_maximum + state, work.all_total + state, work.all_out + int64_t{state} * pad,
                   work.maximum[state], work.total[state], work.out + int64_t{state} * pad, pad);
@@ -326,11 +257,11 @@ inline void attend_item(const Attention& call, const AttentionItem& item, Work& 
         put_rows(call, item, head, (head - item.head) * rows, work);
 }
 
-void attend(const Attention& call, const AttentionItem& item, float* memory) {
+void attend(const Attention& call, const AttentionItem& item, const AttentionItem* next, float* memory) {
     const int rows = item.count * call.sizes->group();
     Work work(memory, *call.sizes, rows, rows * (item.head_end - item.head));
-    if (call.queries.number == Number::BF16) attend_item<InBF16>(call, item, work);
-    else attend_item<InF32>(call, item, work);
+    if (call.queries.number == Number::BF16) attend_item<InBF16>(call, item, next, work);
+    else attend_item<InF32>(call, item, next, work);
 }
 
 // Merge the parts of queries whose splits were shared out: parts [split][kv_head][row], from item.part.

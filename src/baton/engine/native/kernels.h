@@ -20,7 +20,8 @@ struct Kernels {
     void (*place_token)(const Sizes& sizes, const Layer& layer, float* qkv, const float* angles, int token,
                         Queries queries, Number kv_number, uint8_t* keys, uint8_t* values);
     int64_t (*attention_floats)(const Sizes& sizes, int rows, int states);  // memory that attend() needs for so many rows
-    void (*attend)(const Attention& call, const AttentionItem& item, float* memory);
+    // next: the item that this thread will probably attend next, whose first keys it may fetch; or null.
+    void (*attend)(const Attention& call, const AttentionItem& item, const AttentionItem* next, float* memory);
     void (*merge_parts)(const Attention& call, const AttentionItem& item, float* memory);
 };
 

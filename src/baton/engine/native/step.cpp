@@ -117,7 +117,10 @@ void Stepper::attend_layer(const Batch& batch, int index, int& phase, float* mem
     const AttentionPlan& plan = plans_.at(layer.window);
     const Attention call{&s, &m.arena, batch.slices.data(), index, layer.window, 1.0f / std::sqrt(float(s.head_dim)),
                          query_rows_, attended_rows_, m.number, parts_.reserve_of<float>(0)};
-    m.team.phase(phase++, int(plan.items.size()), [&](int item) { k.attend(call, plan.items[size_t(item)], memory); });
+    m.team.phase(phase++, int(plan.items.size()), [&](int item) {
+        const size_t next = size_t(item + m.team.threads());  // threads take items in turn, more or less
+        k.attend(call, plan.items[size_t(item)], next < plan.items.size() ? &plan.items[next] : nullptr, memory);
+    });
     m.team.phase(phase++, int(plan.merges.size()),
                  [&](int item) { k.merge_parts(call, plan.merges[size_t(item)], memory); });
     const Cut o(batch.rows, layer.o, cell);

@@ -1,0 +1,111 @@
+// Attention of so few rows that packing a tile of keys and values would cost more than multiplying it: a decode step.
+// Keys are transposed and values paired in registers, and used there. The sums are those of multiply() in gemm.h, in
+// the same order, so that a query's bits do not depend on which of the two computed it.
+#pragma once
+#include "tile.h"
+#include "transpose.h"
+
+namespace baton {
+namespace {
+
+#if defined(__AVX512F__)
+
+constexpr int LONE_ROWS_MAX = 8;
+
+// AMX sums pairs in another order than vector instructions: where products are its, all of them are.
+template <class In>
+inline bool is_lone(int rows) {
+#if defined(BATON_AMX)
+    return In::STEP == 1 && rows <= LONE_ROWS_MAX;
+#else
+    return rows <= LONE_ROWS_MAX;
+#endif
+}
+
+// sum += a[0] * b, or a[0] * (first numbers of b's pairs) + a[1] * (second ones).
+inline Vec add_product(const float* a, __m512i b, Vec sum) { return fma(all(*a), _mm512_castsi512_ps(b), sum); }
+
+inline Vec add_product(const bf16* a, __m512i b, Vec sum) {
+#if defined(__AVX512BF16__)
+    int32_t pair;
+    std::memcpy(&pair, a, 4);
+    return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)b);
+#else
+    const Vec even = _mm512_castsi512_ps(_mm512_slli_epi32(b, 16));
+    const Vec odd = _mm512_castsi512_ps(_mm512_and_si512(b, _mm512_set1_epi32(int(0xffff0000))));
+    return fma(all(from_bf16(a[1])), odd, fma(all(from_bf16(a[0])), even, sum));
+#endif
+}
+
+// scores[ROWS][keys] = q[ROWS][words] x the keys' rows. `words`: 4-byte units of a padded row.
+template <class In, int ROWS>
+inline void score_lone(const typename In::Cell* q, int words, const void* const* rows, int keys, float* scores,
+                       Prefetch& next) {
+    for (int key = 0; key < keys; key += LANES) {
+        Vec sums[ROWS];
+        for (int r = 0; r < ROWS; r++) sums[r] = zero();
+        for (int at = 0; at < words; at += LANES) {
+            __m512i columns[LANES];
+            next.part(2 * (keys / LANES) * (words / LANES));
+            transpose16(rows + key, at, columns);
+            for (int i = 0; i < LANES; i++)
+                for (int r = 0; r < ROWS; r++)
+                    sums[r] = add_product(q + int64_t{r * words + at + i} * In::STEP, columns[i], sums[r]);
+        }
+        for (int r = 0; r < ROWS; r++) store(scores + r * TILE_KEYS + key, sums[r]);
+    }
+}
+
+// 32 dimensions of one key's values; or of two keys', side by side.
+inline void load_values(const void* const* rows, int dim, __m512i* out, const float*) {
+    const float* row = static_cast<const float*>(rows[0]) + dim;
+    out[0] = _mm512_loadu_si512(row), out[1] = _mm512_loadu_si512(row + LANES);
+}
+
+inline void load_values(const void* const* rows, int dim, __m512i* out, const bf16*) {
+    interleave(static_cast<const bf16*>(rows[0]) + dim, static_cast<const bf16*>(rows[1]) + dim, out[0], out[1]);
+}
+
+// out[ROWS][dim .. dim + 16 * VECS) += weights[ROWS][keys] x the values' rows.
+template <class In, int ROWS, int VECS>
+inline void weigh_lone(const typename In::Cell* weights, const void* const* rows, int keys, int dim, float* out,
+                       int head_pad, Prefetch& next) {
+    Vec sums[ROWS][VECS];
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < VECS; v++) sums[r][v] = load(out + r * head_pad + dim + v * LANES);
+    for (int key = 0; key < keys; key += In::STEP) {
+        __m512i values[VECS];
+        if (key % 8 == 0) next.part(keys / 4 * head_pad / (VECS * LANES));
+        for (int v = 0; v < VECS; v += 2) load_values(rows + key, dim + v * LANES, values + v, weights);
+        for (int r = 0; r < ROWS; r++)
+            for (int v = 0; v < VECS; v++)
+                sums[r][v] = add_product(weights + r * TILE_KEYS + key, values[v], sums[r][v]);
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < VECS; v++) store(out + r * head_pad + dim + v * LANES, sums[r][v]);
+}
+
+template <class In, int ROWS = LONE_ROWS_MAX>
+inline void score_lone(int count, const typename In::Cell* q, int words, const void* const* rows, int keys,
+                       float* scores, Prefetch& next) {
+    if constexpr (ROWS > 1)
+        if (count < ROWS) return score_lone<In, ROWS - 1>(count, q, words, rows, keys, scores, next);
+    score_lone<In, ROWS>(q, words, rows, keys, scores, next);
+}
+
+template <class In, int ROWS = LONE_ROWS_MAX>
+inline void weigh_lone(int count, const typename In::Cell* weights, const void* const* rows, int keys, float* out,
+                       int head_pad, Prefetch& next) {
+    if constexpr (ROWS > 1)
+        if (count < ROWS) return weigh_lone<In, ROWS - 1>(count, weights, rows, keys, out, head_pad, next);
+    constexpr int VECS = ROWS > 4 ? 2 : 4;  // sums take at most 16 registers
+    int dim = 0;
+    for (; dim + VECS * LANES <= head_pad; dim += VECS * LANES)
+        weigh_lone<In, ROWS, VECS>(weights, rows, keys, dim, out, head_pad, next);
+    if (dim < head_pad) weigh_lone<In, ROWS, 2>(weights, rows, keys, dim, out, head_pad, next);
+}
+
+#endif
+
+}  // namespace
+}  // namespace baton

@@ -1,0 +1,56 @@
+// Where the keys and values of a tile lie, and how they come into the cache in time.
+#pragma once
+#include "types.h"
+
+namespace baton {
+namespace {
+
+// Where the keys of a tile lie: all KV heads of a token stand side by side, and its values one plane further.
+struct Tile {
+    int first_key, valid;  // keys from `valid` on are not there, or not yet
+    const uint8_t* keys[TILE_KEYS];
+    int64_t plane_bytes;
+
+    void find(const Attention& call, const Slice& slice, int first, int end) {
+        const Arena& arena = *call.arena;
+        first_key = first;
+        valid = end - first_key < TILE_KEYS ? end - first_key : TILE_KEYS;
+        plane_bytes = arena.block_tokens * arena.token_bytes;
+        int block = first_key / arena.block_tokens, slot = first_key % arena.block_tokens;
+        for (int key = 0; key < valid; key++) {
+            keys[key] = slot == 0 || key == 0 ? arena.row(slice.blocks[block], call.layer, 0, slot)
+                                              : keys[key - 1] + arena.token_bytes;
+            if (++slot == arena.block_tokens) slot = 0, block++;
+        }
+    }
+};
+
+// Brings the next tile into the cache in small portions, while the current one is computed: more at once than a core
+// can have on their way would only be waited for.
+class Prefetch {
+public:
+    // The bytes [from, to) of each of the tile's keys and values, while `heads` heads of the current one are computed.
+    // null: nothing follows.
+    Prefetch(const Tile* tile, int64_t from, int64_t to, int heads)
+        : tile_(tile), from_(from), to_(to), head_rows_((2 * TILE_KEYS + heads - 1) / heads),
+          left_(tile == nullptr ? 0 : 2 * tile->valid) {}
+
+    // Fetch what is due in one of `parts` equal parts of a head's work: keys first, and then values, as they lie.
+    void part(int parts) {
+        for (int due = (head_rows_ + parts - 1) / parts; due > 0 && left_ > 0; due--, left_--) {
+            const int key = 2 * tile_->valid - left_;
+            const uint8_t* row = key < tile_->valid ? tile_->keys[key]
+                                                    : tile_->keys[key - tile_->valid] + tile_->plane_bytes;
+            // Into the second level: a tile is larger than the first.
+            for (int64_t at = from_; at < to_; at += 64) __builtin_prefetch(row + at, 0, 2);
+        }
+    }
+
+private:
+    const Tile* tile_;
+    int64_t from_, to_;
+    int head_rows_, left_;
+};
+
+}  // namespace
+}  // namespace baton
