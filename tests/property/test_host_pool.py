@@ -69,6 +69,8 @@ class PoolUnderAnyOrder(RuleBasedStateMachine):
         self.findable: set[BlockHash] = set()
         self.sealed: set[BlockId] = set()
         self.number = 0
+        self.dying: WorkerId | None = None
+        """Dead, and the pool has not heard of it: what it is sent goes nowhere."""
 
     # ---- the test's side of the protocol
 
@@ -88,6 +90,8 @@ class PoolUnderAnyOrder(RuleBasedStateMachine):
         self.pool.check()
 
     def deliver(self, worker: WorkerId, command: BlocksGranted | PreemptRequest) -> None:
+        if worker == self.dying:
+            return
         part = self.parts[command.request_id]
         assert (part.worker, part.attempt) == (worker, command.attempt), "a command for a worker that does not run it"
         assert not part.closed, "a closed request is served"
@@ -276,6 +280,7 @@ class PoolUnderAnyOrder(RuleBasedStateMachine):
         orphans = [part for part in self.parts.values() if part.worker == worker]
         for part in orphans:
             self.leave(part)
+        self.dying = worker
         if news_first:
             self.tell(WorkerLost(worker, "killed"))
         for part in orphans:
@@ -287,6 +292,7 @@ class PoolUnderAnyOrder(RuleBasedStateMachine):
                 part.asked, part.sealed_blocks = len(part.table), computed_tokens // BLOCK_TOKENS
         if not news_first:
             self.tell(WorkerLost(worker, "killed"))
+        self.dying = None
         for part in orphans:
             self.settle(part)
 

@@ -86,7 +86,7 @@ class HostPool:
             case StartPrefill() | StartDecode():
                 self._assign(event)
             case BlocksSealed():
-                return self._seal(event)
+                return [*self._seal(event), *self._serve()]  # a longer hit leaves less to be waited for
             case BlocksWanted():
                 self._want(event)
             case PrefillFinished(computed_tokens=computed_tokens):
