@@ -71,6 +71,9 @@ class Reshaping:
                 self.starting[role] = self.starting.get(role, 0) + missing
                 commands += [StartWorker(role)] * missing
             commands += _retirements(cluster, role, max(0, live[role] - max(wanted, 0)))
+        retired = [command for command in commands if isinstance(command, RetireWorker)]
+        if retired and len(retired) == len(cluster.workers):
+            commands.remove(retired[-1])
         return commands
 
 
@@ -88,5 +91,4 @@ def _retirements(cluster: ClusterView, role: Role, surplus: int) -> list[Coordin
         return worker.role == role and not worker.running_requests and not worker.queued_requests
 
     leaving = [worker.id for worker in reversed(cluster.workers) if idle(worker)][:surplus]
-    leaving = leaving[: max(0, len(cluster.workers) - 1)]
     return [RetireWorker(worker) for worker in leaving]
