@@ -95,7 +95,10 @@ def kubernetes_yaml(found: Answer) -> str:
         serve = _serve(name, gpus=found.best.gpus, product=next(iter(hardware)))
         return "---\n".join(_yaml(document) for document in (*head, _deployment(name, 1, serve)))
     hosts = [_deployment(f"{name}-{_label(group)}", group.workers, _host(name, group)) for group in groups]
-    note = "# Several nodes: each worker is a host that joins the server (`baton host --join`).\n"
+    note = (
+        "# Several nodes: each worker is to be a host that joins the server with `baton host --join`. This version has\n"
+        "# no such command yet: a draft of the manifest, not one to apply.\n"
+    )
     documents = (*head, _deployment(name, 1, _serve(name, gpus=0, product="")), *hosts)
     return note + "---\n".join(_yaml(document) for document in documents)
 
