@@ -11,7 +11,7 @@ from baton.arena.cuda import CudaArena, create_cuda_arena
 from baton.arena.memfd import Arena, create_arena
 from baton.control.build import build_coordinator
 from baton.control.decision_log import LogHeader
-from baton.core.config import BatchLimits, Config
+from baton.core.config import BatchLimits, Config, Plugin
 from baton.core.errors import ConfigError
 from baton.core.plugin import load_plugin
 from baton.core.types import HostId, Slo
@@ -24,6 +24,7 @@ from baton.kv.layout import KVLayout
 from baton.link.log_file import LogWriter
 from baton.link.setup import WorkerSetup
 from baton.metrics.registry import Metrics
+from baton.policy.batching import BatchingPolicy
 from baton.policy.named import plugin_names, resolve
 from baton.server.device import choose_device, device_room
 from baton.server.driver import Driver
@@ -62,6 +63,7 @@ class Computed:
 def assemble(config: Config, card: ModelCard) -> Parts:
     """Build everything that decides, and the arena; start nothing. Raises ConfigError and ArenaError."""
     config = msgspec.structs.replace(config, policy=resolve(config.policy))
+    _check_batching(config.policy.batching)
     device = choose_device(config.device, card)
     dtype = resolve_dtype(config.dtype, "cpu" if device.driver is None else "cuda", config.weights)
     layout = card.layout(block_tokens=config.kv.block_tokens, dtype=kv_dtype(card, config.kv.dtype, dtype))
@@ -92,6 +94,14 @@ def assemble(config: Config, card: ModelCard) -> Parts:
     arena = create_arena(bytes_total) if device.driver is None else create_cuda_arena(device.driver, bytes_total)
     setups = _setups(config, card, layout, bytes_total, Computed(device.name, dtype))
     return Parts(config, card, driver, gateway, metrics, hooks, arena, setups)
+
+
+def _check_batching(plugin: Plugin) -> None:
+    """Make the workers' batching once, so that a wrong one is told here and not by workers that die of it.
+
+    Raises ConfigError: show it and exit with code 2.
+    """
+    load_plugin(plugin.use, plugin.options, expects=BatchingPolicy)
 
 
 def _limit_context(config: Config, card: ModelCard) -> ModelCard:
