@@ -10,8 +10,11 @@ from pathlib import Path
 
 import msgspec
 
+from baton.control.decision_log import SimHeader
 from baton.core.config import Config, Plugin, SurvivalConfig, Topology
+from baton.core.messages import StartWorker, WorkerJoined
 from baton.engine.hash_engine import hash_card
+from baton.link.log_file import LogWriter, read_log
 from baton.link.setup import WorkerSetup
 from baton.server.assembly import Parts, assemble
 from baton.server.supervisor import Notices, Supervisor
@@ -85,3 +88,33 @@ def test_a_worker_that_is_given_up_is_no_longer_in_the_metrics(tmp_path: Path) -
         assert 'worker="mixed-1"' in metrics
         assert 'worker="mixed-0"' not in metrics
         assert client.post("/v1/completions", json={"prompt": "hello", "max_tokens": 3}).status_code == 200
+
+
+def test_a_worker_that_is_back_or_added_joins_with_its_limits(tmp_path: Path) -> None:
+    """Policies took 0 for `not told`: after a death they planned with an arena without end."""
+    parts = _parts()
+    path = tmp_path / "decisions.log"
+    parts.driver.log = writer = LogWriter(path, SimHeader(cluster="", policy=""), 1 << 20)
+
+    async def live() -> None:
+        ready: asyncio.Queue[None] = asyncio.Queue()
+        notices = Notices(tell=lambda text: None, ready=lambda: ready.put_nowait(None), failed=lambda reason: None)
+        supervisor = Supervisor(parts.driver, parts.setups, parts.arena.fd, SurvivalConfig(), notices)
+        supervisor.start()
+        try:
+            await asyncio.wait_for(ready.get(), WAIT_S)
+            os.kill(parts.driver.links[parts.setups[0].view.id].pid, signal.SIGKILL)
+            await asyncio.wait_for(ready.get(), WAIT_S)
+            supervisor.resize(StartWorker("decode"))
+            await asyncio.wait_for(ready.get(), WAIT_S)
+        finally:
+            await supervisor.stop()
+
+    asyncio.run(live())
+    writer.close()
+    joined = [entry.event.view for entry in read_log(path)[1] if isinstance(entry.event, WorkerJoined)]
+    assert len(joined) == 4
+    assert {(view.kv_tokens_max, view.step_tokens_max, view.requests_max) for view in joined} == {
+        (parts.setups[0].view.kv_tokens_max, 512, 64)
+    }
+    parts.arena.close()

@@ -20,7 +20,7 @@ from baton.core.messages import (
     WorkerProgress,
     WorkerReady,
 )
-from baton.core.types import WorkerId, WorkerView
+from baton.core.types import WorkerId
 from baton.link.setup import FromWorkerMessage, Ping, Pong, WorkerSetup
 from baton.server.clock import now_s
 from baton.server.driver import Driver
@@ -96,7 +96,7 @@ class Supervisor:
             case StartWorker(role=role):
                 self._added += 1
                 like = next(iter(self._posts.values())).setup
-                view = WorkerView(id=WorkerId(f"{role}-added-{self._added}"), host=like.view.host, role=role)
+                view = msgspec.structs.replace(like.view, id=WorkerId(f"{role}-added-{self._added}"), role=role)
                 post = self._posts[view.id] = _Post(msgspec.structs.replace(like, view=view))
                 self._notices.tell(f"{view.id} is started: scaling asks for more {role}")
                 self._man(post)
@@ -153,7 +153,7 @@ class Supervisor:
                 return
             role = process.view.role
             post.process = self._make(post)
-            post.process.view = WorkerView(id=worker, host=process.view.host, role=role)
+            post.process.view = msgspec.structs.replace(post.setup.view, role=role)
             self._driver.add(post.process)
 
     async def _run(self, post: _Post, process: WorkerProcess) -> str:
