@@ -96,8 +96,8 @@ def kubernetes_yaml(found: Answer) -> str:
         return "---\n".join(_yaml(document) for document in (*head, _deployment(name, 1, serve)))
     hosts = [_deployment(f"{name}-{_label(group)}", group.workers, _host(name, group)) for group in groups]
     note = (
-        "# Several nodes: each worker is to be a host that joins the server with `baton host --join`. This version has\n"
-        "# no such command yet: a draft of the manifest, not one to apply.\n"
+        "# Several nodes: each worker is to be a host that joins the server with `baton host --join`. This version\n"
+        "# has no such command yet: a draft of the manifest, not one to apply.\n"
     )
     documents = (*head, _deployment(name, 1, _serve(name, gpus=0, product="")), *hosts)
     return note + "---\n".join(_yaml(document) for document in documents)
