@@ -143,6 +143,7 @@ class Supervisor:
             if post.retiring:
                 self._notices.tell(f"{worker} is retired: scaling asks for fewer")
                 self._driver.lose(worker, "retired")
+                post.given_up = True
                 del self._posts[worker], self._driver.links[worker]
                 return
             reason = post.failure or ended
@@ -192,7 +193,7 @@ class Supervisor:
     async def _watch(self, post: _Post) -> None:
         """Kill a worker that does not answer: a hung process holds its requests as firmly as a dead one."""
         survival = self._survival
-        while True:
+        while not post.given_up:
             await asyncio.sleep(survival.silent_s / 4)
             process = post.process
             if process is None or process.state == "lost":

@@ -19,6 +19,8 @@ from baton.core.messages import WorkerFailed, WorkerProgress, WorkerReady
 from baton.core.plugin import load_plugin
 from baton.cost.load import load_cost
 from baton.engine.load import choose_engine, load_engine
+from baton.engine.load_native import native_refusal
+from baton.engine.native.build import has_to_be_built
 from baton.engine.port import StepEngine
 from baton.link.setup import WorkerSetup
 from baton.policy.batching import BatchingPolicy
@@ -58,6 +60,9 @@ def _open_arena(setup: WorkerSetup, descriptor: int) -> Arena | CudaArena:
 
 def _load(setup: WorkerSetup, memory: memoryview | DeviceMemory, link: ServerLink) -> StepEngine:
     started_s = now_s()
+    if not native_refusal(setup.card, setup.layout, setup.device) and has_to_be_built():
+        text = "compiling the native engine, once per machine and version: about half a minute"
+        link.put(WorkerProgress(setup.view.id, text))
     choice = choose_engine(setup.card, setup.layout, device=setup.device, weights=setup.weights)
     size_mib = setup.card.weight_bytes / 2**20
     link.put(

@@ -9,7 +9,7 @@ import pytest
 
 from baton.engine.card import ModelCard
 from baton.engine.load import choose_engine
-from baton.engine.native.build import find_compiler, library_path
+from baton.engine.native.build import find_compiler, has_to_be_built, library_path
 from baton.engine.resolve import resolve_model
 from tests.unit.engine.models import tiny_llama
 
@@ -51,7 +51,9 @@ def test_with_a_compiler_that_fails_torch_serves_and_nothing_is_left(
 def test_a_library_that_is_there_is_not_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Built once, found after that; another compiler makes another one."""
     _fake_compiler(tmp_path, monkeypatch, '[ "$1" = --version ] || : > "$(eval echo \\${$#})"; echo "g++ 99"')
+    assert has_to_be_built()
     first = library_path()
+    assert not has_to_be_built()
     (tmp_path / "g++").write_text('#!/bin/sh\n[ "$1" = --version ] && echo "g++ 99" && exit 0\nexit 1\n')
     assert library_path() == first
     _fake_compiler(tmp_path, monkeypatch, '[ "$1" = --version ] || : > "$(eval echo \\${$#})"; echo "g++ 100"')

@@ -64,6 +64,14 @@ def library_path() -> Path:
     return path
 
 
+def has_to_be_built() -> bool:
+    """Tell whether `library_path` would compile, which takes about half a minute."""
+    try:
+        return not (_cache_folder() / f"baton-native-{_fingerprint(find_compiler())}.so").exists()
+    except NativeUnavailableError:
+        return False
+
+
 def find_compiler() -> str:
     if platform.machine() != "x86_64" or sys.platform != "linux":
         raise NativeUnavailableError(
