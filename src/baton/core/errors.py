@@ -5,6 +5,8 @@ BatonError
 ├── ModelError        a model that cannot be loaded: unknown architecture, missing tensor, refused format
 ├── RequestError      a client's request is wrong; carries the parameter and the HTTP status
 ├── ArenaError        the host refuses the memory that the KV cache needs
+├── TransferError     KV bytes did not come over from another host: the request is computed again, or elsewhere
+├── StoreError        a tier below the arena cannot be opened or read: serving goes on without it
 └── WorkerError       a worker process could not start, or died
 """
 
@@ -38,6 +40,14 @@ class RequestError(BatonError):
 
 class ArenaError(BatonError):
     """The KV arena cannot be created or mapped."""
+
+
+class TransferError(BatonError):
+    """KV bytes did not come over from another host."""
+
+
+class StoreError(BatonError):
+    """A tier below the arena cannot be used. The message says what to set."""
 
 
 class WorkerError(BatonError):

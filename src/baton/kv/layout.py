@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from msgspec import Struct
@@ -12,8 +13,22 @@ SCALE_BYTES: dict[KVDtype, int] = {"int8": 4, "fp8": 4}
 """Numbers of 8 bits have a float32 scale per token and head, right behind the head's numbers."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """What one rank of a parallel worker has of every block: these layers, these heads."""
+
+    offset_bytes: int
+    """Where it begins in the block."""
+    size_bytes: int
+    layers: range
+    heads: range
+
+
 class KVLayout(Struct, frozen=True, kw_only=True):
-    """One natural layout: a block is contiguous over layers: [layers, planes, block_tokens, kv_heads, head_dim]."""
+    """One natural layout: a block is contiguous over layers: [layers, planes, block_tokens, kv_heads, head_dim].
+
+    A parallel worker's block is the blocks of its ranks in a row, stage by stage, each in that layout.
+    """
 
     layers: int
     kv_heads: int
@@ -22,11 +37,24 @@ class KVLayout(Struct, frozen=True, kw_only=True):
     dtype: KVDtype
     planes: Literal[1, 2] = 2
     """2: keys, then values. 1: one latent vector per token, from which both are read (multi-head latent attention)."""
+    tensor_parallel: int = 1
+    """Ranks that share the heads. Where they outnumber them, and for a latent, which no rank can do without a part of,
+    heads are held several times."""
+    pipeline_parallel: int = 1
+    """Stages that share the layers, the earlier ones taking what does not divide."""
+    order: Literal["token_major", "head_major"] = "token_major"
+    """What lies together within a plane: `[block_tokens, kv_heads]` or `[kv_heads, block_tokens]`. Our engines are
+    token-major."""
+
+    @property
+    def rank_heads(self) -> int:
+        """Heads that one rank holds."""
+        return max(1, self.kv_heads // self.tensor_parallel)
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token's KV over all layers."""
-        return self.planes * self.layers * self.kv_heads * self.head_bytes
+        """Bytes of one token's KV over all layers and ranks."""
+        return self.planes * self.layers * self.rank_heads * self.tensor_parallel * self.head_bytes
 
     @property
     def head_bytes(self) -> int:
@@ -39,5 +67,37 @@ class KVLayout(Struct, frozen=True, kw_only=True):
 
     @property
     def shape(self) -> tuple[int, int, int, int, int]:
-        """Dimensions of one block: [layers, planes, block_tokens, kv_heads, head_dim]."""
+        """Dimensions of one block where no rank shares it: [layers, planes, block_tokens, kv_heads, head_dim]."""
         return (self.layers, self.planes, self.block_tokens, self.kv_heads, self.head_dim)
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """Each rank's part of a block, stage by stage: rank `stage * tensor_parallel + r` has `shards` of that index."""
+        shards: list[Shard] = []
+        offset_bytes = 0
+        for stage in range(self.pipeline_parallel):
+            layers = _share(self.layers, self.pipeline_parallel, stage)
+            for rank in range(self.tensor_parallel):
+                first = rank * self.kv_heads // self.tensor_parallel
+                heads = range(first, first + self.rank_heads)
+                size_bytes = self.planes * len(layers) * self.rank_heads * self.head_bytes * self.block_tokens
+                shards.append(Shard(offset_bytes=offset_bytes, size_bytes=size_bytes, layers=layers, heads=heads))
+                offset_bytes += size_bytes
+        return tuple(shards)
+
+    def problems(self) -> list[str]:
+        """Say why this layout cannot be. Empty: it can."""
+        found: list[str] = []
+        heads, ranks = self.kv_heads, self.tensor_parallel
+        if heads % ranks and ranks % heads:
+            found.append(f"{heads} KV heads cannot be shared by {ranks} ranks; use a divisor or a multiple of {heads}")
+        if self.pipeline_parallel > self.layers:
+            found.append(f"{self.layers} layers cannot be shared by {self.pipeline_parallel} pipeline stages; use less")
+        return found
+
+
+def _share(layers: int, stages: int, stage: int) -> range:
+    """Divide layers evenly, the earlier stages taking one more where that does not work out."""
+    size, more = divmod(layers, stages)
+    first = stage * size + min(stage, more)
+    return range(first, first + size + (stage < more))

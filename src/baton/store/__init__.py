@@ -1,0 +1,1 @@
+"""Tiers below the arena: KV blocks by their hash, in files or on other machines."""

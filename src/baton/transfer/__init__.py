@@ -1,0 +1,1 @@
+"""Bytes between the arenas of hosts: one port, several transports."""
