@@ -72,7 +72,7 @@ class KVLayout(Struct, frozen=True, kw_only=True):
 
     @property
     def shards(self) -> tuple[Shard, ...]:
-        """Each rank's part of a block, stage by stage: rank `stage * tensor_parallel + r` has `shards` of that index."""
+        """Each rank's part of a block, stage by stage: that of rank `stage * tensor_parallel + r` has this index."""
         shards: list[Shard] = []
         offset_bytes = 0
         for stage in range(self.pipeline_parallel):
