@@ -1,13 +1,13 @@
 """The port that every transport implements: the consumer pulls from the source's memory, under a lease.
 
 The source offers extents of its memory and gets a ticket, which travels by any road to the consumer; the consumer pulls
-them into extents of its own memory. The ticket's epoch is checked by the source before it sends and by the consumer
-after it has received: bytes of a source that restarted, or withdrew the offer meanwhile, are never taken for good.
+them into extents of its own memory. Whether the offer still stands is asked before bytes are read and again after: what
+was read of an offer that has ended meanwhile, or of a source that has restarted, is never taken for good.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -56,31 +56,46 @@ class Pull(Protocol):
         """End it. Returns when nothing writes into the target's extents any more. Harmless when it is over."""
         ...
 
+    def then(self, call: Callable[[], None]) -> None:
+        """Have this called once when it is over, from whatever thread ends it; at once where it is over already.
+
+        For drivers that must not block: hand over to the event loop there, and `wait` will return or raise at once.
+        """
+        ...
+
 
 class Transport(Protocol):
     """Moves bytes between registered memories of two processes. Every method may be called from any thread."""
 
     name: str
 
-    def register(self, memory: memoryview) -> int:
-        """Make a writable memory known. Returns its region number, counted from 0. It stays until `close`."""
+    def register(self, memory: memoryview, *, descriptor: int | None = None) -> int:
+        """Make a writable memory known. Returns its region number, counted from 0. It stays until `close`.
+
+        `descriptor` is of the file that the memory maps from its first byte on (an arena's memfd): other processes of
+        this machine can then map it. It stays the caller's.
+        """
         ...
 
     def offer(self, extents: Sequence[Extent], *, lease_s: float, checksum: bool = False) -> Ticket:
         """Let whoever has the ticket read these extents, for at most `lease_s` seconds.
 
-        Raises TransferError where an extent lies outside of its region.
+        Raises TransferError where an extent lies outside of its region, or too many offers stand.
         """
         ...
 
     def withdraw(self, ticket: Ticket) -> None:
-        """End an offer. When this returns, nothing reads its extents any more. Harmless for one that has ended."""
+        """End an offer. When this returns its memory may be written again: no pull takes bytes that it read later.
+
+        Harmless for one that has ended.
+        """
         ...
 
     def pull(self, ticket: Ticket, into: Sequence[Extent]) -> Pull:
         """Begin to fill extents of our memory, in order, with what the ticket offers.
 
-        The two lists may be cut differently, but must hold the same number of bytes. Raises TransferError otherwise.
+        The two lists may be cut differently, but must hold the same number of bytes; ours must not overlap, nor leave
+        their regions. Raises TransferError otherwise.
         """
         ...
 
