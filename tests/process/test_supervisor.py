@@ -14,10 +14,11 @@ from baton.control.decision_log import SimHeader
 from baton.core.config import Config, Plugin, SurvivalConfig, Topology
 from baton.core.messages import StartWorker, WorkerJoined
 from baton.engine.hash_engine import hash_card
+from baton.host.supervisor import Notices, Supervisor
 from baton.link.log_file import LogWriter, read_log
 from baton.link.setup import WorkerSetup
 from baton.server.assembly import Parts, assemble
-from baton.server.supervisor import Notices, Supervisor
+from baton.server.own_workers import OwnWorkers
 from tests.serving import alive, serving
 
 WAIT_S = 60.0
@@ -35,7 +36,9 @@ async def _first_notice(parts: Parts, setups: Sequence[WorkerSetup], arena_fd: i
         ready=lambda: notice.set_result("ready"),
         failed=lambda reason: notice.set_result(f"failed: {reason}"),
     )
-    supervisor = Supervisor(parts.driver, setups, arena_fd, SurvivalConfig(restarts_max=restarts_max), notices)
+    supervisor = Supervisor(
+        OwnWorkers(parts.driver), setups, arena_fd, SurvivalConfig(restarts_max=restarts_max), notices
+    )
     supervisor.start()
     try:
         return await asyncio.wait_for(notice, WAIT_S)
@@ -99,7 +102,7 @@ def test_a_worker_that_is_back_or_added_joins_with_its_limits(tmp_path: Path) ->
     async def live() -> None:
         ready: asyncio.Queue[None] = asyncio.Queue()
         notices = Notices(tell=lambda text: None, ready=lambda: ready.put_nowait(None), failed=lambda reason: None)
-        supervisor = Supervisor(parts.driver, parts.setups, parts.arena.fd, SurvivalConfig(), notices)
+        supervisor = Supervisor(OwnWorkers(parts.driver), parts.setups, parts.arena.fd, SurvivalConfig(), notices)
         supervisor.start()
         try:
             await asyncio.wait_for(ready.get(), WAIT_S)

@@ -7,35 +7,30 @@ from pathlib import Path
 
 import msgspec
 
-from baton.arena.cuda import CudaArena, create_cuda_arena
-from baton.arena.memfd import Arena, create_arena
+from baton.arena.cuda import CudaArena
+from baton.arena.memfd import Arena
 from baton.control.build import build_coordinator
 from baton.control.decision_log import LogHeader
-from baton.core.config import BatchLimits, Config, Plugin
+from baton.core.config import Config, Plugin
 from baton.core.errors import ConfigError
 from baton.core.plugin import load_plugin
 from baton.core.types import HostId, Slo
 from baton.cost.load import load_cost
 from baton.engine.card import ModelCard
-from baton.engine.dtype import Dtype, kv_dtype, resolve_dtype
+from baton.host.build import build_host, choose_computing
 from baton.kv.blocks import EvictionOrder
 from baton.kv.host_pool import HostPool
-from baton.kv.layout import KVLayout
 from baton.link.log_file import LogWriter
 from baton.link.setup import WorkerSetup
 from baton.metrics.registry import Metrics
 from baton.policy.batching import BatchingPolicy
 from baton.policy.named import plugin_names, resolve
-from baton.server.device import choose_device, device_room
 from baton.server.driver import Driver
 from baton.server.gateway import LiveGateway
 from baton.server.hooks import Hooks, load_hooks
-from baton.server.host import blocks_total, host_room, share_cores, worker_views
 from baton.server.recorder import Recorder
 
 HOST = HostId("host-0")
-GROWTH_TOKENS_MAX = 2**20
-"""More than a request can grow by: its own longest output bounds what it gets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,27 +47,17 @@ class Parts:
     setups: list[WorkerSetup]
 
 
-@dataclass(frozen=True, slots=True)
-class Computed:
-    """Where workers compute, and in what precision."""
-
-    device: str
-    dtype: Dtype
-
-
 def assemble(config: Config, card: ModelCard) -> Parts:
     """Build everything that decides, and the arena; start nothing. Raises ConfigError and ArenaError."""
     config = msgspec.structs.replace(config, policy=resolve(config.policy))
     _check_batching(config.policy.batching)
-    device = choose_device(config.device, card)
-    dtype = resolve_dtype(config.dtype, "cpu" if device.driver is None else "cuda", config.weights)
-    layout = card.layout(block_tokens=config.kv.block_tokens, dtype=kv_dtype(card, config.kv.dtype, dtype))
+    computing = choose_computing(config, card)
+    layout = computing.layout
     card = _limit_context(config, card)
-    room = host_room() if device.driver is None else device_room(device.driver, config.topology, card)
-    total = blocks_total(config, card, layout, room)
+    own = build_host(config, card, computing, HOST)
     pool = HostPool(
         host=HOST,
-        blocks_total=total,
+        blocks_total=own.blocks_total,
         block_tokens=layout.block_tokens,
         eviction=lambda: load_plugin(config.policy.eviction.use, config.policy.eviction.options, expects=EvictionOrder),
     )
@@ -90,10 +75,7 @@ def assemble(config: Config, card: ModelCard) -> Parts:
             policy=config.policy, block_tokens=layout.block_tokens, attempts_max=attempts_max, cost=config.cost
         )
         driver.log = LogWriter(Path(config.log), header, config.log_bytes_max)
-    bytes_total = total * layout.block_bytes
-    arena = create_arena(bytes_total) if device.driver is None else create_cuda_arena(device.driver, bytes_total)
-    setups = _setups(config, card, layout, bytes_total, Computed(device.name, dtype))
-    return Parts(config, card, driver, gateway, metrics, hooks, arena, setups)
+    return Parts(config, card, driver, gateway, metrics, hooks, own.arena, own.setups)
 
 
 def _check_batching(plugin: Plugin) -> None:
@@ -119,46 +101,3 @@ def _promise(config: Config) -> Slo | None:
     if slo.ttft_s is None or slo.tpot_s is None:
         return None
     return Slo(ttft_s=slo.ttft_s, tpot_s=slo.tpot_s)
-
-
-def _limits(config: Config) -> BatchLimits:
-    """Bound a worker's batch. Blocks for the longest output are growth that is asked for once."""
-    if config.kv.allocate == "on_demand":
-        return config.batch
-    return msgspec.structs.replace(config.batch, growth_tokens=GROWTH_TOKENS_MAX)
-
-
-def _setups(
-    config: Config, card: ModelCard, layout: KVLayout, arena_bytes: int, computed: Computed
-) -> list[WorkerSetup]:
-    limits = _limits(config)
-    kv_tokens = arena_bytes // layout.block_bytes * layout.block_tokens
-    views = [
-        msgspec.structs.replace(
-            view,
-            kv_tokens_max=kv_tokens,
-            step_tokens_max=limits.step_tokens_max,
-            requests_max=limits.requests_max,
-        )
-        for view in worker_views(config.topology, HOST)
-    ]
-    shares = share_cores(len(views), config.threads)
-    return [
-        WorkerSetup(
-            view=view,
-            card=card,
-            layout=layout,
-            arena_bytes=arena_bytes,
-            dtype=computed.dtype,
-            weights=config.weights,
-            device=computed.device,
-            threads=threads,
-            cores=cores,
-            limits=limits,
-            batching=config.policy.batching,
-            fairness=config.policy.fairness,
-            speculation=config.speculation,
-            cost=config.cost,
-        )
-        for view, (threads, cores) in zip(views, shares, strict=True)
-    ]

@@ -23,12 +23,13 @@ from baton.core.messages import (
     StepReport,
 )
 from baton.core.types import Request, RequestId, Role, WorkerId, WorkerView
+from baton.host.port import WorkerLink
 from baton.kv.host_pool import HostPool
 from baton.kv.layout import KVLayout
 from baton.link.log_file import LogWriter
 from baton.server.clock import now_s
 from baton.server.live_request import LiveRequest
-from baton.server.outside import LiveOutside, WorkerLink
+from baton.server.outside import LiveOutside
 from baton.server.recorder import Recorder
 
 log = logging.getLogger("baton.server")
@@ -89,11 +90,7 @@ class Driver:
         if failure != before:
             log.error("%s; the shape of the fleet stays as it is", failure)
 
-    # ---- workers: what the supervisor tells
-
-    def add(self, link: WorkerLink) -> None:
-        """Know of a worker that is being started."""
-        self.links[link.view.id] = link
+    # ---- workers: what those who keep them alive tell
 
     def join(self, link: WorkerLink) -> None:
         """A worker is ready for work."""

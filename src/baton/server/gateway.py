@@ -10,9 +10,9 @@ from baton.core.errors import RequestError
 from baton.core.messages import CloseRequest
 from baton.core.types import Request, Role, Slo, WorkerId
 from baton.engine.card import ModelCard
+from baton.host.port import WorkerLink
 from baton.server.driver import Driver
 from baton.server.live_request import LiveRequest
-from baton.server.outside import WorkerLink
 from baton.server.port import ClusterStatus, HostStatus, WorkerStatus
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import msgspec
 
@@ -19,23 +18,12 @@ from baton.core.messages import (
     StartWorker,
     WorkerCommand,
 )
-from baton.core.types import RequestId, Role, TokenBytes, WorkerId, WorkerView, pack_tokens
+from baton.core.types import RequestId, Role, TokenBytes, WorkerId, pack_tokens
+from baton.host.port import WorkerLink
 from baton.server.clock import now_s
 from baton.server.live_request import LiveRequest
 from baton.server.port import Finish
 from baton.server.recorder import Recorder
-
-
-class WorkerLink(Protocol):
-    """A worker as the gateway sees it: somebody to send to."""
-
-    view: WorkerView
-    state: str
-    pid: int
-
-    def send(self, message: WorkerCommand) -> None:
-        """Pass a message on. To a worker that has died it goes nowhere: its loss is reported on its own."""
-        ...
 
 
 class LiveOutside:

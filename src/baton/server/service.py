@@ -14,11 +14,12 @@ import uvicorn
 from baton.core.errors import ConfigError
 from baton.engine.chat_template import load_chat_template
 from baton.engine.tokenizer import load_tokenizer
+from baton.host.sizing import raise_files_max
+from baton.host.supervisor import Notices, Supervisor
 from baton.server.app import build_app
 from baton.server.assembly import Parts
-from baton.server.host import raise_files_max
+from baton.server.own_workers import OwnWorkers
 from baton.server.settings import HttpSettings
-from baton.server.supervisor import Notices, Supervisor
 
 _PREFAULT_PAUSE_S = 0.02
 _CHECK_S = 30.0
@@ -54,12 +55,13 @@ class Service:
         self._url = _url(parts.config.http.host, listener.getsockname()[1])
         self._tell(f"listening on {self._url} (503 until the model is loaded)")
         supervisor = Supervisor(
-            parts.driver,
+            OwnWorkers(parts.driver),
             parts.setups,
             parts.arena.fd,
             parts.config.survival,
             Notices(tell=self._tell, ready=self._on_ready, failed=self._on_failed),
         )
+        parts.driver.outside.on_resize = supervisor.resize
         supervisor.start()
         http = _HttpServer(self._http_config())
         serving = asyncio.create_task(http.serve(sockets=[listener]))

@@ -21,7 +21,7 @@ from baton.arena.cuda_driver import CudaDriver, CudaUnavailableError
 from baton.core.config import Topology
 from baton.core.errors import ArenaError, ConfigError
 from baton.engine.hash_engine import hash_card
-from baton.server.device import choose_device, device_room
+from baton.host.device import choose_device, device_room
 
 SOURCE = Path(__file__).resolve().parents[2] / "data" / "fake_cuda.c"
 BYTES = 3 << 20

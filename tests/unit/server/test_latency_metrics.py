@@ -35,7 +35,7 @@ def parts() -> Iterator[Parts]:
     config = Config(model="hash", topology=Topology(mixed=1), slo=SloConfig(ttft_s=1000.0, tpot_s=1000.0))
     made = assemble(config, hash_card())
     link = Idle(made.setups[0].view)
-    made.driver.add(link)
+    made.driver.links[link.view.id] = link
     made.driver.join(link)
     made.gateway.state = "ready"
     yield made

@@ -9,7 +9,7 @@ from baton.arena.cuda_driver import LIBRARY, CudaDriver, CudaUnavailableError
 from baton.core.config import DEVICE, Topology
 from baton.core.errors import ConfigError
 from baton.engine.card import ModelCard
-from baton.server.host import Room
+from baton.host.sizing import Room
 
 CUDA_WORKER_BYTES = 2 * 2**30
 """Of device memory that a worker takes beside weights and KV: its context, and a step's scratch memory."""

@@ -1,4 +1,4 @@
-"""One worker process as the server holds it: its socket, its exit, the end of its output."""
+"""One worker process as its host holds it: its socket, its exit, the end of its output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import msgspec
 from baton.core.errors import WorkerError
 from baton.core.types import WorkerView
 from baton.link.frames import FrameReader, frame
-from baton.link.setup import FromWorkerMessage, ToWorkerMessage, WorkerSetup
+from baton.link.setup import ToWorkerMessage, WorkerSetup
 
 _OUTPUT_LINES = 20
 _OUTPUT_BYTES = 4096
@@ -28,16 +28,13 @@ _LAST_WORDS_S = 1.0
 class WorkerProcess(asyncio.Protocol):
     """Implements `WorkerLink`. Started once; a restarted worker is a new one."""
 
-    def __init__(
-        self, view: WorkerView, *, heard: Callable[[FromWorkerMessage], None], said: Callable[[str], None]
-    ) -> None:
+    def __init__(self, view: WorkerView, *, heard: Callable[[bytes], None], said: Callable[[str], None]) -> None:
         self.view = view
         self.state = "starting"
         self.pid = 0
         self._heard = heard
         self._said = said
         self._reader = FrameReader()
-        self._decoder = msgspec.msgpack.Decoder(FromWorkerMessage)
         self._encoder = msgspec.msgpack.Encoder()
         self._transport: asyncio.Transport | None = None
         self._hung_up = asyncio.Event()
@@ -69,7 +66,7 @@ class WorkerProcess(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for payload in self._reader.feed(data):
-            self._heard(self._decoder.decode(payload))
+            self._heard(payload)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -77,8 +74,12 @@ class WorkerProcess(asyncio.Protocol):
 
     def send(self, message: ToWorkerMessage) -> None:
         """See `WorkerLink.send`."""
+        self.pass_on(self._encoder.encode(message))
+
+    def pass_on(self, payload: bytes) -> None:
+        """Send a message that is encoded already."""
         if self._transport is not None:
-            self._transport.write(frame(self._encoder.encode(message)))
+            self._transport.write(frame(payload))
 
     def kill(self) -> None:
         """End the process at once. Its end is noticed like any other."""

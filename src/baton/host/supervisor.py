@@ -11,20 +11,12 @@ from typing import assert_never
 import msgspec
 
 from baton.core.config import SurvivalConfig
-from baton.core.messages import (
-    RetireWorker,
-    Shutdown,
-    StartWorker,
-    StepReport,
-    WorkerFailed,
-    WorkerProgress,
-    WorkerReady,
-)
+from baton.core.messages import RetireWorker, Shutdown, StartWorker, WorkerFailed, WorkerProgress, WorkerReady
 from baton.core.types import WorkerId
-from baton.link.setup import FromWorkerMessage, Ping, Pong, WorkerSetup
-from baton.server.clock import now_s
-from baton.server.driver import Driver
-from baton.server.worker_process import WorkerProcess
+from baton.host.clock import now_s
+from baton.host.port import Audience
+from baton.host.worker_process import WorkerProcess
+from baton.link.setup import Ping, Pong, WorkerSetup
 
 _SHUTDOWN_S = 3.0
 """How long a worker may take to end after it was told to, before it is killed."""
@@ -63,13 +55,13 @@ class Supervisor:
 
     def __init__(
         self,
-        driver: Driver,
+        audience: Audience,
         setups: Sequence[WorkerSetup],
         arena_fd: int,
         survival: SurvivalConfig,
         notices: Notices,
     ) -> None:
-        self._driver = driver
+        self._audience = audience
         self._posts: dict[WorkerId, _Post] = {setup.view.id: _Post(setup) for setup in setups}
         self._arena_fd = arena_fd
         self._survival = survival
@@ -80,13 +72,12 @@ class Supervisor:
 
     def start(self) -> None:
         """Start every worker. Returns at once; `ready` is called when all of them have loaded."""
-        self._driver.outside.on_resize = self.resize
         for post in self._posts.values():
             self._man(post)
 
     def _man(self, post: _Post) -> None:
         post.process = self._make(post)
-        self._driver.add(post.process)
+        self._audience.add(post.process)
         self._tasks.append(asyncio.create_task(self._keep(post)))
         self._tasks.append(asyncio.create_task(self._watch(post)))
 
@@ -127,7 +118,7 @@ class Supervisor:
 
     def _make(self, post: _Post) -> WorkerProcess:
         view = post.setup.view
-        return WorkerProcess(view, heard=lambda message: self._hear(post, message), said=self._notices.tell)
+        return WorkerProcess(view, heard=lambda payload: self._hear(post, payload), said=self._notices.tell)
 
     async def _keep(self, post: _Post) -> None:
         """Run one worker's processes, one after the other."""
@@ -142,20 +133,20 @@ class Supervisor:
             was_ready, process.state = process.state == "ready", "lost"
             if post.retiring:
                 self._notices.tell(f"{worker} is retired: scaling asks for fewer")
-                self._driver.lose(worker, "retired")
+                self._audience.retire(worker)
                 post.given_up = True
-                del self._posts[worker], self._driver.links[worker]
+                del self._posts[worker]
                 return
             reason = post.failure or ended
             self._notices.tell(f"{worker} is lost: {reason}")
             if was_ready:
-                self._driver.lose(worker, reason.splitlines()[0])
+                self._audience.lose(worker, reason.splitlines()[0])
             if not await self._may_restart(post, reason):
                 return
             role = process.view.role
             post.process = self._make(post)
             post.process.view = msgspec.structs.replace(post.setup.view, role=role)
-            self._driver.add(post.process)
+            self._audience.add(post.process)
 
     async def _run(self, post: _Post, process: WorkerProcess) -> str:
         """Run one process to its end. Returns how it ended."""
@@ -205,16 +196,14 @@ class Supervisor:
             elif process.state == "ready":
                 process.send(Ping())
 
-    def _hear(self, post: _Post, message: FromWorkerMessage) -> None:
+    def _hear(self, post: _Post, payload: bytes) -> None:
         post.heard_s = now_s()
         process = post.process
         assert process is not None
-        match message:
-            case StepReport():
-                self._driver.hear(message)
+        match self._audience.hear(post.setup.view.id, payload):
             case WorkerReady():
                 process.state = "ready"
-                self._driver.join(process)
+                self._audience.join(process)
                 if post.deaths_s:
                     self._notices.tell(f"{post.setup.view.id} is back")
                 self._take_stock()
@@ -222,5 +211,5 @@ class Supervisor:
                 self._notices.tell(f"{worker}: {text}")
             case WorkerFailed(reason=reason):
                 post.failure, post.cannot_load = reason, True
-            case Pong():
+            case Pong() | None:
                 pass

@@ -13,8 +13,8 @@ from baton.core.config import Config, KVConfig, Topology
 from baton.core.errors import ConfigError
 from baton.core.types import HostId
 from baton.engine.hash_engine import hash_card
+from baton.host.sizing import blocks_total, host_room, memory_free_bytes, share_cores, worker_views
 from baton.kv.layout import KVLayout
-from baton.server.host import blocks_total, host_room, memory_free_bytes, share_cores, worker_views
 
 HOST = HostId("h")
 CARD = hash_card()

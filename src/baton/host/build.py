@@ -1,0 +1,98 @@
+"""Build what one host runs: where it computes, its arena, and what each of its workers will be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from baton.arena.cuda import CudaArena, create_cuda_arena
+from baton.arena.memfd import Arena, create_arena
+from baton.core.config import BatchLimits, Config
+from baton.core.types import HostId
+from baton.engine.card import ModelCard
+from baton.engine.dtype import Dtype, kv_dtype, resolve_dtype
+from baton.host.device import Device, choose_device, device_room
+from baton.host.sizing import blocks_total, host_room, share_cores, worker_views
+from baton.kv.layout import KVLayout
+from baton.link.setup import WorkerSetup
+
+GROWTH_TOKENS_MAX = 2**20
+"""More than a request can grow by: its own longest output bounds what it gets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Computing:
+    """Where workers compute, in what precision, and how KV lies in a block."""
+
+    device: Device
+    dtype: Dtype
+    layout: KVLayout
+
+
+@dataclass(frozen=True, slots=True)
+class HostParts:
+    """What a host has before anything runs."""
+
+    id: HostId
+    blocks_total: int
+    arena: Arena | CudaArena
+    setups: list[WorkerSetup]
+
+
+def choose_computing(config: Config, card: ModelCard) -> Computing:
+    """Resolve what the configuration leaves open. Raises ConfigError where it cannot be had."""
+    device = choose_device(config.device, card)
+    dtype = resolve_dtype(config.dtype, "cpu" if device.driver is None else "cuda", config.weights)
+    layout = card.layout(block_tokens=config.kv.block_tokens, dtype=kv_dtype(card, config.kv.dtype, dtype))
+    return Computing(device, dtype, layout)
+
+
+def build_host(config: Config, card: ModelCard, computing: Computing, host: HostId) -> HostParts:
+    """Reserve the arena and describe the workers; start nothing. Raises ConfigError and ArenaError."""
+    driver, layout = computing.device.driver, computing.layout
+    room = host_room() if driver is None else device_room(driver, config.topology, card)
+    total = blocks_total(config, card, layout, room)
+    bytes_total = total * layout.block_bytes
+    arena = create_arena(bytes_total) if driver is None else create_cuda_arena(driver, bytes_total)
+    return HostParts(host, total, arena, _setups(config, card, computing, host, total))
+
+
+def _limits(config: Config) -> BatchLimits:
+    """Bound a worker's batch. Blocks for the longest output are growth that is asked for once."""
+    if config.kv.allocate == "on_demand":
+        return config.batch
+    return msgspec.structs.replace(config.batch, growth_tokens=GROWTH_TOKENS_MAX)
+
+
+def _setups(config: Config, card: ModelCard, computing: Computing, host: HostId, blocks: int) -> list[WorkerSetup]:
+    limits, layout = _limits(config), computing.layout
+    views = [
+        msgspec.structs.replace(
+            view,
+            kv_tokens_max=blocks * layout.block_tokens,
+            step_tokens_max=limits.step_tokens_max,
+            requests_max=limits.requests_max,
+        )
+        for view in worker_views(config.topology, host)
+    ]
+    shares = share_cores(len(views), config.threads)
+    return [
+        WorkerSetup(
+            view=view,
+            card=card,
+            layout=layout,
+            arena_bytes=blocks * layout.block_bytes,
+            dtype=computing.dtype,
+            weights=config.weights,
+            device=computing.device.name,
+            threads=threads,
+            cores=cores,
+            limits=limits,
+            batching=config.policy.batching,
+            fairness=config.policy.fairness,
+            speculation=config.speculation,
+            cost=config.cost,
+        )
+        for view, (threads, cores) in zip(views, shares, strict=True)
+    ]

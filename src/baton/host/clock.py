@@ -1,0 +1,10 @@
+"""The only place in what a host runs that reads a clock."""
+
+from __future__ import annotations
+
+import time
+
+
+def now_s() -> float:
+    """Monotonic seconds, one time line for all processes of a host."""
+    return time.monotonic()  # noqa: TID251

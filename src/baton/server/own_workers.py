@@ -1,0 +1,44 @@
+"""The workers of the server's own host: what they say goes to the driver, without a wire between."""
+
+from __future__ import annotations
+
+import msgspec
+
+from baton.core.messages import StepReport
+from baton.core.types import WorkerId
+from baton.host.port import WorkerLink, WorkerNews
+from baton.link.setup import FromWorkerMessage
+from baton.server.driver import Driver
+
+
+class OwnWorkers:
+    """Implements `Audience` for the supervisor of the server's own host."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._decoder = msgspec.msgpack.Decoder(FromWorkerMessage)
+
+    def add(self, link: WorkerLink) -> None:
+        """See `Audience.add`."""
+        self._driver.links[link.view.id] = link
+
+    def join(self, link: WorkerLink) -> None:
+        """See `Audience.join`."""
+        self._driver.join(link)
+
+    def lose(self, worker: WorkerId, reason: str) -> None:
+        """See `Audience.lose`."""
+        self._driver.lose(worker, reason)
+
+    def retire(self, worker: WorkerId) -> None:
+        """See `Audience.retire`."""
+        self._driver.lose(worker, "retired")
+        del self._driver.links[worker]
+
+    def hear(self, worker: WorkerId, payload: bytes) -> WorkerNews | None:
+        """See `Audience.hear`."""
+        message = self._decoder.decode(payload)
+        if isinstance(message, StepReport):
+            self._driver.hear(message)
+            return None
+        return message
