@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from baton.core.types import BlockHash, BlockId
-from baton.kv.blocks import Blocks
+from baton.kv.blocks import BlockFacts, Blocks
 from baton.policy.eviction import LeastRecentlyUsed
 
 TOTAL = 8
@@ -77,7 +77,7 @@ class BlocksAgainstAModel(RuleBasedStateMachine):
         if depth == len(self.tables[owner]):
             return
         block, wanted = self.tables[owner][depth], name(self.streams[owner], depth)
-        assert self.blocks.seal(block, wanted) == (wanted not in self.names)
+        assert self.blocks.seal(block, BlockFacts(wanted)) == (wanted not in self.names)
         self.names.setdefault(wanted, block)
         self.named[owner] += 1
 

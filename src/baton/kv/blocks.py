@@ -7,17 +7,35 @@ Every block is in exactly one state: *free* (its content means nothing), *used* 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from baton.core.types import BlockHash, BlockId
+
+
+@dataclass(slots=True)
+class BlockFacts:
+    """What is known of a sealed block: what a choice of which to give up may look at."""
+
+    name: BlockHash
+    parent: BlockHash | None = None
+    """Name of the block before it, where that is known. None: it is the first of its prompt, or nobody knows."""
+    start_tokens: int = 0
+    """Tokens that stand before it: what has to be there, or to be computed, before it is of use."""
+    tenant: str = ""
+    """Whose request sealed it."""
+    uses: int = 1
+    """Requests that have stood on it, the one that sealed it included."""
+    is_backed: bool = False
+    """A tier below holds it too: giving it up here loses nothing."""
 
 
 @runtime_checkable
 class EvictionOrder(Protocol):
     """Decides which cached block is given up first. Holds every cached block exactly once."""
 
-    def add(self, block: BlockId) -> None:
-        """A block has just become cached."""
+    def add(self, block: BlockId, facts: BlockFacts) -> None:
+        """A block has just become cached. The facts may be kept, and change only while it is not cached."""
         ...
 
     def remove(self, block: BlockId) -> None:
@@ -39,7 +57,7 @@ class Blocks:
         self._eviction = eviction
         self._free: list[BlockId] = [BlockId(block) for block in range(total - 1, -1, -1)]
         self._pins: list[int] = [0] * total
-        self._hashes: list[BlockHash | None] = [None] * total
+        self._facts: list[BlockFacts | None] = [None] * total
         self._by_hash: dict[BlockHash, BlockId] = {}
 
     @property
@@ -79,6 +97,9 @@ class Blocks:
             if self._pins[block] == 0:
                 self._eviction.remove(block)
             self._pins[block] += 1
+            facts = self._facts[block]
+            if facts is not None:
+                facts.uses += 1
 
     def take(self, count: int) -> tuple[list[BlockId], list[BlockHash]]:
         """Pin `count` blocks without content for one request; evict as needed. Needs count <= available.
@@ -97,21 +118,25 @@ class Blocks:
             pins[block] = 1
         return taken, evicted
 
-    def seal(self, block: BlockId, name: BlockHash) -> bool:
+    def seal(self, block: BlockId, facts: BlockFacts) -> bool:
         """Name a full block. False where another block has the name, or this one has another: nothing changes then."""
         assert self._pins[block] > 0, f"block {block} is sealed by nobody"
-        if name in self._by_hash or self._hashes[block] is not None:
+        if facts.name in self._by_hash or self._facts[block] is not None:
             return False
-        self._by_hash[name] = block
-        self._hashes[block] = name
+        self._by_hash[facts.name] = block
+        self._facts[block] = facts
         return True
+
+    def facts(self, block: BlockId) -> BlockFacts | None:
+        """Return what is known of a sealed block. None: it has no name."""
+        return self._facts[block]
 
     def unpin(self, blocks: Sequence[BlockId]) -> None:
         """Take back one request's pins. A sealed block becomes cached, another one free.
 
         Back to front, so that of one request the deepest block is evicted first: a prefix is worth more than its end.
         """
-        pins, hashes, free = self._pins, self._hashes, self._free
+        pins, facts, free = self._pins, self._facts, self._free
         if not self._by_hash:  # nobody shares a block that has no name
             for block in blocks:
                 assert pins[block] == 1, f"block {block} is pinned {pins[block]} times without a name"
@@ -122,19 +147,19 @@ class Blocks:
             left = pins[block] = pins[block] - 1
             if left:
                 assert left > 0, f"block {block} is unpinned more often than it was pinned"
-            elif hashes[block] is None:
+            elif (known := facts[block]) is None:
                 free.append(block)
             else:
-                self._eviction.add(block)
+                self._eviction.add(block, known)
 
     def _evict(self) -> BlockHash:
         block = self._eviction.pop()
-        name = self._hashes[block]
-        assert name is not None, f"cached block {block} has no name"
-        del self._by_hash[name]
-        self._hashes[block] = None
+        facts = self._facts[block]
+        assert facts is not None, f"cached block {block} has no name"
+        del self._by_hash[facts.name]
+        self._facts[block] = None
         self._free.append(block)
-        return name
+        return facts.name
 
     def check(self, pins_expected: Sequence[int]) -> None:
         """Assert INV-4 and that the pins are exactly those of the requests. For tests, checkers and idle time."""
@@ -142,11 +167,10 @@ class Blocks:
         free = set(self._free)
         assert len(free) == len(self._free), "a block is free twice"
         for block in range(self.total):
-            named = self._hashes[block] is not None
+            named = self._facts[block] is not None
             pinned = self._pins[block] > 0
             assert (block in free) == (not named and not pinned), f"block {block} is lost or free while in use"
-        cached = sum(name is not None and not pins for name, pins in zip(self._hashes, self._pins, strict=True))
+        cached = sum(facts is not None and not pins for facts, pins in zip(self._facts, self._pins, strict=True))
         assert cached == len(self._eviction), "the eviction order does not hold exactly the cached blocks"
-        assert all(self._hashes[block] == name for name, block in self._by_hash.items()), (
-            "the index names a wrong block"
-        )
+        by_hash = {facts.name: block for block, facts in enumerate(self._facts) if facts is not None}
+        assert by_hash == self._by_hash, "the index names a wrong block"

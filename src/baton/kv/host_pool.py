@@ -9,7 +9,6 @@ arrived last is preempted, whichever worker runs it: so the oldest request alway
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import assert_never
 
 from baton.core.copies import LandingEnded, LandingGranted, LandingWanted, LeaseEnded, LeaseWanted
@@ -32,40 +31,9 @@ from baton.core.messages import (
     ToWorker,
     WorkerLost,
 )
-from baton.core.types import BlockHash, BlockId, HostId, HostView, Request, RequestId, WorkerId
-from baton.kv.blocks import Blocks, EvictionOrder
-
-
-@dataclass(slots=True)
-class Holding:
-    """What one request has on this host, and who may touch it."""
-
-    request: Request
-    attempt: int
-    user: WorkerId | None
-    """The worker that may read and write the blocks now. None between two workers."""
-    table: list[BlockId] = field(default_factory=list[BlockId])
-    computed_tokens: int = 0
-    """Leading tokens whose KV is certainly in the table: sealed blocks, and a tail that a living worker vouched for."""
-    wanted: int = 0
-    """How long the table shall become. Equal to its length, or less, where nothing is wanted."""
-    prefix: tuple[BlockHash, ...] = ()
-    released: bool = False
-    preempting: bool = False
-    landing: bool = False
-    """Its KV comes over from another host: first the blocks are waited for, then a wire writes into them."""
-    leases: int = 0
-    """Wires that read its blocks."""
-
-    @property
-    def is_touched(self) -> bool:
-        """A worker or a wire may read or write the blocks now."""
-        return self.user is not None or self.leases > 0 or (self.landing and bool(self.table))
-
-    @property
-    def age(self) -> tuple[int, float, RequestId]:
-        """Less is served first and preempted last. The id breaks ties, so that every run decides alike."""
-        return (self.request.priority, self.request.arrived_at_s, self.request.id)
+from baton.core.types import BlockHash, BlockId, HostId, HostView, RequestId, WorkerId
+from baton.kv.blocks import BlockFacts, Blocks, EvictionOrder
+from baton.kv.holding import Holding
 
 
 class HostPool:
@@ -184,10 +152,20 @@ class HostPool:
         holding = self._current(event)
         if holding is None:
             return []
-        sealed = zip(holding.table[event.first :], event.hashes, strict=False)
-        stored = tuple(name for block, name in sealed if self._blocks.seal(block, name))
+        stored = self._name(holding, event.first, event.hashes)
         holding.computed_tokens = (event.first + len(event.hashes)) * self.block_tokens
         return [BlocksStored(self.host, stored)] if stored else []
+
+    def _name(self, holding: Holding, first: int, hashes: Sequence[BlockHash]) -> tuple[BlockHash, ...]:
+        """Seal the blocks `first` .. of a request under their hashes. Returns those that nobody else had."""
+        before = self._blocks.facts(holding.table[first - 1]) if 0 < first <= len(holding.table) else None
+        parent, tenant = before.name if before is not None else None, holding.request.tenant
+        stored: list[BlockHash] = []
+        for depth, (block, name) in enumerate(zip(holding.table[first:], hashes, strict=False), first):
+            if self._blocks.seal(block, BlockFacts(name, parent, depth * self.block_tokens, tenant)):
+                stored.append(name)
+            parent = name
+        return tuple(stored)
 
     def _drop(self, event: RequestDropped) -> None:
         holding = self._current(event)
@@ -257,8 +235,7 @@ class HostPool:
         holding.landing = False
         holding.computed_tokens = event.computed_tokens
         holding.wanted = 0
-        sealed = zip(holding.table, event.hashes, strict=False)
-        stored = tuple(name for block, name in sealed if self._blocks.seal(block, name))
+        stored = self._name(holding, 0, event.hashes)
         self._settle(holding)
         return [BlocksStored(self.host, stored)] if stored else []
 

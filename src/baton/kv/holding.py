@@ -1,0 +1,39 @@
+"""What one request has on one host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from baton.core.types import BlockHash, BlockId, Request, RequestId, WorkerId
+
+
+@dataclass(slots=True)
+class Holding:
+    """What one request has on this host, and who may touch it."""
+
+    request: Request
+    attempt: int
+    user: WorkerId | None
+    """The worker that may read and write the blocks now. None between two workers."""
+    table: list[BlockId] = field(default_factory=list[BlockId])
+    computed_tokens: int = 0
+    """Leading tokens whose KV is certainly in the table: sealed blocks, and a tail that a living worker vouched for."""
+    wanted: int = 0
+    """How long the table shall become. Equal to its length, or less, where nothing is wanted."""
+    prefix: tuple[BlockHash, ...] = ()
+    released: bool = False
+    preempting: bool = False
+    landing: bool = False
+    """Its KV comes over from another host: first the blocks are waited for, then a wire writes into them."""
+    leases: int = 0
+    """Wires that read its blocks."""
+
+    @property
+    def is_touched(self) -> bool:
+        """A worker or a wire may read or write the blocks now."""
+        return self.user is not None or self.leases > 0 or (self.landing and bool(self.table))
+
+    @property
+    def age(self) -> tuple[int, float, RequestId]:
+        """Less is served first and preempted last. The id breaks ties, so that every run decides alike."""
+        return (self.request.priority, self.request.arrived_at_s, self.request.id)
