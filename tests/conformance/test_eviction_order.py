@@ -63,7 +63,7 @@ def test_it_holds_every_block_once_and_gives_up_each_that_it_holds(name: str, st
 @given(steps=steps)
 def test_the_least_frequently_used_is_what_looking_at_all_of_them_finds(steps: list[Step]) -> None:
     """The oracle looks at every cached block each time: least worth of those with nothing behind them, oldest first."""
-    order, held, floor = LeastFrequentlyUsed(), dict[int, tuple[float, int]](), 0.0
+    order, held, floor = LeastFrequentlyUsed(remembered_max=0), dict[int, tuple[float, int]](), 0.0
     for number, (verb, block, uses) in enumerate(steps):
         if verb == "add" and block not in held:
             order.add(BlockId(block), facts_of(block, uses))
@@ -96,6 +96,19 @@ def test_the_end_of_a_long_prompt_is_dearer_than_that_of_a_short_one() -> None:
     order.add(BlockId(0), BlockFacts(name_of(0), start_tokens=2000))
     order.add(BlockId(1), BlockFacts(name_of(1), start_tokens=16))
     assert order.pop() == 1
+
+
+def test_what_comes_back_is_worth_what_it_was() -> None:
+    """Block 0 was used three times and given up. When it comes back it outlives a block that is new."""
+    order = LeastFrequentlyUsed(remembered_max=1)
+    order.add(BlockId(0), BlockFacts(name_of(0), uses=3))
+    assert order.pop() == 0
+    order.add(BlockId(0), BlockFacts(name_of(0)))
+    order.add(BlockId(1), BlockFacts(name_of(1)))
+    assert order.pop() == 1
+    order.add(BlockId(2), BlockFacts(name_of(2)))
+    assert order.pop() == 2
+    assert len(order._past._uses) == 1, "no more names than it was told to remember"
 
 
 def test_a_heap_does_not_grow_with_what_comes_and_goes() -> None:

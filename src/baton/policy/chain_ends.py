@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
@@ -58,7 +59,7 @@ class ChainEnds:
         if before is not None:
             self._offer(before)
 
-    def pop(self) -> BlockId:
+    def pop(self) -> tuple[BlockId, BlockFacts]:
         """Take out the end that is worth least."""
         while True:
             worth, number, block = heappop(self._heap)
@@ -66,7 +67,7 @@ class ChainEnds:
             if entry is not None and entry.number == number and entry.facts.name not in self._children:
                 self._floor = max(self._floor, worth)
                 self.remove(block)
-                return block
+                return block, entry.facts
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -84,3 +85,22 @@ class ChainEnds:
             heapify(self._heap)
             return
         heappush(self._heap, (entry.worth, entry.number, block))
+
+
+@dataclass(slots=True)
+class PastUses:
+    """How many requests stood on blocks that were given up: one that comes back is worth what it was, and more."""
+
+    names_max: int
+    """Most names that are remembered, at about 150 bytes each. Past that, the one given up longest ago is forgotten."""
+    _uses: OrderedDict[BlockHash, int] = field(default_factory=OrderedDict[BlockHash, int])
+
+    def total(self, facts: BlockFacts) -> int:
+        """Count the requests that have stood on a block, in this stay and in those before."""
+        return facts.uses + self._uses.get(facts.name, 0)
+
+    def note(self, facts: BlockFacts) -> None:
+        """Remember a block that is given up."""
+        self._uses[facts.name] = self._uses.pop(facts.name, 0) + facts.uses
+        if len(self._uses) > self.names_max:
+            self._uses.popitem(last=False)

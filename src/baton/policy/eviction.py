@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from baton.core.types import BlockId
 from baton.kv.blocks import BlockFacts
-from baton.policy.chain_ends import ChainEnds
+from baton.policy.chain_ends import ChainEnds, PastUses
 
 
 class LeastRecentlyUsed:
@@ -44,11 +44,17 @@ class LeastFrequentlyUsed:
     aging: a block's worth is its uses, plus the worth of what was given up last when it became cached.
     """
 
+    remembered_max: int = 200_000
+    """Blocks whose uses are still known when they come back after they were given up: 30 MB. 0: they start anew."""
     _ends: ChainEnds = field(default_factory=ChainEnds)
+    _past: PastUses = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._past = PastUses(self.remembered_max)
 
     def add(self, block: BlockId, facts: BlockFacts) -> None:
         """See `EvictionOrder.add`."""
-        self._ends.add(block, facts, float(facts.uses))
+        self._ends.add(block, facts, float(self._past.total(facts)))
 
     def remove(self, block: BlockId) -> None:
         """See `EvictionOrder.remove`."""
@@ -56,7 +62,9 @@ class LeastFrequentlyUsed:
 
     def pop(self) -> BlockId:
         """See `EvictionOrder.pop`."""
-        return self._ends.pop()
+        block, facts = self._ends.pop()
+        self._past.note(facts)
+        return block
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -75,11 +83,17 @@ class CostAware:
     even_tokens: float = 30_000.0
     """Tokens before a block at which attention to them costs as much as the rest of computing it: about 2 x weights /
     (layers x hidden size), 30,000 of an 8B model."""
+    remembered_max: int = 200_000
+    """Blocks whose uses are still known when they come back after they were given up: 30 MB. 0: they start anew."""
     _ends: ChainEnds = field(default_factory=ChainEnds)
+    _past: PastUses = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._past = PastUses(self.remembered_max)
 
     def add(self, block: BlockId, facts: BlockFacts) -> None:
         """See `EvictionOrder.add`."""
-        self._ends.add(block, facts, facts.uses * (1.0 + facts.start_tokens / self.even_tokens))
+        self._ends.add(block, facts, self._past.total(facts) * (1.0 + facts.start_tokens / self.even_tokens))
 
     def remove(self, block: BlockId) -> None:
         """See `EvictionOrder.remove`."""
@@ -87,7 +101,9 @@ class CostAware:
 
     def pop(self) -> BlockId:
         """See `EvictionOrder.pop`."""
-        return self._ends.pop()
+        block, facts = self._ends.pop()
+        self._past.note(facts)
+        return block
 
     def __len__(self) -> int:
         return len(self._ends)
