@@ -1,0 +1,119 @@
+"""What a source has offered, and to whom it says no."""
+
+from __future__ import annotations
+
+import heapq
+import hmac
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from baton.core.errors import TransferError
+from baton.transfer.extents import Memories, Spread
+from baton.transfer.port import Extent, Ticket
+
+OFFERS_MAX = 1 << 16
+SECRET_BYTES = 16
+
+
+class Answer(IntEnum):
+    """What a source says to a request. Goes over wires: numbers stay what they are."""
+
+    FINE = 0
+    RESTARTED = 1
+    ENDED = 2
+    SECRET = 3
+    RANGE = 4
+    BUSY = 5
+    UNSHARED = 6
+
+
+REFUSALS = {
+    Answer.RESTARTED: "the source has restarted since it gave the ticket; ask for a new one",
+    Answer.ENDED: "the offer was withdrawn, or its lease has ended; ask for a new ticket, or for a longer lease",
+    Answer.SECRET: "the ticket's secret is wrong; use the ticket as the source gave it",
+    Answer.RANGE: "the ticket does not say what the source has offered; use the ticket as the source gave it",
+    Answer.BUSY: "the source has as many connections as it may have; raise its connections_max",
+    Answer.UNSHARED: "the source's memory has no descriptor; register it with one, or pull over tcp",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Extents that may be read until the lease ends."""
+
+    spread: Spread
+    extents: tuple[Extent, ...]
+    secret: bytes
+    until_s: float
+    checksum: bool
+
+
+class Offers:
+    """The offers of one source, under one epoch."""
+
+    def __init__(self, memories: Memories, now_s: Callable[[], float]) -> None:
+        self.epoch = secrets.randbits(63)
+        self._memories = memories
+        self._now_s = now_s
+        self._lock = threading.Lock()
+        self._standing: dict[int, Offer] = {}
+        self._ends: list[tuple[float, int]] = []
+        """Every lease's end, the earliest first. May name offers that are withdrawn."""
+        self._number = 0
+
+    def add(self, extents: Sequence[Extent], *, lease_s: float, checksum: bool, transport: str, address: str) -> Ticket:
+        """See `Transport.offer`."""
+        spread = self._memories.spread(extents)
+        offer = Offer(spread, tuple(extents), secrets.token_bytes(SECRET_BYTES), self._now_s() + lease_s, checksum)
+        with self._lock:
+            self._forget_ended()
+            if len(self._standing) >= OFFERS_MAX:
+                raise TransferError(f"{OFFERS_MAX} offers stand already; withdraw those that were pulled")
+            self._number += 1
+            number = self._number
+            self._standing[number] = offer
+            heapq.heappush(self._ends, (offer.until_s, number))
+        return Ticket(
+            transport=transport, address=address, epoch=self.epoch, number=number, secret=offer.secret,
+            extents=offer.extents, checksum=checksum,
+        )  # fmt: skip
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """See `Transport.withdraw`. Who is reading learns of it when it asks again after its last byte."""
+        with self._lock:
+            if ticket.epoch == self.epoch:
+                self._standing.pop(ticket.number, None)
+
+    def find(self, epoch: int, number: int, secret: bytes) -> Offer | Answer:
+        """Look up an offer that stands, for somebody who proves to have the ticket."""
+        if epoch != self.epoch:
+            return Answer.RESTARTED
+        with self._lock:
+            offer = self._standing.get(number)
+        if offer is None or offer.until_s <= self._now_s():
+            return Answer.ENDED
+        return offer if hmac.compare_digest(offer.secret, secret) else Answer.SECRET
+
+    def stands(self, number: int) -> bool:
+        """Tell whether what was read up to now was still offered."""
+        with self._lock:
+            offer = self._standing.get(number)
+        return offer is not None and offer.until_s > self._now_s()
+
+    def close(self) -> None:
+        """End all."""
+        with self._lock:
+            self._standing.clear()
+            self._ends.clear()
+
+    def _forget_ended(self) -> None:
+        now_s = self._now_s()
+        while self._ends and (self._ends[0][0] <= now_s or self._ends[0][1] not in self._standing):
+            _, number = heapq.heappop(self._ends)
+            self._standing.pop(number, None)
+        if len(self._ends) > 2 * OFFERS_MAX:
+            self._ends = [end for end in self._ends if end[1] in self._standing]
+            heapq.heapify(self._ends)

@@ -1,0 +1,118 @@
+"""Bytes between hosts over TCP, without a library: several connections, no copy between the memories and the kernel."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Sequence
+
+from baton.core.errors import TransferError
+from baton.transfer.clock import now_s as real_now_s
+from baton.transfer.extents import Memories
+from baton.transfer.listener import Listener
+from baton.transfer.offers import Offers
+from baton.transfer.port import Extent, Ticket
+from baton.transfer.pulling import PiecewisePull
+from baton.transfer.tcp_peer import CLOSED, Peer, TcpLimits
+from baton.transfer.tcp_source import serve_reads
+
+_PEERS_MAX = 1024
+"""Sources that are remembered without a connection to them."""
+
+
+class TcpTransport:
+    """Implements `Transport`. The default between hosts."""
+
+    name = "tcp"
+
+    def __init__(
+        self,
+        listen: str,
+        *,
+        advertise: str | None = None,
+        limits: TcpLimits | None = None,
+        now_s: Callable[[], float] = real_now_s,
+    ) -> None:
+        """Listen on `host:port`; port 0 takes a free one. Whoever reaches it and has a ticket can read the offer.
+
+        `advertise` is what stands in tickets, where consumers reach us by another name. Raises TransferError where
+        that address cannot be listened on.
+        """
+        self._limits = limits or TcpLimits()
+        self._memories = Memories()
+        self._offers = Offers(self._memories, now_s)
+        listening = _listening(listen)
+        host, port = listening.getsockname()[:2]
+        self.address = advertise or _joined(host, port)
+        self._listener = Listener(
+            listening, lambda connection: serve_reads(self._offers, connection), self._limits.connections_max
+        )
+        self._lock = threading.Lock()
+        self._peers: dict[str, Peer] = {}
+        self._closed = False
+
+    def register(self, memory: memoryview, *, descriptor: int | None = None) -> int:
+        """See `Transport.register`."""
+        with self._lock:
+            return self._memories.register(memory)
+
+    def offer(self, extents: Sequence[Extent], *, lease_s: float, checksum: bool = False) -> Ticket:
+        """See `Transport.offer`."""
+        return self._offers.add(extents, lease_s=lease_s, checksum=checksum, transport=self.name, address=self.address)
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """See `Transport.withdraw`."""
+        self._offers.withdraw(ticket)
+
+    def pull(self, ticket: Ticket, into: Sequence[Extent]) -> PiecewisePull:
+        """See `Transport.pull`."""
+        if ticket.transport != self.name:
+            raise TransferError(f"a ticket of {ticket.transport} cannot be pulled over {self.name}; use that transport")
+        size_bytes = sum(extent.size_bytes for extent in ticket.extents)
+        target = self._memories.target(into, size_bytes=size_bytes)
+        peer = self._peer(ticket.address)
+        pull = PiecewisePull(ticket, target, interrupt=peer.interrupt)
+        peer.add(pull.pieces(self._limits.piece_bytes))
+        return pull
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        with self._lock:
+            self._closed = True
+            peers = list(self._peers.values())
+            self._peers.clear()
+        for peer in peers:
+            peer.close()
+        self._offers.close()
+        self._listener.close()
+        self._memories.close()
+
+    def _peer(self, address: str) -> Peer:
+        with self._lock:
+            if self._closed:
+                raise TransferError(CLOSED)
+            if len(self._peers) >= _PEERS_MAX:
+                self._peers = {name: peer for name, peer in self._peers.items() if not peer.unused}
+            if address not in self._peers:
+                self._peers[address] = Peer(_split(address), self._limits)
+            return self._peers[address]
+
+
+def _listening(address: str) -> socket.socket:
+    host, port = _split(address)
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise TransferError(f"cannot listen on {address} for KV: {error}; choose another address") from error
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal() or int(port) > 65535 or not host:
+        raise TransferError(f"{address!r} is no address; write host:port, or [host]:port for IPv6")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _joined(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

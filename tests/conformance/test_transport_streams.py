@@ -1,0 +1,85 @@
+"""What can happen to a stream between two hosts: broken, damaged, hostile."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from baton.core.errors import TransferError
+from tests.transfers.kits import Kit, assert_quiet, kit_of, offered
+from tests.transfers.wires import Gate
+
+SIZE_BYTES = 1 << 20
+
+
+@pytest.fixture
+def tcp() -> Iterator[Kit]:
+    with kit_of("tcp") as made:
+        yield made
+
+
+def test_a_broken_stream_is_resumed(tcp: Kit) -> None:
+    """Every connection is cut in the middle, twice: only pieces without a trailer are sent again."""
+    gate = Gate(300_000)
+    source, target = tcp.side(8 * SIZE_BYTES), tcp.side(8 * SIZE_BYTES)
+    ticket, content = offered(source, checksum=True)
+    proxy, through = tcp.proxied(ticket, gate=gate)
+    pull = target.transport.pull(through, target.whole())
+    gate.wait_until_reached()
+    made = proxy.connections
+    proxy.cut()
+    gate.open()
+    assert pull.wait(60) == 8 * SIZE_BYTES
+    assert proxy.connections > made
+    assert target.content() == content
+
+
+@pytest.mark.parametrize("position", [100, 70_000, 3 * SIZE_BYTES])
+def test_a_bit_that_flips_on_the_way_is_noticed(tcp: Kit, position: int) -> None:
+    """With a checksum: the bytes are refused, and nothing is written afterwards."""
+
+    def flip(start: int, data: bytearray) -> None:
+        if start <= position < start + len(data):
+            data[position - start] ^= 16
+
+    source, target = tcp.side(8 * SIZE_BYTES), tcp.side(8 * SIZE_BYTES)
+    ticket, _ = offered(source, checksum=True)
+    _, through = tcp.proxied(ticket, alter=flip)
+    with pytest.raises(TransferError, match="damaged"):
+        target.transport.pull(through, target.whole()).wait(60)
+    assert_quiet(source, target, Gate(0))
+
+
+def test_nobody_there_is_an_error(tcp: Kit) -> None:
+    source, target = tcp.side(), tcp.side()
+    ticket, _ = offered(source)
+    source.transport.close()
+    with pytest.raises(TransferError, match="broke 5 times"):
+        target.transport.pull(ticket, target.whole()).wait(60)
+    with pytest.raises(TransferError, match="address"):
+        target.transport.pull(msgspec.structs.replace(ticket, address="nowhere"), target.whole())
+
+
+def test_hostile_bytes_do_not_end_the_listener(tcp: Kit) -> None:
+    """Random ones, and requests with random fields: the connection is closed or refused, and others are served."""
+    source, target = tcp.side(), tcp.side()
+    ticket, content = offered(source)
+    host, port = ticket.address.split(":")
+    rng = random.Random(8)
+    for round_number in range(60):
+        with socket.create_connection((host, int(port)), 30) as connection:
+            noise = rng.randbytes(rng.choice([1, 63, 64, 65, 4096]))
+            if round_number % 2:
+                noise = b"bKV1\x01\0\0\0" + rng.randbytes(56)
+            try:
+                connection.sendall(noise)
+                connection.shutdown(socket.SHUT_WR)
+                assert len(connection.recv(1 << 16)) <= 64
+            except OSError:  # hung up on while we talk
+                continue
+    target.transport.pull(ticket, target.whole()).wait(60)
+    assert target.content() == content

@@ -1,0 +1,173 @@
+"""What the conformance suite needs of each transport: two sides of it, and a way to hold bytes under way."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from baton.arena.memfd import Arena, create_arena
+from baton.transfer.clock import now_s as real_now_s
+from baton.transfer.port import Extent, Ticket, Transport
+from baton.transfer.tcp import TcpTransport
+from baton.transfer.tcp_peer import TcpLimits
+from tests.transfers.wires import Alter, Gate, Proxy
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PIECE_BYTES = 64 << 10
+TRANSPORTS = ("tcp",)
+
+
+@dataclass
+class Side:
+    """One process' end: a transport and a memory that it knows."""
+
+    transport: Transport
+    arena: Arena
+    region: int
+
+    def fill(self, seed: int) -> bytes:
+        """Random bytes everywhere. Returns them."""
+        content = random.Random(seed).randbytes(self.arena.bytes_total)
+        self.arena.memory[:] = content
+        return content
+
+    def content(self) -> bytes:
+        return bytes(self.arena.memory)
+
+    def read(self, extents: Sequence[Extent]) -> bytes:
+        memory = self.arena.memory
+        return b"".join(memory[e.offset_bytes : e.offset_bytes + e.size_bytes] for e in extents)
+
+    def whole(self) -> list[Extent]:
+        return [Extent(0, self.arena.bytes_total, self.region)]
+
+
+class RemoteSide:
+    """A source in a process of its own, which offers all of its memory."""
+
+    def __init__(self, process: subprocess.Popen[bytes], ticket: Ticket) -> None:
+        self.process = process
+        self.ticket = ticket
+
+    def say(self, words: str) -> None:
+        """Have it do something (see `source_process`), and wait until it is done."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(words.encode() + b"\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == b"done\n"
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@dataclass
+class Kit:
+    """One transport under test. Everything that it made is closed at the end of the test."""
+
+    name: str
+    opened: ExitStack = field(default_factory=ExitStack)
+    proxies: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def holds(self) -> bool:
+        """A gate can hold its bytes."""
+        return self.name != "nixl"
+
+    def side(
+        self, size_bytes: int = 1 << 20, *, gate: Gate | None = None, now_s: Callable[[], float] = real_now_s
+    ) -> Side:
+        transport = open_transport(self.name, gate=gate, now_s=now_s)
+        arena = create_arena(size_bytes)
+        self.opened.callback(arena.close)
+        self.opened.callback(transport.close)
+        return Side(transport, arena, transport.register(arena.memory, descriptor=arena.fd))
+
+    def through(self, ticket: Ticket, gate: Gate) -> Ticket:
+        """A ticket whose bytes go through the gate. Those of one machine go through the target's copies."""
+        return self.proxied(ticket, gate=gate)[1] if self.name == "tcp" else ticket
+
+    def through_ended(self) -> None:
+        """Take the proxies away."""
+        self.proxies.close()
+
+    def proxied(self, ticket: Ticket, *, gate: Gate | None = None, alter: Alter | None = None) -> tuple[Proxy, Ticket]:
+        proxy = self.proxies.enter_context(Proxy(ticket.address, gate=gate, alter=alter))
+        return proxy, msgspec.structs.replace(ticket, address=proxy.address)
+
+    def remote(self, seed: int, size_bytes: int, *, listen: str = "127.0.0.1:0") -> RemoteSide:
+        command = [
+            sys.executable,
+            "-m",
+            "tests.transfers.source_process",
+            self.name,
+            str(seed),
+            str(size_bytes),
+            listen,
+        ]
+        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.opened.callback(end, process)
+        assert process.stdout is not None
+        return RemoteSide(process, msgspec.json.decode(process.stdout.readline(), type=Ticket))
+
+
+def open_transport(
+    name: str,
+    *,
+    listen: str = "127.0.0.1:0",
+    gate: Gate | None = None,
+    now_s: Callable[[], float] = real_now_s,
+) -> Transport:
+    limits = TcpLimits(piece_bytes=PIECE_BYTES, pause_s=0.005)
+    return TcpTransport(listen, limits=limits, now_s=now_s)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.communicate()
+
+
+@contextmanager
+def kit_of(name: str) -> Iterator[Kit]:
+    kit = Kit(name)
+    with kit.opened, kit.proxies:
+        yield kit
+
+
+def random_extents(rng: random.Random, size_bytes: int, *, total_bytes: int, region: int = 0) -> list[Extent]:
+    """Extents that do not overlap, in any order, of `total_bytes` in all."""
+    cuts = sorted(rng.sample(range(1, total_bytes), min(rng.randrange(0, 40), total_bytes - 1)))
+    sizes = [after - before for before, after in zip([0, *cuts], [*cuts, total_bytes], strict=True)]
+    spare = size_bytes - total_bytes
+    gaps = sorted(rng.choices(range(spare + 1), k=len(sizes)))
+    if rng.random() < 0.3:
+        gaps = [0] * len(sizes)
+    extents, offset = [], 0
+    for gap, size in zip(gaps, sizes, strict=True):
+        extents.append(Extent(gap + offset, size, region))
+        offset += size
+    if rng.random() < 0.7:
+        rng.shuffle(extents)
+    return extents
+
+
+def offered(source: Side, seed: int = 1, **more: object) -> tuple[Ticket, bytes]:
+    content = source.fill(seed)
+    return source.transport.offer(source.whole(), lease_s=600.0, **more), content  # type: ignore[arg-type]
+
+
+def assert_quiet(source: Side, target: Side, gate: Gate) -> None:
+    """Nothing writes to the target any more, whatever was under way is let loose."""
+    before = target.content()
+    gate.open()
+    ticket = source.transport.offer([Extent(0, 1, source.region)], lease_s=600.0)
+    target.transport.pull(ticket, [Extent(0, 1, target.region)]).wait(60)
+    assert target.content()[1:] == before[1:]

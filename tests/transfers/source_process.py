@@ -1,0 +1,35 @@
+"""A source in its own process: `NAME SEED SIZE_BYTES LISTEN`. Prints its ticket, then does what it reads."""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import msgspec
+
+from baton.arena.memfd import create_arena
+from baton.transfer.port import Extent
+from tests.transfers.kits import open_transport
+
+
+def main(name: str, seed: int, size_bytes: int, listen: str) -> None:
+    arena = create_arena(size_bytes)
+    transport = open_transport(name, listen=listen)
+    region = transport.register(arena.memory, descriptor=arena.fd)
+    arena.memory[:] = random.Random(seed).randbytes(size_bytes)
+    ticket = transport.offer([Extent(0, size_bytes, region)], lease_s=600.0)
+    print(msgspec.json.encode(ticket).decode(), flush=True)
+    for line in sys.stdin:
+        match line.strip():
+            case "withdraw":
+                transport.withdraw(ticket)
+                arena.memory[:] = bytes(size_bytes)
+            case _:
+                raise SystemExit(f"{line!r} is nothing that can be done")
+        print("done", flush=True)
+    transport.close()
+    arena.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
