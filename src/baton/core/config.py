@@ -164,7 +164,9 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     log: str = ""
     """File for the log of decisions, which `baton replay` reads. Empty: none is written."""
     log_bytes_max: int = 1_000_000_000
-    """Where the log ends, however long the server runs."""
+    """Where a log ends, however long the server runs."""
+    step_log: str = ""
+    """Folder for the logs of steps, one file per worker, which `fitted` cost models are made of. Empty: none."""
     topology: Topology = Topology()
     kv: KVConfig = KVConfig()
     batch: BatchLimits = BatchLimits()

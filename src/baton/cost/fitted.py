@@ -20,6 +20,7 @@ from baton.cost.least_squares import fit_nonnegative
 BANDS = (8, 32, 128, 512)
 """Where the price of a token may change."""
 LOG_VERSION = 1
+_REWEIGHTINGS = 3
 HELD_OUT_EVERY = 5
 """Every fifth point is not fitted to: the error is told on those."""
 
@@ -155,14 +156,23 @@ def save_fitted(cost: FittedCost) -> str:
 def fit_cost(log: StepLog) -> FittedCost:
     """Fit a log, and tell the error on every fifth point, which the fit has not seen.
 
-    Least squares of relative errors: a short step counts as much as a long one. The prices that are returned come
-    from the fit on the other points, so that the error is theirs.
+    Least squares of relative errors: a short step counts as much as a long one. Relative to what a first fit says of
+    a step, not to what was measured: steps that took too long by chance would count less than those that were lucky,
+    and the fit would be too quick. The prices come from the fit on the other points, so that the error is theirs.
     """
     seen = [point for index, point in enumerate(log.points) if index % HELD_OUT_EVERY]
     held_out = [point for index, point in enumerate(log.points) if index % HELD_OUT_EVERY == 0]
-    rows = [[value / point.step_s for value in _features(point)] for point in seen]
-    prices = fit_nonnegative(rows, [1.0] * len(rows))
-    cost = FittedCost(
+    cost = _fit(log, seen, [point.step_s for point in seen])
+    for _ in range(_REWEIGHTINGS):
+        cost = _fit(log, seen, [cost.step_s(point.shape) for point in seen])
+    return msgspec.structs.replace(cost, error=fit_error(cost, held_out))
+
+
+def _fit(log: StepLog, points: Sequence[StepPoint], scales_s: Sequence[float]) -> FittedCost:
+    """Fit with each point's error counted relative to its scale."""
+    rows = [[value / scale_s for value in _features(point)] for point, scale_s in zip(points, scales_s, strict=True)]
+    prices = fit_nonnegative(rows, [point.step_s / scale_s for point, scale_s in zip(points, scales_s, strict=True)])
+    return FittedCost(
         engine=log.engine,
         llm=log.llm,
         machine=log.machine,
@@ -173,7 +183,6 @@ def fit_cost(log: StepLog) -> FittedCost:
         context_token_s=prices[4],
         band_s=tuple(prices[5:]),
     )
-    return msgspec.structs.replace(cost, error=fit_error(cost, held_out))
 
 
 def fit_error(cost: FittedCost, points: Sequence[StepPoint]) -> FitError:

@@ -93,6 +93,8 @@ def _setups(config: Config, card: ModelCard, computing: Computing, host: HostId,
             fairness=config.policy.fairness,
             speculation=config.speculation,
             cost=config.cost,
+            step_log=config.step_log,
+            log_bytes_max=config.log_bytes_max,
         )
         for view, (threads, cores) in zip(views, shares, strict=True)
     ]

@@ -44,6 +44,10 @@ class WorkerSetup(Struct, frozen=True, kw_only=True, tag=True):
     speculation: SpeculationConfig = SpeculationConfig()
     cost: dict[str, Any] = {}
     """As in the configuration: what `load_cost` takes."""
+    step_log: str = ""
+    """Folder for the log of its steps. Empty: none is written."""
+    log_bytes_max: int = 0
+    """Where that log ends."""
 
 
 class Ping(Struct, frozen=True, tag=True):

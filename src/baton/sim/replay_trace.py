@@ -78,10 +78,17 @@ class _Replay:
         self._submit(cluster, turn.request, turn.index, array("I", turn.prompt(own, said)))
 
     def _submit(self, cluster: SimCluster, request: TraceRequest, index: int, prompt: array[int]) -> None:
-        room_tokens = self.tokens_max - len(prompt)
-        if room_tokens < 1:
+        if len(prompt) >= self.tokens_max:
             self._refuse(request, cluster.loop.now_s)
             return
+        edge_s = self.spec.edge.before_s(len(prompt))
+        if edge_s:
+            cluster.loop.after(edge_s, partial(self._reach, cluster, request, index, prompt))
+        else:
+            self._reach(cluster, request, index, prompt)
+
+    def _reach(self, cluster: SimCluster, request: TraceRequest, index: int, prompt: array[int]) -> None:
+        """Let a request that is through the edge arrive at the coordinator."""
         request_id = RequestId(f"request-{index}")
         if self.linked.is_followed(index):
             self.index_of[request_id] = index
@@ -90,7 +97,7 @@ class _Replay:
             id=request_id,
             prompt_tokens=len(prompt),
             block_hashes=self._hashes(prompt),
-            output_tokens_max=min(self.spec.output_tokens_max, room_tokens),
+            output_tokens_max=min(self.spec.output_tokens_max, self.tokens_max - len(prompt)),
             arrived_at_s=cluster.loop.now_s,
             sampling=_SAMPLING,
             tenant=request.tenant,
@@ -117,12 +124,15 @@ class _Replay:
 
     def close(self, cluster: SimCluster, life: Life) -> None:
         ended_at_s, close = life.closes[0]
+        edge, times_s = self.spec.edge, life.token_times_s
+        if edge.token_s:
+            times_s = array("d", [at_s + edge.token_s for at_s in times_s])
         record = RequestRecord(
-            arrival_s=life.request.arrived_at_s,
-            end_s=ended_at_s,
+            arrival_s=life.request.arrived_at_s - edge.before_s(life.request.prompt_tokens),
+            end_s=ended_at_s + edge.token_s,
             outcome=close.outcome,
             input_tokens=life.request.prompt_tokens,
-            token_times_s=life.token_times_s,
+            token_times_s=times_s,
             cached_tokens=life.cached_tokens,
             slo=life.request.slo,
             tenant=life.request.tenant,
@@ -137,7 +147,8 @@ class _Replay:
         index = self.index_of.pop(life.request.id, None)
         turn = None if index is None else self.linked.following(index)
         if turn is not None and life.closes[0][1].outcome == "finished":
-            cluster.loop.after(turn.request.think_s or 0.0, partial(self._follow, cluster, turn, tuple(life.tokens)))
+            think_s = (turn.request.think_s or 0.0) + self.spec.edge.token_s
+            cluster.loop.after(think_s, partial(self._follow, cluster, turn, tuple(life.tokens)))
 
 
 def replay_trace(

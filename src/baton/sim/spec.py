@@ -37,6 +37,21 @@ class SimLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     delay_max_s: float = 0.0006
 
 
+class SimEdge(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What lies between a client and the deciding half: HTTP, tokenizing, text. Measured, where it is to be told."""
+
+    request_s: float = 0.0
+    """From the client's sending to the request's arrival at the coordinator."""
+    prompt_token_s: float = 0.0
+    """More of that, per token of the prompt."""
+    token_s: float = 0.0
+    """From the server's hearing of a token to its being on the client's socket."""
+
+    def before_s(self, prompt_tokens: int) -> float:
+        """How long a request of so many tokens is under way to the coordinator."""
+        return self.request_s + self.prompt_token_s * prompt_tokens
+
+
 class SimWire(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Copies between hosts. How long one takes alone, the cost model says."""
 
@@ -101,6 +116,7 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     cost: SimCost = SimCost()
     link: SimLink = SimLink()
     wire: SimWire = SimWire()
+    edge: SimEdge = SimEdge()
     workers: tuple[SimWorkers, ...] = ()
     """Instead of `topology`, where hosts or kinds differ."""
     kinds: dict[str, SimKind] = {}
@@ -210,6 +226,9 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             ("worker_start_s", self.worker_start_s, 0.0, math.inf),
             ("link.delay_min_s", self.link.delay_min_s, 0.0, math.inf),
             ("link.delay_max_s", self.link.delay_max_s, self.link.delay_min_s, math.inf),
+            ("edge.request_s", self.edge.request_s, 0.0, math.inf),
+            ("edge.prompt_token_s", self.edge.prompt_token_s, 0.0, math.inf),
+            ("edge.token_s", self.edge.token_s, 0.0, math.inf),
             ("wire.overlap_ratio", self.wire.overlap_ratio, 0.0, 1.0),
             ("wire.residue_s", self.wire.residue_s, 0.0, math.inf),
             *((f"workers[{index}].count", group.count, 0, math.inf) for index, group in enumerate(self.workers)),
@@ -282,6 +301,7 @@ def load_spec(text: str, *, form: Literal["toml", "yaml"] = "toml", folder: str 
 def _unknown_keys(raw: dict[str, Any]) -> list[str]:
     sections: dict[str, type[Struct]] = {
         "topology": Topology, "kv": SimKV, "batch": BatchLimits, "cost": SimCost, "link": SimLink, "wire": SimWire,
+        "edge": SimEdge,
     }  # fmt: skip
     known = ClusterSpec.__struct_fields__
     found = [f"unknown key {key}{did_you_mean(key, known)}" for key in raw if key not in known]

@@ -10,6 +10,7 @@ from baton.core.step import Step
 from baton.engine.port import StepEngine
 from baton.worker.clock import now_s
 from baton.worker.link import ServerLink
+from baton.worker.step_log import StepLogWriter
 
 log = logging.getLogger("baton.worker")
 
@@ -19,6 +20,8 @@ class StepLoop:
     link: ServerLink
     batcher: Batcher
     engine: StepEngine
+    steps: StepLogWriter | None = None
+    """Where steps are written down, if anywhere."""
 
     def run(self) -> None:
         """Step until the server hangs up or says so.
@@ -28,7 +31,9 @@ class StepLoop:
         """
         idle = True
         while not (self.link.closed or self.batcher.closed):
-            self.batcher.apply(self.link.take(wait=idle))
+            commands = self.link.take(wait=idle)
+            turned_s = now_s()
+            self.batcher.apply(commands)
             step = self.batcher.plan()
             self._report(0.0)
             idle = not step.slices
@@ -36,7 +41,10 @@ class StepLoop:
                 continue
             started_s = now_s()
             self._execute(step)
-            self._report(now_s() - started_s)
+            engine_s = now_s() - started_s
+            self._report(engine_s)
+            if self.steps is not None:
+                self.steps.note(step.shape, at_s=turned_s, engine_s=engine_s, turn_s=now_s() - turned_s)
 
     def _execute(self, step: Step) -> None:
         try:

@@ -28,6 +28,7 @@ from baton.policy.fairness import FairnessPolicy
 from baton.worker.clock import now_s
 from baton.worker.link import ServerLink
 from baton.worker.loop import StepLoop
+from baton.worker.step_log import StepLogWriter
 
 _PR_SET_PDEATHSIG = 1
 
@@ -43,11 +44,14 @@ def run_worker(descriptor: int) -> int:
         arena = _open_arena(setup, arena_fd)
         engine = _load(setup, arena.memory, link)
         batcher = _batcher(setup)
+        steps = _step_log(setup)
     except BatonError as error:
         link.put(WorkerFailed(setup.view.id, str(error)))
         return 1
     link.put(WorkerReady(setup.view.id, os.getpid()))
-    StepLoop(link, batcher, engine).run()
+    StepLoop(link, batcher, engine, steps).run()
+    if steps is not None:
+        steps.close()
     return 0
 
 
@@ -86,6 +90,12 @@ def _batcher(setup: WorkerSetup) -> Batcher:
             speculation=setup.speculation,
         ),
     )
+
+
+def _step_log(setup: WorkerSetup) -> StepLogWriter | None:
+    if not setup.step_log:
+        return None
+    return StepLogWriter(Path(setup.step_log), setup.view.id, setup.log_bytes_max)
 
 
 def _pin(setup: WorkerSetup) -> None:

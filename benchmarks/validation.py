@@ -1,0 +1,325 @@
+"""The simulator against our own engine: live runs of `baton serve`, and the same arrivals simulated.
+
+    python benchmarks/validation.py [--topology pd|mixed] [--requests N] [--calibration N] [--load R ...] [--dtype D]
+
+For each topology: a calibration run, whose step log a cost model is fitted to, and lone requests, which tell what lies
+between a client and a worker; then live runs at shares of the capacity that the simulator predicts, with and without
+shared prefixes; then the simulator on the arrivals that were measured. Aim: means and p90 within 5 %, p99 within 10 %.
+Load generator, server and workers share this machine, and steps are charged as they took beside the others: run it on
+a quiet machine. Writes benchmarks/results/validation.json, with the profile of each topology: prices, link and edge.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import record
+
+from baton.bench.options import BenchOptions, TraceFile, TraceTimes
+from baton.bench.run import Watcher, run_bench
+from baton.core.config import Topology
+from baton.core.types import Role
+from baton.cost.fitted import FittedCost, StepLog, fit_cost, save_fitted
+from baton.metrics.summary import RequestRecord, Results, SloTargets, summarize
+from baton.sim.replay_trace import replay_trace
+from baton.sim.spec import ClusterSpec, SimEdge, SimKind, SimKV, SimLink, SimWorkers
+from baton.worker.step_log import read_step_log
+from baton.workload.arrivals import PoissonArrivals
+from baton.workload.request import Trace, TraceRequest
+from baton.workload.schedule import with_arrivals
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tests.serving import serving
+
+TOPOLOGIES = {"pd": Topology(prefill=1, decode=1), "mixed": Topology(mixed=1)}
+INPUT_TOKENS, OUTPUT_TOKENS = (16, 320), (8, 64)
+"""Bounds of lengths, drawn evenly."""
+PREFIXES, PREFIX_TOKENS, BLOCK_TOKENS, BLOCKS = 4, 128, 16, 2048
+"""With shared prefixes, two thirds of the prompts begin with one of so many, of so many tokens."""
+LOADS = (0.3, 0.6, 0.85)
+LONE_REQUESTS = 16
+CALIBRATION_LOADS = (0.0, 0.5, 0.9)
+"""Shares of capacity at which steps are measured, by a first rough fit; 0 is all at once."""
+LINKS = 4
+"""Messages between the arrival of a request and the news of its first step: to the worker, to the pool, back, news."""
+Prefixes = Literal["own", "shared"]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What the simulator is told about the machine: the versioned overhead of the engine, measured."""
+
+    cost: FittedCost
+    link_s: float
+    edge: SimEdge
+
+
+def load(requests: int, seed: int, prefixes: Prefixes) -> Trace:
+    """Draw requests that all arrive at once."""
+    draw, made = Random(seed), []
+    for _ in range(requests):
+        prompt, answer = draw.randint(*INPUT_TOKENS), draw.randint(*OUTPUT_TOKENS)
+        shares = prefixes == "shared" and draw.random() < 2 / 3
+        blocks = PREFIX_TOKENS // BLOCK_TOKENS
+        first = draw.randrange(PREFIXES) * blocks
+        made.append(
+            TraceRequest(
+                at_s=0.0,
+                input_tokens=prompt + (PREFIX_TOKENS if shares else 0),
+                output_tokens=answer,
+                prefix_ids=tuple(range(first, first + blocks)) if shares else (),
+                prefix_block_tokens=BLOCK_TOKENS if shares else 0,
+            )
+        )
+    return Trace(format="made", timing="absolute", requests=tuple(made))
+
+
+def at_rate(trace: Trace, rate_rps: float, seed: int) -> Trace:
+    return with_arrivals(trace, PoissonArrivals(rate_rps), Random(seed))
+
+
+# ---- the live side
+
+
+def configuration(folder: Path, *, cost: FittedCost | None, step_log: Path | None) -> list[str]:
+    """Arguments of `baton serve`, with the cost model that policies decide by."""
+    lines = [f'step_log = "{step_log}"'] if step_log is not None else []
+    lines += [f"[kv]\nblocks = {BLOCKS}\nblock_tokens = {BLOCK_TOKENS}"]
+    if cost is not None:
+        file = folder / "cost.json"
+        file.write_text(save_fitted(cost))
+        lines += [f'[cost]\nmodel = "fitted"\nfile = "{file}"']
+    path = folder / "baton.toml"
+    path.write_text("\n".join(lines) + "\n")
+    return ["--config", str(path)]
+
+
+def send(url: str, trace: Trace, seed: int) -> list[RequestRecord]:
+    """Send a trace and return what its client saw, request by request."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.jsonl"
+        path.write_bytes(b"".join(msgspec.json.encode(_row(request)) + b"\n" for request in trace.requests))
+        options = BenchOptions(
+            url=f"{url}/v1",
+            workload=TraceFile(path=path, limit=None, rate_scale=1.0),
+            pacing=TraceTimes(),
+            seed=seed,
+            prompt_format="ids",
+        )
+        report = asyncio.run(run_bench(options, stop=asyncio.Event(), watcher=Watcher()))
+    if report.results.completed < len(trace.requests):
+        raise SystemExit(f"{len(trace.requests) - report.results.completed} live requests failed: {report.failures}")
+    return [reply.record for reply in sorted(report.replies, key=lambda reply: reply.index)]
+
+
+def _row(request: TraceRequest) -> dict[str, Any]:
+    row = msgspec.to_builtins(request)
+    return {name: row[name] for name in ("at_s", "input_tokens", "output_tokens", "prefix_ids", "prefix_block_tokens")}
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """A request that had the whole machine."""
+
+    prompt_tokens: int
+    queue_s: float
+    """As the server tells: its arrival to the news of its first step."""
+    edge_s: float
+    """What its client waited for the first token beyond the server's queue and prefill."""
+
+
+def send_alone(client: Any, seed: int) -> list[Alone]:  # noqa: ANN401  an httpx client
+    """Send one request after the other, each with a longer prompt."""
+    draw, seen = Random(seed), list[Alone]()
+    for index in range(LONE_REQUESTS + 2):
+        tokens = INPUT_TOKENS[0] + (INPUT_TOKENS[1] - INPUT_TOKENS[0]) * index // (LONE_REQUESTS + 1)
+        prompt = [draw.randrange(1000, 40000) for _ in range(tokens)]
+        body = {"prompt": prompt, "max_tokens": 4, "ignore_eos": True, "temperature": 0, "stream": True}
+        started_s, moments, last = time.perf_counter(), list[float](), ""
+        with client.stream("POST", "/v1/completions", json=body) as response:
+            for line in response.iter_lines():
+                if line.startswith("data: {"):
+                    moments.append(time.perf_counter())
+                    last = line
+        timings = json.loads(last[6:])["timings"]
+        edge_s = moments[0] - started_s - timings["queue_s"] - timings["prefill_s"]
+        seen.append(Alone(tokens, timings["queue_s"], edge_s))
+    return seen[2:]  # the first two warm up
+
+
+# ---- the simulated side
+
+
+def cluster(topology: Topology, profile: Profile, folder: Path) -> ClusterSpec:
+    file = folder / "profile.json"
+    file.write_text(save_fitted(profile.cost))
+    counts: dict[Role, int] = {"prefill": topology.prefill, "decode": topology.decode, "mixed": topology.mixed}
+    kv = SimKV(blocks=BLOCKS, block_tokens=BLOCK_TOKENS)
+    return ClusterSpec(
+        workers=tuple(SimWorkers(role=role, count=count, kind="cpu") for role, count in counts.items() if count),
+        kinds={"cpu": SimKind(cost={"model": "fitted", "file": str(file)}, kv=kv)},
+        kv=kv,
+        link=SimLink(delay_min_s=profile.link_s, delay_max_s=profile.link_s),
+        edge=profile.edge,
+        output_tokens_max=OUTPUT_TOKENS[1],
+    )
+
+
+def simulate(spec: ClusterSpec, trace: Trace) -> list[RequestRecord]:
+    return replay_trace(spec, trace, policy="baton", seed=0)
+
+
+def capacity_rps(spec: ClusterSpec, trace: Trace) -> float:
+    """How fast a load that comes all at once is worked off."""
+    records = simulate(spec, trace)
+    return len(records) / max(record.end_s for record in records)
+
+
+# ---- calibration
+
+
+def measure(topology: Topology, requests: int, arguments: Sequence[str], seed: int) -> tuple[Profile, dict[str, Any]]:
+    """Fit the steps of a live run, and tell link and edge from lone requests."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        steps = folder / "steps"
+        config = configuration(folder, cost=None, step_log=steps)
+        with serving(*roles(topology), *arguments, *config) as server:
+            with server.client() as client:
+                alone = send_alone(client, seed)
+            records = send(server.url, load(requests, seed, "own"), seed)
+            rough_rps = requests / (max(r.end_s for r in records) - min(r.arrival_s for r in records))
+            for number, share in enumerate(CALIBRATION_LOADS[1:], 1):
+                prefixes: Prefixes = "shared" if number % 2 else "own"
+                trace = at_rate(load(requests, seed + number, prefixes), share * rough_rps, seed)
+                send(server.url, trace, seed + number)
+        points = [step for file in sorted(steps.iterdir()) for step in read_step_log(file)]
+        where = record.environment()
+        cost = fit_cost(StepLog(engine=" ".join([*roles(topology), *arguments]), llm="smollm2-135m",
+                                machine=where["cpu"], points=tuple(points)))  # fmt: skip
+    between_ratio = sum(point.step_s - point.engine_s for point in points) / sum(point.step_s for point in points)
+    notes = {"steps": len(points), "outside_the_engine_ratio": round(between_ratio, 4)}
+    return Profile(cost, median(one.queue_s for one in alone) / LINKS, edge_of(alone)), notes
+
+
+def edge_of(alone: Sequence[Alone]) -> SimEdge:
+    """What lies outside the server's own times, as a line over the prompts' lengths."""
+    slope_s, start_s = np.polyfit([one.prompt_tokens for one in alone], [one.edge_s for one in alone], 1)
+    if start_s < 0 or slope_s < 0:
+        return SimEdge(request_s=max(0.0, median(one.edge_s for one in alone)))
+    return SimEdge(request_s=float(start_s), prompt_token_s=float(slope_s))
+
+
+def roles(topology: Topology) -> list[str]:
+    counts = {"--prefill": topology.prefill, "--decode": topology.decode, "--mixed": topology.mixed}
+    return [part for flag, count in counts.items() if count for part in (flag, str(count))]
+
+
+# ---- comparison
+
+
+def compare(live: Results, simulated: Results) -> dict[str, Any]:
+    """Return live and simulated figures, and the relative error of each."""
+    rows: dict[str, Any] = {}
+    pairs = {
+        "ttft_s": (live.ttft_s, simulated.ttft_s),
+        "tpot_s": (live.tpot_s, simulated.tpot_s),
+        "e2e_s": (live.e2e_s, simulated.e2e_s),
+    }
+    for metric, (real, made) in pairs.items():
+        rows[f"{metric} mean"] = _row_of(real.mean, made.mean)
+        rows[f"{metric} p90"] = _row_of(real.p90, made.p90)
+        rows[f"{metric} p99"] = _row_of(real.p99, made.p99)
+    rows["goodput_rps"] = _row_of(live.goodput_rps, simulated.goodput_rps)
+    rows["prefix_hit_ratio"] = {"live": live.prefix_hit_ratio, "simulated": simulated.prefix_hit_ratio}
+    return rows
+
+
+def _row_of(real: float | None, made: float | None) -> dict[str, float | None]:
+    error = None if not real or made is None else round(made / real - 1, 4)
+    return {"live": real, "simulated": made, "error": error}
+
+
+def as_sent(trace: Trace, records: Sequence[RequestRecord]) -> Trace:
+    """The trace with the times at which its requests really left."""
+    start_s = min(record.arrival_s for record in records)
+    requests = [
+        msgspec.structs.replace(request, at_s=sent.arrival_s - start_s)
+        for request, sent in zip(trace.requests, records, strict=True)
+    ]
+    return msgspec.structs.replace(trace, requests=tuple(requests))
+
+
+def validate(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    topology, arguments = TOPOLOGIES[name], ["--dtype", args.dtype]
+    profile, notes = measure(topology, args.calibration, arguments, args.seed)
+    runs: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        spec = cluster(topology, profile, folder)
+        capacity = capacity_rps(spec, load(200, args.seed, "own"))
+        config = configuration(folder, cost=profile.cost, step_log=None)
+        with serving(*roles(topology), *arguments, *config) as server:
+            for prefixes in ("own", "shared"):
+                for number, share in enumerate(args.load or LOADS):
+                    seed = args.seed + 100 + number
+                    trace = at_rate(load(args.requests, seed, prefixes), share * capacity, seed)
+                    live = send(server.url, trace, seed + (1000 if prefixes == "shared" else 0))
+                    run = f"{prefixes} prefixes, {share:.0%} of capacity"
+                    runs[run] = _judge(live, simulate(spec, as_sent(trace, live)))
+                    _show(name, run, runs[run])
+    return {
+        "profile": {
+            "version": 1,
+            "cost": msgspec.to_builtins(profile.cost),
+            "link_s": profile.link_s,
+            "edge": msgspec.to_builtins(profile.edge),
+            **notes,
+        },
+        "capacity_rps": capacity,
+        "runs": runs,
+    }
+
+
+def _judge(live: Sequence[RequestRecord], simulated: Sequence[RequestRecord]) -> dict[str, Any]:
+    """Compare a run. Its SLO: of each target, what four fifths of the live requests met, so that goodput can differ."""
+    targets = SloTargets(
+        ttft_s=float(np.quantile([record.ttft_s or 0.0 for record in live], 0.8)),
+        tpot_s=float(np.quantile([record.tpot_s or 0.0 for record in live], 0.8)),
+    )
+    return compare(summarize(live, slo=targets, wall_s=0.0), summarize(simulated, slo=targets, wall_s=0.0))
+
+
+def _show(topology: str, run: str, rows: dict[str, Any]) -> None:
+    errors = {name: row["error"] for name, row in rows.items() if "error" in row}
+    told = "  ".join(f"{name} {error:+.1%}" for name, error in errors.items() if error is not None)
+    print(f"{topology:6} {run:36} {told}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--topology", action="append", choices=list(TOPOLOGIES))
+    parser.add_argument("--requests", type=int, default=200, help="of each live run")
+    parser.add_argument("--calibration", type=int, default=100, help="requests of each of the calibration's loads")
+    parser.add_argument("--load", type=float, action="append", help="share of the capacity")
+    parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    record.write("validation", {name: validate(name, args) for name in args.topology or TOPOLOGIES})
+
+
+if __name__ == "__main__":
+    main()

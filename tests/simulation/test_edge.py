@@ -1,0 +1,39 @@
+"""The edge between a client and the deciding half: what it takes, the client sees."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from baton.core.errors import ConfigError
+from baton.sim.replay_trace import replay_trace
+from baton.sim.spec import ClusterSpec, SimEdge, load_spec
+from baton.workload.request import Trace, TraceRequest
+
+SPEC = ClusterSpec()
+EDGE = SimEdge(request_s=0.05, prompt_token_s=0.001, token_s=0.02)
+
+
+def trace(*, think_s: float | None = None) -> Trace:
+    first = TraceRequest(at_s=1.0, input_tokens=40, output_tokens=5, session="a")
+    second = TraceRequest(at_s=1.0, input_tokens=60, output_tokens=5, session="a", turn=1, think_s=think_s)
+    return Trace(format="made", timing="absolute", requests=(first, second) if think_s is not None else (first,))
+
+
+def test_a_client_waits_for_the_edge_on_both_sides() -> None:
+    (plain,) = replay_trace(SPEC, trace(), policy="baton", seed=0)
+    (behind,) = replay_trace(replace(SPEC, edge=EDGE), trace(), policy="baton", seed=0)
+    assert behind.arrival_s == pytest.approx(1.0)
+    assert behind.ttft_s == pytest.approx((plain.ttft_s or 0.0) + 0.05 + 40 * 0.001 + 0.02)
+    assert behind.tpot_s == pytest.approx(plain.tpot_s)
+    assert behind.end_s == pytest.approx(plain.end_s + 0.05 + 40 * 0.001 + 0.02)
+
+
+def test_a_reader_thinks_once_the_answer_has_come_through_the_edge() -> None:
+    first, second = replay_trace(replace(SPEC, edge=EDGE), trace(think_s=2.0), policy="baton", seed=0)
+    assert second.arrival_s == pytest.approx(first.end_s + 2.0)
+
+
+def test_an_edge_takes_no_negative_time() -> None:
+    with pytest.raises(ConfigError, match=r"edge.token_s is -1, but must be at least 0 and finite"):
+        load_spec("[edge]\ntoken_s = -1.0\n")
