@@ -1,0 +1,232 @@
+"""What every Store owes to the tiers above it: the right bytes or a miss, whatever happens beside it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from baton.core.types import BlockHash
+from baton.store.file import FileStore
+from baton.store.memory import MemoryStore
+from baton.store.port import Store
+from baton.store.segments import slot_bytes
+from baton.store.slot_io import RUN_BYTES
+from tests.stores import block, get, names, put, room
+
+CAPACITY_BLOCKS = 24
+
+
+@dataclass
+class Made:
+    """A kind of store, and how to open it."""
+
+    open: Callable[[], Store]
+    block_bytes: int
+    outlives: bool
+    """Finds its blocks again after it was closed."""
+    forgets: bool
+    """Makes room by itself, the oldest first."""
+
+
+def _memory(folder: Path, block_bytes: int) -> Made:
+    def open_() -> Store:
+        return MemoryStore(block_bytes=block_bytes, capacity_bytes=CAPACITY_BLOCKS * block_bytes)
+
+    return Made(open_, block_bytes, outlives=False, forgets=True)
+
+
+def _file(folder: Path, block_bytes: int, mode: str) -> Made:
+    def open_() -> Store:
+        return FileStore(
+            folder / "store",
+            layout_fingerprint="a layout",
+            block_bytes=block_bytes,
+            capacity_bytes=CAPACITY_BLOCKS * slot_bytes(block_bytes),
+            mode=mode,
+        )
+
+    return Made(open_, block_bytes, outlives=True, forgets=True)
+
+
+KINDS = {
+    "memory": lambda folder: _memory(folder, 8192),
+    "file": lambda folder: _file(folder, 8192, "direct"),
+    "file-odd-size": lambda folder: _file(folder, 5001, "direct"),
+    "file-buffered": lambda folder: _file(folder, 8192, "buffered"),
+    "file-large": lambda folder: _file(folder, RUN_BYTES + 4096, "direct"),
+}
+
+
+@pytest.fixture(params=list(KINDS))
+def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
+    return KINDS[request.param](tmp_path)
+
+
+@pytest.fixture
+def store(made: Made) -> Iterator[Store]:
+    store = made.open()
+    yield store
+    store.close()
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+def test_what_was_put_comes_back(made: Made, store: Store, *, aligned: bool) -> None:
+    """In one call or one by one, in any order, into memory at any address."""
+    some = names(9)
+    assert put(store, some, made.block_bytes) == [True] * 9
+    assert get(store, some[::-1], made.block_bytes, aligned=aligned) == [True] * 9
+    assert [get(store, [name], made.block_bytes, aligned=aligned) for name in some] == [[True]] * 9
+    assert store.held() == some
+    assert (store.counters.put, store.counters.hits, store.counters.misses) == (9, 18, 0)
+
+
+def test_nothing_is_asked_for_and_nothing_comes(store: Store) -> None:
+    assert (store.put([]), store.get([]), store.held()) == ([], [], [])
+    store.drop([])
+
+
+def test_an_unknown_block_is_a_miss(made: Made, store: Store) -> None:
+    known, unknown = names(2)
+    put(store, [known], made.block_bytes)
+    assert get(store, [unknown, known, unknown], made.block_bytes) == [False, True, False]
+    assert (store.counters.hits, store.counters.misses, store.counters.damaged) == (1, 2, 0)
+
+
+@pytest.mark.parametrize("wrong_bytes", [-1, 1])
+def test_another_size_is_neither_kept_nor_found(made: Made, store: Store, wrong_bytes: int) -> None:
+    good, bad = names(2)
+    assert store.put([block(bad, made.block_bytes + wrong_bytes), block(good, made.block_bytes)]) == [False, True]
+    assert store.counters.refused == 1
+    assert get(store, [bad], made.block_bytes) == [False]
+    assert store.get([room(good, made.block_bytes + wrong_bytes)]) == [False]
+    assert get(store, [good], made.block_bytes) == [True], "it was asked for wrongly, and is still there"
+
+
+def test_a_block_that_comes_twice_is_kept_once(made: Made, store: Store) -> None:
+    """In one call, and in a later one."""
+    one, other = names(2)
+    assert put(store, [one, one, other], made.block_bytes) == [True] * 3
+    assert put(store, [other, one], made.block_bytes) == [True] * 2
+    assert store.held() == [one, other]
+    assert get(store, [one, one, other], made.block_bytes) == [True] * 3
+    assert store.counters.put == 2
+
+
+def test_a_dropped_block_is_gone_and_its_room_is_free(made: Made, store: Store) -> None:
+    some = names(CAPACITY_BLOCKS)
+    put(store, some, made.block_bytes)
+    store.drop([*some[:4], *names(3, first=1000), some[0]])
+    assert get(store, some, made.block_bytes) == [False] * 4 + [True] * (CAPACITY_BLOCKS - 4)
+    assert store.counters.dropped == 4
+    again = names(4, first=2000)
+    assert put(store, again, made.block_bytes) == [True] * 4
+    assert get(store, [*some[4:], *again], made.block_bytes) == [True] * CAPACITY_BLOCKS
+
+
+def test_a_full_store_forgets_the_oldest(made: Made, store: Store) -> None:
+    if not made.forgets:
+        pytest.skip("its server makes the room")
+    assert store.capacity_blocks == CAPACITY_BLOCKS
+    some = names(CAPACITY_BLOCKS + 7)
+    for start in range(0, len(some), 3):
+        assert all(put(store, some[start : start + 3], made.block_bytes))
+    assert get(store, some, made.block_bytes) == [False] * 7 + [True] * CAPACITY_BLOCKS
+    assert store.held() == some[7:]
+    assert store.counters.dropped == 7
+
+
+def test_more_than_everything_in_one_call(made: Made, store: Store) -> None:
+    """What it says it kept, it has."""
+    many = names(CAPACITY_BLOCKS * 2)
+    kept = put(store, many, made.block_bytes)
+    held = store.held()
+    assert kept == [name in held for name in many]
+    assert get(store, many, made.block_bytes) == kept
+    assert len(held) >= CAPACITY_BLOCKS
+
+
+def test_a_closed_store_finds_its_blocks_again(made: Made) -> None:
+    some = names(CAPACITY_BLOCKS + 2)
+    first = made.open()
+    for name in some:
+        put(first, [name], made.block_bytes)
+    first.drop(some[5:8])
+    held = first.held()
+    first.close()
+    second = made.open()
+    assert second.held() == (held if made.outlives else [])
+    assert get(second, held, made.block_bytes) == [made.outlives] * len(held)
+    assert get(second, some[5:8], made.block_bytes) == [False] * 3
+    assert all(put(second, names(3, first=500), made.block_bytes))
+    second.close()
+
+
+def test_a_closed_store_says_no(made: Made) -> None:
+    some = names(2)
+    store = made.open()
+    put(store, some, made.block_bytes)
+    store.close()
+    store.close()
+    assert put(store, names(1, first=7), made.block_bytes) == [False]
+    assert get(store, some, made.block_bytes) == [False, False]
+    store.drop(some)
+
+
+def test_many_threads_get_the_right_bytes(made: Made, store: Store) -> None:
+    """Puts, gets and drops of the same few blocks at once, in a store that is always full."""
+    some, problems = names(CAPACITY_BLOCKS * 2), []
+
+    def play(seed: int) -> None:
+        try:
+            for turn in range(12):
+                mine = [some[(seed * 7 + turn * 5 + step) % len(some)] for step in range(6)]
+                put(store, mine, made.block_bytes)
+                get(store, mine, made.block_bytes, aligned=turn % 2 == 0)
+                store.drop(mine[:2])
+        except AssertionError as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=play, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not problems
+    assert store.counters.damaged == 0
+    held = store.held()
+    assert get(store, held, made.block_bytes) == [True] * len(held)
+    assert len(held) == len(set(held))
+
+
+ACTIONS = st.lists(
+    st.tuples(st.sampled_from(["put", "get", "drop", "reopen"]), st.lists(st.integers(0, 39), max_size=8)), max_size=30
+)
+
+
+@pytest.mark.parametrize("kind", ["file", "file-odd-size"])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(actions=ACTIONS)
+def test_it_says_what_the_plain_dict_says(kind: str, actions: list[tuple[str, list[int]]], tmp_path_factory) -> None:
+    """Any order of calls and openings: the answers and the order of the store in memory, which is not closed."""
+    made, some = KINDS[kind](tmp_path_factory.mktemp("store")), names(40)
+    oracle, store = MemoryStore(block_bytes=made.block_bytes, capacity_bytes=24 * made.block_bytes), made.open()
+    for action, numbers in actions:
+        wanted: list[BlockHash] = [some[number] for number in numbers]
+        if action == "put":
+            assert put(store, wanted, made.block_bytes) == put(oracle, wanted, made.block_bytes)
+        elif action == "get":
+            assert get(store, wanted, made.block_bytes) == get(oracle, wanted, made.block_bytes)
+        elif action == "drop":
+            store.drop(wanted)
+            oracle.drop(wanted)
+        else:
+            store.close()
+            store = made.open()
+        assert store.held() == oracle.held()
+    store.close()

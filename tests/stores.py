@@ -1,0 +1,50 @@
+"""Blocks whose bytes follow from their names, for every test of a store."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import mmap
+from collections.abc import Sequence
+
+import numpy as np
+
+from baton.core.types import BlockHash
+from baton.store.port import Store
+
+
+def names(count: int, *, first: int = 0) -> list[BlockHash]:
+    """Distinct block hashes, the same ones in every run."""
+    return [
+        BlockHash(hashlib.blake2b(str(first + number).encode(), digest_size=16).digest()) for number in range(count)
+    ]
+
+
+@functools.lru_cache(maxsize=48)
+def content(name: BlockHash, size_bytes: int) -> bytes:
+    """The bytes that the block of this name has, everywhere and always."""
+    return np.random.default_rng(int.from_bytes(name)).bytes(size_bytes)
+
+
+def block(name: BlockHash, size_bytes: int) -> tuple[BlockHash, memoryview]:
+    return name, memoryview(content(name, size_bytes))
+
+
+def room(name: BlockHash, size_bytes: int, *, aligned: bool = False) -> tuple[BlockHash, memoryview]:
+    """Memory for a block to land in: as an arena has it, or as anybody has it."""
+    if aligned:
+        return name, memoryview(mmap.mmap(-1, size_bytes))
+    return name, memoryview(bytearray(size_bytes + 1))[1:]
+
+
+def put(store: Store, wanted: Sequence[BlockHash], size_bytes: int) -> list[bool]:
+    return store.put([block(name, size_bytes) for name in wanted])
+
+
+def get(store: Store, wanted: Sequence[BlockHash], size_bytes: int, *, aligned: bool = False) -> list[bool]:
+    """Ask for blocks, and check that what comes is what they are."""
+    rooms = [room(name, size_bytes, aligned=aligned) for name in wanted]
+    found = store.get(rooms)
+    for (name, memory), is_there in zip(rooms, found, strict=True):
+        assert not is_there or bytes(memory) == content(name, size_bytes), f"{name.hex()} has other bytes"
+    return found
