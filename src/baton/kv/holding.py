@@ -16,6 +16,8 @@ class Holding:
     user: WorkerId | None
     """The worker that may read and write the blocks now. None between two workers."""
     table: list[BlockId] = field(default_factory=list[BlockId])
+    names: list[BlockHash] = field(default_factory=list[BlockHash])
+    """Of its leading sealed blocks."""
     computed_tokens: int = 0
     """Leading tokens whose KV is certainly in the table: sealed blocks, and a tail that a living worker vouched for."""
     wanted: int = 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
-from baton.core.copies import LandingEnded, LandingGranted, LandingWanted, LeaseEnded, LeaseWanted
+from baton.core.copies import LandingEnded, LandingGranted, LandingRefused, LandingWanted, LeaseEnded, LeaseWanted
 from baton.core.messages import (
     BlocksGranted,
     BlocksRemoved,
@@ -84,6 +84,13 @@ class HostPool:
         holding = self._holdings.get(request_id)
         return (tuple(holding.table), holding.computed_tokens) if holding is not None else ((), 0)
 
+    def names(self, request_id: RequestId) -> tuple[BlockHash, ...]:
+        """Return the hashes of the request's leading sealed blocks; none where it is about to lose them."""
+        holding = self._holdings.get(request_id)
+        if holding is None or holding.preempting or holding.released:
+            return ()
+        return tuple(holding.names)
+
     def held_tokens(self, hashes: Sequence[BlockHash]) -> int:
         """Count the leading tokens of a prompt whose KV this host holds."""
         return len(self._blocks.match(hashes)) * self.block_tokens
@@ -153,6 +160,8 @@ class HostPool:
         if holding is None:
             return []
         stored = self._name(holding, event.first, event.hashes)
+        if event.first <= len(holding.names):
+            holding.names[event.first :] = event.hashes
         holding.computed_tokens = (event.first + len(event.hashes)) * self.block_tokens
         return [BlocksStored(self.host, stored)] if stored else []
 
@@ -215,6 +224,8 @@ class HostPool:
     def _expect(self, event: LandingWanted) -> list[PoolCommand]:
         """Wait for blocks to land in. A request that comes back while a wire still reads it here goes on in those."""
         holding = self._holdings.get(event.request.id)
+        if event.worker is None:
+            return self._expect_ahead(event)
         if holding is None:
             holding = self._holdings[event.request.id] = Holding(event.request, event.attempt, event.worker)
         holding.attempt, holding.user, holding.landing = event.attempt, event.worker, True
@@ -223,6 +234,18 @@ class HostPool:
             return [self._landing_granted(holding)]
         self._wanting[event.request.id] = None
         return []
+
+    def _expect_ahead(self, event: LandingWanted) -> list[PoolCommand]:
+        """Give blocks to what is sent ahead if they are to spare. Who holds something here is not sent ahead to."""
+        request_id = event.request.id
+        holding = Holding(event.request, event.attempt, None, wanted=event.blocks, prefix=event.prefix, landing=True)
+        hit = self._blocks.match(event.prefix)
+        if request_id in self._holdings or self._wanting or self._needed(holding, hit) > self._blocks.available:
+            return [LandingRefused(request_id, event.attempt)]
+        self._holdings[request_id] = holding
+        commands: list[PoolCommand] = []
+        self._hold(holding, hit, commands)
+        return commands
 
     def _landing_granted(self, holding: Holding) -> LandingGranted:
         full_blocks = holding.computed_tokens // self.block_tokens
@@ -235,6 +258,7 @@ class HostPool:
         holding.landing = False
         holding.computed_tokens = event.computed_tokens
         holding.wanted = 0
+        holding.names = list(event.hashes)
         stored = self._name(holding, 0, event.hashes)
         self._settle(holding)
         return [BlocksStored(self.host, stored)] if stored else []
@@ -248,6 +272,7 @@ class HostPool:
             self._empty(holding)
             self._blocks.pin(hit)
             holding.table, holding.computed_tokens = hit, len(hit) * self.block_tokens
+            holding.names = list(event.prefix[: len(hit)])
         holding.leases += 1
 
     def _release(self, request_id: RequestId) -> None:
@@ -267,6 +292,7 @@ class HostPool:
     def _empty(self, holding: Holding) -> None:
         self._blocks.unpin(holding.table)
         holding.table = []
+        holding.names = []
         holding.computed_tokens = 0
         holding.wanted = 0
         holding.preempting = False
@@ -315,11 +341,16 @@ class HostPool:
             self._reclaim(holding, hit)
         if self._needed(holding, hit) > self._blocks.available:
             return False
+        self._hold(holding, hit, commands)
+        return True
+
+    def _hold(self, holding: Holding, hit: list[BlockId], commands: list[PoolCommand]) -> None:
+        """Give a request its prefix hit and as many blocks more as it wants."""
         self._blocks.pin(hit)
         holding.table = hit
+        holding.names = list(holding.prefix[: len(hit)])
         holding.computed_tokens = len(hit) * self.block_tokens
         self._take(holding, holding.wanted - len(hit), commands, cached_blocks=len(hit))
-        return True
 
     def _needed(self, holding: Holding, hit: Sequence[BlockId]) -> int:
         """Count the blocks that must be available for a request to begin with this hit."""
