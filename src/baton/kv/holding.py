@@ -36,6 +36,11 @@ class Holding:
         return self.user is not None or self.leases > 0 or (self.landing and bool(self.table))
 
     @property
+    def names_kept(self) -> tuple[BlockHash, ...]:
+        """Hashes of its leading sealed blocks; none where it is about to lose them."""
+        return () if self.preempting or self.released else tuple(self.names)
+
+    @property
     def age(self) -> tuple[int, float, RequestId]:
         """Less is served first and preempted last. The id breaks ties, so that every run decides alike."""
         return (self.request.priority, self.request.arrived_at_s, self.request.id)

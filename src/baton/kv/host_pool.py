@@ -57,17 +57,14 @@ class HostPool:
                 return [*self._seal(event), *self._serve()]  # a longer hit leaves less to be waited for
             case BlocksWanted():
                 self._want(event)
-            case PrefillFinished(computed_tokens=computed_tokens):
+            case PrefillFinished() | RequestFinished() | RequestFailed():
                 holding = self._current(event)
                 if holding is not None:
-                    holding.computed_tokens = computed_tokens
+                    if isinstance(event, PrefillFinished):
+                        holding.computed_tokens = event.computed_tokens
                     self._leave(holding)
             case RequestDropped():
                 self._drop(event)
-            case RequestFinished() | RequestFailed():
-                holding = self._current(event)
-                if holding is not None:
-                    self._leave(holding)
             case ReleaseBlocks(request_id=request_id):
                 self._release(request_id)
             case LandingWanted() | LandingEnded() | LeaseWanted() | LeaseEnded():
@@ -87,9 +84,7 @@ class HostPool:
     def names(self, request_id: RequestId) -> tuple[BlockHash, ...]:
         """Return the hashes of the request's leading sealed blocks; none where it is about to lose them."""
         holding = self._holdings.get(request_id)
-        if holding is None or holding.preempting or holding.released:
-            return ()
-        return tuple(holding.names)
+        return holding.names_kept if holding is not None else ()
 
     def held_tokens(self, hashes: Sequence[BlockHash]) -> int:
         """Count the leading tokens of a prompt whose KV this host holds."""
@@ -160,8 +155,6 @@ class HostPool:
         if holding is None:
             return []
         stored = self._name(holding, event.first, event.hashes)
-        if event.first <= len(holding.names):
-            holding.names[event.first :] = event.hashes
         holding.computed_tokens = (event.first + len(event.hashes)) * self.block_tokens
         return [BlocksStored(self.host, stored)] if stored else []
 
@@ -174,6 +167,8 @@ class HostPool:
             if self._blocks.seal(block, BlockFacts(name, parent, depth * self.block_tokens, tenant)):
                 stored.append(name)
             parent = name
+        if first <= len(holding.names):
+            holding.names[first:] = hashes
         return tuple(stored)
 
     def _drop(self, event: RequestDropped) -> None:
@@ -258,7 +253,6 @@ class HostPool:
         holding.landing = False
         holding.computed_tokens = event.computed_tokens
         holding.wanted = 0
-        holding.names = list(event.hashes)
         stored = self._name(holding, 0, event.hashes)
         self._settle(holding)
         return [BlocksStored(self.host, stored)] if stored else []
