@@ -24,14 +24,20 @@ class RunningServer:
         self.process = process
         self.log = log
         self.url = ""
+        self._listening = threading.Event()
         self._ready = threading.Event()
 
-    def wait_ready(self) -> None:
-        """Follow the output until the ready line. Fails with the output if the process ends before."""
+    def wait_listening(self) -> None:
+        """Follow the output until the server has said where it listens."""
         follower = threading.Thread(target=self._follow, daemon=True)
         follower.start()
-        assert self._ready.wait(START_S), f"not ready in {START_S} s:\n{self.output()}"
+        assert self._listening.wait(START_S), f"not listening in {START_S} s:\n{self.output()}"
         assert self.url, f"the server ended:\n{self.output()}"
+
+    def wait_ready(self) -> None:
+        """Wait for the ready line. Fails with the output if the process ends before."""
+        assert self._ready.wait(START_S), f"not ready in {START_S} s:\n{self.output()}"
+        assert b"ready: " in self.log.read_bytes(), f"the server ended:\n{self.output()}"
 
     def _follow(self) -> None:
         assert self.process.stdout is not None
@@ -39,9 +45,12 @@ class RunningServer:
             for raw in stream:
                 log.write(raw)
                 log.flush()
+                if raw.startswith(b"listening on "):
+                    self.url = raw.split()[2].decode()
+                    self._listening.set()
                 if raw.startswith(b"ready: "):
-                    self.url = raw.split()[1].decode()
                     self._ready.set()
+        self._listening.set()
         self._ready.set()
 
     def output(self) -> str:
@@ -72,9 +81,17 @@ class RunningServer:
 @contextmanager
 def serving(*arguments: str, environment: dict[str, str] | None = None) -> Iterator[RunningServer]:
     """Run `baton serve ARGUMENTS --port 0` for the length of a with block; no process is left after it."""
+    with listening(*arguments, environment=environment) as server:
+        server.wait_ready()
+        yield server
+
+
+@contextmanager
+def listening(*arguments: str, environment: dict[str, str] | None = None) -> Iterator[RunningServer]:
+    """As `serving`, but before it is ready: hosts may join."""
     with tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen(
-            [sys.executable, "-m", "baton.cli.main", "serve", *arguments, "--port", "0"],
+            [sys.executable, "-m", "baton.cli.main", "serve", "--port", "0", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -82,7 +99,7 @@ def serving(*arguments: str, environment: dict[str, str] | None = None) -> Itera
         )
         server = RunningServer(process, Path(folder) / "log")
         try:
-            server.wait_ready()
+            server.wait_listening()
             yield server
         finally:
             if process.poll() is None:

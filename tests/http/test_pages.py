@@ -72,7 +72,17 @@ def test_metrics_are_prometheus_text(client: httpx.Client) -> None:
 def test_the_cluster_shows_its_workers_and_their_roles_can_be_changed(build, serve) -> None:
     client = serve(build())
     [worker] = client.get("/cluster").json()["workers"]
-    assert set(worker) == {"id", "role", "pid", "state", "running", "waiting", "kv_blocks_used", "kv_blocks_total"}
+    assert set(worker) == {
+        "id",
+        "role",
+        "pid",
+        "state",
+        "running",
+        "waiting",
+        "kv_blocks_used",
+        "kv_blocks_total",
+        "host",
+    }
     path = f"/cluster/workers/{worker['id']}/role"
     assert client.post(path, json={"role": "decode"}).json() == {"id": worker["id"], "role": "decode"}
     assert client.get("/cluster").json()["workers"][0]["role"] == "decode"

@@ -49,21 +49,21 @@ async def _first_notice(parts: Parts, setups: Sequence[WorkerSetup], arena_fd: i
 def test_workers_that_cannot_be_started_are_given_up_with_the_reason() -> None:
     """It used to end the task that keeps the worker, so that the server stayed `loading` for ever."""
     parts = _parts()
-    notice = asyncio.run(_first_notice(parts, parts.setups, arena_fd=-1, restarts_max=1))
+    notice = asyncio.run(_first_notice(parts, parts.own.setups, arena_fd=-1, restarts_max=1))
     assert notice.startswith("failed: ")
     assert "could not be started" in notice
     assert not any(alive(link.pid) for link in parts.driver.links.values() if link.pid)
-    parts.arena.close()
+    parts.own.arena.close()
 
 
 def test_the_rest_is_ready_when_one_worker_cannot_load() -> None:
     """A role is a preference: one worker serves, slower but at once, instead of 503 for ever."""
     parts = _parts()
-    prefill, decode = parts.setups
+    prefill, decode = parts.own.setups
     broken = msgspec.structs.replace(decode, batching=Plugin(use="baton.policy.batching:NoSuchPolicy"))
-    assert asyncio.run(_first_notice(parts, [prefill, broken], parts.arena.fd, restarts_max=5)) == "ready"
+    assert asyncio.run(_first_notice(parts, [prefill, broken], parts.own.arena.fd, restarts_max=5)) == "ready"
     assert {link.view.id: link.state for link in parts.driver.links.values()}[decode.view.id] == "lost"
-    parts.arena.close()
+    parts.own.arena.close()
 
 
 def test_a_worker_that_hangs_again_is_started_again(tmp_path: Path) -> None:
@@ -102,11 +102,13 @@ def test_a_worker_that_is_back_or_added_joins_with_its_limits(tmp_path: Path) ->
     async def live() -> None:
         ready: asyncio.Queue[None] = asyncio.Queue()
         notices = Notices(tell=lambda text: None, ready=lambda: ready.put_nowait(None), failed=lambda reason: None)
-        supervisor = Supervisor(OwnWorkers(parts.driver), parts.setups, parts.arena.fd, SurvivalConfig(), notices)
+        supervisor = Supervisor(
+            OwnWorkers(parts.driver), parts.own.setups, parts.own.arena.fd, SurvivalConfig(), notices
+        )
         supervisor.start()
         try:
             await asyncio.wait_for(ready.get(), WAIT_S)
-            os.kill(parts.driver.links[parts.setups[0].view.id].pid, signal.SIGKILL)
+            os.kill(parts.driver.links[parts.own.setups[0].view.id].pid, signal.SIGKILL)
             await asyncio.wait_for(ready.get(), WAIT_S)
             supervisor.resize(StartWorker("decode"))
             await asyncio.wait_for(ready.get(), WAIT_S)
@@ -118,6 +120,6 @@ def test_a_worker_that_is_back_or_added_joins_with_its_limits(tmp_path: Path) ->
     joined = [entry.event.view for entry in read_log(path)[1] if isinstance(entry.event, WorkerJoined)]
     assert len(joined) == 4
     assert {(view.kv_tokens_max, view.step_tokens_max, view.requests_max) for view in joined} == {
-        (parts.setups[0].view.kv_tokens_max, 512, 64)
+        (parts.own.setups[0].view.kv_tokens_max, 512, 64)
     }
-    parts.arena.close()
+    parts.own.arena.close()

@@ -40,6 +40,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--decode", type=int, metavar="N", help="decode workers (default: 1)")
     parser.add_argument("--mixed", type=int, metavar="N", help="workers that do both (default: 0)")
+    parser.add_argument(
+        "--hosts", type=int, metavar="N", help="wait for N hosts to join; then no worker here unless one is named"
+    )
     parser.add_argument("--host", metavar="H", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, metavar="P", help="port to listen on; 0 takes a free one (default: 8000)")
     parser.add_argument("--device", metavar="D", help="auto, cpu, cuda or cuda:N (default: a GPU where there is one)")
@@ -67,17 +70,20 @@ def run(args: argparse.Namespace) -> int:
     """Serve until a signal comes. Returns the exit code."""
     config = configuration(args)
     parts = assemble(config, resolve_model(config.model))
-    return _runner()(Service(parts, tell=_tell).run())
+    return event_loop()(Service(parts, tell=tell).run())
 
 
 def configuration(args: argparse.Namespace) -> Config:
     """Merge the file and the arguments. Raises ConfigError with every problem."""
     config = load(_read(args.config)) if args.config is not None else Config()
     topology = config.topology
+    hosts = config.hosts if args.hosts is None else msgspec.structs.replace(config.hosts, expected=args.hosts)
     if any(count is not None for count in (args.prefill, args.decode, args.mixed)):
         topology = Topology(prefill=args.prefill or 0, decode=args.decode or 0, mixed=args.mixed or 0)
-        if topology == Topology():
-            raise ConfigError("--prefill, --decode and --mixed are all 0: nobody would serve; name at least one worker")
+        if topology == Topology() and not hosts.expected:
+            raise ConfigError(
+                "--prefill, --decode and --mixed are all 0: nobody would serve; name at least one worker, or --hosts"
+            )
     kv = {"dtype": args.kv_dtype, "blocks": args.kv_blocks, "block_tokens": args.block_tokens}
     http = {"host": args.host, "port": args.port, "api_keys": tuple(args.api_key) if args.api_key else None}
     top = {
@@ -89,6 +95,7 @@ def configuration(args: argparse.Namespace) -> Config:
         {
             **top,
             "topology": topology,
+            "hosts": hosts,
             "kv": _with(config.kv, kv),
             "batch": _with(config.batch, {"step_tokens_max": args.step_tokens}),
             "http": _with(config.http, http),
@@ -112,7 +119,8 @@ def _read(path: Path) -> str:
         raise ConfigError(f"cannot read the configuration {path}: {error}") from error
 
 
-def _runner() -> Any:  # noqa: ANN401
+def event_loop() -> Any:  # noqa: ANN401
+    """Return what runs a coroutine to its end, on the fastest loop that there is."""
     if sys.platform == "win32":
         return asyncio.run
     import uvloop  # not on Windows
@@ -120,7 +128,7 @@ def _runner() -> Any:  # noqa: ANN401
     return uvloop.run
 
 
-def _tell(text: str) -> None:
+def tell(text: str) -> None:
     """Print for the person at the terminal. The server outlives its reader: `baton serve | head` closes the pipe."""
     with contextlib.suppress(OSError):
         print(text, flush=True)  # noqa: T201

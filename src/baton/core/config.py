@@ -107,7 +107,6 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     scaling: Plugin = Plugin(use="baton.policy.scaling:FixedFleet")
     moves: Plugin = Plugin(use="baton.policy.moves:StayPut")
     lengths: Plugin = Plugin(use="baton.policy.lengths:RecentMean")
-    streaming: Plugin = Plugin(use="baton.policy.streaming:WhileComputing")
 
 
 class HooksConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -138,6 +137,25 @@ class SurvivalConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Longest time that a worker may take to load its model."""
     drain_s: float = 10.0
     """How long running requests may go on after SIGTERM or Ctrl-C. A second signal ends them at once."""
+
+
+class HostsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Other hosts that serve under this server: `baton host --join URL`."""
+
+    expected: int = 0
+    """Hosts that must have joined before the server is ready. With some, `topology` may be empty: no worker here."""
+    port: int = 0
+    """Where hosts that join connect to, at the address of HTTP. 0 takes a free one; open once a host has asked."""
+    listen: str = ""
+    """Address at which this server's own host gives KV blocks to others. Empty: that of HTTP."""
+    advertise: str = ""
+    """Address by which they reach it. Empty: the one by which the first of them has reached the server."""
+    silent_s: float = 10.0
+    """A host that answers nothing for this long is given up, with its KV; its requests go on elsewhere."""
+    copy_s: float = 30.0
+    """Longest time that copying a request's KV between two hosts may take. What is not there then is computed again."""
+    mover_silent_s: float = 5.0
+    """A process that moves KV and answers nothing for this long is killed, and started again."""
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -179,6 +197,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hooks: HooksConfig = HooksConfig()
     slo: SloConfig = SloConfig()
     survival: SurvivalConfig = SurvivalConfig()
+    hosts: HostsConfig = HostsConfig()
 
     def problems(self) -> list[str]:
         """Everything that is wrong, not only the first thing. Empty means ready to start."""
@@ -188,7 +207,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 found.append(f"{path} is {value}, but must be between {low} and {high}")
         if DEVICE.fullmatch(self.device) is None:
             found.append(f"device is {self.device!r}, but must be auto, cpu, cuda or cuda:N")
-        topology = self.topology
+        topology = Topology(mixed=1) if self.hosts.expected else self.topology  # others may bring what is missing
         if topology.prefill > 0 and topology.decode + topology.mixed == 0:
             found.append(f"{topology.prefill} prefill workers and nobody to decode: add --decode N or --mixed N")
         if topology.decode > 0 and topology.prefill + topology.mixed == 0:
@@ -231,6 +250,11 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             ("survival.silent_s", self.survival.silent_s, 1, 86400),
             ("survival.drain_s", self.survival.drain_s, 0, 86400),
             ("survival.start_s", self.survival.start_s, 1, 86400),
+            ("hosts.expected", self.hosts.expected, 0, 4096),
+            ("hosts.port", self.hosts.port, 0, 65535),
+            ("hosts.silent_s", self.hosts.silent_s, 0.1, 86400),
+            ("hosts.copy_s", self.hosts.copy_s, 0.01, 86400),
+            ("hosts.mover_silent_s", self.hosts.mover_silent_s, 0.1, 86400),
         ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -9,7 +10,8 @@ import msgspec
 from baton.arena.cuda import CudaArena, create_cuda_arena
 from baton.arena.memfd import Arena, create_arena
 from baton.core.config import BatchLimits, Config
-from baton.core.types import HostId
+from baton.core.errors import ConfigError
+from baton.core.types import HostId, WorkerView
 from baton.engine.card import ModelCard
 from baton.engine.dtype import Dtype, kv_dtype, resolve_dtype
 from baton.host.device import Device, choose_device, device_room
@@ -48,14 +50,29 @@ def choose_computing(config: Config, card: ModelCard) -> Computing:
     return Computing(device, dtype, layout)
 
 
-def build_host(config: Config, card: ModelCard, computing: Computing, host: HostId) -> HostParts:
-    """Reserve the arena and describe the workers; start nothing. Raises ConfigError and ArenaError."""
+def limit_context(config: Config, card: ModelCard) -> ModelCard:
+    """Apply the name and the context length that the configuration wants. Raises ConfigError where it is too long."""
+    name = config.served_name or card.name
+    context_tokens = config.context_tokens or card.context_tokens
+    if context_tokens > card.context_tokens:
+        raise ConfigError(
+            f"context_tokens is {context_tokens}, but {card.name} was trained for {card.context_tokens}; give less"
+        )
+    return msgspec.structs.replace(card, name=name, context_tokens=context_tokens)
+
+
+def build_host(config: Config, card: ModelCard, computing: Computing, host: HostId, prefix: str = "") -> HostParts:
+    """Reserve the arena and describe the workers; start nothing. Raises ConfigError and ArenaError.
+
+    `prefix` begins the names of the workers: those of another host than the server's own have one.
+    """
     driver, layout = computing.device.driver, computing.layout
     room = host_room() if driver is None else device_room(driver, config.topology, card)
     total = blocks_total(config, card, layout, room)
     bytes_total = total * layout.block_bytes
     arena = create_arena(bytes_total) if driver is None else create_cuda_arena(driver, bytes_total)
-    return HostParts(host, total, arena, _setups(config, card, computing, host, total))
+    views = worker_views(config.topology, host, prefix)
+    return HostParts(host, total, arena, _setups(config, card, computing, views, total))
 
 
 def _limits(config: Config) -> BatchLimits:
@@ -65,7 +82,9 @@ def _limits(config: Config) -> BatchLimits:
     return msgspec.structs.replace(config.batch, growth_tokens=GROWTH_TOKENS_MAX)
 
 
-def _setups(config: Config, card: ModelCard, computing: Computing, host: HostId, blocks: int) -> list[WorkerSetup]:
+def _setups(
+    config: Config, card: ModelCard, computing: Computing, bare_views: Sequence[WorkerView], blocks: int
+) -> list[WorkerSetup]:
     limits, layout = _limits(config), computing.layout
     views = [
         msgspec.structs.replace(
@@ -74,7 +93,7 @@ def _setups(config: Config, card: ModelCard, computing: Computing, host: HostId,
             step_tokens_max=limits.step_tokens_max,
             requests_max=limits.requests_max,
         )
-        for view in worker_views(config.topology, host)
+        for view in bare_views
     ]
     shares = share_cores(len(views), config.threads)
     return [

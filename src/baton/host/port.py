@@ -36,7 +36,7 @@ class Audience(Protocol):
         ...
 
     def lose(self, worker: WorkerId, reason: str) -> None:
-        """A worker that was ready is certainly dead. Another one may follow under its name."""
+        """A worker is certainly dead, ready or not. Another one may follow under its name."""
         ...
 
     def retire(self, worker: WorkerId) -> None:

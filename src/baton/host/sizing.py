@@ -18,8 +18,11 @@ _CONTEXTS_MAX = 64
 _FILES_MAX = 65536
 
 
-def worker_views(topology: Topology, host: HostId) -> list[WorkerView]:
-    """Name the workers of a topology: `prefill-0`, `decode-0`, ... Nothing asked for means 1 prefill + 1 decode."""
+def worker_views(topology: Topology, host: HostId, prefix: str = "") -> list[WorkerView]:
+    """Name the workers of a topology: `prefill-0`, `decode-0`, ... Nothing asked for means 1 prefill + 1 decode.
+
+    `prefix` tells a host's workers from those of others.
+    """
     if topology == Topology():
         topology = Topology(prefill=1, decode=1)
     counts: tuple[tuple[Role, int], ...] = (
@@ -28,7 +31,7 @@ def worker_views(topology: Topology, host: HostId) -> list[WorkerView]:
         ("mixed", topology.mixed),
     )
     return [
-        WorkerView(id=WorkerId(f"{role}-{index}"), host=host, role=role)
+        WorkerView(id=WorkerId(f"{prefix}{role}-{index}"), host=host, role=role)
         for role, count in counts
         for index in range(count)
     ]

@@ -87,7 +87,9 @@ class Supervisor:
             case StartWorker(role=role):
                 self._added += 1
                 like = next(iter(self._posts.values())).setup
-                view = msgspec.structs.replace(like.view, id=WorkerId(f"{role}-added-{self._added}"), role=role)
+                host, dot, _ = like.view.id.rpartition(".")
+                worker = WorkerId(f"{host}{dot}{role}-added-{self._added}")
+                view = msgspec.structs.replace(like.view, id=worker, role=role)
                 post = self._posts[view.id] = _Post(msgspec.structs.replace(like, view=view))
                 self._notices.tell(f"{view.id} is started: scaling asks for more {role}")
                 self._man(post)
@@ -98,6 +100,13 @@ class Supervisor:
                     post.process.send(Shutdown())
             case _:
                 assert_never(command)
+
+    def abandon(self) -> None:
+        """Kill every worker: what they compute is of no use to anybody any more. `stop` waits for their end."""
+        self._stopping = True
+        for post in self._posts.values():
+            if post.process is not None:
+                post.process.kill()
 
     async def stop(self) -> None:
         """End every worker, politely first. No process is left when this returns."""
@@ -130,7 +139,7 @@ class Supervisor:
             ended = await self._run(post, process)
             if self._stopping:
                 return
-            was_ready, process.state = process.state == "ready", "lost"
+            process.state = "lost"
             if post.retiring:
                 self._notices.tell(f"{worker} is retired: scaling asks for fewer")
                 self._audience.retire(worker)
@@ -139,8 +148,7 @@ class Supervisor:
                 return
             reason = post.failure or ended
             self._notices.tell(f"{worker} is lost: {reason}")
-            if was_ready:
-                self._audience.lose(worker, reason.splitlines()[0])
+            self._audience.lose(worker, reason.splitlines()[0])
             if not await self._may_restart(post, reason):
                 return
             role = process.view.role
@@ -151,7 +159,7 @@ class Supervisor:
     async def _run(self, post: _Post, process: WorkerProcess) -> str:
         """Run one process to its end. Returns how it ended."""
         try:
-            await process.start(post.setup, self._arena_fd)
+            await process.begin(post.setup, self._arena_fd)
         except OSError as error:
             return f"{post.setup.view.id} could not be started: {error}"
         if self._stopping:

@@ -1,4 +1,4 @@
-"""Build the parts of one host's server: everything that decides, the arena, and what each worker will be told."""
+"""Build the parts of a server: everything that decides, and what its own host runs."""
 
 from __future__ import annotations
 
@@ -7,21 +7,17 @@ from pathlib import Path
 
 import msgspec
 
-from baton.arena.cuda import CudaArena
-from baton.arena.memfd import Arena
 from baton.control.build import build_coordinator
 from baton.control.decision_log import LogHeader
-from baton.core.config import Config, Plugin
-from baton.core.errors import ConfigError
+from baton.core.config import Config, Plugin, Topology
 from baton.core.plugin import load_plugin
 from baton.core.types import HostId, Slo
 from baton.cost.load import load_cost
 from baton.engine.card import ModelCard
-from baton.host.build import build_host, choose_computing
+from baton.host.build import Computing, HostParts, build_host, choose_computing, limit_context
 from baton.kv.blocks import EvictionOrder
 from baton.kv.host_pool import HostPool
 from baton.link.log_file import LogWriter
-from baton.link.setup import WorkerSetup
 from baton.metrics.registry import Metrics
 from baton.policy.batching import BatchingPolicy
 from baton.policy.named import plugin_names, resolve
@@ -43,8 +39,9 @@ class Parts:
     gateway: LiveGateway
     metrics: Metrics
     hooks: Hooks
-    arena: Arena | CudaArena
-    setups: list[WorkerSetup]
+    computing: Computing
+    own: HostParts | None
+    """What the server's own host runs. None: all workers are on hosts that join."""
 
 
 def assemble(config: Config, card: ModelCard) -> Parts:
@@ -53,21 +50,18 @@ def assemble(config: Config, card: ModelCard) -> Parts:
     _check_batching(config.policy.batching)
     computing = choose_computing(config, card)
     layout = computing.layout
-    card = _limit_context(config, card)
-    own = build_host(config, card, computing, HOST)
-    pool = HostPool(
-        host=HOST,
-        blocks_total=own.blocks_total,
-        block_tokens=layout.block_tokens,
-        eviction=lambda: load_plugin(config.policy.eviction.use, config.policy.eviction.options, expects=EvictionOrder),
-    )
+    card = limit_context(config, card)
+    is_alone = config.topology == Topology() and config.hosts.expected > 0
+    own = None if is_alone else build_host(config, card, computing, HOST)
     attempts_max = config.survival.attempts_max
     cost = load_cost(config.cost, folder=Path()).cost
     coordinator = build_coordinator(
         config.policy, cost=cost, block_tokens=layout.block_tokens, attempts_max=attempts_max
     )
     metrics = Metrics()
-    driver = Driver(coordinator, pool, layout, Recorder(metrics))
+    driver = Driver(coordinator, layout, Recorder(metrics))
+    if own is not None:
+        driver.add_host(make_pool(config, own.id, own.blocks_total))
     gateway = LiveGateway(card, driver, policy_names=plugin_names(config.policy), slo=_promise(config))
     hooks = load_hooks(config.hooks)
     if config.log:
@@ -75,7 +69,18 @@ def assemble(config: Config, card: ModelCard) -> Parts:
             policy=config.policy, block_tokens=layout.block_tokens, attempts_max=attempts_max, cost=config.cost
         )
         driver.log = LogWriter(Path(config.log), header, config.log_bytes_max)
-    return Parts(config, card, driver, gateway, metrics, hooks, own.arena, own.setups)
+    return Parts(config, card, driver, gateway, metrics, hooks, computing, own)
+
+
+def make_pool(config: Config, host: HostId, blocks_total: int) -> HostPool:
+    """Keep the books of one host's arena."""
+    eviction = config.policy.eviction
+    return HostPool(
+        host=host,
+        blocks_total=blocks_total,
+        block_tokens=config.kv.block_tokens,
+        eviction=lambda: load_plugin(eviction.use, eviction.options, expects=EvictionOrder),
+    )
 
 
 def _check_batching(plugin: Plugin) -> None:
@@ -84,16 +89,6 @@ def _check_batching(plugin: Plugin) -> None:
     Raises ConfigError: show it and exit with code 2.
     """
     load_plugin(plugin.use, plugin.options, expects=BatchingPolicy)
-
-
-def _limit_context(config: Config, card: ModelCard) -> ModelCard:
-    name = config.served_name or card.name
-    context_tokens = config.context_tokens or card.context_tokens
-    if context_tokens > card.context_tokens:
-        raise ConfigError(
-            f"context_tokens is {context_tokens}, but {card.name} was trained for {card.context_tokens}; give less"
-        )
-    return msgspec.structs.replace(card, name=name, context_tokens=context_tokens)
 
 
 def _promise(config: Config) -> Slo | None:

@@ -15,6 +15,7 @@ from baton.control.carrier import Carrier
 from baton.control.coordinator import Coordinator
 from baton.control.decision_log import Decision, PoolDecision
 from baton.control.load_meter import LoadMeter
+from baton.core.copies import CopyBlocks
 from baton.core.messages import (
     BatcherEvent,
     CloseRequest,
@@ -22,12 +23,13 @@ from baton.core.messages import (
     RequestFinished,
     StepReport,
 )
-from baton.core.types import Request, RequestId, Role, WorkerId, WorkerView
+from baton.core.types import HostId, Request, RequestId, Role, WorkerId, WorkerView
 from baton.host.port import WorkerLink
 from baton.kv.host_pool import HostPool
 from baton.kv.layout import KVLayout
 from baton.link.log_file import LogWriter
 from baton.server.clock import now_s
+from baton.server.copying import CopyEnd
 from baton.server.live_request import LiveRequest
 from baton.server.outside import LiveOutside
 from baton.server.recorder import Recorder
@@ -38,8 +40,7 @@ log = logging.getLogger("baton.server")
 class Driver:
     """Feeds the carrier of the live server with what clients, operators and workers do."""
 
-    def __init__(self, coordinator: Coordinator, pool: HostPool, layout: KVLayout, recorder: Recorder) -> None:
-        self.pool = pool
+    def __init__(self, coordinator: Coordinator, layout: KVLayout, recorder: Recorder) -> None:
         self.layout = layout
         self.log: LogWriter | None = None
         """Where every decision of the coordinator is written, if anywhere."""
@@ -50,12 +51,16 @@ class Driver:
         self.links = self.outside.links
         self._carrier = Carrier(coordinator, self.outside)
         self._carrier.log = self._write
-        self._carrier.add_host(pool)
 
     @property
     def is_restless(self) -> bool:
         """Some policy wants to be asked at ticks."""
         return self._carrier.coordinator.policies.is_restless
+
+    @property
+    def pools(self) -> dict[HostId, HostPool]:
+        """The KV blocks of every host, by its name."""
+        return self._carrier.pools
 
     # ---- requests
 
@@ -101,6 +106,24 @@ class Driver:
         link = self.links[worker]
         link.view = WorkerView(id=worker, host=link.view.host, role=link.view.role)
         self._carrier.lose(worker, reason, now_s())
+
+    def add_host(self, pool: HostPool) -> None:
+        """Know of a host's arena. Its workers may join from now on."""
+        self._carrier.add_host(pool)
+
+    def lose_host(self, host: HostId, reason: str) -> None:
+        """A host is gone, with its KV and its workers. Their requests go on elsewhere."""
+        for worker in [worker for worker, link in self.links.items() if link.view.host == host]:
+            del self.links[worker]
+        self._carrier.lose_host(host, reason, now_s())
+
+    def copied(self, copy: CopyBlocks, end: CopyEnd) -> None:
+        """A copy between two hosts is over: nothing reads or writes its blocks any more."""
+        if end.landed:
+            self._recorder.copied(end.moved_bytes)
+        else:
+            log.warning("%s -> %s, KV of %s: %s", copy.source, copy.target, copy.request_id, end.error)
+        self._carrier.copied(copy, landed=end.landed, now_s=now_s())
 
     def hear(self, report: StepReport) -> None:
         """Take a worker's report in: tokens to their clients, news to the pool and the coordinator, in that order."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
@@ -11,13 +11,15 @@ from baton.core.messages import CloseRequest
 from baton.core.types import Request, Role, Slo, WorkerId
 from baton.engine.card import ModelCard
 from baton.host.port import WorkerLink
+from baton.kv.host_pool import HostPool
+from baton.link.hosting import HostTerms
 from baton.server.driver import Driver
 from baton.server.live_request import LiveRequest
 from baton.server.port import ClusterStatus, HostStatus, WorkerStatus
 
 
 class LiveGateway:
-    """Implements `Gateway` over worker processes of one host."""
+    """Implements `Gateway` over the workers of every host."""
 
     def __init__(self, card: ModelCard, driver: Driver, *, policy_names: dict[str, str], slo: Slo | None) -> None:
         self.card = card
@@ -25,11 +27,18 @@ class LiveGateway:
         self._driver = driver
         self._policy_names = policy_names
         self._slo = slo
+        self.terms: Callable[[], Awaitable[HostTerms]] | None = None
+        """Who knows what a host needs to join. None: none can."""
+        self.addresses: dict[str, str] = {}
+        """Where the movers of hosts give KV blocks to others."""
+        self.request_tokens_max = card.context_tokens
+        """See `Gateway.request_tokens_max`. Never grows: what was promised to one client must not fail another."""
+        for pool in driver.pools.values():
+            self.limit_requests(pool.view().blocks_total)
 
-    @property
-    def request_tokens_max(self) -> int:
-        """See `Gateway.request_tokens_max`."""
-        return min(self.card.context_tokens, self._driver.pool.view().blocks_total * self._driver.layout.block_tokens)
+    def limit_requests(self, host_blocks: int) -> None:
+        """Take no request that a host with so many blocks could not hold alone: it may be sent there."""
+        self.request_tokens_max = min(self.request_tokens_max, host_blocks * self._driver.layout.block_tokens)
 
     def submit(self, request: Request, prompt: Sequence[int]) -> LiveRequest:
         """See `Gateway.submit`."""
@@ -52,35 +61,49 @@ class LiveGateway:
 
     def cluster(self) -> ClusterStatus:
         """See `Gateway.cluster`."""
-        host = self._driver.pool.view()
+        links = list(self._driver.links.values())
+        hosts = [self._host_status(pool) for pool in self._driver.pools.values()]
         return ClusterStatus(
-            workers=tuple(self._status(link, host.blocks_total) for link in self._driver.links.values()),
-            hosts=(
-                HostStatus(
-                    id=host.id,
-                    kv_blocks_total=host.blocks_total,
-                    kv_blocks_free=host.blocks_free,
-                    kv_blocks_used=host.blocks_used,
-                    kv_blocks_cached=host.blocks_cached,
-                    kv_block_tokens=self._driver.layout.block_tokens,
-                    kv_block_bytes=self._driver.layout.block_bytes,
-                ),
-            ),
-            policy=self._policy_names,
+            workers=tuple(self._status(link) for link in links), hosts=tuple(hosts), policy=self._policy_names
         )
 
-    def _status(self, link: WorkerLink, blocks_total: int) -> WorkerStatus:
+    def _host_status(self, pool: HostPool) -> HostStatus:
+        view, layout = pool.view(), self._driver.layout
+        links = [link for link in self._driver.links.values() if link.view.host == view.id]
+        is_ready = any(link.state == "ready" for link in links)
+        return HostStatus(
+            id=view.id,
+            address=self.addresses.get(view.id, ""),
+            state="ready" if is_ready else "starting",
+            workers=tuple(link.view.id for link in links),
+            kv_blocks_total=view.blocks_total,
+            kv_blocks_free=view.blocks_free,
+            kv_blocks_used=view.blocks_used,
+            kv_blocks_cached=view.blocks_cached,
+            kv_block_tokens=layout.block_tokens,
+            kv_block_bytes=layout.block_bytes,
+        )
+
+    def _status(self, link: WorkerLink) -> WorkerStatus:
         view = link.view
+        pool = self._driver.pools.get(view.host)
         return WorkerStatus(
             id=view.id,
             role=view.role,
             pid=link.pid,
+            host=view.host,
             state=link.state,
             running=view.running_requests,
             waiting=view.waiting_requests,
-            kv_blocks_used=self._driver.pool.blocks_of(view.id),
-            kv_blocks_total=blocks_total,
+            kv_blocks_used=pool.blocks_of(view.id) if pool is not None else 0,
+            kv_blocks_total=pool.view().blocks_total if pool is not None else 0,
         )
+
+    async def host_terms(self) -> HostTerms:
+        """See `Gateway.host_terms`."""
+        if self.terms is None:
+            raise RequestError("this server takes no other hosts", status=409, code="no_hosts")
+        return await self.terms()
 
     # ---- what the service asks
 

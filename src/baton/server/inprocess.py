@@ -14,6 +14,7 @@ from baton.core.step import Slice, Step
 from baton.core.types import BlockId, FinishReason, OutputToken, Request, Role, WorkerId
 from baton.engine.card import ModelCard
 from baton.engine.port import StepEngine
+from baton.link.hosting import HostTerms
 from baton.server.clock import now_s
 from baton.server.port import ClusterStatus, Finish, HostStatus, Timings, Update, WorkerStatus
 
@@ -114,6 +115,10 @@ class InProcessGateway:
         if worker != WORKER:
             raise RequestError(f"there is no worker {worker!r}; see /cluster", param="worker", status=404)
         self.role = role
+
+    async def host_terms(self) -> HostTerms:
+        """See `Gateway.host_terms`."""
+        raise RequestError("this server is one process and takes no other hosts", status=409, code="no_hosts")
 
     def cluster(self) -> ClusterStatus:
         layout, free = self._engine.layout, len(self._free)

@@ -27,7 +27,7 @@ from baton.server.recorder import Recorder
 
 
 class LiveOutside:
-    """Implements `Outside` for one host: it knows every worker and every request that is alive."""
+    """Implements `Outside`: it knows every worker and every request that is alive."""
 
     def __init__(self, recorder: Recorder, meter: LoadMeter, *, block_tokens: int) -> None:
         self.live: dict[RequestId, LiveRequest] = {}
@@ -36,6 +36,8 @@ class LiveOutside:
         """Called after each request that has ended."""
         self.on_resize: Callable[[StartWorker | RetireWorker], None] | None = None
         """Called when a scaling policy asks for a worker more or less."""
+        self.on_copy: Callable[[CopyBlocks], None] | None = None
+        """Called with every copy between two hosts that is to begin."""
         self._recorder = recorder
         self._meter = meter
         self._block_tokens = block_tokens
@@ -44,11 +46,14 @@ class LiveOutside:
         """See `Outside.send`."""
         if isinstance(command, BlocksGranted):
             self._note_hit(command)
-        self.links[worker].send(command)
+        link = self.links.get(worker)
+        if link is not None:
+            link.send(command)
 
     def copy(self, copy: CopyBlocks) -> None:
         """See `Outside.copy`."""
-        raise AssertionError(f"this server has one host, and {copy.request_id} is to be copied to {copy.target}")
+        assert self.on_copy is not None, f"{copy.request_id} is to be copied to {copy.target}, and nobody copies"
+        self.on_copy(copy)
 
     def assign(self, command: StartPrefill | StartDecode) -> TokenBytes:
         """See `Outside.assign`."""

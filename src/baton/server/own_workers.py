@@ -16,6 +16,7 @@ class OwnWorkers:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
+        self._ready: set[WorkerId] = set()
         self._decoder = msgspec.msgpack.Decoder(FromWorkerMessage)
 
     def add(self, link: WorkerLink) -> None:
@@ -24,15 +25,18 @@ class OwnWorkers:
 
     def join(self, link: WorkerLink) -> None:
         """See `Audience.join`."""
+        self._ready.add(link.view.id)
         self._driver.join(link)
 
     def lose(self, worker: WorkerId, reason: str) -> None:
         """See `Audience.lose`."""
-        self._driver.lose(worker, reason)
+        if worker in self._ready:
+            self._ready.discard(worker)
+            self._driver.lose(worker, reason)
 
     def retire(self, worker: WorkerId) -> None:
         """See `Audience.retire`."""
-        self._driver.lose(worker, "retired")
+        self.lose(worker, "retired")
         del self._driver.links[worker]
 
     def hear(self, worker: WorkerId, payload: bytes) -> WorkerNews | None:

@@ -49,6 +49,7 @@ class Pages:
             Route("/metrics", self._metrics),
             Route("/cluster", self._cluster),
             Route("/cluster/workers/{worker}/role", self._set_role, methods=["POST"]),
+            Route("/cluster/hosts", self._host_terms, methods=["POST"]),
             Route("/ui", self._ui),
             Route("/", self._home),
             Route("/favicon.ico", self._no_icon),
@@ -123,6 +124,10 @@ class Pages:
         worker = request.path_params["worker"]
         self._services.gateway.set_role(WorkerId(worker), body.role)
         return _json(RoleSet(worker, body.role))
+
+    async def _host_terms(self, request: Request) -> Response:
+        """Tell a host how to join. Whoever may generate may also give a host."""
+        return _json(await self._services.gateway.host_terms())
 
     async def _ui(self, request: Request) -> Response:
         headers = {"content-security-policy": PAGE_POLICY, "content-type": "text/html; charset=utf-8"}

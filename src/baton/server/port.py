@@ -10,6 +10,7 @@ from msgspec import Struct
 from baton.core.messages import Outcome, RejectReason
 from baton.core.types import FinishReason, OutputToken, Request, Role, WorkerId
 from baton.engine.card import ModelCard
+from baton.link.hosting import HostTerms
 
 
 class Timings(Struct, frozen=True, kw_only=True):
@@ -85,10 +86,18 @@ class WorkerStatus(Struct, frozen=True, kw_only=True):
     waiting: int
     kv_blocks_used: int
     kv_blocks_total: int
+    host: str = ""
+    """The host that it runs on."""
 
 
 class HostStatus(Struct, frozen=True, kw_only=True):
     id: str
+    address: str = ""
+    """Where other hosts get KV blocks from it. Empty: nowhere, it is the only one."""
+    state: str = "ready"
+    """`starting` or `ready`: some worker of it takes requests. A host that is lost is not listed."""
+    workers: tuple[str, ...] = ()
+    """Ids of those that run on it."""
     kv_blocks_total: int
     kv_blocks_free: int
     kv_blocks_used: int
@@ -130,3 +139,7 @@ class Gateway(Protocol):
         ...
 
     def cluster(self) -> ClusterStatus: ...
+
+    async def host_terms(self) -> HostTerms:
+        """Say what a host needs to join the cluster. Raises RequestError where none can."""
+        ...

@@ -31,6 +31,10 @@ class Recorder:
     def preempted(self) -> None:
         self._metrics.count(catalog.PREEMPTIONS)
 
+    def copied(self, moved_bytes: int) -> None:
+        """KV of a request has come over from another host."""
+        self._metrics.count(catalog.HANDOFF_BYTES, amount=moved_bytes)
+
     def failed_over(self) -> None:
         self._metrics.count(catalog.FAILOVERS)
 

@@ -1,4 +1,4 @@
-"""Run the server of one host: workers and HTTP, from the start to the last process's end."""
+"""Run the server: its own workers, hosts that join, and HTTP, from the start to the last process's end."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 
+from baton.arena.cuda import CudaArena
+from baton.arena.memfd import Arena
 from baton.core.errors import ConfigError
+from baton.core.messages import RetireWorker, StartWorker
 from baton.engine.chat_template import load_chat_template
 from baton.engine.tokenizer import load_tokenizer
 from baton.host.sizing import raise_files_max
 from baton.host.supervisor import Notices, Supervisor
 from baton.server.app import build_app
 from baton.server.assembly import Parts
+from baton.server.hosts import Hosts
 from baton.server.own_workers import OwnWorkers
 from baton.server.settings import HttpSettings
 
@@ -43,6 +47,10 @@ class Service:
         self._failure = ""
         self._tasks: list[asyncio.Task[None]] = []
         self._url = ""
+        self._hosts = Hosts(parts, tell=tell, changed=self._on_ready)
+        parts.gateway.terms = self._hosts.terms
+        self._own: Supervisor | None = None
+        self._is_own_ready = parts.own is None
 
     async def run(self) -> int:
         """Serve. Returns the exit code: 0 after a signal, 1 when the workers cannot be kept alive."""
@@ -54,29 +62,49 @@ class Service:
         listener = _listen(parts.config.http.host, parts.config.http.port)
         self._url = _url(parts.config.http.host, listener.getsockname()[1])
         self._tell(f"listening on {self._url} (503 until the model is loaded)")
-        supervisor = Supervisor(
-            OwnWorkers(parts.driver),
-            parts.setups,
-            parts.arena.fd,
-            parts.config.survival,
-            Notices(tell=self._tell, ready=self._on_ready, failed=self._on_failed),
-        )
-        parts.driver.outside.on_resize = supervisor.resize
-        supervisor.start()
+        supervisor = self._supervisor()
         http = _HttpServer(self._http_config())
         serving = asyncio.create_task(http.serve(sockets=[listener]))
         await self._stop.wait()
         await self._drain()
         http.should_exit = True
         await serving
-        await supervisor.stop()
+        await self._hosts.stop()
+        if supervisor is not None:
+            await supervisor.stop()
         for task in self._tasks:
             task.cancel()
         if parts.driver.log is not None:
             parts.driver.log.close()
-        parts.arena.close()
-        parts.driver.pool.check()
+        if parts.own is not None:
+            parts.own.arena.close()
+        for pool in parts.driver.pools.values():
+            pool.check()
         return 1 if self._failure else 0
+
+    def _supervisor(self) -> Supervisor | None:
+        """Start the workers of this host. None: all of them are on others."""
+        parts = self._parts
+        parts.driver.outside.on_resize = self._resize
+        if parts.own is None:
+            self._tell(f"waiting for {parts.config.hosts.expected} hosts: baton host --join {self._url}")
+            return None
+        notices = Notices(tell=self._tell, ready=self._on_own_ready, failed=self._on_failed)
+        own = parts.own
+        self._own = Supervisor(OwnWorkers(parts.driver), own.setups, own.arena.fd, parts.config.survival, notices)
+        self._own.start()
+        return self._own
+
+    def _resize(self, command: StartWorker | RetireWorker) -> None:
+        """Do what scaling wants: on the host of that worker, here if there are workers, else elsewhere."""
+        links = self._parts.driver.links
+        is_own = self._own is not None and self._parts.own is not None
+        if isinstance(command, RetireWorker) and command.worker in links:
+            is_own = is_own and links[command.worker].view.host == self._parts.own.id
+        if is_own:
+            self._own.resize(command)
+        elif not self._hosts.resize(command):
+            self._tell(f"nobody can do what scaling wants: {command}")
 
     def _prepare(self) -> None:
         files_max = raise_files_max()
@@ -111,7 +139,7 @@ class Service:
     def _render_metrics(self) -> bytes:
         driver, metrics = self._parts.driver, self._parts.metrics
         metrics.set_workers(link.view for link in driver.links.values() if link.state != "lost")
-        metrics.set_hosts([driver.pool.view()])
+        metrics.set_hosts([pool.view() for pool in driver.pools.values()])
         return metrics.render()
 
     def _on_signal(self) -> None:
@@ -122,11 +150,19 @@ class Service:
             self._parts.gateway.cancel_all()
         self._stop.set()
 
+    def _on_own_ready(self) -> None:
+        self._is_own_ready = True
+        self._on_ready()
+
     def _on_ready(self) -> None:
-        if self._parts.gateway.state != "loading":
+        """Some worker is ready: open where those are that were asked for."""
+        is_waiting = not self._is_own_ready or self._hosts.ready < self._parts.config.hosts.expected
+        if self._parts.gateway.state != "loading" or is_waiting:
             return
         self._parts.gateway.state = "ready"
-        self._tasks += [asyncio.create_task(self._prefault()), asyncio.create_task(self._check_at_idle())]
+        self._tasks.append(asyncio.create_task(self._check_at_idle()))
+        if self._parts.own is not None:
+            self._tasks.append(asyncio.create_task(self._prefault(self._parts.own.arena)))
         if self._parts.driver.is_restless:
             self._tasks.append(asyncio.create_task(self._tick()))
         self._tell(self._greeting())
@@ -146,11 +182,11 @@ class Service:
             await asyncio.wait_for(quiet.wait(), self._parts.config.survival.drain_s)
         self._parts.gateway.cancel_all()
 
-    async def _prefault(self) -> None:
+    async def _prefault(self, arena: Arena | CudaArena) -> None:
         """Reserve the arena's memory in small bites, so that no step pays for it and no stream stalls."""
         position = 0
-        while position < self._parts.arena.bytes_total:
-            position = self._parts.arena.prefault(position)
+        while position < arena.bytes_total:
+            position = arena.prefault(position)
             await asyncio.sleep(_PREFAULT_PAUSE_S)
 
     async def _tick(self) -> None:
@@ -164,23 +200,27 @@ class Service:
         while True:
             await asyncio.sleep(_CHECK_S)
             driver = self._parts.driver
-            if driver.live or driver.pool.holders:
+            pools = list(driver.pools.values())
+            if driver.live or any(pool.holders for pool in pools):
                 continue
             try:
-                driver.pool.check()
+                for pool in pools:
+                    pool.check()
             except AssertionError as error:
                 self._tell(
                     f"a bug of ours, please report it: KV blocks do not add up: {error}; restart to get them back"
                 )
 
     def _greeting(self) -> str:
-        roles = [setup.view.role for setup in self._parts.setups]
+        driver = self._parts.driver
+        roles = [link.view.role for link in driver.links.values()]
         topology = " + ".join(f"{roles.count(role)} {role}" for role in dict.fromkeys(roles))
         name = self._parts.card.name
         messages = [{"role": "user", "content": "Hello! Who are you?"}]
         question = json.dumps({"model": name, "messages": messages, "temperature": 0})
-        dtype = self._parts.setups[0].dtype
-        kv_tokens = self._parts.driver.pool.view().blocks_total * self._parts.driver.layout.block_tokens
+        dtype = self._parts.computing.dtype
+        blocks = sum(pool.view().blocks_total for pool in driver.pools.values())
+        kv_tokens = blocks * driver.layout.block_tokens
         key = ' -H "Authorization: Bearer $API_KEY"' if self._parts.config.http.api_keys else ""
         return (
             f"ready: {self._url}  model {name} ({dtype})  {topology}  KV cache {kv_tokens} tokens  page /ui\n"

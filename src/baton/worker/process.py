@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
-import sys
 from pathlib import Path
 
 from baton.arena.cuda import CudaArena, DeviceMemory, open_cuda_arena
@@ -22,6 +20,7 @@ from baton.engine.load import choose_engine, load_engine
 from baton.engine.load_native import native_refusal
 from baton.engine.native.build import has_to_be_built
 from baton.engine.port import StepEngine
+from baton.link.parent import die_with_parent
 from baton.link.setup import WorkerSetup
 from baton.policy.batching import BatchingPolicy
 from baton.policy.fairness import FairnessPolicy
@@ -30,13 +29,11 @@ from baton.worker.link import ServerLink
 from baton.worker.loop import StepLoop
 from baton.worker.step_log import StepLogWriter
 
-_PR_SET_PDEATHSIG = 1
-
 
 def run_worker(descriptor: int) -> int:
     """Serve on an inherited Unix socket until the server hangs up. Returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the server decides when we end
-    _die_with_parent()
+    die_with_parent()
     link = ServerLink(socket.socket(fileno=descriptor))
     setup, arena_fd = link.receive_setup()
     try:
@@ -101,9 +98,3 @@ def _step_log(setup: WorkerSetup) -> StepLogWriter | None:
 def _pin(setup: WorkerSetup) -> None:
     if setup.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, setup.cores)
-
-
-def _die_with_parent() -> None:
-    """Ask the kernel to kill this process when its server dies, so that a crash leaves no process behind (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

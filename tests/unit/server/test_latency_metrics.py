@@ -34,12 +34,12 @@ class Idle:
 def parts() -> Iterator[Parts]:
     config = Config(model="hash", topology=Topology(mixed=1), slo=SloConfig(ttft_s=1000.0, tpot_s=1000.0))
     made = assemble(config, hash_card())
-    link = Idle(made.setups[0].view)
+    link = Idle(made.own.setups[0].view)
     made.driver.links[link.view.id] = link
     made.driver.join(link)
     made.gateway.state = "ready"
     yield made
-    made.arena.close()
+    made.own.arena.close()
 
 
 def _submit(parts: Parts) -> LiveRequest:
@@ -49,7 +49,7 @@ def _submit(parts: Parts) -> LiveRequest:
 
 def _hear(parts: Parts, *indexes: int, ended: bool = False) -> None:
     """Let the worker report output tokens, and the end."""
-    view = WorkerView(id=parts.setups[0].view.id, host=HOST, role="mixed")
+    view = WorkerView(id=parts.own.setups[0].view.id, host=HOST, role="mixed")
     tokens = tuple(OutputToken(REQUEST, 1, index, 7) for index in indexes)
     end = (RequestFinished(REQUEST, 1, view.id, "length"),) if ended else ()
     parts.driver.hear(StepReport(view.id, tokens, end, view))

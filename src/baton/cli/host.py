@@ -1,0 +1,90 @@
+"""`baton host`: give this machine's workers and memory to a server elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import socket
+
+from baton.cli.serve import event_loop, tell
+from baton.core.config import Topology
+from baton.core.errors import ConfigError
+from baton.host.agent import Agent, HostWishes
+from baton.host.sizing import raise_files_max
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "host",
+        help="join a server with this machine's workers and memory",
+        description="Join a server with this machine's workers and memory. Ctrl-C leaves it: requests go on elsewhere.",
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("--join", required=True, metavar="URL", help="the server, as in http://10.0.0.1:8000")
+    parser.add_argument(
+        "model", nargs="?", default="", metavar="MODEL", help="where the model is here (default: as on the server)"
+    )
+    parser.add_argument("--name", metavar="NAME", help="what the server calls this host (default: its host name)")
+    parser.add_argument(
+        "--prefill", type=int, metavar="N", help="prefill workers; roles not named have none (default: 1)"
+    )
+    parser.add_argument("--decode", type=int, metavar="N", help="decode workers (default: 1)")
+    parser.add_argument("--mixed", type=int, metavar="N", help="workers that do both (default: 0)")
+    parser.add_argument(
+        "--threads", type=int, default=0, metavar="N", help="threads of each worker (default: cores / workers)"
+    )
+    parser.add_argument(
+        "--kv-blocks", type=int, default=0, metavar="N", help="KV blocks of this host (default: what 2 GiB hold)"
+    )
+    parser.add_argument(
+        "--listen",
+        default="",
+        metavar="ADDR",
+        help="address to give KV blocks to others at (default: the one that reaches the server)",
+    )
+    parser.add_argument(
+        "--advertise", default="", metavar="ADDR", help="address by which others reach that (default: the same)"
+    )
+    parser.add_argument("--api-key", metavar="K", help="sent as a bearer token")
+    parser.add_argument(
+        "--join-wait-s",
+        type=float,
+        default=300.0,
+        metavar="T",
+        help="seconds to go on asking a server that is not there (default: %(default)g)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal comes. Returns the exit code."""
+    counts = (args.prefill, args.decode, args.mixed)
+    if any(count is not None and count < 0 for count in counts):
+        raise ConfigError("--prefill, --decode and --mixed must be 0 or more")
+    if any(count is not None for count in counts) and not any(counts):
+        raise ConfigError("--prefill, --decode and --mixed are all 0: this host would do nothing; name a worker")
+    for flag, value in (
+        ("--threads", args.threads),
+        ("--kv-blocks", args.kv_blocks),
+        ("--join-wait-s", args.join_wait_s),
+    ):
+        if value < 0:
+            raise ConfigError(f"{flag} is {value}, but must be 0 or more")
+    wishes = HostWishes(
+        url=args.join,
+        name=args.name or re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:64],
+        model=args.model,
+        topology=Topology(prefill=args.prefill or 0, decode=args.decode or 0, mixed=args.mixed or 0),
+        threads=args.threads,
+        kv_blocks=args.kv_blocks,
+        listen=args.listen,
+        advertise=args.advertise,
+        api_key=args.api_key,
+        join_wait_s=args.join_wait_s,
+    )
+    raise_files_max()
+    return event_loop()(_run(wishes))
+
+
+async def _run(wishes: HostWishes) -> int:
+    return await Agent(wishes, tell=tell).run()

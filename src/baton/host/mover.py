@@ -1,0 +1,198 @@
+"""`python -m baton.host.mover FD`: moves KV blocks between this host's arena and those of others.
+
+A process of its own, because bytes must neither hold up the server's loop nor a worker's step, and because what may be
+killed for hanging must hold nothing else. It decides nothing: whoever sends the orders knows whose blocks they are.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import assert_never
+
+import msgspec
+
+from baton.arena.memfd import open_arena
+from baton.core.errors import ArenaError, TransferError
+from baton.core.types import BlockId
+from baton.host.clock import now_s
+from baton.link.address import with_port
+from baton.link.inherited import InheritedSocket
+from baton.link.moving import (
+    BlocksOffered,
+    BlocksWithdrawn,
+    CancelPull,
+    FromMoverMessage,
+    MoverFailed,
+    MoverOrder,
+    MoverPong,
+    MoverReady,
+    MoverSetup,
+    OfferBlocks,
+    OfferRefused,
+    PullBlocks,
+    PullEnded,
+    ToMoverMessage,
+    WithdrawBlocks,
+)
+from baton.link.parent import die_with_parent
+from baton.link.setup import Ping
+from baton.transfer.port import Extent, Pull, Ticket, Transport
+from baton.transfer.tcp import TcpTransport
+
+_THREADS = 4
+"""They end what is to be ended, which may take a moment; bytes are moved by the transports' own."""
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(slots=True)
+class _Pulling:
+    """One pull under way."""
+
+    pull: Pull
+    began_s: float
+
+
+class Mover:
+    """Carries out orders on one arena. News is put from any thread."""
+
+    def __init__(self, setup: MoverSetup, memory: memoryview, arena_fd: int, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._block_bytes = setup.layout.block_bytes
+        tcp = TcpTransport(with_port(setup.listen, 0))
+        if setup.advertise:
+            tcp.address = with_port(setup.advertise, int(tcp.address.rpartition(":")[2]))
+        self.address = tcp.address
+        self._transports: dict[str, Transport] = {tcp.name: tcp}
+        for transport in self._transports.values():
+            transport.register(memory, descriptor=arena_fd)
+        self._tickets: dict[int, Ticket] = {}
+        self._pulls: dict[int, _Pulling] = {}
+        self._ending = ThreadPoolExecutor(_THREADS)
+
+    @property
+    def transports(self) -> tuple[str, ...]:
+        """Names, the best first."""
+        return tuple(self._transports)
+
+    def handle(self, order: MoverOrder) -> None:
+        """Begin to carry out an order. Does not wait for bytes."""
+        match order:
+            case OfferBlocks():
+                self._offer(order)
+            case PullBlocks():
+                self._pull(order)
+            case WithdrawBlocks(number=number):
+                self._ending.submit(self._withdraw, number)
+            case CancelPull(number=number):
+                pulling = self._pulls.get(number)
+                if pulling is not None:
+                    self._ending.submit(pulling.pull.cancel)
+            case _:
+                assert_never(order)
+
+    def close(self) -> None:
+        """End every copy. What waited to be ended ends with its transport."""
+        self._ending.shutdown(wait=False, cancel_futures=True)
+        for transport in self._transports.values():
+            transport.close()
+
+    def _offer(self, order: OfferBlocks) -> None:
+        try:
+            ticket = self._transports[order.transport].offer(self._extents(order.blocks), lease_s=order.lease_s)
+        except TransferError as error:
+            self._outbox.put(OfferRefused(order.number, str(error)))
+            return
+        self._tickets[order.number] = ticket
+        self._outbox.put(BlocksOffered(order.number, ticket))
+
+    def _withdraw(self, number: int) -> None:
+        ticket = self._tickets.pop(number, None)
+        if ticket is not None:
+            self._transports[ticket.transport].withdraw(ticket)
+        self._outbox.put(BlocksWithdrawn(number))
+
+    def _pull(self, order: PullBlocks) -> None:
+        began_s = now_s()
+        try:
+            pull = self._transports[order.ticket.transport].pull(order.ticket, self._extents(order.blocks))
+        except TransferError as error:
+            self._outbox.put(PullEnded(order.number, landed=False, error=str(error)))
+            return
+        self._pulls[order.number] = _Pulling(pull, began_s)
+        pull.then(lambda: self._ended(order.number))
+
+    def _ended(self, number: int) -> None:
+        pulling = self._pulls.pop(number)
+        took_s = now_s() - pulling.began_s
+        try:
+            moved_bytes = pulling.pull.wait(0)
+        except TransferError as error:
+            self._outbox.put(PullEnded(number, landed=False, took_s=took_s, error=str(error)))
+            return
+        self._outbox.put(PullEnded(number, landed=True, moved_bytes=moved_bytes, took_s=took_s))
+
+    def _extents(self, blocks: Sequence[BlockId]) -> list[Extent]:
+        size_bytes = self._block_bytes
+        return [Extent(block * size_bytes, size_bytes) for block in blocks]
+
+
+class Outbox:
+    """The way back to whoever started the mover, for all of its threads."""
+
+    def __init__(self, parent: InheritedSocket) -> None:
+        self._parent = parent
+        self._encoder = msgspec.msgpack.Encoder()
+        self._lock = threading.Lock()
+
+    def put(self, message: FromMoverMessage) -> None:
+        with self._lock:
+            self._parent.put(self._encoder.encode(message))
+
+
+def run_mover(descriptor: int) -> int:
+    """Serve on an inherited Unix socket until the parent hangs up. Returns the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides when we end
+    die_with_parent()
+    parent = InheritedSocket(socket.socket(fileno=descriptor))
+    outbox = Outbox(parent)
+    decoder = msgspec.msgpack.Decoder(ToMoverMessage)
+    payload, arena_fd = parent.receive_first()
+    setup = decoder.decode(payload)
+    assert isinstance(setup, MoverSetup), f"the first message was {setup!r}"
+    try:
+        arena = open_arena(arena_fd, setup.arena_bytes)
+        mover = Mover(setup, arena.memory, arena_fd, outbox)
+    except (ArenaError, TransferError) as error:
+        outbox.put(MoverFailed(str(error)))
+        return 1
+    outbox.put(MoverReady(pid=os.getpid(), machine=_machine(), transports=mover.transports, address=mover.address))
+    while not parent.closed:
+        for payload in parent.receive(wait=True) or ():
+            message = decoder.decode(payload)
+            if isinstance(message, Ping):
+                outbox.put(MoverPong())
+            elif not isinstance(message, MoverSetup):
+                mover.handle(message)
+    mover.close()
+    return 0
+
+
+def _machine() -> str:
+    """Name this machine, until it is started again. Empty, and so like no other, where it has no name."""
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+if __name__ == "__main__":
+    sys.exit(run_mover(int(sys.argv[1])))

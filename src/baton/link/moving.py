@@ -1,0 +1,103 @@
+"""What a server and a host's mover say to each other about copies of KV blocks."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from baton.core.types import BlockId, HostId
+from baton.kv.layout import KVLayout
+from baton.link.setup import Ping
+from baton.transfer.port import Ticket
+
+
+class MoverSetup(Struct, frozen=True, kw_only=True, tag=True):
+    """The first message to a mover, with the arena's descriptor beside it."""
+
+    host: HostId
+    arena_bytes: int
+    layout: KVLayout
+    listen: str
+    """Address that it serves other hosts on. Without a port, one is chosen."""
+    advertise: str
+    """Address that they reach it by. Empty: the same."""
+
+
+class OfferBlocks(Struct, frozen=True, tag=True):
+    """Let the target of this copy read these blocks. Answered with BlocksOffered or OfferRefused."""
+
+    number: int
+    """Of the copy."""
+    blocks: tuple[BlockId, ...]
+    transport: str
+    lease_s: float
+
+
+class PullBlocks(Struct, frozen=True, tag=True):
+    """Fill these blocks with what the ticket offers. Answered with PullEnded, whatever happens."""
+
+    number: int
+    ticket: Ticket
+    blocks: tuple[BlockId, ...]
+
+
+class WithdrawBlocks(Struct, frozen=True, tag=True):
+    """End the offer. Answered with BlocksWithdrawn once nothing reads the blocks any more, known copy or not."""
+
+    number: int
+
+
+class CancelPull(Struct, frozen=True, tag=True):
+    """End the pull. PullEnded follows, unless it is on its way already."""
+
+    number: int
+
+
+class MoverReady(Struct, frozen=True, kw_only=True, tag=True):
+    """The mover has mapped the arena and listens."""
+
+    pid: int
+    machine: str
+    """Tells the machine that it runs on from every other: two movers of one share memory."""
+    transports: tuple[str, ...]
+    """What it can offer and pull by, the best first."""
+    address: str
+
+
+class MoverFailed(Struct, frozen=True, tag=True):
+    """The mover cannot go on; it ends after this message."""
+
+    reason: str
+
+
+class BlocksOffered(Struct, frozen=True, tag=True):
+    number: int
+    ticket: Ticket
+
+
+class OfferRefused(Struct, frozen=True, tag=True):
+    number: int
+    error: str
+
+
+class BlocksWithdrawn(Struct, frozen=True, tag=True):
+    number: int
+
+
+class PullEnded(Struct, frozen=True, tag=True):
+    """Nothing writes into the blocks any more."""
+
+    number: int
+    landed: bool
+    moved_bytes: int = 0
+    took_s: float = 0.0
+    error: str = ""
+
+
+class MoverPong(Struct, frozen=True, tag=True):
+    """Answers a Ping: a mover that does not in time hangs."""
+
+
+MoverOrder = OfferBlocks | PullBlocks | WithdrawBlocks | CancelPull
+CopyNews = BlocksOffered | OfferRefused | BlocksWithdrawn | PullEnded
+ToMoverMessage = MoverSetup | MoverOrder | Ping
+FromMoverMessage = MoverReady | MoverFailed | CopyNews | MoverPong

@@ -1,0 +1,240 @@
+"""Which other hosts belong to the cluster: who may join, and what becomes of those that go."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import re
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable
+
+import msgspec
+
+from baton.core.config import Config, HooksConfig, HttpConfig, KVConfig
+from baton.core.copies import CopyBlocks
+from baton.core.errors import RequestError
+from baton.core.messages import RetireWorker, StartWorker
+from baton.core.types import HostId
+from baton.engine.card import ModelCard
+from baton.host.mover_keeper import MoverKeeper
+from baton.link.hosting import HostHello, HostTerms, Refused, Welcome
+from baton.link.moving import CopyNews, MoverReady, MoverSetup
+from baton.server.assembly import Parts, make_pool
+from baton.server.clock import now_s
+from baton.server.copying import CopyEnd, Copying
+from baton.server.joined_host import JoinedHost
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_TOKENS_MAX = 256
+_CONNECTIONS_MAX = 4096
+"""Agents, and whoever else has found the port."""
+
+
+class Hosts:
+    """Implements `Registry`. Until the first host asks, no port is open for hosts, and no mover runs."""
+
+    def __init__(self, parts: Parts, *, tell: Callable[[str], None], changed: Callable[[], None]) -> None:
+        self.driver = parts.driver
+        self.copying = Copying(copy_s=parts.config.hosts.copy_s, now_s=now_s, later=self._later, ended=self._copy_ended)
+        self._parts = parts
+        self._tell = tell
+        self._changed = changed
+        self._joined: dict[HostId, JoinedHost] = {}
+        self._strangers: set[JoinedHost] = set()
+        self._tokens: OrderedDict[str, None] = OrderedDict()
+        self._listening: asyncio.Server | None = None
+        self._mover: MoverKeeper | None = None
+        self.driver.outside.on_copy = self.copying.begin
+
+    @property
+    def ready(self) -> int:
+        """Hosts of which every worker is ready."""
+        return sum(host.is_ready for host in self._joined.values())
+
+    # ---- joining
+
+    async def terms(self) -> HostTerms:
+        """Say what a host needs to join. Raises RequestError where none can."""
+        if self._parts.computing.device.driver is not None:
+            message = "this server computes on a GPU, and KV goes between hosts with arenas on CPUs only for now"
+            raise RequestError(f"{message}; start it with --device cpu", status=409, code="no_hosts")
+        if self._listening is None:
+            await self._listen()
+        assert self._listening is not None
+        token = secrets.token_hex(16)
+        self._tokens[token] = None
+        if len(self._tokens) > _TOKENS_MAX:
+            self._tokens.popitem(last=False)
+        port = self._listening.sockets[0].getsockname()[1]
+        return HostTerms(port=port, token=token, config=shared_config(self._parts))
+
+    async def _listen(self) -> None:
+        config = self._parts.config
+        loop = asyncio.get_running_loop()
+        try:
+            self._listening = await loop.create_server(self._accept, config.http.host, config.hosts.port)
+        except OSError as error:
+            message = f"the server cannot listen for hosts on {config.http.host}:{config.hosts.port}: {error}"
+            raise RequestError(f"{message}; set hosts.port to a free one", status=503, code="no_hosts") from error
+
+    def _accept(self) -> asyncio.Protocol:
+        host = JoinedHost(self, self._parts.config.hosts.silent_s)
+        self._strangers.add(host)
+        if len(self._strangers) + len(self._joined) > _CONNECTIONS_MAX:
+            asyncio.get_running_loop().call_soon(host.dismiss, f"more than {_CONNECTIONS_MAX} connections")
+        return host.stream
+
+    def admit(self, host: JoinedHost, hello: HostHello) -> Welcome | Refused:
+        """See `Registry.admit`."""
+        refusal = self._refusal(hello)
+        if refusal is not None:
+            self._tell(f"{hello.host} at {host.stream.peer} may not join: {refusal.reason}")
+            return refusal
+        self._start_own_mover(host.stream.address)
+        self._strangers.discard(host)
+        self._joined[hello.host] = host
+        self.driver.add_host(make_pool(self._parts.config, hello.host, hello.blocks_total))
+        self._parts.gateway.limit_requests(hello.blocks_total)
+        self._parts.gateway.addresses[hello.host] = hello.mover.address
+        self.copying.add_host(hello.host, host)
+        self.copying.mover_ready(hello.host, hello.mover_generation, hello.mover)
+        self._tell(f"{hello.host} has joined from {host.stream.peer} with {hello.blocks_total} KV blocks")
+        return Welcome()
+
+    def _refusal(self, hello: HostHello) -> Refused | None:
+        """Say why a host cannot belong to this cluster."""
+        gateway = self._parts.gateway
+        known = next(
+            (token for token in self._tokens if hmac.compare_digest(token.encode(), hello.token.encode())), None
+        )
+        if known is None:
+            return Refused("its token is unknown or was used; ask POST /cluster/hosts for one", again=True)
+        del self._tokens[known]
+        if not _NAME.fullmatch(hello.host):
+            return Refused(f"{hello.host!r} is no name: give 1 to 64 letters, digits, - and _ with --name", again=False)
+        if hello.host in self.driver.pools:
+            return Refused(f"there is a host {hello.host} already; give another --name", again=True)
+        if self.copying.concerns(hello.host):
+            return Refused(f"KV of the earlier host {hello.host} is still being let go", again=True)
+        if gateway.state not in ("loading", "ready"):
+            return Refused(f"the server is {gateway.state}", again=True)
+        different = disagreements(self._parts.card, hello.card)
+        if different:
+            return Refused(f"its model differs: {'; '.join(different)}; start it with the same files", again=False)
+        if hello.layout != self.driver.layout:
+            ours, theirs = self.driver.layout, hello.layout
+            return Refused(f"its KV lies as {theirs}, here as {ours}; use the same versions and settings", again=False)
+        room_tokens = hello.blocks_total * hello.layout.block_tokens
+        if gateway.state == "ready" and room_tokens < gateway.request_tokens_max:
+            most_blocks = -(-gateway.request_tokens_max // hello.layout.block_tokens)
+            why = f"its arena holds {room_tokens} tokens, but requests of up to {gateway.request_tokens_max} are taken"
+            return Refused(f"{why}; give it --kv-blocks {most_blocks} or more", again=False)
+        return None
+
+    def _take_token(self, shown: bytes) -> bool:
+        known = [token for token in self._tokens if hmac.compare_digest(token.encode(), shown)]
+        for token in known:
+            del self._tokens[token]
+        return bool(known)
+
+    # ---- what hosts tell
+
+    def changed(self) -> None:
+        """See `Registry.changed`."""
+        self._changed()
+
+    def gone(self, host: JoinedHost, reason: str) -> None:
+        """See `Registry.gone`."""
+        self._strangers.discard(host)
+        if self._joined.get(host.id) is not host:
+            return
+        del self._joined[host.id]
+        self._parts.gateway.addresses.pop(host.id, None)
+        self._tell(f"{host.id} is lost: {reason}")
+        self.driver.lose_host(host.id, f"host {host.id} is lost: {reason}")
+        self.copying.lose_host(host.id, reason)
+
+    def resize(self, command: StartWorker | RetireWorker) -> bool:
+        """Let the host of that worker, or the one with the fewest, do what scaling wants. False: there is none."""
+        if isinstance(command, RetireWorker):
+            link = self.driver.links.get(command.worker)
+            host = self._joined.get(link.view.host) if link is not None else None
+        else:
+            host = min(self._joined.values(), key=lambda joined: joined.workers, default=None)
+        if host is not None:
+            host.resize(command)
+        return host is not None
+
+    async def stop(self) -> None:
+        """Dismiss every host, and end the server's own mover."""
+        if self._listening is not None:
+            self._listening.close()
+        for host in [*self._joined.values(), *self._strangers]:
+            host.dismiss("the server ends")
+        if self._mover is not None:
+            await self._mover.stop()
+
+    # ---- the server's own host, and copies
+
+    def _start_own_mover(self, address: str) -> None:
+        own, config = self._parts.own, self._parts.config.hosts
+        if own is None or self._mover is not None:
+            return
+        setup = MoverSetup(
+            host=own.id,
+            arena_bytes=own.arena.bytes_total,
+            layout=self.driver.layout,
+            listen=config.listen or self._parts.config.http.host,
+            advertise=config.advertise or address,
+        )
+        self._mover = MoverKeeper(setup, own.arena.fd, self, silent_s=config.mover_silent_s, tell=self._tell)
+        self.copying.add_host(own.id, self._mover)
+        self._mover.start()
+
+    def mover_ready(self, host: HostId, generation: int, ready: MoverReady) -> None:
+        """See `MoverAudience.mover_ready`: of the server's own host."""
+        self._parts.gateway.addresses[host] = ready.address
+        self.copying.mover_ready(host, generation, ready)
+
+    def mover_lost(self, host: HostId, generation: int, reason: str) -> None:
+        """See `MoverAudience.mover_lost`."""
+        self.copying.mover_lost(host, generation, reason)
+
+    def mover_said(self, host: HostId, generation: int, news: CopyNews) -> None:
+        """See `MoverAudience.mover_said`."""
+        self.copying.mover_said(host, generation, news)
+
+    def _copy_ended(self, copy: CopyBlocks, end: CopyEnd) -> None:
+        self.driver.copied(copy, end)
+
+    def _later(self, delay_s: float, call: Callable[[], None]) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(delay_s, call)
+
+
+def shared_config(parts: Parts) -> Config:
+    """Cut out of the configuration what is the server's alone, and resolve what all hosts must agree on."""
+    config, computing = parts.config, parts.computing
+    kv = KVConfig(block_tokens=config.kv.block_tokens, allocate=config.kv.allocate, dtype=config.kv.dtype)
+    return msgspec.structs.replace(
+        config,
+        served_name=parts.card.name,
+        context_tokens=parts.card.context_tokens,
+        dtype=computing.dtype,
+        device="cpu",
+        threads=0,
+        seed=None,
+        log="",
+        topology=type(config.topology)(),
+        kv=kv,
+        http=HttpConfig(),
+        hooks=HooksConfig(),
+    )
+
+
+def disagreements(ours: ModelCard, theirs: ModelCard) -> list[str]:
+    """Say in what two models differ, as far as their sizes tell. Where their files lie and their names do not count."""
+    names = ("format", "architecture", "layers", "kv_heads", "head_dim", "kv_planes", "vocab_tokens", "context_tokens")
+    more = ("eos_token_ids", "embedding_dim", "weight_bytes")
+    pairs = [(name, msgspec.structs.asdict(ours)[name], msgspec.structs.asdict(theirs)[name]) for name in names + more]
+    return [f"{name} is {other} there and {one} here" for name, one, other in pairs if one != other]

@@ -1,0 +1,165 @@
+"""Another host of the cluster, as the server holds it: the connection to its agent, its workers, its mover."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol, assert_never
+
+import msgspec
+
+from baton.core.messages import RetireWorker, StartWorker, StepReport
+from baton.core.types import HostId, WorkerId
+from baton.link.hosting import (
+    Dismissed,
+    ForMover,
+    FromAgentMessage,
+    FromMover,
+    FromWorker,
+    HostHello,
+    HostLeaves,
+    HostPing,
+    HostPong,
+    MoverDown,
+    MoverUp,
+    Refused,
+    Resize,
+    Welcome,
+    WorkerDown,
+    WorkerStarting,
+    WorkerUp,
+)
+from baton.link.moving import MoverOrder
+from baton.link.setup import FromWorkerMessage
+from baton.link.stream import FramedStream, watch
+from baton.server.copying import Copying
+from baton.server.driver import Driver
+from baton.server.remote_worker import RemoteWorker
+
+
+class Registry(Protocol):
+    """Who decides which host belongs to the cluster."""
+
+    driver: Driver
+    copying: Copying
+
+    def admit(self, host: JoinedHost, hello: HostHello) -> Welcome | Refused: ...
+
+    def changed(self) -> None:
+        """A worker of some host has become ready."""
+        ...
+
+    def gone(self, host: JoinedHost, reason: str) -> None:
+        """A connection has ended. It may have been refused, or never have said who it is."""
+        ...
+
+
+class JoinedHost:
+    """One connection of an agent: first it says who it is, then it speaks for its workers and its mover."""
+
+    def __init__(self, registry: Registry, silent_s: float) -> None:
+        self.id = HostId("")
+        """Empty until it is welcome."""
+        self.stream: FramedStream[FromAgentMessage] = FramedStream(
+            FromAgentMessage, heard=self._hear, ended=self._ended
+        )
+        self._registry = registry
+        self._watch = asyncio.create_task(watch(self.stream, silent_s, HostPing()))
+        self._workers: dict[WorkerId, RemoteWorker] = {}
+        self._decoder = msgspec.msgpack.Decoder(FromWorkerMessage)
+
+    @property
+    def is_ready(self) -> bool:
+        """Every worker that it has named has loaded its model, or was given up."""
+        return bool(self._workers) and all(worker.state != "starting" for worker in self._workers.values())
+
+    @property
+    def workers(self) -> int:
+        return len(self._workers)
+
+    def send(self, generation: int, order: MoverOrder) -> None:
+        """See `Orders.send`."""
+        self.stream.put(ForMover(generation, order))
+
+    def resize(self, command: StartWorker | RetireWorker) -> None:
+        """Let it start a worker more, or end one."""
+        self.stream.put(Resize(command))
+
+    def dismiss(self, reason: str) -> None:
+        """Hang up. The agent may ask to join anew."""
+        self.stream.end(reason, Dismissed(reason))
+
+    def _ended(self, reason: str) -> None:
+        self._watch.cancel()
+        self._registry.gone(self, reason)
+
+    def _hear(self, message: FromAgentMessage) -> None:
+        if isinstance(message, HostHello):
+            self._greet(message)
+            return
+        if not self.id:
+            self.stream.end("it spoke before it said who it is", Refused("say who you are first", again=False))
+            return
+        copying = self._registry.copying
+        match message:
+            case FromWorker():
+                self._hear_worker(message)
+            case WorkerStarting() | WorkerUp() | WorkerDown():
+                self._note(message)
+            case MoverUp(generation=generation, ready=ready):
+                copying.mover_ready(self.id, generation, ready)
+            case MoverDown(generation=generation, reason=reason):
+                copying.mover_lost(self.id, generation, reason)
+            case FromMover(generation=generation, news=news):
+                copying.mover_said(self.id, generation, news)
+            case HostLeaves(reason=reason):
+                self.stream.end(reason)
+            case HostPong():
+                pass
+            case _:
+                assert_never(message)
+
+    def _greet(self, hello: HostHello) -> None:
+        answer = Refused("this connection has a host already", again=False) if self.id else self._admit(hello)
+        if isinstance(answer, Refused):
+            self.stream.end(answer.reason, answer)
+        else:
+            self.stream.put(answer)
+
+    def _admit(self, hello: HostHello) -> Welcome | Refused:
+        answer = self._registry.admit(self, hello)
+        if isinstance(answer, Welcome):
+            self.id = hello.host
+        return answer
+
+    def _hear_worker(self, message: FromWorker) -> None:
+        """Take in a report. Whatever else a worker says is its own host's to act on."""
+        report = self._decoder.decode(message.payload)
+        if isinstance(report, StepReport) and report.worker == message.worker and message.worker in self._workers:
+            self._registry.driver.hear(report)
+
+    def _note(self, message: WorkerStarting | WorkerUp | WorkerDown) -> None:
+        driver = self._registry.driver
+        match message:
+            case WorkerStarting(view=view):
+                view = msgspec.structs.replace(view, host=self.id)
+                earlier = self._workers.get(view.id)
+                if earlier is None and view.id in driver.links:
+                    self.stream.end(f"its worker {view.id} is called like one of another host")
+                    return
+                if earlier is not None:
+                    view = msgspec.structs.replace(view, role=earlier.view.role)
+                self._workers[view.id] = driver.links[view.id] = RemoteWorker(view, self.stream.put)
+            case WorkerUp(worker=worker, pid=pid) if worker in self._workers:
+                link = self._workers[worker]
+                link.state, link.pid = "ready", pid
+                driver.join(link)
+                self._registry.changed()
+            case WorkerDown(worker=worker, reason=reason, retired=retired) if worker in self._workers:
+                was_ready, self._workers[worker].state = self._workers[worker].state == "ready", "lost"
+                if was_ready:
+                    driver.lose(worker, reason)
+                if retired:
+                    del self._workers[worker], driver.links[worker]
+                self._registry.changed()
+            case _:
+                pass  # of a worker that it has not named

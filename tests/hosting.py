@@ -1,0 +1,60 @@
+"""Hosts that join a server, as their users start them: a process each, with its own workers, arena and mover."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from tests.serving import RunningServer, listening
+
+
+class RunningHost:
+    """A `baton host` process."""
+
+    def __init__(self, process: subprocess.Popen[bytes], name: str) -> None:
+        self.process = process
+        self.name = name
+
+    def pids(self, module: str) -> list[int]:
+        """Processes that it has started as `python -m MODULE`."""
+        done = subprocess.run(
+            ["ps", "-o", "pid=,args=", "--ppid", str(self.process.pid)], capture_output=True, text=True
+        )
+        return [int(line.split()[0]) for line in done.stdout.splitlines() if f"-m {module}" in line]
+
+    def mover(self) -> int:
+        (pid,) = self.pids("baton.host.mover")
+        return pid
+
+
+@contextmanager
+def joining(url: str, name: str, *arguments: str, netns: Sequence[str] = ()) -> Iterator[RunningHost]:
+    """Run `baton host --join URL` for the length of a with block; no process is left after it."""
+    command = [sys.executable, "-m", "baton.cli.main", "host", "--join", url, "--name", name, *arguments]
+    process = subprocess.Popen([*netns, *command], stdin=subprocess.DEVNULL, env=dict(os.environ))
+    try:
+        yield RunningHost(process, name)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@contextmanager
+def cluster(
+    model: str, hosts: dict[str, Sequence[str]], *arguments: str
+) -> Iterator[tuple[RunningServer, dict[str, RunningHost]]]:
+    """Run a server without workers and these hosts, by name with their arguments, until all of them are ready."""
+    with listening(model, "--hosts", str(len(hosts)), *arguments) as server, ExitStack() as stack:
+        joined = {name: stack.enter_context(joining(server.url, name, *given)) for name, given in hosts.items()}
+        server.wait_ready()
+        yield server, joined
