@@ -101,6 +101,8 @@ def test_a_ticket_may_be_pulled_more_than_once(kit: Kit) -> None:
 
 def test_bytes_cross_processes(kit: Kit) -> None:
     """From a source in another process."""
+    if not kit.crosses:
+        pytest.skip(f"{kit.name} stays in one process")
     target = kit.side()
     remote = kit.remote(11, SIZE_BYTES)
     target.transport.pull(remote.ticket, target.whole()).wait(60)
@@ -228,6 +230,8 @@ def test_one_pull_that_fails_harms_no_other(kit: Kit) -> None:
 
 def test_the_death_of_the_source_is_an_error(kit: Kit) -> None:
     """kill -9 while its bytes are on the way. What had come stays parts, and nothing is written after the error."""
+    if not kit.crosses:
+        pytest.skip(f"{kit.name} stays in one process")
     gate = Gate(200_000)
     target, other = kit.side(16 * SIZE_BYTES, gate=gate), kit.side()
     remote = kit.remote(3, 16 * SIZE_BYTES)
@@ -245,6 +249,8 @@ def test_the_death_of_the_source_is_an_error(kit: Kit) -> None:
 
 def test_a_source_that_has_restarted_is_not_taken_for_the_old_one(kit: Kit) -> None:
     """Same address, same offer number, other bytes."""
+    if not kit.crosses:
+        pytest.skip(f"{kit.name} stays in one process")
     target = kit.side()
     first = kit.remote(3, SIZE_BYTES)
     first.kill()

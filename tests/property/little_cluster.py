@@ -70,12 +70,13 @@ class Arena:
         return part.block_table[position // BLOCK_TOKENS], position % BLOCK_TOKENS
 
 
-def new_batcher(worker: WorkerId, limits: BatchLimits) -> Batcher:
+def new_batcher(worker: WorkerId, limits: BatchLimits, hash_tokens: int | None = None) -> Batcher:
     return Batcher(
         WorkerView(id=worker, host=HostId("h"), role="mixed"),
         block_tokens=BLOCK_TOKENS,
         limits=limits,
         rules=BatcherRules(batching=MixedChunked(), fairness=FirstComeFirstServed(), cost=LinearCost()),
+        hash_tokens=hash_tokens,
     )
 
 

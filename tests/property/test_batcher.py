@@ -58,16 +58,23 @@ class BatchersUnderAnyOrder(RuleBasedStateMachine):
         self.arena = Arena()
         self.parts: dict[RequestId, Part] = {}
         self.limits = BatchLimits()
+        self.hash_tokens = BLOCK_TOKENS
         self.processes: dict[WorkerId, Process] = {}
         self.number = 0
 
-    @initialize(step_tokens=st.integers(1, 9), requests=st.integers(1, 4), growth=st.sampled_from((1, 4, 9)))
-    def boot(self, step_tokens: int, requests: int, growth: int) -> None:
+    @initialize(
+        step_tokens=st.integers(1, 9),
+        requests=st.integers(1, 4),
+        growth=st.sampled_from((1, 4, 9)),
+        hash_tokens=st.sampled_from((BLOCK_TOKENS, BLOCK_TOKENS, 2, 1)),
+    )
+    def boot(self, step_tokens: int, requests: int, growth: int, hash_tokens: int) -> None:
+        self.hash_tokens = hash_tokens
         self.limits = BatchLimits(step_tokens_max=step_tokens, requests_max=requests, growth_tokens=growth)
         self.processes = {worker: self.process(worker) for worker in WORKERS}
 
     def process(self, worker: WorkerId) -> Process:
-        return Process(new_batcher(worker, self.limits))
+        return Process(new_batcher(worker, self.limits, self.hash_tokens))
 
     # ---- the server's side
 
@@ -128,7 +135,7 @@ class BatchersUnderAnyOrder(RuleBasedStateMachine):
         request = Request(
             id=RequestId(f"r{self.number}"),
             prompt_tokens=prompt_tokens,
-            block_hashes=block_hashes(prompt, block_tokens=BLOCK_TOKENS),
+            block_hashes=block_hashes(prompt, block_tokens=self.hash_tokens),
             output_tokens_max=output,
             arrived_at_s=float(self.number // 2),
             sampling=Sampling(stop_token_ids=(STOP,) if stops else (), prompt_logprobs=logprobs == 0),
@@ -295,8 +302,9 @@ class BatchersUnderAnyOrder(RuleBasedStateMachine):
         assert event.first == part.sealed_blocks
         part.sealed_blocks += len(event.hashes)
         assert event.hashes, "sealed nothing"
-        names = block_hashes(part.tokens, block_tokens=BLOCK_TOKENS)
-        assert event.hashes == names[event.first : part.sealed_blocks]
+        for index, name in enumerate(event.hashes, start=event.first):
+            held = part.tokens[: (index + 1) * BLOCK_TOKENS]
+            assert name == block_hashes(held, block_tokens=self.hash_tokens)[-1]
         table, _ = self.pool.table(part.request.id)
         for index in range(event.first, part.sealed_blocks):
             first = index * BLOCK_TOKENS

@@ -8,13 +8,14 @@ from msgspec.structs import replace
 
 from baton.control.decision_log import PoolDecision
 from baton.core.copies import LandingEnded, LandingWanted
-from baton.core.messages import StartDecode, StartWorker, StopRequest
+from baton.core.messages import BlocksStored, StartDecode, StartPrefill, StartWorker, StopRequest
 from baton.core.types import HostId, RequestId, WorkerId
+from baton.kv.hashing import block_hashes
 from baton.sim.cluster import SimCluster, build_cluster
 from baton.sim.engines import LengthEngine
 from baton.sim.faults import Cancel, Death, Fault, HostKill, Kill, WireCut
 from baton.sim.journal import Journal
-from baton.sim.play import play
+from baton.sim.play import play, stage
 from baton.sim.policies import build_policies
 from baton.sim.scenario import RESTLESS, PlannedRequest, Scenario
 from baton.sim.spec import SimWorkers, load_spec
@@ -162,3 +163,17 @@ def test_a_worker_that_scaling_adds_is_like_the_others_of_its_role_arena_and_hos
     homes = {worker.id: worker.batcher.view(0.0).host for worker in cluster.workers}
     assert homes["prefill-added-2"] == "a"
     assert homes["decode-added-1"] == "host-of-decode-added-1"
+
+
+def test_a_stale_entry_of_the_prefix_index_costs_a_recompute_and_no_token() -> None:
+    """The index says that both hosts hold the prompt, and neither does: it is routed and fetched by that, in vain."""
+    made = two_hosts(*(request(name, tokens=14) for name in "pqrs"), policy=RESTLESS)
+    playing = stage(made)
+    hashes = [name for planned in made.requests for name in block_hashes(planned.prompt, block_tokens=4)]
+    for host in (A, B):
+        playing.cluster.server.carrier._tell(BlocksStored(host, tuple(hashes)))
+    playing.run()
+    starts = [command for entry in playing.cluster.server.journal.decisions() for command in entry.commands]
+    assert any(isinstance(command, StartPrefill) for command in starts)
+    lives = playing.cluster.server.journal.lives.values()
+    assert {(outcome(life), life.cached_tokens) for life in lives} == {("finished", 0)}

@@ -14,14 +14,17 @@ import msgspec
 
 from baton.arena.memfd import Arena, create_arena
 from baton.transfer.clock import now_s as real_now_s
+from baton.transfer.copying import Copy, copy_views
+from baton.transfer.memory import MemoryExchange, MemoryTransport
 from baton.transfer.port import Extent, Ticket, Transport
+from baton.transfer.shm import ShmTransport
 from baton.transfer.tcp import TcpTransport
 from baton.transfer.tcp_peer import TcpLimits
 from tests.transfers.wires import Alter, Gate, Proxy
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PIECE_BYTES = 64 << 10
-TRANSPORTS = ("tcp",)
+TRANSPORTS = ("memory", "shm", "tcp")
 
 
 @dataclass
@@ -76,6 +79,12 @@ class Kit:
     name: str
     opened: ExitStack = field(default_factory=ExitStack)
     proxies: ExitStack = field(default_factory=ExitStack)
+    exchange: MemoryExchange = field(default_factory=MemoryExchange)
+
+    @property
+    def crosses(self) -> bool:
+        """It moves bytes between processes."""
+        return self.name != "memory"
 
     @property
     def holds(self) -> bool:
@@ -85,11 +94,21 @@ class Kit:
     def side(
         self, size_bytes: int = 1 << 20, *, gate: Gate | None = None, now_s: Callable[[], float] = real_now_s
     ) -> Side:
-        transport = open_transport(self.name, gate=gate, now_s=now_s)
+        transport = self._open(gate, now_s)
         arena = create_arena(size_bytes)
         self.opened.callback(arena.close)
         self.opened.callback(transport.close)
         return Side(transport, arena, transport.register(arena.memory, descriptor=arena.fd))
+
+    def _open(self, gate: Gate | None, now_s: Callable[[], float]) -> Transport:
+        copy = copy_views if gate is None else held_copy(gate)
+        match self.name:
+            case "memory":
+                return MemoryTransport(self.exchange, copy=copy, now_s=now_s)
+            case "shm":
+                return ShmTransport(copy=copy, now_s=now_s)
+            case name:
+                return open_transport(name, now_s=now_s)
 
     def through(self, ticket: Ticket, gate: Gate) -> Ticket:
         """A ticket whose bytes go through the gate. Those of one machine go through the target's copies."""
@@ -103,7 +122,7 @@ class Kit:
         proxy = self.proxies.enter_context(Proxy(ticket.address, gate=gate, alter=alter))
         return proxy, msgspec.structs.replace(ticket, address=proxy.address)
 
-    def remote(self, seed: int, size_bytes: int, *, listen: str = "127.0.0.1:0") -> RemoteSide:
+    def remote(self, seed: int, size_bytes: int, *, listen: str = "") -> RemoteSide:
         command = [
             sys.executable,
             "-m",
@@ -119,15 +138,25 @@ class Kit:
         return RemoteSide(process, msgspec.json.decode(process.stdout.readline(), type=Ticket))
 
 
-def open_transport(
-    name: str,
-    *,
-    listen: str = "127.0.0.1:0",
-    gate: Gate | None = None,
-    now_s: Callable[[], float] = real_now_s,
-) -> Transport:
+def open_transport(name: str, *, listen: str = "", now_s: Callable[[], float] = real_now_s) -> Transport:
+    if name == "shm":
+        return ShmTransport(listen.rpartition("/")[2] or None, now_s=now_s)
     limits = TcpLimits(piece_bytes=PIECE_BYTES, pause_s=0.005)
-    return TcpTransport(listen, limits=limits, now_s=now_s)
+    return TcpTransport(listen or "127.0.0.1:0", limits=limits, now_s=now_s)
+
+
+def held_copy(gate: Gate) -> Copy:
+    """Copies in small steps, each after the gate has let it pass."""
+
+    def copy(sources: Sequence[memoryview], targets: Sequence[memoryview]) -> None:
+        moved = b"".join(sources)
+        for target in targets:
+            for start in range(0, target.nbytes, PIECE_BYTES):
+                part = target[start : start + PIECE_BYTES]
+                gate.pass_bytes(part.nbytes)
+                part[:], moved = moved[: part.nbytes], moved[part.nbytes :]
+
+    return copy
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

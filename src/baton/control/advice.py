@@ -17,6 +17,7 @@ from baton.policy.placement import PlacementPolicy
 from baton.policy.roles import RolesPolicy, StaticRoles
 from baton.policy.routing import Route, RoutingPolicy
 from baton.policy.scaling import FixedFleet, ScalingPolicy
+from baton.policy.streaming import StreamingPolicy, WhenDone
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Policies:
     scaling: ScalingPolicy = field(default_factory=FixedFleet)
     moves: MovesPolicy = field(default_factory=StayPut)
     lengths: LengthsPolicy = field(default_factory=RecentMean)
+    streaming: StreamingPolicy = field(default_factory=WhenDone)
 
     @property
     def is_restless(self) -> bool:
@@ -79,6 +81,13 @@ class Policies:
         except Exception as error:  # noqa: BLE001  see `admit`
             return _failure(self.placement, error)
         return _unknown(self.placement, worker, cluster.workers) or worker
+
+    def run_tokens(self, request: Request) -> int:
+        """Ask in what runs the prompt's KV is sent ahead; 0, not at all, where the policy fails."""
+        tokens = 0
+        with suppress(Exception):  # as in `learn`
+            tokens = int(self.streaming.run_tokens(request, self.cost))
+        return tokens
 
     def learn(self, request: Request, output_tokens: int) -> None:
         """Let predictions of lengths learn from an answer. Where the policy fails, they know one answer less."""

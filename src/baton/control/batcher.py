@@ -35,6 +35,7 @@ from baton.core.messages import (
 )
 from baton.core.step import Slice, SliceResult, Step, StepResult
 from baton.core.types import BlockHash, HostId, OutputToken, RequestId, Role, WorkerId, WorkerView, unpack_tokens
+from baton.kv.hashing import runs_per_block
 
 
 class Batcher:
@@ -47,12 +48,15 @@ class Batcher:
         block_tokens: int,
         limits: BatchLimits,
         rules: BatcherRules,
+        hash_tokens: int | None = None,
     ) -> None:
+        """`hash_tokens`: how many tokens each of a request's hashes is of; None: of a block."""
         self.worker: WorkerId = view.id
         self.host: HostId = view.host
         self.role: Role = view.role
         self.closed = False
         self._block_tokens = block_tokens
+        self._hash_runs = runs_per_block(block_tokens, hash_tokens or block_tokens)
         self._limits = limits
         self._growth_tokens = max(LOOKAHEAD_TOKENS, limits.growth_tokens)
         self._rules = rules
@@ -104,6 +108,7 @@ class Batcher:
             tokens=unpack_tokens(command.tokens),
             until=command.until,
             block_tokens=self._block_tokens,
+            hash_runs=self._hash_runs,
             key=self._fairness.key(command.request),
             hashes=list(command.request.block_hashes),
         )
@@ -230,7 +235,7 @@ class Batcher:
             return
         tokens = sum(lane.remaining_tokens for lane in asking)
         tokens += sum(lane.remaining_tokens for lane in self._ready if lane.remaining_tokens > 1)
-        here = {name for lane in self._ready for name in lane.hashes[: lane.sealed_blocks]}
+        here = {name for lane in self._ready for name in lane.known_names(0, lane.sealed_blocks)}
         soon = self._being_computed([*self._ready, *asking]) - here
         for lane in self._in_turn():
             if room <= 0 or tokens >= 2 * self._limits.step_tokens_max:
@@ -259,9 +264,7 @@ class Batcher:
             yield left.pop(0)
 
     def _being_computed(self, lanes: Sequence[Lane]) -> set[BlockHash]:
-        return {
-            name for lane in lanes for name in lane.hashes[lane.sealed_blocks : len(lane.tokens) // self._block_tokens]
-        }
+        return {name for lane in lanes for name in lane.known_names(lane.sealed_blocks)}
 
     def _ask_for_more(self, lane: Lane, length_tokens: int) -> None:
         lane.expect(lane.blocks_for(length_tokens + self._growth_tokens))

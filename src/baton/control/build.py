@@ -20,6 +20,7 @@ from baton.policy.placement import PlacementPolicy
 from baton.policy.roles import RolesPolicy
 from baton.policy.routing import RoutingPolicy
 from baton.policy.scaling import ScalingPolicy
+from baton.policy.streaming import StreamingPolicy
 
 Port = TypeVar("Port")
 
@@ -41,6 +42,7 @@ def build_policies(policy: PolicyConfig, cost: CostModel) -> Policies:
         scaling=cast.play(chosen.scaling, ScalingPolicy),
         moves=cast.play(chosen.moves, MovesPolicy),
         lengths=cast.play(chosen.lengths, LengthsPolicy),
+        streaming=cast.play(chosen.streaming, StreamingPolicy),
         cost=cost,
     )
 

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterable
 from typing import Protocol, assert_never
 
 from baton.control.coordinator import Coordinator
+from baton.control.crossings import Crossings, Desk
 from baton.control.decision_log import Decision, PoolDecision
-from baton.control.handoffs import Handoffs, Move, Start
-from baton.core.copies import CopyBlocks, LandingEnded, LandingGranted, LandingWanted, LeaseEnded, LeaseWanted
+from baton.control.handoffs import Move, Start
+from baton.core.copies import CopyBlocks, LandingGranted, LandingRefused
 from baton.core.messages import (
     BlocksRemoved,
+    BlocksSealed,
     BlocksStored,
     CloseRequest,
     CoordinatorCommand,
@@ -32,6 +34,7 @@ from baton.core.messages import (
     RequestFinished,
     RetireWorker,
     RoleSet,
+    SendAhead,
     SetRole,
     StartDecode,
     StartPrefill,
@@ -46,7 +49,7 @@ from baton.core.messages import (
     WorkerLost,
     WorkerReported,
 )
-from baton.core.types import BlockId, HostId, LoadWindow, Request, RequestId, Role, TokenBytes, WorkerId, WorkerView
+from baton.core.types import HostId, LoadWindow, Request, RequestId, Role, TokenBytes, WorkerId, WorkerView
 from baton.kv.host_pool import HostPool
 
 
@@ -86,13 +89,14 @@ class Carrier:
         self._hosts: dict[WorkerId, HostId] = {}
         self._homes: dict[RequestId, set[HostId]] = {}
         """Hosts whose pool knows the request."""
-        self._handoffs = Handoffs()
         self._now_s = 0.0
+        desk = Desk(tell=self._tell, tell_pool=self._tell_pool, begin=self._begin, copy=outside.copy)
+        self._crossings = Crossings(desk, self.pools, self._homes, coordinator.block_tokens)
 
     @property
     def handoffs(self) -> tuple[Move, ...]:
         """Handoffs between hosts that are under way."""
-        return tuple(self._handoffs)
+        return tuple(self._crossings.handoffs)
 
     # ---- what clients and operators do
 
@@ -136,7 +140,7 @@ class Carrier:
         """A host is gone with its KV and its workers. Their requests go on elsewhere, from their tokens."""
         self._now_s = now_s
         self.pools.pop(host, None)
-        self._handoffs.lose_target(host)
+        self._crossings.handoffs.lose_host(host)
         for homes in self._homes.values():
             homes.discard(host)
         for worker in [worker for worker, where in self._hosts.items() if where == host]:
@@ -151,6 +155,8 @@ class Carrier:
             if host is not None:
                 self._tell_pool(host, event)
             match event:
+                case BlocksSealed(request_id=request_id):
+                    self._crossings.sealed(request_id)
                 case PrefillFinished() | RequestFinished() | RequestFailed():
                     self._tell(event)
                 case RequestDropped(preempted=False):
@@ -163,7 +169,7 @@ class Carrier:
     def copied(self, copy: CopyBlocks, *, landed: bool, now_s: float) -> None:
         """A copy is over: nothing reads its source or writes its target any more."""
         self._now_s = now_s
-        self._copied(copy, landed=landed)
+        self._crossings.copied(copy, landed=landed)
 
     # ---- events in, commands out
 
@@ -178,6 +184,8 @@ class Carrier:
         match command:
             case StartPrefill(fetch=source) | StartDecode(source=source):
                 self._start(command, source)
+            case SendAhead():
+                self._send_ahead(command)
             case StopRequest():
                 self._stop(command)
             case ReleaseBlocks(request_id=request_id):
@@ -206,15 +214,19 @@ class Carrier:
                 case BlocksStored() | BlocksRemoved():
                     self._tell(command)
                 case LandingGranted():
-                    self._copy(host, command)
+                    self._crossings.granted(host, command)
+                case LandingRefused(request_id=request_id):
+                    self._crossings.refused(request_id)
                 case _:
                     assert_never(command)
 
     def _release(self, request_id: RequestId) -> None:
         """The request is over: tell every host that knows it, and wait for no handoff of it."""
-        move = self._handoffs.find(request_id)
+        handoffs = self._crossings.handoffs
+        handoffs.ahead.pop(request_id, None)
+        move = handoffs.find(request_id)
         if move is not None:
-            self._handoffs.stop(move)
+            handoffs.stop(move)
         for host in sorted(self._homes.pop(request_id, ())):
             self._tell_pool(host, ReleaseBlocks(request_id))
 
@@ -224,39 +236,23 @@ class Carrier:
         """Start a request where it is told to, after its KV has come over from where it is, if it is elsewhere."""
         tokens_so_far = self._outside.assign(command)
         request_id, target = command.request.id, self._hosts[command.worker]
-        homes = self._homes.setdefault(request_id, set())
-        if self._redirect(command, target, tokens_so_far):
+        homes, crossings = self._homes.setdefault(request_id, set()), self._crossings
+        if crossings.redirect(command, target, tokens_so_far):
             return
         if isinstance(command, StartDecode):
-            source = max((target, *sorted(homes)), key=lambda host: self._tokens_at(host, command))
+            source = crossings.best_source(command, target)
         homes.add(target)
-        tokens = self._tokens_at(source, command)
-        if source is None or source == target or tokens == 0:
+        if source is None or source == target or crossings.tokens_at(source, command) == 0:
             self._begin(command, tokens_so_far)
             return
         homes.add(source)
-        self._handoffs.begin(command, tokens_so_far, source=source, target=target, tokens=tokens)
-        blocks = -(-tokens // self._block_tokens)
-        prefix = command.request.block_hashes[: tokens // self._block_tokens]
-        self._tell_pool(target, LandingWanted(command.request, command.attempt, command.worker, blocks, prefix))
-
-    def _redirect(self, command: Start, target: HostId, tokens_so_far: TokenBytes) -> bool:
-        """Let a handoff under way serve this start, or give it up where it goes elsewhere. False: none goes there."""
-        move = self._handoffs.find(command.request.id)
-        if move is not None and move.target != target:
-            self._give_up(move)
-            move = None
-        move = move or self._handoffs.revive(command.request.id, target)
-        if move is None:
-            return False
-        move.start, move.tokens_so_far = command, tokens_so_far
-        self._homes[command.request.id].add(target)
-        self._tell_pool(target, command)
-        return True
+        crossings.fetch(command, tokens_so_far, source=source, target=target)
 
     def _begin(self, command: Start, tokens_so_far: TokenBytes) -> None:
         """Give the request's blocks to the worker and tell it so, before anything else that follows from it."""
-        host = self._hosts[command.worker]
+        host = self._hosts.get(command.worker)
+        if host is None:
+            return  # it died while the KV was on its way: the coordinator has been told
         self._leave_others(command.request.id, host)
         follow_up = self._ask_pool(host, command)
         table, computed_tokens = self.pools[host].table(command.request.id)
@@ -277,82 +273,17 @@ class Carrier:
             self._homes[request_id].discard(home)
             self._tell_pool(home, ReleaseBlocks(request_id))
 
-    def _tokens_at(self, source: HostId | None, command: Start) -> int:
-        """Count the leading tokens of the request whose KV another host can give now."""
-        pool = self.pools.get(source) if source is not None else None
-        if pool is None:
-            return 0
-        request = command.request
-        if isinstance(command, StartDecode):
-            return pool.table(request.id)[1]
-        if request.sampling.prompt_logprobs:
-            return 0  # every prompt token has to be looked at
-        return min(pool.held_tokens(request.block_hashes), request.prompt_tokens - 1)
-
-    def _copy(self, target: HostId, granted: LandingGranted) -> None:
-        """The blocks to land in are there: pin those to copy from, and begin."""
-        request_id = granted.request_id
-        move = self._handoffs.find(request_id)
-        assert move is not None, f"{request_id} is granted blocks to land in, and nothing is under way"
-        table: tuple[BlockId, ...] = ()
-        move.tokens = min(move.tokens, self._tokens_at(move.source, move.start))
-        if move.tokens:
-            # Never the whole prompt: whoever goes on in these blocks computes its last token, and others read them.
-            full_blocks = (move.request.prompt_tokens - 1) // self._block_tokens
-            self._tell_pool(move.source, LeaseWanted(move.request, move.request.block_hashes[:full_blocks]))
-            table, computed_tokens = self.pools[move.source].table(request_id)
-            move.tokens = min(move.tokens, computed_tokens)
-            move.is_leasing = True
-        blocks = -(-move.tokens // self._block_tokens)
-        move.cached_blocks = granted.cached_blocks
-        move.is_copying = True
-        copy = CopyBlocks(
-            request_id=request_id,
-            number=move.number,
-            source=move.source,
-            target=target,
-            read=table[move.cached_blocks : blocks],
-            write=granted.block_table[move.cached_blocks : blocks],
-            tokens=max(0, move.tokens - move.cached_blocks * self._block_tokens),
-        )
-        if copy.read:
-            self._outside.copy(copy)
-        else:
-            self._copied(copy, landed=True)
-
-    def _copied(self, copy: CopyBlocks, *, landed: bool) -> None:
-        move, waited_for = self._handoffs.end(copy)
-        request_id = copy.request_id
-        if move.source in self.pools and move.is_leasing:
-            self._tell_pool(move.source, LeaseEnded(request_id))
-        if move.target in self.pools:
-            tokens = max(move.tokens if landed else 0, move.cached_blocks * self._block_tokens)
-            names = move.request.block_hashes[: tokens // self._block_tokens]
-            self._tell_pool(move.target, LandingEnded(request_id, tokens, names))
-        if not waited_for:
-            return
-        if move.start.worker in self._hosts:
-            self._begin(move.start, move.tokens_so_far)
+    def _send_ahead(self, command: SendAhead) -> None:
+        """Send a request's blocks ahead, from where it runs now."""
+        target = self._hosts[command.worker]
+        if command.source != target:
+            self._crossings.send_ahead(command, target)
 
     def _stop(self, command: StopRequest) -> None:
         """Stop a request on its worker, or on its way there."""
-        move = self._handoffs.find(command.request_id)
-        if move is None or move.start.attempt != command.attempt:
+        move = self._crossings.handoffs.find(command.request_id)
+        if move is None or move.start is None or move.start.attempt != command.attempt:
             self._outside.send(command.worker, command)
             return
-        self._give_up(move)
+        self._crossings.give_up(move)
         self._tell(RequestDropped(command.request_id, command.attempt, command.worker, preempted=False))
-
-    def _give_up(self, move: Move) -> None:
-        """Nobody waits for what this handoff brings. What a wire still reads or writes is freed when it has ended."""
-        start, request_id = move.start, move.request.id
-        self._handoffs.stop(move)
-        self._homes[request_id].discard(move.target)
-        if move.target in self.pools:
-            dropped = RequestDropped(request_id, start.attempt, start.worker, preempted=False)
-            self._tell_pool(move.target, ReleaseBlocks(request_id))  # first: nothing is granted to it any more
-            self._tell_pool(move.target, dropped)
-
-    @property
-    def _block_tokens(self) -> int:
-        return self.coordinator.block_tokens

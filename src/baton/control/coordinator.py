@@ -13,6 +13,7 @@ from baton.control.advice import Policies, PolicyFailure
 from baton.control.fleet import Fleet
 from baton.control.reshaping import Reshaping
 from baton.core.messages import (
+    AheadEnded,
     BlocksRemoved,
     BlocksStored,
     CloseRequest,
@@ -29,6 +30,7 @@ from baton.core.messages import (
     RequestFinished,
     RetireWorker,
     RoleSet,
+    SendAhead,
     SetRole,
     StartDecode,
     StartPrefill,
@@ -66,7 +68,9 @@ class Flight:
     """Workers that died under it."""
     started_at_s: float = 0.0
     moving_to: WorkerId | None = None
-    """Its worker was told to stop; then it goes on there."""
+    """It goes on there when its worker has stopped, or when what is sent ahead has landed and then that."""
+    ahead: HostId | None = None
+    """Where its blocks are sent while its prompt is computed."""
     stage: Stage = "prefill"
     worker: WorkerId | None = None
     """None while it waits in the room for a worker."""
@@ -123,6 +127,8 @@ class Coordinator:
             case RoleSet(worker=worker, role=role):
                 self._fleet.set_role(worker, role)
                 return []
+            case AheadEnded():
+                return self._stop_to_move(event)
             case Tick(window=window):
                 return self._reshape(window, now_s)
             case BlocksStored(host=host, hashes=hashes):
@@ -184,7 +190,23 @@ class Coordinator:
             route.worker, request.id, queued_tokens=flight.queued_tokens, context_tokens=request.prompt_tokens
         )
         until: Until = route.until or ("first_token" if view.role == "prefill" else "end")
-        return [StartPrefill(request, flight.attempt, route.worker, until, fetch)]
+        start = StartPrefill(request, flight.attempt, route.worker, until, fetch)
+        return [start, *self._send_ahead(flight, view.host, cluster)] if until == "first_token" else [start]
+
+    def _send_ahead(self, flight: Flight, source: HostId, cluster: ClusterView) -> list[CoordinatorCommand]:
+        """Let what is computed of a prompt go to where it will be decoded while the rest is computed."""
+        request = flight.request
+        flight.ahead = None
+        candidates = cluster.having("decode")
+        elsewhere = any(worker.host != source for worker in candidates)
+        run_tokens = self.policies.run_tokens(request) if elsewhere and not request.sampling.prompt_logprobs else 0
+        if run_tokens <= 0:
+            return []
+        choice = self.policies.place(request, source, candidates, cluster)
+        if isinstance(choice, PolicyFailure):
+            return []  # it is asked again when the prompt is computed
+        flight.ahead = self._fleet.view(choice).host
+        return [SendAhead(request, flight.attempt, source, choice, run_tokens)] if flight.ahead != source else []
 
     def _start_decode(
         self, flight: Flight, candidates: Sequence[WorkerView], cluster: ClusterView
@@ -193,7 +215,8 @@ class Coordinator:
         worker = flight.moving_to if flight.moving_to in self._fleet else None
         flight.moving_to = None
         if worker is None:
-            choice = self.policies.place(request, flight.host, candidates, cluster)
+            there = [view for view in candidates if view.host == flight.ahead]
+            choice = self.policies.place(request, flight.host, there or candidates, cluster)
             if isinstance(choice, PolicyFailure):
                 return self._close(request.id, "failed", choice.reason)
             worker = choice
@@ -278,8 +301,21 @@ class Coordinator:
             if flight is None or flight.stage != "decode" or flight.worker in (None, target) or flight.moving_to:
                 continue
             flight.moving_to = target
-            commands.append(StopRequest(request_id, flight.attempt, flight.worker))
+            if flight.host is None or flight.host == self._fleet.view(target).host:
+                commands.append(StopRequest(request_id, flight.attempt, flight.worker))
+            else:
+                commands.append(SendAhead(flight.request, flight.attempt, flight.host, target, report=True))
         return commands
+
+    def _stop_to_move(self, event: AheadEnded) -> list[CoordinatorCommand]:
+        """Stop a request whose KV is there already, but for a little. One whose KV did not get there stays."""
+        flight = self._flights.get(event.request_id)
+        if flight is None or flight.moving_to is None or flight.attempt != event.attempt or flight.worker is None:
+            return []
+        if not event.landed:
+            flight.moving_to = None
+            return []
+        return [StopRequest(event.request_id, flight.attempt, flight.worker)]
 
     def _move_on(self, event: RequestDropped) -> list[CoordinatorCommand]:
         """The worker no longer touches a request that is to go on elsewhere."""

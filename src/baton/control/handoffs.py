@@ -7,9 +7,13 @@ from dataclasses import dataclass, field
 
 from baton.core.copies import CopyBlocks
 from baton.core.messages import StartDecode, StartPrefill
-from baton.core.types import HostId, Request, RequestId, TokenBytes
+from baton.core.types import BlockHash, HostId, Request, RequestId, TokenBytes, pack_tokens
 
 Start = StartPrefill | StartDecode
+
+NO_TOKENS = pack_tokens(())
+ROUNDS_MAX = 8
+"""Most copies ahead for one move: each brings what was sealed during the one before."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -18,14 +22,17 @@ class Move:
 
     number: int
     """Tells this handoff from an earlier one of the same request."""
-    start: Start
-    """What happens when it has landed."""
-    tokens_so_far: TokenBytes
-    """Of the request: what its worker is told then."""
+    request: Request
     source: HostId
     target: HostId
     tokens: int
     """Leading tokens whose KV is to be at the target."""
+    names: tuple[BlockHash, ...]
+    """Hashes of its leading full blocks."""
+    start: Start | None = None
+    """What happens when it has landed. None: it is sent ahead, and nobody waits for it."""
+    tokens_so_far: TokenBytes = NO_TOKENS
+    """Of the request: what its worker is told then."""
     cached_blocks: int = 0
     """Leading blocks that the target holds already: they are not copied."""
     is_copying: bool = False
@@ -33,15 +40,31 @@ class Move:
     is_leasing: bool = False
     """The source keeps its blocks for it."""
 
-    @property
-    def request(self) -> Request:
-        return self.start.request
+
+@dataclass(slots=True, kw_only=True)
+class Ahead:
+    """A running request whose sealed blocks are sent to where it will probably go on."""
+
+    request: Request
+    attempt: int
+    source: HostId
+    target: HostId
+    run_tokens: int
+    """Shortest run that is sent."""
+    report: bool
+    """Somebody waits to hear that little is missing."""
+    sent_blocks: int = 0
+    rounds: int = 0
+    move: Move | None = None
+    """The copy that is under way."""
 
 
 @dataclass(slots=True)
 class Handoffs:
     """Per request at most one that somebody waits for. Bounded by the requests in the cluster and their attempts."""
 
+    ahead: dict[RequestId, Ahead] = field(default_factory=dict[RequestId, Ahead])
+    """Requests that are sent ahead as they grow."""
     _waited_for: dict[RequestId, Move] = field(default_factory=dict[RequestId, Move])
     _stopped: dict[int, Move] = field(default_factory=dict[int, Move])
     """Nobody waits for them, and their wires have not ended."""
@@ -51,23 +74,30 @@ class Handoffs:
         yield from self._waited_for.values()
         yield from self._stopped.values()
 
-    def begin(self, command: Start, tokens_so_far: TokenBytes, *, source: HostId, target: HostId, tokens: int) -> Move:
+    def begin(self, move: Move) -> None:
         """Note that a request's KV is to come over."""
+        if move.start is None:
+            self._stopped[move.number] = move
+        else:
+            self._waited_for[move.request.id] = move
+
+    def next_number(self) -> int:
+        """Number another handoff."""
         self._begun += 1
-        move = Move(
-            number=self._begun,
-            start=command,
-            tokens_so_far=tokens_so_far,
-            source=source,
-            target=target,
-            tokens=tokens,
-        )
-        self._waited_for[command.request.id] = move
-        return move
+        return self._begun
 
     def find(self, request_id: RequestId) -> Move | None:
         """Find the handoff that somebody waits for."""
         return self._waited_for.get(request_id)
+
+    def find_landing(self, request_id: RequestId, target: HostId) -> Move | None:
+        """Find the handoff that waits for blocks there."""
+        ahead = self.ahead.get(request_id)
+        sent = ahead.move if ahead is not None else None
+        for move in (self._waited_for.get(request_id), sent):
+            if move is not None and move.target == target and not move.is_copying:
+                return move
+        return None
 
     def revive(self, request_id: RequestId, target: HostId) -> Move | None:
         """Wait again for a stopped one of this request that still writes there: it brings what is wanted."""
@@ -83,10 +113,16 @@ class Handoffs:
         if move.is_copying:
             self._stopped[move.number] = move
 
-    def lose_target(self, host: HostId) -> None:
-        """Wait no longer for what was to land on a host that is gone."""
+    def drop(self, move: Move) -> None:
+        """Forget what is sent ahead and was refused: it has no wire."""
+        del self._stopped[move.number]
+
+    def lose_host(self, host: HostId) -> None:
+        """Wait no longer for what was to land on a host that is gone, and send nothing ahead from it or to it."""
         for move in [move for move in self._waited_for.values() if move.target == host]:
             self.stop(move)
+        for request_id in [key for key, ahead in self.ahead.items() if host in (ahead.source, ahead.target)]:
+            del self.ahead[request_id]
 
     def end(self, copy: CopyBlocks) -> tuple[Move, bool]:
         """Take out the handoff whose wire has ended. Returns it, and whether somebody has waited for it."""

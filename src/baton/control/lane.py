@@ -8,7 +8,7 @@ from typing import Literal
 
 from baton.control.drafts import Drafter
 from baton.core.types import BlockHash, BlockId, FinishReason, Request, RequestId, TokenLogprob, Until
-from baton.kv.hashing import block_hash, root_hash
+from baton.kv.hashing import block_hash, names_of, root_hash
 
 LaneState = Literal["waiting", "asking", "ready"]
 """waiting: holds no block and has not asked. asking: the pool owes an answer. ready: holds blocks."""
@@ -36,8 +36,10 @@ class Lane:
     grow_at_tokens: int = 0
     """It asks for more blocks once it is this long. See `expect`."""
     started: bool = False
+    hash_runs: int = 1
+    """Runs that tokens are hashed in, to a block. See `names_of`."""
     hashes: list[BlockHash] = field(default_factory=list[BlockHash])
-    """Of the full blocks of `tokens`, as far as they were asked for."""
+    """Of the full runs of `tokens`, as far as they were asked for."""
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
     drafter: Drafter | None = None
     """Set with the first guess."""
@@ -72,7 +74,7 @@ class Lane:
             return ()
         if self.request.sampling.prompt_logprobs and self.output_tokens == 0:
             return ()
-        return tuple(self._names(len(self.tokens) - 1))
+        return self._names(len(self.tokens) - 1)
 
     def blocks_for(self, tokens: int) -> int:
         return -(-min(tokens, self.tokens_max) // self.block_tokens)
@@ -106,7 +108,7 @@ class Lane:
             return self.sealed_blocks, ()
         first, names = self.sealed_blocks, self._names(self.computed_tokens)
         self.sealed_blocks = len(names)
-        return first, tuple(names[first:])
+        return first, names[first:]
 
     def decode_on(self, tokens: Sequence[int], last: int | None) -> None:
         """Take the tokens of as many steps, which computed one token each. `last`: in place of the last of them."""
@@ -115,14 +117,20 @@ class Lane:
         if last is not None:
             self.tokens[-1] = last
 
-    def _names(self, tokens: int) -> list[BlockHash]:
+    def _names(self, tokens: int) -> tuple[BlockHash, ...]:
         """Name the full blocks of the first `tokens` tokens; what was named before is not hashed again."""
-        full = tokens // self.block_tokens
-        while len(self.hashes) < full:
-            start = len(self.hashes) * self.block_tokens
+        runs = tokens // self.block_tokens * self.hash_runs
+        run_tokens = self.block_tokens // self.hash_runs
+        while len(self.hashes) < runs:
+            start = len(self.hashes) * run_tokens
             parent = self.hashes[-1] if self.hashes else root_hash(self.request.cache_salt)
-            self.hashes.append(block_hash(parent, self.tokens[start : start + self.block_tokens]))
-        return self.hashes[:full]
+            self.hashes.append(block_hash(parent, self.tokens[start : start + run_tokens]))
+        return names_of(self.hashes[:runs], self.hash_runs)
+
+    def known_names(self, first: int, end: int | None = None) -> tuple[BlockHash, ...]:
+        """Names of blocks [first, end) as far as they were asked for. None: up to the last full one."""
+        full = len(self.tokens) // self.block_tokens if end is None else end
+        return names_of(self.hashes[first * self.hash_runs : full * self.hash_runs], self.hash_runs)
 
     def finish_reason(self) -> FinishReason | None:
         """Tell whether the newest token ends the request."""

@@ -107,6 +107,7 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     scaling: Plugin = Plugin(use="baton.policy.scaling:FixedFleet")
     moves: Plugin = Plugin(use="baton.policy.moves:StayPut")
     lengths: Plugin = Plugin(use="baton.policy.lengths:RecentMean")
+    streaming: Plugin = Plugin(use="baton.policy.streaming:WhileComputing")
 
 
 class HooksConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

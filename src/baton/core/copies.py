@@ -1,6 +1,8 @@
 """What is said while a request's KV goes from one host to another: to the two pools, and to what copies.
 
 The blocks to land in are asked for first, then those to read are leased, then a wire copies, then both ends are told.
+While a request is still computed, its sealed blocks may be sent ahead to where it will probably go on: there they are
+cached under their names, held by nobody, and what follows later finds them.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ class LandingWanted(Struct, frozen=True, tag=True):
 
     request: Request
     attempt: int
-    worker: WorkerId
-    """Who goes on with it when it has landed."""
+    worker: WorkerId | None
+    """Who goes on with it when it has landed. None: it is sent ahead. Then the pool gives what it has to spare now, or
+    nothing: it answers at once, and takes nobody's blocks for it."""
     blocks: int
     prefix: tuple[BlockHash, ...]
     """Hashes of its leading full blocks: what is here already need not come over."""
@@ -29,6 +32,13 @@ class LandingGranted(Struct, frozen=True, tag=True):
     attempt: int
     block_table: tuple[BlockId, ...]
     cached_blocks: int
+
+
+class LandingRefused(Struct, frozen=True, tag=True):
+    """There is no room now for what is sent ahead."""
+
+    request_id: RequestId
+    attempt: int
 
 
 class LandingEnded(Struct, frozen=True, tag=True):

@@ -10,7 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from baton.core.copies import LandingEnded, LandingGranted, LandingWanted, LeaseEnded, LeaseWanted
+from baton.core.copies import LandingEnded, LandingGranted, LandingRefused, LandingWanted, LeaseEnded, LeaseWanted
 from baton.core.types import (
     BlockHash,
     BlockId,
@@ -106,6 +106,15 @@ class RequestFailed(Struct, frozen=True, tag=True):
     reason: str
 
 
+class AheadEnded(Struct, frozen=True, tag=True):
+    """What was sealed of a request that runs is where `SendAhead` wanted it, or will not get there."""
+
+    request_id: RequestId
+    attempt: int
+    landed: bool
+    """False: the wire failed, or there was no room."""
+
+
 class BlocksStored(Struct, frozen=True, tag=True):
     """A host can now serve these blocks as a prefix."""
 
@@ -140,6 +149,22 @@ class StartDecode(Struct, frozen=True, tag=True):
     worker: WorkerId
     source: HostId | None = None
     """Another host, which holds the request's KV: it has to come over first. None: it is here, or nowhere."""
+
+
+class SendAhead(Struct, frozen=True, tag=True):
+    """Bring the request's sealed blocks to this worker's host while it runs where it is: it will probably go on there.
+
+    A wish: where the wire fails or there is no room, the rest comes over when the request does. Ends with its attempt.
+    """
+
+    request: Request
+    attempt: int
+    source: HostId
+    worker: WorkerId
+    run_tokens: int = 1
+    """Shortest run that is sent: less waits for more."""
+    report: bool = False
+    """Answer AheadEnded when no more than a little is missing, and send nothing more then."""
 
 
 class StopRequest(Struct, frozen=True, tag=True):
@@ -186,7 +211,15 @@ class RetireWorker(Struct, frozen=True, tag=True):
 
 
 CoordinatorCommand = (
-    StartPrefill | StartDecode | StopRequest | ReleaseBlocks | CloseRequest | SetRole | StartWorker | RetireWorker
+    StartPrefill
+    | StartDecode
+    | SendAhead
+    | StopRequest
+    | ReleaseBlocks
+    | CloseRequest
+    | SetRole
+    | StartWorker
+    | RetireWorker
 )
 
 # ---- between a worker's batcher and its host pool ------------------------------------------------------------------
@@ -257,6 +290,7 @@ CoordinatorEvent = (
     | RequestFinished
     | RequestFailed
     | RequestDropped
+    | AheadEnded
     | BlocksStored
     | BlocksRemoved
 )
@@ -286,7 +320,7 @@ class ToWorker(Struct, frozen=True):
     command: BlocksGranted | PreemptRequest
 
 
-PoolCommand = ToWorker | BlocksStored | BlocksRemoved | LandingGranted
+PoolCommand = ToWorker | BlocksStored | BlocksRemoved | LandingGranted | LandingRefused
 
 # ---- between the server and a worker -------------------------------------------------------------------------------
 

@@ -28,3 +28,22 @@ def block_hashes(tokens: Sequence[int], *, block_tokens: int, cache_salt: str = 
         parent = block_hash(parent, tokens[start : start + block_tokens])
         hashes.append(parent)
     return tuple(hashes)
+
+
+def runs_per_block(block_tokens: int, hash_tokens: int) -> int:
+    """Count the hashed runs of a block, where tokens are hashed in other runs than the host's blocks are cut in.
+
+    Only whole runs make a name: whoever picks the runs for a cluster takes a divisor of every host's block size.
+    """
+    runs, rest = divmod(block_tokens, hash_tokens)
+    assert rest == 0 < runs, f"a block of {block_tokens} tokens is no whole number of hashed runs of {hash_tokens}"
+    return runs
+
+
+def names_of(hashes: Sequence[BlockHash], runs: int) -> tuple[BlockHash, ...]:
+    """Name the full blocks of tokens that are hashed in shorter runs, `runs` to a block: by the hash of the last one.
+
+    It is chained over all before it, so it names the block as well as a hash of the block would. A prefix that hosts of
+    several block sizes hold has the same names on all of them, of which those with larger blocks know every nth.
+    """
+    return tuple(hashes[runs - 1 :: runs])

@@ -16,6 +16,8 @@ class Holding:
     user: WorkerId | None
     """The worker that may read and write the blocks now. None between two workers."""
     table: list[BlockId] = field(default_factory=list[BlockId])
+    names: list[BlockHash] = field(default_factory=list[BlockHash])
+    """Of its leading sealed blocks."""
     computed_tokens: int = 0
     """Leading tokens whose KV is certainly in the table: sealed blocks, and a tail that a living worker vouched for."""
     wanted: int = 0
@@ -32,6 +34,11 @@ class Holding:
     def is_touched(self) -> bool:
         """A worker or a wire may read or write the blocks now."""
         return self.user is not None or self.leases > 0 or (self.landing and bool(self.table))
+
+    @property
+    def names_kept(self) -> tuple[BlockHash, ...]:
+        """Hashes of its leading sealed blocks; none where it is about to lose them."""
+        return () if self.preempting or self.released else tuple(self.names)
 
     @property
     def age(self) -> tuple[int, float, RequestId]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
-from baton.core.copies import LandingEnded, LandingGranted, LandingWanted, LeaseEnded, LeaseWanted
+from baton.core.copies import LandingEnded, LandingGranted, LandingRefused, LandingWanted, LeaseEnded, LeaseWanted
 from baton.core.messages import (
     BlocksGranted,
     BlocksRemoved,
@@ -57,17 +57,14 @@ class HostPool:
                 return [*self._seal(event), *self._serve()]  # a longer hit leaves less to be waited for
             case BlocksWanted():
                 self._want(event)
-            case PrefillFinished(computed_tokens=computed_tokens):
+            case PrefillFinished() | RequestFinished() | RequestFailed():
                 holding = self._current(event)
                 if holding is not None:
-                    holding.computed_tokens = computed_tokens
+                    if isinstance(event, PrefillFinished):
+                        holding.computed_tokens = event.computed_tokens
                     self._leave(holding)
             case RequestDropped():
                 self._drop(event)
-            case RequestFinished() | RequestFailed():
-                holding = self._current(event)
-                if holding is not None:
-                    self._leave(holding)
             case ReleaseBlocks(request_id=request_id):
                 self._release(request_id)
             case LandingWanted() | LandingEnded() | LeaseWanted() | LeaseEnded():
@@ -83,6 +80,11 @@ class HostPool:
         """Return the request's block table and how many leading tokens of KV it holds: where a worker goes on."""
         holding = self._holdings.get(request_id)
         return (tuple(holding.table), holding.computed_tokens) if holding is not None else ((), 0)
+
+    def names(self, request_id: RequestId) -> tuple[BlockHash, ...]:
+        """Return the hashes of the request's leading sealed blocks; none where it is about to lose them."""
+        holding = self._holdings.get(request_id)
+        return holding.names_kept if holding is not None else ()
 
     def held_tokens(self, hashes: Sequence[BlockHash]) -> int:
         """Count the leading tokens of a prompt whose KV this host holds."""
@@ -165,6 +167,8 @@ class HostPool:
             if self._blocks.seal(block, BlockFacts(name, parent, depth * self.block_tokens, tenant)):
                 stored.append(name)
             parent = name
+        if first <= len(holding.names):
+            holding.names[first:] = hashes
         return tuple(stored)
 
     def _drop(self, event: RequestDropped) -> None:
@@ -215,6 +219,8 @@ class HostPool:
     def _expect(self, event: LandingWanted) -> list[PoolCommand]:
         """Wait for blocks to land in. A request that comes back while a wire still reads it here goes on in those."""
         holding = self._holdings.get(event.request.id)
+        if event.worker is None:
+            return self._expect_ahead(event)
         if holding is None:
             holding = self._holdings[event.request.id] = Holding(event.request, event.attempt, event.worker)
         holding.attempt, holding.user, holding.landing = event.attempt, event.worker, True
@@ -223,6 +229,18 @@ class HostPool:
             return [self._landing_granted(holding)]
         self._wanting[event.request.id] = None
         return []
+
+    def _expect_ahead(self, event: LandingWanted) -> list[PoolCommand]:
+        """Give blocks to what is sent ahead if they are to spare. Who holds something here is not sent ahead to."""
+        request_id = event.request.id
+        holding = Holding(event.request, event.attempt, None, wanted=event.blocks, prefix=event.prefix, landing=True)
+        hit = self._blocks.match(event.prefix)
+        if request_id in self._holdings or self._wanting or self._needed(holding, hit) > self._blocks.available:
+            return [LandingRefused(request_id, event.attempt)]
+        self._holdings[request_id] = holding
+        commands: list[PoolCommand] = []
+        self._hold(holding, hit, commands)
+        return commands
 
     def _landing_granted(self, holding: Holding) -> LandingGranted:
         full_blocks = holding.computed_tokens // self.block_tokens
@@ -248,6 +266,7 @@ class HostPool:
             self._empty(holding)
             self._blocks.pin(hit)
             holding.table, holding.computed_tokens = hit, len(hit) * self.block_tokens
+            holding.names = list(event.prefix[: len(hit)])
         holding.leases += 1
 
     def _release(self, request_id: RequestId) -> None:
@@ -267,6 +286,7 @@ class HostPool:
     def _empty(self, holding: Holding) -> None:
         self._blocks.unpin(holding.table)
         holding.table = []
+        holding.names = []
         holding.computed_tokens = 0
         holding.wanted = 0
         holding.preempting = False
@@ -315,11 +335,16 @@ class HostPool:
             self._reclaim(holding, hit)
         if self._needed(holding, hit) > self._blocks.available:
             return False
+        self._hold(holding, hit, commands)
+        return True
+
+    def _hold(self, holding: Holding, hit: list[BlockId], commands: list[PoolCommand]) -> None:
+        """Give a request its prefix hit and as many blocks more as it wants."""
         self._blocks.pin(hit)
         holding.table = hit
+        holding.names = list(holding.prefix[: len(hit)])
         holding.computed_tokens = len(hit) * self.block_tokens
         self._take(holding, holding.wanted - len(hit), commands, cached_blocks=len(hit))
-        return True
 
     def _needed(self, holding: Holding, hit: Sequence[BlockId]) -> int:
         """Count the blocks that must be available for a request to begin with this hit."""

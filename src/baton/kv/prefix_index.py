@@ -6,46 +6,114 @@ from collections.abc import Iterable, Sequence
 
 from baton.core.types import BlockHash, HostId
 
+_SETS_MAX = 4096
+"""Sets of hosts that are kept once for all blocks that have them."""
+
 
 class PrefixIndex:
     """A hint for routing, bounded by the blocks of the hosts. A stale entry costs a recompute, never a wrong token.
 
     By block, not by host: a prompt is looked up in the time that its longest hit takes, however many hosts there are.
+    A block's hosts are the bits of one number: docs/tiers.md says what a million blocks take.
     """
 
     def __init__(self) -> None:
-        self._holders: dict[BlockHash, tuple[HostId, ...]] = {}
+        self._holders: dict[BlockHash, int] = {}
+        self._bits: dict[HostId, int] = {}
+        """Of every host that holds a block, its bit."""
+        self._hosts: dict[int, HostId] = {}
+        self._blocks: dict[HostId, int] = {}
+        """How many blocks each host holds. A host without any has no bit either."""
+        self._sets: dict[int, int] = {}
+        """Numbers that stand for sets of hosts, each to itself: equal ones share one object."""
 
     def store(self, host: HostId, hashes: Iterable[BlockHash]) -> None:
         """Note that the host can serve these blocks."""
+        bit = self._bit(host)
+        holders, added = self._holders, 0
         for name in hashes:
-            holders = self._holders.get(name, ())
-            if host not in holders:
-                self._holders[name] = (*holders, host)
+            held = holders.get(name, 0)
+            if not held & bit:
+                holders[name] = self._shared(held | bit)
+                added += 1
+        self._count(host, added)
 
     def remove(self, host: HostId, hashes: Iterable[BlockHash]) -> None:
         """Note that the host has given these blocks up."""
+        bit = self._bits.get(host)
+        if bit is None:
+            return
+        holders, gone = self._holders, 0
         for name in hashes:
-            left = tuple(holder for holder in self._holders.get(name, ()) if holder != host)
-            if left:
-                self._holders[name] = left
+            held = holders.get(name, 0)
+            if not held & bit:
+                continue
+            gone += 1
+            if held == bit:
+                del holders[name]
             else:
-                self._holders.pop(name, None)
+                holders[name] = self._shared(held & ~bit)
+        self._count(host, -gone)
 
     def forget(self, host: HostId) -> None:
         """Note that the host is gone."""
         self.remove(host, list(self._holders))
 
+    def held_by(self, host: HostId) -> set[BlockHash]:
+        """List what a host holds. Slow: for tests and snapshots."""
+        bit = self._bits.get(host, 0)
+        return {name for name, held in self._holders.items() if held & bit}
+
+    def __len__(self) -> int:
+        """Count the different blocks."""
+        return len(self._holders)
+
     def hit_blocks(self, hashes: Sequence[BlockHash]) -> dict[HostId, int]:
         """Count the leading blocks of a prompt that each host holds. Hosts without any are left out."""
         hits: dict[HostId, int] = {}
-        leading = self._holders.get(hashes[0], ()) if hashes else ()
+        holders = self._holders
+        leading = holders.get(hashes[0], 0) if hashes else 0
+        if not leading:
+            return hits
         for count, name in enumerate(hashes):
-            holders = self._holders.get(name, ())
-            for host in leading:
-                if host not in holders:
-                    hits[host] = count
-            leading = tuple(host for host in leading if host in holders)
-            if not leading:
-                return hits
-        return hits | dict.fromkeys(leading, len(hashes))
+            held = holders.get(name, 0)
+            if held == leading:
+                continue
+            lost = leading & ~held
+            if lost:
+                hits |= dict.fromkeys(self._named(lost), count)
+                leading &= held
+                if not leading:
+                    return hits
+        return hits | dict.fromkeys(self._named(leading), len(hashes))
+
+    def _named(self, hosts: int) -> list[HostId]:
+        """Name the hosts of a set, in the order of their bits."""
+        found: list[HostId] = []
+        while hosts:
+            bit = hosts & -hosts
+            found.append(self._hosts[bit])
+            hosts ^= bit
+        return found
+
+    def _bit(self, host: HostId) -> int:
+        bit = self._bits.get(host)
+        if bit is None:
+            bit = 1
+            while bit in self._hosts:
+                bit <<= 1
+            self._bits[host], self._hosts[bit] = bit, host
+            self._blocks[host] = 0
+        return bit
+
+    def _count(self, host: HostId, change: int) -> None:
+        left = self._blocks[host] + change
+        if left:
+            self._blocks[host] = left
+            return
+        del self._blocks[host], self._hosts[self._bits.pop(host)]
+
+    def _shared(self, hosts: int) -> int:
+        if len(self._sets) >= _SETS_MAX:
+            self._sets.clear()
+        return self._sets.setdefault(hosts, hosts)

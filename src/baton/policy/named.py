@@ -22,13 +22,17 @@ FASTEST = Plugin(use=f"{_P}.placement:FastestStep")
 GLOBAL = Plugin(use=f"{_P}.cache_aware:GlobalCacheAware")
 DYNAMO = Plugin(use=f"{_P}.cache_aware:DynamoRouter")
 LLMD = Plugin(use=f"{_P}.cache_aware:LlmdScorer")
+STREAMED = Plugin(use=f"{_P}.streaming:WhileComputing")
 FREEST = Plugin(use=f"{_P}.llumnix:Freest")
 
 
 def _of(routing: Plugin, placement: Plugin, admission: Plugin = TAKE_ALL) -> PolicyConfig:
     """Make a set of the literature: chunks of a fixed size, no roles that change, unless it says otherwise."""
     batching = Plugin(use=f"{_P}.batching:MixedChunked")
-    return PolicyConfig(admission=admission, routing=routing, placement=placement, batching=batching)
+    when_done = Plugin(use=f"{_P}.streaming:WhenDone")
+    return PolicyConfig(
+        admission=admission, routing=routing, placement=placement, batching=batching, streaming=when_done
+    )
 
 
 NAMED: dict[str, PolicyConfig] = {
@@ -48,8 +52,10 @@ NAMED: dict[str, PolicyConfig] = {
         _of(SHORTEST_QUEUE, Plugin(use=f"{_P}.tetriinfer:TwoChoices")), roles=Plugin(use=f"{_P}.tetriinfer:IdleFlip")
     ),
     "arrow": replace(_of(Plugin(use=f"{_P}.arrow:ArrowRouting"), FASTEST), roles=Plugin(use=f"{_P}.arrow:ArrowRoles")),
-    "mooncake": _of(GLOBAL, FASTEST, Plugin(use=f"{_P}.mooncake:PredictedRejection")),
-    "mooncake-no-prediction": _of(GLOBAL, FASTEST, Plugin(use=f"{_P}.mooncake:EarlyRejection")),
+    "mooncake": replace(_of(GLOBAL, FASTEST, Plugin(use=f"{_P}.mooncake:PredictedRejection")), streaming=STREAMED),
+    "mooncake-no-prediction": replace(
+        _of(GLOBAL, FASTEST, Plugin(use=f"{_P}.mooncake:EarlyRejection")), streaming=STREAMED
+    ),
     "vtc": replace(_of(SHORTEST_QUEUE, LEAST_LOAD), fairness=Plugin(use=f"{_P}.vtc:VirtualTokenCounter")),
     "llumnix": replace(_of(FREEST, FREEST), moves=Plugin(use=f"{_P}.llumnix:Rebalance")),
 }

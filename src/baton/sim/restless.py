@@ -58,6 +58,15 @@ class RestlessMoves:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class RestlessStreaming:
+    """Every sealed block is sent ahead at once."""
+
+    def run_tokens(self, request: Request, cost: CostModel) -> int:
+        """See `StreamingPolicy.run_tokens`."""
+        return 1
+
+
 def _pick(request_id: RequestId, salt: str, workers: Sequence[WorkerView]) -> WorkerId:
     return workers[crc32(f"{salt} {request_id}".encode()) % len(workers)].id
 
@@ -67,5 +76,11 @@ def play_policies(spec: ClusterSpec, name: str) -> SimPolicies:
     if name != RESTLESS:
         return replace(build_policies(name, spec), name=name)
     ours = build_policies("baton", spec)
-    cluster = replace(ours.cluster, routing=RestlessRouting(), placement=RestlessPlacement(), moves=RestlessMoves())
+    cluster = replace(
+        ours.cluster,
+        routing=RestlessRouting(),
+        placement=RestlessPlacement(),
+        moves=RestlessMoves(),
+        streaming=RestlessStreaming(),
+    )
     return replace(ours, cluster=cluster, name=name)

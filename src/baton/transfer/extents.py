@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from baton.core.errors import TransferError
-from baton.transfer.port import Extent
+from baton.transfer.port import Extent, Ticket
 
 
 class Memories:
@@ -33,8 +33,11 @@ class Memories:
             self._check(extent)
         return Spread([(self._views[extent.region], extent) for extent in collate(extents)])
 
-    def target(self, extents: Sequence[Extent], *, size_bytes: int) -> Spread:
-        """As `spread`, to be written: they must hold as many bytes as come, and none of them twice."""
+    def target_of(self, ticket: Ticket, extents: Sequence[Extent], *, name: str) -> Spread:
+        """As `spread`, for a pull over the transport `name`: room for just what the ticket offers, each byte once."""
+        if ticket.transport != name:
+            raise TransferError(f"a ticket of {ticket.transport} cannot be pulled over {name}; use that transport")
+        size_bytes = sum(extent.size_bytes for extent in ticket.extents)
         spread = self.spread(extents)
         if spread.size_bytes != size_bytes:
             raise TransferError(

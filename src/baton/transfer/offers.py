@@ -28,6 +28,7 @@ class Answer(IntEnum):
     RANGE = 4
     BUSY = 5
     UNSHARED = 6
+    STRANGER = 7
 
 
 REFUSALS = {
@@ -36,6 +37,7 @@ REFUSALS = {
     Answer.SECRET: "the ticket's secret is wrong; use the ticket as the source gave it",
     Answer.RANGE: "the ticket does not say what the source has offered; use the ticket as the source gave it",
     Answer.BUSY: "the source has as many connections as it may have; raise its connections_max",
+    Answer.STRANGER: "it lends memory to processes of its own user only; run both as one user, or pull over tcp",
     Answer.UNSHARED: "the source's memory has no descriptor; register it with one, or pull over tcp",
 }
 
@@ -49,6 +51,10 @@ class Offer:
     secret: bytes
     until_s: float
     checksum: bool
+
+    def answer_to(self, extents: Sequence[Extent]) -> Answer:
+        """Compare what a ticket says with what was offered."""
+        return Answer.FINE if tuple(extents) == self.extents else Answer.RANGE
 
 
 class Offers:

@@ -60,6 +60,7 @@ class Pull(Protocol):
         """Have this called once when it is over, from whatever thread ends it; at once where it is over already.
 
         For drivers that must not block: hand over to the event loop there, and `wait` will return or raise at once.
+        It must neither block nor raise: a thread of the transport's would stop.
         """
         ...
 

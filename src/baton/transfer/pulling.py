@@ -10,6 +10,8 @@ from baton.core.errors import TransferError
 from baton.transfer.extents import Spread
 from baton.transfer.port import Ticket
 
+CLOSED = "the transport was closed under the pull"
+
 
 @dataclass(slots=True, eq=False)
 class Piece:

@@ -12,8 +12,8 @@ from baton.transfer.extents import Memories
 from baton.transfer.listener import Listener
 from baton.transfer.offers import Offers
 from baton.transfer.port import Extent, Ticket
-from baton.transfer.pulling import PiecewisePull
-from baton.transfer.tcp_peer import CLOSED, Peer, TcpLimits
+from baton.transfer.pulling import CLOSED, PiecewisePull
+from baton.transfer.tcp_peer import Peer, TcpLimits
 from baton.transfer.tcp_source import serve_reads
 
 _PEERS_MAX = 1024
@@ -66,10 +66,7 @@ class TcpTransport:
 
     def pull(self, ticket: Ticket, into: Sequence[Extent]) -> PiecewisePull:
         """See `Transport.pull`."""
-        if ticket.transport != self.name:
-            raise TransferError(f"a ticket of {ticket.transport} cannot be pulled over {self.name}; use that transport")
-        size_bytes = sum(extent.size_bytes for extent in ticket.extents)
-        target = self._memories.target(into, size_bytes=size_bytes)
+        target = self._memories.target_of(ticket, into, name=self.name)
         peer = self._peer(ticket.address)
         pull = PiecewisePull(ticket, target, interrupt=peer.interrupt)
         peer.add(pull.pieces(self._limits.piece_bytes))

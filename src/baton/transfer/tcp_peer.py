@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from baton.transfer.listener import hang_up, limit_waits
 from baton.transfer.offers import REFUSALS, Answer
-from baton.transfer.pulling import Piece, PiecewisePull
+from baton.transfer.pulling import CLOSED, Piece, PiecewisePull
 from baton.transfer.wire import (
     TRAILER_BYTES,
     BrokenStreamError,
@@ -133,9 +133,6 @@ class Peer:
         while self._wanted and not self._wanted[0].pull.wanted:
             self._wanted.popleft()
         return bool(self._wanted)
-
-
-CLOSED = "the transport was closed under the pull"
 
 
 class Stream:

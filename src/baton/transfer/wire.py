@@ -36,6 +36,10 @@ class Verb(IntEnum):
 
     READ = 1
     """Send these bytes of the offer."""
+    CHECK = 2
+    """Say whether it stands. `start` is a digest of its extents."""
+    MAP = 3
+    """Lend the descriptor of the region `size_bytes`, as for CHECK."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,13 @@ def receive_answer(connection: socket.socket) -> tuple[Answer, int, int]:
     """Wait for the head of an answer. Returns it, the source's epoch and the bytes that follow."""
     raw = bytearray(ANSWER_BYTES)
     if not _fill(connection, memoryview(raw)):
+        raise BrokenStreamError("the source hung up")
+    return unpack_answer(raw)
+
+
+def unpack_answer(raw: bytes | bytearray) -> tuple[Answer, int, int]:
+    """Read the head of an answer that has come."""
+    if len(raw) != ANSWER_BYTES:
         raise BrokenStreamError("the source hung up")
     magic, answer, epoch, size_bytes = _ANSWER.unpack(raw)
     if magic != _MAGIC or answer not in set(Answer):

@@ -46,9 +46,17 @@ TEMPLATE = list(range(100, 108))
 class Bench:
     """One batcher, one pool, and messages that take no time."""
 
-    def __init__(self, *, step_tokens_max: int = 64, blocks: int = 64, growth_tokens: int = 4) -> None:
+    def __init__(
+        self,
+        *,
+        step_tokens_max: int = 64,
+        blocks: int = 64,
+        growth_tokens: int = 4,
+        hash_tokens: int = BLOCK_TOKENS,
+    ) -> None:
+        self.hash_tokens = hash_tokens
         limits = BatchLimits(step_tokens_max=step_tokens_max, requests_max=8, growth_tokens=growth_tokens)
-        self.batcher: Batcher = new_batcher(W, limits)
+        self.batcher: Batcher = new_batcher(W, limits, hash_tokens)
         self.pool = HostPool(
             host=HostId("h"), blocks_total=blocks, block_tokens=BLOCK_TOKENS, eviction=LeastRecentlyUsed
         )
@@ -57,7 +65,7 @@ class Bench:
         self.reports: list[StepReport] = []
 
     def start(self, name: str, prompt: Sequence[int], *, output: int = 4, until: Until = "end") -> Request:
-        made = request(name, prompt, output=output)
+        made = request(name, prompt, output=output, hash_tokens=self.hash_tokens)
         self.tell(StartPrefill(made, 1, W, until))
         self.batcher.apply([StartRequest(made, 1, pack_tokens(prompt), until)])
         return made
@@ -88,11 +96,18 @@ class Bench:
         return [token.token for report in self.reports for token in report.tokens if token.request_id == request_id]
 
 
-def request(name: str, prompt: Sequence[int], *, output: int = 4, sampling: Sampling | None = None) -> Request:
+def request(
+    name: str,
+    prompt: Sequence[int],
+    *,
+    output: int = 4,
+    sampling: Sampling | None = None,
+    hash_tokens: int = BLOCK_TOKENS,
+) -> Request:
     return Request(
         id=RequestId(name),
         prompt_tokens=len(prompt),
-        block_hashes=block_hashes(prompt, block_tokens=BLOCK_TOKENS),
+        block_hashes=block_hashes(prompt, block_tokens=hash_tokens),
         output_tokens_max=output,
         arrived_at_s=0.0,
         sampling=sampling or Sampling(),
@@ -103,9 +118,13 @@ def in_step(step: Step) -> list[str]:
     return [str(part.request_id) for part in step.slices]
 
 
-def test_one_prompt_that_is_asked_for_many_times_together_is_computed_once() -> None:
-    """The others wait a step, all start in the next, and compute only what a hit can never hold: the tail."""
-    bench = Bench()
+@pytest.mark.parametrize("hash_tokens", [BLOCK_TOKENS, 2, 1])
+def test_one_prompt_that_is_asked_for_many_times_together_is_computed_once(hash_tokens: int) -> None:
+    """The others wait a step, all start in the next, and compute only what a hit can never hold: the tail.
+
+    The same where tokens are hashed in shorter runs than blocks.
+    """
+    bench = Bench(hash_tokens=hash_tokens)
     prompt = list(range(20, 42))
     made = [bench.start(name, prompt, output=5) for name in "abcde"]
     assert in_step(bench.step()) == ["a"]

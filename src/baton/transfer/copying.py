@@ -1,0 +1,110 @@
+"""Copies between memories of one machine, by a few threads: numpy lets go of the interpreter while it copies."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from baton.core.errors import TransferError
+from baton.transfer.extents import Spread
+from baton.transfer.pulling import CLOSED, Piece, PiecewisePull
+
+Copy = Callable[[Sequence[memoryview], Sequence[memoryview]], None]
+"""Fills the second with the bytes of the first. They hold the same number, cut differently."""
+
+_PIECE_BYTES_MIN = 1 << 20
+_PIECE_BYTES_MAX = 256 << 20
+"""Large: the C library copies long runs past the cache, at up to twice the speed. A cancel waits for such a piece."""
+
+
+class Copier:
+    """Threads that carry out pulls by copying. They start with the first pull."""
+
+    def __init__(self, threads: int, copy: Copy) -> None:
+        self._copy = copy
+        self._threads_max = threads
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._pulls: set[PiecewisePull] = set()
+        self._closed = False
+
+    def start(self, pull: PiecewisePull, find_source: Callable[[], Spread]) -> None:
+        """Carry out a pull. `find_source` is called by a thread of ours, and raises TransferError where it must not."""
+        with self._lock:
+            if not self._closed:
+                self._pulls.add(pull)
+        pull.then(lambda: self._pulls.discard(pull))
+        self._add(pull, lambda: self._begin(pull, find_source))
+
+    def close(self) -> None:
+        """End every pull. No thread is left when this returns."""
+        with self._lock:
+            self._closed = True
+            threads, pulls = list(self._threads), list(self._pulls)
+        for pull in pulls:
+            pull.fail(CLOSED)
+        for _ in threads:
+            self._work.put(None)
+        for thread in threads:
+            thread.join()
+
+    def _add(self, pull: PiecewisePull, work: Callable[[], None]) -> None:
+        with self._lock:
+            if not self._closed:
+                if len(self._threads) < self._threads_max:
+                    self._threads.append(threading.Thread(target=self._run, name="baton-copy", daemon=True))
+                    self._threads[-1].start()
+                self._work.put(work)
+                return
+        pull.fail(CLOSED)
+
+    def _begin(self, pull: PiecewisePull, find_source: Callable[[], Spread]) -> None:
+        try:
+            source = find_source()
+        except (TransferError, OSError, ValueError) as error:
+            pull.fail(f"the source's memory cannot be used: {error}")
+            return
+        size_bytes = source.size_bytes // self._threads_max + 1
+        for piece in pull.pieces(min(max(size_bytes, _PIECE_BYTES_MIN), _PIECE_BYTES_MAX)):
+            self._add(pull, lambda piece=piece: self._copy_piece(piece, source))
+
+    def _copy_piece(self, piece: Piece, source: Spread) -> None:
+        pull = piece.pull
+        if not pull.begin():
+            return
+        try:
+            self._copy(source.cut(piece.start, piece.size_bytes), pull.target.cut(piece.start, piece.size_bytes))
+        except (TransferError, OSError, ValueError) as error:
+            pull.fail(f"{piece.size_bytes} bytes at {piece.start} could not be copied: {error}")
+            pull.left()
+            return
+        pull.landed(piece)
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+
+
+def copy_views(sources: Sequence[memoryview], targets: Sequence[memoryview]) -> None:
+    """Copy runs of bytes to runs that are cut differently."""
+    if len(sources) == len(targets) == 1:
+        np.copyto(np.frombuffer(targets[0], np.uint8), np.frombuffer(sources[0], np.uint8))
+        return
+    rest = iter(sources)
+    source, at = np.frombuffer(next(rest), np.uint8), 0
+    for view in targets:
+        target, filled = np.frombuffer(view, np.uint8), 0
+        while filled < target.size:
+            if at == source.size:
+                source, at = np.frombuffer(next(rest), np.uint8), 0
+            size = min(target.size - filled, source.size - at)
+            np.copyto(target[filled : filled + size], source[at : at + size])
+            filled, at = filled + size, at + size
+
+
+def no_interrupt(pull: PiecewisePull) -> None:
+    """A copy that has begun is not stopped: it is short."""

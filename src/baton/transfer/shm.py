@@ -1,0 +1,161 @@
+"""Bytes between processes of one machine: the source's memory is mapped once, and copied from like our own.
+
+The source hands out its memfd's descriptor, opened again for reading only, to processes of the same user. No byte goes
+through the kernel; only the question whether an offer stands does, before the copy and after it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from baton.core.errors import TransferError
+from baton.transfer.clock import now_s as real_now_s
+from baton.transfer.copying import Copier, Copy, copy_views, no_interrupt
+from baton.transfer.extents import Memories
+from baton.transfer.listener import Listener
+from baton.transfer.offers import Offers
+from baton.transfer.port import Extent, Ticket
+from baton.transfer.pulling import CLOSED, PiecewisePull
+from baton.transfer.shm_peer import ShmPeer
+from baton.transfer.shm_source import serve_maps
+
+_CONNECTIONS_MAX = 512
+
+
+class ShmTransport:
+    """Implements `Transport`. Memory that is offered over it was registered with its descriptor."""
+
+    name = "shm"
+
+    def __init__(
+        self,
+        listen: str | None = None,
+        *,
+        threads: int = 2,
+        copy: Copy = copy_views,
+        now_s: Callable[[], float] = real_now_s,
+    ) -> None:
+        """Answer under the name `listen`, or one that nobody else has: an abstract Unix socket, which leaves no file.
+
+        Raises TransferError where the name is taken.
+        """
+        self._memories = Memories()
+        self._descriptors: dict[int, int] = {}
+        self._offers = Offers(self._memories, now_s)
+        self._copier = Copier(threads, copy)
+        self._lock = threading.Lock()
+        self._peers: dict[str, ShmPeer] = {}
+        self._closed = False
+        name = listen or f"baton-kv-{secrets.token_hex(8)}"
+        self.address = f"{machine()}/{name}"
+        self._listener = Listener(
+            _listening(name),
+            lambda connection: serve_maps(self._offers, self._descriptors, connection),
+            _CONNECTIONS_MAX,
+        )
+
+    def register(self, memory: memoryview, *, descriptor: int | None = None) -> int:
+        """See `Transport.register`."""
+        with self._lock:
+            region = self._memories.register(memory)
+            if descriptor is not None:
+                self._descriptors[region] = readable_only(descriptor)
+            return region
+
+    def offer(self, extents: Sequence[Extent], *, lease_s: float, checksum: bool = False) -> Ticket:
+        """See `Transport.offer`. Nothing travels, so there is nothing to check."""
+        ticket = self._offers.add(
+            extents, lease_s=lease_s, checksum=checksum, transport=self.name, address=self.address
+        )
+        missing = {extent.region for extent in extents} - self._descriptors.keys()
+        if missing:
+            self._offers.withdraw(ticket)
+            raise TransferError(
+                f"region {min(missing)} was registered without a descriptor, so nobody can map it;"
+                " register it with one, or offer over tcp"
+            )
+        return ticket
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """See `Transport.withdraw`."""
+        self._offers.withdraw(ticket)
+
+    def pull(self, ticket: Ticket, into: Sequence[Extent]) -> PiecewisePull:
+        """See `Transport.pull`."""
+        target = self._memories.target_of(ticket, into, name=self.name)
+        peer = self._peer(ticket.address)
+        pull = PiecewisePull(ticket, target, interrupt=no_interrupt, check=lambda: peer.check(ticket))
+        self._copier.start(pull, lambda: peer.open(ticket))
+        return pull
+
+    @contextmanager
+    def borrow(self, ticket: Ticket) -> Iterator[list[memoryview]]:
+        """Read an offer where it lies, without a copy: the views are of the source's own memory.
+
+        On leaving, raises TransferError where the offer has ended meanwhile: then forget what was read. Let go of the
+        views before `close`.
+        """
+        peer = self._peer(ticket.address)
+        spread = peer.open(ticket)
+        yield spread.cut(0, spread.size_bytes)
+        peer.check(ticket)
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        with self._lock:
+            self._closed = True
+            peers, descriptors = list(self._peers.values()), list(self._descriptors.values())
+        self._offers.close()
+        for peer in peers:
+            peer.hang_up()
+        self._copier.close()
+        self._listener.close()
+        for peer in peers:
+            peer.close()
+        self._memories.close()
+        self._descriptors.clear()
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def _peer(self, address: str) -> ShmPeer:
+        with self._lock:
+            if self._closed:
+                raise TransferError(CLOSED)
+            if address not in self._peers:
+                if not shares_machine(address):
+                    raise TransferError(f"{address!r} is on another machine than {self.address!r}; pull over tcp")
+                self._peers = {name: peer for name, peer in self._peers.items() if not peer.close_if_gone()}
+                self._peers[address] = ShmPeer(address.partition("/")[2])
+            return self._peers[address]
+
+
+def machine() -> str:
+    """Name this machine, as far as abstract sockets reach: a network namespace of one running kernel."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{boot}.{Path('/proc/self/ns/net').stat().st_ino}"
+
+
+def shares_machine(address: str) -> bool:
+    """Tell whether a source at this address can lend us its memory."""
+    return address.partition("/")[0] == machine()
+
+
+def readable_only(descriptor: int) -> int:
+    """Open a memory file again, so that who gets it can map it for reading only."""
+    return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _listening(name: str) -> socket.socket:
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listening.bind("\0" + name)
+    except OSError as error:
+        listening.close()
+        raise TransferError(f"cannot answer under the name {name!r}: {error}; choose another name") from error
+    return listening

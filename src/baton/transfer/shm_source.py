@@ -1,0 +1,56 @@
+"""The side whose memory is mapped: says whether an offer stands, and lends the descriptor of a region."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from baton.transfer.listener import limit_waits
+from baton.transfer.offers import Answer, Offers
+from baton.transfer.port import Extent
+from baton.transfer.wire import Request, Verb, answer_head, receive_request
+
+_STALL_S = 30.0
+_PEER = struct.Struct("3i")
+
+
+def serve_maps(offers: Offers, descriptors: Mapping[int, int], connection: socket.socket) -> None:
+    """Answer one process until it hangs up. Strangers are refused."""
+    limit_waits(connection, receive_s=0, send_s=_STALL_S)
+    if not is_ours(connection):
+        connection.sendall(answer_head(Answer.STRANGER, 0, 0))
+        return
+    while (request := receive_request(connection)) is not None:
+        answer = _answer(offers, request)
+        head = answer_head(answer, offers.epoch, 0)
+        if answer is Answer.FINE and request.verb is Verb.MAP:
+            region = request.size_bytes
+            if region in descriptors:
+                socket.send_fds(connection, [head], [descriptors[region]])
+                continue
+            head = answer_head(Answer.UNSHARED, offers.epoch, 0)
+        connection.sendall(head)
+
+
+def is_ours(connection: socket.socket) -> bool:
+    """The process at the other end belongs to the same user."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    _, user, _ = _PEER.unpack(raw)
+    return user == os.geteuid()
+
+
+def digest(extents: Sequence[Extent]) -> int:
+    """Tell lists of extents apart: a ticket may have been mistaken on its way."""
+    return zlib.crc32(msgspec.msgpack.encode(extents))
+
+
+def _answer(offers: Offers, request: Request) -> Answer:
+    offer = offers.find(request.epoch, request.number, request.secret)
+    if isinstance(offer, Answer):
+        return offer
+    return Answer.FINE if digest(offer.extents) == request.start else Answer.RANGE

@@ -1,0 +1,101 @@
+"""What only shared memory has: borrowing without a copy, and who may map what."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from baton.core.errors import TransferError
+from baton.transfer.port import Extent
+from baton.transfer.shm import ShmTransport
+from tests.transfers.kits import ROOT, Kit, kit_of, offered
+
+SIZE_BYTES = 1 << 20
+
+
+@pytest.fixture
+def kit() -> Iterator[Kit]:
+    with kit_of("shm") as made:
+        yield made
+
+
+def test_an_offer_can_be_read_where_it_lies(kit: Kit) -> None:
+    """Without a copy: a change at the source is seen. And nobody can change it from here."""
+    source, target = kit.side(), kit.side()
+    assert isinstance(target.transport, ShmTransport)
+    source.fill(1)
+    ticket = source.transport.offer([Extent(100, 50, source.region), Extent(7, 3, source.region)], lease_s=600.0)
+    with target.transport.borrow(ticket) as views:
+        assert b"".join(views) == source.read(ticket.extents)
+        source.arena.memory[100] ^= 1
+        assert views[0][0] == source.arena.memory[100]
+        assert all(view.readonly for view in views)
+        del views
+
+
+def test_what_was_borrowed_when_the_offer_ended_is_refused(kit: Kit) -> None:
+    source, target = kit.side(), kit.side()
+    assert isinstance(target.transport, ShmTransport)
+    ticket, _ = offered(source)
+
+    def read() -> None:
+        with target.transport.borrow(ticket) as views:
+            source.transport.withdraw(ticket)
+            del views
+
+    with pytest.raises(TransferError, match="withdrawn"):
+        read()
+
+
+def test_memory_without_a_descriptor_is_not_offered(kit: Kit) -> None:
+    side = kit.side()
+    region = side.transport.register(memoryview(bytearray(100)))
+    with pytest.raises(TransferError, match="descriptor"):
+        side.transport.offer([Extent(0, 100, region)], lease_s=600.0)
+
+
+@pytest.mark.parametrize("kind", ["memfd", "file"])
+def test_a_file_that_could_shrink_is_not_mapped(kit: Kit, kind: str) -> None:
+    """Reading behind its end would kill the reader."""
+    source, target = kit.side(), kit.side()
+    with tempfile.TemporaryFile() if kind == "file" else open(os.memfd_create("unsealed"), "r+b") as file:
+        file.truncate(100)
+        region = source.transport.register(memoryview(bytearray(100)), descriptor=file.fileno())
+    ticket = source.transport.offer([Extent(0, 100, region)], lease_s=600.0)
+    with pytest.raises(TransferError, match="sealed"):
+        target.transport.pull(ticket, [Extent(0, 100)]).wait(60)
+
+
+def test_another_machine_is_told_by_its_address(kit: Kit) -> None:
+    source, target = kit.side(), kit.side()
+    ticket, _ = offered(source)
+    far = msgspec.structs.replace(ticket, address="elsewhere.1/" + ticket.address.partition("/")[2])
+    with pytest.raises(TransferError, match="another machine"):
+        target.transport.pull(far, target.whole())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_is_refused(kit: Kit) -> None:
+    """Though it has a good ticket."""
+    source = kit.side()
+    ticket, _ = offered(source)
+    code = (
+        "import os, sys, msgspec\n"
+        "from baton.arena.memfd import create_arena\n"
+        "from baton.transfer.port import Extent, Ticket\n"
+        "from baton.transfer.shm import ShmTransport\n"
+        "arena, transport = create_arena(1 << 20), ShmTransport()\n"
+        "transport.register(arena.memory)\n"
+        "os.setuid(65534)\n"
+        "transport.pull(msgspec.json.decode(sys.argv[1], type=Ticket), [Extent(0, 1 << 20)]).wait(60)\n"
+    )
+    command = [sys.executable, "-c", code, msgspec.json.encode(ticket).decode()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "TransferError" in done.stderr
+    assert "user" in done.stderr
