@@ -58,6 +58,7 @@ def test_several_regions_on_both_sides(kit: Kit) -> None:
     assert bytes(target.arena.memory[500:600]) + more_target.content() == moved
     for side in (source, target):
         side.transport.close()
+        side.source.close()
 
 
 def test_many_pulls_at_once(kit: Kit) -> None:

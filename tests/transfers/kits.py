@@ -16,6 +16,7 @@ from baton.arena.memfd import Arena, create_arena
 from baton.transfer.clock import now_s as real_now_s
 from baton.transfer.copying import Copy, copy_views
 from baton.transfer.memory import MemoryExchange, MemoryTransport
+from baton.transfer.offers import Source
 from baton.transfer.port import Extent, Ticket, Transport
 from baton.transfer.shm import ShmTransport
 from baton.transfer.tcp import TcpTransport
@@ -32,6 +33,7 @@ class Side:
     """One process' end: a transport and a memory that it knows."""
 
     transport: Transport
+    source: Source
     arena: Arena
     region: int
 
@@ -94,21 +96,23 @@ class Kit:
     def side(
         self, size_bytes: int = 1 << 20, *, gate: Gate | None = None, now_s: Callable[[], float] = real_now_s
     ) -> Side:
-        transport = self._open(gate, now_s)
+        source = Source(now_s)
+        transport = self._open(gate, source)
         arena = create_arena(size_bytes)
         self.opened.callback(arena.close)
+        self.opened.callback(source.close)
         self.opened.callback(transport.close)
-        return Side(transport, arena, transport.register(arena.memory, descriptor=arena.fd))
+        return Side(transport, source, arena, transport.register(arena.memory, descriptor=arena.fd))
 
-    def _open(self, gate: Gate | None, now_s: Callable[[], float]) -> Transport:
+    def _open(self, gate: Gate | None, source: Source) -> Transport:
         copy = copy_views if gate is None else held_copy(gate)
         match self.name:
             case "memory":
-                return MemoryTransport(self.exchange, copy=copy, now_s=now_s)
+                return MemoryTransport(self.exchange, copy=copy, source=source)
             case "shm":
-                return ShmTransport(copy=copy, now_s=now_s)
+                return ShmTransport(copy=copy, source=source)
             case name:
-                return open_transport(name, now_s=now_s)
+                return transport_of(name, source)
 
     def through(self, ticket: Ticket, gate: Gate) -> Ticket:
         """A ticket whose bytes go through the gate. Those of one machine go through the target's copies."""
@@ -138,11 +142,11 @@ class Kit:
         return RemoteSide(process, msgspec.json.decode(process.stdout.readline(), type=Ticket))
 
 
-def open_transport(name: str, *, listen: str = "", now_s: Callable[[], float] = real_now_s) -> Transport:
+def transport_of(name: str, source: Source, listen: str = "") -> Transport:
     if name == "shm":
-        return ShmTransport(listen.rpartition("/")[2] or None, now_s=now_s)
+        return ShmTransport(listen.rpartition("/")[2] or None, source=source)
     limits = TcpLimits(piece_bytes=PIECE_BYTES, pause_s=0.005)
-    return TcpTransport(listen or "127.0.0.1:0", limits=limits, now_s=now_s)
+    return TcpTransport(listen or "127.0.0.1:0", limits=limits, source=source)
 
 
 def held_copy(gate: Gate) -> Copy:

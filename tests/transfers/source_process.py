@@ -8,13 +8,15 @@ import sys
 import msgspec
 
 from baton.arena.memfd import create_arena
+from baton.transfer.offers import Source
 from baton.transfer.port import Extent
-from tests.transfers.kits import open_transport
+from tests.transfers.kits import transport_of
 
 
 def main(name: str, seed: int, size_bytes: int, listen: str) -> None:
     arena = create_arena(size_bytes)
-    transport = open_transport(name, listen=listen)
+    source = Source()
+    transport = transport_of(name, source, listen)
     region = transport.register(arena.memory, descriptor=arena.fd)
     arena.memory[:] = random.Random(seed).randbytes(size_bytes)
     ticket = transport.offer([Extent(0, size_bytes, region)], lease_s=600.0)
@@ -28,6 +30,7 @@ def main(name: str, seed: int, size_bytes: int, listen: str) -> None:
                 raise SystemExit(f"{line!r} is nothing that can be done")
         print("done", flush=True)
     transport.close()
+    source.close()
     arena.close()
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from baton.core.errors import TransferError
-from baton.transfer.clock import now_s as real_now_s
 from baton.transfer.copying import Copier, Copy, copy_views, no_interrupt
-from baton.transfer.extents import Memories, Spread
-from baton.transfer.offers import REFUSALS, Answer, Offers
+from baton.transfer.extents import Spread
+from baton.transfer.offers import REFUSALS, Answer, Offers, Source
 from baton.transfer.port import Extent, Ticket
-from baton.transfer.pulling import PiecewisePull
+from baton.transfer.pulling import CLOSED, PiecewisePull
 
 
 class MemoryExchange:
@@ -33,11 +32,12 @@ class MemoryTransport:
         *,
         threads: int = 2,
         copy: Copy = copy_views,
-        now_s: Callable[[], float] = real_now_s,
+        source: Source | None = None,
     ) -> None:
         self._exchange = exchange
-        self._memories = Memories()
-        self.offers = Offers(self._memories, now_s)
+        self._owned = source is None
+        self._source = source or Source()
+        self.offers = self._source.offers
         self._copier = Copier(threads, copy)
         self._changed = threading.Condition()
         self._readers = 0
@@ -47,8 +47,7 @@ class MemoryTransport:
 
     def register(self, memory: memoryview, *, descriptor: int | None = None) -> int:
         """See `Transport.register`."""
-        with self._changed:
-            return self._memories.register(memory)
+        return self._source.register(memory, descriptor=descriptor)
 
     def offer(self, extents: Sequence[Extent], *, lease_s: float, checksum: bool = False) -> Ticket:
         """See `Transport.offer`. Nothing travels, so there is nothing to check."""
@@ -60,7 +59,9 @@ class MemoryTransport:
 
     def pull(self, ticket: Ticket, into: Sequence[Extent]) -> PiecewisePull:
         """See `Transport.pull`."""
-        target = self._memories.target_of(ticket, into, name=self.name)
+        if self._closed:
+            raise TransferError(CLOSED)
+        target = self._source.memories.target_of(ticket, into, name=self.name)
         pull = PiecewisePull(ticket, target, interrupt=no_interrupt, check=lambda: self._check(ticket))
         self._copier.start(pull, lambda: self._open(ticket, pull))
         return pull
@@ -73,7 +74,8 @@ class MemoryTransport:
         with self._changed:
             self._closed = True
             self._changed.wait_for(lambda: not self._readers)
-        self._memories.close()
+        if self._owned:
+            self._source.close()
 
     def _open(self, ticket: Ticket, pull: PiecewisePull) -> Spread:
         source = self._exchange.sources.get(ticket.address)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import heapq
 import hmac
+import os
 import secrets
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 from baton.core.errors import TransferError
+from baton.transfer.clock import now_s as real_now_s
 from baton.transfer.extents import Memories, Spread
 from baton.transfer.port import Extent, Ticket
 
@@ -55,6 +58,33 @@ class Offer:
     def answer_to(self, extents: Sequence[Extent]) -> Answer:
         """Compare what a ticket says with what was offered."""
         return Answer.FINE if tuple(extents) == self.extents else Answer.RANGE
+
+
+class Source:
+    """What a host lets others read: its registered memories, and what of them is offered. Transports may share one."""
+
+    def __init__(self, now_s: Callable[[], float] = real_now_s) -> None:
+        self.memories = Memories()
+        self.descriptors: dict[int, int] = {}
+        """Of regions that can be mapped: for reading only, and ours."""
+        self.offers = Offers(self.memories, now_s)
+        self._lock = threading.Lock()
+
+    def register(self, memory: memoryview, *, descriptor: int | None) -> int:
+        """See `Transport.register`."""
+        with self._lock:
+            region = self.memories.register(memory)
+            if descriptor is not None and sys.platform == "linux":
+                self.descriptors[region] = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+            return region
+
+    def close(self) -> None:
+        """End every offer and let the memories go. Nobody may read them any more."""
+        self.offers.close()
+        self.memories.close()
+        with self._lock:
+            while self.descriptors:
+                os.close(self.descriptors.popitem()[1])
 
 
 class Offers:

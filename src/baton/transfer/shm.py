@@ -6,20 +6,17 @@ through the kernel; only the question whether an offer stands does, before the c
 
 from __future__ import annotations
 
-import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from baton.core.errors import TransferError
-from baton.transfer.clock import now_s as real_now_s
 from baton.transfer.copying import Copier, Copy, copy_views, no_interrupt
-from baton.transfer.extents import Memories
 from baton.transfer.listener import Listener
-from baton.transfer.offers import Offers
+from baton.transfer.offers import Source
 from baton.transfer.port import Extent, Ticket
 from baton.transfer.pulling import CLOSED, PiecewisePull
 from baton.transfer.shm_peer import ShmPeer
@@ -39,15 +36,14 @@ class ShmTransport:
         *,
         threads: int = 2,
         copy: Copy = copy_views,
-        now_s: Callable[[], float] = real_now_s,
+        source: Source | None = None,
     ) -> None:
         """Answer under the name `listen`, or one that nobody else has: an abstract Unix socket, which leaves no file.
 
         Raises TransferError where the name is taken.
         """
-        self._memories = Memories()
-        self._descriptors: dict[int, int] = {}
-        self._offers = Offers(self._memories, now_s)
+        self._owned = source is None
+        self._source = source or Source()
         self._copier = Copier(threads, copy)
         self._lock = threading.Lock()
         self._peers: dict[str, ShmPeer] = {}
@@ -56,26 +52,22 @@ class ShmTransport:
         self.address = f"{machine()}/{name}"
         self._listener = Listener(
             _listening(name),
-            lambda connection: serve_maps(self._offers, self._descriptors, connection),
+            lambda connection: serve_maps(self._source, connection),
             _CONNECTIONS_MAX,
         )
 
     def register(self, memory: memoryview, *, descriptor: int | None = None) -> int:
         """See `Transport.register`."""
-        with self._lock:
-            region = self._memories.register(memory)
-            if descriptor is not None:
-                self._descriptors[region] = readable_only(descriptor)
-            return region
+        return self._source.register(memory, descriptor=descriptor)
 
     def offer(self, extents: Sequence[Extent], *, lease_s: float, checksum: bool = False) -> Ticket:
         """See `Transport.offer`. Nothing travels, so there is nothing to check."""
-        ticket = self._offers.add(
+        ticket = self._source.offers.add(
             extents, lease_s=lease_s, checksum=checksum, transport=self.name, address=self.address
         )
-        missing = {extent.region for extent in extents} - self._descriptors.keys()
+        missing = {extent.region for extent in extents} - self._source.descriptors.keys()
         if missing:
-            self._offers.withdraw(ticket)
+            self._source.offers.withdraw(ticket)
             raise TransferError(
                 f"region {min(missing)} was registered without a descriptor, so nobody can map it;"
                 " register it with one, or offer over tcp"
@@ -84,11 +76,11 @@ class ShmTransport:
 
     def withdraw(self, ticket: Ticket) -> None:
         """See `Transport.withdraw`."""
-        self._offers.withdraw(ticket)
+        self._source.offers.withdraw(ticket)
 
     def pull(self, ticket: Ticket, into: Sequence[Extent]) -> PiecewisePull:
         """See `Transport.pull`."""
-        target = self._memories.target_of(ticket, into, name=self.name)
+        target = self._source.memories.target_of(ticket, into, name=self.name)
         peer = self._peer(ticket.address)
         pull = PiecewisePull(ticket, target, interrupt=no_interrupt, check=lambda: peer.check(ticket))
         self._copier.start(pull, lambda: peer.open(ticket))
@@ -110,18 +102,19 @@ class ShmTransport:
         """See `Transport.close`."""
         with self._lock:
             self._closed = True
-            peers, descriptors = list(self._peers.values()), list(self._descriptors.values())
-        self._offers.close()
+            peers = list(self._peers.values())
         for peer in peers:
             peer.hang_up()
         self._copier.close()
         self._listener.close()
         for peer in peers:
             peer.close()
-        self._memories.close()
-        self._descriptors.clear()
-        for descriptor in descriptors:
-            os.close(descriptor)
+        if self._owned:
+            self._source.close()
+
+    def reaches(self, address: str) -> bool:
+        """Tell whether a source at this address is on this machine and lends us its memory."""
+        return shares_machine(address) and self._peer(address).lends()
 
     def _peer(self, address: str) -> ShmPeer:
         with self._lock:
@@ -144,11 +137,6 @@ def machine() -> str:
 def shares_machine(address: str) -> bool:
     """Tell whether a source at this address can lend us its memory."""
     return address.partition("/")[0] == machine()
-
-
-def readable_only(descriptor: int) -> int:
-    """Open a memory file again, so that who gets it can map it for reading only."""
-    return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _listening(name: str) -> socket.socket:

@@ -11,7 +11,7 @@ import threading
 from baton.core.errors import TransferError
 from baton.transfer.extents import Spread, collate
 from baton.transfer.listener import hang_up, limit_waits
-from baton.transfer.offers import REFUSALS, Answer
+from baton.transfer.offers import REFUSALS, SECRET_BYTES, Answer
 from baton.transfer.port import Ticket
 from baton.transfer.pulling import CLOSED
 from baton.transfer.shm_source import digest, is_ours
@@ -19,6 +19,9 @@ from baton.transfer.wire import ANSWER_BYTES, BrokenStreamError, Verb, receive_a
 
 _STALL_S = 15.0
 """A source that does not answer for so long hangs."""
+
+_TEST_S = 1.0
+"""The first time: there is another way to a source that hangs."""
 
 _F_GET_SEALS = 1034
 _SEAL_SHRINK = 2
@@ -31,6 +34,7 @@ class ShmPeer:
         self._name = name
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
+        self._stall_s = _STALL_S
         self._closed = False
         self._gone = False
         """Nobody answered the last time."""
@@ -51,6 +55,20 @@ class ShmPeer:
         """Raise TransferError where the offer does not stand any more."""
         with self._lock:
             self._ask(ticket, Verb.CHECK, 0)
+
+    def lends(self) -> bool:
+        """Tell whether somebody answers who lends us memory: whatever he says to a ticket that nobody gave."""
+        nobody = Ticket(transport="shm", address="", epoch=0, number=0, secret=bytes(SECRET_BYTES), extents=())
+        try:
+            with self._lock:
+                self._stall_s = _TEST_S
+                return self._exchange(nobody, Verb.CHECK, 0)[0] is not Answer.STRANGER
+        except TransferError:
+            return False
+        finally:
+            self._stall_s = _STALL_S
+            if self._connection is not None:
+                limit_waits(self._connection, receive_s=_STALL_S, send_s=_STALL_S)
 
     def hang_up(self) -> None:
         """Ask nothing more, and wake up whoever waits for an answer."""
@@ -85,17 +103,25 @@ class ShmPeer:
 
     def _ask(self, ticket: Ticket, verb: Verb, region: int) -> int | None:
         """Ask about an offer. Returns a descriptor where one was asked for."""
+        answer, epoch, descriptor = self._exchange(ticket, verb, region)
+        if answer is not Answer.FINE or epoch != ticket.epoch:
+            raise TransferError(
+                f"the source {self._name!r} refuses: {REFUSALS.get(answer, REFUSALS[Answer.RESTARTED])}"
+            )
+        return descriptor
+
+    def _exchange(self, ticket: Ticket, verb: Verb, region: int) -> tuple[Answer, int, int | None]:
+        """Ask, over a new connection where the old one is broken."""
         request = request_of(ticket, verb, digest(ticket.extents), region).packed()
         for fresh in (False, True):
             if self._closed:
-                raise TransferError(CLOSED)
+                break
             try:
                 if fresh or self._connection is None:
                     self._connect()
                 assert self._connection is not None
                 self._connection.sendall(request)
-                answer, epoch, descriptor = _receive(self._connection, verb)
-                break
+                return _receive(self._connection, verb)
             except OSError as error:
                 self._disconnect()
                 self._gone = fresh
@@ -103,16 +129,12 @@ class ShmPeer:
                     raise TransferError(
                         f"the source {self._name!r} on this machine does not answer: {error}; see whether it runs"
                     ) from error
-        if answer is not Answer.FINE or epoch != ticket.epoch:
-            raise TransferError(
-                f"the source {self._name!r} refuses: {REFUSALS.get(answer, REFUSALS[Answer.RESTARTED])}"
-            )
-        return descriptor
+        raise TransferError(CLOSED)
 
     def _connect(self) -> None:
         self._disconnect()
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        limit_waits(connection, receive_s=_STALL_S, send_s=_STALL_S)
+        limit_waits(connection, receive_s=self._stall_s, send_s=self._stall_s)
         try:
             connection.connect("\0" + self._name)
             if not is_ours(connection):

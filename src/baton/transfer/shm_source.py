@@ -6,12 +6,12 @@ import os
 import socket
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from baton.transfer.listener import limit_waits
-from baton.transfer.offers import Answer, Offers
+from baton.transfer.offers import Answer, Offers, Source
 from baton.transfer.port import Extent
 from baton.transfer.wire import Request, Verb, answer_head, receive_request
 
@@ -19,21 +19,21 @@ _STALL_S = 30.0
 _PEER = struct.Struct("3i")
 
 
-def serve_maps(offers: Offers, descriptors: Mapping[int, int], connection: socket.socket) -> None:
+def serve_maps(source: Source, connection: socket.socket) -> None:
     """Answer one process until it hangs up. Strangers are refused."""
     limit_waits(connection, receive_s=0, send_s=_STALL_S)
     if not is_ours(connection):
         connection.sendall(answer_head(Answer.STRANGER, 0, 0))
         return
     while (request := receive_request(connection)) is not None:
-        answer = _answer(offers, request)
-        head = answer_head(answer, offers.epoch, 0)
+        answer = _answer(source.offers, request)
+        head = answer_head(answer, source.offers.epoch, 0)
         if answer is Answer.FINE and request.verb is Verb.MAP:
             region = request.size_bytes
-            if region in descriptors:
-                socket.send_fds(connection, [head], [descriptors[region]])
+            if region in source.descriptors:
+                socket.send_fds(connection, [head], [source.descriptors[region]])
                 continue
-            head = answer_head(Answer.UNSHARED, offers.epoch, 0)
+            head = answer_head(Answer.UNSHARED, source.offers.epoch, 0)
         connection.sendall(head)
 
 

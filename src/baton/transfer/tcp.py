@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from baton.core.errors import TransferError
-from baton.transfer.clock import now_s as real_now_s
-from baton.transfer.extents import Memories
 from baton.transfer.listener import Listener
-from baton.transfer.offers import Offers
+from baton.transfer.offers import Source
 from baton.transfer.port import Extent, Ticket
 from baton.transfer.pulling import CLOSED, PiecewisePull
 from baton.transfer.tcp_peer import Peer, TcpLimits
@@ -31,7 +29,7 @@ class TcpTransport:
         *,
         advertise: str | None = None,
         limits: TcpLimits | None = None,
-        now_s: Callable[[], float] = real_now_s,
+        source: Source | None = None,
     ) -> None:
         """Listen on `host:port`; port 0 takes a free one. Whoever reaches it and has a ticket can read the offer.
 
@@ -39,13 +37,13 @@ class TcpTransport:
         that address cannot be listened on.
         """
         self._limits = limits or TcpLimits()
-        self._memories = Memories()
-        self._offers = Offers(self._memories, now_s)
+        self._owned = source is None
+        self._source = source or Source()
         listening = _listening(listen)
         host, port = listening.getsockname()[:2]
         self.address = advertise or _joined(host, port)
         self._listener = Listener(
-            listening, lambda connection: serve_reads(self._offers, connection), self._limits.connections_max
+            listening, lambda connection: serve_reads(self._source.offers, connection), self._limits.connections_max
         )
         self._lock = threading.Lock()
         self._peers: dict[str, Peer] = {}
@@ -53,20 +51,21 @@ class TcpTransport:
 
     def register(self, memory: memoryview, *, descriptor: int | None = None) -> int:
         """See `Transport.register`."""
-        with self._lock:
-            return self._memories.register(memory)
+        return self._source.register(memory, descriptor=descriptor)
 
     def offer(self, extents: Sequence[Extent], *, lease_s: float, checksum: bool = False) -> Ticket:
         """See `Transport.offer`."""
-        return self._offers.add(extents, lease_s=lease_s, checksum=checksum, transport=self.name, address=self.address)
+        return self._source.offers.add(
+            extents, lease_s=lease_s, checksum=checksum, transport=self.name, address=self.address
+        )
 
     def withdraw(self, ticket: Ticket) -> None:
         """See `Transport.withdraw`."""
-        self._offers.withdraw(ticket)
+        self._source.offers.withdraw(ticket)
 
     def pull(self, ticket: Ticket, into: Sequence[Extent]) -> PiecewisePull:
         """See `Transport.pull`."""
-        target = self._memories.target_of(ticket, into, name=self.name)
+        target = self._source.memories.target_of(ticket, into, name=self.name)
         peer = self._peer(ticket.address)
         pull = PiecewisePull(ticket, target, interrupt=peer.interrupt)
         peer.add(pull.pieces(self._limits.piece_bytes))
@@ -80,9 +79,9 @@ class TcpTransport:
             self._peers.clear()
         for peer in peers:
             peer.close()
-        self._offers.close()
         self._listener.close()
-        self._memories.close()
+        if self._owned:
+            self._source.close()
 
     def _peer(self, address: str) -> Peer:
         with self._lock:
