@@ -34,11 +34,13 @@ from baton.workload.load import read_trace
 from baton.workload.request import Trace, TraceRequest
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
-PRICES = ("start_s", "band 8", "band 32", "band 128", "band 512", "beyond", "pair_s", "context_token_s", "link_s")
-"""What is fitted: `FittedCost`, by the bands of tokens in a step, and the time of a message."""
+PRICES = ("start_s", "token_to_32_s", "token_to_128_s", "token_above_s", "pair_s", "context_token_s", "link_s")
+"""What is fitted: prices of `FittedCost`, whose bands of tokens are tied to three, and the time of a message."""
 STEP_TOKENS_MAX, REQUESTS_MAX, BLOCK_TOKENS = 2048, 128, 16
 TTFT_FLOOR_S = 0.1
 """Added to a measured TTFT before an error is divided by it: a wait of 20 ms counts less than one of a second."""
+EVALUATIONS_MAX = 7
+"""Steps of a fit; each costs a simulation per price."""
 QUANTILES = (50, 90, 99)
 
 
@@ -61,7 +63,7 @@ class Setup:
 
 def _start(step_s: float, small_s: float, large_s: float) -> tuple[float, ...]:
     """Prices to begin with: of a step, of a token among few, of one among many."""
-    return (step_s, small_s, small_s, small_s, large_s, large_s, 1e-9, 8e-8, 0.002)
+    return (step_s, small_s, small_s, large_s, 1e-9, 8e-8, 0.002)
 
 
 LLAMA, QWEN = "llama31_8b.first240.jsonl.gz", "qwen3.first240.jsonl.gz"
@@ -116,10 +118,10 @@ def read_measured(path: Path, setup: Setup) -> Measured:
 
 def cluster(setup: Setup, values: Sequence[float], folder: Path) -> ClusterSpec:
     """Describe the engine with these prices."""
-    start_s, *band_s = (float(value) for value in values[:6])
+    start_s, few_s, some_s, many_s, pair_s, context_s, link_s = (float(value) for value in values)
     cost = FittedCost(
-        start_s=start_s, band_s=tuple(band_s), sequence_s=0.0, decode_s=0.0,
-        pair_s=float(values[6]), context_token_s=float(values[7]),
+        start_s=start_s, band_s=(few_s, few_s, some_s, many_s, many_s), sequence_s=0.0, decode_s=0.0,
+        pair_s=pair_s, context_token_s=context_s,
     )  # fmt: skip
     file = folder / "cost.json"
     file.write_text(save_fitted(cost))
@@ -133,7 +135,7 @@ def cluster(setup: Setup, values: Sequence[float], folder: Path) -> ClusterSpec:
             requests_max=REQUESTS_MAX * setup.ranks,
             growth_tokens=BLOCK_TOKENS,
         ),
-        link=SimLink(delay_min_s=float(values[8]), delay_max_s=float(values[8])),
+        link=SimLink(delay_min_s=link_s, delay_max_s=link_s),
         queue_requests_max=100_000,
         output_tokens_max=4096,
     )
@@ -155,7 +157,7 @@ def _known(value: float | None, record: RequestRecord) -> float:
     return value
 
 
-def fit(setup: Setup, measured: Measured, seen: np.ndarray) -> np.ndarray:
+def fit(setup: Setup, measured: Measured, seen: np.ndarray, start: Sequence[float]) -> np.ndarray:
     """Find the prices; their logarithms are what is searched, so that none gets negative."""
 
     def residuals(logarithms: np.ndarray) -> np.ndarray:
@@ -164,8 +166,8 @@ def fit(setup: Setup, measured: Measured, seen: np.ndarray) -> np.ndarray:
         slow = tpot_s / measured.tpot_s - 1
         return np.concatenate((late[seen], 2.0 * slow[seen]))
 
-    start = np.log(np.array(setup.start))
-    found = least_squares(residuals, start, diff_step=0.003, loss="soft_l1", f_scale=0.1, max_nfev=12)
+    begin = np.log(np.array(start))
+    found = least_squares(residuals, begin, diff_step=0.003, loss="soft_l1", f_scale=0.1, max_nfev=EVALUATIONS_MAX)
     return np.exp(found.x)
 
 
@@ -182,8 +184,9 @@ def validate(setup: Setup, profile: Path) -> dict[str, object]:
     count = len(measured.ttft_s)
     parts = {"every other request": np.arange(count) % 2 == 0, "first half in time": np.arange(count) < count // 2}
     figures: dict[str, object] = {}
+    values: Sequence[float] = setup.start
     for name, seen in parts.items():
-        values = fit(setup, measured, seen)
+        values = fit(setup, measured, seen, values)
         ttft_s, tpot_s = simulate(setup, measured, values)
         held = ~seen
         figures[f"fitted to {name}"] = {
@@ -203,10 +206,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--setup", action="append", choices=[setup.name for setup in SETUPS])
     parser.add_argument("--profile", type=Path, default=SHARED / "profiles" / "llmservingsim" / "vllm_requests.csv.gz")
+    parser.add_argument("--name", default="validation-vllm", help="of the result file")
     args = parser.parse_args()
     chosen = [setup for setup in SETUPS if not args.setup or setup.name in args.setup]
-    figures = {setup.name: validate(setup, args.profile) for setup in chosen}
-    record.write("validation-vllm", {"setups": figures})
+    figures: dict[str, object] = {}
+    for setup in chosen:
+        figures[setup.name] = validate(setup, args.profile)
+    record.write(args.name, {"setups": figures})
 
 
 if __name__ == "__main__":
