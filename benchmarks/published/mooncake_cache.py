@@ -4,8 +4,8 @@
 
 Published: LRU 0.30 at 1,000 blocks of 512 tokens, 0.40 at 10,000, 0.50 at 50,000, 0.51 without a bound, LFU no better
 (arXiv 2407.00079, table 1, a trace that was not obtained); a global cache hits up to 2.36 times as much as one of 3
-million tokens in each of 10 nodes, and 50 million tokens reach the theoretical maximum (FAST 2025, section 5.3). Here the
-pool that serves is asked request by request, one after the other. Writes
+million tokens in each of 10 nodes, and 50 million tokens reach the theoretical maximum (FAST 2025, section 5.3). Here
+the pool that serves is asked request by request, one after the other. Writes
 benchmarks/results/published-mooncake-cache.json.
 """
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import assert_never
 
 from baton.control.decode_run import DecodeRun, plan_decode_run, room_steps
-from baton.control.lane import LOOKAHEAD_TOKENS, Lane, in_order
+from baton.control.lane import ASKS_AHEAD_MAX, LOOKAHEAD_TOKENS, Lane, in_order
 from baton.control.news import News
 from baton.control.rules import BatcherRules
 from baton.control.speculation import drafts_for
@@ -227,14 +227,14 @@ class Batcher:
         """Ask for the requests that could be in the next steps, oldest first; not for more than those.
 
         Asked late, a request hits what was sealed meanwhile. For the same reason one waits while a neighbour in this
-        batcher computes the better part of its prompt.
+        batcher computes the better part of its prompt; and where turns may change, few ask ahead of theirs.
         """
         asking = [lane for lane in self._waiting if lane.state == "asking"]
-        room = self._limits.requests_max - len(self._ready) - len(asking)
+        most = (0 if asking else ASKS_AHEAD_MAX) if self._fairness.version else self._limits.requests_max
+        room = min(most, self._limits.requests_max - len(self._ready) - len(asking))
         if room <= 0 or len(asking) == len(self._waiting):
             return
-        tokens = sum(lane.remaining_tokens for lane in asking)
-        tokens += sum(lane.remaining_tokens for lane in self._ready if lane.remaining_tokens > 1)
+        tokens = sum(lane.remaining_tokens for lane in (*asking, *self._ready) if lane.remaining_tokens > 1)
         here = {name for lane in self._ready for name in lane.known_names(0, lane.sealed_blocks)}
         soon = self._being_computed([*self._ready, *asking]) - here
         for lane in self._in_turn():

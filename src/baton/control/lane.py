@@ -12,6 +12,9 @@ from baton.kv.hashing import block_hash, names_of, root_hash
 
 LaneState = Literal["waiting", "asking", "ready"]
 """waiting: holds no block and has not asked. asking: the pool owes an answer. ready: holds blocks."""
+ASKS_AHEAD_MAX = 4
+"""Requests that ask for their first blocks at a time where the order of those who wait may change. The pool answers
+them by arrival: with many of them and no room, a client who was served less would wait behind all."""
 LOOKAHEAD_TOKENS = 4
 """A decoding request asks for more blocks this many tokens before it needs them, so that the answer is never late."""
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from baton.core.types import Request
+from baton.control.batcher import Batcher
+from baton.control.rules import BatcherRules
+from baton.core.config import BatchLimits
+from baton.core.messages import BlocksGranted, BlocksWanted, StartRequest
+from baton.core.types import BlockId, HostId, Request, RequestId, WorkerId, WorkerView, pack_tokens
+from baton.cost.linear import LinearCost
+from baton.policy.batching import MixedChunked
 from baton.policy.fairness import FirstComeFirstServed
 from baton.policy.vtc import VirtualTokenCounter
 from tests.unit.policy.views import request
@@ -114,3 +121,31 @@ def test_two_backlogged_tenants_stay_within_the_bound_of_the_paper() -> None:
         worst = max(worst, abs(served["f"] - served["g"]))
     assert worst <= 2 * max(1 * 200, 2 * 8 * 200)
     assert min(served.values()) > 10_000
+
+
+def test_a_client_that_was_served_less_waits_for_few_while_memory_is_short() -> None:
+    """The pool answers by arrival: who has asked goes first, so not all of a crowd may have asked."""
+    view = WorkerView(id=WorkerId("w"), host=HostId("h"), role="mixed")
+    rules = BatcherRules(batching=MixedChunked(), fairness=VirtualTokenCounter(), cost=LinearCost())
+    batcher = Batcher(view, block_tokens=16, limits=BatchLimits(), rules=rules)
+    crowd = [request(str(place), tenant="crowd", prompt_tokens=20, arrived_at_s=place) for place in range(30)]
+    assert _asked_for(batcher, crowd) == ["0", "1", "2", "3"], "of 30, for which a step has room"
+    late = request("late", tenant="late", prompt_tokens=20, arrived_at_s=30.0)
+    assert _asked_for(batcher, [late]) == [], "nobody was answered yet"
+    tables = [(BlockId(2 * place), BlockId(2 * place + 1)) for place in range(4)]
+    batcher.apply([BlocksGranted(RequestId(str(place)), 1, table, 0) for place, table in enumerate(tables)])
+    assert _asked_for(batcher, [])[:2] == ["4", "late"], "lifted to the crowd's counter: by arrival, then in turns"
+
+
+def _own(request: Request) -> int:
+    """A token that no other request has: who shares a prompt with a neighbour waits for it."""
+    return 1 + sum(map(ord, request.id))
+
+
+def _asked_for(batcher: Batcher, come: Sequence[Request]) -> list[str]:
+    """Let requests come, and one step be planned. Returns for whom the batcher asks for first blocks."""
+    batcher.apply([StartRequest(one, 1, pack_tokens([_own(one)] * one.prompt_tokens), "end") for one in come])
+    batcher.plan()
+    report = batcher.take_report(now_s=0.0)
+    events = report.events if report is not None else ()
+    return [event.request_id for event in events if isinstance(event, BlocksWanted)]
