@@ -19,9 +19,8 @@ PROMPTS = ("a", "The tide is", "one two three four five six seven eight nine ten
 OUTPUT_TOKENS = 24
 
 
-def _save(name: str, folder: Path) -> transformers.PreTrainedModel:
+def save_with_bytes(config: transformers.PretrainedConfig, folder: Path) -> transformers.PreTrainedModel:
     """Write a random model with a tokenizer of bytes."""
-    config = CONFIGS[name]
     model = tiny_model(type(config)(**config.to_dict() | {"vocab_size": VOCAB}))
     model.save_pretrained(folder)
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -56,7 +55,7 @@ def _answers(server: RunningServer) -> list[tuple[list[int], str]]:
 
 def test_the_text_is_transformers_text_whoever_decodes(tmp_path: Path) -> None:
     """One latent vector per token in the arena's blocks, experts in most layers; the vector of a prompt as well."""
-    model = _save("deepseek3", tmp_path)
+    model = save_with_bytes(CONFIGS["deepseek3"], tmp_path)
     with serving(str(tmp_path), "--dtype", "float32", "--threads", "1", "--block-tokens", "8") as server:
         apart = _answers(server)
         assert server.metric("baton_prefix_hit_tokens_total") > 0

@@ -60,10 +60,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--context-tokens", type=int, metavar="N", help="most tokens of a request (default: all)")
     parser.add_argument("--step-tokens", type=int, metavar="N", help="most tokens of one step (default: 512)")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of each worker (default: cores / workers)")
+    add_parallel(parser)
     parser.add_argument("--served-name", metavar="NAME", help="what clients call the model (default: its own name)")
     parser.add_argument("--log", metavar="FILE", help="write every decision to FILE, for `baton replay`")
     parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file; see docs/config.md")
     parser.add_argument("--api-key", action="append", metavar="K", help="ask for this bearer key (repeatable)")
+
+
+def add_parallel(parser: argparse.ArgumentParser) -> None:
+    """Add what decides how many processes a worker of this host has."""
+    parser.add_argument("--tp", type=int, metavar="N", help="tensor-parallel ranks of each worker (default: 1)")
+    parser.add_argument("--pp", type=int, metavar="N", help="pipeline stages of each worker (default: 1)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -96,6 +103,7 @@ def configuration(args: argparse.Namespace) -> Config:
             **top,
             "topology": topology,
             "hosts": hosts,
+            "parallel": _with(config.parallel, {"tensor": args.tp, "pipeline": args.pp}),
             "kv": _with(config.kv, kv),
             "batch": _with(config.batch, {"step_tokens_max": args.step_tokens}),
             "http": _with(config.http, http),

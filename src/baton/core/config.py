@@ -49,6 +49,15 @@ class Topology(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mixed: int = 0
 
 
+class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Processes that compute one model together. All workers of a host are alike in it: it decides how KV lies."""
+
+    tensor: int = 1
+    """Ranks that share the heads and the width of every layer."""
+    pipeline: int = 1
+    """Stages that share the layers."""
+
+
 class KVConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The arena that holds the KV cache."""
 
@@ -188,6 +197,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     step_log: str = ""
     """Folder for the logs of steps, one file per worker, which `fitted` cost models are made of. Empty: none."""
     topology: Topology = Topology()
+    parallel: ParallelConfig = ParallelConfig()
     kv: KVConfig = KVConfig()
     batch: BatchLimits = BatchLimits()
     speculation: SpeculationConfig = SpeculationConfig()
@@ -228,6 +238,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             ("topology.prefill", self.topology.prefill, 0, 256),
             ("topology.decode", self.topology.decode, 0, 256),
             ("topology.mixed", self.topology.mixed, 0, 256),
+            ("parallel.tensor", self.parallel.tensor, 1, 64),
+            ("parallel.pipeline", self.parallel.pipeline, 1, 64),
             ("threads", self.threads, 0, 1024),
             ("log_bytes_max", self.log_bytes_max, 0, 2**50),
             ("context_tokens", self.context_tokens, 0, 2**31),

@@ -36,7 +36,9 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     weight_bytes: int = 0
     """Size of the weight files, for messages."""
 
-    def layout(self, *, block_tokens: int, dtype: KVDtype) -> KVLayout:
+    def layout(
+        self, *, block_tokens: int, dtype: KVDtype, tensor_parallel: int = 1, pipeline_parallel: int = 1
+    ) -> KVLayout:
         return KVLayout(
             layers=self.layers,
             kv_heads=self.kv_heads,
@@ -44,4 +46,6 @@ class ModelCard(Struct, frozen=True, kw_only=True):
             block_tokens=block_tokens,
             dtype=dtype,
             planes=self.kv_planes,
+            tensor_parallel=tensor_parallel,
+            pipeline_parallel=pipeline_parallel,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from baton.arena.cuda import DeviceMemory
 from baton.core.config import WeightsChoice
@@ -14,6 +14,8 @@ from baton.engine.constrained import ConstrainedEngine
 from baton.engine.dtype import Dtype
 from baton.engine.hash_engine import HashEngine
 from baton.engine.native.build import NativeUnavailableError, library_path
+from baton.engine.parallel.orders import Orders
+from baton.engine.parallel.place import rank_place
 from baton.engine.port import StepEngine
 from baton.kv.layout import KVLayout
 
@@ -57,6 +59,36 @@ def choose_engine(
     if weights != "dense":
         raise ModelError(f"weights = {weights!r} needs the native engine: {refusal}; use weights = 'dense'")
     return EngineChoice(kind="torch", reason=refusal, device=device)
+
+
+class Crew(Orders, Protocol):
+    """The other ranks of a parallel worker, as its first rank holds them."""
+
+    def begin(self, port: int) -> None:
+        """Tell them where all ranks meet on loopback, and so to load."""
+        ...
+
+    def wait_ready(self) -> None:
+        """Return when all of them have loaded."""
+        ...
+
+
+def load_parallel_engine(
+    card: ModelCard, layout: KVLayout, memory: memoryview, crew: Crew, *, dtype: Dtype, threads: int
+) -> StepEngine:
+    """Load the first rank's part of a model, and make one engine of it and the others'. See `load_engine`.
+
+    threads: CPU threads of this rank.
+    """
+    from baton.engine.parallel.gloo import GlooRanks, host_meeting
+    from baton.engine.parallel.load import load_lead, load_rank
+
+    meeting = host_meeting()
+    crew.begin(meeting.port)
+    ranks = GlooRanks(rank_place(layout, 0), meeting)
+    parts = load_rank(card, layout, memory, ranks, dtype=dtype, threads=threads)
+    crew.wait_ready()
+    return ConstrainedEngine(load_lead(parts, layout, crew), card)
 
 
 def load_engine(

@@ -39,6 +39,8 @@ def native_refusal(card: ModelCard, layout: KVLayout, device: str) -> str:
         return f"the native engine computes on the CPU, and the device is {device}"
     if card.architecture not in ARCHITECTURES:
         return f"the native engine serves {', '.join(ARCHITECTURES)}, and not {card.architecture}"
+    if layout.ranks > 1:
+        return f"the native engine computes whole models, and this worker has {layout.ranks} ranks"
     if layout != card.layout(block_tokens=layout.block_tokens, dtype=layout.dtype):
         return "the arena's layout is not that of the model"
     if layout.dtype not in KV_NUMBERS:

@@ -31,16 +31,7 @@ def load_torch_engine(
     device: str,
 ) -> TorchEngine:
     """See `load_engine`. An engine on a GPU needs an arena there: `memory` as a tensor of bytes on its device."""
-    if layout.dtype in SCALE_BYTES:
-        raise ModelError(
-            f"the torch engine has no KV cache in {layout.dtype}, only the native one has; use --kv-dtype bfloat16"
-        )
-    if layout != card.layout(block_tokens=layout.block_tokens, dtype=layout.dtype) or layout.dtype == "uint8":
-        raise ModelError(
-            f"the arena's layout ({layout.layers} layers, {layout.kv_heads} KV heads of {layout.head_dim}, "
-            f"{layout.dtype}) does not hold {card.name} ({card.layers} layers, {card.kv_heads} KV heads of "
-            f"{card.head_dim}); start both workers with the same model and --kv-dtype"
-        )
+    check_layout(card, layout)
     torch.set_num_threads(threads)
     target = torch.device(device)
     if target.type == "cuda" and not torch.cuda.is_available():
@@ -60,6 +51,26 @@ def load_torch_engine(
     with torch.inference_mode():
         model = Decoder(config, Loader(weights, number, target))
     return TorchEngine(model, PagedKV(memory, layout), EagerRunner(model, SdpaBackend(), target), target)
+
+
+def check_layout(card: ModelCard, layout: KVLayout) -> None:
+    """Raise ModelError for an arena that this model does not fit, or that torch cannot write."""
+    if layout.dtype in SCALE_BYTES:
+        raise ModelError(
+            f"the torch engine has no KV cache in {layout.dtype}, only the native one has; use --kv-dtype bfloat16"
+        )
+    wanted = card.layout(
+        block_tokens=layout.block_tokens,
+        dtype=layout.dtype,
+        tensor_parallel=layout.tensor_parallel,
+        pipeline_parallel=layout.pipeline_parallel,
+    )
+    if layout != wanted or layout.dtype == "uint8":
+        raise ModelError(
+            f"the arena's layout ({layout.layers} layers, {layout.kv_heads} KV heads of {layout.head_dim}, "
+            f"{layout.dtype}) does not hold {card.name} ({card.layers} layers, {card.kv_heads} KV heads of "
+            f"{card.head_dim}); start both workers with the same model and --kv-dtype"
+        )
 
 
 def _on_cuda(config: ModelConfig, loader: Loader, memory: memoryview | Tensor, layout: KVLayout) -> TorchEngine:

@@ -31,6 +31,10 @@ class StepRunner(Protocol):
         """Compute a step's tokens and write their KV. Returns [tokens, hidden], valid until the next call."""
         ...
 
+    def logits(self, hidden: Tensor, picked: Sequence[int]) -> Tensor:
+        """Project some rows of what `hidden` returned to the vocabulary: [picked, vocab], float32."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class EagerRunner:
@@ -43,6 +47,10 @@ class EagerRunner:
     def hidden(self, tokens: Sequence[int], rows: Sequence[Row], kv: PagedKV) -> Tensor:
         """See `StepRunner.hidden`."""
         return self.model.forward(torch.tensor(tokens, device=self.device), rows, kv, self.backend)
+
+    def logits(self, hidden: Tensor, picked: Sequence[int]) -> Tensor:
+        """See `StepRunner.logits`."""
+        return self.model.logits(hidden[torch.tensor(picked, device=self.device)])
 
 
 class Capture(Protocol):
@@ -132,6 +140,10 @@ class GraphRunner:
         bucket, replay = self._graphs[size, blocks]
         bucket.fill(numbers, filled)
         return replay()[: len(rows)]
+
+    def logits(self, hidden: Tensor, picked: Sequence[int]) -> Tensor:
+        """See `StepRunner.logits`."""
+        return self.eager.logits(hidden, picked)
 
     def _compute(self, bucket: _Bucket) -> Tensor:
         model = self.eager.model

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from baton.core.step import Slice, SliceResult, Step, StepResult
 from baton.core.types import BlockId, RequestId, Sampling, TokenLogprob
-from baton.engine.kernels.paged import PagedKV, Row, ragged_rows
+from baton.engine.kernels.paged import PagedKV, Row, ragged_rows, scratch_block
 from baton.engine.models.decoder import Decoder
 from baton.engine.sampler import Drawn, drawn_rows, sample_drafted, token_logprob
 from baton.engine.step_runner import StepRunner
@@ -23,8 +23,11 @@ LOGPROB_ROWS = 64
 class TorchEngine:
     """Runs a model over an arena's blocks. Keeps nothing between steps but weights."""
 
-    def __init__(self, model: Decoder, kv: PagedKV, runner: StepRunner, device: torch.device) -> None:
-        self.layout: KVLayout = kv.layout
+    def __init__(
+        self, model: Decoder, kv: PagedKV, runner: StepRunner, device: torch.device, layout: KVLayout | None = None
+    ) -> None:
+        """layout: the arena's, where `kv` is one rank's part of it. None: it is that of `kv`."""
+        self.layout: KVLayout = layout or kv.layout
         self._model = model
         self._kv = kv
         self._runner = runner
@@ -36,7 +39,7 @@ class TorchEngine:
 
     def warm_up(self) -> None:
         """Touch weights and code paths once, before the first request. Writes into memory of its own, not the arena."""
-        scratch = torch.zeros(self.layout.block_bytes, dtype=torch.uint8, device=self._device)
+        scratch = scratch_block(self._kv.layout, self._device)
         tokens = [0] * self.layout.block_tokens
         for start, count in ((0, len(tokens) - 1), (len(tokens) - 1, 1)):  # a chunk, then a token: both kernels
             part = Slice(
@@ -50,7 +53,7 @@ class TorchEngine:
                 prompt_tokens=start + count,
             )
             if count:
-                self._execute(Step((part,)), PagedKV(scratch, self.layout))
+                self._execute(Step((part,)), scratch)
 
     @torch.inference_mode()
     def _execute(self, step: Step, kv: PagedKV) -> StepResult:
@@ -75,7 +78,7 @@ class TorchEngine:
         if not asking:
             return []
         wanted = [index for part, row in asking for index in drawn_rows(part, row.first)]
-        logits = self._model.logits(hidden[torch.tensor(wanted, device=self._device)])
+        logits = self._runner.logits(hidden, wanted)
         return sample_drafted(logits, [part for part, _ in asking])
 
     def _embedding(self, row: Row, hidden: Tensor) -> bytes:
@@ -89,7 +92,7 @@ class TorchEngine:
         count = min(row.count, part.prompt_tokens - 1 - part.start)
         for first in range(0, count, LOGPROB_ROWS):
             size = min(LOGPROB_ROWS, count - first)
-            logits = self._model.logits(hidden[row.first + first : row.first + first + size])
+            logits = self._runner.logits(hidden, range(row.first + first, row.first + first + size))
             for offset in range(size):
                 token = part.tokens[part.start + first + offset + 1]
                 yield token_logprob(logits[offset], token, part.sampling.top_logprobs or 0)

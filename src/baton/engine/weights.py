@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from baton.engine.card import ModelCard
+from baton.engine.cut import Cut
 from baton.engine.model_config import ModelConfig
 from baton.engine.quantized import QuantizedMatrix
 from baton.engine.weights_gguf import GGUFWeights
@@ -15,8 +16,8 @@ from baton.engine.weights_safetensors import SafetensorsWeights
 
 
 class WeightReader(Protocol):
-    def read(self, name: str) -> Tensor:
-        """Return one tensor on the CPU, in the file's type (float32 where it was quantized)."""
+    def read(self, name: str, cut: Cut | None = None) -> Tensor:
+        """Return one tensor, or a part of it, on the CPU, in the file's type (float32 where it was quantized)."""
         ...
 
     def read_quantized(self, name: str) -> QuantizedMatrix | None:

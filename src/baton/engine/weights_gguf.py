@@ -16,6 +16,7 @@ from gguf import GGMLQuantizationType, quants
 from torch import Tensor
 
 from baton.core.errors import ModelError
+from baton.engine.cut import Cut
 from baton.engine.gguf_file import GGUFTensor, open_gguf
 from baton.engine.gguf_names import GGUFName, gguf_name, split_kv_b
 from baton.engine.model_config import ModelConfig
@@ -40,7 +41,12 @@ class GGUFWeights:
         # llama.cpp pairs dimension 2i with 2i + 1 for this architecture only, and stores the rows so.
         self._interleaved = heads if config.architecture in ("llama", "mistral", "mixtral") else {}
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str, cut: Cut | None = None) -> Tensor:
+        """See `WeightReader.read`. A cut is made of what was dequantized whole."""
+        whole = self._read(name)
+        return whole if cut is None else whole[cut.index].clone()
+
+    def _read(self, name: str) -> Tensor:
         place = gguf_name(name)
         if place.tensor not in self._file.tensors:
             return self._joined_kv_b(place)

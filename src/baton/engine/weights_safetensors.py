@@ -7,6 +7,7 @@ from pathlib import Path
 from safetensors import safe_open
 from torch import Tensor
 
+from baton.engine.cut import Cut
 from baton.engine.quantized import QuantizedMatrix
 from baton.engine.safetensors_file import read_checkpoint
 
@@ -18,8 +19,10 @@ class SafetensorsWeights:
         self._files = {name: tensor.file for name, tensor in read_checkpoint(folder).items()}
         self._open = {file: safe_open(file, framework="pt") for file in set(self._files.values())}
 
-    def read(self, name: str) -> Tensor:
-        return self._open[self._files[name]].get_tensor(name)
+    def read(self, name: str, cut: Cut | None = None) -> Tensor:
+        """See `WeightReader.read`. Pages that a cut does not need are not read."""
+        file = self._open[self._files[name]]
+        return file.get_tensor(name) if cut is None else file.get_slice(name)[cut.index]
 
     def read_quantized(self, name: str) -> QuantizedMatrix | None:
         return None

@@ -14,6 +14,7 @@ from baton.core.errors import ConfigError
 from baton.core.types import HostId, WorkerView
 from baton.engine.card import ModelCard
 from baton.engine.dtype import Dtype, kv_dtype, resolve_dtype
+from baton.engine.parallel.place import rank_refusals
 from baton.host.device import Device, choose_device, device_room
 from baton.host.sizing import blocks_total, host_room, share_cores, worker_views
 from baton.kv.layout import KVLayout
@@ -46,7 +47,15 @@ def choose_computing(config: Config, card: ModelCard) -> Computing:
     """Resolve what the configuration leaves open. Raises ConfigError where it cannot be had."""
     device = choose_device(config.device, card)
     dtype = resolve_dtype(config.dtype, "cpu" if device.driver is None else "cuda", config.weights)
-    layout = card.layout(block_tokens=config.kv.block_tokens, dtype=kv_dtype(card, config.kv.dtype, dtype))
+    layout = card.layout(
+        block_tokens=config.kv.block_tokens,
+        dtype=kv_dtype(card, config.kv.dtype, dtype),
+        tensor_parallel=config.parallel.tensor,
+        pipeline_parallel=config.parallel.pipeline,
+    )
+    problems = rank_refusals(card, layout, device.name)
+    if problems:
+        raise ConfigError("\n".join(problems))
     return Computing(device, dtype, layout)
 
 

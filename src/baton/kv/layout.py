@@ -47,6 +47,11 @@ class KVLayout(Struct, frozen=True, kw_only=True):
     token-major."""
 
     @property
+    def ranks(self) -> int:
+        """Processes that compute one step together."""
+        return self.tensor_parallel * self.pipeline_parallel
+
+    @property
     def rank_heads(self) -> int:
         """Heads that one rank holds."""
         return max(1, self.kv_heads // self.tensor_parallel)
@@ -76,7 +81,7 @@ class KVLayout(Struct, frozen=True, kw_only=True):
         shards: list[Shard] = []
         offset_bytes = 0
         for stage in range(self.pipeline_parallel):
-            layers = _share(self.layers, self.pipeline_parallel, stage)
+            layers = share(self.layers, self.pipeline_parallel, stage)
             for rank in range(self.tensor_parallel):
                 first = rank * self.kv_heads // self.tensor_parallel
                 heads = range(first, first + self.rank_heads)
@@ -96,8 +101,8 @@ class KVLayout(Struct, frozen=True, kw_only=True):
         return found
 
 
-def _share(layers: int, stages: int, stage: int) -> range:
-    """Divide layers evenly, the earlier stages taking one more where that does not work out."""
-    size, more = divmod(layers, stages)
-    first = stage * size + min(stage, more)
-    return range(first, first + size + (stage < more))
+def share(items: int, parts: int, part: int) -> range:
+    """Divide items evenly, the earlier parts taking one more where that does not work out."""
+    size, more = divmod(items, parts)
+    first = part * size + min(part, more)
+    return range(first, first + size + (part < more))

@@ -12,11 +12,11 @@ from baton.arena.cuda_driver import CudaDriver
 from baton.arena.memfd import Arena, open_arena
 from baton.control.batcher import Batcher
 from baton.control.rules import BatcherRules
-from baton.core.errors import BatonError
+from baton.core.errors import BatonError, ModelError
 from baton.core.messages import WorkerFailed, WorkerProgress, WorkerReady
 from baton.core.plugin import load_plugin
 from baton.cost.load import load_cost
-from baton.engine.load import choose_engine, load_engine
+from baton.engine.load import EngineChoice, choose_engine, load_engine, load_parallel_engine
 from baton.engine.load_native import native_refusal
 from baton.engine.native.build import has_to_be_built
 from baton.engine.port import StepEngine
@@ -25,8 +25,10 @@ from baton.link.setup import WorkerSetup
 from baton.policy.batching import BatchingPolicy
 from baton.policy.fairness import FairnessPolicy
 from baton.worker.clock import now_s
+from baton.worker.crew import RankCrew
 from baton.worker.link import ServerLink
 from baton.worker.loop import StepLoop
+from baton.worker.rank_wire import rank_cores
 from baton.worker.step_log import StepLogWriter
 
 
@@ -36,10 +38,13 @@ def run_worker(descriptor: int) -> int:
     die_with_parent()
     link = ServerLink(socket.socket(fileno=descriptor))
     setup, arena_fd = link.receive_setup()
+    crew: RankCrew | None = None
     try:
-        _pin(setup)
         arena = _open_arena(setup, arena_fd)
-        engine = _load(setup, arena.memory, link)
+        if setup.layout.ranks > 1 and setup.card.format != "hash":
+            crew = RankCrew(setup, arena.fd)
+        _pin(setup)
+        engine = _load(setup, arena.memory, link, crew)
         batcher = _batcher(setup)
         steps = _step_log(setup)
     except BatonError as error:
@@ -49,6 +54,8 @@ def run_worker(descriptor: int) -> int:
     StepLoop(link, batcher, engine, steps).run()
     if steps is not None:
         steps.close()
+    if crew is not None:
+        crew.close()
     return 0
 
 
@@ -59,7 +66,7 @@ def _open_arena(setup: WorkerSetup, descriptor: int) -> Arena | CudaArena:
     return open_cuda_arena(driver, descriptor, setup.arena_bytes)
 
 
-def _load(setup: WorkerSetup, memory: memoryview | DeviceMemory, link: ServerLink) -> StepEngine:
+def _load(setup: WorkerSetup, memory: memoryview | DeviceMemory, link: ServerLink, crew: RankCrew | None) -> StepEngine:
     started_s = now_s()
     if not native_refusal(setup.card, setup.layout, setup.device) and has_to_be_built():
         text = "compiling the native engine, once per machine and version: about half a minute"
@@ -69,10 +76,22 @@ def _load(setup: WorkerSetup, memory: memoryview | DeviceMemory, link: ServerLin
     link.put(
         WorkerProgress(setup.view.id, f"loading {setup.card.name} ({size_mib:.0f} MiB, {setup.dtype}) on the {choice}")
     )
-    engine = load_engine(setup.card, setup.layout, memory, dtype=setup.dtype, threads=setup.threads, choice=choice)
+    engine = _engine(setup, memory, choice, crew)
     link.put(WorkerProgress(setup.view.id, f"loaded in {now_s() - started_s:.1f} s, warming up"))
     engine.warm_up()
     return engine
+
+
+def _engine(
+    setup: WorkerSetup, memory: memoryview | DeviceMemory, choice: EngineChoice, crew: RankCrew | None
+) -> StepEngine:
+    card, layout = setup.card, setup.layout
+    if crew is None:
+        return load_engine(card, layout, memory, dtype=setup.dtype, threads=setup.threads, choice=choice)
+    if isinstance(memory, DeviceMemory):
+        raise ModelError(f"{layout.ranks} ranks cannot share an arena on {setup.device}; use --device cpu")
+    threads, _ = rank_cores(setup, 0)
+    return load_parallel_engine(card, layout, memory, crew, dtype=setup.dtype, threads=threads)
 
 
 def _batcher(setup: WorkerSetup) -> Batcher:
@@ -96,5 +115,7 @@ def _step_log(setup: WorkerSetup) -> StepLogWriter | None:
 
 
 def _pin(setup: WorkerSetup) -> None:
-    if setup.cores and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, setup.cores)
+    """Keep to our cores: of a parallel worker's, those of its first rank."""
+    _, cores = rank_cores(setup, 0) if setup.card.format != "hash" else (0, setup.cores)
+    if cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)

@@ -33,23 +33,39 @@ class Row:
         return self.start + self.count
 
 
+@dataclass(frozen=True, slots=True)
+class BlockPart:
+    """Where one rank's KV lies in the blocks of an arena. All ranks' planes are equally large."""
+
+    offset_bytes: int
+    block_bytes: int
+    """From one block of the arena to the next."""
+
+
 class PagedKV:
     """The arena as tensors. Three views of the same bytes: whole, as rows of one block, as rows of one token."""
 
-    def __init__(self, memory: memoryview | Tensor, layout: KVLayout) -> None:
-        """`memory`: the mapped arena of a CPU host, or a tensor of bytes on the device. It must be writable."""
+    def __init__(self, memory: memoryview | Tensor, layout: KVLayout, part: BlockPart | None = None) -> None:
+        """`memory`: the mapped arena of a CPU host, or a tensor of bytes on the device. It must be writable.
+
+        part: where `layout` lies in every block of the arena. None: it is all of the block.
+        """
+        place = part or BlockPart(0, layout.block_bytes)
         data = memory if isinstance(memory, Tensor) else torch.frombuffer(memory, dtype=torch.uint8)
-        blocks = data.numel() // layout.block_bytes
-        typed = data[: blocks * layout.block_bytes].view(TORCH_DTYPES[layout.dtype])
+        blocks = data.numel() // place.block_bytes
+        typed = data[: blocks * place.block_bytes].view(TORCH_DTYPES[layout.dtype])
         self.layout = layout
-        self.data = typed.view(blocks, *layout.shape)  # [blocks, layers, planes, block_tokens, kv_heads, head_dim]
         width = layout.kv_heads * layout.head_dim
-        self._block_rows = typed.view(
-            -1, layout.block_tokens * width
-        )  # [blocks * layers * planes, block_tokens * width]
-        self._token_rows = typed.view(-1, width)  # [blocks * layers * planes * block_tokens, width]
-        self._block_planes = layout.planes * layout.layers
-        self._planes = torch.arange(self._block_planes, device=typed.device)[:, None]  # [layers * planes, 1]
+        plane, plane_bytes = layout.block_tokens * width, layout.block_bytes // (layout.planes * layout.layers)
+        self._block_planes, self._first_plane = place.block_bytes // plane_bytes, place.offset_bytes // plane_bytes
+        mine = typed.view(blocks, self._block_planes * plane).narrow(
+            1, self._first_plane * plane, layout.planes * layout.layers * plane
+        )
+        self.data = mine.view(blocks, *layout.shape)  # [blocks, layers, planes, block_tokens, kv_heads, head_dim]
+        self._block_rows = typed.view(-1, plane)  # [blocks * planes of a block, block_tokens * width]
+        self._token_rows = typed.view(-1, width)  # [blocks * planes of a block * block_tokens, width]
+        planes = torch.arange(layout.planes * layout.layers, device=typed.device) + self._first_plane
+        self._planes = planes[:, None]  # [layers * planes, 1]
 
     def slots(self, rows: Sequence[Row]) -> Tensor:
         """Find where each token of the batch is written: [layers * planes, tokens] indices of token rows."""
@@ -73,7 +89,7 @@ class PagedKV:
 
     def planes(self, blocks: Tensor) -> Tensor:
         """Find the rows of layer 0 of some blocks: [planes, ...blocks]. Add planes * layer for another layer."""
-        first = blocks.to(self.data.device) * self._block_planes
+        first = blocks.to(self.data.device) * self._block_planes + self._first_plane
         return torch.stack([first + plane for plane in range(self.layout.planes)])
 
     def gather(self, planes: Tensor, out: Tensor) -> Tensor:
@@ -81,6 +97,11 @@ class PagedKV:
         flat = out[: planes.numel() * self._block_rows.shape[1]].view(-1, self._block_rows.shape[1])
         torch.index_select(self._block_rows, 0, planes.reshape(-1), out=flat)
         return flat.view(*planes.shape, *self.layout.shape[2:])
+
+
+def scratch_block(layout: KVLayout, device: torch.device) -> PagedKV:
+    """Make an arena of one block: what is computed before the first request is written there."""
+    return PagedKV(torch.zeros(layout.block_bytes, dtype=torch.uint8, device=device), layout)
 
 
 def ragged_rows(slices: Sequence[Slice], layout: KVLayout) -> list[Row]:

@@ -12,16 +12,17 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from baton.engine.kernels.backend import AttentionBackend
-from baton.engine.kernels.linear import make_linear
 from baton.engine.kernels.norm import normalized
 from baton.engine.kernels.paged import PagedKV, Row
 from baton.engine.model_config import ModelConfig
 from baton.engine.models.attention import Attention, AttentionPass
+from baton.engine.models.ends import load_ends
 from baton.engine.models.experts import load_experts
 from baton.engine.models.grouped import GroupedAttention
 from baton.engine.models.latent import LatentAttention
 from baton.engine.models.loader import Loader
 from baton.engine.models.mlp import Mlp, load_mlp
+from baton.engine.models.ranks import OneRank, Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +33,18 @@ class _Layer:
 
 
 class Decoder:
-    """Weights, and two methods: hidden states of a ragged batch, logits of some of them."""
+    """Weights, and two methods: hidden states of a ragged batch, logits of some of them.
 
-    def __init__(self, config: ModelConfig, loader: Loader) -> None:
+    Of a parallel worker it is one rank's part: `config` and `loader` are then those of the part.
+    """
+
+    def __init__(self, config: ModelConfig, loader: Loader, ranks: Ranks | None = None) -> None:
         self.config = config
-        self._embedding = loader.tensor("model.embed_tokens.weight")  # [vocab, hidden]
+        self._ranks = ranks or OneRank()
+        self._ends = load_ends(config, loader, self._ranks) if self._ranks.place.first_stage else None
         self.attention: Attention = _load_attention(config, loader)
         self._layers = [_load_layer(config, loader, layer) for layer in range(config.layers)]
         self._norm = loader.tensor("model.norm.weight")
-        # A packed head is a second copy of a tied table: a lookup needs rows, a fast product needs blocks.
-        head = self._embedding if config.tied_embeddings else loader.tensor("lm_head.weight")
-        self._head = make_linear(head)
 
     def forward(self, tokens: Tensor, rows: Sequence[Row], kv: PagedKV, backend: AttentionBackend) -> Tensor:
         """Compute every token of the batch and write its KV. tokens: [tokens]. Returns [tokens, hidden]."""
@@ -50,11 +52,19 @@ class Decoder:
 
     def compute(self, tokens: Tensor, attention: AttentionPass) -> Tensor:
         """See `forward`: the same once the step's attention is planned."""
-        eps = self.config.rms_eps
-        hidden = self._embedding[tokens]  # [tokens, hidden]
+        return self.through(self.embed(tokens), attention)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Look up tokens: [tokens, hidden]. On ranks of the first stage only."""
+        assert self._ends is not None, "tokens are looked up by the first stage"
+        return self._ends.embed(tokens)
+
+    def through(self, hidden: Tensor, attention: AttentionPass) -> Tensor:
+        """Take hidden states [tokens, hidden] through the layers."""
+        eps, summed = self.config.rms_eps, self._ranks.summed
         for index, layer in enumerate(self._layers):
-            hidden = hidden + attention.attend(index, normalized(hidden, layer.input_norm, eps))
-            hidden = hidden + layer.mlp(normalized(hidden, layer.mlp_norm, eps))
+            hidden = hidden + summed(attention.attend(index, normalized(hidden, layer.input_norm, eps)))
+            hidden = hidden + summed(layer.mlp(normalized(hidden, layer.mlp_norm, eps)))
         return hidden
 
     def final(self, hidden: Tensor) -> Tensor:
@@ -63,7 +73,8 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Project some rows of hidden states to the vocabulary: [rows, vocab], float32."""
-        return self._head(self.final(hidden)).float()
+        assert self._ends is not None, "logits are computed by the first stage"
+        return self._ends.project(self.final(hidden))
 
 
 def _load_attention(config: ModelConfig, loader: Loader) -> Attention:

@@ -1,0 +1,1 @@
+"""One model over several rank processes: what each of them computes, and how they agree."""

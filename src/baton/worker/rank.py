@@ -1,0 +1,60 @@
+"""`python -m baton.worker.rank FD`: a rank of a parallel worker, started by its first rank. Not meant to be typed.
+
+It computes its part of every step, and waits in a read for the next one: an idle rank uses no CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+
+import msgspec
+
+from baton.arena.memfd import open_arena
+from baton.engine.parallel.gloo import GlooRanks, join_meeting
+from baton.engine.parallel.load import load_rank
+from baton.engine.parallel.orders import Order
+from baton.engine.parallel.place import rank_place
+from baton.engine.parallel.runner import Follower
+from baton.link.frames import FrameReader, frame
+from baton.link.parent import die_with_parent
+from baton.worker.rank_wire import RankReady, RankSetup, rank_cores
+
+_RECEIVE_BYTES = 256 * 1024
+
+
+def run_rank(descriptor: int) -> None:
+    """Serve on an inherited Unix socket until the first rank hangs up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the server decides when we end
+    die_with_parent()
+    sock = socket.socket(fileno=descriptor)
+    data, descriptors, _flags, _address = socket.recv_fds(sock, _RECEIVE_BYTES, 1)
+    frames = _frames(sock, data)
+    told = msgspec.msgpack.decode(next(frames), type=RankSetup)
+    setup = told.setup
+    threads, cores = rank_cores(setup, told.rank)
+    if cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+    arena = open_arena(descriptors[0], setup.arena_bytes)
+    ranks = GlooRanks(rank_place(setup.layout, told.rank), join_meeting(told.port))
+    parts = load_rank(setup.card, setup.layout, arena.memory, ranks, dtype=setup.dtype, threads=threads)
+    follower, decoder = Follower(parts), msgspec.msgpack.Decoder(Order)
+    sock.sendall(frame(msgspec.msgpack.encode(RankReady(told.rank))))
+    for payload in frames:
+        follower.obey(decoder.decode(payload))
+
+
+def _frames(sock: socket.socket, data: bytes) -> Iterator[bytes]:
+    """Yield messages as they come, the first bytes of which are there. Ends where the other side hangs up."""
+    reader = FrameReader()
+    while data:
+        yield from reader.feed(data)
+        data = sock.recv(_RECEIVE_BYTES)
+
+
+if __name__ == "__main__":
+    run_rank(int(sys.argv[1]))
+    sys.exit(0)

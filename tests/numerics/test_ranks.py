@@ -1,0 +1,146 @@
+"""A model over several ranks computes what one rank computes.
+
+Tolerance: 2e-4 absolute on log probabilities in float32, as beside transformers. Partial sums are added in another
+order, nothing else differs; so greedy text is the same wherever no two tokens are that close.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import transformers
+
+from baton.core.errors import ModelError
+from baton.core.types import Sampling
+from baton.engine.load import choose_engine
+from baton.engine.models.ranks import OneRank
+from baton.engine.parallel.load import load_rank
+from baton.engine.parallel.place import rank_refusals
+from baton.engine.resolve import resolve_model
+from tests.numerics.test_architectures import CONFIGS, TOKENS
+from tests.unit.engine.models import TINY, VOCAB, all_logprobs, engine_of, generate, part_of, poison, run, tiny_model
+from tests.unit.engine.rank_threads import parallel_engine
+
+TOLERANCE = 2e-4
+EIGHT_HEADS = transformers.LlamaConfig(**TINY | {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8})
+NAMES = {
+    "llama_tied": (2, 1),
+    "llama_untied": (2, 2),
+    "llama_biases": (2, 3),
+    "llama_one_kv_head": (4, 1),
+    "qwen3": (2, 1),
+    "qwen2_window_in_upper_layers": (1, 3),
+    "mistral_window": (2, 2),
+    "mixtral": (2, 1),
+    "qwen2moe_normalized_some_dense_unbiased": (2, 2),
+    "qwen3moe_normalized_every_second": (1, 2),
+    "deepseek2_lite": (4, 1),
+    "deepseek3": (2, 3),
+}
+"""Every kind of attention and of MLP, over (tensor, pipeline) ranks."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_architecture_gives_the_log_probabilities_of_one_rank(name: str, tmp_path: Path) -> None:
+    tiny_model(CONFIGS[name]).save_pretrained(tmp_path)
+    card = resolve_model(str(tmp_path))
+    expected = all_logprobs(engine_of(card, kind="torch")[0], TOKENS, range(18), VOCAB)
+    tensor, pipeline = NAMES[name]
+    with parallel_engine(card, tensor=tensor, pipeline=pipeline) as (engine, arena, _):
+        poison(arena)
+        np.testing.assert_allclose(all_logprobs(engine, TOKENS, range(18), VOCAB), expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (4, 1), (8, 1), (1, 2), (1, 3), (2, 2), (4, 3)])
+def test_chunks_and_company_leave_no_trace(tensor: int, pipeline: int, tmp_path: Path) -> None:
+    """8 heads on 4 KV heads: shared, held twice, and stage by stage; prompts in chunks beside decoding requests."""
+    tiny_model(EIGHT_HEADS).save_pretrained(tmp_path)
+    card = resolve_model(str(tmp_path))
+    alone = engine_of(card, kind="torch")[0]
+    sampled = Sampling(temperature=0.8, top_p=0.9, seed=5)
+    texts = [generate(alone, TOKENS[:11], range(16), 9), generate(alone, TOKENS[:30], range(16), 9, sampled)]
+    with parallel_engine(card, tensor=tensor, pipeline=pipeline) as (engine, arena, _):
+        poison(arena)
+        engine.warm_up()
+        assert arena == b"\xff" * len(arena), "warming up wrote into the arena"
+        first, second = [*TOKENS[:11]], [*TOKENS[:30]]
+        run(engine, part_of(second, range(20, 36), end=13))
+        first.append(run(engine, part_of(first, range(16)))[0].token or 0)
+        for _ in range(8):
+            one = part_of(first, range(16), start=len(first) - 1, prompt_tokens=11)
+            # the other prompt goes on beside the decoding request, its last chunk a token at a time
+            run(engine, one, part_of(second, range(20, 36), start=13, end=26))
+            first.append(run(engine, one)[0].token or 0)
+        assert first[11:] == texts[0]
+        assert generate(engine, TOKENS[:30], range(40, 56), 9, sampled) == texts[1]
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(3, 1), (1, 2), (9, 1)])
+def test_the_embedded_model_says_what_it_says_on_one_rank(tensor: int, pipeline: int) -> None:
+    """SmolLM2 has 9 query heads on 3 KV heads: three ranks share them, nine hold each KV head three times."""
+    card = resolve_model("smollm2-135m")
+    prompt = [504, 2367, 282, 260, 1718, 6413, 314, 9681, 411, 253, 1123, 28, 2028, 2]
+    count = 4 if tensor == 9 else 12
+    alone = engine_of(card, kind="torch", block_tokens=16)[0]
+    expected = generate(alone, prompt, range(4), count)
+    wanted = Sampling(temperature=0.0, top_logprobs=20, prompt_logprobs=True)
+    logprobs = [_top(run(alone, part_of(prompt, range(4), sampling=wanted))[0])]
+    with parallel_engine(card, tensor=tensor, pipeline=pipeline, block_tokens=16) as (engine, _, _):
+        assert generate(engine, prompt, range(4), count) == expected
+        logprobs.append(_top(run(engine, part_of(prompt, range(4), sampling=wanted))[0]))
+    assert np.abs(logprobs[0] - logprobs[1]).max() < TOLERANCE
+
+
+def _top(result) -> np.ndarray:
+    """The log probability of each prompt token, and of the best twenty beside it."""
+    return np.array([[entry.logprob, *sorted(logprob for _, logprob in entry.top)] for entry in result.prompt_logprobs])
+
+
+def test_an_arena_holds_only_what_its_ranks_wrote(tmp_path: Path) -> None:
+    """Every rank's part of a block is what the heads and layers of one rank's block are; nothing is left unwritten."""
+    tiny_model(EIGHT_HEADS).save_pretrained(tmp_path)
+    card = resolve_model(str(tmp_path))
+    engine, whole = engine_of(card, kind="torch")
+    run(engine, part_of(TOKENS[:16], range(4)))
+    one = np.frombuffer(whole, np.float32)[: 4 * engine.layout.block_bytes // 4].reshape(4, *engine.layout.shape)
+    for tensor, pipeline in ((2, 1), (8, 1), (2, 2), (1, 3)):
+        with parallel_engine(card, tensor=tensor, pipeline=pipeline) as (ranks, arena, layout):
+            poison(arena)
+            run(ranks, part_of(TOKENS[:16], range(4)))
+            blocks = np.frombuffer(arena, np.uint8).reshape(-1, layout.block_bytes)
+            assert (blocks[4:] == 255).all()
+            for shard in layout.shards:
+                bytes_ = blocks[:4, shard.offset_bytes : shard.offset_bytes + shard.size_bytes]
+                shape = (4, len(shard.layers), 2, layout.block_tokens, len(shard.heads), layout.head_dim)
+                mine = np.ascontiguousarray(bytes_).view(np.float32).reshape(shape)
+                expected = one[:, shard.layers.start : shard.layers.stop, :, :, shard.heads.start : shard.heads.stop]
+                np.testing.assert_allclose(mine, expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "pipeline", "message"),
+    [
+        (3, 1, "2 KV heads cannot be shared by 3 ranks"),
+        (8, 1, "4 query heads cannot be shared by 8 ranks"),
+        (1, 4, "3 layers cannot be shared by 4 pipeline stages"),
+    ],
+)
+def test_a_model_that_cannot_be_shared_is_refused_with_numbers(
+    tensor: int, pipeline: int, message: str, tmp_path: Path
+) -> None:
+    tiny_model(CONFIGS["llama_tied"]).save_pretrained(tmp_path)
+    card = resolve_model(str(tmp_path))
+    layout = card.layout(block_tokens=4, dtype="float32", tensor_parallel=tensor, pipeline_parallel=pipeline)
+    assert any(message in refusal for refusal in rank_refusals(card, layout, "cpu"))
+    ranks = OneRank()
+    with pytest.raises(ModelError, match=message):
+        load_rank(card, layout, memoryview(bytearray(layout.block_bytes)), ranks, dtype="float32", threads=1)
+
+
+def test_ranks_take_the_torch_engine_and_say_why(tmp_path: Path) -> None:
+    tiny_model(CONFIGS["llama_tied"]).save_pretrained(tmp_path)
+    card = resolve_model(str(tmp_path))
+    choice = choose_engine(card, card.layout(block_tokens=4, dtype="float32", tensor_parallel=2))
+    assert str(choice) == "torch engine (the native engine computes whole models, and this worker has 2 ranks)"

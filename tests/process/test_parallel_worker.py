@@ -1,0 +1,152 @@
+"""Workers that are groups of rank processes: from outside one worker each, alive and dead."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import transformers
+
+from baton.engine.resolve import resolve_model
+from tests.process.test_models import save_with_bytes
+from tests.process.test_survival import _nothing_used, _wait_until
+from tests.serving import RunningServer, serving
+from tests.unit.engine.models import TINY, engine_of, generate
+
+HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8, "max_position_embeddings": 2048}
+FLOAT32 = ("--dtype", "float32", "--block-tokens", "8")
+OUTPUT_TOKENS = 250
+PROMPTS = [list(range(5 + index, 40 + 3 * index)) for index in range(4)]
+
+
+def ranks_of(pid: int) -> list[int]:
+    """The processes that a worker started."""
+    found: list[int] = []
+    for folder in Path("/proc").iterdir():
+        try:
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+        except (OSError, IndexError):
+            continue
+        if folder.name.isdigit() and int(parent) == pid:
+            found.append(int(folder.name))
+    return sorted(found)
+
+
+def _all_ranks(server: RunningServer) -> list[int]:
+    return [rank for pid in server.worker_pids() for rank in (pid, *ranks_of(pid))]
+
+
+def _watched(pids: list[int]) -> list[int]:
+    """Hold on to processes that are not our children, to see them end."""
+    return [os.pidfd_open(pid) for pid in pids]
+
+
+def _all_gone(descriptors: list[int]) -> bool:
+    ended = [bool(select.select([descriptor], [], [], 30)[0]) for descriptor in descriptors]
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return all(ended)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random Llama of 8 heads on 4 KV heads: two ranks can share it."""
+    folder = tmp_path_factory.mktemp("llama")
+    save_with_bytes(transformers.LlamaConfig(**TINY | HEADS), folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def expected(model: str) -> list[list[int]]:
+    """What one rank says to the prompts."""
+    engine, _ = engine_of(resolve_model(model), blocks=50, block_tokens=8, kind="torch")
+    return [generate(engine, prompt, range(50), OUTPUT_TOKENS) for prompt in PROMPTS]
+
+
+def _answer(server: RunningServer, prompt: list[int]) -> tuple[str, dict]:
+    """Return a completion's text and timings."""
+    body = {"prompt": prompt, "max_tokens": OUTPUT_TOKENS, "temperature": 0, "ignore_eos": True}
+    with server.client(timeout_s=120) as client:
+        answer = client.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["text"], answer.json()["timings"]
+
+
+def _texts(server: RunningServer, tokens: list[list[int]]) -> list[str]:
+    with server.client() as client:
+        return [client.post("/detokenize", json={"tokens": each}).json()["prompt"] for each in tokens]
+
+
+@pytest.mark.parametrize("topology", [("--mixed", "1", "--tp", "2"), ("--tp", "2", "--pp", "2")])
+def test_the_text_is_that_of_one_rank(topology: tuple[str, ...], model: str, expected: list[list[int]]) -> None:
+    """On one worker, and handed over from prefill to decode; several requests at once, and no rank left behind."""
+    with serving(model, *FLOAT32, *topology) as server:
+        workers, ranks = server.worker_pids(), _all_ranks(server)
+        assert len(ranks) == len(workers) * (4 if "--pp" in topology else 2)
+        assert "torch engine (the native engine computes whole models" in server.output()
+        with ThreadPoolExecutor(len(PROMPTS)) as pool:
+            answers = list(pool.map(lambda prompt: _answer(server, prompt)[0], PROMPTS))
+        assert answers == _texts(server, expected)
+        watched = _watched(ranks)
+        assert server.stop() == 0, server.output()
+        assert _all_gone(watched), "a rank outlived its server"
+
+
+def test_requests_outlive_the_death_of_one_rank(model: str, expected: list[list[int]]) -> None:
+    """kill -9 of rank 1 under load is the death of one worker: requests go on elsewhere, the worker comes back."""
+    with serving(model, *FLOAT32, "--mixed", "2", "--tp", "2") as server:
+        killed = {worker["id"]: worker["pid"] for worker in server.cluster()["workers"]}["mixed-0"]
+        (victim,) = ranks_of(killed)
+        watched = _watched([killed, victim])
+        with ThreadPoolExecutor(len(PROMPTS)) as pool:
+            answers = pool.map(lambda prompt: _answer(server, prompt), PROMPTS)
+            _wait_until(server, lambda c: all(w["running"] for w in c["workers"]), what="both workers compute")
+            os.kill(victim, signal.SIGKILL)
+            texts, timings = zip(*answers, strict=True)
+        assert list(texts) == _texts(server, expected)
+        assert max(timing["attempts"] for timing in timings) == 2, "no request was on the worker that died"
+        assert _all_gone(watched), "the worker outlived its rank"
+        assert f"rank 1 (pid {victim}) was killed by signal 9" in server.output()
+        _wait_until(server, lambda c: all(w["state"] == "ready" for w in c["workers"]), what="the worker is back")
+        _wait_until(server, _nothing_used, what="no block is used")
+        assert _answer(server, PROMPTS[0])[0] == texts[0]
+
+
+def test_a_rank_that_dies_or_stops_while_idle_ends_its_worker(model: str, tmp_path: Path) -> None:
+    """Death is noticed at once, hanging at the next step, by the server, in whatever rank it is."""
+    config = tmp_path / "baton.toml"
+    config.write_text("[survival]\nsilent_s = 2.0\n[parallel]\ntensor = 2\n")
+    with serving(model, *FLOAT32, "--mixed", "1", "--config", str(config)) as server:
+        for number in (signal.SIGKILL, signal.SIGSTOP):
+            (worker,) = server.worker_pids()
+            (rank,) = ranks_of(worker)
+            watched = _watched([worker, rank])
+            os.kill(rank, number)
+            if number == signal.SIGSTOP:
+                assert len(_answer(server, PROMPTS[0])[0]) > 0
+            assert _all_gone(watched), f"a process outlived signal {number}"
+            _wait_until(
+                server,
+                lambda c, dead=worker: [(w["state"], w["pid"] != dead) for w in c["workers"]] == [("ready", True)],
+                what="another worker is there",
+            )
+        watched = _watched(_all_ranks(server))
+        server.process.kill()
+        server.process.wait(10)
+        assert _all_gone(watched), "a rank outlived the server's crash"
+
+
+def test_a_model_that_ranks_cannot_share_is_refused_at_the_start() -> None:
+    """Before anything is loaded, with every problem at once."""
+    command = [sys.executable, "-m", "baton.cli.main", "serve", "--tp", "2", "--pp", "31", "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "3 KV heads cannot be shared by 2 ranks" in done.stderr
+    assert "9 query heads cannot be shared by 2 ranks" in done.stderr
+    assert "30 layers cannot be shared by 31 pipeline stages" in done.stderr

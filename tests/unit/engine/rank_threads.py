@@ -1,0 +1,60 @@
+"""A parallel worker whose ranks are threads of this process, over gloo: the engine's half, without processes."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from torch.distributed import HashStore
+
+from baton.engine.card import ModelCard
+from baton.engine.parallel.gloo import GlooRanks
+from baton.engine.parallel.load import load_lead, load_rank
+from baton.engine.parallel.orders import Order
+from baton.engine.parallel.place import rank_place
+from baton.engine.parallel.runner import Follower
+from baton.engine.port import StepEngine
+from baton.kv.layout import KVLayout
+
+
+@dataclass
+class _Queues:
+    """Implements `Orders`."""
+
+    all: list[queue.SimpleQueue[Order | None]] = field(default_factory=list)
+
+    def put(self, order: Order) -> None:
+        for each in self.all:
+            each.put(order)
+
+
+@contextmanager
+def parallel_engine(
+    card: ModelCard, *, tensor: int = 1, pipeline: int = 1, blocks: int = 64, block_tokens: int = 4
+) -> Iterator[tuple[StepEngine, bytearray, KVLayout]]:
+    """Run an engine in float32 over an arena of its own for the length of a with block."""
+    layout = card.layout(block_tokens=block_tokens, dtype="float32", tensor_parallel=tensor, pipeline_parallel=pipeline)
+    arena, store = bytearray(layout.block_bytes * blocks), HashStore()
+    orders = _Queues([queue.SimpleQueue() for _ in range(layout.ranks - 1)])
+
+    def follow(rank: int) -> None:
+        ranks = GlooRanks(rank_place(layout, rank), store)
+        follower = Follower(load_rank(card, layout, memoryview(arena), ranks, dtype="float32", threads=1))
+        while (order := orders.all[rank - 1].get()) is not None:
+            follower.obey(order)
+
+    threads = [threading.Thread(target=follow, args=(rank,)) for rank in range(1, layout.ranks)]
+    for thread in threads:
+        thread.start()
+    try:
+        ranks = GlooRanks(rank_place(layout, 0), store)
+        parts = load_rank(card, layout, memoryview(arena), ranks, dtype="float32", threads=1)
+        yield load_lead(parts, layout, orders), arena, layout
+    finally:
+        for each in orders.all:
+            each.put(None)
+        for thread in threads:
+            thread.join()
