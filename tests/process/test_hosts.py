@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.hosting import cluster
-from tests.serving import RunningServer
+from tests.hosting import cluster, joining
+from tests.serving import RunningServer, alive, listening
 
 PREFILL, DECODE = ("--prefill", "1"), ("--decode", "1")
 LONG = {"prompt": "a request that runs for a while", "max_tokens": 3000, "ignore_eos": True, "temperature": 0}
@@ -34,10 +40,11 @@ def stream(client: httpx.Client, body: dict) -> Iterator[dict]:
 
 def wait_until(server: RunningServer, condition: Callable[[dict], bool], *, what: str) -> dict:
     """Ask /cluster until the condition holds. Bounded by the number of asks, each of which waits for the server."""
-    for _ in range(20_000):
-        state = server.cluster()
-        if condition(state):
-            return state
+    with server.client() as client:
+        for _ in range(20_000):
+            state = client.get("/cluster").json()
+            if condition(state):
+                return state
     raise AssertionError(f"never happened: {what}; last seen {state}\n{server.output()}")
 
 
@@ -73,3 +80,182 @@ def test_prefill_on_one_host_and_decode_on_another_say_what_one_worker_says(mixe
         assert [host["state"] for host in state["hosts"]] == ["ready", "ready"]
         assert server.metric("baton_handoff_bytes_total") == blocks * state["hosts"][0]["kv_block_bytes"]
         assert 'host="b"' in client.get("/metrics").text
+
+
+FAST = "[hosts]\nsilent_s = 2.0\nmover_silent_s = 1.0\ncopy_s = 5.0\n"
+"""Faults are noticed within seconds, so that a test waits for them no longer."""
+
+
+@pytest.fixture
+def fast(tmp_path: Path) -> tuple[str, str]:
+    path = tmp_path / "baton.toml"
+    path.write_text(FAST)
+    return "--config", str(path)
+
+
+def many(server: RunningServer, bodies: list[dict]) -> tuple[list[threading.Thread], list[str]]:
+    """Ask for all of them at once. The answers are there when the threads have ended."""
+    answers = [""] * len(bodies)
+
+    def one(index: int) -> None:
+        with server.client() as own:
+            answers[index] = text_of(ask(own, bodies[index]))
+
+    threads = [threading.Thread(target=one, args=(index,)) for index in range(len(bodies))]
+    for thread in threads:
+        thread.start()
+    return threads, answers
+
+
+def all_ready(*names: str) -> Callable[[dict], bool]:
+    return lambda state: sorted(host["id"] for host in state["hosts"] if host["state"] == "ready") == sorted(names)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_every_transport_brings_the_same_text(transport: str, tmp_path: Path, mixed_text) -> None:
+    path = tmp_path / "baton.toml"
+    path.write_text(f"[hosts]\ntransports = ['{transport}']\n")
+    bodies = [{**PROMPT, "prompt": f"{index} {PROMPT['prompt']}"} for index in range(6)]
+    with cluster("hash", {"a": PREFILL, "b": DECODE}, "--config", str(path)) as (server, _):
+        threads, answers = many(server, bodies)
+        for thread in threads:
+            thread.join()
+        assert answers == [mixed_text(body) for body in bodies]
+        wait_until(server, nothing_used, what="no block is used")
+        assert server.metric("baton_handoff_bytes_total") > 0
+
+
+@pytest.mark.parametrize("victim", ["a", "b"])
+def test_a_request_outlives_the_death_of_a_host(victim: str, fast: tuple[str, str], mixed_text) -> None:
+    """Its workers and its KV die with its agent; the server has the tokens, and the other host goes on with them."""
+    hosts = {"a": PREFILL, "b": DECODE}
+    with cluster("hash", hosts, *fast) as (server, joined), server.client() as client:
+        workers = joined[victim].pids("baton.worker")
+        text, last = "", {}
+        for last in stream(client, LONG):
+            if not text:
+                joined[victim].process.kill()
+            text += "".join(choice["text"] for choice in last["choices"])
+        assert text == mixed_text(LONG)
+        assert last["timings"]["attempts"] == (2 if victim == "b" else 1)
+        state = wait_until(server, lambda c: len(c["hosts"]) == 1 and nothing_used(c), what="one host, nothing used")
+        assert victim not in {worker["host"] for worker in state["workers"]}
+        assert not any(alive(pid) for pid in workers)
+        with joining(server.url, victim, *hosts[victim]):
+            wait_until(server, all_ready("a", "b"), what="the host is back")
+            assert text_of(ask(client, PROMPT)) == mixed_text(PROMPT)
+
+
+def test_a_hung_agent_is_given_up_and_joins_anew(fast: tuple[str, str], mixed_text) -> None:
+    with cluster("hash", {"a": PREFILL, "b": DECODE}, *fast) as (server, joined), server.client() as client:
+        text = ""
+        for chunk in stream(client, LONG):
+            if not text:
+                joined["b"].process.send_signal(signal.SIGSTOP)
+            text += "".join(choice["text"] for choice in chunk["choices"])
+        assert text == mixed_text(LONG)
+        joined["b"].process.send_signal(signal.SIGCONT)
+        wait_until(server, all_ready("a", "b"), what="the host is back")
+        assert text_of(ask(client, PROMPT)) == mixed_text(PROMPT)
+        wait_until(server, nothing_used, what="no block is used")
+
+
+def test_a_worker_that_dies_on_another_host_is_started_again_there(fast: tuple[str, str], mixed_text) -> None:
+    with cluster("hash", {"a": PREFILL, "b": DECODE}, *fast) as (server, joined), server.client() as client:
+        text, last = "", {}
+        for last in stream(client, LONG):
+            if not text:
+                os.kill(joined["b"].pids("baton.worker")[0], signal.SIGKILL)
+            text += "".join(choice["text"] for choice in last["choices"])
+        assert text == mixed_text(LONG)
+        assert last["timings"]["attempts"] == 2
+        wait_until(server, lambda c: all(w["state"] == "ready" for w in c["workers"]), what="the worker is back")
+        wait_until(server, nothing_used, what="no block is used")
+
+
+@pytest.mark.parametrize("victim", ["a", "b"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_requests_outlive_movers_that_die_or_hang(
+    victim: str, number: signal.Signals, fast: tuple[str, str], mixed_text
+) -> None:
+    """Under load, so that copies are under way: they end as not landed, and what they were to bring is computed."""
+    bodies = [{**PROMPT, "prompt": f"{index} {PROMPT['prompt']}" * 4, "max_tokens": 200} for index in range(8)]
+    with cluster("hash", {"a": PREFILL, "b": DECODE}, *fast) as (server, joined), server.client() as client:
+        mover = joined[victim].mover()
+        threads, answers = many(server, bodies)
+        os.kill(mover, number)
+        for thread in threads:
+            thread.join()
+        assert answers == [mixed_text(body) for body in bodies]
+        wait_until(server, nothing_used, what="no block is used")
+        moved_bytes = server.metric("baton_handoff_bytes_total")
+        assert text_of(ask(client, PROMPT)) == mixed_text(PROMPT)
+        assert not alive(mover)
+        assert server.metric("baton_handoff_bytes_total") > moved_bytes, "the next mover moves nothing"
+
+
+def test_a_second_host_of_a_name_is_refused_and_a_foreign_model_for_good(tmp_path: Path) -> None:
+    with listening("hash", "--hosts", "1") as server, joining(server.url, "a", "--mixed", "1"):
+        server.wait_ready()
+        command = [sys.executable, "-m", "baton.cli.main", "host", "--join", server.url]
+        twin = subprocess.run(
+            [*command, "--name", "a", "--mixed", "1", "--join-wait-s", "0"], capture_output=True, text=True, timeout=60
+        )
+        assert twin.returncode == 1
+        assert "there is a host a already" in twin.stdout
+        other = subprocess.run(
+            [*command, "smollm2-135m", "--name", "b", "--mixed", "1"], capture_output=True, text=True, timeout=60
+        )
+        assert other.returncode == 2
+        assert "architecture is" in other.stderr
+        small = subprocess.run(
+            [*command, "--name", "b", "--mixed", "1", "--kv-blocks", "4"], capture_output=True, text=True, timeout=60
+        )
+        assert small.returncode == 2
+        assert "or more" in small.stderr
+
+
+def test_a_host_joins_with_the_servers_key_only() -> None:
+    with listening("hash", "--hosts", "1", "--api-key", "secret") as server:
+        command = [sys.executable, "-m", "baton.cli.main", "host", "--join", server.url, "--name", "a"]
+        refused = subprocess.run([*command, "--api-key", "guess"], capture_output=True, text=True, timeout=60)
+        assert refused.returncode == 2
+        assert "--api-key" in refused.stderr
+        with joining(server.url, "a", "--api-key", "secret"):
+            server.wait_ready()
+
+
+def test_a_host_without_its_server_ends_its_workers_and_joins_the_next(mixed_text) -> None:
+    """The server is killed; another one comes up at its address."""
+    with listening("hash", "--hosts", "1") as first, joining(first.url, "a", "--mixed", "1") as host:
+        first.wait_ready()
+        workers = host.pids("baton.worker")
+        first.process.kill()
+        first.process.wait()
+        port = first.url.rpartition(":")[2]
+        with listening("hash", "--hosts", "1", "--port", port) as second, second.client() as client:
+            second.wait_ready()
+            assert not any(alive(pid) for pid in workers)
+            assert text_of(ask(client, PROMPT)) == mixed_text(PROMPT)
+
+
+def test_a_role_flip_on_another_host_and_workers_of_the_servers_own(mixed_text) -> None:
+    """The server's own host prefills, another decodes; then the other one does both."""
+    with listening("hash", "--prefill", "1", "--hosts", "1") as server, joining(server.url, "b", *DECODE):
+        server.wait_ready()
+        with server.client() as client:
+            first = ask(client, PROMPT)
+            assert (first["timings"]["prefill_worker"], first["timings"]["decode_worker"]) == (
+                "prefill-0",
+                "b.decode-0",
+            )
+            for worker, role in (("prefill-0", "decode"), ("b.decode-0", "prefill")):
+                client.post(f"/cluster/workers/{worker}/role", json={"role": role}).raise_for_status()
+            other = {**PROMPT, "prompt": "something else, " * 20}
+            second = ask(client, other)
+            assert (second["timings"]["prefill_worker"], second["timings"]["decode_worker"]) == (
+                "b.decode-0",
+                "prefill-0",
+            )
+            assert [text_of(first), text_of(second)] == [mixed_text(PROMPT), mixed_text(other)]
+        wait_until(server, nothing_used, what="no block is used")

@@ -158,6 +158,8 @@ class HostsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Where hosts that join connect to, at the address of HTTP. 0 takes a free one; open once a host has asked."""
     listen: str = ""
     """Address at which this server's own host gives KV blocks to others. Empty: that of HTTP."""
+    transports: tuple[Literal["shm", "tcp"], ...] = ("shm", "tcp")
+    """How KV may go from host to host, the best first. `shm` is between hosts on one machine."""
     advertise: str = ""
     """Address by which they reach it. Empty: the one by which the first of them has reached the server."""
     silent_s: float = 10.0
@@ -229,6 +231,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             found.append(
                 f"slo.ttft_s is {self.slo.ttft_s} and slo.tpot_s {self.slo.tpot_s}, but both must be above 0 s"
             )
+        if not self.hosts.transports:
+            found.append("hosts.transports is empty: no KV could go from host to host; name shm, tcp or both")
         if any(not key for key in self.http.api_keys):
             found.append("http.api_keys holds an empty key, which every client would match; remove it")
         return found

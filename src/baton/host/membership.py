@@ -128,6 +128,7 @@ class Membership:
             host=place.host,
             arena_bytes=parts.arena.bytes_total,
             layout=self._computing.layout,
+            transports=self._config.hosts.transports,
             listen=place.listen or self._stream.address,
             advertise=place.advertise,
         )

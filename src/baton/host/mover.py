@@ -14,7 +14,6 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import assert_never
 
 import msgspec
@@ -45,12 +44,11 @@ from baton.link.moving import (
 from baton.link.parent import die_with_parent
 from baton.link.setup import Ping
 from baton.transfer.port import Extent, Pull, Ticket, Transport
+from baton.transfer.shm import ShmTransport, machine
 from baton.transfer.tcp import TcpTransport
 
 _THREADS = 4
 """They end what is to be ended, which may take a moment; bytes are moved by the transports' own."""
-
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(slots=True)
@@ -67,16 +65,23 @@ class Mover:
     def __init__(self, setup: MoverSetup, memory: memoryview, arena_fd: int, outbox: Outbox) -> None:
         self._outbox = outbox
         self._block_bytes = setup.layout.block_bytes
-        tcp = TcpTransport(with_port(setup.listen, 0))
-        if setup.advertise:
-            tcp.address = with_port(setup.advertise, int(tcp.address.rpartition(":")[2]))
-        self.address = tcp.address
-        self._transports: dict[str, Transport] = {tcp.name: tcp}
+        self.address = ""
+        self._transports = {name: self._build(name, setup) for name in setup.transports}
         for transport in self._transports.values():
             transport.register(memory, descriptor=arena_fd)
         self._tickets: dict[int, Ticket] = {}
         self._pulls: dict[int, _Pulling] = {}
         self._ending = ThreadPoolExecutor(_THREADS)
+
+    def _build(self, name: str, setup: MoverSetup) -> Transport:
+        if name == ShmTransport.name:
+            return ShmTransport()
+        assert name == TcpTransport.name, f"{name} is no transport"
+        tcp = TcpTransport(with_port(setup.listen, 0))
+        if setup.advertise:
+            tcp.address = with_port(setup.advertise, int(tcp.address.rpartition(":")[2]))
+        self.address = tcp.address
+        return tcp
 
     @property
     def transports(self) -> tuple[str, ...]:
@@ -174,7 +179,7 @@ def run_mover(descriptor: int) -> int:
     except (ArenaError, TransferError) as error:
         outbox.put(MoverFailed(str(error)))
         return 1
-    outbox.put(MoverReady(pid=os.getpid(), machine=_machine(), transports=mover.transports, address=mover.address))
+    outbox.put(MoverReady(pid=os.getpid(), machine=machine(), transports=mover.transports, address=mover.address))
     while not parent.closed:
         for payload in parent.receive(wait=True) or ():
             message = decoder.decode(payload)
@@ -184,14 +189,6 @@ def run_mover(descriptor: int) -> int:
                 mover.handle(message)
     mover.close()
     return 0
-
-
-def _machine() -> str:
-    """Name this machine, until it is started again. Empty, and so like no other, where it has no name."""
-    try:
-        return _BOOT_ID.read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
 
 
 if __name__ == "__main__":

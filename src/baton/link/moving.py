@@ -16,6 +16,8 @@ class MoverSetup(Struct, frozen=True, kw_only=True, tag=True):
     host: HostId
     arena_bytes: int
     layout: KVLayout
+    transports: tuple[str, ...]
+    """What it may offer and pull by, the best first."""
     listen: str
     """Address that it serves other hosts on. Without a port, one is chosen."""
     advertise: str

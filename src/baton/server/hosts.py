@@ -185,6 +185,7 @@ class Hosts:
             host=own.id,
             arena_bytes=own.arena.bytes_total,
             layout=self.driver.layout,
+            transports=config.transports,
             listen=config.listen or self._parts.config.http.host,
             advertise=config.advertise or address,
         )

@@ -35,6 +35,9 @@ from baton.server.copying import Copying
 from baton.server.driver import Driver
 from baton.server.remote_worker import RemoteWorker
 
+_HELLO_S = 60.0
+"""An agent connects before its mover is up; then it says who it is."""
+
 
 class Registry(Protocol):
     """Who decides which host belongs to the cluster."""
@@ -63,6 +66,9 @@ class JoinedHost:
             FromAgentMessage, heard=self._hear, ended=self._ended
         )
         self._registry = registry
+        self._deadline = asyncio.get_running_loop().call_later(
+            _HELLO_S, self.stream.end, f"it has not said who it is for {_HELLO_S:.0f} s"
+        )
         self._watch = asyncio.create_task(watch(self.stream, silent_s, HostPing()))
         self._workers: dict[WorkerId, RemoteWorker] = {}
         self._decoder = msgspec.msgpack.Decoder(FromWorkerMessage)
@@ -90,11 +96,14 @@ class JoinedHost:
 
     def _ended(self, reason: str) -> None:
         self._watch.cancel()
+        self._deadline.cancel()
         self._registry.gone(self, reason)
 
     def _hear(self, message: FromAgentMessage) -> None:
         if isinstance(message, HostHello):
             self._greet(message)
+            return
+        if isinstance(message, HostPong):
             return
         if not self.id:
             self.stream.end("it spoke before it said who it is", Refused("say who you are first", again=False))
@@ -113,8 +122,6 @@ class JoinedHost:
                 copying.mover_said(self.id, generation, news)
             case HostLeaves(reason=reason):
                 self.stream.end(reason)
-            case HostPong():
-                pass
             case _:
                 assert_never(message)
 
@@ -129,6 +136,7 @@ class JoinedHost:
         answer = self._registry.admit(self, hello)
         if isinstance(answer, Welcome):
             self.id = hello.host
+            self._deadline.cancel()
         return answer
 
     def _hear_worker(self, message: FromWorker) -> None:
