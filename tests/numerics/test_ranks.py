@@ -6,6 +6,7 @@ order, nothing else differs; so greedy text is the same wherever no two tokens a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,16 @@ import pytest
 import transformers
 
 from baton.core.errors import ModelError
-from baton.core.types import Sampling
+from baton.core.types import BlockId, Sampling
 from baton.engine.load import choose_engine
 from baton.engine.models.ranks import OneRank
 from baton.engine.parallel.load import load_rank
 from baton.engine.parallel.place import rank_refusals
+from baton.engine.port import StepEngine
 from baton.engine.resolve import resolve_model
+from baton.kv.conversion import Conversion
+from baton.kv.layout import KVLayout
+from baton.transfer.convert import convert
 from tests.numerics.test_architectures import CONFIGS, TOKENS
 from tests.unit.engine.models import TINY, VOCAB, all_logprobs, engine_of, generate, part_of, poison, run, tiny_model
 from tests.unit.engine.rank_threads import parallel_engine
@@ -117,6 +122,44 @@ def test_an_arena_holds_only_what_its_ranks_wrote(tmp_path: Path) -> None:
                 mine = np.ascontiguousarray(bytes_).view(np.float32).reshape(shape)
                 expected = one[:, shard.layers.start : shard.layers.stop, :, :, shard.heads.start : shard.heads.stop]
                 np.testing.assert_allclose(mine, expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 2), (8, 1), (1, 3)])
+def test_kv_that_is_converted_says_the_same_on_the_other_side(tensor: int, pipeline: int, tmp_path: Path) -> None:
+    """Prefill on several ranks, decode on one in another arena with other blocks, and the other way round."""
+    tiny_model(EIGHT_HEADS).save_pretrained(tmp_path)
+    card = resolve_model(str(tmp_path))
+    engine, whole = engine_of(card, kind="torch", block_tokens=8)
+    expected = generate(engine, TOKENS[:43], range(16), 20)
+    tables = [BlockId(block) for block in range(13, 29)], [BlockId(block) for block in range(60, 20, -1)]
+    with parallel_engine(card, tensor=tensor, pipeline=pipeline) as (ranks, arena, layout):
+        first = run(ranks, part_of(TOKENS[:43], tables[1]))[0].token
+        poison(whole)
+        bring(layout, engine.layout, tables[::-1], arena, whole)
+        assert [first, *continue_text(engine, tables[0], first, 19)] == expected
+        poison(arena)
+        poison(whole)
+        first = run(engine, part_of(TOKENS[:43], tables[0]))[0].token
+        bring(engine.layout, layout, tables, whole, arena)
+        assert [first, *continue_text(ranks, tables[1], first, 19)] == expected
+
+
+def bring(
+    source: KVLayout, target: KVLayout, tables: Sequence[list[BlockId]], ours: bytearray, theirs: bytearray
+) -> None:
+    """Convert the KV of the 43 tokens of a prompt from one arena into another."""
+    conversion = Conversion(source, target)
+    assert not conversion.loss
+    convert(conversion.plan(tables[0], tables[1], range(43)), memoryview(ours), memoryview(theirs))
+
+
+def continue_text(engine: StepEngine, table: Sequence[BlockId], first: int | None, count: int) -> list[int]:
+    """Decode after the 43 tokens of a prompt, of which nothing is computed here."""
+    tokens = [*TOKENS[:43], first or 0]
+    for _ in range(count):
+        part = part_of(tokens, table, start=len(tokens) - 1, prompt_tokens=43)
+        tokens.append(run(engine, part)[0].token or 0)
+    return tokens[44:]
 
 
 @pytest.mark.parametrize(
