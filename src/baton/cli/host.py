@@ -6,7 +6,7 @@ import argparse
 import re
 import socket
 
-from baton.cli.serve import event_loop, tell
+from baton.cli.serve import add_parallel, event_loop, tell
 from baton.core.config import Topology
 from baton.core.errors import ConfigError
 from baton.host.agent import Agent, HostWishes
@@ -34,6 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--threads", type=int, default=0, metavar="N", help="threads of each worker (default: cores / workers)"
     )
+    add_parallel(parser, default="as the server's")
     parser.add_argument(
         "--kv-blocks", type=int, default=0, metavar="N", help="KV blocks of this host (default: what 2 GiB hold)"
     )
@@ -70,11 +71,16 @@ def run(args: argparse.Namespace) -> int:
     ):
         if value < 0:
             raise ConfigError(f"{flag} is {value}, but must be 0 or more")
+    for flag, value in (("--tp", args.tp), ("--pp", args.pp)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{flag} is {value}, but must be 1 or more")
     wishes = HostWishes(
         url=args.join,
         name=args.name or re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:64],
         model=args.model,
         topology=Topology(prefill=args.prefill or 0, decode=args.decode or 0, mixed=args.mixed or 0),
+        tensor=args.tp,
+        pipeline=args.pp,
         threads=args.threads,
         kv_blocks=args.kv_blocks,
         listen=args.listen,

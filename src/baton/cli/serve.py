@@ -67,10 +67,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--api-key", action="append", metavar="K", help="ask for this bearer key (repeatable)")
 
 
-def add_parallel(parser: argparse.ArgumentParser) -> None:
-    """Add what decides how many processes a worker of this host has."""
-    parser.add_argument("--tp", type=int, metavar="N", help="tensor-parallel ranks of each worker (default: 1)")
-    parser.add_argument("--pp", type=int, metavar="N", help="pipeline stages of each worker (default: 1)")
+def add_parallel(parser: argparse.ArgumentParser, *, default: str = "1") -> None:
+    """Add what decides how many processes each worker of this host is."""
+    parser.add_argument(
+        "--tp", type=int, metavar="N", help=f"tensor-parallel ranks of each worker (default: {default})"
+    )
+    parser.add_argument("--pp", type=int, metavar="N", help=f"pipeline stages of each worker (default: {default})")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 from baton.core.step import Slice, SliceResult, Step, StepResult
 from baton.core.types import Sampling, TokenLogprob
 from baton.engine.card import ModelCard
-from baton.kv.layout import KVLayout
+from baton.kv.layout import KVLayout, Shard
 
 EOS_TOKEN = 0
 BOS_TOKEN = 1
@@ -57,11 +57,10 @@ class HashEngine:
         assert vocab_tokens > TEXT_TOKENS[-1], f"{vocab_tokens} tokens cannot spell printable text"
         self.layout = layout
         self._width = layout.kv_heads * layout.head_dim
-        self._planes = 2 * layout.layers
+        self._planes = layout.planes * layout.layers
         whole = np.frombuffer(memory, dtype=np.uint8)
-        blocks = len(whole) // layout.block_bytes
-        shape = (blocks, self._planes, layout.block_tokens, self._width)
-        self._arena = whole[: blocks * layout.block_bytes].reshape(shape)
+        arena = whole[: len(whole) // layout.block_bytes * layout.block_bytes].reshape(-1, layout.block_bytes)
+        self._shards = [(shard, _view(arena, shard, layout)) for shard in layout.shards]
 
     def warm_up(self) -> None:
         """See `StepEngine.warm_up`. There is nothing to warm."""
@@ -75,12 +74,17 @@ class HashEngine:
     def _write(self, part: Slice) -> None:
         for position in range(part.start, part.start + part.count):
             block, slot = divmod(position, self.layout.block_tokens)
-            self._arena[part.block_table[block], :, slot] = self._token_kv(part.tokens[position], position)
+            kv = self._token_kv(part.tokens[position], position)
+            for shard, blocks in self._shards:
+                mine = kv[shard.layers.start : shard.layers.stop, :, shard.heads.start : shard.heads.stop]
+                blocks[part.block_table[block], :, :, slot] = mine
 
     def _token_kv(self, token: int, position: int) -> np.ndarray:
-        """Hash one token where it stands: [planes, width], one plane per layer and K or V."""
-        digest = shake_128(f"{position}:{token}".encode()).digest(self.layout.token_bytes)
-        return np.frombuffer(digest, dtype=np.uint8).reshape(self._planes, self._width)
+        """Hash one token where it stands: [layers, planes, kv_heads, head_dim], whatever the layout has made of it."""
+        layout = self.layout
+        digest = shake_128(f"{position}:{token}".encode()).digest(self._planes * self._width)
+        shape = (layout.layers, layout.planes, layout.kv_heads, layout.head_dim)
+        return np.frombuffer(digest, dtype=np.uint8).reshape(shape)
 
     def _result(self, part: Slice) -> SliceResult:
         prompt_logprobs = _prompt_logprobs(part) if part.sampling.prompt_logprobs else ()
@@ -111,12 +115,33 @@ class HashEngine:
         return drawn
 
     def _context_digest(self, part: Slice) -> bytes:
-        """Hash every KV byte of tokens [0, total), plane by plane in token order: blind to how blocks cut them."""
-        total = part.start + part.count
-        blocks = -(-total // self.layout.block_tokens)
-        kv = self._arena[np.asarray(part.block_table[:blocks])]  # [blocks, planes, block_tokens, width]
-        planes = kv.transpose(1, 0, 2, 3).reshape(self._planes, -1)[:, : total * self._width]
-        return blake2b(np.ascontiguousarray(planes), digest_size=16).digest()
+        """Hash all KV of tokens [0, total), plane by plane in token order: blind to how blocks and ranks cut it.
+
+        A head that several ranks hold must be the same in all: where it is not, the text is another one.
+        """
+        layout, total = self.layout, part.start + part.count
+        table = np.asarray(part.block_table[: -(-total // layout.block_tokens)])
+        kv = np.zeros((layout.layers, layout.planes, total, layout.kv_heads, layout.head_dim), np.uint8)
+        held = np.zeros((layout.layers, layout.kv_heads), np.bool_)
+        digest = blake2b(digest_size=16)
+        for shard, blocks in self._shards:
+            layers, heads = (slice(part.start, part.stop) for part in (shard.layers, shard.heads))
+            # [layers, planes, blocks, block_tokens, kv_heads, head_dim], tokens joined and cut off
+            mine = blocks[table].transpose(1, 2, 0, 3, 4, 5)
+            mine = mine.reshape(*mine.shape[:2], -1, *mine.shape[4:])[:, :, :total]
+            if not held[layers, heads].any():
+                kv[layers, :, :, heads] = mine
+                held[layers, heads] = True
+            elif not np.array_equal(kv[layers, :, :, heads], mine):
+                digest.update(np.ascontiguousarray(mine))
+        digest.update(kv)
+        return digest.digest()
+
+
+def _view(arena: np.ndarray, shard: Shard, layout: KVLayout) -> np.ndarray:
+    """One rank's part of every block: [blocks, layers, planes, block_tokens, kv_heads, head_dim]."""
+    shape = (len(shard.layers), layout.planes, layout.block_tokens, len(shard.heads), layout.head_dim)
+    return arena[:, shard.offset_bytes : shard.offset_bytes + shard.size_bytes].reshape(len(arena), *shape)
 
 
 def _unit_vector(context: bytes) -> bytes:

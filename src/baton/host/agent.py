@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from baton.core.config import Config, KVConfig, Topology
+from baton.core.config import Config, KVConfig, ParallelConfig, Topology
 from baton.core.types import HostId
 from baton.engine.resolve import resolve_model
 from baton.host.ask import NotNowError, ask_terms, server_address
@@ -32,6 +32,9 @@ class HostWishes:
     model: str
     """Empty: what the server calls it, which has to be found under that name here."""
     topology: Topology
+    tensor: int | None
+    pipeline: int | None
+    """Ranks and stages of each worker. None: as the server's workers."""
     threads: int
     kv_blocks: int
     """0 chooses."""
@@ -116,6 +119,10 @@ def _config(terms: HostTerms, wishes: HostWishes) -> Config:
         terms.config,
         model=wishes.model or terms.config.model,
         topology=wishes.topology,
+        parallel=ParallelConfig(
+            tensor=wishes.tensor or terms.config.parallel.tensor,
+            pipeline=wishes.pipeline or terms.config.parallel.pipeline,
+        ),
         threads=wishes.threads,
         kv=KVConfig(**kv),
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from baton.core.types import Sampling
 from baton.engine.hash_engine import EOS_TOKEN, hash_card
 from baton.engine.load import load_engine
@@ -51,6 +53,25 @@ def test_more_layers_work_as_well() -> None:
     engine = load_engine(hash_card(), layout, memoryview(arena))
     assert len(generate(engine, PROMPT, range(16), 10)) == 10
     assert arena[-11:] == b"\0" * 11
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (8, 1), (1, 3), (4, 2)])
+def test_the_text_does_not_depend_on_how_ranks_share_a_block(tensor: int, pipeline: int) -> None:
+    """And every byte of every rank matters, those of heads that are held twice included."""
+    size = {"layers": 3, "kv_heads": 4, "head_dim": 2, "block_tokens": 4, "dtype": "uint8"}
+    texts: list[list[int]] = []
+    for ranks in ({}, {"tensor_parallel": tensor, "pipeline_parallel": pipeline}):
+        layout = KVLayout(**size, **ranks)
+        arena = bytearray(layout.block_bytes * 16)
+        engine = load_engine(hash_card(), layout, memoryview(arena))
+        run(engine, part_of(PROMPT, range(16)))
+        texts.append(_decode(engine, 6))
+    assert texts[0] == texts[1]
+    assert all(shard.size_bytes > 1 for shard in layout.shards)
+    for at in range(0, len(PROMPT) // 4 * layout.block_bytes, 3):
+        arena[at] ^= 1
+        assert _decode(engine, 6) != texts[0], at
+        arena[at] ^= 1
 
 
 def test_texts_are_printable_and_end_now_and_then() -> None:
