@@ -32,10 +32,13 @@ class RunningHost:
 
 
 @contextmanager
-def joining(url: str, name: str, *arguments: str, netns: Sequence[str] = ()) -> Iterator[RunningHost]:
-    """Run `baton host --join URL` for the length of a with block; no process is left after it."""
+def joining(url: str, name: str, *arguments: str, inside: Sequence[str] = ()) -> Iterator[RunningHost]:
+    """Run `baton host --join URL` for the length of a with block; no process is left after it.
+
+    `inside`: a command that runs it in a namespace.
+    """
     command = [sys.executable, "-m", "baton.cli.main", "host", "--join", url, "--name", name, *arguments]
-    process = subprocess.Popen([*netns, *command], stdin=subprocess.DEVNULL, env=dict(os.environ))
+    process = subprocess.Popen([*inside, *command], stdin=subprocess.DEVNULL, env=dict(os.environ))
     try:
         yield RunningHost(process, name)
     finally:

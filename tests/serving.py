@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -87,11 +87,13 @@ def serving(*arguments: str, environment: dict[str, str] | None = None) -> Itera
 
 
 @contextmanager
-def listening(*arguments: str, environment: dict[str, str] | None = None) -> Iterator[RunningServer]:
-    """As `serving`, but before it is ready: hosts may join."""
+def listening(
+    *arguments: str, environment: dict[str, str] | None = None, inside: Sequence[str] = ()
+) -> Iterator[RunningServer]:
+    """As `serving`, but before it is ready: hosts may join. `inside`: a command that runs it in a namespace."""
     with tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen(
-            [sys.executable, "-m", "baton.cli.main", "serve", "--port", "0", *arguments],
+            [*inside, sys.executable, "-m", "baton.cli.main", "serve", "--port", "0", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
