@@ -91,7 +91,7 @@ class Carrier:
         """Hosts whose pool knows the request."""
         self._now_s = 0.0
         desk = Desk(tell=self._tell, tell_pool=self._tell_pool, begin=self._begin, copy=outside.copy)
-        self._crossings = Crossings(desk, self.pools, self._homes, coordinator.block_tokens)
+        self._crossings = Crossings(desk, self.pools, self._homes)
 
     @property
     def handoffs(self) -> tuple[Move, ...]:
@@ -115,6 +115,10 @@ class Carrier:
     def tick(self, window: LoadWindow, now_s: float) -> None:
         self._now_s = now_s
         self._tell(Tick(window))
+
+    def block_tokens_of(self, worker: WorkerId) -> int:
+        """Tokens in a block of the worker's host."""
+        return self.pools[self._hosts[worker]].block_tokens
 
     # ---- what happens to hosts and workers
 
