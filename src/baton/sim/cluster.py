@@ -315,7 +315,7 @@ def build_cluster(
     outside = SimOutside(
         loop=loop,
         journal=journal,
-        block_tokens=lambda worker: carrier.block_tokens_of(worker),
+        block_tokens=lambda worker: carrier.pools[carrier.hosts[worker]].block_tokens,
         closed=closed,
         reshape_fleet=lambda command: cluster.reshape(command),
         start_copy=lambda copy: wires.begin(copy),
