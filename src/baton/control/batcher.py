@@ -186,11 +186,13 @@ class Batcher:
 
     def ask_in_run(self, run: DecodeRun) -> None:
         """Ask for those who need more room after `asks_after` steps of a run of which no step is booked."""
+        asks: list[int] = []
         for lane in run.lanes:
-            length = len(lane.tokens) + run.asks_after
-            if length >= lane.grow_at_tokens:
-                self._ask_for_more(lane, length)
-        run.asks_after = min(lane.grow_at_tokens - len(lane.tokens) for lane in run.lanes)
+            length = len(lane.tokens)
+            if length + run.asks_after >= lane.grow_at_tokens:
+                self._ask_for_more(lane, length + run.asks_after)
+            asks.append(lane.grow_at_tokens - length)
+        run.asks_after = min(asks)
 
     def widen(self, run: DecodeRun, granted: BlocksGranted) -> bool:
         """Give a lane of a run of which no step is booked more room.
@@ -198,7 +200,7 @@ class Batcher:
         False where the grant is for another lane: nothing changes then.
         """
         lane = self._find(granted.request_id, granted.attempt)
-        if not any(decoding is lane for decoding in run.lanes):
+        if lane is None or lane not in run.lanes:
             return False
         self._grant(granted)
         run.room_steps = room_steps(run.lanes)
@@ -373,7 +375,7 @@ class Batcher:
         `unbooked_tokens`: what a run under way has computed so far.
         """
         news = self._news
-        if news.is_empty and not step_s:
+        if not (news.events or news.tokens or news.started or step_s):
             news.is_load_new = False  # who only waits is told when it asks
             return None
         self._news = News()

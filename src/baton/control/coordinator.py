@@ -106,6 +106,9 @@ class Coordinator:
         """
         self._now_s = now_s
         match event:
+            case WorkerReported(view=view):
+                self._fleet.report(view)
+                return []
             case RequestArrived(request=request):
                 return self._arrive(request, now_s)
             case RequestCancelled(request_id=request_id):
@@ -125,9 +128,6 @@ class Coordinator:
                 return self._lose(workers, reason)
             case RequestDropped():
                 return self._move_on(event)
-            case WorkerReported(view=view):
-                self._fleet.report(view)
-                return []
             case RoleSet(worker=worker, role=role):
                 self._fleet.set_role(worker, role)
                 return []
@@ -185,7 +185,7 @@ class Coordinator:
         self, flight: Flight, candidates: Sequence[WorkerView], cluster: ClusterView
     ) -> list[CoordinatorCommand]:
         request = flight.request
-        route = self.policies.route(request, candidates, cluster)
+        route = self.policies.route(request, candidates, cluster, self._fleet)
         if isinstance(route, PolicyFailure):
             return self._close(request.id, "failed", route.reason)
         view = self._fleet.view(route.worker)
@@ -225,7 +225,7 @@ class Coordinator:
         flight.moving_to = None
         if worker is None:
             there = [view for view in candidates if view.host == flight.ahead]
-            choice = self.policies.place(request, flight.host, there or candidates, cluster)
+            choice = self.policies.place(request, flight.host, there or candidates, cluster, self._fleet)
             if isinstance(choice, PolicyFailure):
                 return self._close(request.id, "failed", choice.reason)
             worker = choice

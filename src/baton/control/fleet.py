@@ -15,6 +15,8 @@ from baton.core.types import RequestId, Role, WorkerId, WorkerView
 
 @dataclass(slots=True)
 class _Load:
+    reported: WorkerView
+    """What the worker last said itself, or joined as."""
     requests: int = 0
     queued_tokens: int = 0
     """Of requests whose prefill is not known to be over: what is really queued is this, or less."""
@@ -25,7 +27,7 @@ class _Load:
 
     def known(self, newest: RequestId | None) -> None:
         """Note what the worker knew of when it reported: this one, and all that was given before it."""
-        if newest is None or newest not in self.unreported:
+        if newest not in self.unreported:
             return
         for request_id in list(self.unreported):
             del self.unreported[request_id]
@@ -41,7 +43,7 @@ class Fleet:
     """
 
     _views: dict[WorkerId, WorkerView] = field(default_factory=dict[WorkerId, WorkerView])
-    """As the workers reported themselves."""
+    """What they are: as they joined, in the role that they were set to here."""
     _loads: dict[WorkerId, _Load] = field(default_factory=dict[WorkerId, _Load])
     _current: dict[WorkerId, WorkerView] = field(default_factory=dict[WorkerId, WorkerView])
     """With the load of this moment, except for those in `_changed`."""
@@ -54,7 +56,7 @@ class Fleet:
 
     def join(self, view: WorkerView) -> None:
         self._views[view.id] = self._current[view.id] = view
-        self._loads.setdefault(view.id, _Load())
+        self._loads.setdefault(view.id, _Load(view)).reported = view
         self._changed[view.id] = None
 
     def leave(self, worker: WorkerId) -> None:
@@ -66,19 +68,10 @@ class Fleet:
 
     def report(self, view: WorkerView) -> None:
         """Take a worker's own report. Its role stays what it was set to here, and what it is, what it joined as."""
-        known = self._views.get(view.id)
-        if known is not None:
-            if _facts(view) != _facts(known):
-                view = msgspec.structs.replace(
-                    view,
-                    role=known.role,
-                    kind=known.kind,
-                    kv_tokens_max=known.kv_tokens_max,
-                    step_tokens_max=known.step_tokens_max,
-                    requests_max=known.requests_max,
-                )
-            self._views[view.id] = view
-            self._loads[view.id].known(view.newest_request)
+        load = self._loads.get(view.id)
+        if load is not None:
+            load.reported = view
+            load.known(view.newest_request)
             self._changed[view.id] = None
 
     def set_role(self, worker: WorkerId, role: Role) -> None:
@@ -124,23 +117,22 @@ class Fleet:
 
 
 def _with_load(view: WorkerView, load: _Load) -> WorkerView:
+    reported = load.reported
+    queued_tokens = reported.queued_tokens
+    for tokens in load.unreported.values():
+        queued_tokens += tokens
     return WorkerView(
         id=view.id,
         host=view.host,
         role=view.role,
         running_requests=load.requests,
-        waiting_requests=view.waiting_requests,
-        queued_tokens=min(load.queued_tokens, view.queued_tokens + sum(load.unreported.values())),
+        waiting_requests=reported.waiting_requests,
+        queued_tokens=min(load.queued_tokens, queued_tokens),
         queued_requests=load.queued_requests,
-        context_tokens=max(load.context_tokens, view.context_tokens),
-        observed_at_s=view.observed_at_s,
+        context_tokens=max(load.context_tokens, reported.context_tokens),
+        observed_at_s=reported.observed_at_s,
         kind=view.kind,
         kv_tokens_max=view.kv_tokens_max,
         step_tokens_max=view.step_tokens_max,
         requests_max=view.requests_max,
     )
-
-
-def _facts(view: WorkerView) -> tuple[Role, str, int, int, int]:
-    """What a worker is, whatever it does."""
-    return (view.role, view.kind, view.kv_tokens_max, view.step_tokens_max, view.requests_max)

@@ -19,7 +19,7 @@ LOOKAHEAD_TOKENS = 4
 """A decoding request asks for more blocks this many tokens before it needs them, so that the answer is never late."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Lane:
     """There is no prefill and no decode here, only tokens that exist and tokens that are computed."""
 

@@ -19,10 +19,6 @@ class News:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
 
-    @property
-    def is_empty(self) -> bool:
-        return not (self.tokens or self.events or self.started)
-
     def report(self, view: WorkerView, step_s: float) -> StepReport:
         """Say it all. `view`: the load as it is now."""
         return StepReport(

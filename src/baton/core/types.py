@@ -231,4 +231,5 @@ class ClusterView(Struct, frozen=True, kw_only=True):
 
     def having(self, role: Role) -> list[WorkerView]:
         """Workers that may do this role's work: its own, and mixed ones."""
-        return [worker for worker in self.workers if worker.role in (role, "mixed")]
+        roles = (role, "mixed")
+        return [worker for worker in self.workers if worker.role in roles]

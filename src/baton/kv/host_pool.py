@@ -308,16 +308,15 @@ class HostPool:
             return []
         commands: list[PoolCommand] = []
         waiting = [held for key in self._wanting if (held := self._holdings.get(key)) and held.wanted > len(held.table)]
-        waiting.sort(key=lambda held: held.age)
-        short = False
-        for holding in (held for held in waiting if held.table and not held.preempting):
-            if not self._grow(holding, commands):
-                short = True
+        waiting.sort(key=_age)
+        for holding in waiting:
+            if holding.table and not holding.preempting and not self._grow(holding, commands):
                 break
-        for is_landing in (True, False):
-            for holding in (held for held in waiting if not held.table and held.landing == is_landing):
-                if short or not self._open(holding, commands):
-                    break
+        else:
+            for is_landing in (True, False):
+                for holding in waiting:
+                    if not holding.table and holding.landing == is_landing and not self._open(holding, commands):
+                        break
         self._wanting = {
             held.request.id: None
             for held in waiting
@@ -398,3 +397,7 @@ class HostPool:
         victim.preempting = True
         commands.append(ToWorker(victim.user, PreemptRequest(victim.request.id, victim.attempt)))
         return False
+
+
+def _age(holding: Holding) -> tuple[int, float, RequestId]:
+    return holding.age

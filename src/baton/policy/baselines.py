@@ -71,7 +71,8 @@ class LeastLoad:
         self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel
     ) -> WorkerId:
         """See `RoutingPolicy.route`."""
-        return min(candidates, key=lambda worker: (worker.running_requests, worker.id)).id
+        fewest = min([worker.running_requests for worker in candidates])
+        return min([worker.id for worker in candidates if worker.running_requests == fewest])
 
     def place(
         self,
@@ -121,7 +122,7 @@ class TakeAll:
 
     def admit(self, request: Request, cluster: ClusterView, cost: CostModel, now_s: float) -> Reject | None:
         """See `AdmissionPolicy.admit`."""
-        live = cluster.waiting_requests + sum(worker.running_requests for worker in cluster.workers)
+        live = cluster.waiting_requests + sum([worker.running_requests for worker in cluster.workers])
         if live < self.requests_max:
             return None
         reason = f"{live} requests are waiting or running, and the queue holds {self.requests_max}; try again later"

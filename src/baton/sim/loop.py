@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
-from operator import add
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -19,6 +17,8 @@ Message = TypeVar("Message")
 STEP_ENDS = -1
 """Rank of what a worker does at the end of a step: before everything else of that moment."""
 _DRAWS = 256
+_ROUNDING_S = 1e-9
+"""Far more than sums of delays can be off by."""
 ARRAY_MIN = 64
 """Numbers from which on an array is quicker than a loop. Both compute the same."""
 WORLD = 0
@@ -59,7 +59,7 @@ class EventLoop:
         self._links += 1
         return self._links
 
-    def run(self, *, until_s: float, events_max: int, after_each: Action) -> bool:
+    def run(self, *, until_s: float, events_max: int, after_each: Action | None = None) -> bool:
         """Work until nothing is left (True), or until the time or the events are used up (False)."""
         heap, pop = self._heap, heapq.heappop
         while heap:
@@ -69,7 +69,8 @@ class EventLoop:
             self.now_s = when_s
             self.events += 1
             action()
-            after_each()
+            if after_each is not None:
+                after_each()
         return True
 
 
@@ -94,29 +95,73 @@ class Delays:
     _taken: int = 0
     """How many of them are used."""
 
-    def after(self, sent_s: float) -> float:
-        """Draw a delay, and return when it is over."""
-        if self._taken == len(self._drawn_s):
+    def next_s(self) -> float:
+        """Draw a delay."""
+        taken = self._taken
+        if taken == len(self._drawn_s):
             self._draw(1)
-        self._taken += 1
-        return sent_s + (self._drawn_s[self._taken - 1] + self.spike.delay_s)
+            taken = 0
+        self._taken = taken + 1
+        return self._drawn_s[taken] + self.spike.delay_s
 
-    def after_each(self, sent_s: array[float]) -> npt.NDArray[np.float64] | list[float]:
-        """Draw a delay for each time, and return when each is over."""
-        count = len(sent_s)
+    def several(self, sent_s: array[float], begin: int, end: int, drained_s: float) -> Flock:
+        """Draw a delay for each message that is sent at `sent_s[begin:end]`, behind one that arrives at `drained_s`."""
+        count = end - begin
         if self._taken + count > len(self._drawn_s):
             self._draw(count)
-        begin, self._taken = self._taken, self._taken + count
-        if count >= ARRAY_MIN:
-            return np.frombuffer(sent_s) + (self._drawn[begin : begin + count] + self.spike.delay_s)
-        spike_s = self.spike.delay_s
-        return list(map(add, sent_s, [delay_s + spike_s for delay_s in self._drawn_s[begin : begin + count]]))
+        first, self._taken = self._taken, self._taken + count
+        last, spike_s = self._taken - 1, self.spike.delay_s
+        last_s = max(drained_s, sent_s[end - 1] + (self._drawn_s[last] + spike_s))
+        slowest_s = self.max_s + spike_s + _ROUNDING_S
+        for index in range(end - 2, begin - 1, -1):
+            if sent_s[index] + slowest_s <= last_s:
+                break
+            last -= 1
+            last_s = max(last_s, sent_s[index] + (self._drawn_s[last] + spike_s))
+        return Flock(count, self._drawn[first : self._taken], spike_s, drained_s, last_s)
 
     def _draw(self, count: int) -> None:
         """Draw many at once, which is quicker; keep what is not used yet."""
         more = self.min_s + (self.max_s - self.min_s) * self.draw.random(count + _DRAWS)
         self._drawn = np.concatenate((self._drawn[self._taken :], more))
         self._drawn_s, self._taken = self._drawn.tolist(), 0
+
+
+@dataclass(frozen=True, slots=True)
+class Flock:
+    """Messages that go one after the other. When each of them arrives is worked out when somebody asks."""
+
+    count: int
+    drawn_s: npt.NDArray[np.float64]
+    """Their delays."""
+    spike_s: float
+    """What comes on top of each."""
+    behind_s: float
+    """None of them arrives before this."""
+    last_s: float
+    """When the last of them arrives."""
+
+
+def arrivals_s(sent_s: array[float], flocks: Sequence[Flock]) -> array[float]:
+    """Say when each of these messages arrives. `sent_s`: when they were sent, of all flocks in order."""
+    if len(sent_s) < ARRAY_MIN:
+        return array("d", _one_by_one(sent_s, flocks))
+    delayed_s = np.concatenate([flock.drawn_s + flock.spike_s for flock in flocks])
+    delayed_s += np.frombuffer(sent_s)
+    begin = 0
+    for flock in flocks:
+        delayed_s[begin] = max(delayed_s[begin], flock.behind_s)
+        begin += flock.count
+    return array("d", np.maximum.accumulate(delayed_s).tobytes())
+
+
+def _one_by_one(sent_s: array[float], flocks: Sequence[Flock]) -> Iterator[float]:
+    sent = iter(sent_s)
+    for flock in flocks:
+        latest_s = flock.behind_s
+        for drawn_s in flock.drawn_s.tolist():
+            latest_s = max(latest_s, next(sent) + (drawn_s + flock.spike_s))
+            yield latest_s
 
 
 @dataclass(slots=True, kw_only=True)
@@ -142,22 +187,23 @@ class Link(Generic[Message]):
     def send(self, message: Message) -> None:
         """Send a message; lost without a sound once the link is closed."""
         if not self._closed:
-            self.drained_at_s = max(self.drained_at_s, self.delays.after(self.loop.now_s))
-            self.post(message, self.drained_at_s)
+            arrives_s = self.loop.now_s + self.delays.next_s()
+            if arrives_s < self.drained_at_s:
+                arrives_s = self.drained_at_s
+            self.drained_at_s = arrives_s
+            self.post(message, arrives_s)
 
-    def arrivals_s(self, sent_s: array[float]) -> array[float]:
-        """Draw when the next messages arrive. Whoever asks, sends them: with `post`, or as part of a later one."""
-        delayed_s = self.delays.after_each(sent_s)
-        delayed_s[0] = max(delayed_s[0], self.drained_at_s)
-        if isinstance(delayed_s, list):
-            arrivals_s = array("d", accumulate(delayed_s, max))
-        else:
-            arrivals_s = array("d", np.maximum.accumulate(delayed_s).tobytes())
-        self.drained_at_s = arrivals_s[-1]
-        return arrivals_s
+    def begin(self, sent_s: array[float], begin: int, end: int) -> Flock:
+        """Let messages begin their way at `sent_s[begin:end]`.
+
+        Whoever does, sends them once it knows when they arrive: with `post`, or as part of a later one.
+        """
+        flock = self.delays.several(sent_s, begin, end, self.drained_at_s)
+        self.drained_at_s = flock.last_s
+        return flock
 
     def post(self, message: Message, arrives_s: float) -> None:
-        """Let a message arrive at a time that `arrivals_s` gave."""
+        """Let a message arrive at a time that is known."""
         self.in_flight += 1
         if self.in_flight > self.in_flight_max:
             self.in_flight_max = self.in_flight

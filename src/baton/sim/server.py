@@ -89,12 +89,18 @@ class SimServer:
 
     def receive(self, message: StepReport | Decoded) -> None:
         """Take a worker's report: its tokens, then its events in their order, then its load."""
-        if isinstance(message, StepReport):
-            self._hear(message)
-            return
-        self._record_run(message)
-        if message.report is not None:
-            self._hear(message.report)
+        if isinstance(message, Decoded):
+            self._record_run(message)
+            if message.report is None:
+                return
+            message = message.report
+        for request_id in message.started:
+            life = self.outside.journal.lives.get(request_id)
+            if life is not None and life.started_at_s is None:
+                life.started_at_s = message.view.observed_at_s
+        for token in message.tokens:
+            self._record(token, message.worker)
+        self.carrier.hear(message, self.loop.now_s)
 
     def _record_run(self, decoded: Decoded) -> None:
         """Keep tokens of many steps; see `_record`."""
@@ -104,15 +110,6 @@ class SimServer:
             if life is not None and not life.closes and (life.attempt, life.worker) == (attempt, worker):
                 life.tokens.extend(array("I", (token,)) * len(times_s))
                 life.token_times_s.extend(times_s)
-
-    def _hear(self, report: StepReport) -> None:
-        for request_id in report.started:
-            life = self.journal.lives.get(request_id)
-            if life is not None and life.started_at_s is None:
-                life.started_at_s = report.view.observed_at_s
-        for token in report.tokens:
-            self._record(token, report.worker)
-        self.carrier.hear(report, self.loop.now_s)
 
     def _record(self, token: OutputToken, worker: WorkerId) -> None:
         """Keep a token unless it is of an attempt that was given up, of a lost worker, or is there already.

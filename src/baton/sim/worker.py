@@ -24,7 +24,7 @@ from baton.core.ports import CostModel
 from baton.core.step import Step
 from baton.core.types import RequestId, WorkerId
 from baton.sim.engines import Foresight, SimEngine
-from baton.sim.loop import ARRAY_MIN, STEP_ENDS, EventLoop, Link
+from baton.sim.loop import ARRAY_MIN, STEP_ENDS, EventLoop, Flock, Link, arrivals_s
 
 NOBODY_ENDS: Mapping[RequestId, int] = {}
 RUN_STEPS_MAX = 1024
@@ -54,8 +54,10 @@ class _Running:
     """Of its steps. The last may end requests."""
     ended: Mapping[RequestId, int]
     """Whom the last step ends, and with which token."""
-    arrivals_s: array[float] = field(default_factory=lambda: array("d"))
-    """When the server hears of each step, as far as this is drawn."""
+    begun: list[Flock] = field(default_factory=list[Flock])
+    """News of steps that are on their way to the server and not booked."""
+    begun_steps: int = 0
+    """Steps whose news have begun their way."""
     done: int = 0
     """Steps that are booked."""
     is_cut: bool = False
@@ -92,7 +94,8 @@ class SimWorker:
     def receive(self, command: WorkerCommand) -> None:
         """Take a command from the server; act on it at once where no step is under way."""
         self._inbox.append(command)
-        self.inbox_max = max(self.inbox_max, len(self._inbox))
+        if len(self._inbox) > self.inbox_max:
+            self.inbox_max = len(self._inbox)
         if self._running is not None:
             self._obey_in_run(self._running, command)
         elif self.executing is None and not self.hung:
@@ -179,7 +182,10 @@ class SimWorker:
         """Come back when somebody in the run asks for room, when somebody has none, or at its end."""
         run, steps = running.run, len(running.ends_s)
         if not running.is_cut:
-            steps = min(run.asks_after, run.room_steps, steps)
+            if run.asks_after < steps:
+                steps = run.asks_after
+            if run.room_steps < steps:
+                steps = run.room_steps
         self.loop.at(running.ends_s[steps - 1], partial(self._wake, running, steps), STEP_ENDS)
 
     def _wake(self, running: _Running, steps: int) -> None:
@@ -197,7 +203,7 @@ class SimWorker:
             self._finish_run(running)
             return
         if steps == run.asks_after:
-            self._draw(running, steps)
+            self._begin_news(running, steps)
             self.batcher.ask_in_run(run)
             report = self.batcher.take_report(now_s=self.loop.now_s, unbooked_tokens=steps * len(run.lanes))
             if report is not None:
@@ -233,26 +239,28 @@ class SimWorker:
         if steps <= 0:
             return
         begin, end = running.done, running.done + steps
-        self._draw(running, end)
-        ends_s, arrivals_s = running.ends_s[begin:end], running.arrivals_s[begin:end]
+        self._begin_news(running, end)
+        ends_s = running.ends_s[begin:end]
+        heard_s = arrivals_s(ends_s, running.begun)
+        running.begun.clear()
         last = end == len(running.ends_s)
-        heard = min(bisect_left(arrivals_s, self.loop.now_s), steps - last)
+        heard = min(bisect_left(heard_s, self.loop.now_s), steps - last)
         if heard:
             self._advance(running, heard, NOBODY_ENDS)
-            self.outbound.deliver(self._told(running.parts, arrivals_s[:heard], ends_s[heard - 1]))
+            self.outbound.deliver(self._told(running.parts, heard_s[:heard], ends_s[heard - 1]))
         for index in range(heard, steps):
             ended = running.ended if last and index == steps - 1 else NOBODY_ENDS
             self._advance(running, 1, ended)
             parts = running.parts
             if ended:
                 parts = [(request_id, attempt, ended.get(request_id, token)) for request_id, attempt, token in parts]
-            self.outbound.post(self._told(parts, arrivals_s[index : index + 1], ends_s[index]), arrivals_s[index])
+            self.outbound.post(self._told(parts, heard_s[index : index + 1], ends_s[index]), heard_s[index])
 
-    def _draw(self, running: _Running, steps: int) -> None:
+    def _begin_news(self, running: _Running, steps: int) -> None:
         """Let the news of the first steps of a run begin their way."""
-        drawn = len(running.arrivals_s)
-        if drawn < steps:
-            running.arrivals_s += self.outbound.arrivals_s(running.ends_s[drawn:steps])
+        if running.begun_steps < steps:
+            running.begun.append(self.outbound.begin(running.ends_s, running.begun_steps, steps))
+            running.begun_steps = steps
 
     def _advance(self, running: _Running, steps: int, ended: Mapping[RequestId, int]) -> None:
         self.batcher.commit_run(running.run, steps, ended)
