@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -63,35 +63,24 @@ class Policies:
             names = f"{type(self.admission).__name__} or {type(self.fairness).__name__}"
             return CloseRequest(request.id, "failed", f"the policy {names} failed: {type(error).__name__}: {error}")
 
-    def route(
-        self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, live: Container[WorkerId]
-    ) -> Route | PolicyFailure:
-        """Ask who computes the prompt. `live`: who may be chosen."""
+    def route(self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView) -> Route | PolicyFailure:
+        """Ask who computes the prompt."""
         try:
             choice = self.routing.route(request, candidates, cluster, self.cost)
-            route = choice if isinstance(choice, Route) else Route(worker=choice)
-            if route.worker in live:
-                return route
         except Exception as error:  # noqa: BLE001  see `admit`
             return _failure(self.routing, error)
-        return _unknown(self.routing, route.worker, cluster.workers)
+        route = choice if isinstance(choice, Route) else Route(worker=choice)
+        return _unknown(self.routing, route.worker, cluster.workers) or route
 
     def place(
-        self,
-        request: Request,
-        source: HostId | None,
-        candidates: Sequence[WorkerView],
-        cluster: ClusterView,
-        live: Container[WorkerId],
+        self, request: Request, source: HostId | None, candidates: Sequence[WorkerView], cluster: ClusterView
     ) -> WorkerId | PolicyFailure:
-        """Ask who decodes. `live`: who may be chosen."""
+        """Ask who decodes."""
         try:
             worker = self.placement.place(request, source, candidates, cluster, self.cost)
-            if worker in live:
-                return worker
         except Exception as error:  # noqa: BLE001  see `admit`
             return _failure(self.placement, error)
-        return _unknown(self.placement, worker, cluster.workers)
+        return _unknown(self.placement, worker, cluster.workers) or worker
 
     def run_tokens(self, request: Request) -> int:
         """Ask in what runs the prompt's KV is sent ahead; 0, not at all, where the policy fails."""
@@ -117,8 +106,10 @@ def _failure(policy: object, error: Exception) -> PolicyFailure:
     return PolicyFailure(f"the policy {type(policy).__name__} failed: {type(error).__name__}: {error}")
 
 
-def _unknown(policy: object, worker: WorkerId, workers: Sequence[WorkerView]) -> PolicyFailure:
+def _unknown(policy: object, worker: WorkerId, workers: Sequence[WorkerView]) -> PolicyFailure | None:
     """Refuse a choice that is no live worker."""
+    if worker in [view.id for view in workers]:
+        return None
     known = ", ".join(view.id for view in workers)
     return PolicyFailure(
         f"the policy {type(policy).__name__} chose {worker!r}, which is not among the workers: {known}"

@@ -186,13 +186,11 @@ class Batcher:
 
     def ask_in_run(self, run: DecodeRun) -> None:
         """Ask for those who need more room after `asks_after` steps of a run of which no step is booked."""
-        asks: list[int] = []
         for lane in run.lanes:
-            length = len(lane.tokens)
-            if length + run.asks_after >= lane.grow_at_tokens:
-                self._ask_for_more(lane, length + run.asks_after)
-            asks.append(lane.grow_at_tokens - length)
-        run.asks_after = min(asks)
+            length = len(lane.tokens) + run.asks_after
+            if length >= lane.grow_at_tokens:
+                self._ask_for_more(lane, length)
+        run.asks_after = min([lane.grow_at_tokens - len(lane.tokens) for lane in run.lanes])
 
     def widen(self, run: DecodeRun, granted: BlocksGranted) -> bool:
         """Give a lane of a run of which no step is booked more room.

@@ -185,7 +185,7 @@ class Coordinator:
         self, flight: Flight, candidates: Sequence[WorkerView], cluster: ClusterView
     ) -> list[CoordinatorCommand]:
         request = flight.request
-        route = self.policies.route(request, candidates, cluster, self._fleet)
+        route = self.policies.route(request, candidates, cluster)
         if isinstance(route, PolicyFailure):
             return self._close(request.id, "failed", route.reason)
         view = self._fleet.view(route.worker)
@@ -225,7 +225,7 @@ class Coordinator:
         flight.moving_to = None
         if worker is None:
             there = [view for view in candidates if view.host == flight.ahead]
-            choice = self.policies.place(request, flight.host, there or candidates, cluster, self._fleet)
+            choice = self.policies.place(request, flight.host, there or candidates, cluster)
             if isinstance(choice, PolicyFailure):
                 return self._close(request.id, "failed", choice.reason)
             worker = choice

@@ -308,7 +308,7 @@ class HostPool:
             return []
         commands: list[PoolCommand] = []
         waiting = [held for key in self._wanting if (held := self._holdings.get(key)) and held.wanted > len(held.table)]
-        waiting.sort(key=_age)
+        waiting.sort(key=lambda held: held.age)
         for holding in waiting:
             if holding.table and not holding.preempting and not self._grow(holding, commands):
                 break
@@ -397,7 +397,3 @@ class HostPool:
         victim.preempting = True
         commands.append(ToWorker(victim.user, PreemptRequest(victim.request.id, victim.attempt)))
         return False
-
-
-def _age(holding: Holding) -> tuple[int, float, RequestId]:
-    return holding.age
