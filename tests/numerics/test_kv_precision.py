@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import permutations
 
 import pytest
 import torch
@@ -10,13 +11,17 @@ import transformers
 from torch import Tensor
 
 from baton.core.errors import ModelError
+from baton.core.types import BlockId
+from baton.engine.kernels.paged import TORCH_DTYPES
 from baton.engine.load import EngineChoice, load_engine
 from baton.engine.load_native import load_native_engine
 from baton.engine.native.build import library_path
 from baton.engine.native.library import NativeLibrary
 from baton.engine.native_engine import NativeEngine
 from baton.engine.resolve import resolve_model
+from baton.kv.conversion import Conversion
 from baton.kv.layout import KVDtype
+from baton.transfer.convert import convert
 from tests.unit.engine.models import TINY, part_of, tiny_model
 
 KERNELS = NativeLibrary(library_path()).usable_kernels()
@@ -54,8 +59,8 @@ def first_layer(engine: NativeEngine, arena: bytearray) -> Tensor:
     layout = engine.layout
     raw = torch.frombuffer(arena, dtype=torch.uint8)[: 2 * layout.block_bytes]
     heads = raw.view(2, layout.layers, 2, BLOCK_TOKENS, layout.kv_heads, layout.head_bytes)[:, 0]
-    if layout.dtype == "float32":
-        return heads.contiguous().view(torch.float32).clone()
+    if layout.dtype in TORCH_DTYPES:
+        return heads.contiguous().view(TORCH_DTYPES[layout.dtype]).float()
     numbers, scales = heads[..., : layout.head_dim].contiguous(), heads[..., layout.head_dim :].contiguous()
     stored = numbers.view(torch.int8 if layout.dtype == "int8" else torch.float8_e4m3fn).float()
     return stored * scales.view(torch.float32)
@@ -79,6 +84,30 @@ def test_the_arena_holds_what_torch_reads_as_the_same_numbers_rounded(
     assert ((found - exact).abs() <= bound * 1.001).all()
     most = 0.05 if kv == "int8" else 0.25
     assert (found_logits - exact_logits).abs().max() < most * exact_logits.abs().max()
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kv", ["bfloat16", "int8", "fp8"])
+def test_kv_that_is_converted_has_the_bytes_that_the_engine_would_have_written(
+    folder: str, kv: KVDtype, kernels: str
+) -> None:
+    """In layer 0, which sees the same numbers whatever the arena keeps. Read back, they are what the engine reads."""
+    exact_engine, exact_arena = engine_with(folder, "float32", kernels)
+    engine, arena = engine_with(folder, kv, kernels)
+    logits(exact_engine, (TOKENS, 0, 0)), logits(engine, (TOKENS, 0, 0))
+    blocks = tuple(BlockId(block) for block in range(-(-len(TOKENS) // BLOCK_TOKENS)))
+    converted, widened = bytearray(len(arena)), bytearray(len(exact_arena))
+    narrow, wide = (Conversion(*pair) for pair in permutations((exact_engine.layout, engine.layout)))
+    convert(narrow.plan(blocks, blocks, range(len(TOKENS))), memoryview(exact_arena), memoryview(converted))
+    assert torch.equal(first_bytes(engine, converted), first_bytes(engine, arena))
+    assert first_bytes(engine, arena).any()
+    convert(wide.plan(blocks, blocks, range(len(TOKENS))), memoryview(arena), memoryview(widened))
+    assert torch.equal(first_layer(exact_engine, widened), first_layer(engine, arena))
+
+
+def first_bytes(engine: NativeEngine, arena: bytearray) -> Tensor:
+    """Layer 0 of every block."""
+    return torch.frombuffer(arena, dtype=torch.uint8).view(BLOCKS, engine.layout.layers, -1)[:, 0]
 
 
 @pytest.mark.parametrize("kv", ["int8", "fp8"])

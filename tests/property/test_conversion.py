@@ -6,8 +6,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from baton.core.types import BlockId
 from baton.kv.conversion import Conversion
@@ -19,10 +20,21 @@ from baton.transfer.numbers import decode, encode
 from tests.property.kv_forms import Case, arena, cases, cells, converted_naively, pulled
 
 CUTTINGS = st.builds(
-    Cutting, gap_bytes=st.sampled_from((0, 20, 200, 10**6)), in_place_bytes=st.sampled_from((0, 64, 10**9))
+    Cutting,
+    gap_bytes=st.sampled_from((0, 20, 200, 10**6)),
+    in_place_bytes=st.sampled_from((0, 64, 10**9)),
+    joined_bytes=st.sampled_from((0, 300, 10**6)),
 )
 
 
+HEADS = KVLayout(layers=1, planes=1, kv_heads=2, head_dim=2, block_tokens=8, dtype="bfloat16", order="head_major")
+ACROSS_BLOCKS = Case(
+    replace(HEADS, tensor_parallel=2), replace(HEADS, block_tokens=4), (BlockId(0),), (BlockId(3), BlockId(1)), range(8)
+)
+"""The second head begins in the first target block at the offset where the first head ends in the second."""
+
+
+@example(case=ACROSS_BLOCKS, cutting=Cutting(in_place_bytes=0), seed=0)
 @given(case=cases(), cutting=CUTTINGS, seed=st.integers(0, 99))
 def test_a_plan_does_what_a_walk_over_tokens_and_heads_does_and_touches_nothing_else(
     case: Case, cutting: Cutting, seed: int
@@ -79,6 +91,30 @@ def test_ranks_that_hold_the_same_head_are_given_the_same_bytes(case: Case, seed
     for token in case.tokens:
         for _, (first, *others) in cells(case.target, case.target_blocks, token):
             assert all(np.array_equal(target[other], target[first]) for other in others)
+
+
+@given(case=cases(), staging_bytes=st.integers(0, 2000), seed=st.integers(0, 99))
+def test_pieces_do_what_one_plan_does_within_their_staging(case: Case, staging_bytes: int, seed: int) -> None:
+    conversion = Conversion(case.source, case.target)
+    source, target = arena(case.source, case.source_blocks, seed), arena(case.target, case.target_blocks, seed + 1)
+    expected = pulled(conversion.plan(case.source_blocks, case.target_blocks, case.tokens), source, target)
+    pieces = conversion.pieces(case.tokens, staging_bytes)
+    assert [token for piece in pieces for token in piece] == list(case.tokens)
+    for piece in pieces:
+        plan = conversion.plan(case.source_blocks, case.target_blocks, piece)
+        assert plan.staging_bytes <= max(staging_bytes, case.source.block_bytes)
+        target = pulled(plan, source, target)
+    assert np.array_equal(target, expected)
+
+
+@given(case=cases())
+def test_what_may_be_spared_is_whole_blocks_within_both_tables(case: Case) -> None:
+    """Planned to there, the last block of one layout needs no staging either."""
+    end = Conversion(case.source, case.target).spare_end(case.tokens.stop)
+    assert case.tokens.stop <= end
+    assert end <= len(case.source_blocks) * case.source.block_tokens
+    assert end <= len(case.target_blocks) * case.target.block_tokens
+    assert end % case.source.block_tokens == 0 or end % case.target.block_tokens == 0
 
 
 @given(case=cases())

@@ -68,11 +68,7 @@ class LeaseEnded(Struct, frozen=True, tag=True):
 
 
 class CopyBlocks(Struct, frozen=True, tag=True):
-    """Copy the KV of some of a request's tokens between two hosts.
-
-    Each list begins with the block that holds the first of these tokens on its host. Where blocks of both have one
-    size, `read[i]` goes into `write[i]`.
-    """
+    """Copy blocks between two hosts: `read[i]` of the source into `write[i]` of the target."""
 
     request_id: RequestId
     number: int
@@ -81,7 +77,5 @@ class CopyBlocks(Struct, frozen=True, tag=True):
     target: HostId
     read: tuple[BlockId, ...]
     write: tuple[BlockId, ...]
-    first_token: int
-    """Position in the request of the first token that is copied: on the target, one that begins a block."""
     tokens: int
-    """How many tokens' KV is copied."""
+    """Tokens whose KV they hold."""

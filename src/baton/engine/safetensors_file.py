@@ -31,11 +31,13 @@ class _Index(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class SafeTensor:
-    """One tensor of a checkpoint: the file that holds it, its type and its shape."""
+    """One tensor of a checkpoint: the file that holds it and where, its type and its shape."""
 
     file: Path
     dtype: str
     shape: tuple[int, ...]
+    offset_bytes: int
+    size_bytes: int
 
 
 def read_checkpoint(folder: Path) -> dict[str, SafeTensor]:
@@ -95,9 +97,13 @@ def _read_header(path: Path) -> dict[str, SafeTensor]:
         raise _damaged(path, f"its header is no valid JSON of tensors ({error})") from error
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error}") from error
+    data_at = 8 + header_bytes
+    tensors: dict[str, SafeTensor] = {}
     for name, entry in entries.items():
-        _check_entry(path, name, entry, file_bytes - 8 - header_bytes)
-    return {name: SafeTensor(path, entry.dtype, entry.shape) for name, entry in entries.items()}
+        _check_entry(path, name, entry, file_bytes - data_at)
+        begin, end = entry.data_offsets
+        tensors[name] = SafeTensor(path, entry.dtype, entry.shape, data_at + begin, end - begin)
+    return tensors
 
 
 def _check_entry(path: Path, name: str, entry: _Entry, data_bytes: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from msgspec import Struct
 
@@ -88,7 +89,7 @@ class Conversion:
         for where, layout, table in (("source", self.source, source_blocks), ("target", self.target, target_blocks)):
             room_tokens = len(table) * layout.block_tokens
             assert 0 <= tokens.start < tokens.stop <= room_tokens, f"{tokens} in {room_tokens} tokens of the {where}"
-        assembly = _Assembly(self.source, self.target, source_blocks, target_blocks)
+        assembly = _Assembly(self.source, self.target, source_blocks, target_blocks, self.cutting.joined_bytes)
         block_tokens = self.source.block_tokens
         for index in range(tokens.start // block_tokens, -(-tokens.stop // block_tokens)):
             start = index * block_tokens
@@ -96,6 +97,18 @@ class Conversion:
             target_index, target_slot = divmod(start + slots.start, self.target.block_tokens)
             assembly.add(self._part(slots, target_slot), index, target_index)
         return assembly.finish()
+
+    def pieces(self, tokens: range, staging_bytes: int) -> list[range]:
+        """Cut a range at ends of source blocks, so that each piece's plan needs no larger staging buffer than this.
+
+        One block is staged whole in any case. Pieces of fewer than 128 tokens cost most transports more than they save.
+        """
+        size = self.source.block_tokens
+        step = max(1, staging_bytes // self.source.block_bytes) * size
+        first = tokens.start - tokens.start % size
+        return [
+            range(max(start, tokens.start), min(start + step, tokens.stop)) for start in range(first, tokens.stop, step)
+        ]
 
     def spare_end(self, end: int) -> int:
         """Where a range that ends at `end` may end instead, if nothing behind it in the last target block is of use.
@@ -120,6 +133,8 @@ class _Assembly:
     target: KVLayout
     source_blocks: Sequence[BlockId]
     target_blocks: Sequence[BlockId]
+    joined_bytes: int
+    """See `Cutting`."""
     parts: dict[int, Part] = field(default_factory=dict[int, Part])
     """Those that were added, by identity."""
     reads: list[Read] = field(default_factory=list[Read])
@@ -161,10 +176,11 @@ class _Assembly:
 
     def finish(self) -> CopyPlan:
         cell_bytes = self.source.head_bytes, self.target.head_bytes
+        copies = [copy for alike in self.alike.values() for copy in _joined(alike, cell_bytes, self.joined_bytes)]
         return CopyPlan(
             reads=tuple(self.reads),
             landings=tuple(self.landings),
-            copies=tuple(copy for alike in self.alike.values() for copy in _joined(alike, cell_bytes)),
+            copies=tuple(sorted(copies, key=lambda copy: copy.staged_bytes)),
             staging_bytes=self.staging_bytes,
             head_dim=self.source.head_dim,
             source_dtype=self.source.dtype,
@@ -172,14 +188,16 @@ class _Assembly:
         )
 
 
-def _joined(alike: list[StridedCopy], cell_bytes: tuple[int, int]) -> list[StridedCopy]:
+def _joined(alike: list[StridedCopy], cell_bytes: tuple[int, int], bytes_max: int) -> list[StridedCopy]:
     """Join copies that are equally far apart, one after the other, to one with a loop more."""
     joined: list[StridedCopy] = []
+    size_bytes = alike[0].cells * prod(loop.count for loop in alike[0].loops) * cell_bytes[0]
+    most = max(1, bytes_max // size_bytes)
     at = 0
     while at < len(alike):
         first, end = alike[at], at + 1
         apart = _apart(first, alike[end]) if end < len(alike) else (0, 0, 0)
-        while end < len(alike) and _apart(alike[end - 1], alike[end]) == apart:
+        while end < min(len(alike), at + most) and _apart(alike[end - 1], alike[end]) == apart:
             end += 1
         loops = (*reversed(first.loops), Loop(end - at, *apart))
         cells, outer_first = folded(loops, first.cells, cell_bytes)

@@ -12,12 +12,14 @@ from baton.kv.layout import KVLayout, Shard
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cutting:
-    """How reads are cut. A transport pays 1 to 5 us for each, at 2 to 7 GB/s."""
+    """How reads and copies are cut. A transport pays 1 to 5 us for each read, at 2 to 7 GB/s."""
 
     gap_bytes: int = 16 * 1024
     """A gap up to this size inside a block is read along."""
     in_place_bytes: int = 64 * 1024
     """Runs of this size on average are received where they belong; smaller ones are staged, read in fewer pieces."""
+    joined_bytes: int = 1024 * 1024
+    """Copies are joined up to this size. Several read the same blocks, one for each rank, and find them in a cache."""
 
 
 class BlockCopy(NamedTuple):
@@ -197,12 +199,12 @@ def _shared(one: range, other: range) -> range:
 
 
 def _as_runs(source: KVLayout, target: KVLayout, copies: list[BlockCopy]) -> list[BlockCopy]:
-    """Join the copies to runs in the order of the source. Empty: some are no runs, or bytes go to several places."""
+    """Join copies that go on where the last one ends. Empty: some are no runs, or bytes go to several places."""
     held_once = len(_one_holder_each(target)) == len(target.shards)
     if source.dtype != target.dtype or not held_once or any(copy.loops for _, copy in copies):
         return []
     runs: list[BlockCopy] = []
-    for target_block, copy in sorted(copies, key=lambda found: found.copy.source_bytes):
+    for target_block, copy in copies:
         if runs and runs[-1].target_block == target_block:
             last = runs[-1].copy
             size_bytes = last.cells * source.head_bytes

@@ -29,8 +29,7 @@ class SimOutside:
 
     loop: EventLoop
     journal: Journal
-    block_tokens: Callable[[WorkerId], int]
-    """Tokens in a block of a worker's host."""
+    block_tokens: int
     closed: Callable[[Life], None]
     """Called when a request has closed."""
     reshape_fleet: Callable[[SetRole | StartWorker | RetireWorker], None]
@@ -46,7 +45,7 @@ class SimOutside:
     def send(self, worker: WorkerId, command: WorkerCommand) -> None:
         """See `Outside.send`."""
         if isinstance(command, BlocksGranted):
-            self._note_hit(command.request_id, command.cached_blocks * self.block_tokens(worker))
+            self._note_hit(command.request_id, command.cached_blocks * self.block_tokens)
         elif isinstance(command, StartRequest) and command.block_table:
             self._note_hit(command.request.id, command.computed_tokens)
         route = self.routes.get(worker)

@@ -15,8 +15,8 @@ from baton.kv.layout import DTYPE_BYTES, SCALE_BYTES, KVDtype
 from baton.transfer.numbers import decode, encode
 from baton.transfer.port import Extent
 
-CHUNK_NUMBERS = 1 << 16
-"""Numbers that are converted at a time: their float32 stay in a core's cache."""
+CHUNK_NUMBERS = 1 << 15
+"""Numbers that are converted at a time: their float32 stay in a core's cache, and in memory that is reused."""
 
 
 def offered(plan: CopyPlan, region: int) -> list[Extent]:

@@ -47,7 +47,7 @@ def decode(cells: Cells, dtype: KVDtype, out: Floats) -> None:
             np.copyto(out, cells[..., :-4].view(np.int8))
             out *= _scales(cells)
         case "fp8":
-            np.take(E4M3_VALUES, cells[..., :-4], out=out)
+            np.take(E4M3_VALUES, cells[..., :-4], out=out, mode="clip")
             out *= _scales(cells) * np.float32(256.0)
         case "uint8":
             raise AssertionError("bytes of the hash engine are no numbers")
@@ -104,16 +104,16 @@ def _to_bfloat16(numbers: Floats) -> npt.NDArray[np.uint16]:
 
 def _to_e4m3(numbers: Floats) -> npt.NDArray[np.uint8]:
     """Round numbers of at most 448 to codes, to the nearest, ties to even. Zeros of both signs are code 0."""
-    size = np.abs(numbers)
+    signs = np.signbit(numbers)
+    size = np.abs(numbers, out=numbers)
     bits = size.view(np.uint32)
     codes = bits >> 20
     codes &= 1
-    codes += 0x7FFFF
+    codes += 0x7FFFF - (120 << 23) & 0xFFFFFFFF
     codes += bits
     codes >>= 20
-    codes -= 120 << 3
-    small = size < E4M3_NORMAL
-    codes[small] = np.rint(size[small] * np.float32(512.0))
-    np.minimum(codes, 0x7E, out=codes)
-    codes |= (numbers < 0).astype(np.uint32) << 7
+    small = np.flatnonzero(size < E4M3_NORMAL)
+    codes.reshape(-1)[small] = np.rint(size.reshape(-1)[small] * np.float32(512.0))
+    signs &= size > 0
+    codes |= signs.astype(np.uint8) << 7
     return codes.astype(np.uint8)

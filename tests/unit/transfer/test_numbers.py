@@ -64,7 +64,7 @@ def test_codes_of_fp8_are_those_of_torch() -> None:
     """The scale is 1 where the largest number is 448. Only a negative zero differs: the engine has none."""
     steps = np.linspace(-448, 448, 20001, dtype=np.float32)
     small = np.linspace(-0.05, 0.05, 20001, dtype=np.float32)
-    numbers = np.concatenate([steps, small, np.arange(-64, 65, dtype=np.float32) / 1024])[None]
+    numbers = np.concatenate([steps, small, np.arange(-64, 65, dtype=np.float32) / 1024, [np.float32(-0.0)]])[None]
     codes, scale = np.split(encoded(numbers, "fp8"), [numbers.shape[-1]], axis=-1)
     assert scale.view(np.float32) == 1.0
     expected = torch.from_numpy(numbers).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
@@ -95,6 +95,22 @@ def test_8_bits_lose_at_most_half_a_code(dtype: KVDtype, size: float) -> None:
 
 @pytest.mark.parametrize("dtype", ["int8", "fp8"])
 def test_a_head_of_zeros_and_one_with_no_end_are_zeros_without_a_scale(dtype: KVDtype) -> None:
-    numbers = np.array([[0.0, 0.0], [np.inf, 1.0], [2e38, -1.0], [-np.inf, np.nan]], np.float32)
-    assert not encoded(numbers, dtype)[0].any()
-    assert not decoded(encoded(numbers, dtype), dtype).any()
+    numbers = np.array([[0.0, -0.0], [np.inf, 0.0], [2e38, 0.0]], np.float32)
+    cells = encoded(numbers, dtype)
+    assert not cells[0].any()
+    assert not cells[:, -4:].any()
+    assert not decoded(cells, dtype).any()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "fp8"])
+def test_what_is_no_number_is_zero_and_spares_the_rest_of_its_head(dtype: KVDtype) -> None:
+    cells = encoded(np.array([[1.0, np.nan, -0.5]], np.float32), dtype)
+    assert cells[0, 1] == 0
+    assert decoded(cells, dtype) == pytest.approx(np.array([[1.0, 0.0, -0.5]]), abs=0.005)
+
+
+@pytest.mark.parametrize(("dtype", "largest"), [("int8", [127, 129]), ("fp8", [0x7E, 0xFE])])
+def test_numbers_too_small_for_a_finite_factor_are_the_largest_codes(dtype: KVDtype, largest: list[int]) -> None:
+    """As the engine has it: what they are worth is in the scale."""
+    cells = encoded(np.array([[1e-37, -1e-37]], np.float32), dtype)
+    assert cells[0, :2].tolist() == largest
