@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
+import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -204,15 +205,19 @@ def validate(setup: Setup, profile: Path) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--setup", action="append", choices=[setup.name for setup in SETUPS])
+    names = [setup.name for setup in SETUPS]
+    parser.add_argument(
+        "--setup", action="append", choices=names, help="these only, beside what the file has of others"
+    )
     parser.add_argument("--profile", type=Path, default=SHARED / "profiles" / "llmservingsim" / "vllm_requests.csv.gz")
     parser.add_argument("--name", default="validation-vllm", help="of the result file")
     args = parser.parse_args()
     chosen = [setup for setup in SETUPS if not args.setup or setup.name in args.setup]
-    figures: dict[str, object] = {}
+    stored = record.RESULTS / f"{args.name}.json"
+    figures: dict[str, object] = json.loads(stored.read_text())["setups"] if args.setup and stored.exists() else {}
     for setup in chosen:
         figures[setup.name] = validate(setup, args.profile)
-    record.write(args.name, {"setups": figures})
+        record.write(args.name, {"setups": figures})
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from baton.workload.request import Trace, TraceRequest
 PROFILES = TRACES.parent / "profiles" / "vtc_a10g"
 PRICES = ("step_overhead_s", "prefill_token_s", "decode_request_s", "context_token_s")
 START = (0.03, 1.2e-4, 1e-4, 9e-7)
-EVALUATIONS_MAX = 8
+EVALUATIONS_MAX = 5
 MINUTES = range(60, 661, 60)
 OUTPUT_WEIGHT = 2.0
 FCFS = replace(NAMED["vtc"], fairness=Plugin(use="baton.policy.fairness:FirstComeFirstServed"))
@@ -113,7 +113,7 @@ def fit(spec: ClusterSpec, trace: Trace, real: Sequence[Served]) -> np.ndarray:
 
 def compare(real: Sequence[Served], made: Sequence[Served]) -> dict[str, float]:
     ours, theirs = curves(made), curves(real)
-    clients = [client for client in theirs if client in ours]
+    clients = [client for client in theirs if client in ours and theirs[client][-1] > 0]
     last = np.array([[ours[client][-1], theirs[client][-1]] for client in clients])
     total, made_total = sum(theirs.values()), sum(ours.values())
     far = [float(np.abs(ours[client] - theirs[client]).mean()) / theirs[client][-1] for client in clients]

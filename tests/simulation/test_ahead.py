@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from baton.control.decision_log import PoolDecision
 from baton.core.copies import LandingEnded, LandingGranted, LandingRefused, LandingWanted
@@ -12,6 +12,7 @@ from baton.sim.cluster import SimCluster
 from baton.sim.faults import Death, HostKill, KillAtStep, WireCut
 from baton.sim.play import play
 from baton.sim.scenario import RESTLESS
+from baton.sim.spec import SimKind, SimKV
 from tests.simulation.test_behaviour import outcome, request
 from tests.simulation.test_hosts import A, B, two_hosts
 
@@ -128,3 +129,20 @@ def test_a_move_whose_kv_does_not_get_there_is_called_off() -> None:
     assert failed
     assert not [command for decision in failed for command in decision.commands]
     assert outcome(cluster.server.journal.lives[RequestId("r")]) == "finished"
+
+
+def test_hosts_of_two_block_sizes_share_prefixes_and_hand_off() -> None:
+    """Host b's blocks are twice as large: it knows every other hash of a prompt, and lands tokens, not blocks."""
+    turns = (request("q", tokens=33, output=10), request("r", tokens=9, at_s=2.0, follows="q"))
+    made = two_hosts(*turns, policy="baton")
+    spec = made.cluster
+    kinds = {"large": SimKind(cost={"model": "linear", **asdict(spec.cost)}, kv=SimKV(blocks=32, block_tokens=8))}
+    workers = (spec.workers[0], replace(spec.workers[1], kind="large"))
+    cluster = play(replace(made, cluster=replace(spec, kinds=kinds, workers=workers)))
+    assert landed_tokens(cluster, B) == [33, 33 + 10 + 9]
+    wanted = [entry.event for entry in pool_decisions(cluster, B) if isinstance(entry.event, LandingWanted)]
+    assert [event.blocks for event in wanted] == [5, 7]
+    assert cluster.wires.tokens == 33 + 52 - 40, "of turn two's 52 tokens, five blocks of eight were there"
+    assert cluster.server.journal.lives[RequestId("r")].cached_tokens == 32, (
+        "prefill's host holds the prompt of turn one"
+    )

@@ -86,12 +86,13 @@ class Carrier:
         self.log: Callable[[Decision | PoolDecision], None] | None = None
         """Called with every decision of the coordinator and of a pool."""
         self._outside = outside
-        self._hosts: dict[WorkerId, HostId] = {}
+        self.hosts: dict[WorkerId, HostId] = {}
+        """Where each worker that has joined runs."""
         self._homes: dict[RequestId, set[HostId]] = {}
         """Hosts whose pool knows the request."""
         self._now_s = 0.0
         desk = Desk(tell=self._tell, tell_pool=self._tell_pool, begin=self._begin, copy=outside.copy)
-        self._crossings = Crossings(desk, self.pools, self._homes, coordinator.block_tokens)
+        self._crossings = Crossings(desk, self.pools, self._homes)
 
     @property
     def handoffs(self) -> tuple[Move, ...]:
@@ -124,14 +125,14 @@ class Carrier:
 
     def join(self, view: WorkerView, now_s: float) -> None:
         self._now_s = now_s
-        self._hosts[view.id] = view.host
+        self.hosts[view.id] = view.host
         self._tell(WorkerJoined(view))
 
     def lose(self, worker: WorkerId, reason: str, now_s: float) -> None:
         """A worker's process is certainly dead: first its pool hears of it, then the coordinator."""
         self._now_s = now_s
         lost = WorkerLost(worker, reason)
-        host = self._hosts.pop(worker, None)
+        host = self.hosts.pop(worker, None)
         if host is not None:
             self._tell_pool(host, lost)
         self._tell(lost)
@@ -143,14 +144,14 @@ class Carrier:
         self._crossings.handoffs.lose_host(host)
         for homes in self._homes.values():
             homes.discard(host)
-        for worker in [worker for worker, where in self._hosts.items() if where == host]:
-            del self._hosts[worker]
+        for worker in [worker for worker, where in self.hosts.items() if where == host]:
+            del self.hosts[worker]
         self._tell(HostLost(host, reason))
 
     def hear(self, report: StepReport, now_s: float) -> None:
         """Take a worker's news, in their order, then its load. Its tokens are the caller's, before this."""
         self._now_s = now_s
-        host = self._hosts.get(report.worker)
+        host = self.hosts.get(report.worker)
         for event in report.events:
             if host is not None:
                 self._tell_pool(host, event)
@@ -235,7 +236,7 @@ class Carrier:
     def _start(self, command: Start, source: HostId | None) -> None:
         """Start a request where it is told to, after its KV has come over from where it is, if it is elsewhere."""
         tokens_so_far = self._outside.assign(command)
-        request_id, target = command.request.id, self._hosts[command.worker]
+        request_id, target = command.request.id, self.hosts[command.worker]
         homes, crossings = self._homes.setdefault(request_id, set()), self._crossings
         if crossings.redirect(command, target, tokens_so_far):
             return
@@ -250,7 +251,7 @@ class Carrier:
 
     def _begin(self, command: Start, tokens_so_far: TokenBytes) -> None:
         """Give the request's blocks to the worker and tell it so, before anything else that follows from it."""
-        host = self._hosts.get(command.worker)
+        host = self.hosts.get(command.worker)
         if host is None:
             return  # it died while the KV was on its way: the coordinator has been told
         self._leave_others(command.request.id, host)
@@ -275,7 +276,7 @@ class Carrier:
 
     def _send_ahead(self, command: SendAhead) -> None:
         """Send a request's blocks ahead, from where it runs now."""
-        target = self._hosts[command.worker]
+        target = self.hosts[command.worker]
         if command.source != target:
             self._crossings.send_ahead(command, target)
 

@@ -51,6 +51,7 @@ from baton.core.types import (
     WorkerId,
     WorkerView,
 )
+from baton.kv.hashing import names_of
 from baton.kv.prefix_index import PrefixIndex
 
 Stage = Literal["prefill", "decode"]
@@ -91,6 +92,8 @@ class Coordinator:
     _fleet: Fleet = field(default_factory=Fleet)
     _index: PrefixIndex = field(default_factory=PrefixIndex)
     _flights: dict[RequestId, Flight] = field(default_factory=dict[RequestId, Flight])
+    _block_runs: dict[HostId, int] = field(default_factory=dict[HostId, int])
+    """Of hosts whose blocks are larger than what requests are hashed in."""
     _room: dict[RequestId, None] = field(default_factory=dict[RequestId, None])
     """Flights without a worker. Bounded by admission: every one of them was admitted."""
     _now_s: float = 0.0
@@ -120,6 +123,7 @@ class Coordinator:
                 return self._lose([worker], reason)
             case HostLost(host=host, reason=reason):
                 self._index.forget(host)
+                self._block_runs.pop(host, None)
                 workers = [view.id for view in self._fleet.views() if view.host == host]
                 return self._lose(workers, reason)
             case RequestDropped():
@@ -131,14 +135,19 @@ class Coordinator:
                 return self._stop_to_move(event)
             case Tick(window=window):
                 return self._reshape(window, now_s)
-            case BlocksStored(host=host, hashes=hashes):
-                self._index.store(host, hashes)
-                return []
-            case BlocksRemoved(host=host, hashes=hashes):
-                self._index.remove(host, hashes)
+            case BlocksStored() | BlocksRemoved():
+                self._note_blocks(event)
                 return []
             case _:
                 assert_never(event)
+
+    def _note_blocks(self, event: BlocksStored | BlocksRemoved) -> None:
+        if isinstance(event, BlocksRemoved):
+            self._index.remove(event.host, event.hashes)
+            return
+        self._index.store(event.host, event.hashes)
+        if event.block_runs > 1:
+            self._block_runs[event.host] = event.block_runs
 
     @property
     def reshaping_failure(self) -> str:
@@ -340,6 +349,10 @@ class Coordinator:
         longest = max(0, request.prompt_tokens - 1)
         hits = self._index.hit_blocks(request.block_hashes)
         hit_tokens = {host: min(blocks * self.block_tokens, longest) for host, blocks in hits.items()}
+        for runs in sorted({*self._block_runs.values()}):
+            for host, blocks in self._index.hit_blocks(names_of(request.block_hashes, runs)).items():
+                if self._block_runs.get(host) == runs:
+                    hit_tokens[host] = min(blocks * runs * self.block_tokens, longest)
         return self._cluster(hit_tokens, self.policies.expected_tokens(request))
 
     def _cluster(self, hits: dict[HostId, int] | None = None, expected_tokens: float = 0.0) -> ClusterView:

@@ -14,6 +14,7 @@ from baton.control.handoffs import ROUNDS_MAX, Ahead, Handoffs, Move, Start
 from baton.core.copies import CopyBlocks, LandingEnded, LandingGranted, LandingWanted, LeaseEnded, LeaseWanted
 from baton.core.messages import AheadEnded, PoolEvent, ReleaseBlocks, RequestDropped, SendAhead, StartDecode
 from baton.core.types import BlockHash, BlockId, HostId, Request, RequestId, TokenBytes
+from baton.kv.hashing import names_of
 from baton.kv.host_pool import HostPool
 
 
@@ -39,7 +40,6 @@ class Crossings:
     pools: Mapping[HostId, HostPool]
     homes: Mapping[RequestId, set[HostId]]
     """Hosts whose pool knows the request."""
-    block_tokens: int
     handoffs: Handoffs = field(default_factory=Handoffs)
 
     # ---- a request starts where its KV is not
@@ -47,7 +47,7 @@ class Crossings:
     def fetch(self, start: Start, tokens_so_far: TokenBytes, *, source: HostId, target: HostId) -> None:
         """Bring over what the source has of the request; then it starts."""
         tokens = self.tokens_at(source, start)
-        names = self._names_at(source, start.request, tokens)
+        names = self._names_at(source, target, start.request, tokens)
         move = Move(
             number=self.handoffs.next_number(),
             request=start.request,
@@ -59,7 +59,7 @@ class Crossings:
             names=names,
         )
         self.handoffs.begin(move)
-        blocks = -(-tokens // self.block_tokens)
+        blocks = -(-tokens // self.pools[target].block_tokens)
         self.desk.tell_pool(target, LandingWanted(start.request, start.attempt, start.worker, blocks, names))
 
     def redirect(self, start: Start, target: HostId, tokens_so_far: TokenBytes) -> bool:
@@ -136,29 +136,38 @@ class Crossings:
 
     def _go_ahead(self, ahead: Ahead) -> None:
         """Send what was sealed since the last time, if it is worth a copy."""
-        request_id = ahead.request.id
-        names = self.pools[ahead.source].names(request_id) if ahead.source in self.pools else ()
-        if not ahead.report:  # who computes the prompt anew in what has landed, computes at least its last token
-            names = names[: (ahead.request.prompt_tokens - 1) // self.block_tokens]
-        fresh_blocks = len(names) - ahead.sent_blocks
-        if ahead.report and (fresh_blocks <= 1 or ahead.rounds >= ROUNDS_MAX):
+        request = ahead.request
+        tokens, least_tokens = self._sealed_tokens(ahead), ahead.run_tokens
+        fresh_tokens = tokens - ahead.sent_tokens
+        if ahead.report:
+            least_tokens = 1 + max(self.pools[host].block_tokens for host in (ahead.source, ahead.target))
+        if ahead.report and (fresh_tokens < least_tokens or ahead.rounds >= ROUNDS_MAX):
             self._end_ahead(ahead, landed=True)
             return
-        if fresh_blocks <= 0 or fresh_blocks * self.block_tokens < ahead.run_tokens:
+        if fresh_tokens < max(1, least_tokens):
             return
         ahead.rounds += 1
-        ahead.sent_blocks = len(names)
+        ahead.sent_tokens = tokens
+        names = self._names_at(ahead.source, ahead.target, request, tokens)
         ahead.move = Move(
             number=self.handoffs.next_number(),
-            request=ahead.request,
+            request=request,
             source=ahead.source,
             target=ahead.target,
-            tokens=len(names) * self.block_tokens,
+            tokens=tokens,
             names=names,
         )
         self.handoffs.begin(ahead.move)
-        wanted = LandingWanted(ahead.request, ahead.attempt, None, len(names), names)
-        self.desk.tell_pool(ahead.target, wanted)
+        self.desk.tell_pool(ahead.target, LandingWanted(request, ahead.attempt, None, len(names), names))
+
+    def _sealed_tokens(self, ahead: Ahead) -> int:
+        """Count the leading tokens that whole blocks of both hosts can hold, and that are sealed on the one."""
+        source, target = self.pools[ahead.source], self.pools[ahead.target]
+        tokens = len(source.names(ahead.request.id)) * source.block_tokens
+        if not ahead.report:  # who computes the prompt anew in what has landed, computes at least its last token
+            tokens = min(tokens, ahead.request.prompt_tokens - 1)
+        tokens -= tokens % target.block_tokens
+        return len(self._names_at(ahead.source, ahead.target, ahead.request, tokens)) * target.block_tokens
 
     def _end_ahead(self, ahead: Ahead, *, landed: bool) -> None:
         del self.handoffs.ahead[ahead.request.id]
@@ -172,34 +181,47 @@ class Crossings:
         request_id = granted.request_id
         move = self.handoffs.find_landing(request_id, target)
         assert move is not None, f"{request_id} is granted blocks to land in, and nothing is under way"
-        table: tuple[BlockId, ...] = ()
         if move.start is not None:
             move.tokens = min(move.tokens, self.tokens_at(move.source, move.start))
+        table: tuple[BlockId, ...] = ()
         if move.tokens:
-            # Never the whole prompt: whoever goes on in these blocks computes its last token, and others read them.
-            full_blocks = (move.request.prompt_tokens - 1) // self.block_tokens
-            lease = LeaseWanted(move.request, move.request.block_hashes[:full_blocks])
-            self.homes[request_id].add(move.source)  # again: the host may have died meanwhile, and come back
-            self.desk.tell_pool(move.source, lease)
-            table, computed_tokens = self.pools[move.source].table(request_id)
-            move.tokens = min(move.tokens, computed_tokens)
-            move.is_leasing = True
-        blocks = -(-move.tokens // self.block_tokens)
-        move.cached_blocks = granted.cached_blocks
+            table = self._lease(move)
+        move.cached_tokens = granted.cached_blocks * self.pools[target].block_tokens
         move.is_copying = True
+        read, write = table, granted.block_table
+        if move.tokens > move.cached_tokens:
+            source_tokens, target_tokens = self.pools[move.source].block_tokens, self.pools[target].block_tokens
+            read = read[move.cached_tokens // source_tokens : -(-move.tokens // source_tokens)]
+            write = write[granted.cached_blocks : -(-move.tokens // target_tokens)]
+        else:
+            read = write = ()
         copy = CopyBlocks(
             request_id=request_id,
             number=move.number,
             source=move.source,
             target=target,
-            read=table[move.cached_blocks : blocks],
-            write=granted.block_table[move.cached_blocks : blocks],
-            tokens=max(0, move.tokens - move.cached_blocks * self.block_tokens),
+            read=read,
+            write=write,
+            first_token=move.cached_tokens,
+            tokens=max(0, move.tokens - move.cached_tokens),
         )
         if copy.read:
             self.desk.copy(copy)
         else:
             self.copied(copy, landed=True)
+
+    def _lease(self, move: Move) -> tuple[BlockId, ...]:
+        """Keep the blocks that are read where they are, and find out which they are."""
+        request, pool = move.request, self.pools[move.source]
+        # Never the whole prompt: whoever goes on in these blocks computes its last token, and others read them.
+        full_blocks = (request.prompt_tokens - 1) // pool.block_tokens
+        prefix = names_of(request.block_hashes, pool.block_runs)[:full_blocks]
+        self.homes[request.id].add(move.source)  # again: the host may have died meanwhile, and come back
+        self.desk.tell_pool(move.source, LeaseWanted(request, prefix))
+        table, computed_tokens = pool.table(request.id)
+        move.tokens = min(move.tokens, computed_tokens)
+        move.is_leasing = True
+        return table
 
     def copied(self, copy: CopyBlocks, *, landed: bool) -> None:
         """A copy is over: nothing reads its source or writes its target any more."""
@@ -208,8 +230,8 @@ class Crossings:
         if move.source in self.pools and move.is_leasing:
             self.desk.tell_pool(move.source, LeaseEnded(request_id))
         if move.target in self.pools:
-            tokens = max(move.tokens if landed else 0, move.cached_blocks * self.block_tokens)
-            ended = LandingEnded(request_id, tokens, move.names[: tokens // self.block_tokens])
+            tokens = max(move.tokens if landed else 0, move.cached_tokens)
+            ended = LandingEnded(request_id, tokens, move.names[: tokens // self.pools[move.target].block_tokens])
             self.desk.tell_pool(move.target, ended)
             if move.start is None:
                 self.desk.tell_pool(move.target, ReleaseBlocks(request_id))  # cached from now on, and nobody's
@@ -234,8 +256,19 @@ class Crossings:
                 return
         self.desk.begin(start, move.tokens_so_far)
 
-    def _names_at(self, source: HostId, request: Request, tokens: int) -> tuple[BlockHash, ...]:
-        """Return the hashes of the request's leading full blocks: those sealed there reach beyond its prompt."""
-        blocks = tokens // self.block_tokens
-        sealed = self.pools[source].names(request.id)
-        return max(sealed[:blocks], request.block_hashes[:blocks], key=len)
+    def _names_at(self, source: HostId, target: HostId, request: Request, tokens: int) -> tuple[BlockHash, ...]:
+        """Name the full blocks that the request's leading tokens fill at the target, as far as the names are known.
+
+        Those of the prompt are; behind it, those that end where a block sealed at the source ends.
+        """
+        giver, taker = self.pools[source], self.pools[target]
+        blocks, sealed = tokens // taker.block_tokens, giver.names(request.id)
+        if giver.block_runs == taker.block_runs:
+            return max(sealed[:blocks], names_of(request.block_hashes, taker.block_runs)[:blocks], key=len)
+        names = list(names_of(request.block_hashes, taker.block_runs)[:blocks])
+        while len(names) < blocks:
+            index, rest = divmod((len(names) + 1) * taker.block_runs, giver.block_runs)
+            if rest or index > len(sealed):
+                break
+            names.append(sealed[index - 1])
+        return tuple(names)

@@ -33,8 +33,8 @@ class Move:
     """What happens when it has landed. None: it is sent ahead, and nobody waits for it."""
     tokens_so_far: TokenBytes = NO_TOKENS
     """Of the request: what its worker is told then."""
-    cached_blocks: int = 0
-    """Leading blocks that the target holds already: they are not copied."""
+    cached_tokens: int = 0
+    """Leading tokens whose blocks the target holds already: they are not copied."""
     is_copying: bool = False
     """False while it waits for blocks."""
     is_leasing: bool = False
@@ -53,7 +53,7 @@ class Ahead:
     """Shortest run that is sent."""
     report: bool
     """Somebody waits to hear that little is missing."""
-    sent_blocks: int = 0
+    sent_tokens: int = 0
     rounds: int = 0
     move: Move | None = None
     """The copy that is under way."""

@@ -68,7 +68,11 @@ class LeaseEnded(Struct, frozen=True, tag=True):
 
 
 class CopyBlocks(Struct, frozen=True, tag=True):
-    """Copy blocks between two hosts: `read[i]` of the source into `write[i]` of the target."""
+    """Copy the KV of some of a request's tokens between two hosts.
+
+    Each list begins with the block that holds the first of these tokens on its host. Where blocks of both have one
+    size, `read[i]` goes into `write[i]`.
+    """
 
     request_id: RequestId
     number: int
@@ -77,5 +81,7 @@ class CopyBlocks(Struct, frozen=True, tag=True):
     target: HostId
     read: tuple[BlockId, ...]
     write: tuple[BlockId, ...]
+    first_token: int
+    """Position in the request of the first token that is copied: on the target, one that begins a block."""
     tokens: int
-    """Tokens whose KV they hold."""
+    """How many tokens' KV is copied."""

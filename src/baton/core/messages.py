@@ -120,6 +120,8 @@ class BlocksStored(Struct, frozen=True, tag=True):
 
     host: HostId
     hashes: tuple[BlockHash, ...]
+    block_runs: int = 1
+    """Hashed runs of tokens that a block of this host has: it knows every nth of a prompt's hashes."""
 
 
 class BlocksRemoved(Struct, frozen=True, tag=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from baton.core.types import BlockHash, BlockId, Request, RequestId, WorkerId
@@ -44,3 +45,19 @@ class Holding:
     def age(self) -> tuple[int, float, RequestId]:
         """Less is served first and preempted last. The id breaks ties, so that every run decides alike."""
         return (self.request.priority, self.request.arrived_at_s, self.request.id)
+
+
+def idle_younger(holdings: Iterable[Holding], than: Holding) -> list[Holding]:
+    """List those that hold blocks which nobody touches now, and came later than this one: the youngest first."""
+    idle = [held for held in holdings if held.table and not held.is_touched and held.age > than.age]
+    return sorted(idle, key=lambda held: held.age, reverse=True)
+
+
+def youngest_to_preempt(holdings: Iterable[Holding]) -> Holding | None:
+    """Choose whose blocks are taken back: not what gives them back already, nor what a wire reads or writes."""
+    victims = [
+        held
+        for held in holdings
+        if held.table and not (held.preempting or held.released or held.landing or held.leases)
+    ]
+    return max(victims, key=lambda held: held.age, default=None)

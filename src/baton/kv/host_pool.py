@@ -33,17 +33,26 @@ from baton.core.messages import (
 )
 from baton.core.types import BlockHash, BlockId, HostId, HostView, RequestId, WorkerId
 from baton.kv.blocks import BlockFacts, Blocks, EvictionOrder
-from baton.kv.holding import Holding
+from baton.kv.hashing import names_of, runs_per_block
+from baton.kv.holding import Holding, idle_younger, youngest_to_preempt
 
 
 class HostPool:
     """Who holds which block of one host. `handle` is the only way in; a driver carries the commands to the workers."""
 
     def __init__(
-        self, *, host: HostId, blocks_total: int, block_tokens: int, eviction: Callable[[], EvictionOrder]
+        self,
+        *,
+        host: HostId,
+        blocks_total: int,
+        block_tokens: int,
+        eviction: Callable[[], EvictionOrder],
+        hash_tokens: int | None = None,
     ) -> None:
+        """`hash_tokens`: how many tokens each of a request's hashes is of; None: of a block."""
         self.host = host
         self.block_tokens = block_tokens
+        self.block_runs = runs_per_block(block_tokens, hash_tokens or block_tokens)
         self._blocks = Blocks(blocks_total, eviction())
         self._holdings: dict[RequestId, Holding] = {}
         self._wanting: dict[RequestId, None] = {}
@@ -87,8 +96,8 @@ class HostPool:
         return holding.names_kept if holding is not None else ()
 
     def held_tokens(self, hashes: Sequence[BlockHash]) -> int:
-        """Count the leading tokens of a prompt whose KV this host holds."""
-        return len(self._blocks.match(hashes)) * self.block_tokens
+        """Count the leading tokens of a prompt, by its hashes, whose KV this host holds."""
+        return len(self._blocks.match(names_of(hashes, self.block_runs))) * self.block_tokens
 
     def view(self) -> HostView:
         """Count the blocks by state."""
@@ -154,12 +163,11 @@ class HostPool:
         holding = self._current(event)
         if holding is None:
             return []
-        stored = self._name(holding, event.first, event.hashes)
         holding.computed_tokens = (event.first + len(event.hashes)) * self.block_tokens
-        return [BlocksStored(self.host, stored)] if stored else []
+        return self._name(holding, event.first, event.hashes)
 
-    def _name(self, holding: Holding, first: int, hashes: Sequence[BlockHash]) -> tuple[BlockHash, ...]:
-        """Seal the blocks `first` .. of a request under their hashes. Returns those that nobody else had."""
+    def _name(self, holding: Holding, first: int, hashes: Sequence[BlockHash]) -> list[PoolCommand]:
+        """Seal the blocks `first` .. of a request under their hashes, and tell of those that nobody else had."""
         before = self._blocks.facts(holding.table[first - 1]) if 0 < first <= len(holding.table) else None
         parent, tenant = before.name if before is not None else None, holding.request.tenant
         stored: list[BlockHash] = []
@@ -169,7 +177,7 @@ class HostPool:
             parent = name
         if first <= len(holding.names):
             holding.names[first:] = hashes
-        return tuple(stored)
+        return [BlocksStored(self.host, tuple(stored), self.block_runs)] if stored else []
 
     def _drop(self, event: RequestDropped) -> None:
         holding = self._current(event)
@@ -253,9 +261,9 @@ class HostPool:
         holding.landing = False
         holding.computed_tokens = event.computed_tokens
         holding.wanted = 0
-        stored = self._name(holding, 0, event.hashes)
+        told = self._name(holding, 0, event.hashes)
         self._settle(holding)
-        return [BlocksStored(self.host, stored)] if stored else []
+        return told
 
     def _lease(self, event: LeaseWanted) -> None:
         holding = self._holdings.get(event.request.id)
@@ -355,10 +363,7 @@ class HostPool:
 
         Without it two hosts that are full of what waits for the other wait for ever. The younger is computed again.
         """
-        idle = [
-            held for held in self._holdings.values() if held.table and not held.is_touched and held.age > holding.age
-        ]
-        for held in sorted(idle, key=lambda held: held.age, reverse=True):
+        for held in idle_younger(self._holdings.values(), holding):
             if self._needed(holding, hit) <= self._blocks.available:
                 return
             self._empty(held)
@@ -383,14 +388,9 @@ class HostPool:
         coming = sum(len(held.table) for held in self._holdings.values() if held.preempting or held.released)
         if coming + self._blocks.available >= missing:
             return False
-        victims = [
-            held
-            for held in self._holdings.values()
-            if held.table and not (held.preempting or held.released or held.landing or held.leases)
-        ]
-        if not victims:
+        victim = youngest_to_preempt(self._holdings.values())
+        if victim is None:
             return False  # wires hold what there is: they end, and say so
-        victim = max(victims, key=lambda held: held.age)
         if victim.user is None:
             self._empty(victim)
             return True

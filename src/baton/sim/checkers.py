@@ -82,7 +82,7 @@ class Watch:
                 held, _ = pool.table(part.request_id)
                 known = held[: len(part.block_table)] == tuple(part.block_table)
                 require(known, "INV-3", _lost_blocks(worker, part.request_id, part.block_table, held))
-            _note_writes(worker.executing, self.cluster.spec.kv.block_tokens, written)
+            _note_writes(worker.executing, pool.block_tokens, written)
         for worker in running:
             assert worker.executing is not None
             _check_readers(worker.executing, written)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import assert_never
@@ -95,7 +95,11 @@ class SimCluster:
         """Give a host its empty arena."""
         self.engines[host] = self.new_engine(host)
         pool = HostPool(
-            host=host, blocks_total=kv.blocks, block_tokens=kv.block_tokens, eviction=self.policies.eviction
+            host=host,
+            blocks_total=kv.blocks,
+            block_tokens=kv.block_tokens,
+            eviction=self.policies.eviction,
+            hash_tokens=self.spec.kv.block_tokens,
         )
         self.server.carrier.add_host(pool)
 
@@ -108,7 +112,8 @@ class SimCluster:
         outbound = Link(loop=self.loop, delays=self._delays(0), deliver=self.server.receive)
         batcher = Batcher(
             view,
-            block_tokens=self.spec.kv.block_tokens,
+            block_tokens=self.server.carrier.pools[view.host].block_tokens,
+            hash_tokens=self.spec.kv.block_tokens,
             limits=self.spec.batch_of(view.kind),
             rules=BatcherRules(
                 batching=self.policies.batching,
@@ -129,10 +134,10 @@ class SimCluster:
 
     def _with_facts(self, view: WorkerView) -> WorkerView:
         """Say what the worker is, beside who and where."""
-        limits, kv = self.spec.batch_of(view.kind), self.server.carrier.pools[view.host].view()
+        limits, pool = self.spec.batch_of(view.kind), self.server.carrier.pools[view.host]
         return replace(
             view,
-            kv_tokens_max=kv.blocks_total * self.spec.kv.block_tokens,
+            kv_tokens_max=pool.view().blocks_total * pool.block_tokens,
             step_tokens_max=limits.step_tokens_max,
             requests_max=limits.requests_max,
         )
@@ -236,8 +241,7 @@ class SimCluster:
         source, target = self.engines.get(copy.source), self.engines.get(copy.target)
         landed = landed and source is not None and target is not None
         if source is not None and target is not None and landed:
-            for read, write in zip(copy.read, copy.write, strict=True):
-                target.write(write, source.bytes_of(read))
+            _copy_tokens(copy, source, target, self.server.carrier.pools)
         self.server.carrier.copied(copy, landed=landed, now_s=self.loop.now_s)
 
     # ---- time
@@ -267,6 +271,13 @@ class SimCluster:
         seed = (self.seed & _SEED_MASK, self.boots, direction)
         draw = np.random.Generator(np.random.PCG64(seed))
         return Delays(min_s=link.delay_min_s, max_s=link.delay_max_s, draw=draw, spike=self.spike)
+
+
+def _copy_tokens(copy: CopyBlocks, source: SimEngine, target: SimEngine, pools: Mapping[HostId, HostPool]) -> None:
+    """Move the bytes of a copy, token by token: the two hosts need not have blocks of one size."""
+    skipped = copy.first_token % pools[copy.source].block_tokens
+    for slot in range(copy.tokens):
+        target.write(copy.write, slot, source.kv_of(copy.read, skipped + slot))
 
 
 def hang_up(cluster: SimCluster, request_id: RequestId) -> None:
@@ -304,7 +315,7 @@ def build_cluster(
     outside = SimOutside(
         loop=loop,
         journal=journal,
-        block_tokens=spec.kv.block_tokens,
+        block_tokens=lambda worker: carrier.pools[carrier.hosts[worker]].block_tokens,
         closed=closed,
         reshape_fleet=lambda command: cluster.reshape(command),
         start_copy=lambda copy: wires.begin(copy),

@@ -51,11 +51,11 @@ class SimEngine(Protocol):
         """Leave the step's own slots as a process leaves them that was killed while it wrote them."""
         ...
 
-    def bytes_of(self, block: BlockId) -> bytes:
-        """Read a block's KV, for a copy to another host."""
+    def kv_of(self, table: Sequence[BlockId], slot: int) -> bytes:
+        """Read one token's KV, for a copy to another host; `slot` counts the tokens from the table's first on."""
         ...
 
-    def write(self, block: BlockId, kv: bytes) -> None:
+    def write(self, table: Sequence[BlockId], slot: int, kv: bytes) -> None:
         """Write what another host's engine has read."""
         ...
 
@@ -79,24 +79,28 @@ class ContentEngine:
 
     def scribble(self, step: Step) -> None:
         """See `SimEngine.scribble`. The hash model has one layer and one head: K of a block's tokens, then V."""
-        width = self._layout.token_bytes // 2
-        plane = width * self._layout.block_tokens
+        scribble = bytes([_SCRIBBLE_BYTE]) * self._layout.token_bytes
         for part in step.slices:
             for position in range(part.start, part.start + part.count):
-                block, slot = divmod(position, self._layout.block_tokens)
-                start = part.block_table[block] * self._layout.block_bytes + slot * width
-                for at in (start, start + plane):
-                    self._arena[at : at + width] = bytes([_SCRIBBLE_BYTE]) * width
+                self.write(part.block_table, position, scribble)
 
-    def bytes_of(self, block: BlockId) -> bytes:
-        """See `SimEngine.bytes_of`."""
-        size = self._layout.block_bytes
-        return bytes(self._arena[block * size : (block + 1) * size])
+    def kv_of(self, table: Sequence[BlockId], slot: int) -> bytes:
+        """See `SimEngine.kv_of`."""
+        return b"".join(bytes(self._arena[place]) for place in self._places(table, slot))
 
-    def write(self, block: BlockId, kv: bytes) -> None:
+    def write(self, table: Sequence[BlockId], slot: int, kv: bytes) -> None:
         """See `SimEngine.write`."""
-        size = self._layout.block_bytes
-        self._arena[block * size : (block + 1) * size] = kv
+        width = self._layout.token_bytes // 2
+        for number, place in enumerate(self._places(table, slot)):
+            self._arena[place] = kv[number * width : (number + 1) * width]
+
+    def _places(self, table: Sequence[BlockId], slot: int) -> tuple[slice, slice]:
+        """Where a token's K and its V are."""
+        width = self._layout.token_bytes // 2
+        block, rest = divmod(slot, self._layout.block_tokens)
+        start = table[block] * self._layout.block_bytes + rest * width
+        plane = start + width * self._layout.block_tokens
+        return slice(start, start + width), slice(plane, plane + width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +139,12 @@ class LengthEngine:
     def scribble(self, step: Step) -> None:
         """There are no bytes."""
 
-    def bytes_of(self, block: BlockId) -> bytes:
-        """There are none."""
+    def kv_of(self, table: Sequence[BlockId], slot: int) -> bytes:
+        """There is none."""
         return b""
 
-    def write(self, block: BlockId, kv: bytes) -> None:
-        """There are none."""
+    def write(self, table: Sequence[BlockId], slot: int, kv: bytes) -> None:
+        """There is none."""
 
     def _result(self, part: Slice) -> SliceResult:
         if not part.sample:

@@ -29,7 +29,8 @@ class SimOutside:
 
     loop: EventLoop
     journal: Journal
-    block_tokens: int
+    block_tokens: Callable[[WorkerId], int]
+    """Tokens in a block of a worker's host."""
     closed: Callable[[Life], None]
     """Called when a request has closed."""
     reshape_fleet: Callable[[SetRole | StartWorker | RetireWorker], None]
@@ -45,7 +46,7 @@ class SimOutside:
     def send(self, worker: WorkerId, command: WorkerCommand) -> None:
         """See `Outside.send`."""
         if isinstance(command, BlocksGranted):
-            self._note_hit(command.request_id, command.cached_blocks * self.block_tokens)
+            self._note_hit(command.request_id, command.cached_blocks * self.block_tokens(worker))
         elif isinstance(command, StartRequest) and command.block_table:
             self._note_hit(command.request.id, command.computed_tokens)
         route = self.routes.get(worker)

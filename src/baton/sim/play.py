@@ -164,7 +164,7 @@ def stage(scenario: Scenario) -> Play:
     cluster = build_cluster(
         spec,
         play_policies(spec, scenario.policy),
-        lambda host: ContentEngine(blocks=spec.kv_of(host).blocks, block_tokens=spec.kv.block_tokens),
+        lambda host: ContentEngine(blocks=spec.kv_of(host).blocks, block_tokens=spec.kv_of(host).block_tokens),
         seed=scenario.seed,
         journal=Journal(keep_log=True),
         closed=lambda life: plays[0].closed(life),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from baton.core.config import BatchLimits, Topology
 from baton.core.types import HostId, RequestId, Role, Sampling, WorkerId
@@ -28,7 +28,7 @@ from baton.sim.faults import (
     Stage,
     WireCut,
 )
-from baton.sim.spec import ClusterSpec, SimCost, SimKV, SimLink, SimWorkers
+from baton.sim.spec import ClusterSpec, SimCost, SimKind, SimKV, SimLink, SimWorkers
 
 TOPOLOGIES: tuple[tuple[int, int, int], ...] = (
     (1, 1, 0), (1, 1, 0), (2, 1, 0), (1, 2, 0), (2, 2, 0), (0, 0, 1), (0, 0, 2), (1, 1, 1),
@@ -67,6 +67,10 @@ class Scenario(Struct, frozen=True, kw_only=True):
     """As `baton sim --policy` takes it, or `restless`: policies that fetch, place and move for no reason."""
 
 
+LARGE = "large-blocks"
+"""Kind of workers whose host has larger blocks than the others."""
+
+
 def draw_scenario(seed: int) -> Scenario:
     """Draw a scenario in which nothing goes wrong (and clients hang up on nobody)."""
     draw = Random(f"scenario {seed}")
@@ -101,10 +105,20 @@ def _spread(cluster: ClusterSpec, draw: Random) -> ClusterSpec:
     hosts = draw.choice((1, 1, 2, 9))
     if hosts == 1:
         return cluster
+    large = draw.choice((False, False, True))
     workers = tuple(
-        SimWorkers(role=view.role, host=f"host-{index % hosts}") for index, view in enumerate(cluster.views())
+        SimWorkers(role=view.role, host=f"host-{index % hosts}", kind=LARGE if large and index % hosts == 1 else "")
+        for index, view in enumerate(cluster.views())
     )
-    return replace(cluster, workers=workers, tick_s=draw.choice((0.02, 0.1)))
+    kinds = {LARGE: _large_blocks(cluster)} if large and len(workers) > 1 else {}
+    return replace(cluster, workers=workers, kinds=kinds, tick_s=draw.choice((0.02, 0.1)))
+
+
+def _large_blocks(cluster: ClusterSpec) -> SimKind:
+    """A host whose blocks are twice as large, with room for as much."""
+    cost = {"model": "linear", **asdict(cluster.cost)}
+    blocks = -(-cluster.kv.blocks // 2)
+    return SimKind(cost=cost, kv=SimKV(blocks=blocks, block_tokens=2 * BLOCK_TOKENS))
 
 
 def _draw_requests(draw: Random) -> tuple[PlannedRequest, ...]:

@@ -243,10 +243,10 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def _kind_problems(self) -> list[str]:
         found: list[str] = []
         for name, kind in self.kinds.items():
-            if kind.kv is not None and kind.kv.block_tokens != self.kv.block_tokens:
+            if kind.kv is not None and kind.kv.block_tokens % self.kv.block_tokens:
                 found.append(
                     f"kinds.{name}.kv.block_tokens is {kind.kv.block_tokens}, kv.block_tokens {self.kv.block_tokens}: "
-                    "one cluster has blocks of one size"
+                    "a kind's block is as many tokens or a multiple of them"
                 )
             try:
                 self._load(kind)
