@@ -259,3 +259,52 @@ def test_a_role_flip_on_another_host_and_workers_of_the_servers_own(mixed_text) 
             )
             assert [text_of(first), text_of(second)] == [mixed_text(PROMPT), mixed_text(other)]
         wait_until(server, nothing_used, what="no block is used")
+
+
+def test_a_prefix_comes_from_the_host_that_has_it(mixed_text) -> None:
+    """Who has computed the prompt computes no more prompts, so that another host has to: it fetches what is there."""
+    body = {**PROMPT, "prompt": "a long story. " * 200}
+    follow_up = {**body, "prompt": body["prompt"] + "And then?"}
+    mixed = ("--mixed", "1")
+    with cluster("hash", {"a": mixed, "b": mixed}) as (server, _), server.client() as client:
+        first = ask(client, body)
+        holder = first["timings"]["prefill_worker"]
+        client.post(f"/cluster/workers/{holder}/role", json={"role": "decode"}).raise_for_status()
+        moved_bytes = server.metric("baton_handoff_bytes_total")
+        second = ask(client, follow_up)
+        assert second["timings"]["prefill_worker"] != holder
+        assert second["timings"]["cached_tokens"] > 2000
+        assert server.metric("baton_handoff_bytes_total") > moved_bytes
+        assert [text_of(first), text_of(second)] == [mixed_text(body), mixed_text(follow_up)]
+        wait_until(server, nothing_used, what="no block is used")
+
+
+def test_the_real_model_over_two_hosts_says_what_it_says_on_one(smollm_server: RunningServer) -> None:
+    """INV-8 with weights. Greedy and drawn."""
+    bodies = [
+        {"prompt": "A list of rivers in Europe:", "max_tokens": 24, "temperature": 0},
+        {"prompt": "Once upon a time, in a small village, ", "max_tokens": 24, "temperature": 0.9, "seed": 7},
+    ]
+    with smollm_server.client() as client:
+        expected = [text_of(ask(client, body)) for body in bodies]
+    given = ("--dtype", "float32")
+    with cluster("smollm2-135m", {"a": PREFILL, "b": DECODE}, *given) as (server, _), server.client() as client:
+        assert [text_of(ask(client, body)) for body in bodies] == expected
+        assert server.metric("baton_handoff_bytes_total") > 0
+
+
+def test_the_loss_of_a_host_is_replayed_as_it_was_decided(tmp_path: Path) -> None:
+    """INV-7: hosts that join and are lost are in the log."""
+    log = tmp_path / "decisions.log"
+    with cluster("hash", {"a": PREFILL, "b": DECODE}, "--log", str(log)) as (server, joined), server.client() as client:
+        for count, _chunk in enumerate(stream(client, LONG)):
+            if count == 5:
+                joined["b"].process.kill()
+        with joining(server.url, "c", *DECODE):
+            wait_until(server, all_ready("a", "c"), what="another host is there")
+            ask(client, PROMPT)
+    done = subprocess.run(
+        [sys.executable, "-m", "baton.cli.main", "replay", str(log)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout
+    assert "the same decisions" in done.stdout

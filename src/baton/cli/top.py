@@ -72,19 +72,23 @@ def _look(url: str, api_key: str | None) -> ClusterStatus:
 
 def _screen(status: ClusterStatus) -> Group:
     table = Table(title="workers")
-    for column in ("worker", "role", "pid", "state"):
+    for column in ("worker", "host", "role", "pid", "state"):
         table.add_column(column)
     for column in ("running", "waiting", "KV blocks"):
         table.add_column(column, justify="right")
     for worker in status.workers:
         counts = (worker.running, worker.waiting, worker.kv_blocks_used)
-        table.add_row(worker.id, worker.role, str(worker.pid), worker.state, *(f"{count:,}" for count in counts))
+        table.add_row(
+            worker.id, worker.host, worker.role, str(worker.pid), worker.state, *(f"{count:,}" for count in counts)
+        )
     return Group(table, *(_host_line(host) for host in status.hosts))
 
 
 def _host_line(host: HostStatus) -> str:
     used_ratio = host.kv_blocks_used / host.kv_blocks_total
+    place = f" at {host.address}" if host.address else ""
     return (
-        f"{host.id}: {host.kv_blocks_used:,} KV blocks used ({used_ratio:.0%}), {host.kv_blocks_cached:,} cached, "
+        f"{host.id}{place}, {host.state}: "
+        f"{host.kv_blocks_used:,} KV blocks used ({used_ratio:.0%}), {host.kv_blocks_cached:,} cached, "
         f"{host.kv_blocks_free:,} free, of {host.kv_blocks_total:,} ({host.kv_block_tokens} tokens each)"
     )

@@ -21,6 +21,7 @@ from baton.host.ask import NotNowError
 from baton.host.build import Computing, HostParts, build_host
 from baton.host.mover_keeper import MoverKeeper
 from baton.host.port import WorkerLink, WorkerNews
+from baton.host.prefault import prefault
 from baton.host.supervisor import Notices, Supervisor
 from baton.host.worker_process import WorkerProcess
 from baton.link.hosting import (
@@ -95,17 +96,18 @@ class Membership:
         Raises NotNowError where it could not join and may try again, ConfigError where that would not help.
         """
         parts = build_host(self._config, self._card, self._computing, place.host, f"{place.host}.")
-        watching: asyncio.Task[None] | None = None
+        tasks: list[asyncio.Task[None]] = []
         try:
             await self._connect(place)
-            watching = asyncio.create_task(watch(self._stream, self._config.hosts.silent_s, None))
+            tasks.append(asyncio.create_task(watch(self._stream, self._config.hosts.silent_s, None)))
             await self._start_mover(parts, place)
             await self._enter(parts, place)
             self._start_workers(parts)
+            tasks.append(asyncio.create_task(prefault(parts.arena)))
             return await self._over
         finally:
-            if watching is not None:
-                watching.cancel()
+            for task in tasks:
+                task.cancel()
             self._stream.end("it is over")
             await self._stop()
             parts.arena.close()

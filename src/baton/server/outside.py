@@ -15,6 +15,7 @@ from baton.core.messages import (
     SetRole,
     StartDecode,
     StartPrefill,
+    StartRequest,
     StartWorker,
     WorkerCommand,
 )
@@ -45,7 +46,9 @@ class LiveOutside:
     def send(self, worker: WorkerId, command: WorkerCommand) -> None:
         """See `Outside.send`."""
         if isinstance(command, BlocksGranted):
-            self._note_hit(command)
+            self._note_hit(command.request_id, command.cached_blocks * self._block_tokens)
+        elif isinstance(command, StartRequest):
+            self._note_hit(command.request.id, command.computed_tokens)
         link = self.links.get(worker)
         if link is not None:
             link.send(command)
@@ -93,10 +96,11 @@ class LiveOutside:
         link.view = msgspec.structs.replace(link.view, role=role)
         self._recorder.role_flipped()
 
-    def _note_hit(self, granted: BlocksGranted) -> None:
-        live = self.live.get(granted.request_id)
-        if live is not None and live.stamps.started_s is None and granted.cached_blocks:
-            live.stamps.cached_tokens = granted.cached_blocks * self._block_tokens
+    def _note_hit(self, request_id: RequestId, cached_tokens: int) -> None:
+        """Note how much of a prompt was there when its first worker began: on its host, or come over from another."""
+        live = self.live.get(request_id)
+        if live is not None and live.stamps.started_s is None and cached_tokens:
+            live.stamps.cached_tokens = cached_tokens
 
     def _has_moved(self, live: LiveRequest) -> bool:
         """A policy has moved it from a worker that lives on: that is no failover."""

@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 
-from baton.arena.cuda import CudaArena
-from baton.arena.memfd import Arena
 from baton.core.errors import ConfigError
 from baton.core.messages import RetireWorker, StartWorker
 from baton.engine.chat_template import load_chat_template
 from baton.engine.tokenizer import load_tokenizer
+from baton.host.prefault import prefault
 from baton.host.sizing import raise_files_max
 from baton.host.supervisor import Notices, Supervisor
 from baton.server.app import build_app
@@ -25,7 +24,6 @@ from baton.server.hosts import Hosts
 from baton.server.own_workers import OwnWorkers
 from baton.server.settings import HttpSettings
 
-_PREFAULT_PAUSE_S = 0.02
 _CHECK_S = 30.0
 _HTTP_CLOSE_S = 3.0
 """How long open connections may linger after the last request has ended."""
@@ -162,7 +160,7 @@ class Service:
         self._parts.gateway.state = "ready"
         self._tasks.append(asyncio.create_task(self._check_at_idle()))
         if self._parts.own is not None:
-            self._tasks.append(asyncio.create_task(self._prefault(self._parts.own.arena)))
+            self._tasks.append(asyncio.create_task(prefault(self._parts.own.arena)))
         if self._parts.driver.is_restless:
             self._tasks.append(asyncio.create_task(self._tick()))
         self._tell(self._greeting())
@@ -181,13 +179,6 @@ class Service:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(quiet.wait(), self._parts.config.survival.drain_s)
         self._parts.gateway.cancel_all()
-
-    async def _prefault(self, arena: Arena | CudaArena) -> None:
-        """Reserve the arena's memory in small bites, so that no step pays for it and no stream stalls."""
-        position = 0
-        while position < arena.bytes_total:
-            position = arena.prefault(position)
-            await asyncio.sleep(_PREFAULT_PAUSE_S)
 
     async def _tick(self) -> None:
         """Let policies of roles, scaling and moves look at the cluster from time to time."""
