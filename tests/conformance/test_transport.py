@@ -178,6 +178,28 @@ def test_an_offer_that_ends_under_the_pull_fails_it(kit: Kit, how: str) -> None:
     assert_quiet(source, target, gate)
 
 
+def test_a_withdrawal_at_any_moment_leaves_whole_bytes_or_an_error(kit: Kit) -> None:
+    """Never some of what the source wrote after it."""
+    source, target = kit.side(4 * SIZE_BYTES), kit.side(4 * SIZE_BYTES)
+    content = source.fill(1)
+    spoilt = bytes(4 * SIZE_BYTES)
+    for seed in range(12):
+        source.arena.memory[:] = content
+        ticket = source.transport.offer(source.whole(), lease_s=600.0)
+        pull = target.transport.pull(ticket, target.whole())
+        part = Extent(0, 1 + seed * SIZE_BYTES // 16, source.region)  # takes longer each time
+        other = source.transport.offer([part], lease_s=600.0)
+        if seed % 3 == 2:
+            target.transport.pull(other, [Extent(0, part.size_bytes, target.region)]).wait(60)
+        source.transport.withdraw(ticket)
+        source.arena.memory[:] = spoilt
+        try:
+            pull.wait(60)
+        except TransferError:
+            continue
+        assert target.content() == content
+
+
 def test_a_cancelled_pull_writes_nothing_more(kit: Kit) -> None:
     """Though its bytes are on the way; and the connection is good for other pulls."""
     if not kit.holds:

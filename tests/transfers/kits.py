@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
 import subprocess
 import sys
@@ -11,11 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from baton.arena.memfd import Arena, create_arena
 from baton.transfer.clock import now_s as real_now_s
 from baton.transfer.copying import Copy, copy_views
 from baton.transfer.memory import MemoryExchange, MemoryTransport
+from baton.transfer.nixl import NixlTransport
 from baton.transfer.offers import Source
 from baton.transfer.port import Extent, Ticket, Transport
 from baton.transfer.shm import ShmTransport
@@ -25,7 +28,7 @@ from tests.transfers.wires import Alter, Gate, Proxy
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PIECE_BYTES = 64 << 10
-TRANSPORTS = ("memory", "shm", "tcp")
+TRANSPORTS = ("memory", "shm", "tcp", "nixl")
 
 
 @dataclass
@@ -127,15 +130,8 @@ class Kit:
         return proxy, msgspec.structs.replace(ticket, address=proxy.address)
 
     def remote(self, seed: int, size_bytes: int, *, listen: str = "") -> RemoteSide:
-        command = [
-            sys.executable,
-            "-m",
-            "tests.transfers.source_process",
-            self.name,
-            str(seed),
-            str(size_bytes),
-            listen,
-        ]
+        module = ["-m", "tests.transfers.source_process"]
+        command = [sys.executable, *module, self.name, str(seed), str(size_bytes), listen]
         process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.opened.callback(end, process)
         assert process.stdout is not None
@@ -145,6 +141,8 @@ class Kit:
 def transport_of(name: str, source: Source, listen: str = "") -> Transport:
     if name == "shm":
         return ShmTransport(listen.rpartition("/")[2] or None, source=source)
+    if name == "nixl":
+        return NixlTransport(listen or "127.0.0.1:0", devices="lo", source=source)
     limits = TcpLimits(piece_bytes=PIECE_BYTES, pause_s=0.005)
     return TcpTransport(listen or "127.0.0.1:0", limits=limits, source=source)
 
@@ -170,6 +168,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def kit_of(name: str) -> Iterator[Kit]:
+    if name == "nixl" and importlib.util.find_spec("nixl_cu12") is None:
+        pytest.skip("NIXL is not installed: pip install -e '.[nixl]'")
     kit = Kit(name)
     with kit.opened, kit.proxies:
         yield kit

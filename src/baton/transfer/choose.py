@@ -11,13 +11,14 @@ from typing import Literal
 import msgspec
 
 from baton.core.errors import TransferError
+from baton.transfer.nixl import NixlTransport
 from baton.transfer.offers import Source
 from baton.transfer.port import Extent, Pull, Ticket, Transport
 from baton.transfer.shm import ShmTransport
 from baton.transfer.tcp import TcpTransport
 from baton.transfer.tcp_peer import TcpLimits
 
-TransportName = Literal["auto", "shm", "tcp"]
+TransportName = Literal["auto", "shm", "tcp", "nixl"]
 
 _TEST_BYTES = 4096
 _WAYS_MAX = 4096
@@ -37,6 +38,9 @@ def open_transport(
             return ShmTransport()
         case "tcp":
             return TcpTransport(listen, advertise=advertise, limits=limits)
+        case "nixl":
+            self_test(lambda: NixlTransport(listen))
+            return NixlTransport(listen)
         case "auto":
             return AutoTransport(listen, advertise=advertise, limits=limits, shared=works(ShmTransport))
 

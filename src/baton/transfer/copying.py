@@ -15,6 +15,9 @@ from baton.transfer.pulling import CLOSED, Piece, PiecewisePull
 Copy = Callable[[Sequence[memoryview], Sequence[memoryview]], None]
 """Fills the second with the bytes of the first. They hold the same number, cut differently."""
 
+Move = Callable[[Piece], None]
+"""Brings a piece over and returns when nothing writes any more. May raise TransferError."""
+
 _PIECE_BYTES_MIN = 1 << 20
 _PIECE_BYTES_MAX = 256 << 20
 """Large: the C library copies long runs past the cache, at up to twice the speed. A cancel waits for such a piece."""
@@ -32,13 +35,19 @@ class Copier:
         self._pulls: set[PiecewisePull] = set()
         self._closed = False
 
-    def start(self, pull: PiecewisePull, find_source: Callable[[], Spread]) -> None:
-        """Carry out a pull. `find_source` is called by a thread of ours, and raises TransferError where it must not."""
+    def start(self, pull: PiecewisePull, begin: Callable[[], Move]) -> None:
+        """Carry out a pull. `begin` is called by a thread of ours, and raises TransferError where it must not be."""
         with self._lock:
             if not self._closed:
                 self._pulls.add(pull)
         pull.then(lambda: self._pulls.discard(pull))
-        self._add(pull, lambda: self._begin(pull, find_source))
+        self._add(pull, lambda: self._begin(pull, begin))
+
+    def from_spread(self, source: Spread) -> Move:
+        """Move pieces by copying them."""
+        return lambda piece: self._copy(
+            source.cut(piece.start, piece.size_bytes), piece.pull.target.cut(piece.start, piece.size_bytes)
+        )
 
     def close(self) -> None:
         """End every pull. No thread is left when this returns."""
@@ -62,31 +71,32 @@ class Copier:
                 return
         pull.fail(CLOSED)
 
-    def _begin(self, pull: PiecewisePull, find_source: Callable[[], Spread]) -> None:
+    def _begin(self, pull: PiecewisePull, begin: Callable[[], Move]) -> None:
         try:
-            source = find_source()
+            move = begin()
         except (TransferError, OSError, ValueError) as error:
             pull.fail(f"the source's memory cannot be used: {error}")
             return
-        size_bytes = source.size_bytes // self._threads_max + 1
+        size_bytes = pull.target.size_bytes // self._threads_max + 1
         for piece in pull.pieces(min(max(size_bytes, _PIECE_BYTES_MIN), _PIECE_BYTES_MAX)):
-            self._add(pull, lambda piece=piece: self._copy_piece(piece, source))
-
-    def _copy_piece(self, piece: Piece, source: Spread) -> None:
-        pull = piece.pull
-        if not pull.begin():
-            return
-        try:
-            self._copy(source.cut(piece.start, piece.size_bytes), pull.target.cut(piece.start, piece.size_bytes))
-        except (TransferError, OSError, ValueError) as error:
-            pull.fail(f"{piece.size_bytes} bytes at {piece.start} could not be copied: {error}")
-            pull.left()
-            return
-        pull.landed(piece)
+            self._add(pull, lambda piece=piece: _move_piece(piece, move))
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
             work()
+
+
+def _move_piece(piece: Piece, move: Move) -> None:
+    pull = piece.pull
+    if not pull.begin():
+        return
+    try:
+        move(piece)
+    except (TransferError, OSError, ValueError) as error:
+        pull.fail(f"{piece.size_bytes} bytes at {piece.start} could not be moved: {error}")
+        pull.left()
+        return
+    pull.landed(piece)
 
 
 def copy_views(sources: Sequence[memoryview], targets: Sequence[memoryview]) -> None:

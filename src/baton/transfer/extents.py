@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 
 from baton.core.errors import TransferError
 from baton.transfer.port import Extent, Ticket
@@ -31,7 +31,7 @@ class Memories:
             raise TransferError("0 extents hold nothing to transfer; give at least one")
         for extent in extents:
             self._check(extent)
-        return Spread([(self._views[extent.region], extent) for extent in collate(extents)])
+        return Spread(extents, dict(enumerate(self._views)))
 
     def target_of(self, ticket: Ticket, extents: Sequence[Extent], *, name: str) -> Spread:
         """As `spread`, for a pull over the transport `name`: room for just what the ticket offers, each byte once."""
@@ -84,25 +84,26 @@ def collate(extents: Sequence[Extent]) -> list[Extent]:
 class Spread:
     """Bytes in a row that lie in several places. Any run of them can be cut out, as views and without a copy."""
 
-    def __init__(self, places: Sequence[tuple[memoryview, Extent]]) -> None:
-        self.size_bytes = sum(extent.size_bytes for _, extent in places)
-        self._places = places
-        self._starts: list[int] = []
-        start = 0
-        for _, extent in places:
-            self._starts.append(start)
-            start += extent.size_bytes
+    def __init__(self, extents: Sequence[Extent], views: Mapping[int, memoryview]) -> None:
+        """Neighbours are collated. `views` are the regions; without them, only `runs` can be asked for."""
+        self._extents = collate(extents)
+        self._views = views
+        self._starts = list(accumulate((extent.size_bytes for extent in self._extents), initial=0))
+        self.size_bytes = self._starts.pop()
 
     def cut(self, start: int, size_bytes: int) -> list[memoryview]:
         """Views of `size_bytes` bytes from `start` on, in order."""
-        return list(self._cut(start, size_bytes))
+        return [
+            self._views[run.region][run.offset_bytes : run.offset_bytes + run.size_bytes]
+            for run in self.runs(start, size_bytes)
+        ]
 
-    def _cut(self, start: int, left_bytes: int) -> Iterator[memoryview]:
+    def runs(self, start: int, left_bytes: int) -> Iterator[Extent]:
+        """Where these bytes lie, in order."""
         index = bisect_right(self._starts, start) - 1
         while left_bytes > 0:
-            view, extent = self._places[index]
+            extent = self._extents[index]
             skipped = start - self._starts[index]
             taken = min(left_bytes, extent.size_bytes - skipped)
-            begin = extent.offset_bytes + skipped
-            yield view[begin : begin + taken]
+            yield Extent(extent.offset_bytes + skipped, taken, extent.region)
             start, left_bytes, index = start + taken, left_bytes - taken, index + 1

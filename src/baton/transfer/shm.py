@@ -83,7 +83,7 @@ class ShmTransport:
         target = self._source.memories.target_of(ticket, into, name=self.name)
         peer = self._peer(ticket.address)
         pull = PiecewisePull(ticket, target, interrupt=no_interrupt, check=lambda: peer.check(ticket))
-        self._copier.start(pull, lambda: peer.open(ticket))
+        self._copier.start(pull, lambda: self._copier.from_spread(peer.open(ticket)))
         return pull
 
     @contextmanager
@@ -104,7 +104,7 @@ class ShmTransport:
             self._closed = True
             peers = list(self._peers.values())
         for peer in peers:
-            peer.hang_up()
+            peer.asker.hang_up()
         self._copier.close()
         self._listener.close()
         for peer in peers:
@@ -123,7 +123,7 @@ class ShmTransport:
             if address not in self._peers:
                 if not shares_machine(address):
                     raise TransferError(f"{address!r} is on another machine than {self.address!r}; pull over tcp")
-                self._peers = {name: peer for name, peer in self._peers.items() if not peer.close_if_gone()}
+                self._peers = {name: peer for name, peer in self._peers.items() if not peer.asker.close_if_gone()}
                 self._peers[address] = ShmPeer(address.partition("/")[2])
             return self._peers[address]
 

@@ -5,14 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import struct
-import zlib
-from collections.abc import Sequence
 
-import msgspec
-
+from baton.transfer.asker import digest
 from baton.transfer.listener import limit_waits
 from baton.transfer.offers import Answer, Offers, Source
-from baton.transfer.port import Extent
 from baton.transfer.wire import Request, Verb, answer_head, receive_request
 
 _STALL_S = 30.0
@@ -26,7 +22,7 @@ def serve_maps(source: Source, connection: socket.socket) -> None:
         connection.sendall(answer_head(Answer.STRANGER, 0, 0))
         return
     while (request := receive_request(connection)) is not None:
-        answer = _answer(source.offers, request)
+        answer = answer_of(source.offers, request)
         head = answer_head(answer, source.offers.epoch, 0)
         if answer is Answer.FINE and request.verb is Verb.MAP:
             region = request.size_bytes
@@ -44,12 +40,8 @@ def is_ours(connection: socket.socket) -> bool:
     return user == os.geteuid()
 
 
-def digest(extents: Sequence[Extent]) -> int:
-    """Tell lists of extents apart: a ticket may have been mistaken on its way."""
-    return zlib.crc32(msgspec.msgpack.encode(extents))
-
-
-def _answer(offers: Offers, request: Request) -> Answer:
+def answer_of(offers: Offers, request: Request) -> Answer:
+    """Say whether an offer stands, and is what the ticket says."""
     offer = offers.find(request.epoch, request.number, request.secret)
     if isinstance(offer, Answer):
         return offer

@@ -39,9 +39,9 @@ class TcpTransport:
         self._limits = limits or TcpLimits()
         self._owned = source is None
         self._source = source or Source()
-        listening = _listening(listen)
+        listening = listening_on(listen)
         host, port = listening.getsockname()[:2]
-        self.address = advertise or _joined(host, port)
+        self.address = advertise or joined(host, port)
         self._listener = Listener(
             listening, lambda connection: serve_reads(self._source.offers, connection), self._limits.connections_max
         )
@@ -90,12 +90,13 @@ class TcpTransport:
             if len(self._peers) >= _PEERS_MAX:
                 self._peers = {name: peer for name, peer in self._peers.items() if not peer.unused}
             if address not in self._peers:
-                self._peers[address] = Peer(_split(address), self._limits)
+                self._peers[address] = Peer(split(address), self._limits)
             return self._peers[address]
 
 
-def _listening(address: str) -> socket.socket:
-    host, port = _split(address)
+def listening_on(address: str) -> socket.socket:
+    """Take `host:port`. Raises TransferError where that cannot be."""
+    host, port = split(address)
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
         return socket.create_server((host, port), family=family)
@@ -103,12 +104,14 @@ def _listening(address: str) -> socket.socket:
         raise TransferError(f"cannot listen on {address} for KV: {error}; choose another address") from error
 
 
-def _split(address: str) -> tuple[str, int]:
+def split(address: str) -> tuple[str, int]:
+    """Read `host:port`, or `[host]:port`. Raises TransferError where it is neither."""
     host, _, port = address.rpartition(":")
     if not port.isdecimal() or int(port) > 65535 or not host:
         raise TransferError(f"{address!r} is no address; write host:port, or [host]:port for IPv6")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def _joined(host: str, port: int) -> str:
+def joined(host: str, port: int) -> str:
+    """Write what `split` reads."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

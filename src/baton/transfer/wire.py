@@ -40,6 +40,8 @@ class Verb(IntEnum):
     """Say whether it stands. `start` is a digest of its extents."""
     MAP = 3
     """Lend the descriptor of the region `size_bytes`, as for CHECK."""
+    CARD = 4
+    """Say how your memory can be read over the network, as for CHECK, and take part until the next CHECK."""
 
 
 @dataclass(frozen=True, slots=True)

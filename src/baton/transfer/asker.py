@@ -1,0 +1,123 @@
+"""Questions to a source about its offers, over one connection that is made again where it broke."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import zlib
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from baton.core.errors import TransferError
+from baton.transfer.listener import hang_up, limit_waits
+from baton.transfer.offers import REFUSALS, SECRET_BYTES, Answer
+from baton.transfer.port import Extent, Ticket
+from baton.transfer.pulling import CLOSED
+from baton.transfer.wire import Verb, request_of
+
+_STALL_S = 15.0
+"""A source that does not answer for so long hangs."""
+
+_TEST_S = 1.0
+"""The first time: there is another way to a source that hangs."""
+
+Got = TypeVar("Got")
+Receive = Callable[[socket.socket], tuple[Answer, int, Got]]
+"""Reads an answer: what it says, the source's epoch, and what else came with it."""
+
+
+class Asker:
+    """Asks one source, one question at a time."""
+
+    def __init__(self, name: str, connect: Callable[[float], socket.socket]) -> None:
+        """`connect` makes a connection whose calls fail after so many seconds without a byte."""
+        self._name = name
+        self._connect = connect
+        self._lock = threading.Lock()
+        self._connection: socket.socket | None = None
+        self._closed = False
+        self._gone = False
+        """Nobody answered the last time."""
+
+    def ask(self, ticket: Ticket, verb: Verb, receive: Receive[Got], detail: int = 0) -> Got:
+        """Returns what came with a good answer. Raises TransferError for any other, or none."""
+        answer, epoch, got = self._exchange(ticket, verb, receive, detail)
+        if answer is not Answer.FINE or epoch != ticket.epoch:
+            reason = REFUSALS.get(answer, REFUSALS[Answer.RESTARTED])
+            raise TransferError(f"the source {self._name} refuses: {reason}")
+        return got
+
+    def answers(self, receive: Receive[None]) -> bool:
+        """Tell whether somebody answers who would serve us, whatever he says to a ticket that nobody gave."""
+        nobody = Ticket(transport="", address="", epoch=0, number=0, secret=bytes(SECRET_BYTES), extents=())
+        try:
+            return self._exchange(nobody, Verb.CHECK, receive, 0, stall_s=_TEST_S)[0] is not Answer.STRANGER
+        except TransferError:
+            return False
+
+    def hang_up(self) -> None:
+        """Ask nothing more, and wake up whoever waits for an answer."""
+        self._closed = True
+        connection = self._connection
+        if connection is not None:
+            hang_up(connection)
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        with self._lock:
+            self._disconnect()
+
+    def close_if_gone(self) -> bool:
+        """Close where the source's process has ended. Returns whether it has."""
+        with self._lock:
+            gone = self._gone if self._connection is None else _hung_up(self._connection)
+            if gone:
+                self._disconnect()
+            return gone
+
+    def _exchange(
+        self, ticket: Ticket, verb: Verb, receive: Receive[Got], detail: int, *, stall_s: float = _STALL_S
+    ) -> tuple[Answer, int, Got]:
+        request = request_of(ticket, verb, digest(ticket.extents), detail).packed()
+        with self._lock:
+            for fresh in (False, True):
+                if self._closed:
+                    break
+                try:
+                    return receive(self._sent(request, stall_s))
+                except OSError as error:
+                    self._disconnect()
+                    self._gone = fresh
+                    if fresh:
+                        raise TransferError(
+                            f"the source {self._name} does not answer: {error}; see whether it runs"
+                        ) from error
+        raise TransferError(CLOSED)
+
+    def _sent(self, request: bytes, stall_s: float) -> socket.socket:
+        if self._connection is None:
+            self._connection = self._connect(stall_s)
+        limit_waits(self._connection, receive_s=stall_s, send_s=stall_s)
+        self._connection.sendall(request)
+        return self._connection
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+def digest(extents: Sequence[Extent]) -> int:
+    """Tell lists of extents apart: a ticket may have been mistaken on its way."""
+    return zlib.crc32(msgspec.msgpack.encode(extents))
+
+
+def _hung_up(connection: socket.socket) -> bool:
+    try:
+        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True

@@ -1,0 +1,221 @@
+"""Bytes over NIXL (UCX): RDMA where hosts have it, else shared memory of the kernel's making, or tcp. The extra `nixl`.
+
+NIXL reads the source's memory without asking it. So permission is ours: a connection of our own asks the source before
+the first read and after the last, as over shared memory.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from baton.core.errors import TransferError
+from baton.transfer.asker import Asker
+from baton.transfer.copying import Copier, Move, copy_views, no_interrupt
+from baton.transfer.extents import Spread
+from baton.transfer.listener import Listener, limit_waits
+from baton.transfer.nixl_agent import NixlAgent
+from baton.transfer.offers import Answer, Offer, Source
+from baton.transfer.port import Extent, Ticket
+from baton.transfer.pulling import CLOSED, Piece, PiecewisePull
+from baton.transfer.shm_source import answer_of
+from baton.transfer.tcp import joined, listening_on, split
+from baton.transfer.tcp_source import FIRST_REQUEST_S
+from baton.transfer.wire import (
+    BrokenStreamError,
+    Request,
+    Verb,
+    answer_head,
+    checksum_of,
+    receive_answer,
+    receive_request,
+    receive_views,
+)
+
+_CONNECTIONS_MAX = 512
+_STALL_S = 30.0
+_CARD_BYTES_MAX = 1 << 20
+
+
+class _Card(Struct, frozen=True, array_like=True):
+    """What a consumer has to know of a source in order to read it."""
+
+    agent: bytes = b""
+    addresses: list[int] = []
+    checksum: int = 0
+    """Of the whole offer, behind its last byte."""
+
+
+class NixlTransport:
+    """Implements `Transport`."""
+
+    name = "nixl"
+
+    def __init__(
+        self, listen: str, *, threads: int = 2, devices: str | None = None, source: Source | None = None
+    ) -> None:
+        """Answer questions about offers on `host:port`; UCX finds its own ways, over `devices` (see `NixlAgent`)."""
+        self._owned = source is None
+        self._source = source or Source()
+        self._agent = NixlAgent(f"baton-{self._source.offers.epoch:x}", devices=devices)
+        self._addresses: list[int] = []
+        self._copier = Copier(threads, copy_views)
+        self._lock = threading.Lock()
+        self._peers: dict[str, _NixlPeer] = {}
+        self._closed = False
+        listening = listening_on(listen)
+        self.address = joined(*listening.getsockname()[:2])
+        self._listener = Listener(listening, self._serve, _CONNECTIONS_MAX)
+
+    def register(self, memory: memoryview, *, descriptor: int | None = None) -> int:
+        """See `Transport.register`."""
+        region = self._source.register(memory, descriptor=descriptor)
+        address = np.frombuffer(memory, np.uint8).ctypes.data
+        self._agent.register(address, memory.nbytes)
+        self._addresses.append(address)
+        return region
+
+    def offer(self, extents: Sequence[Extent], *, lease_s: float, checksum: bool = False) -> Ticket:
+        """See `Transport.offer`."""
+        return self._source.offers.add(
+            extents, lease_s=lease_s, checksum=checksum, transport=self.name, address=self.address
+        )
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """See `Transport.withdraw`."""
+        self._source.offers.withdraw(ticket)
+
+    def pull(self, ticket: Ticket, into: Sequence[Extent]) -> PiecewisePull:
+        """See `Transport.pull`."""
+        target = self._source.memories.target_of(ticket, into, name=self.name)
+        peer = self._peer(ticket.address)
+        pull = PiecewisePull(ticket, target, interrupt=no_interrupt, check=lambda: peer.check(ticket, target))
+        self._copier.start(pull, lambda: peer.open(ticket, self._addresses))
+        return pull
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        with self._lock:
+            self._closed = True
+            peers = list(self._peers.values())
+        for peer in peers:
+            peer.asker.hang_up()
+        self._copier.close()
+        self._listener.close()
+        for peer in peers:
+            peer.asker.close()
+        self._agent.close()
+        if self._owned:
+            self._source.close()
+
+    def _peer(self, address: str) -> _NixlPeer:
+        with self._lock:
+            if self._closed:
+                raise TransferError(CLOSED)
+            if address not in self._peers:
+                self._peers = {name: peer for name, peer in self._peers.items() if not peer.asker.close_if_gone()}
+                self._peers[address] = _NixlPeer(address, self._agent)
+            return self._peers[address]
+
+    def _serve(self, connection: socket.socket) -> None:
+        """Answer one consumer. While it reads, our agent has to take part."""
+        limit_waits(connection, receive_s=FIRST_REQUEST_S, send_s=_STALL_S)
+        reading = 0
+        try:
+            while (request := receive_request(connection)) is not None:
+                limit_waits(connection, receive_s=0, send_s=_STALL_S)
+                answer = answer_of(self._source.offers, request)
+                card = self._card(request) if answer is Answer.FINE else b""
+                change = (1 if answer is Answer.FINE else 0) if request.verb is Verb.CARD else -min(reading, 1)
+                self._agent.add_readers(change)
+                reading += change
+                connection.sendall(answer_head(answer, self._source.offers.epoch, len(card)) + card)
+        finally:
+            self._agent.add_readers(-reading)
+
+    def _card(self, request: Request) -> bytes:
+        offer = self._source.offers.find(request.epoch, request.number, request.secret)
+        if request.verb is Verb.CARD:
+            card = _Card(self._agent.metadata(), self._addresses)
+        elif isinstance(offer, Offer) and offer.checksum:
+            card = _Card(checksum=checksum_of(offer.spread.cut(0, offer.spread.size_bytes)))
+        else:
+            return b""
+        return msgspec.msgpack.encode(card)
+
+
+class _NixlPeer:
+    """A source that our agent has met."""
+
+    def __init__(self, address: str, agent: NixlAgent) -> None:
+        host, port = split(address)
+        self.asker = Asker(f"at {address}", lambda stall_s: socket.create_connection((host, port), stall_s))
+        self._agent = agent
+        self._lock = threading.Lock()
+        self._met: dict[bytes, str] = {}
+
+    def open(self, ticket: Ticket, addresses: Sequence[int]) -> Move:
+        """Get permission. Returns what reads a piece."""
+        card = self.asker.ask(ticket, Verb.CARD, _receive_card)
+        with self._lock:
+            if card.agent not in self._met:
+                self._met = {card.agent: self._agent.meet(card.agent)}
+            name = self._met[card.agent]
+        theirs = Spread(ticket.extents, {})
+
+        def move(piece: Piece) -> None:
+            from_runs = list(theirs.runs(piece.start, piece.size_bytes))
+            to_runs = list(piece.pull.target.runs(piece.start, piece.size_bytes))
+            self._agent.read(name, *_pairs(from_runs, card.addresses, to_runs, addresses))
+
+        return move
+
+    def check(self, ticket: Ticket, target: Spread) -> None:
+        """Raise TransferError where the offer does not stand any more. The source need not take part any longer."""
+        card = self.asker.ask(ticket, Verb.CHECK, _receive_card)
+        if not ticket.checksum:
+            return
+        received = checksum_of(target.cut(0, target.size_bytes))
+        if received != card.checksum:
+            raise TransferError(
+                f"{target.size_bytes} bytes were damaged on the way: {card.checksum:08x} is the checksum of what was"
+                f" offered, {received:08x} of what came; pull again, and look at the network and memory"
+            )
+
+
+def _receive_card(connection: socket.socket) -> tuple[Answer, int, _Card]:
+    answer, epoch, size_bytes = receive_answer(connection)
+    if size_bytes > _CARD_BYTES_MAX:
+        raise BrokenStreamError(f"the source describes itself in {size_bytes} bytes")
+    raw = bytearray(size_bytes)
+    receive_views(connection, [memoryview(raw)] if raw else [])
+    try:
+        return answer, epoch, msgspec.msgpack.decode(raw, type=_Card) if raw else _Card()
+    except msgspec.DecodeError as error:
+        raise BrokenStreamError(f"the source describes itself in other words: {error}") from error
+
+
+def _pairs(
+    theirs: Sequence[Extent], their_addresses: Sequence[int], ours: Sequence[Extent], our_addresses: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Cut two lists of runs alike. Rows of (address, size, 0), of theirs and of ours."""
+    rows: list[tuple[int, int, int]] = []
+    rest = iter(theirs)
+    their, taken = next(rest), 0
+    for our in ours:
+        filled = 0
+        while filled < our.size_bytes:
+            if taken == their.size_bytes:
+                their, taken = next(rest), 0
+            size_bytes = min(our.size_bytes - filled, their.size_bytes - taken)
+            source = their_addresses[their.region] + their.offset_bytes + taken
+            rows.append((source, our_addresses[our.region] + our.offset_bytes + filled, size_bytes))
+            taken, filled = taken + size_bytes, filled + size_bytes
+    table = np.array(rows, np.uint64)
+    empty = np.zeros(len(rows), np.uint64)
+    return np.stack([table[:, 0], table[:, 2], empty], axis=1), np.stack([table[:, 1], table[:, 2], empty], axis=1)
