@@ -6,7 +6,7 @@
 FILE is the conversation trace of AzurePublicDataset, 2023 (CSV, may be gzip). Every run is a process of its own. With
 `--against`, the `src` folder of another version of this repository is measured too, run by run in turn with this one.
 `--cells N` plays 40,000 requests per cell, the trace over and over and ten times as fast, on N cells of 40 workers:
-25 cells are 1,000 workers with a million requests. Cells are played one after the other, so time goes with N.
+25 cells are 1,000 workers with a million requests. Cells are played by `--processes P` processes at once.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from time import perf_counter, process_time
 from msgspec.structs import replace
 from record import write
 
+from baton.cli.cells import play_cells
 from baton.core.config import Topology
 from baton.metrics.summary import SloTargets, summarize
 from baton.sim.replay_trace import replay_trace
@@ -64,9 +65,13 @@ def one(job: dict[str, object]) -> dict[str, object]:
         spec = replace(spec, cells=int(job["cells"]))
         trace = repeated(trace, int(job["cells"]) * CELL_REQUESTS)
     trace = scaled(trace, float(job["rate_scale"]))
-    wall_s, cpu_s = perf_counter(), process_time()
-    records = replay_trace(spec, trace, policy=str(job["policy"]), seed=0)
-    cpu_s, wall_s = process_time() - cpu_s, perf_counter() - wall_s
+    wall_s, cpu_s = perf_counter(), processor_s()
+    if job["processes"]:
+        processes = int(job["processes"])
+        records = play_cells(spec, trace, policy=str(job["policy"]), seed=0, slo=None, processes=processes)
+    else:
+        records = replay_trace(spec, trace, policy=str(job["policy"]), seed=0)
+    cpu_s, wall_s = processor_s() - cpu_s, perf_counter() - wall_s
     results = summarize(records, slo=SloTargets(), wall_s=wall_s)
     return {
         "requests": len(records),
@@ -78,7 +83,14 @@ def one(job: dict[str, object]) -> dict[str, object]:
         "ttft_p50_s": results.ttft_s.p50,
         "tpot_p50_s": results.tpot_s.p50,
         "memory_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "memory_peak_cell_bytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
     }
+
+
+def processor_s() -> float:
+    """Processor time of this process, and of those that it has waited for."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return process_time() + children.ru_utime + children.ru_stime
 
 
 def measure(src: Path, job: dict[str, object]) -> dict[str, object]:
@@ -99,8 +111,10 @@ def figures(runs: list[dict[str, object]]) -> dict[str, object]:
         "requests_per_cpu_s_best": round(int(last["requests"]) / min(float(run["cpu_s"]) for run in runs), 1),
         "output_tokens_per_cpu_s": round(int(last["output_tokens"]) / cpu_s, 1),
         "virtual_s_per_cpu_s": round(float(last["virtual_s"]) / cpu_s, 1),
+        "requests_per_wall_s": round(int(last["requests"]) / median(float(run["wall_s"]) for run in runs), 1),
         "wall_s": round(median(float(run["wall_s"]) for run in runs), 3),
         "memory_peak_gib": round(max(int(run["memory_peak_bytes"]) for run in runs) / 2**30, 3),
+        "memory_peak_cell_gib": round(max(int(run["memory_peak_cell_bytes"]) for run in runs) / 2**30, 3),
         "ttft_p50_s": last["ttft_p50_s"],
         "tpot_p50_s": last["tpot_p50_s"],
     }
@@ -113,12 +127,14 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--against", type=Path, metavar="SRC")
     parser.add_argument("--cells", type=int, default=0, metavar="N")
+    parser.add_argument("--processes", type=int, default=0, metavar="P")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one is not None:
         print(json.dumps(one(json.loads(args.one))))
         return
     job = {"trace": str(args.trace.resolve()), "limit": args.limit, "cells": args.cells, "policy": "least-load"}
+    job["processes"] = args.processes
     if args.cells:
         job |= {"prefill": 20, "decode": 20, "rate_scale": CELL_RATE_SCALE * args.cells}
         write("sim-speed-fleet", {"job": job | {"trace": args.trace.name}, "figures": figures([measure(SRC, job)])})

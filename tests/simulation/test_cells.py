@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from baton.core.config import Topology
+from baton.cli.cells import play_cells
+from baton.core.config import Plugin, PolicyConfig, Topology
 from baton.core.errors import ConfigError
+from baton.core.types import Slo
 from baton.sim.cells import deal
 from baton.sim.replay_trace import replay_trace
 from baton.sim.spec import ClusterSpec, load_spec
@@ -52,6 +54,19 @@ def test_many_cells_play_what_each_of_them_would_alone() -> None:
     assert ends == sorted(ends)
     assert sorted(ends) == sorted(record.end_s for part in parts for record in part)
     assert {record.outcome for record in whole} == {"finished"}
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_the_number_of_processes_makes_no_difference(processes: int) -> None:
+    spec, slo = replace(SPEC, cells=3), Slo(ttft_s=0.5, tpot_s=0.2)
+    alone = replay_trace(spec, trace(12), policy="baton", seed=4, slo=slo)
+    assert play_cells(spec, trace(12), policy="baton", seed=4, slo=slo, processes=processes) == alone
+
+
+def test_a_process_that_fails_is_heard() -> None:
+    policy = PolicyConfig(routing=Plugin(use="nowhere:Nobody"))
+    with pytest.raises(ConfigError, match=r"a process that played a cell ended with 1: .*nowhere"):
+        play_cells(replace(SPEC, cells=2), trace(2), policy=policy, seed=0, slo=None, processes=2)
 
 
 def test_a_log_is_of_one_server() -> None:

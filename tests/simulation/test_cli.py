@@ -102,6 +102,13 @@ def test_every_bad_argument_is_told_at_once(trace: Path, tmp_path: Path, capsys:
         assert words in said
 
 
+@pytest.mark.parametrize("value", ["inf", "nan", "0", "-1"])
+@pytest.mark.parametrize("flag", ["--rate", "--rate-scale"])
+def test_a_rate_is_a_number_of_requests(flag: str, value: str, trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sim", "--cluster", str(CLUSTER), "--trace", str(trace), f"{flag}={value}"]) == 2
+    assert f"{flag} is {value}, but must be above 0 and finite" in capsys.readouterr().err
+
+
 def test_a_trace_without_times_needs_a_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "lengths.csv"
     path.write_text("num_prefill_tokens,num_decode_tokens\n10,3\n12,4\n")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
+import os
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from time import perf_counter
@@ -12,12 +15,13 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.bench.flags import ATTAINMENT_MIN
+from baton.cli.cells import play_cells
 from baton.cli.logs import write_file
 from baton.control.decision_log import Decision, PoolDecision, SimHeader
 from baton.core.errors import ConfigError
 from baton.core.types import Slo
 from baton.link.log_file import LogWriter
-from baton.metrics.summary import Distribution, Results, SloTargets, summarize
+from baton.metrics.summary import Distribution, RequestRecord, Results, SloTargets, summarize
 from baton.report.perfetto import render_perfetto
 from baton.report.run_page import RunPage, render_run
 from baton.report.timeline import Timeline
@@ -66,6 +70,12 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of prompts, delays and arrivals (default 0)")
     parser.add_argument("--ttft-slo-s", type=float, metavar="X", help="target for the time to the first token")
     parser.add_argument("--tpot-slo-s", type=float, metavar="Y", help="target for the time per output token")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        metavar="N",
+        help="play at most N cells at once (default: one per core of this machine)",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON, in seconds")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page: latencies, load, roles and queues")
     parser.add_argument("--perfetto", type=Path, metavar="FILE", help="write a trace for ui.perfetto.dev")
@@ -79,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     spec, trace = _read(args)
     slo = SloTargets(ttft_s=args.ttft_slo_s, tpot_s=args.tpot_slo_s)
     watching = _Watching(args, spec)
-    records = replay_trace(spec, trace, policy=args.policy, seed=args.seed, slo=_promise(args), tap=watching.tap)
+    records = _play(args, spec, trace, watching.tap)
     watching.close()
     results = summarize(records, slo=slo, wall_s=perf_counter() - started_s)
     _show(results)
@@ -100,6 +110,17 @@ def run(args: argparse.Namespace) -> int:
         write_file(args.html, render_run(page).encode())
     short = results.slo.attainment_ratio is not None and results.slo.attainment_ratio < ATTAINMENT_MIN
     return 1 if results.failed or not results.completed or short else 0
+
+
+def _play(
+    args: argparse.Namespace, spec: ClusterSpec, trace: Trace, tap: Callable[[Decision | PoolDecision], None] | None
+) -> list[RequestRecord]:
+    """Play it: cells side by side, one cell here. The results are the same."""
+    promise = _promise(args)
+    processes = min(spec.cells, args.processes or len(os.sched_getaffinity(0)))
+    if processes > 1 and tap is None:
+        return play_cells(spec, trace, policy=args.policy, seed=args.seed, slo=promise, processes=processes)
+    return replay_trace(spec, trace, policy=args.policy, seed=args.seed, slo=promise, tap=tap)
 
 
 def _promise(args: argparse.Namespace) -> Slo | None:
@@ -178,6 +199,7 @@ def _argument_problems(args: argparse.Namespace) -> list[str]:
         "--rate-scale": args.rate_scale,
         "--rate": args.rate,
         "--limit": args.limit,
+        "--processes": args.processes,
         "--ttft-slo-s": args.ttft_slo_s,
         "--tpot-slo-s": args.tpot_slo_s,
     }
@@ -188,9 +210,9 @@ def _argument_problems(args: argparse.Namespace) -> list[str]:
         "--log": args.log,
     }
     return [
-        f"{flag} is {value:g}, but must be above 0"
+        f"{flag} is {value:g}, but must be above 0 and finite"
         for flag, value in values.items()
-        if value is not None and not value > 0
+        if value is not None and not 0 < value < math.inf
     ] + [
         f"{flag} {path}: {path.parent} must be a folder that exists, and {path.name or path} a file in it"
         for flag, path in outputs.items()

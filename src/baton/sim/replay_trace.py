@@ -8,9 +8,6 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
-
-from msgspec.structs import replace
 
 from baton.control.decision_log import Decision, PoolDecision
 from baton.core.config import PolicyConfig
@@ -19,7 +16,7 @@ from baton.core.types import BlockHash, Request, RequestId, Sampling, Slo
 from baton.kv.hashing import block_hashes
 from baton.metrics.summary import RequestRecord
 from baton.policy.named import named
-from baton.sim.cells import deal
+from baton.sim.cells import CellJob, cell_jobs, merged
 from baton.sim.checkers import check_nothing_left
 from baton.sim.cluster import SimCluster, build_cluster
 from baton.sim.engines import STOP_TOKEN, LengthEngine
@@ -171,12 +168,12 @@ def replay_trace(
         return _replay_cell(spec, trace, config, seed, slo, tap)
     if tap is not None:
         raise ConfigError(f"a decision log is of one server, and the cluster has cells = {spec.cells}: log one cell")
-    alone = replace(spec, cells=1)
-    played = [
-        _replay_cell(alone, part, config, seed + number, slo, None)
-        for number, part in enumerate(deal(trace, spec.cells))
-    ]
-    return sorted(chain.from_iterable(played), key=lambda record: record.end_s)
+    return merged([play_cell(job) for job in cell_jobs(spec, trace, config, seed=seed, slo=slo)])
+
+
+def play_cell(job: CellJob) -> list[RequestRecord]:
+    """Play one cell. Raises ConfigError for policies that do not fit."""
+    return _replay_cell(job.spec, job.trace, job.policy, job.seed, job.slo, None)
 
 
 def _replay_cell(
@@ -207,10 +204,6 @@ def _replay_cell(
     )
     clusters.append(cluster)
     replaying.open_next(cluster, iter(sorted(linked.openers, key=lambda opener: opener[1].at_s)))
-    cluster.loop.run(until_s=math.inf, events_max=sys.maxsize, after_each=_nothing)
+    cluster.loop.run(until_s=math.inf, events_max=sys.maxsize)
     check_nothing_left(cluster)
     return replaying.records
-
-
-def _nothing() -> None:
-    """Nobody watches: a replay is for its figures, the campaign for the invariants."""
