@@ -54,7 +54,7 @@ def _aligned(size_bytes: int) -> memoryview:
 
 def is_aligned(memory: memoryview) -> bool:
     """Tell whether direct I/O can read and write this memory in place."""
-    address = np.frombuffer(memory, np.uint8).ctypes.data
+    address, _ = np.frombuffer(memory, np.uint8).__array_interface__["data"]
     return address % ALIGNMENT_BYTES == 0 and memory.nbytes % ALIGNMENT_BYTES == 0
 
 

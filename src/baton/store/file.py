@@ -31,7 +31,7 @@ from baton.store.slot_table import SlotTable
 
 log = logging.getLogger("baton.store")
 
-THREADS = 4
+THREADS = 8
 
 
 class FileStore:
@@ -82,6 +82,7 @@ class FileStore:
             os.close(self._lock_fd)
             raise StoreError(str(error)) from None
         self._io = SlotIo(self._segments, layout=fingerprint_digest(layout_fingerprint), block_bytes=block_bytes)
+        self._thread_count = threads - 1  # the caller's own works, too
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="baton-store")
         self._find_blocks()
 
@@ -199,10 +200,18 @@ class FileStore:
     def _each_run(self, call: Callable[[list[SlotTask]], OSError | None], tasks: Sequence[SlotTask]) -> None:
         """Read or write the runs side by side; a single one without changing threads."""
         runs = self._io.runs(tasks)
-        outcomes = map(call, runs) if len(runs) == 1 else self._threads.map(call, runs)
-        for error in outcomes:
-            if error is not None:
-                with self._changed:
+        waiting = iter(runs)  # shared: each thread takes the next one when it is done with the last
+
+        def work() -> list[OSError]:
+            return [error for run in waiting if (error := call(run)) is not None]
+
+        beside = (
+            [self._threads.submit(work) for _ in range(min(len(runs), self._thread_count))] if len(runs) > 1 else []
+        )
+        errors = work() + [error for each in beside for error in each.result()]
+        if errors:
+            with self._changed:
+                for error in errors:
                     self._tell(error)
 
     def _tell(self, error: OSError) -> None:

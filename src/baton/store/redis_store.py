@@ -22,8 +22,8 @@ log = logging.getLogger("baton.store")
 
 PIECE_BYTES = 1 << 20
 """Of one value: Redis moves larger ones at a fraction of the speed, and answers nobody else meanwhile."""
-PIPELINE_BYTES = 16 << 20
-"""Under way at once: what the client buffers of the answers."""
+PIPELINE_BYTES = 4 << 20
+"""Under way at once: what the client buffers of the answers. More is slower: it is faulted in for each call."""
 CONNECT_TIMEOUT_S, ANSWER_TIMEOUT_S = 1.0, 2.0
 
 Outcome = Literal["whole", "missing", "damaged", "lost"]
