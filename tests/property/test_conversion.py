@@ -107,6 +107,18 @@ def test_pieces_do_what_one_plan_does_within_their_staging(case: Case, staging_b
     assert np.array_equal(target, expected)
 
 
+@given(case=cases(), cutting=CUTTINGS)
+def test_tables_may_begin_with_the_block_that_holds_the_first_token(case: Case, cutting: Cutting) -> None:
+    conversion = Conversion(case.source, case.target, cutting=cutting)
+    first = case.tokens.start
+    shorter = (
+        case.source_blocks[first // case.source.block_tokens :],
+        case.target_blocks[first // case.target.block_tokens :],
+    )
+    whole = conversion.plan(case.source_blocks, case.target_blocks, case.tokens)
+    assert conversion.plan(*shorter, case.tokens, tables_from=first) == whole
+
+
 @given(case=cases())
 def test_what_may_be_spared_is_whole_blocks_within_both_tables(case: Case) -> None:
     """Planned to there, the last block of one layout needs no staging either."""
@@ -196,3 +208,12 @@ def engines_bytes(layout: KVLayout, table: tuple[BlockId, ...], seed: int) -> np
         codes = result[:, :-4]
         codes[codes == 0x80] = 0
     return result.reshape(-1)
+
+
+@pytest.mark.parametrize("tokens", [range(9), range(7, 7), range(-1, 4), range(3, 8)])
+def test_tokens_that_the_tables_do_not_hold_are_our_mistake(tokens: range) -> None:
+    """Of two blocks of 4 tokens from token 4 on, and two of 4 from 0 on."""
+    layout = replace(HEADS, block_tokens=4)
+    blocks = (BlockId(0), BlockId(1))
+    with pytest.raises(AssertionError, match="table"):
+        Conversion(layout, layout).plan(blocks, blocks, tokens, tables_from=4 if tokens.start == 3 else 0)

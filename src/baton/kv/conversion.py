@@ -80,22 +80,31 @@ class Conversion:
     _whole: dict[int, Part] = field(default_factory=dict[int, Part], compare=False, repr=False)
     """By the slot of the target that the first token of a whole source block meets."""
 
-    def plan(self, source_blocks: Sequence[BlockId], target_blocks: Sequence[BlockId], tokens: range) -> CopyPlan:
+    def plan(
+        self,
+        source_blocks: Sequence[BlockId],
+        target_blocks: Sequence[BlockId],
+        tokens: range,
+        *,
+        tables_from: int = 0,
+    ) -> CopyPlan:
         """Plan to bring the KV of `tokens` (positions in the request, not empty) over. Nothing else is written.
 
-        Both tables are those of the request from its first token on. Blocks before those that hold `tokens` are not
-        looked at. What is cut out of a block costs a piece per plane: see `spare_end`.
+        Each table begins with the block that holds token `tables_from` on its host. What is cut out of a block costs
+        a piece per plane: see `spare_end`.
         """
         for where, layout, table in (("source", self.source, source_blocks), ("target", self.target, target_blocks)):
-            room_tokens = len(table) * layout.block_tokens
-            assert 0 <= tokens.start < tokens.stop <= room_tokens, f"{tokens} in {room_tokens} tokens of the {where}"
+            first = tables_from // layout.block_tokens * layout.block_tokens
+            held = range(first, first + len(table) * layout.block_tokens)
+            assert held.start <= tokens.start < tokens.stop <= held.stop, f"{tokens} of {held} in the {where}'s table"
         assembly = _Assembly(self.source, self.target, source_blocks, target_blocks, self.cutting.joined_bytes)
+        source_first, target_first = (tables_from // layout.block_tokens for layout in (self.source, self.target))
         block_tokens = self.source.block_tokens
         for index in range(tokens.start // block_tokens, -(-tokens.stop // block_tokens)):
             start = index * block_tokens
             slots = range(max(0, tokens.start - start), min(block_tokens, tokens.stop - start))
             target_index, target_slot = divmod(start + slots.start, self.target.block_tokens)
-            assembly.add(self._part(slots, target_slot), index, target_index)
+            assembly.add(self._part(slots, target_slot), index - source_first, target_index - target_first)
         return assembly.finish()
 
     def pieces(self, tokens: range, staging_bytes: int) -> list[range]:
