@@ -8,6 +8,7 @@ import msgspec
 
 from baton.control.load_meter import LoadMeter
 from baton.core.copies import CopyBlocks
+from baton.core.keeping import DropBlocks, LoadBlocks, StoreBlocks
 from baton.core.messages import (
     BlocksGranted,
     CloseRequest,
@@ -57,6 +58,10 @@ class LiveOutside:
         """See `Outside.copy`."""
         assert self.on_copy is not None, f"{copy.request_id} is to be copied to {copy.target}, and nobody copies"
         self.on_copy(copy)
+
+    def keep(self, command: StoreBlocks | DropBlocks | LoadBlocks) -> None:
+        """See `Outside.keep`."""
+        raise AssertionError(f"this server has no tier below its arena, and its pool asks for {command}")
 
     def assign(self, command: StartPrefill | StartDecode) -> TokenBytes:
         """See `Outside.assign`."""
