@@ -21,6 +21,7 @@ from baton.core.messages import (
     BlocksRemoved,
     BlocksSealed,
     BlocksStored,
+    BlocksWanted,
     CloseRequest,
     CoordinatorCommand,
     CoordinatorEvent,
@@ -178,6 +179,8 @@ class Carrier:
             if host is not None:
                 self._tell_pool(host, event)
             match event:
+                case BlocksWanted():
+                    pass
                 case BlocksSealed(request_id=request_id):
                     self._crossings.sealed(request_id)
                 case PrefillFinished() | RequestFinished() | RequestFailed():
@@ -224,7 +227,9 @@ class Carrier:
                 assert_never(command)
 
     def _tell_pool(self, host: HostId, event: PoolEvent) -> None:
-        self._carry(host, self._ask_pool(host, event))
+        commands = self._ask_pool(host, event)
+        if commands:
+            self._carry(host, commands)
 
     def _ask_pool(self, host: HostId, event: PoolEvent) -> list[PoolCommand]:
         commands = self.pools[host].handle(event)

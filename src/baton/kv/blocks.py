@@ -173,8 +173,9 @@ class Blocks:
         """
         pins, facts, free = self._pins, self._facts, self._free
         if not self._by_hash and not self._has_forgotten:  # nobody shares a block that never had a name
+            held = set(map(pins.__getitem__, blocks))
+            assert held <= {1}, f"blocks without a name are pinned {held} times"
             for block in blocks:
-                assert pins[block] == 1, f"block {block} is pinned {pins[block]} times without a name"
                 pins[block] = 0
             free.extend(reversed(blocks))
             return
