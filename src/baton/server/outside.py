@@ -20,8 +20,9 @@ from baton.core.messages import (
     StartWorker,
     WorkerCommand,
 )
-from baton.core.types import RequestId, Role, TokenBytes, WorkerId, pack_tokens
+from baton.core.types import HostId, RequestId, Role, TokenBytes, WorkerId, pack_tokens
 from baton.host.port import WorkerLink
+from baton.kv.layout import KVLayout
 from baton.server.clock import now_s
 from baton.server.live_request import LiveRequest
 from baton.server.port import Finish
@@ -31,9 +32,11 @@ from baton.server.recorder import Recorder
 class LiveOutside:
     """Implements `Outside`: it knows every worker and every request that is alive."""
 
-    def __init__(self, recorder: Recorder, meter: LoadMeter, *, block_tokens: int) -> None:
+    def __init__(self, recorder: Recorder, meter: LoadMeter) -> None:
         self.live: dict[RequestId, LiveRequest] = {}
         self.links: dict[WorkerId, WorkerLink] = {}
+        self.layouts: dict[HostId, KVLayout] = {}
+        """How KV lies on each host that ever joined, of those names."""
         self.on_close: Callable[[], None] | None = None
         """Called after each request that has ended."""
         self.on_resize: Callable[[StartWorker | RetireWorker], None] | None = None
@@ -42,17 +45,18 @@ class LiveOutside:
         """Called with every copy between two hosts that is to begin."""
         self._recorder = recorder
         self._meter = meter
-        self._block_tokens = block_tokens
 
     def send(self, worker: WorkerId, command: WorkerCommand) -> None:
         """See `Outside.send`."""
+        link = self.links.get(worker)
+        if link is None:
+            return
         if isinstance(command, BlocksGranted):
-            self._note_hit(command.request_id, command.cached_blocks * self._block_tokens)
+            block_tokens = self.layouts[link.view.host].block_tokens
+            self._note_hit(command.request_id, command.cached_blocks * block_tokens)
         elif isinstance(command, StartRequest):
             self._note_hit(command.request.id, command.computed_tokens)
-        link = self.links.get(worker)
-        if link is not None:
-            link.send(command)
+        link.send(command)
 
     def copy(self, copy: CopyBlocks) -> None:
         """See `Outside.copy`."""
