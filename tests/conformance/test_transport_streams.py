@@ -10,6 +10,8 @@ import msgspec
 import pytest
 
 from baton.core.errors import TransferError
+from baton.transfer.tcp import TcpTransport
+from baton.transfer.tcp_peer import TcpLimits
 from tests.transfers.kits import Kit, assert_quiet, kit_of, offered
 from tests.transfers.wires import Gate
 
@@ -81,5 +83,43 @@ def test_hostile_bytes_do_not_end_the_listener(tcp: Kit) -> None:
                 assert len(connection.recv(1 << 16)) <= 64
             except OSError:  # hung up on while we talk
                 continue
+    target.transport.pull(ticket, target.whole()).wait(60)
+    assert target.content() == content
+
+
+@pytest.mark.parametrize("how", ["withdraw", "expire"])
+def test_an_offer_that_ends_under_the_last_piece_fails_the_pull(tcp: Kit, how: str) -> None:
+    """When every byte has been asked for already, the trailer alone tells."""
+    now = [0.0]
+    source, gate = tcp.side(32 * SIZE_BYTES, now_s=lambda: now[0]), Gate(200_000)
+    target = tcp.side(32 * SIZE_BYTES)
+    whole = TcpTransport("127.0.0.1:0", limits=TcpLimits(piece_bytes=32 * SIZE_BYTES), source=target.source)
+    tcp.opened.callback(whole.close)
+    source.fill(1)
+    ticket = source.transport.offer(source.whole(), lease_s=5.0)
+    pull = whole.pull(tcp.through(ticket, gate), target.whole())
+    gate.wait_until_reached()
+    if how == "withdraw":
+        source.transport.withdraw(ticket)
+    now[0] = 5.0
+    source.arena.memory[:] = bytes(32 * SIZE_BYTES)
+    gate.open()
+    with pytest.raises(TransferError, match="ended the offer under the pull"):
+        pull.wait(60)
+
+
+def test_connections_are_limited(tcp: Kit) -> None:
+    """One more than may be is told so; when others go, it is served."""
+    source, target = tcp.side(), tcp.side()
+    narrow = TcpTransport("127.0.0.1:0", limits=TcpLimits(connections_max=2), source=source.source)
+    tcp.opened.callback(narrow.close)
+    content = source.fill(1)
+    ticket = narrow.offer(source.whole(), lease_s=600.0)
+    host, port = ticket.address.split(":")
+    others = [socket.create_connection((host, int(port))) for _ in range(2)]
+    with pytest.raises(TransferError, match="connections_max"):
+        target.transport.pull(ticket, target.whole()).wait(60)
+    for each in others:
+        each.close()
     target.transport.pull(ticket, target.whole()).wait(60)
     assert target.content() == content

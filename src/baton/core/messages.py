@@ -11,7 +11,6 @@ from typing import Literal
 from msgspec import Struct
 
 from baton.core.copies import LandingEnded, LandingGranted, LandingRefused, LandingWanted, LeaseEnded, LeaseWanted
-from baton.core.keeping import BlocksKept, DropBlocks, LoadBlocks, LoadEnded, LoadWanted, StoreBlocks, TierOpened
 from baton.core.types import (
     BlockHash,
     BlockId,
@@ -312,10 +311,6 @@ PoolEvent = (
     | LandingEnded
     | LeaseWanted
     | LeaseEnded
-    | BlocksKept
-    | LoadWanted
-    | LoadEnded
-    | TierOpened
     | WorkerLost
 )
 
@@ -327,9 +322,7 @@ class ToWorker(Struct, frozen=True):
     command: BlocksGranted | PreemptRequest
 
 
-PoolCommand = (
-    ToWorker | BlocksStored | BlocksRemoved | LandingGranted | LandingRefused | StoreBlocks | DropBlocks | LoadBlocks
-)
+PoolCommand = ToWorker | BlocksStored | BlocksRemoved | LandingGranted | LandingRefused
 
 # ---- between the server and a worker -------------------------------------------------------------------------------
 

@@ -7,7 +7,8 @@ from msgspec import Struct
 from baton.core.config import Config
 from baton.core.messages import RetireWorker, StartWorker
 from baton.core.types import HostId, WorkerId, WorkerView
-from baton.kv.conversion import KVForm
+from baton.engine.card import ModelCard
+from baton.kv.layout import KVLayout
 from baton.link.moving import CopyNews, MoverOrder, MoverReady
 
 
@@ -31,7 +32,8 @@ class HostHello(Struct, frozen=True, kw_only=True, tag=True):
     token: str
     host: HostId
     pid: int
-    form: KVForm
+    card: ModelCard
+    layout: KVLayout
     blocks_total: int
     mover: MoverReady
     mover_generation: int

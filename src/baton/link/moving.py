@@ -24,33 +24,22 @@ class MoverSetup(Struct, frozen=True, kw_only=True, tag=True):
     """Address that they reach it by. Empty: the same."""
 
 
-class Crossing(Struct, frozen=True, kw_only=True):
-    """Which KV goes from where to where, and how it lies on both sides. See `CopyBlocks`."""
-
-    read: tuple[BlockId, ...]
-    write: tuple[BlockId, ...]
-    first_token: int
-    tokens: int
-    source: KVLayout
-    target: KVLayout
-
-
 class OfferBlocks(Struct, frozen=True, tag=True):
-    """Let the target of this copy read what it needs. Answered with BlocksOffered or OfferRefused."""
+    """Let the target of this copy read these blocks. Answered with BlocksOffered or OfferRefused."""
 
     number: int
     """Of the copy."""
-    crossing: Crossing
+    blocks: tuple[BlockId, ...]
     transport: str
     lease_s: float
 
 
 class PullBlocks(Struct, frozen=True, tag=True):
-    """Fill our blocks with what the ticket offers. Answered with PullEnded, whatever happens."""
+    """Fill these blocks with what the ticket offers. Answered with PullEnded, whatever happens."""
 
     number: int
     ticket: Ticket
-    crossing: Crossing
+    blocks: tuple[BlockId, ...]
 
 
 class WithdrawBlocks(Struct, frozen=True, tag=True):

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, HostId, Request, WorkerId, WorkerView
 from baton.policy.admission import Reject
 from baton.policy.draws import draw
 from baton.policy.routing import Route
-
-_LOAD = attrgetter("running_requests", "id")
-_REQUESTS = attrgetter("running_requests")
 
 
 @dataclass(slots=True)
@@ -75,7 +71,8 @@ class LeastLoad:
         self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel
     ) -> WorkerId:
         """See `RoutingPolicy.route`."""
-        return min(candidates, key=_LOAD).id
+        fewest = min([worker.running_requests for worker in candidates])
+        return min([worker.id for worker in candidates if worker.running_requests == fewest])
 
     def place(
         self,
@@ -125,7 +122,7 @@ class TakeAll:
 
     def admit(self, request: Request, cluster: ClusterView, cost: CostModel, now_s: float) -> Reject | None:
         """See `AdmissionPolicy.admit`."""
-        live = cluster.waiting_requests + sum(map(_REQUESTS, cluster.workers))
+        live = cluster.waiting_requests + sum([worker.running_requests for worker in cluster.workers])
         if live < self.requests_max:
             return None
         reason = f"{live} requests are waiting or running, and the queue holds {self.requests_max}; try again later"

@@ -183,8 +183,8 @@ class _NixlPeer:
         received = checksum_of(target.cut(0, target.size_bytes))
         if received != card.checksum:
             raise TransferError(
-                f"{target.size_bytes} bytes were damaged on the way: {card.checksum:08x} is the checksum of what was"
-                f" offered, {received:08x} of what came; pull again, and look at the network and memory"
+                f"{target.size_bytes} bytes were damaged on the way: {card.checksum:016x} is the checksum of what was"
+                f" offered, {received:016x} of what came; pull again, and look at the network and memory"
             )
 
 

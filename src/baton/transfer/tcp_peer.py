@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from baton.transfer.listener import hang_up, limit_waits
+from baton.transfer.listener import fit_buffers, hang_up, limit_waits
 from baton.transfer.offers import REFUSALS, Answer
 from baton.transfer.pulling import CLOSED, Piece, PiecewisePull
 from baton.transfer.wire import (
@@ -184,7 +184,11 @@ class Stream:
                 break
             self._asked.append(piece)
             request = request_of(piece.pull.ticket, Verb.READ, piece.start, piece.size_bytes)
-            self._connected().sendall(request.packed())
+            connection = self._connected()
+            try:
+                connection.sendall(request.packed())
+            except OSError as error:
+                raise _last_words(connection) or error from error
         return bool(self._asked)
 
     def _fetch(self, piece: Piece) -> None:
@@ -220,7 +224,7 @@ class Stream:
         if piece.pull.ticket.checksum and (received := checksum_of(views)) != sent:
             piece.pull.fail(
                 f"{piece.size_bytes} bytes at {piece.start} from {self._source()} were damaged on the way: sent with"
-                f" checksum {sent:08x}, received with {received:08x}; pull again, and look at the network and memory"
+                f" checksum {sent:016x}, received with {received:016x}; pull again, and look at the network and memory"
             )
             return False
         return True
@@ -244,6 +248,7 @@ class Stream:
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         limit_waits(connection, receive_s=limits.stall_s, send_s=limits.stall_s)
+        fit_buffers(connection)
         with self._lock:
             self._connection = connection
             if self._closed:
@@ -282,6 +287,15 @@ class Stream:
     def _source(self) -> str:
         host, port = self._peer.address
         return f"the source at {host}:{port}"
+
+
+def _last_words(connection: socket.socket) -> BrokenStreamError | None:
+    """A source that has no room for us says so before it hangs up, perhaps while we are still talking."""
+    try:
+        answer, _, _ = receive_answer(connection)
+    except OSError:
+        return None
+    return BrokenStreamError(REFUSALS[answer]) if answer is Answer.BUSY else None
 
 
 class _NotWantedError(BrokenStreamError):

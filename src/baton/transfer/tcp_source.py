@@ -5,12 +5,13 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator, Sequence
 
-from baton.transfer.listener import limit_waits
+import xxhash
+
+from baton.transfer.listener import fit_buffers, limit_waits
 from baton.transfer.offers import Answer, Offer, Offers
 from baton.transfer.wire import (
     Request,
     answer_head,
-    checksum_of,
     receive_request,
     send_views,
     trailer,
@@ -32,6 +33,7 @@ _SUMMED_BYTES = 256 * 1024
 def serve_reads(offers: Offers, connection: socket.socket) -> None:
     """Answer one consumer until it hangs up. Raises OSError where it breaks off, stalls or talks nonsense."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    fit_buffers(connection)
     limit_waits(connection, receive_s=FIRST_REQUEST_S, send_s=_STALL_S)
     request = receive_request(connection)
     limit_waits(connection, receive_s=_IDLE_S, send_s=_STALL_S)
@@ -54,16 +56,16 @@ def _range_answer(request: Request, offer: Offer) -> Answer:
 def _send(offers: Offers, offer: Offer, request: Request, connection: socket.socket) -> None:
     head = answer_head(Answer.FINE, offers.epoch, request.size_bytes)
     views = offer.spread.cut(request.start, request.size_bytes)
-    checksum = 0
+    state = xxhash.xxh3_64()
     if offer.checksum:
         connection.sendall(head, socket.MSG_MORE)
         for view in _pieces(views, _SUMMED_BYTES):
-            checksum = checksum_of([view], checksum)
+            state.update(view)
             connection.sendall(view)
     else:
         send_views(connection, [head, *views])
     stood = offers.stands(request.number)  # now: the kernel has read the last byte
-    connection.sendall(trailer(Answer.FINE if stood else Answer.ENDED, checksum))
+    connection.sendall(trailer(Answer.FINE if stood else Answer.ENDED, state.intdigest()))
 
 
 def _pieces(views: Sequence[memoryview], size_bytes: int) -> Iterator[memoryview]:

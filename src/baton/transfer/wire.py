@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import socket
 import struct
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+
+import xxhash
 
 from baton.transfer.offers import SECRET_BYTES, Answer
 from baton.transfer.port import Ticket
@@ -19,7 +20,7 @@ from baton.transfer.port import Ticket
 _MAGIC = b"bKV1"
 _REQUEST = struct.Struct(f"<4sB3xQQ{SECRET_BYTES}sQQQ")
 _ANSWER = struct.Struct("<4sB3xQQ")
-_TRAILER = struct.Struct("<B3xI")
+_TRAILER = struct.Struct("<B7xQ")
 REQUEST_BYTES = _REQUEST.size
 ANSWER_BYTES = _ANSWER.size
 TRAILER_BYTES = _TRAILER.size
@@ -134,11 +135,12 @@ def receive_views(connection: socket.socket, views: Sequence[memoryview]) -> Non
         at = _skip(rest, at, received)
 
 
-def checksum_of(views: Iterable[memoryview], so_far: int = 0) -> int:
-    """CRC-32 of bytes in a row."""
+def checksum_of(views: Iterable[memoryview]) -> int:
+    """XXH3 of bytes in a row."""
+    state = xxhash.xxh3_64()
     for view in views:
-        so_far = zlib.crc32(view, so_far)
-    return so_far
+        state.update(view)
+    return state.intdigest()
 
 
 def _skip(views: list[memoryview], at: int, moved_bytes: int) -> int:
