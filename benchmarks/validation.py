@@ -36,7 +36,7 @@ from baton.cost.fitted import FittedCost, StepLog, fit_cost, save_fitted
 from baton.metrics.summary import RequestRecord, Results, SloTargets, summarize
 from baton.sim.replay_trace import replay_trace
 from baton.sim.spec import ClusterSpec, SimEdge, SimKind, SimKV, SimLink, SimWorkers
-from baton.worker.step_log import read_step_log
+from baton.worker.step_log import LoggedStep, read_step_log
 from baton.workload.arrivals import PoissonArrivals
 from baton.workload.request import Trace, TraceRequest
 from baton.workload.schedule import with_arrivals
@@ -195,24 +195,45 @@ def measure(topology: Topology, requests: int, arguments: Sequence[str], seed: i
     """Fit the steps of a live run, and tell link and edge from lone requests."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        steps = folder / "steps"
-        config = configuration(folder, cost=None, step_log=steps)
+        config = configuration(folder, cost=None, step_log=folder / "steps")
         with serving(*roles(topology), *arguments, *config) as server:
             with server.client() as client:
                 alone = send_alone(client, seed)
-            records = send(server.url, load(requests, seed, "own"), seed)
-            rough_rps = requests / (max(r.end_s for r in records) - min(r.arrival_s for r in records))
-            for number, share in enumerate(CALIBRATION_LOADS[1:], 1):
-                prefixes: Prefixes = "shared" if number % 2 else "own"
-                trace = at_rate(load(requests, seed + number, prefixes), share * rough_rps, seed)
-                send(server.url, trace, seed + number)
-        points = [step for file in sorted(steps.iterdir()) for step in read_step_log(file)]
-        where = record.environment()
-        cost = fit_cost(StepLog(engine=" ".join([*roles(topology), *arguments]), llm="smollm2-135m",
-                                machine=where["cpu"], points=tuple(points)))  # fmt: skip
+            runs = calibrate(server.url, requests, seed)
+        steps = {file.stem: read_step_log(file) for file in sorted((folder / "steps").iterdir())}
+    points = [step for written in steps.values() for step in written]
+    engine, machine = " ".join([*roles(topology), *arguments]), record.environment()["cpu"]
+    cost = fit_cost(StepLog(engine=engine, llm="smollm2-135m", machine=machine, points=tuple(points)))
     between_ratio = sum(point.step_s - point.engine_s for point in points) / sum(point.step_s for point in points)
-    notes = {"steps": len(points), "outside_the_engine_ratio": round(between_ratio, 4)}
+    notes = {
+        "steps": len(points),
+        "outside_the_engine_ratio": round(between_ratio, 4),
+        "fit_over_measured": {
+            f"{worker}, {name}": bias(cost, [step for step in written if begin_s <= step.at_s <= end_s])
+            for worker, written in steps.items()
+            for name, (begin_s, end_s) in runs.items()
+        },
+    }
     return Profile(cost, median(one.queue_s for one in alone) / LINKS, edge_of(alone)), notes
+
+
+def calibrate(url: str, requests: int, seed: int) -> dict[str, tuple[float, float]]:
+    """Send requests all at once, then at shares of the rate that this came to. Returns when each run went."""
+    runs: dict[str, tuple[float, float]] = {}
+    rate_rps = 0.0
+    for number, share in enumerate(CALIBRATION_LOADS):
+        trace = load(requests, seed + number, "shared" if number % 2 else "own")
+        records = send(url, at_rate(trace, share * rate_rps, seed) if share else trace, seed + number)
+        begin_s, end_s = min(sent.arrival_s for sent in records), max(sent.end_s for sent in records)
+        runs[f"{share:.0%} load" if share else "all at once"] = begin_s, end_s
+        rate_rps = rate_rps or requests / (end_s - begin_s)
+    return runs
+
+
+def bias(cost: FittedCost, steps: Sequence[LoggedStep]) -> float | None:
+    """Predicted over measured seconds of all these steps: what it is off by, the simulator of such a load is too."""
+    measured_s = sum(step.step_s for step in steps)
+    return round(sum(cost.step_s(step.shape) for step in steps) / measured_s, 4) if steps else None
 
 
 def edge_of(alone: Sequence[Alone]) -> SimEdge:

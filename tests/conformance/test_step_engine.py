@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -17,6 +19,7 @@ from baton.engine.hash_engine import hash_card
 from baton.engine.port import StepEngine
 from baton.engine.resolve import resolve_model
 from tests.unit.engine.models import engine_of, generate, part_of, poison, run, tiny_llama
+from tests.unit.engine.rank_threads import parallel_engine
 
 BLOCKS = 64
 PROMPT = [5, 17, 42, 8, 8, 90, 33, 61, 12, 77, 4, 29, 55, 3, 68, 20, 91, 47, 9]
@@ -33,12 +36,29 @@ class Made:
 def cards(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelCard]:
     folder: Path = tmp_path_factory.mktemp("llama")
     tiny_llama().save_pretrained(folder)
-    return {"hash": hash_card(), "torch": resolve_model(str(folder)), "native": resolve_model(str(folder))}
+    card = resolve_model(str(folder))
+    return {"hash": hash_card(), "torch": card, "native": card, "ranks": card}
 
 
-@pytest.fixture(params=["hash", "torch", "native"])
-def made(request: pytest.FixtureRequest, cards: dict[str, ModelCard]) -> Made:
+@pytest.fixture(params=["hash", "torch", "native", "ranks"])
+def made(request: pytest.FixtureRequest, cards: dict[str, ModelCard]) -> Iterator[Made]:
+    """`ranks`: two tensor ranks in each of two stages."""
     card, kind = cards[request.param], None if request.param == "hash" else request.param
+    with ExitStack() as stack:
+        yield _made(card, kind) if kind != "ranks" else _ranks(card, stack)
+
+
+def _ranks(card: ModelCard, stack: ExitStack) -> Made:
+    def make() -> tuple[StepEngine, bytearray]:
+        engine, arena, _ = stack.enter_context(parallel_engine(card, tensor=2, pipeline=2, blocks=BLOCKS))
+        return engine, arena
+
+    engine, arena = make()
+    poison(arena)
+    return Made(engine, arena, make)
+
+
+def _made(card: ModelCard, kind: Literal["torch", "native"] | None) -> Made:
     engine, arena = engine_of(card, blocks=BLOCKS, kind=kind)
     poison(arena)
     return Made(engine, arena, lambda: engine_of(card, blocks=BLOCKS, kind=kind))
@@ -242,12 +262,12 @@ def _continue(engine: StepEngine, tokens: list[int], table: object, count: int) 
 def _slots(engine: StepEngine) -> Iterator[tuple[int, int, int, int]]:
     """List (block, slot, offset, size) of every token's K and V pieces in the arena."""
     layout = engine.layout
-    piece = layout.token_bytes // (2 * layout.layers)
-    for block in range(BLOCKS):
-        for plane in range(2 * layout.layers):
+    for block, shard in itertools.product(range(BLOCKS), layout.shards):
+        piece = len(shard.heads) * layout.head_bytes
+        for plane in range(2 * len(shard.layers)):
             for slot in range(layout.block_tokens):
-                start = block * layout.block_bytes + (plane * layout.block_tokens + slot) * piece
-                yield block, slot, start, piece
+                start = shard.offset_bytes + (plane * layout.block_tokens + slot) * piece
+                yield block, slot, block * layout.block_bytes + start, piece
 
 
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(seed=5, top_p=0.9, frequency_penalty=0.5)])

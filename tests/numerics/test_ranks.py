@@ -17,7 +17,8 @@ from baton.core.errors import ModelError
 from baton.core.types import BlockId, Sampling
 from baton.engine.load import choose_engine
 from baton.engine.models.ranks import OneRank
-from baton.engine.parallel.load import load_rank
+from baton.engine.parallel.load import load_lead, load_rank
+from baton.engine.parallel.orders import Order
 from baton.engine.parallel.place import rank_refusals
 from baton.engine.port import StepEngine
 from baton.engine.resolve import resolve_model
@@ -187,3 +188,21 @@ def test_ranks_take_the_torch_engine_and_say_why(tmp_path: Path) -> None:
     card = resolve_model(str(tmp_path))
     choice = choose_engine(card, card.layout(block_tokens=4, dtype="float32", tensor_parallel=2))
     assert str(choice) == "torch engine (the native engine computes whole models, and this worker has 2 ranks)"
+
+
+class _Gone:
+    """Implements `Orders`. The ranks have hung up."""
+
+    def put(self, order: Order) -> None:
+        raise BrokenPipeError("the other side is closed")
+
+
+def test_a_worker_whose_ranks_are_out_of_step_ends(tmp_path: Path) -> None:
+    """It must not try its requests again one by one: the others may still wait within the step that failed."""
+    tiny_model(CONFIGS["llama_tied"]).save_pretrained(tmp_path)
+    card = resolve_model(str(tmp_path))
+    layout = card.layout(block_tokens=4, dtype="float32")
+    arena = memoryview(bytearray(layout.block_bytes * 8))
+    parts = load_rank(card, layout, arena, OneRank(), dtype="float32", threads=1)
+    with pytest.raises(SystemExit, match="out of step, the worker ends: BrokenPipeError"):
+        run(load_lead(parts, layout, _Gone()), part_of(TOKENS[:5], range(2)))

@@ -142,6 +142,18 @@ def test_a_rank_that_dies_or_stops_while_idle_ends_its_worker(model: str, tmp_pa
         assert _all_gone(watched), "a rank outlived the server's crash"
 
 
+def test_the_hash_engine_plays_all_ranks_in_one_process(hash_server: RunningServer) -> None:
+    """So that tests of transports and conversions have parallel layouts at once."""
+    body = {"prompt": "how KV lies is nobody's business", "max_tokens": 200, "ignore_eos": True, "temperature": 0}
+    texts: list[str] = []
+    with serving("hash", "--tp", "2") as server:
+        assert not any(ranks_of(pid) for pid in server.worker_pids())
+        for each in (server, hash_server):
+            with each.client() as client:
+                texts.append(client.post("/v1/completions", json=body).raise_for_status().json()["choices"][0]["text"])
+    assert texts[0] == texts[1]
+
+
 def test_a_model_that_ranks_cannot_share_is_refused_at_the_start() -> None:
     """Before anything is loaded, with every problem at once."""
     command = [sys.executable, "-m", "baton.cli.main", "serve", "--tp", "2", "--pp", "31", "--port", "0"]

@@ -39,6 +39,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--kv-blocks", type=int, default=0, metavar="N", help="KV blocks of this host (default: what 2 GiB hold)"
     )
     parser.add_argument(
+        "--block-tokens", type=int, default=0, metavar="N", help="tokens in a KV block (default: as the server's)"
+    )
+    parser.add_argument(
         "--listen",
         default="",
         metavar="ADDR",
@@ -67,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
     for flag, value in (
         ("--threads", args.threads),
         ("--kv-blocks", args.kv_blocks),
+        ("--block-tokens", args.block_tokens),
         ("--join-wait-s", args.join_wait_s),
     ):
         if value < 0:
@@ -83,6 +87,7 @@ def run(args: argparse.Namespace) -> int:
         pipeline=args.pp,
         threads=args.threads,
         kv_blocks=args.kv_blocks,
+        block_tokens=args.block_tokens,
         listen=args.listen,
         advertise=args.advertise,
         api_key=args.api_key,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from baton.core.messages import CloseRequest
 from baton.core.ports import CostModel
@@ -18,6 +19,8 @@ from baton.policy.roles import RolesPolicy, StaticRoles
 from baton.policy.routing import Route, RoutingPolicy
 from baton.policy.scaling import FixedFleet, ScalingPolicy
 from baton.policy.streaming import StreamingPolicy, WhenDone
+
+_ID = attrgetter("id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,7 @@ def _failure(policy: object, error: Exception) -> PolicyFailure:
 
 def _unknown(policy: object, worker: WorkerId, workers: Sequence[WorkerView]) -> PolicyFailure | None:
     """Refuse a choice that is no live worker."""
-    if worker in [view.id for view in workers]:
+    if worker in map(_ID, workers):
         return None
     known = ", ".join(view.id for view in workers)
     return PolicyFailure(

@@ -376,8 +376,7 @@ class Batcher:
         if not (news.events or news.tokens or news.started or step_s):
             news.is_load_new = False  # who only waits is told when it asks
             return None
-        self._news = News()
-        return news.report(self.view(now_s, unbooked_tokens), step_s)
+        return news.take(self.view(now_s, unbooked_tokens), step_s)
 
     def view(self, now_s: float, unbooked_tokens: int = 0) -> WorkerView:
         """Describe the load."""

@@ -14,11 +14,14 @@ from baton.control.coordinator import Coordinator
 from baton.control.crossings import Crossings, Desk
 from baton.control.decision_log import Decision, PoolDecision
 from baton.control.handoffs import Move, Start
+from baton.control.keeping import Keeping
 from baton.core.copies import CopyBlocks, LandingGranted, LandingRefused
+from baton.core.keeping import DropBlocks, LoadBlocks, StoreBlocks
 from baton.core.messages import (
     BlocksRemoved,
     BlocksSealed,
     BlocksStored,
+    BlocksWanted,
     CloseRequest,
     CoordinatorCommand,
     CoordinatorEvent,
@@ -64,6 +67,14 @@ class Outside(Protocol):
         """Begin to copy blocks between two hosts. `Carrier.copied` is called once for it, however it ends."""
         ...
 
+    def keep(self, command: StoreBlocks | DropBlocks | LoadBlocks) -> None:
+        """Have bytes moved between an arena and the tiers below it.
+
+        `Keeping.kept` or `Keeping.loaded` is called once for a write or a read, however it ends and within a stated
+        time: whatever a store does, nobody waits for ever.
+        """
+        ...
+
     def assign(self, command: Start) -> TokenBytes:
         """Note who has the request now, and return its tokens so far: the server holds the truth about them."""
         ...
@@ -93,6 +104,14 @@ class Carrier:
         self._now_s = 0.0
         desk = Desk(tell=self._tell, tell_pool=self._tell_pool, begin=self._begin, copy=outside.copy)
         self._crossings = Crossings(desk, self.pools, self._homes)
+        self.keeping = Keeping(
+            cost=coordinator.policies.cost,
+            crossings=self._crossings,
+            tell_pool=self._tell_pool,
+            outside=outside,
+            at=self._at,
+        )
+        """What stores answer goes there."""
 
     @property
     def handoffs(self) -> tuple[Move, ...]:
@@ -126,6 +145,7 @@ class Carrier:
     def join(self, view: WorkerView, now_s: float) -> None:
         self._now_s = now_s
         self.hosts[view.id] = view.host
+        self.keeping.kinds[view.id] = view.kind
         self._tell(WorkerJoined(view))
 
     def lose(self, worker: WorkerId, reason: str, now_s: float) -> None:
@@ -133,6 +153,7 @@ class Carrier:
         self._now_s = now_s
         lost = WorkerLost(worker, reason)
         host = self.hosts.pop(worker, None)
+        self.keeping.kinds.pop(worker, None)
         if host is not None:
             self._tell_pool(host, lost)
         self._tell(lost)
@@ -140,7 +161,9 @@ class Carrier:
     def lose_host(self, host: HostId, reason: str, now_s: float) -> None:
         """A host is gone with its KV and its workers. Their requests go on elsewhere, from their tokens."""
         self._now_s = now_s
-        self.pools.pop(host, None)
+        pool = self.pools.pop(host, None)
+        if pool is not None and pool.tiers is not None:
+            pool.tiers.abandon()
         self._crossings.handoffs.lose_host(host)
         for homes in self._homes.values():
             homes.discard(host)
@@ -156,6 +179,8 @@ class Carrier:
             if host is not None:
                 self._tell_pool(host, event)
             match event:
+                case BlocksWanted():
+                    pass
                 case BlocksSealed(request_id=request_id):
                     self._crossings.sealed(request_id)
                 case PrefillFinished() | RequestFinished() | RequestFailed():
@@ -170,9 +195,12 @@ class Carrier:
     def copied(self, copy: CopyBlocks, *, landed: bool, now_s: float) -> None:
         """A copy is over: nothing reads its source or writes its target any more."""
         self._now_s = now_s
-        self._crossings.copied(copy, landed=landed)
+        self._crossings.ended(copy, blocks=len(copy.write) if landed else 0)
 
     # ---- events in, commands out
+
+    def _at(self, now_s: float) -> None:
+        self._now_s = now_s
 
     def _tell(self, event: CoordinatorEvent) -> None:
         commands = self.coordinator.handle(event, self._now_s)
@@ -199,7 +227,9 @@ class Carrier:
                 assert_never(command)
 
     def _tell_pool(self, host: HostId, event: PoolEvent) -> None:
-        self._carry(host, self._ask_pool(host, event))
+        commands = self._ask_pool(host, event)
+        if commands:
+            self._carry(host, commands)
 
     def _ask_pool(self, host: HostId, event: PoolEvent) -> list[PoolCommand]:
         commands = self.pools[host].handle(event)
@@ -218,6 +248,8 @@ class Carrier:
                     self._crossings.granted(host, command)
                 case LandingRefused(request_id=request_id):
                     self._crossings.refused(request_id)
+                case StoreBlocks() | DropBlocks() | LoadBlocks():
+                    self.keeping.keep(command)
                 case _:
                     assert_never(command)
 
@@ -243,11 +275,14 @@ class Carrier:
         if isinstance(command, StartDecode):
             source = crossings.best_source(command, target)
         homes.add(target)
-        if source is None or source == target or crossings.tokens_at(source, command) == 0:
+        if self.keeping.read(command, tokens_so_far, target=target, source=source):
+            return
+        tokens = crossings.tokens_at(source, command)
+        if source is None or source == target or tokens == 0:
             self._begin(command, tokens_so_far)
             return
         homes.add(source)
-        crossings.fetch(command, tokens_so_far, source=source, target=target)
+        crossings.fetch(command, tokens_so_far, source=source, target=target, tokens=tokens)
 
     def _begin(self, command: Start, tokens_so_far: TokenBytes) -> None:
         """Give the request's blocks to the worker and tell it so, before anything else that follows from it."""

@@ -173,7 +173,7 @@ class Coordinator:
 
         A role is a preference: when nobody of the wanted role lives, any worker serves, slower but at once.
         """
-        candidates = cluster.having(flight.stage) or list(cluster.workers)
+        candidates = self._fleet.having(flight.stage) or list(cluster.workers)
         if not candidates:
             self._room[flight.request.id] = None
             return []
@@ -206,7 +206,7 @@ class Coordinator:
         """Let what is computed of a prompt go to where it will be decoded while the rest is computed."""
         request = flight.request
         flight.ahead = None
-        candidates = cluster.having("decode")
+        candidates = self._fleet.having("decode")
         elsewhere = any(worker.host != source for worker in candidates)
         run_tokens = self.policies.run_tokens(request) if elsewhere and not request.sampling.prompt_logprobs else 0
         if run_tokens <= 0:
@@ -224,7 +224,7 @@ class Coordinator:
         worker = flight.moving_to if flight.moving_to in self._fleet else None
         flight.moving_to = None
         if worker is None:
-            there = [view for view in candidates if view.host == flight.ahead]
+            there = [view for view in candidates if view.host == flight.ahead] if flight.ahead is not None else []
             choice = self.policies.place(request, flight.host, there or candidates, cluster)
             if isinstance(choice, PolicyFailure):
                 return self._close(request.id, "failed", choice.reason)

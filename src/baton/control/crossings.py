@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from baton.control.handoffs import ROUNDS_MAX, Ahead, Handoffs, Move, Start
 from baton.core.copies import CopyBlocks, LandingEnded, LandingGranted, LandingWanted, LeaseEnded, LeaseWanted
+from baton.core.keeping import LoadBlocks, LoadWanted
 from baton.core.messages import AheadEnded, PoolEvent, ReleaseBlocks, RequestDropped, SendAhead, StartDecode
 from baton.core.types import BlockHash, BlockId, HostId, Request, RequestId, TokenBytes
 from baton.kv.hashing import names_of
@@ -29,7 +30,7 @@ class Desk:
     begin: Callable[[Start, TokenBytes], None]
     """Starts the request with what its host has of it now."""
     copy: Callable[[CopyBlocks], None]
-    """Has blocks copied. `Crossings.copied` is called once for each, however it ends."""
+    """Has blocks copied. `Crossings.ended` is called once for each, however it ends."""
 
 
 @dataclass(slots=True)
@@ -44,9 +45,8 @@ class Crossings:
 
     # ---- a request starts where its KV is not
 
-    def fetch(self, start: Start, tokens_so_far: TokenBytes, *, source: HostId, target: HostId) -> None:
-        """Bring over what the source has of the request; then it starts."""
-        tokens = self.tokens_at(source, start)
+    def fetch(self, start: Start, tokens_so_far: TokenBytes, *, source: HostId, target: HostId, tokens: int) -> None:
+        """Bring over so many leading tokens of the request; then it starts. The target itself: from its tiers."""
         names = self._names_at(source, target, start.request, tokens)
         move = Move(
             number=self.handoffs.next_number(),
@@ -181,6 +181,9 @@ class Crossings:
         request_id = granted.request_id
         move = self.handoffs.find_landing(request_id, target)
         assert move is not None, f"{request_id} is granted blocks to land in, and nothing is under way"
+        if move.source == target:
+            self._granted_read(move, granted)
+            return
         if move.start is not None:
             move.tokens = min(move.tokens, self.tokens_at(move.source, move.start))
         table: tuple[BlockId, ...] = ()
@@ -208,7 +211,7 @@ class Crossings:
         if copy.read:
             self.desk.copy(copy)
         else:
-            self.copied(copy, landed=True)
+            self.ended(copy, blocks=0)
 
     def _lease(self, move: Move) -> tuple[BlockId, ...]:
         """Keep the blocks that are read where they are, and find out which they are."""
@@ -223,15 +226,29 @@ class Crossings:
         move.is_leasing = True
         return table
 
-    def copied(self, copy: CopyBlocks, *, landed: bool) -> None:
-        """A copy is over: nothing reads its source or writes its target any more."""
+    def _granted_read(self, move: Move, granted: LandingGranted) -> None:
+        """The blocks to read into are there. What the tiers have by now is read; that may be less than was seen."""
+        held, wanted = granted.cached_blocks, len(move.names)
+        move.cached_tokens = held * self.pools[move.target].block_tokens
+        move.is_copying = True
+        wish = LoadWanted(move.request.id, move.number, move.names[held:wanted], granted.block_table[held:wanted])
+        self.desk.tell_pool(move.target, wish)
+
+    def ended(self, copy: CopyBlocks | LoadBlocks, *, blocks: int) -> None:
+        """A copy or a read is over: nothing reads its source or writes its target any more.
+
+        `blocks`: leading ones of those that it was to bring, that are there. What is not is computed.
+        """
         move, waited_for = self.handoffs.end(copy)
         request_id = copy.request_id
+        landed = blocks == len(copy.write)
         if move.source in self.pools and move.is_leasing:
             self.desk.tell_pool(move.source, LeaseEnded(request_id))
         if move.target in self.pools:
-            tokens = max(move.tokens if landed else 0, move.cached_tokens)
-            ended = LandingEnded(request_id, tokens, move.names[: tokens // self.pools[move.target].block_tokens])
+            block_tokens = self.pools[move.target].block_tokens
+            there = move.cached_tokens + blocks * block_tokens
+            tokens = max(min(move.tokens, there), move.cached_tokens)
+            ended = LandingEnded(request_id, tokens, move.names[: tokens // block_tokens])
             self.desk.tell_pool(move.target, ended)
             if move.start is None:
                 self.desk.tell_pool(move.target, ReleaseBlocks(request_id))  # cached from now on, and nobody's
@@ -251,8 +268,9 @@ class Crossings:
         assert start is not None, f"nobody waits for {move.request.id}"
         if landed and isinstance(start, StartDecode) and move.target in self.pools:
             source = self.best_source(start, move.target)
-            if self.tokens_at(source, start) > self.tokens_at(move.target, start):
-                self.fetch(start, move.tokens_so_far, source=source, target=move.target)
+            tokens = self.tokens_at(source, start)
+            if tokens > self.tokens_at(move.target, start):
+                self.fetch(start, move.tokens_so_far, source=source, target=move.target, tokens=tokens)
                 return
         self.desk.begin(start, move.tokens_so_far)
 

@@ -50,6 +50,8 @@ class Fleet:
     _changed: dict[WorkerId, None] = field(default_factory=dict[WorkerId, None])
     _all: tuple[WorkerView, ...] = ()
     """The values of `_current`, as of the last time that somebody asked for them."""
+    _able: dict[Role, list[WorkerId]] = field(default_factory=dict[Role, list[WorkerId]])
+    """Who may do a role's work. Forgotten when somebody comes, goes or changes role."""
 
     def __contains__(self, worker: object) -> bool:
         return worker in self._views
@@ -58,12 +60,14 @@ class Fleet:
         self._views[view.id] = self._current[view.id] = view
         self._loads.setdefault(view.id, _Load(view)).reported = view
         self._changed[view.id] = None
+        self._able.clear()
 
     def leave(self, worker: WorkerId) -> None:
         self._views.pop(worker, None)
         self._loads.pop(worker, None)
         self._current.pop(worker, None)
         self._changed.pop(worker, None)
+        self._able.clear()
         self._all = tuple(self._current.values())
 
     def report(self, view: WorkerView) -> None:
@@ -80,6 +84,7 @@ class Fleet:
         if known is not None:
             self._views[worker] = msgspec.structs.replace(known, role=role)
             self._changed[worker] = None
+            self._able.clear()
 
     def load(self, worker: WorkerId, request_id: RequestId, *, queued_tokens: int, context_tokens: int) -> None:
         """Note that a request was given to the worker."""
@@ -114,6 +119,15 @@ class Fleet:
             self._changed.clear()
             self._all = tuple(self._current.values())
         return self._all
+
+    def having(self, role: Role) -> list[WorkerView]:
+        """Describe those that may do this role's work, as `ClusterView.having` does, without looking at all others."""
+        able = self._able.get(role)
+        if able is None:
+            roles = (role, "mixed")
+            able = self._able[role] = [worker for worker, view in self._views.items() if view.role in roles]
+        self.views()
+        return list(map(self._current.__getitem__, able))
 
 
 def _with_load(view: WorkerView, load: _Load) -> WorkerView:

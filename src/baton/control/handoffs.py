@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from baton.core.copies import CopyBlocks
+from baton.core.keeping import LoadBlocks
 from baton.core.messages import StartDecode, StartPrefill
 from baton.core.types import BlockHash, HostId, Request, RequestId, TokenBytes, pack_tokens
 
@@ -24,6 +25,7 @@ class Move:
     """Tells this handoff from an earlier one of the same request."""
     request: Request
     source: HostId
+    """The target itself: its tiers."""
     target: HostId
     tokens: int
     """Leading tokens whose KV is to be at the target."""
@@ -124,8 +126,8 @@ class Handoffs:
         for request_id in [key for key, ahead in self.ahead.items() if host in (ahead.source, ahead.target)]:
             del self.ahead[request_id]
 
-    def end(self, copy: CopyBlocks) -> tuple[Move, bool]:
-        """Take out the handoff whose wire has ended. Returns it, and whether somebody has waited for it."""
+    def end(self, copy: CopyBlocks | LoadBlocks) -> tuple[Move, bool]:
+        """Take out the handoff whose wire, or read, has ended. Returns it, and whether somebody has waited for it."""
         move = self._stopped.pop(copy.number, None)
         if move is not None:
             return move, False

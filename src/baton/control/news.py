@@ -19,9 +19,9 @@ class News:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
 
-    def report(self, view: WorkerView, step_s: float) -> StepReport:
-        """Say it all. `view`: the load as it is now."""
-        return StepReport(
+    def take(self, view: WorkerView, step_s: float) -> StepReport:
+        """Hand out all of it, and begin anew. `view`: the load as it is now."""
+        report = StepReport(
             worker=view.id,
             tokens=tuple(self.tokens),
             events=tuple(self.events),
@@ -32,3 +32,8 @@ class News:
             drafted_tokens=self.drafted_tokens,
             accepted_tokens=self.accepted_tokens,
         )
+        self.tokens.clear()
+        self.events.clear()
+        self.started.clear()
+        self.is_load_new, self.drafted_tokens, self.accepted_tokens = False, 0, 0
+        return report

@@ -11,6 +11,7 @@ from typing import Literal
 from msgspec import Struct
 
 from baton.core.copies import LandingEnded, LandingGranted, LandingRefused, LandingWanted, LeaseEnded, LeaseWanted
+from baton.core.keeping import BlocksKept, DropBlocks, LoadBlocks, LoadEnded, LoadWanted, StoreBlocks, TierOpened
 from baton.core.types import (
     BlockHash,
     BlockId,
@@ -311,6 +312,10 @@ PoolEvent = (
     | LandingEnded
     | LeaseWanted
     | LeaseEnded
+    | BlocksKept
+    | LoadWanted
+    | LoadEnded
+    | TierOpened
     | WorkerLost
 )
 
@@ -322,7 +327,9 @@ class ToWorker(Struct, frozen=True):
     command: BlocksGranted | PreemptRequest
 
 
-PoolCommand = ToWorker | BlocksStored | BlocksRemoved | LandingGranted | LandingRefused
+PoolCommand = (
+    ToWorker | BlocksStored | BlocksRemoved | LandingGranted | LandingRefused | StoreBlocks | DropBlocks | LoadBlocks
+)
 
 # ---- between the server and a worker -------------------------------------------------------------------------------
 

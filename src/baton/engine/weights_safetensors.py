@@ -20,7 +20,7 @@ class SafetensorsWeights:
         self._open = {file: safe_open(file, framework="pt") for file in set(self._files.values())}
 
     def read(self, name: str, cut: Cut | None = None) -> Tensor:
-        """See `WeightReader.read`. Pages that a cut does not need are not read."""
+        """See `WeightReader.read`. Rows that a cut does not need are not read from the disk."""
         file = self._open[self._files[name]]
         return file.get_tensor(name) if cut is None else file.get_slice(name)[cut.index]
 

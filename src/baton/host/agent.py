@@ -38,6 +38,8 @@ class HostWishes:
     threads: int
     kv_blocks: int
     """0 chooses."""
+    block_tokens: int
+    """0: as the server's. Else a multiple of that."""
     listen: str
     advertise: str
     api_key: str | None
@@ -97,7 +99,9 @@ class Agent:
             listen=wishes.listen,
             advertise=wishes.advertise,
         )
-        self._membership = Membership(config, card, choose_computing(config, card), self._tell)
+        self._membership = Membership(
+            config, card, choose_computing(config, card, terms.config.kv.block_tokens), self._tell
+        )
         if self._stopped.is_set():
             return "a signal came"
         return await self._membership.stay(place)
@@ -115,6 +119,8 @@ class Agent:
 def _config(terms: HostTerms, wishes: HostWishes) -> Config:
     """The server's configuration, with what is this host's own."""
     kv = msgspec.structs.asdict(terms.config.kv) | {"blocks": wishes.kv_blocks}
+    if wishes.block_tokens:
+        kv["block_tokens"] = wishes.block_tokens
     return msgspec.structs.replace(
         terms.config,
         model=wishes.model or terms.config.model,

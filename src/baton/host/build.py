@@ -31,6 +31,8 @@ class Computing:
     device: Device
     dtype: Dtype
     layout: KVLayout
+    hash_tokens: int
+    """Tokens that each of a request's hashes is of: the blocks of the server, of which a host's are a multiple."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +45,11 @@ class HostParts:
     setups: list[WorkerSetup]
 
 
-def choose_computing(config: Config, card: ModelCard) -> Computing:
-    """Resolve what the configuration leaves open. Raises ConfigError where it cannot be had."""
+def choose_computing(config: Config, card: ModelCard, hash_tokens: int | None = None) -> Computing:
+    """Resolve what the configuration leaves open. Raises ConfigError where it cannot be had.
+
+    `hash_tokens`: see `Computing`. None: a block's.
+    """
     device = choose_device(config.device, card)
     dtype = resolve_dtype(config.dtype, "cpu" if device.driver is None else "cuda", config.weights)
     layout = card.layout(
@@ -56,7 +61,7 @@ def choose_computing(config: Config, card: ModelCard) -> Computing:
     problems = rank_refusals(card, layout, device.name)
     if problems:
         raise ConfigError("\n".join(problems))
-    return Computing(device, dtype, layout)
+    return Computing(device, dtype, layout, hash_tokens or layout.block_tokens)
 
 
 def limit_context(config: Config, card: ModelCard) -> ModelCard:
@@ -110,6 +115,7 @@ def _setups(
             view=view,
             card=card,
             layout=layout,
+            hash_tokens=computing.hash_tokens,
             arena_bytes=blocks * layout.block_bytes,
             dtype=computing.dtype,
             weights=config.weights,

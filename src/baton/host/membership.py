@@ -17,6 +17,7 @@ from baton.core.errors import ConfigError
 from baton.core.messages import StepReport, WorkerFailed, WorkerProgress, WorkerReady
 from baton.core.types import HostId, WorkerId
 from baton.engine.card import ModelCard
+from baton.engine.fingerprint import kv_identity
 from baton.host.ask import NotNowError
 from baton.host.build import Computing, HostParts, build_host
 from baton.host.mover_keeper import MoverKeeper
@@ -24,6 +25,7 @@ from baton.host.port import WorkerLink, WorkerNews
 from baton.host.prefault import prefault
 from baton.host.supervisor import Notices, Supervisor
 from baton.host.worker_process import WorkerProcess
+from baton.kv.conversion import KVForm
 from baton.link.hosting import (
     Dismissed,
     ForMover,
@@ -78,6 +80,7 @@ class Membership:
         self._config = config
         self._card = card
         self._computing = computing
+        self._identity = kv_identity(card)
         self._tell = tell
         self._stream = FramedStream[ToAgentMessage](ToAgentMessage, heard=self._hear_server, ended=self._end)
         self._decoder = msgspec.msgpack.Decoder(PassedReport | WorkerReady | WorkerProgress | WorkerFailed | Pong)
@@ -147,8 +150,7 @@ class Membership:
             token=place.token,
             host=place.host,
             pid=os.getpid(),
-            card=self._card,
-            layout=self._computing.layout,
+            form=KVForm(identity=self._identity, layout=self._computing.layout),
             blocks_total=parts.blocks_total,
             mover=ready,
             mover_generation=generation,

@@ -11,7 +11,6 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import assert_never
@@ -20,8 +19,9 @@ import msgspec
 
 from baton.arena.memfd import open_arena
 from baton.core.errors import ArenaError, TransferError
-from baton.core.types import BlockId
 from baton.host.clock import now_s
+from baton.host.crossing import ARENA, Buffer, Staging, plan_of, whole
+from baton.kv.copy_plan import CopyPlan
 from baton.link.address import with_port
 from baton.link.inherited import InheritedSocket
 from baton.link.moving import (
@@ -43,12 +43,13 @@ from baton.link.moving import (
 )
 from baton.link.parent import die_with_parent
 from baton.link.setup import Ping
-from baton.transfer.port import Extent, Pull, Ticket, Transport
+from baton.transfer.convert import offered, received, unstage
+from baton.transfer.port import Pull, Ticket, Transport
 from baton.transfer.shm import ShmTransport, machine
 from baton.transfer.tcp import TcpTransport
 
 _THREADS = 4
-"""They end what is to be ended, which may take a moment; bytes are moved by the transports' own."""
+"""They convert, and end what is to be ended, which takes a moment; bytes are moved by the transports' own."""
 
 
 @dataclass(slots=True)
@@ -57,6 +58,10 @@ class _Pulling:
 
     pull: Pull
     began_s: float
+    plan: CopyPlan | None
+    """What is left to do when the bytes are here. None: nothing."""
+    buffer: Buffer | None
+    """Where they are, as far as they have to be converted."""
 
 
 class Mover:
@@ -64,14 +69,16 @@ class Mover:
 
     def __init__(self, setup: MoverSetup, memory: memoryview, arena_fd: int, outbox: Outbox) -> None:
         self._outbox = outbox
-        self._block_bytes = setup.layout.block_bytes
+        self._arena = memory
         self.address = ""
         self._transports = {name: self._build(name, setup) for name in setup.transports}
         for transport in self._transports.values():
             transport.register(memory, descriptor=arena_fd)
+        self._staging = Staging(self._register)
         self._tickets: dict[int, Ticket] = {}
         self._pulls: dict[int, _Pulling] = {}
         self._ending = ThreadPoolExecutor(_THREADS)
+        self._lock = threading.Lock()
 
     def _build(self, name: str, setup: MoverSetup) -> Transport:
         if name == ShmTransport.name:
@@ -112,7 +119,10 @@ class Mover:
 
     def _offer(self, order: OfferBlocks) -> None:
         try:
-            ticket = self._transports[order.transport].offer(self._extents(order.blocks), lease_s=order.lease_s)
+            crossing = order.crossing
+            plan = plan_of(crossing)
+            extents = whole(crossing.read, crossing.source.block_bytes) if plan is None else offered(plan, ARENA)
+            ticket = self._transports[order.transport].offer(extents, lease_s=order.lease_s)
         except TransferError as error:
             self._outbox.put(OfferRefused(order.number, str(error)))
             return
@@ -127,27 +137,55 @@ class Mover:
 
     def _pull(self, order: PullBlocks) -> None:
         began_s = now_s()
+        buffer: Buffer | None = None
         try:
-            pull = self._transports[order.ticket.transport].pull(order.ticket, self._extents(order.blocks))
+            crossing = order.crossing
+            plan = plan_of(crossing)
+            if plan is not None and plan.staging_bytes:
+                with self._lock:
+                    buffer = self._staging.take(plan.staging_bytes)
+            if plan is None:
+                extents = whole(crossing.write, crossing.target.block_bytes)
+            else:
+                extents = received(plan, ARENA, buffer.region if buffer is not None else ARENA)
+            pull = self._transports[order.ticket.transport].pull(order.ticket, extents)
         except TransferError as error:
+            self._give_back(buffer)
             self._outbox.put(PullEnded(order.number, landed=False, error=str(error)))
             return
-        self._pulls[order.number] = _Pulling(pull, began_s)
-        pull.then(lambda: self._ended(order.number))
+        self._pulls[order.number] = _Pulling(pull, began_s, plan, buffer)
+        pull.then(lambda: self._arrived(order.number))
 
-    def _ended(self, number: int) -> None:
+    def _arrived(self, number: int) -> None:
+        """The pull is over. What has to be converted is, by a thread that moves no bytes of others meanwhile."""
+        if self._pulls[number].buffer is None:
+            self._finish(number)
+        else:
+            self._ending.submit(self._finish, number)
+
+    def _finish(self, number: int) -> None:
         pulling = self._pulls.pop(number)
-        took_s = now_s() - pulling.began_s
+        error, moved_bytes = "", 0
         try:
             moved_bytes = pulling.pull.wait(0)
-        except TransferError as error:
-            self._outbox.put(PullEnded(number, landed=False, took_s=took_s, error=str(error)))
-            return
-        self._outbox.put(PullEnded(number, landed=True, moved_bytes=moved_bytes, took_s=took_s))
+            if pulling.plan is not None and pulling.buffer is not None:
+                unstage(pulling.plan, pulling.buffer.memory, self._arena)
+        except TransferError as failure:
+            error = str(failure)
+        self._give_back(pulling.buffer)
+        took_s = now_s() - pulling.began_s
+        self._outbox.put(PullEnded(number, landed=not error, moved_bytes=moved_bytes, took_s=took_s, error=error))
 
-    def _extents(self, blocks: Sequence[BlockId]) -> list[Extent]:
-        size_bytes = self._block_bytes
-        return [Extent(block * size_bytes, size_bytes) for block in blocks]
+    def _give_back(self, buffer: Buffer | None) -> None:
+        if buffer is not None:
+            with self._lock:
+                self._staging.give(buffer)
+
+    def _register(self, memory: memoryview) -> int:
+        """Make memory known to every transport, by one number: each has been told the same ones."""
+        regions = {transport.register(memory) for transport in self._transports.values()}
+        assert len(regions) == 1, f"transports count their regions differently: {regions}"
+        return regions.pop()
 
 
 class Outbox:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from baton.core.types import BlockHash, BlockId
+
+Writes = Literal["cached", "sealed"]
+"""When a block is looked at for the tiers below."""
 
 
 @dataclass(slots=True)
@@ -59,6 +62,11 @@ class Blocks:
         self._pins: list[int] = [0] * total
         self._facts: list[BlockFacts | None] = [None] * total
         self._by_hash: dict[BlockHash, BlockId] = {}
+        self._has_forgotten = False
+        self.fresh: list[BlockId] | None = None
+        """Where it is a list: blocks that have become cached are added, for whoever takes them out."""
+        self.fresh_when: Writes = "cached"
+        """`sealed`: they are added when they are sealed, too."""
 
     @property
     def free(self) -> int:
@@ -87,19 +95,44 @@ class Blocks:
             found.append(block)
         return found
 
+    def find(self, name: BlockHash) -> BlockId | None:
+        """Find the block of a name."""
+        return self._by_hash.get(name)
+
+    @property
+    def named(self) -> int:
+        """Sealed blocks, pinned or not."""
+        return len(self._by_hash)
+
     def unpinned(self, blocks: Iterable[BlockId]) -> int:
         """Count those of the blocks that nobody pins: taking them as a prefix hit makes fewer available."""
         return sum(self._pins[block] == 0 for block in blocks)
 
-    def pin(self, blocks: Iterable[BlockId]) -> None:
-        """Let one more request read these sealed blocks."""
+    def pin(self, blocks: Iterable[BlockId], uses: int = 1) -> None:
+        """Let one more request read these sealed blocks. 0 uses: something that is no request, and is not counted."""
         for block in blocks:
             if self._pins[block] == 0:
                 self._eviction.remove(block)
             self._pins[block] += 1
             facts = self._facts[block]
             if facts is not None:
-                facts.uses += 1
+                facts.uses += uses
+
+    def forget(self, block: BlockId) -> BlockHash | None:
+        """Take a block's name away: what it holds is not what the name says. Returns the name, if it had one.
+
+        Whoever pins the block still does; it is free when nobody does.
+        """
+        facts = self._facts[block]
+        if facts is None:
+            return None
+        if self._pins[block] == 0:
+            self._eviction.remove(block)
+            self._free.append(block)
+        del self._by_hash[facts.name]
+        self._facts[block] = None
+        self._has_forgotten = True
+        return facts.name
 
     def take(self, count: int) -> tuple[list[BlockId], list[BlockHash]]:
         """Pin `count` blocks without content for one request; evict as needed. Needs count <= available.
@@ -125,6 +158,8 @@ class Blocks:
             return False
         self._by_hash[facts.name] = block
         self._facts[block] = facts
+        if self.fresh is not None and self.fresh_when == "sealed":
+            self.fresh.append(block)
         return True
 
     def facts(self, block: BlockId) -> BlockFacts | None:
@@ -137,9 +172,10 @@ class Blocks:
         Back to front, so that of one request the deepest block is evicted first: a prefix is worth more than its end.
         """
         pins, facts, free = self._pins, self._facts, self._free
-        if not self._by_hash:  # nobody shares a block that has no name
+        if not self._by_hash and not self._has_forgotten:  # nobody shares a block that never had a name
+            held = set(map(pins.__getitem__, blocks))
+            assert held <= {1}, f"blocks without a name are pinned {held} times"
             for block in blocks:
-                assert pins[block] == 1, f"block {block} is pinned {pins[block]} times without a name"
                 pins[block] = 0
             free.extend(reversed(blocks))
             return
@@ -151,6 +187,8 @@ class Blocks:
                 free.append(block)
             else:
                 self._eviction.add(block, known)
+                if self.fresh is not None:
+                    self.fresh.append(block)
 
     def _evict(self) -> BlockHash:
         block = self._eviction.pop()

@@ -201,7 +201,9 @@ def _joined(alike: list[StridedCopy], cell_bytes: tuple[int, int], bytes_max: in
     """Join copies that are equally far apart, one after the other, to one with a loop more."""
     joined: list[StridedCopy] = []
     size_bytes = alike[0].cells * prod(loop.count for loop in alike[0].loops) * cell_bytes[0]
-    most = max(1, bytes_max // size_bytes)
+    most = bytes_max // size_bytes
+    if most < 2:
+        return alike
     at = 0
     while at < len(alike):
         first, end = alike[at], at + 1

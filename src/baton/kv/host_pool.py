@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from baton.core.copies import LandingEnded, LandingGranted, LandingRefused, LandingWanted, LeaseEnded, LeaseWanted
+from baton.core.keeping import BlocksKept, LoadEnded, LoadWanted, TierOpened
 from baton.core.messages import (
     BlocksGranted,
-    BlocksRemoved,
     BlocksSealed,
-    BlocksStored,
     BlocksWanted,
     PoolCommand,
     PoolEvent,
@@ -32,9 +31,11 @@ from baton.core.messages import (
     WorkerLost,
 )
 from baton.core.types import BlockHash, BlockId, HostId, HostView, RequestId, WorkerId
-from baton.kv.blocks import BlockFacts, Blocks, EvictionOrder
+from baton.kv.blocks import EvictionOrder
 from baton.kv.hashing import names_of, runs_per_block
 from baton.kv.holding import Holding, idle_younger, youngest_to_preempt
+from baton.kv.names import named_blocks
+from baton.kv.tier import Tier
 
 
 class HostPool:
@@ -48,17 +49,24 @@ class HostPool:
         block_tokens: int,
         eviction: Callable[[], EvictionOrder],
         hash_tokens: int | None = None,
+        tiers: Sequence[Tier] = (),
     ) -> None:
         """`hash_tokens`: how many tokens each of a request's hashes is of; None: of a block."""
         self.host = host
         self.block_tokens = block_tokens
         self.block_runs = runs_per_block(block_tokens, hash_tokens or block_tokens)
-        self._blocks = Blocks(blocks_total, eviction())
+        self._names = named_blocks(self, blocks_total, eviction, tiers)
+        self._blocks, self.tiers = self._names.blocks, self._names.tiers
+        """What is below the arena. None: nothing, and what is given up is gone."""
         self._holdings: dict[RequestId, Holding] = {}
         self._wanting: dict[RequestId, None] = {}
 
     def handle(self, event: PoolEvent) -> list[PoolCommand]:
         """Apply one event and return what follows from it. Late and repeated events change nothing."""
+        commands = self._apply(event)
+        return commands if self.tiers is None else [*commands, *self.tiers.write_back()]
+
+    def _apply(self, event: PoolEvent) -> list[PoolCommand]:
         match event:
             case StartPrefill() | StartDecode():
                 self._assign(event)
@@ -78,6 +86,9 @@ class HostPool:
                 self._release(request_id)
             case LandingWanted() | LandingEnded() | LeaseWanted() | LeaseEnded():
                 return [*self._handle_wire(event), *self._serve()]
+            case BlocksKept() | LoadWanted() | LoadEnded() | TierOpened():
+                told = self.tiers.handle(event) if self.tiers is not None else []
+                return [*told, *self._serve()]
             case WorkerLost(worker=worker):
                 for holding in [held for held in self._holdings.values() if held.user == worker]:
                     self._leave(holding)
@@ -101,13 +112,7 @@ class HostPool:
 
     def view(self) -> HostView:
         """Count the blocks by state."""
-        return HostView(
-            id=self.host,
-            blocks_total=self._blocks.total,
-            blocks_free=self._blocks.free,
-            blocks_used=self._blocks.used,
-            blocks_cached=self._blocks.cached,
-        )
+        return self._names.view()
 
     def blocks_of(self, worker: WorkerId) -> int:
         """Count the blocks that the worker's requests stand on; one that two of them share counts twice."""
@@ -122,12 +127,11 @@ class HostPool:
         """Assert that every pin belongs to a request and no block is lost (INV-2, INV-4)."""
         pins = [0] * self._blocks.total
         for holding in self._holdings.values():
-            assert not (holding.released and not holding.is_touched), (
-                f"{holding.request.id} is over and still holds blocks"
-            )
+            is_over = holding.released and not holding.is_touched
+            assert not is_over, f"{holding.request.id} is over and still holds blocks"
             for block in holding.table:
                 pins[block] += 1
-        self._blocks.check(pins)
+        self._names.check(pins)
 
     def _assign(self, event: StartPrefill | StartDecode) -> None:
         holding = self._holdings.get(event.request.id)
@@ -167,17 +171,10 @@ class HostPool:
         return self._name(holding, event.first, event.hashes)
 
     def _name(self, holding: Holding, first: int, hashes: Sequence[BlockHash]) -> list[PoolCommand]:
-        """Seal the blocks `first` .. of a request under their hashes, and tell of those that nobody else had."""
-        before = self._blocks.facts(holding.table[first - 1]) if 0 < first <= len(holding.table) else None
-        parent, tenant = before.name if before is not None else None, holding.request.tenant
-        stored: list[BlockHash] = []
-        for depth, (block, name) in enumerate(zip(holding.table[first:], hashes, strict=False), first):
-            if self._blocks.seal(block, BlockFacts(name, parent, depth * self.block_tokens, tenant)):
-                stored.append(name)
-            parent = name
+        """Seal the blocks `first` .. of a request under their hashes."""
         if first <= len(holding.names):
             holding.names[first:] = hashes
-        return [BlocksStored(self.host, tuple(stored), self.block_runs)] if stored else []
+        return [*self._names.seal(holding.table, first, hashes, holding.request.tenant)]
 
     def _drop(self, event: RequestDropped) -> None:
         holding = self._current(event)
@@ -369,10 +366,9 @@ class HostPool:
             self._empty(held)
 
     def _take(self, holding: Holding, count: int, commands: list[PoolCommand], *, cached_blocks: int = 0) -> None:
-        taken, evicted = self._blocks.take(count)
+        taken, news = self._names.take(count)
         holding.table = [*holding.table, *taken]
-        if evicted:
-            commands.append(BlocksRemoved(self.host, tuple(evicted)))
+        commands += news
         if holding.landing:
             commands.append(self._landing_granted(holding))
             return

@@ -7,8 +7,7 @@ from msgspec import Struct
 from baton.core.config import Config
 from baton.core.messages import RetireWorker, StartWorker
 from baton.core.types import HostId, WorkerId, WorkerView
-from baton.engine.card import ModelCard
-from baton.kv.layout import KVLayout
+from baton.kv.conversion import KVForm
 from baton.link.moving import CopyNews, MoverOrder, MoverReady
 
 
@@ -32,8 +31,7 @@ class HostHello(Struct, frozen=True, kw_only=True, tag=True):
     token: str
     host: HostId
     pid: int
-    card: ModelCard
-    layout: KVLayout
+    form: KVForm
     blocks_total: int
     mover: MoverReady
     mover_generation: int

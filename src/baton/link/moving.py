@@ -24,22 +24,33 @@ class MoverSetup(Struct, frozen=True, kw_only=True, tag=True):
     """Address that they reach it by. Empty: the same."""
 
 
+class Crossing(Struct, frozen=True, kw_only=True):
+    """Which KV goes from where to where, and how it lies on both sides. See `CopyBlocks`."""
+
+    read: tuple[BlockId, ...]
+    write: tuple[BlockId, ...]
+    first_token: int
+    tokens: int
+    source: KVLayout
+    target: KVLayout
+
+
 class OfferBlocks(Struct, frozen=True, tag=True):
-    """Let the target of this copy read these blocks. Answered with BlocksOffered or OfferRefused."""
+    """Let the target of this copy read what it needs. Answered with BlocksOffered or OfferRefused."""
 
     number: int
     """Of the copy."""
-    blocks: tuple[BlockId, ...]
+    crossing: Crossing
     transport: str
     lease_s: float
 
 
 class PullBlocks(Struct, frozen=True, tag=True):
-    """Fill these blocks with what the ticket offers. Answered with PullEnded, whatever happens."""
+    """Fill our blocks with what the ticket offers. Answered with PullEnded, whatever happens."""
 
     number: int
     ticket: Ticket
-    blocks: tuple[BlockId, ...]
+    crossing: Crossing
 
 
 class WithdrawBlocks(Struct, frozen=True, tag=True):

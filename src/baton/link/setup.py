@@ -30,6 +30,8 @@ class WorkerSetup(Struct, frozen=True, kw_only=True, tag=True):
     view: WorkerView
     card: ModelCard
     layout: KVLayout
+    hash_tokens: int
+    """Tokens that each of a request's hashes is of."""
     arena_bytes: int
     dtype: Dtype
     weights: WeightsChoice = "dense"

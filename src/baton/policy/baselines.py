@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, HostId, Request, WorkerId, WorkerView
 from baton.policy.admission import Reject
 from baton.policy.draws import draw
 from baton.policy.routing import Route
+
+_LOAD = attrgetter("running_requests", "id")
+_REQUESTS = attrgetter("running_requests")
 
 
 @dataclass(slots=True)
@@ -71,8 +75,7 @@ class LeastLoad:
         self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel
     ) -> WorkerId:
         """See `RoutingPolicy.route`."""
-        fewest = min([worker.running_requests for worker in candidates])
-        return min([worker.id for worker in candidates if worker.running_requests == fewest])
+        return min(candidates, key=_LOAD).id
 
     def place(
         self,
@@ -122,7 +125,7 @@ class TakeAll:
 
     def admit(self, request: Request, cluster: ClusterView, cost: CostModel, now_s: float) -> Reject | None:
         """See `AdmissionPolicy.admit`."""
-        live = cluster.waiting_requests + sum([worker.running_requests for worker in cluster.workers])
+        live = cluster.waiting_requests + sum(map(_REQUESTS, cluster.workers))
         if live < self.requests_max:
             return None
         reason = f"{live} requests are waiting or running, and the queue holds {self.requests_max}; try again later"

@@ -61,7 +61,7 @@ def assemble(config: Config, card: ModelCard) -> Parts:
     metrics = Metrics()
     driver = Driver(coordinator, layout, Recorder(metrics))
     if own is not None:
-        driver.add_host(make_pool(config, own.id, own.blocks_total))
+        driver.add_host(make_pool(config, own.id, own.blocks_total, layout.block_tokens), layout)
     gateway = LiveGateway(card, driver, policy_names=plugin_names(config.policy), slo=_promise(config))
     hooks = load_hooks(config.hooks)
     if config.log:
@@ -72,13 +72,14 @@ def assemble(config: Config, card: ModelCard) -> Parts:
     return Parts(config, card, driver, gateway, metrics, hooks, computing, own)
 
 
-def make_pool(config: Config, host: HostId, blocks_total: int) -> HostPool:
+def make_pool(config: Config, host: HostId, blocks_total: int, block_tokens: int) -> HostPool:
     """Keep the books of one host's arena."""
     eviction = config.policy.eviction
     return HostPool(
         host=host,
         blocks_total=blocks_total,
-        block_tokens=config.kv.block_tokens,
+        block_tokens=block_tokens,
+        hash_tokens=config.kv.block_tokens,
         eviction=lambda: load_plugin(eviction.use, eviction.options, expects=EvictionOrder),
     )
 

@@ -13,11 +13,13 @@ from typing import Protocol, assert_never
 
 from baton.core.copies import CopyBlocks
 from baton.core.types import HostId
+from baton.kv.layout import KVLayout
 from baton.link.moving import (
     BlocksOffered,
     BlocksWithdrawn,
     CancelPull,
     CopyNews,
+    Crossing,
     MoverOrder,
     MoverReady,
     OfferBlocks,
@@ -58,6 +60,7 @@ class _Mover:
     """A host's mover. Not ready: it is being started, and copies wait for it."""
 
     orders: Orders
+    layout: KVLayout
     generation: int = 0
     ready: MoverReady | None = None
 
@@ -66,6 +69,8 @@ class _Mover:
 class _Copy:
     copy: CopyBlocks
     began_s: float
+    crossing: Crossing | None = None
+    """Set when the source is ordered to offer."""
     transport: str = ""
     offered: bool = False
     """The source's mover may read the blocks."""
@@ -103,9 +108,9 @@ class Copying:
 
     # ---- hosts and their movers
 
-    def add_host(self, host: HostId, orders: Orders) -> None:
+    def add_host(self, host: HostId, orders: Orders, layout: KVLayout) -> None:
         """Know of a host whose mover is being started. Copies from and to it wait for that."""
-        self._movers[host] = _Mover(orders)
+        self._movers[host] = _Mover(orders, layout)
 
     def lose_host(self, host: HostId, reason: str) -> None:
         """A host is gone: whatever its mover still does, it does to an arena that nobody uses any more."""
@@ -167,7 +172,15 @@ class Copying:
             self._later(0.0, lambda: self._fail(made, why))
             return
         made.offered = True
-        order = OfferBlocks(copy.number, copy.read, made.transport, self._copy_s + _LEASE_MORE_S)
+        made.crossing = Crossing(
+            read=copy.read,
+            write=copy.write,
+            first_token=copy.first_token,
+            tokens=copy.tokens,
+            source=source.layout,
+            target=target.layout,
+        )
+        order = OfferBlocks(copy.number, made.crossing, made.transport, self._copy_s + _LEASE_MORE_S)
         source.orders.send(source.generation, order)
 
     def _transport(self, copy: CopyBlocks, source: MoverReady, target: MoverReady) -> str:
@@ -197,10 +210,10 @@ class Copying:
 
     def _pull(self, made: _Copy, news: BlocksOffered) -> None:
         target = self._movers.get(made.copy.target)
-        if made.error or target is None:
+        if made.error or target is None or made.crossing is None:
             return
         made.pulling = True
-        target.orders.send(target.generation, PullBlocks(made.copy.number, news.ticket, made.copy.write))
+        target.orders.send(target.generation, PullBlocks(made.copy.number, news.ticket, made.crossing))
 
     def _pulled(self, made: _Copy, news: PullEnded) -> None:
         made.pulling = False

@@ -42,11 +42,12 @@ class Driver:
 
     def __init__(self, coordinator: Coordinator, layout: KVLayout, recorder: Recorder) -> None:
         self.layout = layout
+        """Of the server's own blocks."""
         self.log: LogWriter | None = None
         """Where every decision of the coordinator is written, if anywhere."""
         self._recorder = recorder
         self._meter = LoadMeter(taken_s=now_s())
-        self.outside = LiveOutside(recorder, self._meter, block_tokens=layout.block_tokens)
+        self.outside = LiveOutside(recorder, self._meter)
         self.live = self.outside.live
         self.links = self.outside.links
         self._carrier = Carrier(coordinator, self.outside)
@@ -107,8 +108,9 @@ class Driver:
         link.view = WorkerView(id=worker, host=link.view.host, role=link.view.role)
         self._carrier.lose(worker, reason, now_s())
 
-    def add_host(self, pool: HostPool) -> None:
+    def add_host(self, pool: HostPool, layout: KVLayout) -> None:
         """Know of a host's arena. Its workers may join from now on."""
+        self.outside.layouts[pool.host] = layout
         self._carrier.add_host(pool)
 
     def lose_host(self, host: HostId, reason: str) -> None:

@@ -34,11 +34,11 @@ class LiveGateway:
         self.request_tokens_max = card.context_tokens
         """See `Gateway.request_tokens_max`. Never grows: what was promised to one client must not fail another."""
         for pool in driver.pools.values():
-            self.limit_requests(pool.view().blocks_total)
+            self.limit_requests(pool.view().blocks_total * pool.block_tokens)
 
-    def limit_requests(self, host_blocks: int) -> None:
-        """Take no request that a host with so many blocks could not hold alone: it may be sent there."""
-        self.request_tokens_max = min(self.request_tokens_max, host_blocks * self._driver.layout.block_tokens)
+    def limit_requests(self, host_tokens: int) -> None:
+        """Take no request that a host with so much room could not hold alone: it may be sent there."""
+        self.request_tokens_max = min(self.request_tokens_max, host_tokens)
 
     def submit(self, request: Request, prompt: Sequence[int]) -> LiveRequest:
         """See `Gateway.submit`."""
@@ -68,7 +68,7 @@ class LiveGateway:
         )
 
     def _host_status(self, pool: HostPool) -> HostStatus:
-        view, layout = pool.view(), self._driver.layout
+        view, layout = pool.view(), self._driver.outside.layouts[pool.host]
         links = [link for link in self._driver.links.values() if link.view.host == view.id]
         is_ready = any(link.state == "ready" for link in links)
         return HostStatus(

@@ -16,8 +16,9 @@ from baton.core.copies import CopyBlocks
 from baton.core.errors import RequestError
 from baton.core.messages import RetireWorker, StartWorker
 from baton.core.types import HostId
-from baton.engine.card import ModelCard
+from baton.engine.fingerprint import kv_identity
 from baton.host.mover_keeper import MoverKeeper
+from baton.kv.conversion import KVForm, Refusal, negotiate
 from baton.link.hosting import HostHello, HostTerms, Refused, Welcome
 from baton.link.moving import CopyNews, MoverReady, MoverSetup
 from baton.server.assembly import Parts, make_pool
@@ -45,6 +46,7 @@ class Hosts:
         self._tokens: OrderedDict[str, None] = OrderedDict()
         self._listening: asyncio.Server | None = None
         self._mover: MoverKeeper | None = None
+        self._form: KVForm | None = None
         self.driver.outside.on_copy = self.copying.begin
 
     @property
@@ -59,6 +61,9 @@ class Hosts:
         if self._parts.computing.device.driver is not None:
             message = "this server computes on a GPU, and KV goes between hosts with arenas on CPUs only for now"
             raise RequestError(f"{message}; start it with --device cpu", status=409, code="no_hosts")
+        if self._form is None:
+            identity = await asyncio.to_thread(kv_identity, self._parts.card)
+            self._form = KVForm(identity=identity, layout=self.driver.layout)
         if self._listening is None:
             await self._listen()
         assert self._listening is not None
@@ -94,10 +99,12 @@ class Hosts:
         self._start_own_mover(host.stream.address)
         self._strangers.discard(host)
         self._joined[hello.host] = host
-        self.driver.add_host(make_pool(self._parts.config, hello.host, hello.blocks_total))
-        self._parts.gateway.limit_requests(hello.blocks_total)
+        layout = hello.form.layout
+        pool = make_pool(self._parts.config, hello.host, hello.blocks_total, layout.block_tokens)
+        self.driver.add_host(pool, layout)
+        self._parts.gateway.limit_requests(hello.blocks_total * layout.block_tokens)
         self._parts.gateway.addresses[hello.host] = hello.mover.address
-        self.copying.add_host(hello.host, host)
+        self.copying.add_host(hello.host, host, layout)
         self.copying.mover_ready(hello.host, hello.mover_generation, hello.mover)
         self._tell(f"{hello.host} has joined from {host.stream.peer} with {hello.blocks_total} KV blocks")
         return Welcome()
@@ -119,15 +126,18 @@ class Hosts:
             return Refused(f"KV of the earlier host {hello.host} is still being let go", again=True)
         if gateway.state not in ("loading", "ready"):
             return Refused(f"the server is {gateway.state}", again=True)
-        different = disagreements(self._parts.card, hello.card)
-        if different:
-            return Refused(f"its model differs: {'; '.join(different)}; start it with the same files", again=False)
-        if hello.layout != self.driver.layout:
-            ours, theirs = self.driver.layout, hello.layout
-            return Refused(f"its KV lies as {theirs}, here as {ours}; use the same versions and settings", again=False)
-        room_tokens = hello.blocks_total * hello.layout.block_tokens
+        assert self._form is not None, "nobody has a token before the terms were asked for"
+        for source, target in ((hello.form, self._form), (self._form, hello.form)):
+            way = negotiate(source, target, lossy_allowed=False)
+            if isinstance(way, Refusal):
+                return Refused(way.reason, again=False)
+        ours, theirs = self.driver.layout.block_tokens, hello.form.layout.block_tokens
+        if theirs % ours:
+            why = f"its blocks are of {theirs} tokens, and the server's of {ours}, which do not divide them"
+            return Refused(f"{why}; give it --block-tokens {ours} or a multiple", again=False)
+        room_tokens = hello.blocks_total * theirs
         if gateway.state == "ready" and room_tokens < gateway.request_tokens_max:
-            most_blocks = -(-gateway.request_tokens_max // hello.layout.block_tokens)
+            most_blocks = -(-gateway.request_tokens_max // theirs)
             why = f"its arena holds {room_tokens} tokens, but requests of up to {gateway.request_tokens_max} are taken"
             return Refused(f"{why}; give it --kv-blocks {most_blocks} or more", again=False)
         return None
@@ -190,7 +200,7 @@ class Hosts:
             advertise=config.advertise or address,
         )
         self._mover = MoverKeeper(setup, own.arena.fd, self, silent_s=config.mover_silent_s, tell=self._tell)
-        self.copying.add_host(own.id, self._mover)
+        self.copying.add_host(own.id, self._mover, self.driver.layout)
         self._mover.start()
 
     def mover_ready(self, host: HostId, generation: int, ready: MoverReady) -> None:
@@ -226,16 +236,9 @@ def shared_config(parts: Parts) -> Config:
         threads=0,
         seed=None,
         log="",
+        step_log="",
         topology=type(config.topology)(),
         kv=kv,
         http=HttpConfig(),
         hooks=HooksConfig(),
     )
-
-
-def disagreements(ours: ModelCard, theirs: ModelCard) -> list[str]:
-    """Say in what two models differ, as far as their sizes tell. Where their files lie and their names do not count."""
-    names = ("format", "architecture", "layers", "kv_heads", "head_dim", "kv_planes", "vocab_tokens", "context_tokens")
-    more = ("eos_token_ids", "embedding_dim", "weight_bytes")
-    pairs = [(name, msgspec.structs.asdict(ours)[name], msgspec.structs.asdict(theirs)[name]) for name in names + more]
-    return [f"{name} is {other} there and {one} here" for name, one, other in pairs if one != other]

@@ -8,6 +8,7 @@ import msgspec
 
 from baton.control.load_meter import LoadMeter
 from baton.core.copies import CopyBlocks
+from baton.core.keeping import DropBlocks, LoadBlocks, StoreBlocks
 from baton.core.messages import (
     BlocksGranted,
     CloseRequest,
@@ -19,8 +20,9 @@ from baton.core.messages import (
     StartWorker,
     WorkerCommand,
 )
-from baton.core.types import RequestId, Role, TokenBytes, WorkerId, pack_tokens
+from baton.core.types import HostId, RequestId, Role, TokenBytes, WorkerId, pack_tokens
 from baton.host.port import WorkerLink
+from baton.kv.layout import KVLayout
 from baton.server.clock import now_s
 from baton.server.live_request import LiveRequest
 from baton.server.port import Finish
@@ -30,9 +32,11 @@ from baton.server.recorder import Recorder
 class LiveOutside:
     """Implements `Outside`: it knows every worker and every request that is alive."""
 
-    def __init__(self, recorder: Recorder, meter: LoadMeter, *, block_tokens: int) -> None:
+    def __init__(self, recorder: Recorder, meter: LoadMeter) -> None:
         self.live: dict[RequestId, LiveRequest] = {}
         self.links: dict[WorkerId, WorkerLink] = {}
+        self.layouts: dict[HostId, KVLayout] = {}
+        """How KV lies on each host that ever joined, of those names."""
         self.on_close: Callable[[], None] | None = None
         """Called after each request that has ended."""
         self.on_resize: Callable[[StartWorker | RetireWorker], None] | None = None
@@ -41,22 +45,27 @@ class LiveOutside:
         """Called with every copy between two hosts that is to begin."""
         self._recorder = recorder
         self._meter = meter
-        self._block_tokens = block_tokens
 
     def send(self, worker: WorkerId, command: WorkerCommand) -> None:
         """See `Outside.send`."""
+        link = self.links.get(worker)
+        if link is None:
+            return
         if isinstance(command, BlocksGranted):
-            self._note_hit(command.request_id, command.cached_blocks * self._block_tokens)
+            block_tokens = self.layouts[link.view.host].block_tokens
+            self._note_hit(command.request_id, command.cached_blocks * block_tokens)
         elif isinstance(command, StartRequest):
             self._note_hit(command.request.id, command.computed_tokens)
-        link = self.links.get(worker)
-        if link is not None:
-            link.send(command)
+        link.send(command)
 
     def copy(self, copy: CopyBlocks) -> None:
         """See `Outside.copy`."""
         assert self.on_copy is not None, f"{copy.request_id} is to be copied to {copy.target}, and nobody copies"
         self.on_copy(copy)
+
+    def keep(self, command: StoreBlocks | DropBlocks | LoadBlocks) -> None:
+        """See `Outside.keep`."""
+        raise AssertionError(f"this server has no tier below its arena, and its pool asks for {command}")
 
     def assign(self, command: StartPrefill | StartDecode) -> TokenBytes:
         """See `Outside.assign`."""

@@ -86,15 +86,14 @@ class Watch:
         for worker in running:
             assert worker.executing is not None
             _check_readers(worker.executing, written)
+        kept = {block for write in self.cluster.stores.writing if write.host == pool.host for block in write.blocks}
+        require(not kept & written.keys(), "INV-3", f"blocks {kept & written.keys()} are written while a store reads")
 
     def _landing(self, host: HostId) -> list[tuple[BlockId, RequestId]]:
-        """What wires write into a host's blocks now."""
-        return [
-            (block, copy.request_id)
-            for copy in self.cluster.wires.under_way
-            if copy.target == host
-            for block in copy.write
-        ]
+        """What wires and stores write into a host's blocks now."""
+        copies = [copy for copy in self.cluster.wires.under_way if copy.target == host]
+        reads = [load for load in self.cluster.stores.reading if load.host == host]
+        return [(block, copy.request_id) for copy in (*copies, *reads) for block in copy.write]
 
 
 def _lost_blocks(worker: SimWorker, request_id: RequestId, table: Sequence[BlockId], held: Sequence[BlockId]) -> str:

@@ -29,6 +29,7 @@ from baton.sim.loop import Delays, EventLoop, Link, Spike
 from baton.sim.outside import SimOutside
 from baton.sim.server import SimServer
 from baton.sim.spec import ClusterSpec, SimKV, SimWorkers
+from baton.sim.stores import Stores
 from baton.sim.wires import Wires
 from baton.sim.worker import Decoded, SimWorker
 
@@ -68,6 +69,7 @@ class SimCluster:
     loop: EventLoop
     seed: int
     wires: Wires
+    stores: Stores
     engines: dict[HostId, SimEngine] = field(default_factory=dict[HostId, SimEngine])
     spike: Spike = field(default_factory=Spike)
     """Set by `delay_messages`."""
@@ -100,8 +102,12 @@ class SimCluster:
             block_tokens=kv.block_tokens,
             eviction=self.policies.eviction,
             hash_tokens=self.spec.kv.block_tokens,
+            tiers=self.stores.below(host, self.spec.tiers, kv.block_tokens, self.policies.eviction),
         )
         self.server.carrier.add_host(pool)
+        for tier in self.spec.tiers:
+            left = self.stores.left(host, tier)
+            self.server.carrier.keeping.opened(host, tier.name, left, self.loop.now_s)
 
     def boot(self, view: WorkerView) -> None:
         """Start a worker and let it join. Nothing where its host is down, or has brought it up already."""
@@ -185,6 +191,7 @@ class SimCluster:
     def _lose_host(self, host: HostId, restart_s: float) -> None:
         views = [view for view in self.spec.views() if view.host == host]
         self.server.lose_host(host, {view.id for view in views}, "the host is down")
+        self.stores.lose_host(host)
         self.wires.lose_host(host)  # after that: nobody may begin to copy from there what has just failed
         self.loop.after(restart_s, partial(self._reopen, host))
 
@@ -319,6 +326,7 @@ def build_cluster(
         closed=closed,
         reshape_fleet=lambda command: cluster.reshape(command),
         start_copy=lambda copy: wires.begin(copy),
+        start_keeping=lambda command: stores.keep(command),
     )
     carrier = Carrier(cluster_coordinator(spec, policies), outside)
     carrier.log = outside.journal.sink
@@ -328,6 +336,12 @@ def build_cluster(
         seconds=lambda copy: cluster.copy_s(copy),
         ended=lambda copy, landed: cluster.end_copy(copy, landed),
     )
+    stores = Stores(
+        loop=loop,
+        engine=lambda host: cluster.engines.get(host),
+        kept=lambda store, kept: carrier.keeping.kept(store, kept, loop.now_s),
+        loaded=lambda load, whole: carrier.keeping.loaded(load, whole, loop.now_s),
+    )
     cluster = SimCluster(
         spec=spec,
         policies=policies,
@@ -336,6 +350,7 @@ def build_cluster(
         loop=loop,
         seed=seed,
         wires=wires,
+        stores=stores,
     )
     for host in spec.hosts():
         cluster.open_host(host, spec.kv_of(host))

@@ -12,6 +12,7 @@ KillMoment = Literal["during", "after"]
 """In the step, with half of it written; or right after, with its report under way."""
 ReportsFate = Literal["delivered", "lost", "late"]
 """What becomes of a dead worker's last messages: they arrive before its death is noticed, never, or after that."""
+StoreTrouble = Literal["full", "down", "slow", "damaged", "lost"]
 Stage = Literal["arrived", "prefilling", "handed_off", "decoding"]
 
 
@@ -107,4 +108,17 @@ class WireCut(Struct, frozen=True, tag=True, kw_only=True):
     for_s: float
 
 
-Fault = Kill | KillAtStep | Hang | Slow | DelaySpike | Cancel | Flip | HostKill | WireCut
+class StoreFault(Struct, frozen=True, tag=True, kw_only=True):
+    """A tier's store misbehaves. What it cannot do is no error of anybody: blocks are not kept, or are misses."""
+
+    host: HostId
+    tier: str
+    what: StoreTrouble
+    """It keeps nothing more, answers nothing but no, takes ten times as long; or, at once: every other block has a bit
+    flipped, or is gone without a word."""
+    at_s: float
+    for_s: float
+    """How long it is full, down or slow."""
+
+
+Fault = Kill | KillAtStep | Hang | Slow | DelaySpike | Cancel | Flip | HostKill | WireCut | StoreFault

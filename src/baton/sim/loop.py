@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -37,7 +38,8 @@ class EventLoop:
     events: int = 0
     """Events so far."""
     _heap: list[tuple[float, int, int, Action]] = field(default_factory=list[tuple[float, int, int, Action]])
-    _scheduled: int = 0
+    _number: Callable[[], int] = field(default_factory=lambda: count(1).__next__)
+    """Numbers what is scheduled: among equals, the first goes first."""
     _links: int = 0
 
     @property
@@ -47,9 +49,9 @@ class EventLoop:
 
     def at(self, when_s: float, action: Action, rank: int = WORLD) -> None:
         """Do something at a time, or now where the time has passed."""
-        self._scheduled += 1
-        now_s = self.now_s
-        heapq.heappush(self._heap, (when_s if when_s > now_s else now_s, rank, self._scheduled, action))
+        if when_s < self.now_s:
+            when_s = self.now_s
+        heapq.heappush(self._heap, (when_s, rank, self._number(), action))
 
     def after(self, delay_s: float, action: Action) -> None:
         self.at(self.now_s + delay_s, action)
@@ -61,16 +63,20 @@ class EventLoop:
 
     def run(self, *, until_s: float, events_max: int, after_each: Action | None = None) -> bool:
         """Work until nothing is left (True), or until the time or the events are used up (False)."""
-        heap, pop = self._heap, heapq.heappop
-        while heap:
-            when_s, _, _, action = pop(heap)
-            if when_s > until_s or self.events >= events_max:
-                return False
-            self.now_s = when_s
-            self.events += 1
-            action()
-            if after_each is not None:
-                after_each()
+        heap, pop, events = self._heap, heapq.heappop, self.events
+        try:
+            while heap:
+                when_s, _, _, action = pop(heap)
+                if when_s > until_s or events >= events_max:
+                    return False
+                self.now_s = when_s
+                events += 1
+                action()
+                if after_each is not None:
+                    self.events = events
+                    after_each()
+        finally:
+            self.events = events
         return True
 
 
@@ -106,10 +112,10 @@ class Delays:
 
     def several(self, sent_s: array[float], begin: int, end: int, drained_s: float) -> Flock:
         """Draw a delay for each message that is sent at `sent_s[begin:end]`, behind one that arrives at `drained_s`."""
-        count = end - begin
-        if self._taken + count > len(self._drawn_s):
-            self._draw(count)
-        first, self._taken = self._taken, self._taken + count
+        messages = end - begin
+        if self._taken + messages > len(self._drawn_s):
+            self._draw(messages)
+        first, self._taken = self._taken, self._taken + messages
         last, spike_s = self._taken - 1, self.spike.delay_s
         last_s = max(drained_s, sent_s[end - 1] + (self._drawn_s[last] + spike_s))
         slowest_s = self.max_s + spike_s + _ROUNDING_S
@@ -118,11 +124,11 @@ class Delays:
                 break
             last -= 1
             last_s = max(last_s, sent_s[index] + (self._drawn_s[last] + spike_s))
-        return Flock(count, self._drawn[first : self._taken], spike_s, drained_s, last_s)
+        return Flock(messages, self._drawn[first : self._taken], spike_s, drained_s, last_s)
 
-    def _draw(self, count: int) -> None:
+    def _draw(self, messages: int) -> None:
         """Draw many at once, which is quicker; keep what is not used yet."""
-        more = self.min_s + (self.max_s - self.min_s) * self.draw.random(count + _DRAWS)
+        more = self.min_s + (self.max_s - self.min_s) * self.draw.random(messages + _DRAWS)
         self._drawn = np.concatenate((self._drawn[self._taken :], more))
         self._drawn_s, self._taken = self._drawn.tolist(), 0
 
@@ -131,7 +137,7 @@ class Delays:
 class Flock:
     """Messages that go one after the other. When each of them arrives is worked out when somebody asks."""
 
-    count: int
+    messages: int
     drawn_s: npt.NDArray[np.float64]
     """Their delays."""
     spike_s: float
@@ -151,7 +157,7 @@ def arrivals_s(sent_s: array[float], flocks: Sequence[Flock]) -> array[float]:
     begin = 0
     for flock in flocks:
         delayed_s[begin] = max(delayed_s[begin], flock.behind_s)
-        begin += flock.count
+        begin += flock.messages
     return array("d", np.maximum.accumulate(delayed_s).tobytes())
 
 

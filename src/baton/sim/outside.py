@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from baton.control.handoffs import Start
 from baton.control.load_meter import LoadMeter
 from baton.core.copies import CopyBlocks
+from baton.core.keeping import DropBlocks, LoadBlocks, StoreBlocks
 from baton.core.messages import (
     BlocksGranted,
     CloseRequest,
@@ -37,6 +38,8 @@ class SimOutside:
     """Changes the fleet as roles and scaling ask."""
     start_copy: Callable[[CopyBlocks], None]
     """Puts a copy on the wire."""
+    start_keeping: Callable[[StoreBlocks | DropBlocks | LoadBlocks], None]
+    """Has a store write, read or forget."""
     meter: LoadMeter = field(default_factory=LoadMeter)
     routes: dict[WorkerId, Callable[[WorkerCommand], None]] = field(
         default_factory=dict[WorkerId, Callable[[WorkerCommand], None]]
@@ -56,6 +59,10 @@ class SimOutside:
     def copy(self, copy: CopyBlocks) -> None:
         """See `Outside.copy`."""
         self.start_copy(copy)
+
+    def keep(self, command: StoreBlocks | DropBlocks | LoadBlocks) -> None:
+        """See `Outside.keep`."""
+        self.start_keeping(command)
 
     def assign(self, command: Start) -> TokenBytes:
         """See `Outside.assign`."""

@@ -12,7 +12,20 @@ from baton.kv.hashing import block_hashes
 from baton.sim.checkers import Watch, check_end, check_refusal, check_text
 from baton.sim.cluster import SimCluster, build_cluster, delay_messages, hang_up
 from baton.sim.engines import ContentEngine
-from baton.sim.faults import Cancel, DelaySpike, Fault, Flip, Hang, HostKill, Kill, KillAtStep, Slow, Stage, WireCut
+from baton.sim.faults import (
+    Cancel,
+    DelaySpike,
+    Fault,
+    Flip,
+    Hang,
+    HostKill,
+    Kill,
+    KillAtStep,
+    Slow,
+    Stage,
+    StoreFault,
+    WireCut,
+)
 from baton.sim.journal import Journal, Life
 from baton.sim.restless import play_policies
 from baton.sim.scenario import PlannedRequest, Scenario
@@ -108,6 +121,9 @@ class Play:
             case WireCut():
                 loop.at(fault.at_s, partial(cluster.wires.cut, fault.one, fault.other))
                 loop.at(fault.at_s + fault.for_s, partial(cluster.wires.mend, fault.one, fault.other))
+            case StoreFault():
+                loop.at(fault.at_s, partial(cluster.stores.break_store, fault.host, fault.tier, fault.what))
+                loop.at(fault.at_s + fault.for_s, partial(cluster.stores.mend_store, fault.host, fault.tier))
             case _:
                 assert_never(fault)
 

@@ -26,9 +26,11 @@ from baton.sim.faults import (
     ReportsFate,
     Slow,
     Stage,
+    StoreFault,
+    StoreTrouble,
     WireCut,
 )
-from baton.sim.spec import ClusterSpec, SimCost, SimKind, SimKV, SimLink, SimWorkers
+from baton.sim.spec import ClusterSpec, SimCost, SimKind, SimKV, SimLink, SimTier, SimWorkers
 
 TOPOLOGIES: tuple[tuple[int, int, int], ...] = (
     (1, 1, 0), (1, 1, 0), (2, 1, 0), (1, 2, 0), (2, 2, 0), (0, 0, 1), (0, 0, 2), (1, 1, 1),
@@ -92,7 +94,26 @@ def draw_scenario(seed: int) -> Scenario:
         link=SimLink(delay_min_s=delay_s / 4, delay_max_s=delay_s),
         queue_requests_max=draw.choice((5, 1000, 1000, 1000)),
     )
-    return Scenario(seed=seed, cluster=_spread(cluster, draw), requests=requests, policy=_draw_policy(draw))
+    cluster = replace(_spread(cluster, draw), tiers=_draw_tiers(seed))
+    return Scenario(seed=seed, cluster=cluster, requests=requests, policy=_draw_policy(draw))
+
+
+def _draw_tiers(seed: int) -> tuple[SimTier, ...]:
+    """None, one or two: small ones that give blocks up too, some of them slower than computing."""
+    draw = Random(f"tiers {seed}")
+    names = draw.choice(((), (), ("file",), ("file", "remote")))
+    return tuple(
+        SimTier(
+            name=name,
+            blocks=draw.choice((4, 12, 1000)),
+            latency_s=draw.choice((0.0001, 0.002, 0.02)),
+            bytes_per_s=1e6,
+            token_bytes=draw.choice((1, 100, 1000)),
+            shared=name == "remote" and draw.random() < 0.5,
+            when=draw.choice(("cached", "cached", "sealed")),
+        )
+        for name in names
+    )
 
 
 def _draw_policy(draw: Random) -> str:
@@ -184,7 +205,23 @@ def with_faults(scenario: Scenario) -> Scenario:
             faults.append(WireCut(one=one, other=other, at_s=draw.uniform(0.0, 0.8), for_s=draw.uniform(0.0, 0.2)))
     for _ in range(draw.choice((0, 0, 1, 3))):
         faults.append(Flip(worker=draw.choice(workers), at_s=draw.uniform(0, 0.8), role=draw.choice(_ROLES)))
-    return replace(scenario, faults=tuple(faults))
+    return replace(scenario, faults=(*faults, *_draw_store_faults(scenario)))
+
+
+def _draw_store_faults(scenario: Scenario) -> list[StoreFault]:
+    draw, cluster = Random(f"store faults {scenario.seed}"), scenario.cluster
+    whats: tuple[StoreTrouble, ...] = ("full", "down", "slow", "damaged", "damaged", "lost")
+    return [
+        StoreFault(
+            host=draw.choice(cluster.hosts()),
+            tier=tier.name,
+            what=draw.choice(whats),
+            at_s=draw.uniform(0.0, 0.8),
+            for_s=draw.uniform(0.0, 0.5),
+        )
+        for tier in cluster.tiers
+        for _ in range(draw.choice((0, 1, 2)))
+    ]
 
 
 def _draw_death(draw: Random) -> Death:

@@ -18,6 +18,7 @@ from baton.core.types import HostId, Role, WorkerId, WorkerView
 from baton.cost.heterogeneous import HeterogeneousCost
 from baton.cost.linear import LinearCost
 from baton.cost.load import LoadedCost, load_cost
+from baton.kv.tier import TierRules
 
 HOST = HostId("host-0")
 """Where workers are whose host is not named."""
@@ -60,6 +61,38 @@ class SimWire(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     by layer, 0 where it goes when all of it is computed."""
     residue_s: float = 0.005
     """What is exposed of such a copy at least."""
+
+
+class SimTier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A tier below the arena of every host."""
+
+    name: str = "file"
+    blocks: int = 65_536
+    latency_s: float = 0.001
+    """From asking a store to its first byte."""
+    bytes_per_s: float = 1.7e9
+    """Of a write or a read, one at a time."""
+    token_bytes: int = 131_072
+    """KV of a token: 131,072 of Llama-3.1-8B in bfloat16."""
+    shared: bool = False
+    """One store of all hosts, not one each."""
+    when: Literal["cached", "sealed"] = "cached"
+    """Blocks are written when nobody uses them any more, or as soon as they are sealed."""
+
+    def rules(self, block_tokens: int) -> TierRules:
+        """What a pool has to know of it."""
+        block_s = block_tokens * self.token_bytes / self.bytes_per_s
+        return TierRules(
+            name=self.name, blocks_max=self.blocks, latency_s=self.latency_s, block_load_s=block_s, when=self.when
+        )
+
+    def problems(self, where: str) -> list[str]:
+        """Everything that is wrong with it."""
+        least = {"blocks": self.blocks, "token_bytes": self.token_bytes, "bytes_per_s": self.bytes_per_s}
+        found = [f"{where}.{name} is {value:g}, but must be at least 1" for name, value in least.items() if value < 1]
+        if not 0 <= self.latency_s < math.inf:
+            found.append(f"{where}.latency_s is {self.latency_s:g}, but must be at least 0 and finite")
+        return found
 
 
 class SimWorkers(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -117,6 +150,8 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     link: SimLink = SimLink()
     wire: SimWire = SimWire()
     edge: SimEdge = SimEdge()
+    tiers: tuple[SimTier, ...] = ()
+    """Below every host's arena, the fastest first."""
     workers: tuple[SimWorkers, ...] = ()
     """Instead of `topology`, where hosts or kinds differ."""
     kinds: dict[str, SimKind] = {}
@@ -214,6 +249,11 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             for group in self.workers
             if group.kind and group.kind not in self.kinds
         ]
+        names = [tier.name for tier in self.tiers]
+        found += [
+            f"two tiers have the name {name!r}" for name in sorted({name for name in names if names.count(name) > 1})
+        ]
+        found += [line for index, tier in enumerate(self.tiers) for line in tier.problems(f"tiers[{index}]")]
         return found + self._kind_problems()
 
     def _ranges(self) -> list[tuple[str, float, float, float]]:

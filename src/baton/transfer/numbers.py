@@ -18,6 +18,8 @@ E4M3_LARGEST = np.float32(448.0)
 INT8_LARGEST = np.float32(127.0)
 TOO_LARGE = np.float32(1e38)
 """A head with such a number, or with one that is none, gets no scale: it is stored as zeros."""
+TOO_SMALL = np.float32(1e-35)
+"""A head whose largest number is smaller may have no finite factor: it takes the way of odd ones."""
 E4M3_NORMAL = np.float32(2.0**-6)
 """Below it, numbers are multiples of 2^-9."""
 
@@ -79,13 +81,18 @@ def _scales(cells: Cells) -> Floats:
 
 def _scale(numbers: Floats, largest: np.float32, cells: Cells) -> None:
     """Scale each head so that its largest number is `largest`, and write the scale behind where the numbers go."""
-    most = np.fmax.reduce(np.abs(numbers), axis=-1, keepdims=True, initial=np.float32(0.0))
-    fits = most < TOO_LARGE
-    scales = np.where(fits, most / largest, np.float32(0.0))
-    numbers *= np.divide(largest, most, out=np.zeros_like(most), where=fits & (most > 0))
-    np.copyto(numbers, np.float32(0.0), where=np.isnan(numbers))
-    np.clip(numbers, -largest, largest, out=numbers)
-    np.copyto(cells[..., -4:], np.ascontiguousarray(scales).view(np.uint8))
+    sizes = np.abs(numbers)
+    most = np.maximum.reduce(sizes, axis=-1, keepdims=True)
+    if not np.all((most > TOO_SMALL) & (most < TOO_LARGE)):
+        most = np.fmax.reduce(sizes, axis=-1, keepdims=True, initial=np.float32(0.0))
+        fits = most < TOO_LARGE
+        numbers *= np.divide(largest, most, out=np.zeros_like(most), where=fits & (most > 0))
+        np.copyto(numbers, np.float32(0.0), where=np.isnan(numbers))
+        np.clip(numbers, -largest, largest, out=numbers)
+        most = np.where(fits, most, np.float32(0.0))
+    else:
+        numbers *= largest / most
+    np.copyto(cells[..., -4:], (most / largest).view(np.uint8))
 
 
 def _to_bfloat16(numbers: Floats) -> npt.NDArray[np.uint16]:

@@ -47,6 +47,11 @@ class RankCrew:
         for rank in self._ranks:
             threading.Thread(target=self._watch, args=(rank,), name=f"rank-{rank.number}", daemon=True).start()
 
+    @property
+    def pids(self) -> list[int]:
+        """The other ranks' processes."""
+        return [rank.process.pid for rank in self._ranks]
+
     def begin(self, port: int) -> None:
         """See `Crew.begin`."""
         for rank in self._ranks:

@@ -98,6 +98,7 @@ def _batcher(setup: WorkerSetup) -> Batcher:
     return Batcher(
         setup.view,
         block_tokens=setup.layout.block_tokens,
+        hash_tokens=setup.hash_tokens,
         limits=setup.limits,
         rules=BatcherRules(
             batching=load_plugin(setup.batching.use, setup.batching.options, expects=BatchingPolicy),

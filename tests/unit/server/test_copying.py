@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from baton.core.copies import CopyBlocks
 from baton.core.types import BlockId, HostId, RequestId
+from baton.kv.layout import KVLayout
 from baton.link.moving import (
     BlocksOffered,
     BlocksWithdrawn,
@@ -28,6 +29,7 @@ from baton.transfer.port import Ticket
 
 A, B = HostId("a"), HostId("b")
 COPY_S = 10.0
+LAYOUT = KVLayout(layers=1, kv_heads=1, head_dim=16, block_tokens=16, dtype="uint8")
 
 
 def ready(machine: str = "m", transports: tuple[str, ...] = ("shm", "tcp")) -> MoverReady:
@@ -40,7 +42,7 @@ def ticket(number: int) -> Ticket:
 
 def copy_of(number: int, source: HostId = A, target: HostId = B) -> CopyBlocks:
     blocks = (BlockId(number),)
-    return CopyBlocks(RequestId(f"r{number}"), number, source, target, blocks, blocks, 16)
+    return CopyBlocks(RequestId(f"r{number}"), number, source, target, blocks, blocks, 0, 16)
 
 
 @dataclass(slots=True)
@@ -110,7 +112,7 @@ class World:
         self.movers = {A: FakeMover(A), B: FakeMover(B)}
         self.copying = Copying(copy_s=COPY_S, now_s=lambda: self.now_s, later=self._later, ended=self._ended)
         for host, mover in self.movers.items():
-            self.copying.add_host(host, mover)
+            self.copying.add_host(host, mover, LAYOUT)
 
     def _later(self, delay_s: float, call: Callable[[], None]) -> Alarm:
         self.alarms.append(Alarm(self.now_s + delay_s, call))

@@ -21,7 +21,7 @@ WIDTHS_IN = ("down_proj", "w2")
 
 @dataclass(frozen=True, slots=True)
 class RankWeights:
-    """See `WeightReader`. Reads no more of a safetensors file than the rank computes with."""
+    """See `WeightReader`. Keeps no more than the rank computes with."""
 
     whole: WeightReader
     config: ModelConfig

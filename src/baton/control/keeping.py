@@ -1,0 +1,86 @@
+"""Has blocks written to the tiers below an arena, and read from them where that is cheaper than computing them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from baton.control.crossings import Crossings
+from baton.control.handoffs import Start
+from baton.core.keeping import BlocksKept, DropBlocks, LoadBlocks, LoadEnded, StoreBlocks, TierOpened
+from baton.core.messages import PoolEvent
+from baton.core.ports import CostModel
+from baton.core.types import BlockHash, HostId, TokenBytes, WorkerId
+from baton.kv.hashing import names_of
+
+
+class Keeper(Protocol):
+    """Moves bytes between arenas and stores. See `Outside.keep`."""
+
+    def keep(self, command: StoreBlocks | DropBlocks | LoadBlocks) -> None: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Keeping:
+    """A tier is one more source of a request's KV: what is read lands as what comes from another host."""
+
+    cost: CostModel
+    crossings: Crossings
+    tell_pool: Callable[[HostId, PoolEvent], None]
+    outside: Keeper
+    at: Callable[[float], None]
+    """Notes what time it is."""
+    kinds: dict[WorkerId, str] = field(default_factory=dict[WorkerId, str])
+    """Of every worker, its hardware."""
+
+    def keep(self, command: StoreBlocks | DropBlocks | LoadBlocks) -> None:
+        """Pass on what a pool wants of its tiers. A read of nothing is over at once."""
+        if isinstance(command, LoadBlocks) and not command.hashes:
+            self.crossings.ended(command, blocks=0)
+        else:
+            self.outside.keep(command)
+
+    def read(self, start: Start, tokens_so_far: TokenBytes, *, target: HostId, source: HostId | None) -> bool:
+        """Let a request start with what the tiers of its host have of it. False: they have nothing that pays.
+
+        It pays where reading is predicted to take less time than computing what neither the arena nor another host,
+        `source`, has.
+        """
+        pool, request = self.crossings.pools[target], start.request
+        if pool.tiers is None or request.sampling.prompt_logprobs:
+            return False
+        tokens_here = self.crossings.tokens_at(target, start)
+        tokens = max(tokens_here, self.crossings.tokens_at(source, start))
+        full_blocks = (request.prompt_tokens - 1) // pool.block_tokens
+        blocks, load_s = pool.tiers.reach(names_of(request.block_hashes, pool.block_runs)[:full_blocks])
+        more_tokens = blocks * pool.block_tokens - tokens
+        if more_tokens <= 0:
+            return False
+        cost = self.cost.on(self.kinds.get(start.worker, ""))
+        if load_s >= cost.prefill_s(new_tokens=more_tokens, cached_tokens=tokens):
+            return False
+        tokens = blocks * pool.block_tokens
+        self.crossings.fetch(start, tokens_so_far, source=target, target=target, tokens=tokens)
+        return True
+
+    # ---- what stores answer
+
+    def opened(self, host: HostId, tier: str, hashes: Sequence[BlockHash], now_s: float) -> None:
+        """A host's tier has blocks of an earlier run, oldest first."""
+        self.at(now_s)
+        self.tell_pool(host, TierOpened(tier, tuple(hashes)))
+
+    def kept(self, store: StoreBlocks, kept: Sequence[bool], now_s: float) -> None:
+        """A write is over: nothing reads its blocks any more. `kept`: of each, whether the tier has it now."""
+        self.at(now_s)
+        if store.host in self.crossings.pools:
+            self.tell_pool(store.host, BlocksKept(store.number, tuple(kept)))
+
+    def loaded(self, load: LoadBlocks, whole: Sequence[bool], now_s: float) -> None:
+        """A read is over: nothing writes its blocks any more. `whole`: of each, whether it is there and verified."""
+        self.at(now_s)
+        if load.host in self.crossings.pools:
+            self.tell_pool(load.host, LoadEnded(load.request_id, load.number, tuple(whole)))
+        blocks = next((place for place, is_whole in enumerate(whole) if not is_whole), len(whole))
+        self.crossings.ended(load, blocks=blocks)

@@ -1,0 +1,97 @@
+"""What is said about the tiers below an arena: to a host's pool, and to what moves bytes between arena and stores.
+
+Blocks are written when nobody needs them at once, and read when that is cheaper than computing them. Both take as long
+as they take: no step and no request waits for a write, and a read that fails is a miss.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from baton.core.types import BlockHash, BlockId, HostId, RequestId
+
+
+class StoreBlocks(Struct, frozen=True, tag=True):
+    """Write blocks of the arena into a tier. They stay where they are until BlocksKept answers."""
+
+    number: int
+    """Tells this write from every other of the host's pool."""
+    host: HostId
+    tier: str
+    hashes: tuple[BlockHash, ...]
+    """In the order of their chain, where they are of one."""
+    blocks: tuple[BlockId, ...]
+
+
+class BlocksKept(Struct, frozen=True, tag=True):
+    """A write is over: nothing reads its blocks any more."""
+
+    number: int
+    kept: tuple[bool, ...]
+    """Of each block, whether the tier has it now."""
+
+
+class DropBlocks(Struct, frozen=True, tag=True):
+    """Forget blocks of a tier: it is full, or they were damaged."""
+
+    host: HostId
+    tier: str
+    hashes: tuple[BlockHash, ...]
+
+
+class LoadWanted(Struct, frozen=True, tag=True):
+    """Blocks were granted to a request to be read into from the tiers: what of this the tiers have shall be read."""
+
+    request_id: RequestId
+    number: int
+    hashes: tuple[BlockHash, ...]
+    blocks: tuple[BlockId, ...]
+    """Where the bytes of each shall be."""
+
+
+class LoadBlocks(Struct, frozen=True, tag=True):
+    """Read blocks into the arena. Answered by LoadEnded, whatever happens, within the time that the driver states."""
+
+    request_id: RequestId
+    number: int
+    host: HostId
+    tiers: tuple[str, ...]
+    """Of each block, the tier that has it."""
+    hashes: tuple[BlockHash, ...]
+    write: tuple[BlockId, ...]
+    """Where the bytes of each shall be."""
+
+
+class LoadEnded(Struct, frozen=True, tag=True):
+    """Nothing is read into these blocks any more."""
+
+    request_id: RequestId
+    number: int
+    whole: tuple[bool, ...]
+    """Of each block, whether its bytes are there and verified."""
+
+
+class TierOpened(Struct, frozen=True, tag=True):
+    """A tier has blocks of an earlier run."""
+
+    tier: str
+    hashes: tuple[BlockHash, ...]
+    """Oldest first."""
+
+
+class TierView(Struct, frozen=True, kw_only=True):
+    """One tier's blocks, and what became of those that were written and read. Counts since the start."""
+
+    tier: str
+    blocks_total: int
+    blocks_cached: int
+    """Readable."""
+    blocks_writing: int
+    stored_blocks: int = 0
+    refused_blocks: int = 0
+    """The store did not keep them."""
+    loaded_blocks: int = 0
+    missed_blocks: int = 0
+    """They were to be read, and were gone or damaged."""
+    skipped_blocks: int = 0
+    """Not written: too much was under way or waiting, or every place was in use."""

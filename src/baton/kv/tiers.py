@@ -1,0 +1,275 @@
+"""The tiers below one host's arena: what is written to them and when, what they can serve, what was lost.
+
+Part of the host's pool, which tells it what becomes cached and asks it what is there. Blocks that nobody uses any more
+are written to every tier that lacks them; while that lasts they stay in the arena. What a tier says is a hint: a block
+that is gone or damaged when it is read is a miss, and forgotten.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from baton.core.keeping import BlocksKept, DropBlocks, LoadBlocks, LoadEnded, LoadWanted, StoreBlocks, TierOpened
+from baton.core.messages import BlocksRemoved, BlocksStored
+from baton.core.types import BlockHash, BlockId, HostId
+from baton.kv.blocks import BlockFacts, Blocks, EvictionOrder
+from baton.kv.tier import Tier
+
+ARENA_PARTS = 8
+"""At most one in so many blocks of the arena is kept for a write to each tier, however large the writes may be."""
+
+TierEvent = BlocksKept | LoadWanted | LoadEnded | TierOpened
+TierCommand = StoreBlocks | DropBlocks | LoadBlocks | BlocksStored | BlocksRemoved
+
+
+class BackedFirst:
+    """Give up blocks that a tier below has, before those that are nowhere else; among either in the inner order."""
+
+    def __init__(self, inner: Callable[[], EvictionOrder]) -> None:
+        self._backed, self._only = inner(), inner()
+        self._order_of: dict[BlockId, EvictionOrder] = {}
+
+    def add(self, block: BlockId, facts: BlockFacts) -> None:
+        """See `EvictionOrder.add`."""
+        order = self._order_of[block] = self._backed if facts.is_backed else self._only
+        order.add(block, facts)
+
+    def remove(self, block: BlockId) -> None:
+        """See `EvictionOrder.remove`."""
+        self._order_of.pop(block).remove(block)
+
+    def pop(self) -> BlockId:
+        """See `EvictionOrder.pop`."""
+        block = (self._backed if len(self._backed) else self._only).pop()
+        del self._order_of[block]
+        return block
+
+    def __len__(self) -> int:
+        return len(self._order_of)
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    tier: Tier
+    names: tuple[BlockHash, ...]
+    blocks: tuple[BlockId, ...]
+    places: tuple[BlockId, ...]
+    """Of the tier."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one load reads from one tier."""
+
+    tier: Tier
+    indices: tuple[int, ...]
+    """Among the blocks of the load."""
+    places: tuple[BlockId, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class Tiers:
+    """All tiers of one host, the fastest first."""
+
+    host: HostId
+    arena: Blocks
+    tiers: Sequence[Tier]
+    block_runs: int = 1
+    """See `BlocksStored`."""
+    _waiting: dict[str, OrderedDict[BlockHash, BlockId]] = field(
+        default_factory=dict[str, OrderedDict[BlockHash, BlockId]]
+    )
+    """By tier: blocks that are to be written to it, in the order in which they became cached: of a request, deepest
+    first. So its head is let go last, here and in the tier, and given up last."""
+    _writes: dict[int, _Write] = field(default_factory=dict[int, _Write])
+    _loads: dict[int, list[_Part]] = field(default_factory=dict[int, list[_Part]])
+    _begun: int = 0
+
+    def __post_init__(self) -> None:
+        self.arena.fresh = []
+        at_once = any(tier.rules.when == "sealed" for tier in self.tiers)
+        self.arena.fresh_when = "sealed" if at_once else "cached"
+        self._waiting = {tier.name: OrderedDict() for tier in self.tiers}
+
+    def handle(self, event: TierEvent) -> list[TierCommand]:
+        """Apply one event. Answers to what is not under way change nothing."""
+        match event:
+            case BlocksKept():
+                self._end_write(event)
+                return []
+            case LoadWanted():
+                return [self._load(event)]
+            case LoadEnded():
+                return self._end_load(event)
+            case TierOpened():
+                return self._open(event)
+
+    def has(self, name: BlockHash) -> bool:
+        """Some tier can serve the block."""
+        return any(tier.has(name) for tier in self.tiers)
+
+    def find(self, hashes: Iterable[BlockHash]) -> list[Tier]:
+        """Find, for the longest run of these that the tiers can serve, which tier serves each: the fastest."""
+        found: list[Tier] = []
+        for name in hashes:
+            tier = next((tier for tier in self.tiers if tier.has(name)), None)
+            if tier is None:
+                break
+            found.append(tier)
+        return found
+
+    def reach(self, hashes: Sequence[BlockHash]) -> tuple[int, float]:
+        """Count the leading blocks of a prompt that arena and tiers hold together, and predict how long reading takes.
+
+        Tiers are read side by side. 0 seconds where the arena holds all of them.
+        """
+        held = len(self.arena.match(hashes))
+        found = self.find(hashes[held:])
+        blocks = Counter(tier.name for tier in found)
+        load_s = max((tier.load_s(blocks[tier.name]) for tier in self.tiers if tier.name in blocks), default=0.0)
+        return held + len(found), load_s
+
+    def pinned(self) -> Iterable[BlockId]:
+        """Blocks of the arena that are being written, once for each write."""
+        return (block for write in self._writes.values() for block in write.blocks)
+
+    @property
+    def is_busy(self) -> bool:
+        """Something is written or read now."""
+        return bool(self._writes or self._loads)
+
+    def write_back(self) -> list[TierCommand]:
+        """Begin to write what has become cached since the last call, and what waited, as much as may be under way."""
+        fresh, self.arena.fresh = self.arena.fresh or [], []
+        for block in fresh:
+            facts = self.arena.facts(block)
+            if facts is not None:
+                self._note(block, facts.name)
+        return [command for tier in self.tiers for command in self._write_to(tier)]
+
+    def abandon(self) -> None:
+        """The host is gone: what it wrote into a tier that others use too is not there."""
+        for write in self._writes.values():
+            write.tier.end_write(write.names, write.places, [False] * len(write.places))
+        for part in [part for parts in self._loads.values() for part in parts]:
+            part.tier.end_load(part.places, [True] * len(part.places))
+        self._writes.clear()
+        self._loads.clear()
+
+    def _note(self, block: BlockId, name: BlockHash) -> None:
+        for tier in self.tiers:
+            if tier.knows(name):
+                tier.touch(name)
+                continue
+            waiting = self._waiting[tier.name]
+            waiting[name] = block
+            if len(waiting) > tier.rules.waiting_blocks_max:
+                waiting.popitem(last=False)
+                tier.skipped += 1
+
+    def _write_to(self, tier: Tier) -> list[TierCommand]:
+        commands: list[TierCommand] = []
+        waiting, rules = self._waiting[tier.name], tier.rules
+        most = min(rules.writing_blocks_max, max(1, self.arena.total // ARENA_PARTS))
+        while waiting and tier.writing < most:
+            room = min(rules.batch_blocks, most - tier.writing)
+            commands += self._begin_write(tier, [waiting.popitem(last=False) for _ in range(min(room, len(waiting)))])
+        return commands
+
+    def _begin_write(self, tier: Tier, wanted: Sequence[tuple[BlockHash, BlockId]]) -> list[TierCommand]:
+        names: list[BlockHash] = []
+        blocks: list[BlockId] = []
+        places: list[BlockId] = []
+        gone: list[BlockHash] = []
+        for block, facts in self._in_order(tier, wanted):
+            begun = tier.begin_write(facts)
+            if begun is None:
+                tier.skipped += 1
+                continue
+            names.append(facts.name)
+            blocks.append(block)
+            places.append(begun[0])
+            gone += begun[1]
+        commands = self._drop(tier, gone)
+        if not names:
+            return commands
+        self.arena.pin(blocks, uses=0)
+        self._begun += 1
+        self._writes[self._begun] = _Write(tier, tuple(names), tuple(blocks), tuple(places))
+        return [*commands, StoreBlocks(self._begun, self.host, tier.name, tuple(names), tuple(blocks))]
+
+    def _in_order(self, tier: Tier, wanted: Sequence[tuple[BlockHash, BlockId]]) -> list[tuple[BlockId, BlockFacts]]:
+        """Heads of chains first; without what was given up meanwhile, or is there by now."""
+        found: list[tuple[BlockId, BlockFacts]] = []
+        for name, block in wanted:
+            facts = self.arena.facts(block)
+            if facts is not None and facts.name == name and not tier.knows(name):
+                found.append((block, facts))
+        return sorted(found, key=lambda pair: pair[1].start_tokens)
+
+    def _drop(self, tier: Tier, gone: Sequence[BlockHash]) -> list[TierCommand]:
+        """Blocks are no longer in this tier."""
+        if not gone:
+            return []
+        commands: list[TierCommand] = [DropBlocks(self.host, tier.name, tuple(gone))]
+        nowhere = tuple(name for name in gone if self._unback(name))
+        return [*commands, BlocksRemoved(self.host, nowhere)] if nowhere else commands
+
+    def _unback(self, name: BlockHash) -> bool:
+        """Note that a tier has lost a block. Returns whether it is nowhere on this host any more."""
+        is_backed = self.has(name)
+        block = self.arena.find(name)
+        facts = self.arena.facts(block) if block is not None else None
+        if facts is not None:
+            facts.is_backed = is_backed
+        return facts is None and not is_backed
+
+    def _end_write(self, event: BlocksKept) -> None:
+        write = self._writes.pop(event.number, None)
+        if write is None:
+            return
+        write.tier.end_write(write.names, write.places, event.kept)
+        for block, kept in zip(write.blocks, event.kept, strict=True):
+            facts = self.arena.facts(block)
+            if facts is not None and kept:
+                facts.is_backed = True
+        fresh = list(self.arena.fresh or [])
+        self.arena.unpin(write.blocks)
+        self.arena.fresh = fresh  # written just now: a store that keeps nothing is not asked again at once
+
+    def _load(self, event: LoadWanted) -> LoadBlocks:
+        found = self.find(event.hashes)
+        parts: list[_Part] = []
+        for tier in self.tiers:
+            indices = tuple(index for index, holder in enumerate(found) if holder is tier)
+            if indices:
+                parts.append(_Part(tier, indices, tuple(tier.begin_load(event.hashes[index] for index in indices))))
+        if parts:
+            self._loads[event.number] = parts
+        return LoadBlocks(
+            request_id=event.request_id,
+            number=event.number,
+            host=self.host,
+            tiers=tuple(tier.name for tier in found),
+            hashes=event.hashes[: len(found)],
+            write=event.blocks[: len(found)],
+        )
+
+    def _end_load(self, event: LoadEnded) -> list[TierCommand]:
+        commands: list[TierCommand] = []
+        for part in self._loads.pop(event.number, []):
+            lost = part.tier.end_load(part.places, [event.whole[index] for index in part.indices])
+            commands += self._drop(part.tier, lost)
+        return commands
+
+    def _open(self, event: TierOpened) -> list[TierCommand]:
+        tier = next((tier for tier in self.tiers if tier.name == event.tier), None)
+        if tier is None:
+            return []
+        new = [name for name in event.hashes if self.arena.find(name) is None and not self.has(name)]
+        gone = tuple(tier.fill(event.hashes))
+        commands: list[TierCommand] = [DropBlocks(self.host, tier.name, gone)] if gone else []
+        found = tuple(name for name in new if tier.has(name))
+        return [*commands, BlocksStored(self.host, found, self.block_runs)] if found else commands

@@ -1,0 +1,204 @@
+"""Stores of simulated tiers: they take time, fill up, break, lose and damage blocks, and outlive their host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from baton.core.keeping import DropBlocks, LoadBlocks, StoreBlocks
+from baton.core.types import BlockHash, BlockId, HostId
+from baton.kv.blocks import EvictionOrder
+from baton.kv.tier import Tier, TierRules
+from baton.sim.engines import SimEngine
+from baton.sim.faults import StoreTrouble
+from baton.sim.loop import EventLoop
+from baton.sim.spec import SimTier
+
+KV = tuple[bytes, ...]
+"""Of a block, token by token."""
+ANSWER_S = 0.5
+"""A store that has not answered for so long is answered for: nothing was kept, nothing was read."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SimStore:
+    """One tier's bytes, by name. A block that was damaged is noticed when it is read, as a checksum would."""
+
+    latency_s: float
+    block_s: float
+    """What each block adds."""
+    block_tokens: int
+    blocks: dict[BlockHash, KV] = field(default_factory=dict[BlockHash, KV])
+    damaged: set[BlockHash] = field(default_factory=set[BlockHash])
+    is_full: bool = False
+    """It keeps nothing more."""
+    is_down: bool = False
+    """It answers that it can do nothing."""
+    slowdown: float = 1.0
+    busy_until_s: float = 0.0
+
+    def work_s(self, blocks: int) -> float:
+        """How long a write or a read of so many blocks takes, alone."""
+        return (self.latency_s + blocks * self.block_s) * self.slowdown
+
+    def put(self, name: BlockHash, kv: KV) -> bool:
+        if self.is_full or self.is_down:
+            return False
+        self.blocks[name] = kv
+        self.damaged.discard(name)
+        return True
+
+    def get(self, name: BlockHash) -> KV | None:
+        """Return the block's bytes; None where it is gone or damaged."""
+        return None if self.is_down or name in self.damaged else self.blocks.get(name)
+
+    def drop(self, names: Sequence[BlockHash]) -> None:
+        for name in names:
+            self.blocks.pop(name, None)
+            self.damaged.discard(name)
+
+    def damage(self, every: int) -> None:
+        """Flip a bit in one block of so many."""
+        self.damaged.update(list(self.blocks)[::every])
+
+
+@dataclass(slots=True, kw_only=True)
+class Stores:
+    """Carries out what pools want of their tiers, on virtual time. One thing at a time per store."""
+
+    loop: EventLoop
+    engine: Callable[[HostId], SimEngine | None]
+    """Of a host; None while it is down."""
+    kept: Callable[[StoreBlocks, Sequence[bool]], None]
+    loaded: Callable[[LoadBlocks, Sequence[bool]], None]
+    by_place: dict[tuple[HostId, str], SimStore] = field(default_factory=dict[tuple[HostId, str], SimStore])
+    """The store of each host and tier. Several may name one object."""
+    shared: dict[tuple[str, int], tuple[Tier, SimStore]] = field(
+        default_factory=dict[tuple[str, int], tuple[Tier, SimStore]]
+    )
+    """Tiers of all hosts whose blocks have one size, by name and size."""
+    _reads: dict[int, LoadBlocks] = field(default_factory=dict[int, LoadBlocks])
+    _writes: list[StoreBlocks] = field(default_factory=list[StoreBlocks])
+
+    @property
+    def reading(self) -> tuple[LoadBlocks, ...]:
+        """Reads that have begun and not ended."""
+        return tuple(self._reads.values())
+
+    @property
+    def writing(self) -> tuple[StoreBlocks, ...]:
+        """Writes that have begun and not ended."""
+        return tuple(self._writes)
+
+    def below(
+        self, host: HostId, tiers: Sequence[SimTier], block_tokens: int, eviction: Callable[[], EvictionOrder]
+    ) -> list[Tier]:
+        """Make the tiers of a host that opens. What its stores have from before, they have still."""
+        return [self._tier(host, made, block_tokens, eviction) for made in tiers]
+
+    def _tier(self, host: HostId, made: SimTier, block_tokens: int, eviction: Callable[[], EvictionOrder]) -> Tier:
+        rules, place = made.rules(block_tokens), (host, made.name)
+        if made.shared:
+            key = (made.name, block_tokens)
+            if key not in self.shared:
+                self.shared[key] = Tier(rules, eviction), _store(rules, block_tokens)
+            tier, self.by_place[place] = self.shared[key]
+            return tier
+        if place not in self.by_place:
+            self.by_place[place] = _store(rules, block_tokens)
+        return Tier(rules, eviction)
+
+    def left(self, host: HostId, made: SimTier) -> tuple[BlockHash, ...]:
+        """List what a host's own store has from before, oldest first."""
+        return () if made.shared else tuple(self.by_place[host, made.name].blocks)
+
+    def keep(self, command: StoreBlocks | DropBlocks | LoadBlocks) -> None:
+        """See `Outside.keep`."""
+        match command:
+            case StoreBlocks():
+                self._writes.append(command)
+                store = self.by_place[command.host, command.tier]
+                self._schedule([store], len(command.hashes), partial(self._write, command, store))
+            case LoadBlocks():
+                self._reads[command.number] = command
+                stores = [self.by_place[command.host, tier] for tier in command.tiers]
+                self._schedule(stores, len(command.hashes), partial(self._read, command, stores))
+            case DropBlocks():
+                self.by_place[command.host, command.tier].drop(command.hashes)
+
+    def lose_host(self, host: HostId) -> None:
+        """Its writes and reads are over. What its stores have is there when it comes back."""
+        self._writes = [write for write in self._writes if write.host != host]
+        for load in [load for load in self._reads.values() if load.host == host]:
+            self._end_read(load, [False] * len(load.hashes))
+
+    def break_store(self, host: HostId, tier: str, what: StoreTrouble) -> None:
+        """See `StoreFault`."""
+        store = self.by_place[host, tier]
+        match what:
+            case "full":
+                store.is_full = True
+            case "down":
+                store.is_down = True
+            case "slow":
+                store.slowdown = 10.0
+            case "damaged":
+                store.damage(every=2)
+            case "lost":
+                store.blocks.clear()
+
+    def mend_store(self, host: HostId, tier: str) -> None:
+        """Let it keep and read blocks again, as fast as before."""
+        store = self.by_place[host, tier]
+        store.is_full = store.is_down = False
+        store.slowdown = 1.0
+
+    def _schedule(self, stores: Sequence[SimStore], blocks: int, end: Callable[[bool], None]) -> None:
+        """Call `end` when the slowest of the stores is done, with whether that was in time."""
+        now_s = self.loop.now_s
+        end_s = max(max(now_s, store.busy_until_s) + store.work_s(blocks) for store in stores)
+        in_time = end_s <= now_s + ANSWER_S
+        if in_time:
+            for store in stores:
+                store.busy_until_s = end_s
+        self.loop.at(min(end_s, now_s + ANSWER_S), partial(end, in_time))
+
+    def _write(self, command: StoreBlocks, store: SimStore, in_time: bool) -> None:  # noqa: FBT001  what ends a write
+        engine = self.engine(command.host)
+        if engine is None or not any(write is command for write in self._writes):
+            return  # the host is down, or was: nothing of the write is there
+        self._writes = [write for write in self._writes if write is not command]
+        pairs = zip(command.hashes, command.blocks, strict=True)
+        kept = [in_time and store.put(name, _read_block(engine, block, store.block_tokens)) for name, block in pairs]
+        self.kept(command, kept)
+
+    def _read(self, command: LoadBlocks, stores: Sequence[SimStore], in_time: bool) -> None:  # noqa: FBT001
+        engine = self.engine(command.host)
+        if engine is None or self._reads.get(command.number) is not command:
+            return  # the host is down: the read ends when that is noticed
+        whole: list[bool] = []
+        for store, name, block in zip(stores, command.hashes, command.write, strict=True):
+            kv = store.get(name) if in_time else None
+            there = kv or [_garbage(old) for old in _read_block(engine, block, store.block_tokens)]
+            for slot, token_kv in enumerate(there):
+                engine.write((block,), slot, token_kv)
+            whole.append(kv is not None)
+        self._end_read(command, whole)
+
+    def _end_read(self, command: LoadBlocks, whole: Sequence[bool]) -> None:
+        del self._reads[command.number]
+        self.loaded(command, whole)
+
+
+def _store(rules: TierRules, block_tokens: int) -> SimStore:
+    return SimStore(latency_s=rules.latency_s, block_s=rules.block_load_s, block_tokens=block_tokens)
+
+
+def _read_block(engine: SimEngine, block: BlockId, block_tokens: int) -> KV:
+    return tuple(engine.kv_of((block,), slot) for slot in range(block_tokens))
+
+
+def _garbage(kv: bytes) -> bytes:
+    """What lies where a block could not be read."""
+    return bytes(0xAA for _ in kv)

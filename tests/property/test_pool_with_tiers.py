@@ -1,0 +1,158 @@
+"""INV-2, INV-3, INV-4 of a host pool with tiers below it, whose stores answer late, refuse and damage blocks."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, precondition, rule
+
+from baton.core.copies import LandingEnded, LandingGranted, LandingWanted
+from baton.core.keeping import BlocksKept, DropBlocks, LoadBlocks, LoadEnded, LoadWanted, StoreBlocks, TierOpened
+from baton.core.messages import BlocksGranted, PoolCommand, PreemptRequest, ReleaseBlocks, RequestDropped
+from baton.core.types import BlockHash, BlockId, HostId, Request, RequestId, WorkerId
+from baton.kv.host_pool import HostPool
+from baton.kv.tier import Tier, TierRules
+from baton.policy.eviction import LeastRecentlyUsed
+from tests.property.pool_machine import BLOCK_TOKENS, TOTAL, WORKERS, Part, PoolUnderAnyOrder, chain
+
+TIER_BLOCKS = 5
+"""Fewer than the arena has: the tier gives blocks up too."""
+
+
+class PoolWithTiers(PoolUnderAnyOrder):
+    """The same pool with two tiers below it, whose stores answer late, keep what they like and damage blocks.
+
+    What the pool says that it can serve is what lies in the arena or in a tier, and nothing else. Prompts that are in
+    the tiers are read into blocks that are granted for that, as the carrier does it.
+    """
+
+    def __init__(self) -> None:
+        self.stores: dict[str, set[BlockHash]] = {"file": set(), "remote": set()}
+        self.writes: list[StoreBlocks] = []
+        self.read: LoadBlocks | None = None
+        self.granted: list[LandingGranted] = []
+        super().__init__()
+        left = chain(2, 3)
+        self.stores["file"] |= set(left)
+        self.tell(TierOpened("file", left))
+
+    def new_pool(self) -> HostPool:
+        rules = (
+            TierRules(name="file", blocks_max=TIER_BLOCKS, writing_blocks_max=3, batch_blocks=2),
+            TierRules(name="remote", blocks_max=TIER_BLOCKS, waiting_blocks_max=2),
+        )
+        return HostPool(
+            host=HostId("h"),
+            blocks_total=TOTAL,
+            block_tokens=BLOCK_TOKENS,
+            eviction=LeastRecentlyUsed,
+            tiers=[Tier(rule, LeastRecentlyUsed) for rule in rules],
+        )
+
+    def move(self, command: PoolCommand) -> None:
+        match command:
+            case StoreBlocks():
+                assert len(command.blocks) <= 2 or command.tier == "remote"
+                assert set(command.blocks) <= self.sealed, "writes a block whose content is not final"
+                assert not set(command.hashes) & self.stores[command.tier], "writes what is there"
+                self.writes.append(command)
+            case LoadBlocks():
+                for tier, name in zip(command.tiers, command.hashes, strict=True):
+                    assert name in self.stores[tier], "reads what no store has said that it has"
+                assert self.read is None
+                self.read = command
+            case DropBlocks():
+                assert self.stores[command.tier] >= set(command.hashes), "drops what it did not keep"
+                self.stores[command.tier] -= set(command.hashes)
+            case LandingGranted():
+                self.granted.append(command)
+            case _:
+                raise AssertionError(f"{command} is for nobody here")
+
+    def deliver(self, worker: WorkerId, command: BlocksGranted | PreemptRequest) -> None:
+        if isinstance(command, BlocksGranted):
+            part = self.parts[command.request_id]
+            fresh = set(command.block_table[max(len(part.table), command.cached_blocks) :])
+            assert not fresh & self.busy_blocks(), "INV-3: a block was given away under its store"
+        super().deliver(worker, command)
+
+    def busy_blocks(self) -> set[BlockId]:
+        return {block for write in self.writes for block in write.blocks}
+
+    @precondition(lambda self: self.writes)
+    @rule(data=st.data(), luck=st.integers(0, 3))
+    def store_answers(self, data: st.DataObject, luck: int) -> None:
+        """All went well three times of four; otherwise the first block did not."""
+        command = data.draw(st.sampled_from(self.writes))
+        self.writes.remove(command)
+        well = tuple(luck > 0 or place > 0 for place in range(len(command.blocks)))
+        kept = {name for name, is_kept in zip(command.hashes, well, strict=True) if is_kept}
+        self.stores[command.tier] |= kept
+        self.tell(BlocksKept(command.number, well))
+        assert self.pool.handle(BlocksKept(command.number, well)) == [], "an answer that is repeated changes nothing"
+
+    @rule(data=st.data(), stream=st.integers(0, 2), luck=st.integers(0, 2))
+    def read_a_prompt(self, data: st.DataObject, stream: int, luck: int) -> None:
+        """A request lands from the tiers, is read with luck or without, and is over."""
+        prompt = chain(stream, 4)
+        assert self.pool.tiers is not None
+        blocks, _ = self.pool.tiers.reach(prompt)
+        if blocks * BLOCK_TOKENS <= self.pool.held_tokens(prompt):
+            return
+        self.number += 1
+        request = Request(
+            id=RequestId(f"read-{self.number}"), prompt_tokens=99, output_tokens_max=1, arrived_at_s=1e6 + self.number
+        )
+        self.tell(LandingWanted(request, 1, WORKERS[0], blocks, prompt[:blocks]))
+        if not self.granted:  # no room
+            self.tell(ReleaseBlocks(request.id))
+            self.tell(RequestDropped(request.id, 1, WORKERS[0], preempted=False))
+            return
+        granted = self.granted.pop()
+        held = granted.cached_blocks
+        into = granted.block_table[held:blocks]
+        assert not set(into) & self.busy_blocks(), "INV-3: it is read into a block that a store still reads"
+        self.sealed -= set(into)
+        self.tell(LoadWanted(request.id, self.number, prompt[held:blocks], into))
+        whole: tuple[bool, ...] = ()
+        command, self.read = self.read, None
+        assert command is not None, "a wish that was not answered"
+        if command.hashes:
+            whole = tuple(place != luck for place in range(len(command.hashes)))
+            self.tell(LoadEnded(request.id, self.number, whole))
+        landed = held + (whole.index(False) if False in whole else len(whole))
+        self.sealed |= set(granted.block_table[:landed])
+        self.tell(LandingEnded(request.id, landed * BLOCK_TOKENS, prompt[:landed]))
+        self.tell(ReleaseBlocks(request.id))
+        self.tell(RequestDropped(request.id, 1, WORKERS[0], preempted=False))
+
+    def readable(self) -> set[BlockHash]:
+        assert self.pool.tiers is not None
+        return {name for names in self.stores.values() for name in names if self.pool.tiers.has(name)}
+
+    @invariant()
+    def tiers_know_what_stores_have(self) -> None:
+        """INV-4 for the places of a tier, and the news of the host are those of arena and tiers together."""
+        assert self.pool.tiers is not None
+        for tier in self.pool.tiers.tiers:
+            view = tier.view()
+            kept = self.stores[tier.name]
+            assert {name for name in kept if tier.has(name)} == kept, "a store has what its tier forgot without a word"
+            assert view.blocks_cached == len(kept), "a tier claims what its store does not have"
+            assert len(kept) + view.blocks_writing <= TIER_BLOCKS
+        arena = {name for name in self.findable if self.pool.held_tokens([name])}
+        assert arena | self.readable() == self.findable
+
+    def one_turn(self, part: Part) -> None:
+        self.stores_are_done()
+        super().one_turn(part)
+
+    def stores_are_done(self) -> None:
+        while self.writes:
+            command = self.writes.pop()
+            self.stores[command.tier] |= set(command.hashes)
+            self.tell(BlocksKept(command.number, (True,) * len(command.hashes)))
+
+
+TestPoolWithTiers = PoolWithTiers.TestCase
+TestPoolWithTiers.settings = settings(max_examples=150, stateful_step_count=60)
