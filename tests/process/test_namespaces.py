@@ -170,6 +170,26 @@ def test_a_link_that_is_cut_in_mid_handoff_costs_no_token(
             assert text_of(ask(client, again)) == text_of(ask(one, again))
 
 
+@pytest.mark.parametrize("victim", ["a", "b"])
+def test_an_agent_that_is_killed_in_mid_handoff_costs_no_token(
+    victim: str, net: Net, fast: tuple[str, str], hash_server: RunningServer
+) -> None:
+    """The copy ends with it, on the other side too: its blocks are used again."""
+    body = {"prompt": "long " * 700, "max_tokens": 20, "ignore_eos": True, "temperature": 0}
+    with hash_server.client() as client:
+        expected = text_of(ask(client, body))
+    with cluster_in(net, "hash", *fast) as (server, hosts):
+        net.shape("a", SLOW)
+        threads, answers = many(server, [body])
+        wait_until(server, _is_under_way, what="a copy is under way")
+        hosts[victim].process.kill()
+        threads[0].join()
+        assert answers == [expected]
+        wait_until(server, lambda c: len(c["hosts"]) == 1 and nothing_used(c), what="one host, nothing used")
+        with server.client() as client:
+            assert text_of(ask(client, body)) == expected
+
+
 def test_the_real_model_over_a_link_of_one_gigabit(net: Net, smollm_server: RunningServer) -> None:
     """Some 20 MB of KV over a wire that needs 0.2 s for them; INV-8, and TCP, because memory is not shared here."""
     words = " ".join(f"item {index}" for index in range(120))

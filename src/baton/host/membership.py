@@ -50,6 +50,7 @@ from baton.link.moving import CopyNews, MoverReady, MoverSetup
 from baton.link.setup import Pong
 from baton.link.stream import FramedStream, watch
 
+_CONNECT_S = 10.0
 _MOVER_S = 30.0
 _WELCOME_S = 10.0
 
@@ -124,7 +125,8 @@ class Membership:
 
     async def _connect(self, place: Place) -> None:
         try:
-            await asyncio.get_running_loop().create_connection(lambda: self._stream, place.server, place.port)
+            loop = asyncio.get_running_loop()
+            await asyncio.wait_for(loop.create_connection(lambda: self._stream, place.server, place.port), _CONNECT_S)
         except OSError as error:
             raise NotNowError(f"cannot reach the server at {place.server}:{place.port}: {error}") from error
 
