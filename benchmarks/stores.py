@@ -169,6 +169,22 @@ def redis_rows(folder: Path, size: Size) -> dict[str, Any]:
     return figures
 
 
+def pool_rows(folder: Path, size: Size) -> dict[str, Any]:
+    """A pool node in a process of its own, over loopback."""
+    bytes_ = size.blocks * size.block_bytes
+    command = [sys.executable, "-m", "baton.cli.main", "pool", "--bytes", str(bytes_), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as node:
+        assert node.stdout is not None
+        try:
+            url = node.stdout.readline().split()[-1]
+            store = open_store(url, layout_fingerprint="a", block_bytes=size.block_bytes)
+            figures = measure(store, size)
+            store.close()
+        finally:
+            node.kill()
+    return figures
+
+
 def memory_rows(folder: Path, size: Size) -> dict[str, Any]:
     capacity_bytes = size.blocks * size.block_bytes
     url = f"memory://?bytes={capacity_bytes}"
@@ -220,6 +236,7 @@ def main() -> int:
         "file": file_rows,
         "encrypted file": encrypted_rows,
         "memory": memory_rows,
+        "pool": pool_rows,
         "redis": redis_rows,
         "mooncake store": lambda folder, size: peer_rows(
             arguments.peers / "mooncake" / "bin" / "python", "mooncake_store.py", size

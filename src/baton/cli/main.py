@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from importlib import metadata
 
-from baton.cli import bench, explain, host, plan, replay, serve, sim, top
+from baton.cli import bench, explain, host, plan, pool, replay, serve, sim, top
 from baton.core.errors import BatonError, ConfigError
 
 EXIT_FINE, EXIT_SHORT, EXIT_USAGE = 0, 1, 2
@@ -28,7 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_commands(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (serve, host, bench, sim, plan, explain, replay, top):
+    for command in (serve, host, pool, bench, sim, plan, explain, replay, top):
         command.add_parser(subparsers)
     return subparsers.choices
 

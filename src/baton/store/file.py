@@ -95,9 +95,9 @@ class FileStore:
         with self._in_use() as open_:
             new: dict[BlockHash, memoryview] = {}
             with self._changed:
-                for name, memory in blocks:
+                for name, memory in dict(blocks).items():
                     fits = memory.nbytes == self._block_bytes and len(name) <= HASH_BYTES_MAX
-                    if open_ and fits and not self._table.holds(name):
+                    if open_ and fits and not self._table.refresh(name):
                         new[name] = memory
                 tasks = self._reserve(new)
             self._each_run(self._io.write, tasks)

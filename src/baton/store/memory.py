@@ -24,8 +24,12 @@ class MemoryStore:
 
     def put(self, blocks: Sequence[tuple[BlockHash, memoryview]]) -> list[bool]:
         with self._lock:
-            for name, memory in blocks:
-                if name not in self._blocks and memory.nbytes == self._block_bytes and self._room:
+            fitting = {name: memory for name, memory in blocks if memory.nbytes == self._block_bytes and self._room}
+            for name in fitting:
+                if name in self._blocks:
+                    self._blocks[name] = self._blocks.pop(name)  # young again
+            for name, memory in fitting.items():
+                if name not in self._blocks:
                     self._keep(name, memory)
             kept = [name in self._blocks for name, _ in blocks]
             self.counters.refused += kept.count(False)

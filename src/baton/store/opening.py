@@ -1,4 +1,4 @@
-"""A store by its URL: `file:///var/cache/kv?bytes=100e9`, `redis://host:6379/0?ttl_s=3600`, `s3://bucket/prefix`."""
+"""A store by its URL: `file:///var/cache/kv?bytes=100e9`, `pool://host:8700`, `redis://host:6379/0`, `s3://bucket/prefix`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from baton.core.errors import ConfigError
 from baton.store.encrypted import OVERHEAD_BYTES, EncryptedStore, read_key
 from baton.store.file import THREADS, FileStore
 from baton.store.memory import MemoryStore
+from baton.store.node_store import STREAMS, NodeStore
 from baton.store.object_store import ObjectPlace, ObjectStore
 from baton.store.port import Store
 from baton.store.redis_store import RedisStore
@@ -164,8 +165,19 @@ def _s3(parts: SplitResult, options: _Options, capacity_bytes: int | None) -> Op
     return lambda fingerprint, block_bytes: ObjectStore(place, layout_fingerprint=fingerprint, block_bytes=block_bytes)
 
 
+def _pool(parts: SplitResult, options: _Options, capacity_bytes: int | None) -> Open:
+    host, port = parts.hostname or "", parts.port or 0
+    if not host or not port or parts.path:
+        options.wrong("it needs a host and a port, and nothing behind them: pool://host:8700")
+    streams = options.number("streams", least=1, most=_THREADS_MAX) or STREAMS
+    return lambda fingerprint, block_bytes: NodeStore(
+        host, port, layout_fingerprint=fingerprint, block_bytes=block_bytes, streams=streams
+    )
+
+
 _READERS: dict[str, Callable[[SplitResult, _Options, int | None], Open]] = {
     "file": _file,
+    "pool": _pool,
     "redis": _redis,
     "rediss": _redis,
     "s3": _s3,

@@ -46,8 +46,8 @@ class Store(Protocol):
     def put(self, blocks: Sequence[tuple[BlockHash, memoryview]]) -> list[bool]:
         """Keep the bytes of these blocks. Returns for each whether it is kept: a full or broken store keeps none.
 
-        A block that is already there stays as it is, which is True. A full store forgets the oldest blocks. Nothing of
-        a block that was being written when the process died is ever returned by `get`.
+        A block that is already there stays as it is and counts as young again, which is True. A full store forgets the
+        oldest blocks. Nothing of a block that was being written when the process died is ever returned by `get`.
         """
         ...
 

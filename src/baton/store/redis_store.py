@@ -26,7 +26,7 @@ PIPELINE_BYTES = 4 << 20
 """Under way at once: what the client buffers of the answers. More is slower: it is faulted in for each call."""
 CONNECT_TIMEOUT_S, ANSWER_TIMEOUT_S = 1.0, 2.0
 
-Outcome = Literal["whole", "missing", "damaged", "lost"]
+Outcome = Literal["whole", "missing", "torn", "damaged", "lost"]
 
 
 class RedisStore:
@@ -96,9 +96,7 @@ class RedisStore:
         names = list(dict.fromkeys(hashes))
         if not names or not self._reach.is_open:
             return
-        answers = self._execute([("UNLINK", self._key(name)) for name in names])
-        self._execute([("UNLINK", *self._piece_keys(name)) for name in names])
-        self._reach.count(dropped=sum(answer == 1 for answer in answers))
+        self._reach.count(dropped=sum(isinstance(answer, int) and answer > 0 for answer in self._unlink(names)))
 
     def held(self) -> list[BlockHash]:
         """List the blocks of this layout, of all hosts, in no order: the server does not tell their age."""
@@ -184,16 +182,23 @@ class RedisStore:
             self._outcome(name, memory, answers[index * each : (index + 1) * each])
             for index, (name, memory) in enumerate(group)
         ]
-        damaged = [name for (name, _), outcome in zip(group, outcomes, strict=True) if outcome == "damaged"]
-        if damaged:
-            self._reach.count(damaged=len(damaged))
-            self._execute([("UNLINK", self._key(name), *self._piece_keys(name)) for name in damaged])
+        useless = [name for (name, _), outcome in zip(group, outcomes, strict=True) if outcome in ("damaged", "torn")]
+        if useless:
+            self._reach.count(damaged=outcomes.count("damaged"))
+            self._unlink(useless)
         return outcomes
 
+    def _unlink(self, names: list[BlockHash]) -> list[object]:
+        """Remove blocks, each as a whole. Returns how many of its values each had."""
+        return self._execute([("UNLINK", self._key(name), *self._piece_keys(name)) for name in names])
+
     def _outcome(self, name: BlockHash, memory: memoryview, answers: Sequence[object]) -> Outcome:
-        """Put the pieces together. A piece that the server has forgotten is a miss; other bytes are damage."""
+        """Put the pieces together. Other bytes are damage.
+
+        A piece that the server has forgotten, or that was dropped while the block was put, leaves the others torn.
+        """
         if not all(isinstance(answer, bytes) for answer in answers):
-            return "missing"
+            return "torn" if any(isinstance(answer, bytes) for answer in answers) else "missing"
         header, *pieces = [answer for answer in answers if isinstance(answer, bytes)]
         if len(header) != HEADER_BYTES or sum(map(len, pieces)) != memory.nbytes:
             return "damaged"

@@ -26,6 +26,13 @@ class SlotTable:
     def holds(self, name: BlockHash) -> bool:
         return name in self._slots
 
+    def refresh(self, name: BlockHash) -> bool:
+        """Count a block as young again. Returns whether it is there."""
+        if name not in self._slots:
+            return False
+        self._slots.move_to_end(name)
+        return True
+
     def free_slots(self) -> int:
         return len(self._free)
 

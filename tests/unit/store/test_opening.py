@@ -34,7 +34,7 @@ def test_the_size_in_the_url_goes_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "problems"),
     [
-        ("nfs://host/share", ["no kind of store 'nfs'", "file, redis, rediss, s3, memory"]),
+        ("nfs://host/share", ["no kind of store 'nfs'", "file, pool, redis, rediss, s3, memory"]),
         ("/var/cache", ["no kind of store ''"]),
         ("file:///kv", ["needs its size"]),
         ("file://kv?bytes=1e9", ["must be absolute"]),
@@ -47,6 +47,7 @@ def test_the_size_in_the_url_goes_first(tmp_path: Path) -> None:
         ),
         ("file:///kv?bytes=1e9&key_file=", ["key_file is empty"]),
         ("memory://kv?bytes=1e9", ["nothing comes between"]),
+        ("pool://host?streams=0", ["needs a host and a port", "streams=0 must be"]),
         ("redis:///0?tls=1", ["needs a host", "there is no option tls"]),
         ("redis://host:0/?ttl_s=x", ["its port is 0", "ttl_s=x must be a whole number"]),
         ("redis://host:70000", ["70000|range"]),

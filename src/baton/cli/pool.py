@@ -1,0 +1,45 @@
+"""`baton pool`: give this machine's memory to the hosts of a cluster, as a store of KV blocks."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+
+from baton.cli.serve import tell
+from baton.core.errors import ConfigError
+from baton.store.node import StoreNode
+
+PORT = 8700
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "pool",
+        help="give this machine's memory to hosts, for KV blocks that they share",
+        description="Keep KV blocks for hosts, which name it as the store pool://HOST:PORT. Ctrl-C ends it.",
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("--bytes", type=float, required=True, metavar="N", help="memory to give, as in 16e9")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDR",
+        help="address to listen on; whoever reaches it may read and write (default: %(default)s)",
+    )
+    parser.add_argument("--port", type=int, default=PORT, metavar="P", help="0 takes a free one (default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal comes. Returns the exit code."""
+    if not 1 <= args.bytes <= 1 << 50 or not 0 <= args.port <= 65535:
+        raise ConfigError(
+            f"--bytes is {args.bytes:g}, --port {args.port}: give at least 1 byte, and a port up to 65535"
+        )
+    signals = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # before threads start, which inherit it
+    node = StoreNode(host=args.host, port=args.port, capacity_bytes=int(args.bytes))
+    tell(f"pool node with {int(args.bytes)} bytes at pool://{node.address}")
+    signal.sigwait(signals)
+    node.close()
+    return 0

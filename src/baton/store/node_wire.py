@@ -1,0 +1,71 @@
+"""What a pool node and its clients say to each other: little frames, then the bytes of blocks, straight into place.
+
+A connection begins with the client's Hello and the node's answer. Then the client asks, one request at a time:
+
+    put   names -> which of them the node wants -> for each of those: checksum, block -> which are kept
+    get   names -> which of them the node has, then for each of those: checksum, block
+    drop  names -> how many were there
+    held  -> how many, then their names, oldest first
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Sequence
+
+from baton.core.types import BlockHash
+
+NAME_BYTES = 16
+NAMES_MAX = 1 << 16
+"""Of one request: what a node reads before it looks at them."""
+HELLO = struct.Struct("<8s16sQ")
+"""Magic, digest of the layout's fingerprint, bytes of a block."""
+MAGIC = b"BATONP01"
+REQUEST = struct.Struct("<cI")
+"""Verb, number of names that follow."""
+NUMBER = struct.Struct("<I")
+PUT, GET, DROP, HELD = b"p", b"g", b"d", b"h"
+WELCOME, OTHER_LAYOUT = b"+", b"-"
+_MEMORIES_MAX = 512
+"""Of one call: half of what the system takes."""
+
+
+def send_all(connection: socket.socket, memories: Sequence[bytes | memoryview]) -> None:
+    """Send memories one after the other, without putting them together first. Raises OSError."""
+    waiting = [memoryview(memory).cast("B") for memory in memories if len(memory)]
+    first = 0
+    while first < len(waiting):
+        sent = connection.sendmsg(waiting[first : first + _MEMORIES_MAX])
+        while first < len(waiting) and sent >= len(waiting[first]):
+            sent -= len(waiting[first])
+            first += 1
+        if sent:
+            waiting[first] = waiting[first][sent:]
+
+
+def receive_into(connection: socket.socket, memories: Sequence[memoryview]) -> None:
+    """Fill memories one after the other, straight from the socket. Raises OSError, also where the other side ends."""
+    waiting = [memory for memory in memories if len(memory)]
+    first = 0
+    while first < len(waiting):
+        received, _, _, _ = connection.recvmsg_into(waiting[first : first + _MEMORIES_MAX])
+        if received == 0:
+            raise ConnectionResetError("the other side has ended the connection")
+        while first < len(waiting) and received >= len(waiting[first]):
+            received -= len(waiting[first])
+            first += 1
+        if received:
+            waiting[first] = waiting[first][received:]
+
+
+def receive(connection: socket.socket, size_bytes: int) -> bytes:
+    """Receive so many bytes. Raises OSError."""
+    data = bytearray(size_bytes)
+    receive_into(connection, [memoryview(data)])
+    return bytes(data)
+
+
+def receive_names(connection: socket.socket, count: int) -> list[BlockHash]:
+    data = receive(connection, count * NAME_BYTES)
+    return [BlockHash(data[start : start + NAME_BYTES]) for start in range(0, len(data), NAME_BYTES)]

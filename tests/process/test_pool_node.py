@@ -1,0 +1,155 @@
+"""`baton pool`: other layouts, clients that end in mid-sentence, death of the node, damage on its way."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from baton.core.errors import StoreError
+from baton.store.checksum import fingerprint_digest
+from baton.store.node import StoreNode
+from baton.store.node_store import NodeStore
+from baton.store.node_wire import HELLO, MAGIC, PUT, REQUEST, receive, send_all
+from baton.store.opening import open_store
+from baton.store.port import Store
+from tests.stores import get, names, put
+
+BLOCK_BYTES = 100_000
+
+
+@contextmanager
+def _baton_pool(*, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run the command. Yields it and its URL."""
+    command = [sys.executable, "-m", "baton.cli.main", "pool", "--bytes", "4e6", "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as node:
+        assert node.stdout is not None
+        try:
+            yield node, node.stdout.readline().split()[-1]
+        finally:
+            node.kill()
+
+
+@pytest.fixture
+def node() -> Iterator[StoreNode]:
+    node = StoreNode(host="127.0.0.1", port=0, capacity_bytes=10 * BLOCK_BYTES)
+    yield node
+    node.close()
+
+
+def _open(url: str, *, fingerprint: str = "a layout", block_bytes: int = BLOCK_BYTES) -> Store:
+    return open_store(url, layout_fingerprint=fingerprint, block_bytes=block_bytes)
+
+
+def _ask_until_reachable(store: Store) -> None:
+    for _ in range(100_000):
+        if store.counters.reachable:
+            return
+        try:
+            store.held()
+        except StoreError:
+            continue
+    raise AssertionError("the store did not come back")
+
+
+def test_a_node_that_is_killed_is_a_miss_and_comes_back() -> None:
+    with _baton_pool() as (_, url):
+        ours, theirs = _open(url), _open(url)
+        assert put(ours, names(5), BLOCK_BYTES) == [True] * 5
+        assert get(theirs, names(5), BLOCK_BYTES) == [True] * 5
+    for store in (ours, theirs):
+        assert get(store, names(5), BLOCK_BYTES) == [False] * 5
+        assert put(store, names(1), BLOCK_BYTES) == [False]
+        assert not store.counters.reachable
+    with pytest.raises(StoreError, match="does not list"):
+        ours.held()
+    with pytest.raises(StoreError, match="start it with baton pool"):
+        _open(url)
+    with _baton_pool(port=int(url.rpartition(":")[2])):
+        _ask_until_reachable(ours)
+        assert get(ours, names(5), BLOCK_BYTES) == [False] * 5
+        assert put(ours, names(5), BLOCK_BYTES) == [True] * 5
+        assert get(ours, names(5), BLOCK_BYTES) == [True] * 5
+        ours.close()
+        theirs.close()
+
+
+def test_a_signal_ends_the_command_in_order() -> None:
+    with _baton_pool() as (node, url):
+        store = _open(url)
+        put(store, names(1), BLOCK_BYTES)
+        node.send_signal(signal.SIGTERM)
+        assert node.wait() == 0
+        store.close()
+
+
+@pytest.mark.parametrize("arguments", [["--bytes", "0"], ["--bytes", "1e6", "--port", "70000"]])
+def test_bad_arguments_are_told(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "baton.cli.main", "pool", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "at least 1 byte" in done.stderr
+
+
+@pytest.mark.parametrize(("fingerprint", "block_bytes"), [("another", BLOCK_BYTES), ("a layout", 50_000)])
+def test_another_layout_is_refused(node: StoreNode, fingerprint: str, block_bytes: int) -> None:
+    store = _open(f"pool://{node.address}")
+    with pytest.raises(StoreError, match=f"{BLOCK_BYTES} bytes each, ours have {block_bytes}"):
+        _open(f"pool://{node.address}", fingerprint=fingerprint, block_bytes=block_bytes)
+    store.close()
+
+
+def _dial(node: StoreNode) -> socket.socket:
+    host, port = node.address.rsplit(":", 1)
+    connection = socket.create_connection((host, int(port)), timeout=10)
+    send_all(connection, [HELLO.pack(MAGIC, fingerprint_digest("a layout"), BLOCK_BYTES)])
+    receive(connection, 1 + HELLO.size)
+    return connection
+
+
+def test_a_client_that_ends_in_the_middle_of_a_block_leaves_nothing(node: StoreNode) -> None:
+    """Nothing of its blocks is named, and their slots are free again: ten blocks fit into ten slots."""
+    store = _open(f"pool://{node.address}")
+    half = names(10, first=100)
+    with _dial(node) as connection:
+        send_all(connection, [REQUEST.pack(PUT, 10), *half])
+        assert receive(connection, 10) == bytes([1] * 10)
+        send_all(connection, [bytes(16), bytes(BLOCK_BYTES), bytes(16), bytes(100)])
+    for _ in range(1000):  # the node's thread notices in its own time
+        if put(store, names(10), BLOCK_BYTES) == [True] * 10:
+            break
+    assert get(store, names(10), BLOCK_BYTES) == [True] * 10
+    assert get(store, half, BLOCK_BYTES) == [False] * 10
+    store.close()
+
+
+def test_what_is_no_request_ends_the_connection_only(node: StoreNode) -> None:
+    store = _open(f"pool://{node.address}")
+    put(store, names(2), BLOCK_BYTES)
+    for nonsense in (REQUEST.pack(b"x", 0), REQUEST.pack(PUT, 1 << 31)):
+        with _dial(node) as connection:
+            send_all(connection, [nonsense])
+            assert connection.recv(1) == b""
+    assert get(store, names(2), BLOCK_BYTES) == [True, True]
+    store.close()
+
+
+def test_bytes_that_changed_on_the_way_are_a_miss(node: StoreNode) -> None:
+    """The checksum is of whoever put the block; whoever gets it compares."""
+    store = _open(f"pool://{node.address}")
+    assert isinstance(store, NodeStore)
+    with _dial(node) as connection:
+        send_all(connection, [REQUEST.pack(PUT, 1), *names(1)])
+        receive(connection, 1)
+        send_all(connection, [bytes(16), bytes(BLOCK_BYTES)])
+        assert receive(connection, 1) == b"\1"
+    assert get(store, names(1), BLOCK_BYTES) == [False]
+    assert (store.counters.damaged, store.held()) == (1, [])
+    assert put(store, names(1), BLOCK_BYTES) == [True]
+    assert get(store, names(1), BLOCK_BYTES) == [True]
+    store.close()
