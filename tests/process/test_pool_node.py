@@ -128,6 +128,13 @@ def test_a_client_that_ends_in_the_middle_of_a_block_leaves_nothing(node: StoreN
     store.close()
 
 
+def test_a_node_that_says_nothing_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the connection and hangs: an error at the opening."""
+    monkeypatch.setattr("baton.store.node_store.ANSWER_TIMEOUT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(StoreError, match="nothing came in time"):
+        _open(f"pool://127.0.0.1:{silent.getsockname()[1]}")
+
+
 def test_what_is_no_request_ends_the_connection_only(node: StoreNode) -> None:
     store = _open(f"pool://{node.address}")
     put(store, names(2), BLOCK_BYTES)

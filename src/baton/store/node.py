@@ -23,6 +23,7 @@ from baton.store.node_wire import (
     PUT,
     REQUEST,
     WELCOME,
+    bound_waits,
     receive,
     receive_into,
     receive_names,
@@ -95,8 +96,7 @@ class StoreNode:
 
     def _serve(self, connection: socket.socket) -> None:
         try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.settimeout(IDLE_S)
+            bound_waits(connection, IDLE_S)
             if not self._greet(connection):
                 return
             while True:

@@ -23,6 +23,7 @@ from baton.store.node_wire import (
     PUT,
     REQUEST,
     WELCOME,
+    bound_waits,
     receive,
     receive_into,
     receive_names,
@@ -114,8 +115,7 @@ class NodeStore:
     def _connect(self) -> socket.socket:
         connection = socket.create_connection(self._address, timeout=CONNECT_TIMEOUT_S)
         try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.settimeout(ANSWER_TIMEOUT_S)
+            bound_waits(connection, ANSWER_TIMEOUT_S)
             send_all(connection, [self._hello])
             answer = receive(connection, len(WELCOME) + HELLO.size)
         except OSError:
