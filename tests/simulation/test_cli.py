@@ -137,6 +137,9 @@ def test_a_trace_without_times_needs_a_rate(tmp_path: Path, capsys: pytest.Captu
         ("[kv", "not a TOML file"),
         ("kv = 3", "kv must be a section"),
         ("topolgy = 3", "did you mean 'topology'"),
+        ("", "the cluster file is empty"),
+        ("[kv]\nblocks = 'many'\n[batch]\nrequests_max = 1.5", r"(?s)kv.blocks.*\n.*batch.requests_max"),
+        ("workers = [{role = 'mixed'}, {role = 'chef'}]", r"workers\[1\].role"),
     ],
 )
 def test_a_bad_cluster_file_says_what_to_change(text: str, words: str) -> None:

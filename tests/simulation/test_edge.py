@@ -34,6 +34,19 @@ def test_a_reader_thinks_once_the_answer_has_come_through_the_edge() -> None:
     assert second.arrival_s == pytest.approx(first.end_s + 2.0)
 
 
+def test_turns_that_wait_for_an_answer_that_never_comes_are_counted() -> None:
+    """Or a policy that rejects would look better by all that its victims would have asked later."""
+    first, second = trace(think_s=2.0).requests
+    third = replace(second, turn=2, input_tokens=80)
+    large = replace(first, input_tokens=SPEC.request_tokens_max + 1)
+    lost = replace(trace(), requests=(large, second, third))
+    assert [record.outcome for record in replay_trace(SPEC, lost, policy="baton", seed=0)] == ["rejected"] * 3
+    full = replace(SPEC, queue_requests_max=1)
+    busy = replace(trace(), requests=(replace(first, session="other", output_tokens=50), first, second, third))
+    outcomes = [record.outcome for record in replay_trace(full, busy, policy="baton", seed=0)]
+    assert sorted(outcomes) == ["finished", "rejected", "rejected", "rejected"]
+
+
 def test_an_edge_takes_no_negative_time() -> None:
     with pytest.raises(ConfigError, match=r"edge.token_s is -1, but must be at least 0 and finite"):
         load_spec("[edge]\ntoken_s = -1.0\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from baton.cli.explain import wide_console, write_json
 from baton.cli.logs import Header, block_tokens, fresh_coordinator, open_log, other_policies, write_file
 from baton.control.decision_log import Decision, replay
 from baton.core.errors import ConfigError
+from baton.link.log_file import cut_bytes
 from baton.policy.named import NAMED
 from baton.report.compare import Comparison, compare
 from baton.report.log_page import render_log
@@ -69,9 +71,12 @@ def run(args: argparse.Namespace) -> int:
     if args.trace_out is not None:
         _write_trace(args)
     header, decisions = open_log(args.log)
-    if args.policy is not None:
-        return _compare(args, header, decisions)
-    return _replay(header, decisions)
+    code = _compare(args, header, decisions) if args.policy is not None else _replay(header, decisions)
+    cut = cut_bytes(args.log)
+    if cut:
+        words = f"{args.log} ends in the middle of an entry, {cut} bytes of which are there: what followed is not in it"
+        print(f"baton: {words}", file=sys.stderr)  # noqa: T201
+    return 1 if cut else code
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -8,6 +8,8 @@ from hashlib import blake2b
 from baton.core.types import BlockHash, pack_tokens
 
 HASH_BYTES = 16
+_TOKEN_BYTES = 4
+"""Of one token, as `pack_tokens` writes it."""
 
 
 def root_hash(cache_salt: str) -> BlockHash:
@@ -17,15 +19,21 @@ def root_hash(cache_salt: str) -> BlockHash:
 
 def block_hash(parent: BlockHash, tokens: Sequence[int]) -> BlockHash:
     """Name a full block by its parent's name and its own tokens."""
-    return BlockHash(blake2b(parent + pack_tokens(tokens), digest_size=HASH_BYTES, person=b"baton-block").digest())
+    return _named(parent, pack_tokens(tokens))
+
+
+def _named(parent: BlockHash, packed: bytes) -> BlockHash:
+    return BlockHash(blake2b(parent + packed, digest_size=HASH_BYTES, person=b"baton-block").digest())
 
 
 def block_hashes(tokens: Sequence[int], *, block_tokens: int, cache_salt: str = "") -> tuple[BlockHash, ...]:
     """Hash every full block of `tokens`, in order. The tail, if any, has no hash yet."""
     parent = root_hash(cache_salt)
     hashes: list[BlockHash] = []
-    for start in range(0, len(tokens) - block_tokens + 1, block_tokens):
-        parent = block_hash(parent, tokens[start : start + block_tokens])
+    packed = pack_tokens(tokens)
+    block_bytes = _TOKEN_BYTES * block_tokens
+    for start in range(0, len(packed) - block_bytes + 1, block_bytes):
+        parent = _named(parent, packed[start : start + block_bytes])
         hashes.append(parent)
     return tuple(hashes)
 

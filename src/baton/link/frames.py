@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 FRAME_BYTES_MAX = 256 * 1024 * 1024
-_HEAD_BYTES = 4
+HEAD_BYTES = 4
 
 
 def frame(payload: bytes) -> bytes:
     """Put a message's length in front of it."""
-    return len(payload).to_bytes(_HEAD_BYTES, "little") + payload
+    return len(payload).to_bytes(HEAD_BYTES, "little") + payload
 
 
 class FrameReader:
@@ -26,13 +26,13 @@ class FrameReader:
         """
         self._buffer += data
         start = 0
-        while len(self._buffer) - start >= _HEAD_BYTES:
-            size = int.from_bytes(self._buffer[start : start + _HEAD_BYTES], "little")
+        while len(self._buffer) - start >= HEAD_BYTES:
+            size = int.from_bytes(self._buffer[start : start + HEAD_BYTES], "little")
             if size > FRAME_BYTES_MAX:
                 raise ValueError(f"a message announces {size} bytes, more than the {FRAME_BYTES_MAX} allowed")
-            if len(self._buffer) - start - _HEAD_BYTES < size:
+            if len(self._buffer) - start - HEAD_BYTES < size:
                 break
-            start += _HEAD_BYTES
+            start += HEAD_BYTES
             yield bytes(self._buffer[start : start + size])
             start += size
         del self._buffer[:start]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from io import SEEK_CUR
 from pathlib import Path
 from typing import BinaryIO
 
@@ -10,7 +11,7 @@ import msgspec
 
 from baton.control.decision_log import LOG_VERSION, Decision, LogEntry, LogHeader, SimHeader
 from baton.core.errors import ConfigError
-from baton.link.frames import FrameReader, frame
+from baton.link.frames import HEAD_BYTES, FrameReader, frame
 
 _READ_BYTES = 1 << 20
 
@@ -75,6 +76,18 @@ def read_log(path: Path) -> tuple[LogHeader | SimHeader, Iterator[Decision]]:
     if not isinstance(header, LogHeader | SimHeader) or header.version != LOG_VERSION:
         raise ConfigError(f"{path} is no decision log of version {LOG_VERSION}; `baton serve --log FILE` writes one")
     return header, (entry for entry in entries if isinstance(entry, Decision))
+
+
+def cut_bytes(path: Path) -> int:
+    """Count the bytes of a last entry that was cut off, by a crash or by a copy: `read_log` leaves them out."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        while (head := file.read(HEAD_BYTES)) and len(head) == HEAD_BYTES:
+            payload_bytes = int.from_bytes(head, "little")
+            if file.tell() + payload_bytes > size:
+                return size - file.tell() + HEAD_BYTES
+            file.seek(payload_bytes, SEEK_CUR)
+        return len(head)
 
 
 def _entries(path: Path) -> Iterator[LogEntry]:

@@ -43,15 +43,23 @@ class Driver:
     def __init__(self, coordinator: Coordinator, layout: KVLayout, recorder: Recorder) -> None:
         self.layout = layout
         """Of the server's own blocks."""
-        self.log: LogWriter | None = None
-        """Where every decision of the coordinator is written, if anywhere."""
+        self._log: LogWriter | None = None
         self._recorder = recorder
         self._meter = LoadMeter(taken_s=now_s())
         self.outside = LiveOutside(recorder, self._meter)
         self.live = self.outside.live
         self.links = self.outside.links
         self._carrier = Carrier(coordinator, self.outside)
-        self._carrier.log = self._write
+
+    @property
+    def log(self) -> LogWriter | None:
+        """Where every decision of the coordinator is written, if anywhere. Where nowhere, none is put together."""
+        return self._log
+
+    @log.setter
+    def log(self, log: LogWriter | None) -> None:
+        self._log = log
+        self._carrier.log = None if log is None else self._write
 
     @property
     def is_restless(self) -> bool:
@@ -161,8 +169,8 @@ class Driver:
         live.stamps.start(worker, moment_s)
 
     def _write(self, decision: Decision | PoolDecision) -> None:
-        if self.log is not None and isinstance(decision, Decision):
-            self.log.append(decision)
+        if self._log is not None and isinstance(decision, Decision):
+            self._log.append(decision)
 
     # ---- what clients do
 

@@ -12,6 +12,7 @@ from functools import partial
 from baton.control.decision_log import Decision, PoolDecision
 from baton.core.config import PolicyConfig
 from baton.core.errors import ConfigError
+from baton.core.messages import Outcome
 from baton.core.types import BlockHash, Request, RequestId, Sampling, Slo
 from baton.kv.hashing import block_hashes
 from baton.metrics.summary import RequestRecord
@@ -76,7 +77,8 @@ class _Replay:
 
     def _submit(self, cluster: SimCluster, request: TraceRequest, index: int, prompt: array[int]) -> None:
         if len(prompt) >= self.tokens_max:
-            self._refuse(request, cluster.loop.now_s)
+            self._note_lost(request, cluster.loop.now_s, "rejected")  # as the HTTP edge does
+            self._give_up(index, cluster.loop.now_s, "rejected")
             return
         edge_s = self.spec.edge.before_s(len(prompt))
         if edge_s:
@@ -107,12 +109,16 @@ class _Replay:
     def _hashes(self, prompt: array[int]) -> tuple[BlockHash, ...]:
         return block_hashes(prompt, block_tokens=self.spec.kv.block_tokens) if self.shares_blocks else ()
 
-    def _refuse(self, request: TraceRequest, now_s: float) -> None:
-        """What the HTTP edge does with a prompt that the whole arena cannot hold."""
+    def _give_up(self, index: int, now_s: float, outcome: Outcome) -> None:
+        """Count the turns that wait for an answer which never comes: a policy that rejects has lost them as well."""
+        for turn in self.linked.abandoned(index):
+            self._note_lost(turn.request, now_s, outcome)
+
+    def _note_lost(self, request: TraceRequest, now_s: float, outcome: Outcome) -> None:
         record = RequestRecord(
             arrival_s=now_s,
             end_s=now_s,
-            outcome="rejected",
+            outcome=outcome,
             input_tokens=request.input_tokens,
             slo=request.slo,
             tenant=request.tenant,
@@ -141,9 +147,12 @@ class _Replay:
 
     def _go_on(self, cluster: SimCluster, life: Life) -> None:
         """Let the next turn come once its reader has thought; after no whole answer it never comes."""
-        index = self.index_of.pop(life.request.id, None)
+        index, outcome = self.index_of.pop(life.request.id, None), life.closes[0][1].outcome
+        if index is not None and outcome != "finished":
+            self._give_up(index, cluster.loop.now_s, outcome)
+            return
         turn = None if index is None else self.linked.following(index)
-        if turn is not None and life.closes[0][1].outcome == "finished":
+        if turn is not None:
             think_s = (turn.request.think_s or 0.0) + self.spec.edge.token_s
             cluster.loop.after(think_s, partial(self._follow, cluster, turn, tuple(life.tokens)))
 

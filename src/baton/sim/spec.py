@@ -325,17 +325,36 @@ def load_spec(text: str, *, form: Literal["toml", "yaml"] = "toml", folder: str 
         raise ConfigError(f"not a {form.upper()} file: {error}") from error
     if not isinstance(raw, dict):
         raise ConfigError("not a cluster: it must be keys with values, such as `topology:` with `prefill: 1` below")
+    if not raw:
+        raise ConfigError("the cluster file is empty: say at least how many workers there are, in `topology`")
     unknown = _unknown_keys(cast("dict[str, Any]", raw))
     if unknown:
         raise ConfigError("\n".join(unknown))
-    try:
-        spec = msgspec.convert({"folder": folder, **raw}, ClusterSpec)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"not a valid cluster: {error}") from error
+    wrong = _wrong_values(cast("dict[str, Any]", raw))
+    if wrong:
+        raise ConfigError("\n".join(f"not a valid cluster: {problem}" for problem in wrong))
+    spec = msgspec.convert({"folder": folder, **raw}, ClusterSpec)
     problems = spec.problems()
     if problems:
         raise ConfigError("\n".join(problems))
     return spec
+
+
+def _wrong_values(raw: dict[str, Any]) -> list[str]:
+    """Every value of a wrong type: the decoder alone would stop at the first."""
+    found: list[str] = []
+    for key, value in raw.items():
+        pieces: list[Any] = [value]
+        if isinstance(value, dict):
+            pieces = [{name: inner} for name, inner in cast("dict[str, Any]", value).items()]
+        elif isinstance(value, list):
+            pieces = [[item] for item in cast("list[Any]", value)]
+        for number, piece in enumerate(pieces):
+            try:
+                msgspec.convert({key: piece}, ClusterSpec)
+            except msgspec.ValidationError as error:
+                found.append(str(error).replace(f"$.{key}[0]", f"$.{key}[{number}]"))
+    return found
 
 
 def _unknown_keys(raw: dict[str, Any]) -> list[str]:

@@ -12,7 +12,8 @@ from baton.core.config import PolicyConfig
 from baton.core.errors import ConfigError
 from baton.core.messages import RequestCancelled
 from baton.core.types import RequestId
-from baton.link.log_file import LogWriter, read_log
+from baton.link.frames import frame
+from baton.link.log_file import LogWriter, cut_bytes, read_log
 
 HEADER = LogHeader(policy=PolicyConfig(), block_tokens=16, attempts_max=3)
 DECISIONS = [Decision(float(second), RequestCancelled(RequestId(f"r-{second}")), ()) for second in range(20)]
@@ -46,8 +47,13 @@ def test_a_log_ends_at_its_bound_with_a_whole_entry(tmp_path: Path) -> None:
 def test_a_torn_last_entry_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "log"
     _write(path)
-    path.write_bytes(path.read_bytes()[:-3])
+    assert cut_bytes(path) == 0
+    whole, last_bytes = path.read_bytes(), len(frame(msgspec.msgpack.encode(DECISIONS[-1])))
+    path.write_bytes(whole[:-3])
     assert list(read_log(path)[1]) == DECISIONS[:-1]
+    assert cut_bytes(path) == last_bytes - 3
+    path.write_bytes(whole[: 2 - last_bytes])
+    assert cut_bytes(path) == 2, "even of its length, only a part is there"
 
 
 @pytest.mark.parametrize("position", [4, -10], ids=["in the header", "in the middle"])

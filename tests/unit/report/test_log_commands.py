@@ -68,6 +68,15 @@ def test_replay_asks_other_policies(log: Path, tmp_path: Path, capsys: pytest.Ca
     assert "predicted TTFT on average" in shown
 
 
+def test_a_log_that_is_cut_is_said_to_be(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is there replays alike; that is not all that the server decided."""
+    log.write_bytes(log.read_bytes()[:-3])
+    assert main(["replay", str(log)]) == 1
+    shown = capsys.readouterr()
+    assert "14 events, the same decisions" in shown.out
+    assert "ends in the middle of an entry" in shown.err
+
+
 def test_policies_are_asked_with_the_cost_model_of_the_log(log: Path, tmp_path: Path) -> None:
     """One that says otherwise decides otherwise: the header carries it."""
     other = tmp_path / "other.log"
