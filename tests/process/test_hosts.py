@@ -329,3 +329,21 @@ def test_hosts_whose_kv_lies_otherwise_say_the_same(name: str, mixed_text) -> No
         assert server.metric("baton_handoff_bytes_total") > 0
         assert "lost" not in server.output()
         wait_until(server, nothing_used, what="no block is used")
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [{"a": (*PREFILL, "--pp", "2"), "b": DECODE}, {"a": PREFILL, "b": (*DECODE, "--tp", "3")}],
+    ids=["two stages hand over to one rank", "one rank hands over to three"],
+)
+def test_the_real_model_in_ranks_hands_over_to_one_without(
+    hosts: dict[str, tuple[str, ...]], smollm_server: RunningServer
+) -> None:
+    body = {"prompt": "A list of rivers in Europe, and what lies on them: " * 5, "max_tokens": 12, "temperature": 0}
+    with smollm_server.client() as client:
+        expected = text_of(ask(client, body))
+    with cluster("smollm2-135m", hosts, "--dtype", "float32") as (server, _), server.client() as client:
+        answer = ask(client, body)
+        assert text_of(answer) == expected
+        assert answer["timings"]["decode_worker"] == "b.decode-0"
+        assert server.metric("baton_handoff_bytes_total") > 0
