@@ -63,6 +63,7 @@ class Ours:
         try:
             import msgspec
 
+            from baton.transfer.nixl import NixlTransport
             from baton.transfer.port import Extent, Ticket
             from baton.transfer.shm import ShmTransport
             from baton.transfer.tcp import TcpTransport
@@ -74,6 +75,8 @@ class Ours:
         if way.startswith("tcp"):
             streams = int(way.removeprefix("tcp") or TcpLimits().streams)
             self._transport: Any = TcpTransport(f"{host}:0", limits=TcpLimits(streams=streams))
+        elif way == "baton-nixl":
+            self._transport = NixlTransport(f"{host}:0")
         else:
             self._transport = ShmTransport()
         self._transport.register(memoryview(memory), descriptor=descriptor)

@@ -1,7 +1,7 @@
 """How long the KV of a handoff takes over each way, beside one plain copy of the same bytes in memory.
 
 python benchmarks/transfers.py [--tokens 512 2048 7500 32000] [--bytes-max 4.3e9] [--repeats 7]
-    [--ways reference shm tcp nixl nixl-tcp mooncake] [--peer-python VENV/bin/python] [--no-links]
+    [--ways reference shm tcp baton-nixl nixl nixl-tcp mooncake] [--peer-python VENV/bin/python] [--no-links]
 
 Every way is a pair of processes over the same two memories; repeats go round the ways in turn. Blocks are of 16 tokens,
 in shuffled order on both sides, unless the row says otherwise. `nixl` and `mooncake` are driven directly, by the Python
@@ -30,7 +30,10 @@ import record
 
 END = Path(__file__).parent / "_transfer_ways.py"
 PEERS = ("nixl", "nixl-tcp", "mooncake")
-WAYS = ("reference", "shm", "tcp", *PEERS)
+ELSEWHERE = ("baton-nixl", *PEERS)
+"""What the peers' Python runs: `baton-nixl` is Baton's transport over NIXL."""
+
+WAYS = ("reference", "shm", "tcp", "baton-nixl", *PEERS)
 LINK_WAYS = ("tcp", "nixl-tcp", "mooncake")
 SPACES = ("baton-bench-a", "baton-bench-b")
 HOSTS = ("10.231.7.1", "10.231.7.2")
@@ -267,9 +270,9 @@ def opened(
     """Start both ends of every way that there is a Python for."""
     pairs = []
     for way in ways:
-        if way in PEERS and peer_python is None:
+        if way in ELSEWHERE and peer_python is None:
             continue
-        pair = Pair(way, peer_python if way in PEERS and peer_python else sys.executable, fds, spaces=spaces)
+        pair = Pair(way, peer_python if way in ELSEWHERE and peer_python else sys.executable, fds, spaces=spaces)
         stack.callback(pair.close)
         pairs.append(pair)
     return pairs
