@@ -17,6 +17,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -244,6 +245,7 @@ def can_shape() -> str | None:
 @contextmanager
 def shaped_link(rate: str, burst: str) -> Iterator[None]:
     """Two network namespaces with one wire between them. `burst`: what passes unshaped, about a millisecond of it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the namespaces would outlive us
     try:
         for space in SPACES:
             _ip(f"netns add {space}")

@@ -17,11 +17,12 @@ _PEER = struct.Struct("3i")
 
 def serve_maps(source: Source, connection: socket.socket) -> None:
     """Answer one process until it hangs up. Strangers are refused."""
-    limit_waits(connection, receive_s=0, send_s=_STALL_S)
-    if not is_ours(connection):
-        connection.sendall(answer_head(Answer.STRANGER, 0, 0))
-        return
+    ours = is_ours(connection)
+    limit_waits(connection, receive_s=0 if ours else _STALL_S, send_s=_STALL_S)
     while (request := receive_request(connection)) is not None:
+        if not ours:
+            connection.sendall(answer_head(Answer.STRANGER, 0, 0))
+            continue
         answer = answer_of(source.offers, request)
         head = answer_head(answer, source.offers.epoch, 0)
         if answer is Answer.FINE and request.verb is Verb.MAP:
