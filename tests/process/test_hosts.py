@@ -347,3 +347,42 @@ def test_the_real_model_in_ranks_hands_over_to_one_without(
         assert text_of(answer) == expected
         assert answer["timings"]["decode_worker"] == "b.decode-0"
         assert server.metric("baton_handoff_bytes_total") > 0
+
+
+SCALING = '''
+from pathlib import Path
+
+
+class AsWritten:
+    """As many decode workers as stand in the file beside this one."""
+
+    def target(self, cluster, history, cost, now_s):
+        return {"decode": int(Path(__file__).with_name("wanted").read_text())}
+'''
+
+
+def test_scaling_starts_and_ends_workers_on_another_host(tmp_path: Path, mixed_text) -> None:
+    (tmp_path / "scaling.py").write_text(SCALING)
+    wanted = tmp_path / "wanted"
+    wanted.write_text("1")
+    config = tmp_path / "baton.toml"
+    config.write_text("tick_s = 0.1\n[policy.scaling]\nuse = 'scaling:AsWritten'\n")
+    path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
+    arguments = ("hash", "--hosts", "1", "--config", str(config))
+    with (
+        listening(*arguments, environment={"PYTHONPATH": path}) as server,
+        joining(server.url, "a", "--prefill", "1", "--decode", "1") as host,
+    ):
+        server.wait_ready()
+
+        def decoding(count: int) -> Callable[[dict], bool]:
+            return lambda state: [w["state"] for w in state["workers"] if w["role"] == "decode"] == ["ready"] * count
+
+        wanted.write_text("2")
+        state = wait_until(server, decoding(2), what="a worker more")
+        assert "a.decode-added-1" in {worker["id"] for worker in state["workers"]}
+        assert len(host.pids("baton.worker")) == 3
+        wanted.write_text("1")
+        wait_until(server, decoding(1), what="a worker less")
+        with server.client() as client:
+            assert text_of(ask(client, PROMPT)) == mixed_text(PROMPT)
