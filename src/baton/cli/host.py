@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import re
 import socket
+from typing import get_args
 
 from baton.cli.serve import add_parallel, event_loop, tell
-from baton.core.config import Topology
+from baton.core.config import KVDtypeChoice, Topology
 from baton.core.errors import ConfigError
 from baton.host.agent import Agent, HostWishes
 from baton.host.sizing import raise_files_max
@@ -40,6 +41,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument(
         "--block-tokens", type=int, default=0, metavar="N", help="tokens in a KV block (default: as the server's)"
+    )
+    parser.add_argument(
+        "--kv-dtype",
+        choices=get_args(KVDtypeChoice),
+        help="precision of KV here (default: as the server's; another needs hosts.lossy there)",
     )
     parser.add_argument(
         "--listen",
@@ -88,6 +94,7 @@ def run(args: argparse.Namespace) -> int:
         threads=args.threads,
         kv_blocks=args.kv_blocks,
         block_tokens=args.block_tokens,
+        kv_dtype=args.kv_dtype,
         listen=args.listen,
         advertise=args.advertise,
         api_key=args.api_key,

@@ -166,6 +166,9 @@ class HostsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """A host that answers nothing for this long is given up, with its KV; its requests go on elsewhere."""
     copy_s: float = 30.0
     """Longest time that copying a request's KV between two hosts may take. What is not there then is computed again."""
+    lossy: bool = False
+    """Let a host keep KV in another precision. `timings.kv_loss` of a request then says what its KV lost on the way;
+    whoever finds such blocks in the cache later reads what was rounded."""
     mover_silent_s: float = 5.0
     """A process that moves KV and answers nothing for this long is killed, and started again."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from baton.core.config import Config, KVConfig, ParallelConfig, Topology
+from baton.core.config import Config, KVConfig, KVDtypeChoice, ParallelConfig, Topology
 from baton.core.types import HostId
 from baton.engine.resolve import resolve_model
 from baton.host.ask import NotNowError, ask_terms, server_address
@@ -40,6 +40,8 @@ class HostWishes:
     """0 chooses."""
     block_tokens: int
     """0: as the server's. Else a multiple of that."""
+    kv_dtype: KVDtypeChoice | None
+    """None: as the server's."""
     listen: str
     advertise: str
     api_key: str | None
@@ -121,6 +123,8 @@ def _config(terms: HostTerms, wishes: HostWishes) -> Config:
     kv = msgspec.structs.asdict(terms.config.kv) | {"blocks": wishes.kv_blocks}
     if wishes.block_tokens:
         kv["block_tokens"] = wishes.block_tokens
+    if wishes.kv_dtype is not None:
+        kv["dtype"] = wishes.kv_dtype
     return msgspec.structs.replace(
         terms.config,
         model=wishes.model or terms.config.model,

@@ -13,7 +13,8 @@ from typing import Protocol, assert_never
 
 from baton.core.copies import CopyBlocks
 from baton.core.types import HostId
-from baton.kv.layout import KVLayout
+from baton.kv.layout import KVDtype, KVLayout
+from baton.kv.precision import loss
 from baton.link.moving import (
     BlocksOffered,
     BlocksWithdrawn,
@@ -53,6 +54,8 @@ class CopyEnd:
     moved_bytes: int = 0
     took_s: float = 0.0
     error: str = ""
+    loss: str = ""
+    """What the KV lost by being converted, in words. Empty: nothing."""
 
 
 @dataclass(slots=True)
@@ -79,6 +82,8 @@ class _Copy:
     error: str = ""
     """Not empty: it is being ended."""
     timer: Timer | None = None
+    dtypes: tuple[KVDtype, KVDtype] | None = None
+    """What the numbers are at the source and at the target."""
 
 
 class Copying:
@@ -172,6 +177,7 @@ class Copying:
             self._later(0.0, lambda: self._fail(made, why))
             return
         made.offered = True
+        made.dtypes = (source.layout.dtype, target.layout.dtype)
         made.crossing = Crossing(
             read=copy.read,
             write=copy.write,
@@ -224,7 +230,9 @@ class Copying:
             return
         if not made.error:
             self._order(made.copy.source, WithdrawBlocks(made.copy.number))
-        self._close(made, CopyEnd(landed=True, moved_bytes=news.moved_bytes, took_s=self._now_s() - made.began_s))
+        lost = loss(made.dtypes[0], made.dtypes[1]) if made.dtypes else ""
+        took_s = self._now_s() - made.began_s
+        self._close(made, CopyEnd(landed=True, moved_bytes=news.moved_bytes, took_s=took_s, loss=lost or ""))
 
     def _fail(self, made: _Copy, reason: str) -> None:
         """End a copy: both movers let go of its blocks, then the carrier is told."""

@@ -131,6 +131,8 @@ class Driver:
         """A copy between two hosts is over: nothing reads or writes its blocks any more."""
         if end.landed:
             self._recorder.copied(end.moved_bytes)
+            if end.loss and copy.request_id in self.live:
+                self.live[copy.request_id].stamps.kv_loss = end.loss
         else:
             log.warning("%s -> %s, KV of %s: %s", copy.source, copy.target, copy.request_id, end.error)
         self._carrier.copied(copy, landed=end.landed, now_s=now_s())

@@ -128,7 +128,7 @@ class Hosts:
             return Refused(f"the server is {gateway.state}", again=True)
         assert self._form is not None, "nobody has a token before the terms were asked for"
         for source, target in ((hello.form, self._form), (self._form, hello.form)):
-            way = negotiate(source, target, lossy_allowed=False)
+            way = negotiate(source, target, lossy_allowed=self._parts.config.hosts.lossy)
             if isinstance(way, Refusal):
                 return Refused(way.reason, again=False)
         ours, theirs = self.driver.layout.block_tokens, hello.form.layout.block_tokens

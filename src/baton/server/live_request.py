@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from msgspec import UNSET
+
 from baton.core.types import FinishReason, OutputToken, Request, WorkerId
 from baton.server.port import Finish, Timings, Update
 
@@ -23,6 +25,8 @@ class Stamps:
     last_sent_s: float | None = None
     sent_tokens: int = 0
     cached_tokens: int = 0
+    kv_loss: str = ""
+    """What its KV lost on the way to another host."""
     prefill_worker: WorkerId | None = None
     decode_worker: WorkerId | None = None
 
@@ -64,6 +68,7 @@ class Stamps:
             prefill_worker=self.prefill_worker,
             decode_worker=self.decode_worker,
             attempts=attempts,
+            kv_loss=self.kv_loss or UNSET,
         )
 
     def _tpot_s(self) -> float | None:

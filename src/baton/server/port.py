@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from baton.core.messages import Outcome, RejectReason
 from baton.core.types import FinishReason, OutputToken, Request, Role, WorkerId
@@ -31,6 +31,8 @@ class Timings(Struct, frozen=True, kw_only=True):
     prefill_worker: str | None = None
     decode_worker: str | None = None
     attempts: int = 1
+    kv_loss: str | UnsetType = UNSET
+    """What its KV lost by going to a host of another precision. Left out where it lost nothing."""
 
 
 class Finish(Struct, frozen=True, kw_only=True):
