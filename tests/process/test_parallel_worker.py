@@ -112,10 +112,12 @@ def test_requests_outlive_the_death_of_one_rank(model: str, expected: list[list[
         assert list(texts) == _texts(server, expected)
         assert max(timing["attempts"] for timing in timings) == 2, "no request was on the worker that died"
         assert _all_gone(watched), "the worker outlived its rank"
-        assert f"rank 1 (pid {victim}) was killed by signal 9" in server.output()
         _wait_until(server, lambda c: all(w["state"] == "ready" for w in c["workers"]), what="the worker is back")
         _wait_until(server, _nothing_used, what="no block is used")
         assert _answer(server, PROMPTS[0])[0] == texts[0]
+        # whoever notices first says it: the thread that waits for the process, or the step that waits for its part
+        noticed = (f"rank 1 (pid {victim}) was killed by signal 9", "ranks are out of step, the worker ends")
+        assert any(words in server.output() for words in noticed)
 
 
 def test_a_rank_that_dies_or_stops_while_idle_ends_its_worker(model: str, tmp_path: Path) -> None:
@@ -136,10 +138,53 @@ def test_a_rank_that_dies_or_stops_while_idle_ends_its_worker(model: str, tmp_pa
                 lambda c, dead=worker: [(w["state"], w["pid"] != dead) for w in c["workers"]] == [("ready", True)],
                 what="another worker is there",
             )
+            assert number == signal.SIGSTOP or f"rank 1 (pid {rank}) was killed by signal 9" in server.output()
         watched = _watched(_all_ranks(server))
         server.process.kill()
         server.process.wait(10)
         assert _all_gone(watched), "a rank outlived the server's crash"
+
+
+SABOTAGE = """
+from pathlib import Path
+
+from baton.engine.parallel.runner import RankParts
+from baton.policy.batching import MixedChunked
+
+
+def broken(self, tokens, rows, kv):
+    raise RuntimeError("broken in the midst of a step")
+
+
+class Sabotage:
+    'Breaks the first rank once: the others wait for it within the step.'
+
+    def select(self, candidates, limits, cost):
+        done = Path(__file__).with_name("done")
+        if candidates and not done.exists():
+            done.touch()
+            RankParts.forward = broken
+        return MixedChunked().select(candidates, limits, cost)
+"""
+
+
+def test_an_error_in_one_rank_ends_the_worker_and_its_request_goes_on(
+    model: str, expected: list[list[int]], tmp_path: Path
+) -> None:
+    """Nobody is left waiting within the step, at the exit neither."""
+    (tmp_path / "sabotage.py").write_text(SABOTAGE)
+    config = tmp_path / "baton.toml"
+    config.write_text("[policy.batching]\nuse = 'sabotage:Sabotage'\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    arguments = (*FLOAT32, "--mixed", "1", "--tp", "2", "--config", str(config))
+    with serving(model, *arguments, environment={"PYTHONPATH": path}) as server:
+        watched = _watched(_all_ranks(server))
+        text, timings = _answer(server, PROMPTS[0])
+        assert [text] == _texts(server, expected[:1])
+        assert timings["attempts"] == 2
+        assert _all_gone(watched)
+        _wait_until(server, lambda c: all(w["state"] == "ready" for w in c["workers"]), what="the worker is back")
+        assert "ranks are out of step, the worker ends: RuntimeError: broken in the midst" in server.output()
 
 
 def test_the_hash_engine_plays_all_ranks_in_one_process(hash_server: RunningServer) -> None:

@@ -51,11 +51,13 @@ def run_worker(descriptor: int) -> int:
         link.put(WorkerFailed(setup.view.id, str(error)))
         return 1
     link.put(WorkerReady(setup.view.id, os.getpid()))
-    StepLoop(link, batcher, engine, steps).run()
+    try:
+        StepLoop(link, batcher, engine, steps).run()
+    finally:
+        if crew is not None:
+            crew.close()
     if steps is not None:
         steps.close()
-    if crew is not None:
-        crew.close()
     return 0
 
 
