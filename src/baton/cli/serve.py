@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from baton.core.config import Config, Topology, load
+from baton.core.config import Config, TierConfig, Topology, load
 from baton.core.errors import ConfigError
 from baton.engine.resolve import resolve_model
 from baton.server.assembly import assemble
@@ -57,6 +57,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--kv-blocks", type=int, metavar="N", help="KV blocks of the host (default: what 2 GiB hold)")
     parser.add_argument("--block-tokens", type=int, metavar="N", help="tokens in a KV block (default: 16)")
+    parser.add_argument(
+        "--tier",
+        action="append",
+        metavar="URL",
+        help="keep KV below the arena, say in file:///var/cache/kv?bytes=100e9 (repeatable, the fastest first)",
+    )
     parser.add_argument("--context-tokens", type=int, metavar="N", help="most tokens of a request (default: all)")
     parser.add_argument("--step-tokens", type=int, metavar="N", help="most tokens of one step (default: 512)")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of each worker (default: cores / workers)")
@@ -107,6 +113,7 @@ def configuration(args: argparse.Namespace) -> Config:
             "hosts": hosts,
             "parallel": _with(config.parallel, {"tensor": args.tp, "pipeline": args.pp}),
             "kv": _with(config.kv, kv),
+            "tiers": tuple(TierConfig(url=url) for url in args.tier) if args.tier else None,
             "batch": _with(config.batch, {"step_tokens_max": args.step_tokens}),
             "http": _with(config.http, http),
         },

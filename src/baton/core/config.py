@@ -75,6 +75,20 @@ class KVConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     head, and need the native engine."""
 
 
+class TierConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A tier below the arena of the server's own host: blocks that nobody uses are written there, and read again where
+    that is predicted cheaper than computing them."""
+
+    url: str
+    """A store: `file:///var/cache/kv?bytes=100e9`, `redis://host:6379/0?ttl_s=3600`, `s3://bucket/prefix`."""
+    bytes_per_s: float = 1e9
+    """How fast it is read."""
+    latency_s: float = 0.002
+    """From asking for a block to its first byte."""
+    when: Literal["cached", "sealed"] = "cached"
+    """Blocks are written when nobody uses them any more, or as soon as they are full."""
+
+
 class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The HTTP edge."""
 
@@ -204,6 +218,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     topology: Topology = Topology()
     parallel: ParallelConfig = ParallelConfig()
     kv: KVConfig = KVConfig()
+    tiers: tuple[TierConfig, ...] = ()
+    """Below the arena, the fastest first."""
     batch: BatchLimits = BatchLimits()
     speculation: SpeculationConfig = SpeculationConfig()
     cost: dict[str, Any] = {}
@@ -234,6 +250,12 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             found.append(
                 f"slo.ttft_s is {self.slo.ttft_s} and slo.tpot_s {self.slo.tpot_s}, but both must be above 0 s"
             )
+        for number, tier in enumerate(self.tiers):
+            if not (tier.bytes_per_s > 0 and tier.latency_s >= 0):
+                found.append(
+                    f"tiers[{number}]: bytes_per_s is {tier.bytes_per_s:g} and latency_s {tier.latency_s:g}, but they"
+                    " must be above 0, and at least 0"
+                )
         if not self.hosts.transports:
             found.append("hosts.transports is empty: no KV could go from host to host; name shm, tcp or both")
         if any(not key for key in self.http.api_keys):

@@ -58,6 +58,7 @@ REASON = Label("reason", get_args(RejectReason))
 WORKER = Label("worker")
 HOST = Label("host")
 TIER = Label("tier")
+TIER_OUTCOME = Label("outcome", ("stored", "refused", "loaded", "missed", "damaged"))
 KV_STATE = Label("state", ("free", "used", "cached"))
 
 REQUEST_BUCKETS_S = (
@@ -187,6 +188,13 @@ KV_BLOCKS = Gauge(
     unit="blocks",
     labels=(HOST, TIER, KV_STATE),
 )
+TIER_BLOCKS = Counter(
+    name="baton_tier_blocks_total",
+    help="Blocks that a tier below the arena was given (stored, refused) or asked for (loaded, missed), and those that"
+    " were found damaged when they were read: misses too.",
+    unit="blocks",
+    labels=(HOST, TIER, TIER_OUTCOME),
+)
 PREFIX_QUERY_TOKENS = Counter(
     name="baton_prefix_query_tokens_total",
     help="Prompt tokens of requests that were started.",
@@ -246,6 +254,7 @@ METRICS: tuple[Metric, ...] = (
     RUNNING,
     WAITING,
     KV_BLOCKS,
+    TIER_BLOCKS,
     PREFIX_QUERY_TOKENS,
     PREFIX_HIT_TOKENS,
     PREEMPTIONS,

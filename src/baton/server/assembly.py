@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from baton.arena.memfd import Arena
 from baton.control.build import build_coordinator
 from baton.control.decision_log import LogHeader
 from baton.core.config import Config, Plugin, Topology
+from baton.core.errors import ConfigError
 from baton.core.plugin import load_plugin
 from baton.core.types import HostId, Slo
 from baton.cost.load import load_cost
 from baton.engine.card import ModelCard
+from baton.engine.fingerprint import kv_identity
 from baton.host.build import Computing, HostParts, build_host, choose_computing, limit_context
 from baton.kv.blocks import EvictionOrder
 from baton.kv.host_pool import HostPool
@@ -25,6 +29,7 @@ from baton.server.driver import Driver
 from baton.server.gateway import LiveGateway
 from baton.server.hooks import Hooks, load_hooks
 from baton.server.recorder import Recorder
+from baton.server.tiers import LiveTiers, OpenTier, open_tiers, pool_tiers
 
 HOST = HostId("host-0")
 
@@ -42,6 +47,8 @@ class Parts:
     computing: Computing
     own: HostParts | None
     """What the server's own host runs. None: all workers are on hosts that join."""
+    tiers: LiveTiers | None = None
+    """What is below its arena."""
 
 
 def assemble(config: Config, card: ModelCard) -> Parts:
@@ -60,8 +67,14 @@ def assemble(config: Config, card: ModelCard) -> Parts:
     )
     metrics = Metrics()
     driver = Driver(coordinator, layout, Recorder(metrics))
+    tiers: LiveTiers | None = None
     if own is not None:
-        driver.add_host(make_pool(config, own.id, own.blocks_total, layout.block_tokens), layout)
+        tiers = _open_tiers(config, card, computing, own)
+        below = tiers.tiers if tiers is not None else ()
+        driver.add_host(make_pool(config, own.id, own.blocks_total, layout.block_tokens, below), layout)
+    if tiers is not None:
+        driver.outside.on_keep = tiers.keep
+        tiers.answer(HOST, driver.keeping, metrics)
     gateway = LiveGateway(card, driver, policy_names=plugin_names(config.policy), slo=_promise(config))
     hooks = load_hooks(config.hooks)
     if config.log:
@@ -69,19 +82,35 @@ def assemble(config: Config, card: ModelCard) -> Parts:
             policy=config.policy, block_tokens=layout.block_tokens, attempts_max=attempts_max, cost=config.cost
         )
         driver.log = LogWriter(Path(config.log), header, config.log_bytes_max)
-    return Parts(config, card, driver, gateway, metrics, hooks, computing, own)
+    return Parts(config, card, driver, gateway, metrics, hooks, computing, own, tiers)
 
 
-def make_pool(config: Config, host: HostId, blocks_total: int, block_tokens: int) -> HostPool:
-    """Keep the books of one host's arena."""
-    eviction = config.policy.eviction
+def make_pool(
+    config: Config, host: HostId, blocks_total: int, block_tokens: int, tiers: Sequence[OpenTier] = ()
+) -> HostPool:
+    """Keep the books of one host's arena, and of the tiers below it."""
+    plugin = config.policy.eviction
+
+    def eviction() -> EvictionOrder:
+        return load_plugin(plugin.use, plugin.options, expects=EvictionOrder)
+
     return HostPool(
         host=host,
         blocks_total=blocks_total,
         block_tokens=block_tokens,
         hash_tokens=config.kv.block_tokens,
-        eviction=lambda: load_plugin(eviction.use, eviction.options, expects=EvictionOrder),
+        eviction=eviction,
+        tiers=pool_tiers(tiers, eviction),
     )
+
+
+def _open_tiers(config: Config, card: ModelCard, computing: Computing, own: HostParts) -> LiveTiers | None:
+    if not config.tiers:
+        return None
+    if not isinstance(own.arena, Arena):
+        raise ConfigError("tiers need an arena in host memory, and this one is a GPU's: remove them, or --device cpu")
+    opened = open_tiers(config.tiers, computing, kv_identity(card))
+    return LiveTiers(opened, own.arena.memory, computing.layout.block_bytes)
 
 
 def _check_batching(plugin: Plugin) -> None:

@@ -14,6 +14,7 @@ import msgspec
 from baton.control.carrier import Carrier
 from baton.control.coordinator import Coordinator
 from baton.control.decision_log import Decision, PoolDecision
+from baton.control.keeping import Keeping
 from baton.control.load_meter import LoadMeter
 from baton.core.copies import CopyBlocks
 from baton.core.messages import (
@@ -70,6 +71,11 @@ class Driver:
     def pools(self) -> dict[HostId, HostPool]:
         """The KV blocks of every host, by its name."""
         return self._carrier.pools
+
+    @property
+    def keeping(self) -> Keeping:
+        """Takes what the stores of tiers answer."""
+        return self._carrier.keeping
 
     # ---- requests
 

@@ -43,6 +43,8 @@ class LiveOutside:
         """Called when a scaling policy asks for a worker more or less."""
         self.on_copy: Callable[[CopyBlocks], None] | None = None
         """Called with every copy between two hosts that is to begin."""
+        self.on_keep: Callable[[StoreBlocks | DropBlocks | LoadBlocks], None] | None = None
+        """Called with everything that a pool wants of its tiers."""
         self._recorder = recorder
         self._meter = meter
 
@@ -65,7 +67,8 @@ class LiveOutside:
 
     def keep(self, command: StoreBlocks | DropBlocks | LoadBlocks) -> None:
         """See `Outside.keep`."""
-        raise AssertionError(f"this server has no tier below its arena, and its pool asks for {command}")
+        assert self.on_keep is not None, f"this server has no tier below its arena, and its pool asks for {command}"
+        self.on_keep(command)
 
     def assign(self, command: StartPrefill | StartDecode) -> TokenBytes:
         """See `Outside.assign`."""

@@ -23,6 +23,7 @@ from baton.server.assembly import Parts
 from baton.server.hosts import Hosts
 from baton.server.own_workers import OwnWorkers
 from baton.server.settings import HttpSettings
+from baton.server.tiers import blocks_below
 
 _CHECK_S = 30.0
 _HTTP_CLOSE_S = 3.0
@@ -74,6 +75,8 @@ class Service:
             task.cancel()
         if parts.driver.log is not None:
             parts.driver.log.close()
+        if parts.tiers is not None:
+            parts.tiers.close()
         if parts.own is not None:
             parts.own.arena.close()
         for pool in parts.driver.pools.values():
@@ -138,6 +141,9 @@ class Service:
         driver, metrics = self._parts.driver, self._parts.metrics
         metrics.set_workers(link.view for link in driver.links.values() if link.state != "lost")
         metrics.set_hosts([pool.view() for pool in driver.pools.values()])
+        for pool in driver.pools.values():
+            for name, view in blocks_below(pool):
+                metrics.set_hosts([view], tier=name)
         return metrics.render()
 
     def _on_signal(self) -> None:
