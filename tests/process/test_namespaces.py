@@ -24,7 +24,7 @@ from tests.process.test_hosts import (
 )
 from tests.serving import RunningServer, listening
 
-SUBNET = "10.213.77"
+SUBNET = f"10.213.{os.getpid() % 256}"
 """Of the test's own bridge."""
 SLOW = "400kbit"
 """At which the KV of a long prompt of the hash model takes seconds."""

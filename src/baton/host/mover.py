@@ -112,10 +112,10 @@ class Mover:
                 assert_never(order)
 
     def close(self) -> None:
-        """End every copy. What waited to be ended ends with its transport."""
-        self._ending.shutdown(wait=False, cancel_futures=True)
+        """End every copy. What has arrived is still put where it belongs."""
         for transport in self._transports.values():
             transport.close()
+        self._ending.shutdown()
 
     def _offer(self, order: OfferBlocks) -> None:
         try:
