@@ -82,11 +82,14 @@ class Play:
         request = Request(
             id=planned.id,
             prompt_tokens=len(prompt),
-            block_hashes=block_hashes(prompt, block_tokens=self.scenario.cluster.kv.block_tokens),
+            block_hashes=block_hashes(
+                prompt, block_tokens=self.scenario.cluster.kv.block_tokens, cache_salt=planned.cache_salt
+            ),
             output_tokens_max=planned.output_tokens_max,
             arrived_at_s=self.cluster.loop.now_s,
             sampling=planned.sampling,
             priority=planned.priority,
+            cache_salt=planned.cache_salt,
         )
         self.cluster.server.submit(request, prompt)
 

@@ -56,6 +56,7 @@ class PlannedRequest(Struct, frozen=True, kw_only=True):
     sampling: Sampling
     priority: int = 0
     follows: RequestId | None = None
+    cache_salt: str = ""
 
 
 class Scenario(Struct, frozen=True, kw_only=True):
