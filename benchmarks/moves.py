@@ -2,7 +2,8 @@
 
 PYTHONPATH=examples/policies python benchmarks/moves.py [--model smollm2-135m] [--tokens 600] [--rounds 3]
 
-Two hosts on this machine, each with a decode worker of one thread; a policy moves every request to the other host once a second. The
+Two hosts on this machine, each with a decode worker of one thread; a policy moves every request to the other host once
+a second. The
 KV that is sealed goes ahead while the request decodes on; then it stops, what is left goes over, and it goes on. The
 same request is asked for where nothing moves, interleaved. Gaps are seen by the client.
 """

@@ -17,8 +17,9 @@ from tests.unit.report.logs import D0, D1, EVENTS, P0, P1, fresh, log_of, reques
 def test_a_route_shows_what_each_worker_would_have_cost() -> None:
     """360 cached tokens at p0 were worth the queue there: 0.68 s against 1.04 s."""
     story = explain(fresh(), log_of(), "asked")
-    admitted, routed = story.moments[0].questions
+    admitted, routed, ahead = story.moments[0].questions
     assert (admitted.subject, routed.subject, routed.policy) == ("admit", "prefill", "EarliestFirstToken")
+    assert ahead.subject == "decode", "where its KV is sent while the prompt is computed"
     near, far = routed.options
     assert (near.worker, near.hit_tokens, near.queued_tokens, near.report_age_s) == (P0, 360, 200, 0.5)
     assert (far.worker, far.hit_tokens, far.queued_tokens, far.report_age_s) == (P1, 0, 0, None)
@@ -114,4 +115,4 @@ def test_watching_changes_nothing() -> None:
     notes = watch(coordinator)
     for decision in log_of():
         assert tuple(coordinator.handle(decision.event, decision.now_s)) == decision.commands
-    assert len(notes.questions) == 9
+    assert len(notes.questions) == 10

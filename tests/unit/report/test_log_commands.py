@@ -63,7 +63,7 @@ def test_replay_asks_other_policies(log: Path, tmp_path: Path, capsys: pytest.Ca
     assert main(["replay", str(log), "--policy", "least-load", "--json", str(out)]) == 0
     shown = capsys.readouterr().out
     found = json.loads(out.read_text())
-    assert found["asked"] == {"admit": 3, "prefill": 2, "decode": 4}
+    assert found["asked"] == {"admit": 3, "prefill": 2, "decode": 5}
     assert [difference["other"] for difference in found["divergences"] if difference["subject"] == "prefill"] == ["p1"]
     assert "predicted TTFT on average" in shown
 
