@@ -34,12 +34,12 @@ PROMPT = "Tell me everything that you know about the sea, the wind and the sails
 
 @contextmanager
 def served(model: str, *, moving: bool) -> Iterator[RunningServer]:
-    """Run a server with two mixed hosts, with or without the policy."""
+    """Run a server with two hosts, with or without the policy."""
     policy = "[policy.moves]\nuse = 'back_and_forth:BackAndForth'\n" if moving else ""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "baton.toml"
         path.write_text(policy)
-        hosts = dict.fromkeys(("a", "b"), ("--mixed", "1", "--threads", "1"))
+        hosts = {"a": ("--prefill", "1", "--decode", "1", "--threads", "1"), "b": ("--decode", "1", "--threads", "1")}
         with cluster(model, hosts, "--config", str(path)) as (server, _):
             yield server
 
