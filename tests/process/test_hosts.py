@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
@@ -111,7 +112,10 @@ def all_ready(*names: str) -> Callable[[dict], bool]:
     return lambda state: sorted(host["id"] for host in state["hosts"] if host["state"] == "ready") == sorted(names)
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+NIXL = pytest.mark.skipif(find_spec("nixl_cu12") is None, reason="needs the extra nixl: pip install -e '.[nixl]'")
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp", pytest.param("nixl", marks=NIXL)])
 def test_every_transport_brings_the_same_text(transport: str, tmp_path: Path, mixed_text) -> None:
     path = tmp_path / "baton.toml"
     path.write_text(f"[hosts]\ntransports = ['{transport}']\n")

@@ -172,8 +172,9 @@ class HostsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Where hosts that join connect to, at the address of HTTP. 0 takes a free one; open once a host has asked."""
     listen: str = ""
     """Address at which this server's own host gives KV blocks to others. Empty: that of HTTP."""
-    transports: tuple[Literal["shm", "tcp"], ...] = ("shm", "tcp")
-    """How KV may go from host to host, the best first. `shm` is between hosts on one machine."""
+    transports: tuple[Literal["shm", "tcp", "nixl"], ...] = ("shm", "tcp")
+    """How KV may go from host to host, the best first. `shm` is between hosts on one machine; `nixl` needs the extra of
+    that name on every host."""
     advertise: str = ""
     """Address by which they reach it. Empty: the one by which the first of them has reached the server."""
     silent_s: float = 10.0

@@ -44,6 +44,7 @@ from baton.link.moving import (
 from baton.link.parent import die_with_parent
 from baton.link.setup import Ping
 from baton.transfer.convert import offered, received, unstage
+from baton.transfer.nixl import NixlTransport
 from baton.transfer.port import Pull, Ticket, Transport
 from baton.transfer.shm import ShmTransport, machine
 from baton.transfer.tcp import TcpTransport
@@ -83,12 +84,13 @@ class Mover:
     def _build(self, name: str, setup: MoverSetup) -> Transport:
         if name == ShmTransport.name:
             return ShmTransport()
-        assert name == TcpTransport.name, f"{name} is no transport"
-        tcp = TcpTransport(with_port(setup.listen, 0))
+        listen = with_port(setup.listen, 0)
+        made = NixlTransport(listen) if name == NixlTransport.name else TcpTransport(listen)
+        assert made.name == name, f"{name} is no transport"
         if setup.advertise:
-            tcp.address = with_port(setup.advertise, int(tcp.address.rpartition(":")[2]))
-        self.address = tcp.address
-        return tcp
+            made.address = with_port(setup.advertise, int(made.address.rpartition(":")[2]))
+        self.address = made.address
+        return made
 
     @property
     def transports(self) -> tuple[str, ...]:
