@@ -15,7 +15,7 @@ from baton.kv.layout import KVLayout
 from baton.link.moving import Crossing
 from baton.transfer.convert import convert
 
-BLOCKS = 12
+BLOCKS = 16
 
 
 def layout(block_tokens: int, ranks: int) -> KVLayout:
