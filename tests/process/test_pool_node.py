@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from baton.core.errors import StoreError
+from baton.store import node as module
 from baton.store.checksum import fingerprint_digest
 from baton.store.node import StoreNode
 from baton.store.node_store import NodeStore
@@ -102,6 +103,17 @@ def test_another_layout_is_refused(node: StoreNode, fingerprint: str, block_byte
     with pytest.raises(StoreError, match=f"{BLOCK_BYTES} bytes each, ours have {block_bytes}"):
         _open(f"pool://{node.address}", fingerprint=fingerprint, block_bytes=block_bytes)
     store.close()
+
+
+def test_however_small_the_first_blocks_are_slots_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever comes first says how large blocks are: a node with 100 GB must not make as many slots for one byte."""
+    monkeypatch.setattr(module, "SLOTS_MAX", 3)
+    node = StoreNode(host="127.0.0.1", port=0, capacity_bytes=10 * BLOCK_BYTES)
+    store = _open(f"pool://{node.address}")
+    put(store, names(5), BLOCK_BYTES)
+    assert len(store.held()) == 3
+    store.close()
+    node.close()
 
 
 def _dial(node: StoreNode) -> socket.socket:

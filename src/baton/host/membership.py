@@ -252,8 +252,9 @@ class Membership:
             self._stream.put(MoverUp(generation, ready))
 
     def mover_lost(self, host: HostId, generation: int, reason: str) -> None:
-        """See `MoverAudience.mover_lost`."""
-        self._stream.put(MoverDown(generation, reason))
+        """See `MoverAudience.mover_lost`. A server that has not heard of a mover hears nothing of its end."""
+        if self._mover_up.done():
+            self._stream.put(MoverDown(generation, reason))
 
     def mover_said(self, host: HostId, generation: int, news: CopyNews) -> None:
         """See `MoverAudience.mover_said`."""

@@ -11,8 +11,10 @@ import signal
 import socket
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import assert_never
 
 import msgspec
@@ -105,11 +107,11 @@ class Mover:
             case PullBlocks():
                 self._pull(order)
             case WithdrawBlocks(number=number):
-                self._ending.submit(self._withdraw, number)
+                self._submit(partial(self._withdraw, number))
             case CancelPull(number=number):
                 pulling = self._pulls.get(number)
                 if pulling is not None:
-                    self._ending.submit(pulling.pull.cancel)
+                    self._submit(pulling.pull.cancel)
             case _:
                 assert_never(order)
 
@@ -163,7 +165,20 @@ class Mover:
         if self._pulls[number].buffer is None:
             self._finish(number)
         else:
-            self._ending.submit(self._finish, number)
+            self._submit(partial(self._finish, number))
+
+    def _submit(self, work: Callable[[], None]) -> None:
+        """Let a thread do it. One that fails ends this process, as a failure of the main thread does.
+
+        Otherwise nobody would ever say that the blocks are let go; of a process that has died it is certain.
+        """
+        self._ending.submit(work).add_done_callback(self._end_if_failed)
+
+    def _end_if_failed(self, done: Future[None]) -> None:
+        error = done.exception()
+        if error is not None:
+            self._outbox.put(MoverFailed(f"a bug of ours, please report it: {type(error).__name__}: {error}"))
+            os._exit(1)
 
     def _finish(self, number: int) -> None:
         pulling = self._pulls.pop(number)

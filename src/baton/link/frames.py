@@ -17,6 +17,8 @@ class FrameReader:
     """Cut a stream of bytes into messages. Holds at most one incomplete message."""
 
     def __init__(self) -> None:
+        self.bytes_max = FRAME_BYTES_MAX
+        """Of one message. Less for somebody who has not said who he is: so much memory he can make us hold."""
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
@@ -28,8 +30,8 @@ class FrameReader:
         start = 0
         while len(self._buffer) - start >= HEAD_BYTES:
             size = int.from_bytes(self._buffer[start : start + HEAD_BYTES], "little")
-            if size > FRAME_BYTES_MAX:
-                raise ValueError(f"a message announces {size} bytes, more than the {FRAME_BYTES_MAX} allowed")
+            if size > self.bytes_max:
+                raise ValueError(f"a message announces {size} bytes, more than the {self.bytes_max} allowed")
             if len(self._buffer) - start - HEAD_BYTES < size:
                 break
             start += HEAD_BYTES

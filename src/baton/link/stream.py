@@ -29,7 +29,7 @@ class FramedStream(asyncio.Protocol, Generic[In]):
         """`kind`: the messages that come in, as msgspec decodes them."""
         self._decoder: msgspec.msgpack.Decoder[In] = msgspec.msgpack.Decoder(kind)  # pyright: ignore[reportArgumentType]
         self._encoder = msgspec.msgpack.Encoder()
-        self._reader = FrameReader()
+        self.frames = FrameReader()
         self._heard = heard
         self._ended = ended
         self._transport: asyncio.Transport | None = None
@@ -53,7 +53,7 @@ class FramedStream(asyncio.Protocol, Generic[In]):
     def data_received(self, data: bytes) -> None:
         self.is_quiet = False
         try:
-            for payload in self._reader.feed(data):
+            for payload in self.frames.feed(data):
                 if self._transport is None:
                     return  # what came behind the message that ended it
                 self._heard(self._decoder.decode(payload))

@@ -84,10 +84,10 @@ class Hosts:
             raise RequestError(f"{message}; set hosts.port to a free one", status=503, code="no_hosts") from error
 
     def _accept(self) -> asyncio.Protocol:
+        if len(self._strangers) + len(self._joined) >= _CONNECTIONS_MAX:
+            return _TurnedAway()
         host = JoinedHost(self, self._parts.config.hosts.silent_s)
         self._strangers.add(host)
-        if len(self._strangers) + len(self._joined) > _CONNECTIONS_MAX:
-            asyncio.get_running_loop().call_soon(host.dismiss, f"more than {_CONNECTIONS_MAX} connections")
         return host.stream
 
     def admit(self, host: JoinedHost, hello: HostHello) -> Welcome | Refused:
@@ -141,12 +141,6 @@ class Hosts:
             why = f"its arena holds {room_tokens} tokens, but requests of up to {gateway.request_tokens_max} are taken"
             return Refused(f"{why}; give it --kv-blocks {most_blocks} or more", again=False)
         return None
-
-    def _take_token(self, shown: bytes) -> bool:
-        known = [token for token in self._tokens if hmac.compare_digest(token.encode(), shown)]
-        for token in known:
-            del self._tokens[token]
-        return bool(known)
 
     # ---- what hosts tell
 
@@ -223,6 +217,13 @@ class Hosts:
         return asyncio.get_running_loop().call_later(delay_s, call)
 
 
+class _TurnedAway(asyncio.Protocol):
+    """A connection beyond those that may be."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
 def shared_config(parts: Parts) -> Config:
     """Cut out of the configuration what is the server's alone, and resolve what all hosts must agree on."""
     config, computing = parts.config, parts.computing
@@ -239,6 +240,7 @@ def shared_config(parts: Parts) -> Config:
         step_log="",
         topology=type(config.topology)(),
         kv=kv,
+        tiers=(),
         http=HttpConfig(),
         hooks=HooksConfig(),
     )

@@ -9,6 +9,7 @@ import msgspec
 
 from baton.core.messages import RetireWorker, StartWorker, StepReport
 from baton.core.types import HostId, WorkerId
+from baton.link.frames import FRAME_BYTES_MAX
 from baton.link.hosting import (
     Dismissed,
     ForMover,
@@ -38,6 +39,9 @@ from baton.server.remote_worker import RemoteWorker
 _HELLO_S = 60.0
 """An agent connects before its mover is up; then it says who it is."""
 
+_HELLO_BYTES_MAX = 64 * 1024
+"""Until then the port is open to strangers, and this is what each of them can make us hold."""
+
 
 class Registry(Protocol):
     """Who decides which host belongs to the cluster."""
@@ -65,6 +69,7 @@ class JoinedHost:
         self.stream: FramedStream[FromAgentMessage] = FramedStream(
             FromAgentMessage, heard=self._hear, ended=self._ended
         )
+        self.stream.frames.bytes_max = _HELLO_BYTES_MAX
         self._registry = registry
         self._deadline = asyncio.get_running_loop().call_later(
             _HELLO_S, self.stream.end, f"it has not said who it is for {_HELLO_S:.0f} s"
@@ -136,6 +141,7 @@ class JoinedHost:
         answer = self._registry.admit(self, hello)
         if isinstance(answer, Welcome):
             self.id = hello.host
+            self.stream.frames.bytes_max = FRAME_BYTES_MAX
             self._deadline.cancel()
         return answer
 

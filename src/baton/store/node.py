@@ -34,6 +34,8 @@ from baton.store.slot_table import SlotTable
 log = logging.getLogger("baton.store")
 
 CONNECTIONS_MAX = 256
+SLOTS_MAX = 1 << 24
+"""However small the blocks are that the first client announces: a slot takes memory of its own beside its block."""
 IDLE_S = 600.0
 """A connection that says nothing for so long is closed: its host is gone, or connects again."""
 
@@ -118,7 +120,7 @@ class StoreNode:
         with self._lock:
             if self._layout is None and 0 < block_bytes <= len(self._memory):
                 self._layout = (digest, block_bytes)
-                slots = len(self._memory) // block_bytes
+                slots = min(len(self._memory) // block_bytes, SLOTS_MAX)
                 self._table.add_free(range(slots))
                 self._checksums = [b""] * slots
             agrees = self._layout == (digest, block_bytes)

@@ -70,12 +70,16 @@ class Asker:
             self._disconnect()
 
     def close_if_gone(self) -> bool:
-        """Close where the source's process has ended. Returns whether it has."""
-        with self._lock:
+        """Close where the source's process has ended. Returns whether it has. Never waits: whoever asks it, learns."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
             gone = self._gone if self._connection is None else _hung_up(self._connection)
             if gone:
                 self._disconnect()
             return gone
+        finally:
+            self._lock.release()
 
     def _exchange(
         self, ticket: Ticket, verb: Verb, receive: Receive[Got], detail: int, *, stall_s: float = _STALL_S

@@ -16,6 +16,7 @@ from baton.link.moving import Crossing
 from baton.transfer.convert import convert
 
 BLOCKS = 16
+"""Room for the longest request of these tests in the smallest blocks: 2 x 16 + 30 tokens in blocks of 4."""
 
 
 def layout(block_tokens: int, ranks: int) -> KVLayout:

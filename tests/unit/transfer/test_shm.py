@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 
 import msgspec
 import pytest
 
 from baton.core.errors import TransferError
+from baton.transfer.asker import Asker
+from baton.transfer.offers import Answer
 from baton.transfer.port import Extent
 from baton.transfer.shm import ShmTransport
 from tests.transfers.kits import ROOT, Kit, kit_of, offered
@@ -101,3 +105,32 @@ def test_another_user_is_refused(kit: Kit) -> None:
         command = [sys.executable, "-c", code, msgspec.json.encode(ticket).decode(), str(user)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         assert done.stdout.strip() == answer
+
+
+def test_a_source_that_is_asked_just_now_is_not_waited_for() -> None:
+    """Whoever meets a new source looks whether old ones are gone. One that hangs must not hold up his other pulls."""
+    asked, let_go = threading.Event(), threading.Event()
+
+    def connect(_stall_s: float) -> socket.socket:
+        asked.set()
+        let_go.wait()
+        raise ConnectionRefusedError
+
+    asker = Asker("one that hangs", connect)
+    asking = threading.Thread(target=asker.answers, args=(_nothing,))
+    asking.start()
+    asked.wait()
+    found: list[bool] = []
+    looking = threading.Thread(target=lambda: found.append(asker.close_if_gone()))
+    looking.start()
+    looking.join(20)
+    waits = looking.is_alive()
+    let_go.set()
+    looking.join()
+    asking.join()
+    assert (waits, found) == (False, [False])
+    assert asker.close_if_gone(), "nobody answered the last time"
+
+
+def _nothing(_connection: socket.socket) -> tuple[Answer, int, None]:
+    return Answer.ENDED, 0, None

@@ -1,0 +1,71 @@
+"""The port that hosts join by: what a stranger on it can do, and what a host is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import pytest
+
+from baton.core.config import Config, HostsConfig, TierConfig
+from baton.engine.resolve import resolve_model
+from baton.link.frames import frame
+from baton.link.hosting import HostLeaves
+from baton.server import hosts as module
+from baton.server.assembly import Parts, assemble
+from baton.server.hosts import Hosts, shared_config
+
+SILENT_S = 300.0
+"""Longer than any of these tests: nothing here ends by silence."""
+
+
+def _parts(tiers: tuple[TierConfig, ...] = ()) -> Parts:
+    config = Config(model="hash", hosts=HostsConfig(expected=1, silent_s=SILENT_S), tiers=tiers)
+    return assemble(config, resolve_model("hash"))
+
+
+def _open(play: Callable[[int], Awaitable[None]]) -> None:
+    """Let it play with the port open."""
+
+    async def run() -> None:
+        hosts = Hosts(_parts(), tell=lambda _line: None, changed=lambda: None)
+        try:
+            await play((await hosts.terms()).port)
+        finally:
+            await hosts.stop()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_a_connection_too_many_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CONNECTIONS_MAX", 2)
+
+    async def play(port: int) -> None:
+        ways = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        assert await ways[2][0].read() == b"", "the third one is heard"
+        for reader, writer in ways[:2]:
+            writer.write(frame(msgspec.msgpack.encode(HostLeaves("it was nothing"))))
+            assert b"say who you are first" in await reader.read(), "one that may be there is not heard"
+        for _reader, writer in ways:
+            writer.close()
+
+    _open(play)
+
+
+def test_a_stranger_cannot_make_the_server_hold_a_large_message() -> None:
+    """Everybody may connect: what comes before a word of welcome is small, or the connection ends."""
+
+    async def play(port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(frame(bytes(1 << 17))[: 1 << 10])
+        await reader.read()
+        writer.close()
+
+    _open(play)
+
+
+def test_hosts_are_not_told_what_is_the_servers_alone() -> None:
+    """URLs of stores hold passwords, and hosts do not open them."""
+    tier = TierConfig(url="redis://:a-password@10.0.0.1:6379/0")
+    assert b"a-password" not in msgspec.json.encode(shared_config(_parts((tier,))))
