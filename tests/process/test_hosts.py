@@ -198,37 +198,6 @@ def test_requests_outlive_movers_that_die_or_hang(
         assert server.metric("baton_handoff_bytes_total") > moved_bytes, "the next mover moves nothing"
 
 
-def test_a_second_host_of_a_name_is_refused_and_a_foreign_model_for_good(tmp_path: Path) -> None:
-    with listening("hash", "--hosts", "1") as server, joining(server.url, "a", "--mixed", "1"):
-        server.wait_ready()
-        command = [sys.executable, "-m", "baton.cli.main", "host", "--join", server.url]
-        twin = subprocess.run(
-            [*command, "--name", "a", "--mixed", "1", "--join-wait-s", "0"], capture_output=True, text=True, timeout=60
-        )
-        assert twin.returncode == 1
-        assert "there is a host a already" in twin.stdout
-        other = subprocess.run(
-            [*command, "smollm2-135m", "--name", "b", "--mixed", "1"], capture_output=True, text=True, timeout=60
-        )
-        assert other.returncode == 2
-        assert "architecture hash and llama" in other.stderr or "architecture llama and hash" in other.stderr
-        small = subprocess.run(
-            [*command, "--name", "b", "--mixed", "1", "--kv-blocks", "4"], capture_output=True, text=True, timeout=60
-        )
-        assert small.returncode == 2
-        assert "or more" in small.stderr
-
-
-def test_a_host_joins_with_the_servers_key_only() -> None:
-    with listening("hash", "--hosts", "1", "--api-key", "secret") as server:
-        command = [sys.executable, "-m", "baton.cli.main", "host", "--join", server.url, "--name", "a"]
-        refused = subprocess.run([*command, "--api-key", "guess"], capture_output=True, text=True, timeout=60)
-        assert refused.returncode == 2
-        assert "--api-key" in refused.stderr
-        with joining(server.url, "a", "--api-key", "secret"):
-            server.wait_ready()
-
-
 def test_a_host_without_its_server_ends_its_workers_and_joins_the_next(mixed_text) -> None:
     """The server is killed; another one comes up at its address."""
     with listening("hash", "--hosts", "1") as first, joining(first.url, "a", "--mixed", "1") as host:

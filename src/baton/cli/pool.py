@@ -10,6 +10,7 @@ from baton.core.errors import ConfigError
 from baton.store.node import StoreNode
 
 PORT = 8700
+_BYTES_MAX = 1 << 50
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -32,10 +33,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal comes. Returns the exit code."""
-    if not 1 <= args.bytes <= 1 << 50 or not 0 <= args.port <= 65535:
-        raise ConfigError(
-            f"--bytes is {args.bytes:g}, --port {args.port}: give at least 1 byte, and a port up to 65535"
-        )
+    if not 1 <= args.bytes <= _BYTES_MAX or not 0 <= args.port <= 65535:
+        bounds = f"give 1 to {_BYTES_MAX:g} bytes, and a port from 0 to 65535"
+        raise ConfigError(f"--bytes is {args.bytes:g}, --port {args.port}: {bounds}")
     signals = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # before threads start, which inherit it
     node = StoreNode(host=args.host, port=args.port, capacity_bytes=int(args.bytes))

@@ -6,7 +6,7 @@ BatonError
 ├── RequestError      a client's request is wrong; carries the parameter and the HTTP status
 ├── ArenaError        the host refuses the memory that the KV cache needs
 ├── TransferError     KV bytes did not come over from another host: the request is computed again, or elsewhere
-├── StoreError        a tier below the arena cannot be opened or read: serving goes on without it
+├── StoreError        a tier below the arena cannot be opened: the server does not start. One that fails later is a miss
 └── WorkerError       a worker process could not start, or died
 """
 

@@ -12,7 +12,9 @@ from baton.core.errors import BatonError, ConfigError
 from baton.link.hosting import HostTerms
 
 TIMEOUT_S = 10.0
-_ERROR_BYTES = 500
+_ERROR_BYTES = 2000
+_KEY, _ADDRESS = "; give the server's key with --api-key", "; give the address of a baton serve, without a path"
+_HINTS = {401: _KEY, 403: _KEY, 404: _ADDRESS, 405: _ADDRESS, 501: _ADDRESS}
 
 
 class NotNowError(BatonError):
@@ -27,16 +29,32 @@ def ask_terms(url: str, api_key: str | None) -> HostTerms:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
             return msgspec.json.decode(answer.read(), type=HostTerms)
     except urllib.error.HTTPError as error:
-        said = error.read(_ERROR_BYTES).decode(errors="replace")
+        said = _said(error.read(_ERROR_BYTES))
         if error.code in (502, 503, 504):
             raise NotNowError(f"{url} answers {error.code}: {said}") from error
-        hint = "; give the server's key with --api-key" if error.code in (401, 403) else ""
+        hint = _HINTS.get(error.code, "")
         raise ConfigError(f"{url} takes no host: it answers {error.code}: {said}{hint}") from error
     except OSError as error:
         why = error.reason if isinstance(error, urllib.error.URLError) else error
         raise NotNowError(f"there is no server at {url}: {why}") from error
     except msgspec.DecodeError as error:
         raise ConfigError(f"{url} is no Baton server of this version: {error}") from error
+
+
+class _Said(msgspec.Struct):
+    message: str
+
+
+class _Error(msgspec.Struct):
+    error: _Said
+
+
+def _said(body: bytes) -> str:
+    """Return what a body says: our own errors in their words, of anybody else's the first line."""
+    try:
+        return msgspec.json.decode(body, type=_Error).error.message
+    except msgspec.DecodeError:
+        return next(iter(body.decode(errors="replace").splitlines()), "")
 
 
 def server_address(url: str) -> str:

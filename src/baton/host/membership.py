@@ -168,7 +168,7 @@ class Membership:
         """Wait for something, but not longer than the connection lasts. Raises NotNowError where that ends first."""
         await asyncio.wait([wanted, self._over], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         if not wanted.done() and self._over.done():
-            raise NotNowError(f"the server is gone: {self._over.result()}")
+            raise NotNowError(f"could not join: {self._over.result()}")
         return wanted.done()
 
     def _start_workers(self, parts: HostParts) -> None:
@@ -255,6 +255,8 @@ class Membership:
         """See `MoverAudience.mover_lost`. A server that has not heard of a mover hears nothing of its end."""
         if self._mover_up.done():
             self._stream.put(MoverDown(generation, reason))
+        else:
+            self._end(f"the mover of {host} is lost: {reason}")
 
     def mover_said(self, host: HostId, generation: int, news: CopyNews) -> None:
         """See `MoverAudience.mover_said`."""

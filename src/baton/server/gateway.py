@@ -32,13 +32,18 @@ class LiveGateway:
         self.addresses: dict[str, str] = {}
         """Where the movers of hosts give KV blocks to others."""
         self.request_tokens_max = card.context_tokens
-        """See `Gateway.request_tokens_max`. Never grows: what was promised to one client must not fail another."""
-        for pool in driver.pools.values():
-            self.limit_requests(pool.view().blocks_total * pool.block_tokens)
+        """See `Gateway.request_tokens_max`."""
+        self.limit_requests()
 
-    def limit_requests(self, host_tokens: int) -> None:
-        """Take no request that a host with so much room could not hold alone: it may be sent there."""
-        self.request_tokens_max = min(self.request_tokens_max, host_tokens)
+    def limit_requests(self) -> None:
+        """Take no request that one of the hosts could not hold alone: it may be sent there.
+
+        Does nothing once requests are taken: hosts that come then have to have that room, and those that go must not
+        change what clients were told.
+        """
+        if self.state == "loading":
+            rooms = [pool.view().blocks_total * pool.block_tokens for pool in self._driver.pools.values()]
+            self.request_tokens_max = min([self.card.context_tokens, *rooms])
 
     def submit(self, request: Request, prompt: Sequence[int]) -> LiveRequest:
         """See `Gateway.submit`."""

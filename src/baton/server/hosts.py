@@ -102,7 +102,7 @@ class Hosts:
         layout = hello.form.layout
         pool = make_pool(self._parts.config, hello.host, hello.blocks_total, layout.block_tokens)
         self.driver.add_host(pool, layout)
-        self._parts.gateway.limit_requests(hello.blocks_total * layout.block_tokens)
+        self._parts.gateway.limit_requests()
         self._parts.gateway.addresses[hello.host] = hello.mover.address
         self.copying.add_host(hello.host, host, layout)
         self.copying.mover_ready(hello.host, hello.mover_generation, hello.mover)
@@ -157,6 +157,7 @@ class Hosts:
         self._parts.gateway.addresses.pop(host.id, None)
         self._tell(f"{host.id} is lost: {reason}")
         self.driver.lose_host(host.id, f"host {host.id} is lost: {reason}")
+        self._parts.gateway.limit_requests()
         self.copying.lose_host(host.id, reason)
 
     def resize(self, command: StartWorker | RetireWorker) -> bool:

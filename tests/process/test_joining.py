@@ -1,0 +1,86 @@
+"""Who may join a server, and what those are told that may not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.hosting import joining
+from tests.serving import RunningServer, listening
+
+
+def wait_for_hosts(server: RunningServer, count: int) -> None:
+    """Ask /cluster until so many have joined. Bounded by the number of asks, each of which waits for the server."""
+    with server.client() as client:
+        for _ in range(20_000):
+            if len(client.get("/cluster").json()["hosts"]) == count:
+                return
+    raise AssertionError(f"there were never {count} hosts\n{server.output()}")
+
+
+def test_a_second_host_of_a_name_is_refused_and_a_foreign_model_for_good(tmp_path: Path) -> None:
+    with listening("hash", "--hosts", "1") as server, joining(server.url, "a", "--mixed", "1"):
+        server.wait_ready()
+        command = [sys.executable, "-m", "baton.cli.main", "host", "--join", server.url]
+        twin = subprocess.run(
+            [*command, "--name", "a", "--mixed", "1", "--join-wait-s", "0"], capture_output=True, text=True, timeout=60
+        )
+        assert twin.returncode == 1
+        assert "there is a host a already" in twin.stdout
+        other = subprocess.run(
+            [*command, "smollm2-135m", "--name", "b", "--mixed", "1"], capture_output=True, text=True, timeout=60
+        )
+        assert other.returncode == 2
+        assert "architecture hash and llama" in other.stderr or "architecture llama and hash" in other.stderr
+        small = subprocess.run(
+            [*command, "--name", "b", "--mixed", "1", "--kv-blocks", "4"], capture_output=True, text=True, timeout=60
+        )
+        assert small.returncode == 2
+        assert "or more" in small.stderr
+
+
+def test_a_small_host_that_leaves_before_anybody_was_served_limits_no_request() -> None:
+    """4 blocks are 64 tokens; the prompt has more."""
+    with listening("hash", "--hosts", "2") as server:
+        with joining(server.url, "small", "--mixed", "1", "--kv-blocks", "4"):
+            wait_for_hosts(server, 1)
+        wait_for_hosts(server, 0)
+        with joining(server.url, "a", "--prefill", "1"), joining(server.url, "b", "--decode", "1"):
+            server.wait_ready()
+            with server.client() as client:
+                answer = client.post("/v1/completions", json={"prompt": "many words " * 20, "max_tokens": 4})
+                assert answer.status_code == 200, answer.text
+
+
+def test_a_host_that_cannot_give_its_kv_says_why_it_does_not_join() -> None:
+    """An address of nobody's (RFC 5737). Before, it blamed the server and never gave up."""
+    with listening("hash", "--hosts", "1") as server:
+        command = [sys.executable, "-m", "baton.cli.main", "host", "--join", server.url, "--name", "a"]
+        alone = subprocess.run(
+            [*command, "--mixed", "1", "--listen", "192.0.2.1", "--join-wait-s", "0"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert alone.returncode == 1
+        assert "could not join: the mover of a is lost: cannot listen on 192.0.2.1" in alone.stdout
+
+
+def test_a_wrong_path_and_a_wrong_server_are_told_in_one_line() -> None:
+    with listening("hash", "--hosts", "1") as server:
+        command = [sys.executable, "-m", "baton.cli.main", "host", "--join", f"{server.url}/v1", "--name", "a"]
+        refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert refused.returncode == 2
+        assert "without a path" in refused.stderr
+        assert "{" not in refused.stderr, "that is the body, not what it says"
+
+
+def test_a_host_joins_with_the_servers_key_only() -> None:
+    with listening("hash", "--hosts", "1", "--api-key", "secret") as server:
+        command = [sys.executable, "-m", "baton.cli.main", "host", "--join", server.url, "--name", "a"]
+        refused = subprocess.run([*command, "--api-key", "guess"], capture_output=True, text=True, timeout=60)
+        assert refused.returncode == 2
+        assert "--api-key" in refused.stderr
+        with joining(server.url, "a", "--api-key", "secret"):
+            server.wait_ready()
