@@ -12,7 +12,7 @@ import msgspec
 
 from baton.control.decision_log import SimHeader
 from baton.core.config import Config, Plugin, SurvivalConfig, Topology
-from baton.core.messages import StartWorker, WorkerJoined
+from baton.core.messages import RetireWorker, StartWorker, WorkerJoined
 from baton.engine.hash_engine import hash_card
 from baton.host.supervisor import Notices, Supervisor
 from baton.link.log_file import LogWriter, read_log
@@ -122,4 +122,32 @@ def test_a_worker_that_is_back_or_added_joins_with_its_limits(tmp_path: Path) ->
     assert {(view.kv_tokens_max, view.step_tokens_max, view.requests_max) for view in joined} == {
         (parts.own.setups[0].view.kv_tokens_max, 512, 64)
     }
+    parts.own.arena.close()
+
+
+def test_a_host_whose_workers_are_all_retired_starts_one_again() -> None:
+    """On several hosts scaling may take the last one of a host. The next one is like those that there were."""
+    parts = _parts()
+    supervised = parts.own.setups[:1]
+
+    async def live() -> None:
+        ready, retired = asyncio.Event(), asyncio.Event()
+        notices = Notices(
+            tell=lambda text: retired.set() if "is retired" in text else None,
+            ready=ready.set,
+            failed=lambda reason: None,
+        )
+        supervisor = Supervisor(OwnWorkers(parts.driver), supervised, parts.own.arena.fd, SurvivalConfig(), notices)
+        supervisor.start()
+        try:
+            await asyncio.wait_for(ready.wait(), WAIT_S)
+            supervisor.resize(RetireWorker(supervised[0].view.id))
+            await asyncio.wait_for(retired.wait(), WAIT_S)
+            ready.clear()
+            supervisor.resize(StartWorker("decode"))
+            await asyncio.wait_for(ready.wait(), WAIT_S)
+        finally:
+            await supervisor.stop()
+
+    asyncio.run(live())
     parts.own.arena.close()

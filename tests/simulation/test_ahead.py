@@ -6,7 +6,7 @@ from msgspec.structs import asdict, replace
 
 from baton.control.decision_log import PoolDecision
 from baton.core.copies import LandingEnded, LandingGranted, LandingRefused, LandingWanted
-from baton.core.messages import AheadEnded, RequestDropped
+from baton.core.messages import AheadEnded, HostLost, RequestDropped, SendAhead
 from baton.core.types import HostId, RequestId, WorkerId
 from baton.sim.cluster import SimCluster
 from baton.sim.faults import Death, HostKill, KillAtStep, WireCut
@@ -128,6 +128,20 @@ def test_a_move_whose_kv_does_not_get_there_is_called_off() -> None:
     failed = [d for d in cluster.server.journal.decisions() if isinstance(d.event, AheadEnded) and not d.event.landed]
     assert failed
     assert not [command for decision in failed for command in decision.commands]
+    assert outcome(cluster.server.journal.lives[RequestId("r")]) == "finished"
+
+
+def test_a_move_to_a_host_that_dies_is_called_off_and_may_be_made_again() -> None:
+    """The request runs on elsewhere, and counted as one that is about to move until its end."""
+    made = two_hosts(request("r", tokens=40, output=60), policy=RESTLESS)
+    kill = HostKill(host=B, at_s=0.203, notice_s=0.001, restart_s=0.05)
+    cluster = play(replace(made, cluster=replace(made.cluster, tick_s=0.05), faults=(kill,)))
+    decisions = cluster.server.journal.decisions()
+    (lost,) = [index for index, made in enumerate(decisions) if isinstance(made.event, HostLost)]
+    called_off = decisions[lost + 1].event
+    assert isinstance(called_off, AheadEnded)
+    assert not called_off.landed
+    assert any(isinstance(command, SendAhead) for made in decisions[lost:] for command in made.commands)
     assert outcome(cluster.server.journal.lives[RequestId("r")]) == "finished"
 
 

@@ -18,6 +18,7 @@ from baton.control.keeping import Keeping
 from baton.core.copies import CopyBlocks, LandingGranted, LandingRefused
 from baton.core.keeping import DropBlocks, LoadBlocks, StoreBlocks
 from baton.core.messages import (
+    AheadEnded,
     BlocksRemoved,
     BlocksSealed,
     BlocksStored,
@@ -164,12 +165,15 @@ class Carrier:
         pool = self.pools.pop(host, None)
         if pool is not None and pool.tiers is not None:
             pool.tiers.abandon()
-        self._crossings.handoffs.lose_host(host)
+        given_up = self._crossings.handoffs.lose_host(host)
         for homes in self._homes.values():
             homes.discard(host)
         for worker in [worker for worker, where in self.hosts.items() if where == host]:
             del self.hosts[worker]
         self._tell(HostLost(host, reason))
+        for ahead in given_up:
+            if ahead.report:  # otherwise the request counts as one that is about to move until it ends
+                self._tell(AheadEnded(ahead.request.id, ahead.attempt, landed=False))
 
     def hear(self, report: StepReport, now_s: float) -> None:
         """Take a worker's news, in their order, then its load. Its tokens are the caller's, before this."""

@@ -119,12 +119,17 @@ class Handoffs:
         """Forget what is sent ahead and was refused: it has no wire."""
         del self._stopped[move.number]
 
-    def lose_host(self, host: HostId) -> None:
-        """Wait no longer for what was to land on a host that is gone, and send nothing ahead from it or to it."""
+    def lose_host(self, host: HostId) -> list[Ahead]:
+        """Wait no longer for what was to land on a host that is gone, and send nothing ahead from it or to it.
+
+        Returns what was sent ahead, and is not any more.
+        """
         for move in [move for move in self._waited_for.values() if move.target == host]:
             self.stop(move)
-        for request_id in [key for key, ahead in self.ahead.items() if host in (ahead.source, ahead.target)]:
-            del self.ahead[request_id]
+        given_up = [ahead for ahead in self.ahead.values() if host in (ahead.source, ahead.target)]
+        for ahead in given_up:
+            del self.ahead[ahead.request.id]
+        return given_up
 
     def end(self, copy: CopyBlocks | LoadBlocks) -> tuple[Move, bool]:
         """Take out the handoff whose wire, or read, has ended. Returns it, and whether somebody has waited for it."""

@@ -63,6 +63,8 @@ class Supervisor:
     ) -> None:
         self._audience = audience
         self._posts: dict[WorkerId, _Post] = {setup.view.id: _Post(setup) for setup in setups}
+        self._like = setups[0]
+        """What is added is like it, though scaling may have ended every worker here."""
         self._arena_fd = arena_fd
         self._survival = survival
         self._notices = notices
@@ -86,7 +88,7 @@ class Supervisor:
         match command:
             case StartWorker(role=role):
                 self._added += 1
-                like = next(iter(self._posts.values())).setup
+                like = self._like
                 host, dot, _ = like.view.id.rpartition(".")
                 worker = WorkerId(f"{host}{dot}{role}-added-{self._added}")
                 view = msgspec.structs.replace(like.view, id=worker, role=role)

@@ -5,6 +5,7 @@ The groups are made here and held by nobody else: no process-wide state, and no 
 
 from __future__ import annotations
 
+import socket
 from datetime import timedelta
 
 import torch
@@ -26,8 +27,14 @@ it is set by default; this bounds the rest."""
 
 
 def host_meeting() -> TCPStore:
-    """Open the place where ranks find each other, on a free port: `port` says which. The first rank keeps it."""
-    return TCPStore(ADDRESS, 0, None, True, timedelta(seconds=ANSWER_S), wait_for_workers=False)
+    """Open the place where ranks find each other, on a free port: `port` says which. The first rank keeps it.
+
+    The socket is ours: one of the store's own would listen at every address of the host, without a password.
+    """
+    with socket.create_server((ADDRESS, 0)) as listening:
+        port, descriptor = listening.getsockname()[1], listening.detach()  # the store closes it
+    wait = timedelta(seconds=ANSWER_S)
+    return TCPStore(ADDRESS, port, None, True, wait, wait_for_workers=False, master_listen_fd=descriptor)
 
 
 def join_meeting(port: int) -> TCPStore:
