@@ -17,7 +17,7 @@ class HostTerms(Struct, frozen=True, kw_only=True):
     port: int
     """Where it connects to, at the address that it has asked."""
     token: str
-    """Proves that it has asked. Good for one connection, soon."""
+    """Proves that it has asked. Good for one connection, as long as not too many others have asked since."""
     config: Config
     """The server's, with everything resolved that its hosts must agree on, and without what is the server's alone."""
 

@@ -2,7 +2,7 @@
 
 A copy is over when its blocks have landed, or when neither mover can touch them any more: each has said so, or is
 certainly dead. Only then is the carrier told, and pools give the blocks to others (INV-3). A copy takes at most
-`copy_s`, then it is ended; a mover that does not end it in time is killed by whoever keeps it.
+`copy_s`, then both are told to end it; a mover that hangs, or of which a thread fails, is killed or ends itself.
 """
 
 from __future__ import annotations

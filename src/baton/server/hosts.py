@@ -44,6 +44,7 @@ class Hosts:
         self._joined: dict[HostId, JoinedHost] = {}
         self._strangers: set[JoinedHost] = set()
         self._tokens: OrderedDict[str, None] = OrderedDict()
+        self._opening = asyncio.Lock()
         self._listening: asyncio.Server | None = None
         self._mover: MoverKeeper | None = None
         self._form: KVForm | None = None
@@ -61,11 +62,12 @@ class Hosts:
         if self._parts.computing.device.driver is not None:
             message = "this server computes on a GPU, and KV goes between hosts with arenas on CPUs only for now"
             raise RequestError(f"{message}; start it with --device cpu", status=409, code="no_hosts")
-        if self._form is None:
-            identity = await asyncio.to_thread(kv_identity, self._parts.card)
-            self._form = KVForm(identity=identity, layout=self.driver.layout)
-        if self._listening is None:
-            await self._listen()
+        async with self._opening:  # hosts ask at the same time: one port for all of them
+            if self._form is None:
+                identity = await asyncio.to_thread(kv_identity, self._parts.card)
+                self._form = KVForm(identity=identity, layout=self.driver.layout)
+            if self._listening is None:
+                await self._listen()
         assert self._listening is not None
         token = secrets.token_hex(16)
         self._tokens[token] = None

@@ -65,6 +65,16 @@ def test_a_stranger_cannot_make_the_server_hold_a_large_message() -> None:
     _open(play)
 
 
+def test_hosts_that_ask_at_the_same_time_are_told_one_port() -> None:
+    async def ask() -> set[int]:
+        hosts = Hosts(_parts(), tell=lambda _line: None, changed=lambda: None)
+        ports = {terms.port for terms in await asyncio.gather(*(hosts.terms() for _ in range(3)))}
+        await hosts.stop()
+        return ports
+
+    assert len(asyncio.run(ask())) == 1
+
+
 def test_hosts_are_not_told_what_is_the_servers_alone() -> None:
     """URLs of stores hold passwords, and hosts do not open them."""
     tier = TierConfig(url="redis://:a-password@10.0.0.1:6379/0")
