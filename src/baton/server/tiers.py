@@ -22,7 +22,7 @@ from baton.control.keeping import Keeping
 from baton.core.config import TierConfig
 from baton.core.errors import ConfigError, StoreError
 from baton.core.keeping import DropBlocks, LoadBlocks, StoreBlocks
-from baton.core.types import BlockId, HostId, HostView
+from baton.core.types import HostId, HostView
 from baton.host.build import Computing
 from baton.kv.blocks import EvictionOrder
 from baton.kv.host_pool import HostPool
@@ -66,6 +66,18 @@ class _Work:
         return not was_closed
 
 
+@dataclass(slots=True)
+class _Load:
+    """One read, of which each tier has a part."""
+
+    command: LoadBlocks
+    work: _Work
+    end: Callable[[Sequence[bool]], None]
+    whole: list[bool]
+    waiting: int
+    """Tiers that have not answered. Guarded by the work's lock, as `whole` is."""
+
+
 class LiveTiers:
     """Carries out what the pool wants of its tiers. Called on the event loop; answers come there too."""
 
@@ -76,19 +88,23 @@ class LiveTiers:
         self._damaged = 0
         self._stores = {tier.name: tier.store for tier in tiers}
         self._arena = np.frombuffer(memory, np.uint8).reshape(-1, block_bytes)  # [blocks, bytes]
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tiers")
+        self._threads = {tier.name: ThreadPoolExecutor(_THREADS, thread_name_prefix=tier.name) for tier in tiers}
+        """Of each its own: a store that hangs holds up no other."""
 
     def keep(self, command: StoreBlocks | DropBlocks | LoadBlocks) -> None:
         """See `Outside.keep`."""
         match command:
             case DropBlocks(tier=tier, hashes=hashes):
-                self._threads.submit(self._stores[tier].drop, hashes)
+                self._threads[tier].submit(self._stores[tier].drop, hashes)
             case StoreBlocks():
                 end = self._begin(command, len(command.hashes), self._told_kept)
-                self._threads.submit(self._put, command, *end)
+                self._threads[command.tier].submit(self._put, command, *end)
             case LoadBlocks():
-                end = self._begin(command, len(command.hashes), self._told_loaded)
-                self._threads.submit(self._get, command, *end)
+                work, end = self._begin(command, len(command.hashes), self._told_loaded)
+                names = tuple(dict.fromkeys(command.tiers))
+                load = _Load(command, work, end, [False] * len(command.hashes), len(names))
+                for name in names:
+                    self._threads[name].submit(self._get, load, name)
 
     def answer(self, host: HostId, keeping: Keeping, metrics: Metrics) -> None:
         """Tell from now on how writes and reads have ended, and first what earlier runs have left."""
@@ -102,7 +118,8 @@ class LiveTiers:
     def close(self) -> None:
         """Let writes that have begun end, forget the others, and let go of stores and arena."""
         self._keeping = None
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        for threads in self._threads.values():
+            threads.shutdown(wait=True, cancel_futures=True)
         for tier in self.tiers:
             tier.store.close()
         self._arena = self._arena[:0].copy()
@@ -154,24 +171,24 @@ class LiveTiers:
         pairs = [(name, memoryview(copies[place])) for place, name in enumerate(command.hashes)]
         end(_asked(partial(self._stores[command.tier].put, pairs), len(pairs)))
 
-    def _get(self, command: LoadBlocks, work: _Work, end: Callable[[Sequence[bool]], None]) -> None:
-        read = np.empty((len(command.hashes), self._arena.shape[1]), np.uint8)  # [blocks, bytes]
-        whole = [False] * len(command.hashes)
-        for tier in dict.fromkeys(command.tiers):
-            places = [place for place, name in enumerate(command.tiers) if name == tier]
-            pairs = [(command.hashes[place], memoryview(read[place])) for place in places]
-            answered = _asked(partial(self._stores[tier].get, pairs), len(pairs))
-            for place, is_whole in zip(places, answered, strict=True):
-                whole[place] = is_whole
-        with work.lock:
-            if work.closed:
+    def _get(self, load: _Load, tier: str) -> None:
+        """Read what this tier has of a load. The one that comes last tells of all."""
+        command = load.command
+        places = [place for place, name in enumerate(command.tiers) if name == tier]
+        read = np.empty((len(places), self._arena.shape[1]), np.uint8)  # [blocks, bytes]
+        pairs = [(command.hashes[place], memoryview(read[row])) for row, place in enumerate(places)]
+        answered = _asked(partial(self._stores[tier].get, pairs), len(pairs))
+        good = [row for row, is_whole in enumerate(answered) if is_whole]
+        with load.work.lock:
+            if load.work.closed:
                 return
-            self._land(command.write, read, whole)
-        end(whole)
-
-    def _land(self, blocks: Sequence[BlockId], read: np.ndarray, whole: Sequence[bool]) -> None:
-        good = [place for place, is_whole in enumerate(whole) if is_whole]
-        self._arena[[blocks[place] for place in good]] = read[good]
+            self._arena[[command.write[places[row]] for row in good]] = read[good]
+            for row in good:
+                load.whole[places[row]] = True
+            load.waiting -= 1
+            is_last = load.waiting == 0
+        if is_last:
+            load.end(load.whole)
 
 
 def _asked(ask: Callable[[], list[bool]], blocks: int) -> list[bool]:
