@@ -163,6 +163,17 @@ def continue_text(engine: StepEngine, table: Sequence[BlockId], first: int | Non
     return tokens[44:]
 
 
+def test_what_only_the_native_engine_has_is_refused_before_ranks_start(tmp_path: Path) -> None:
+    tiny_model(CONFIGS["llama_tied"]).save_pretrained(tmp_path)
+    card = resolve_model(str(tmp_path))
+    layout = card.layout(block_tokens=4, dtype="int8", tensor_parallel=2, pipeline_parallel=1)
+    kv, weights = rank_refusals(card, layout, "cpu", "stored")
+    assert kv.startswith("KV in int8 needs the native engine")
+    assert weights.startswith("--weights stored needs the native engine")
+    alone = card.layout(block_tokens=4, dtype="int8", tensor_parallel=1, pipeline_parallel=1)
+    assert rank_refusals(card, alone, "cpu", "stored") == []
+
+
 @pytest.mark.parametrize(
     ("tensor", "pipeline", "message"),
     [

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import re
+import select
 import sys
 from collections.abc import Mapping
 from importlib import metadata
@@ -40,13 +42,29 @@ def main(arguments: list[str] | None = None) -> int:
         if unknown:
             flags = [word for word in unknown if word.startswith("-")] or unknown
             raise ConfigError("\n".join(_unknown(args.command, word) for word in flags))
-        return args.run(args)
+        code = args.run(args)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        if not _nobody_reads():
+            raise
+        return 1
     except ConfigError as error:
         print(*(f"baton: {line}" for line in str(error).splitlines()), sep="\n", file=sys.stderr)  # noqa: T201
         return EXIT_USAGE
     except BatonError as error:
         print(f"baton: {error}", file=sys.stderr)  # noqa: T201
         return EXIT_USAGE
+
+
+def _nobody_reads() -> bool:
+    """Find out whether whoever read our output (head, less) has gone, and let the rest of it go nowhere then."""
+    output = select.poll()
+    output.register(sys.stdout.fileno(), 0)  # errors are told without being asked for
+    if not output.poll(0):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
 
 
 def _unknown(command: str, word: str) -> str:

@@ -58,7 +58,7 @@ def choose_computing(config: Config, card: ModelCard, hash_tokens: int | None = 
         tensor_parallel=config.parallel.tensor,
         pipeline_parallel=config.parallel.pipeline,
     )
-    problems = rank_refusals(card, layout, device.name)
+    problems = rank_refusals(card, layout, device.name, config.weights)
     if problems:
         raise ConfigError("\n".join(problems))
     return Computing(device, dtype, layout, hash_tokens or layout.block_tokens)

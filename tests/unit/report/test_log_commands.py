@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +44,16 @@ def test_explain_writes_what_it_shows_as_json(log: Path, capsys: pytest.CaptureF
     story = json.loads(capsys.readouterr().out)
     assert (story["request_id"], story["outcome"], story["slo"]["ttft_s"]) == ("late", "rejected", 0.001)
     assert story["moments"][0]["questions"][0]["options"][0]["worker"] == "p0"
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(log: Path) -> None:
+    """As `baton explain ... | head` is; sent through a pipe that nobody reads from the start."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "baton.cli.main", "explain", "asked", "--log", str(log), "--json", "-"]
+    with os.fdopen(writer, "wb") as output:
+        done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_explain_says_which_requests_there_are(log: Path, capsys: pytest.CaptureFixture[str]) -> None:

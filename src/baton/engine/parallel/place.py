@@ -13,7 +13,7 @@ import msgspec
 from baton.engine.card import ModelCard
 from baton.engine.model_config import ModelConfig
 from baton.engine.resolve import read_config
-from baton.kv.layout import KVLayout, Shard, share
+from baton.kv.layout import SCALE_BYTES, KVLayout, Shard, share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +89,8 @@ def rank_config(config: ModelConfig, layout: KVLayout, place: RankPlace) -> Mode
     )
 
 
-def rank_refusals(card: ModelCard, layout: KVLayout, device: str) -> list[str]:
-    """Say why the ranks of a layout cannot compute a model. Empty: they can."""
+def rank_refusals(card: ModelCard, layout: KVLayout, device: str, weights: str = "dense") -> list[str]:
+    """Say why the ranks of a layout cannot compute a model. Empty: they can. `weights`: see `Config.weights`."""
     if layout.ranks == 1:
         return []
     found, ranks = layout.problems(), layout.tensor_parallel
@@ -99,6 +99,11 @@ def rank_refusals(card: ModelCard, layout: KVLayout, device: str) -> list[str]:
             f"{layout.ranks} ranks need the CPU: the arena of a GPU host lies on one GPU, and each rank would compute"
             " on its own; use --device cpu"
         )
+    alone = f"needs the native engine, which computes whole models, and a worker has {layout.ranks} ranks"
+    if layout.dtype in SCALE_BYTES:
+        found.append(f"KV in {layout.dtype} {alone}; use --kv-dtype bfloat16 or float32, or leave --tp and --pp at 1")
+    if weights != "dense":
+        found.append(f"--weights {weights} {alone}; use --weights dense, or leave --tp and --pp at 1")
     return found if card.format == "hash" else found + _width_refusals(read_config(card), ranks)
 
 
