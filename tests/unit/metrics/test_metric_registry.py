@@ -17,7 +17,11 @@ baton_requests_in_slo_total baton_requests_running{worker,role} baton_requests_w
 baton_kv_blocks{host,tier,state} baton_prefix_query_tokens_total baton_prefix_hit_tokens_total
 baton_preemptions_total baton_failovers_total baton_role_flips_total baton_step_seconds{role}
 """.split()  # noqa: SIM905 (as it stands in the design)
-BESIDE = ["baton_speculation_drafted_tokens_total", "baton_speculation_accepted_tokens_total"]
+BESIDE = [
+    "baton_speculation_drafted_tokens_total",
+    "baton_speculation_accepted_tokens_total",
+    "baton_tier_blocks_total{host,tier,outcome}",
+]
 """What we tell beyond it. A name that is once told is kept."""
 
 
