@@ -94,7 +94,8 @@ def test_bad_arguments_are_told(arguments: list[str]) -> None:
     command = [sys.executable, "-m", "baton.cli.main", "pool", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "at least 1 byte" in done.stderr
+    assert "give 1 to" in done.stderr
+    assert "a port from 0 to 65535" in done.stderr
 
 
 @pytest.mark.parametrize(("fingerprint", "block_bytes"), [("another", BLOCK_BYTES), ("a layout", 50_000)])
