@@ -26,19 +26,11 @@ def plan_of(crossing: Crossing) -> CopyPlan | None:
     source, target = crossing.source, crossing.target
     if source == target:
         return None
-    before_source = crossing.first_token // source.block_tokens
-    before_target = crossing.first_token // target.block_tokens
     conversion = Conversion(source, target)
-    end = conversion.spare_end(crossing.first_token + crossing.tokens)
-    room = min(
-        (before_source + len(crossing.read)) * source.block_tokens,
-        (before_target + len(crossing.write)) * target.block_tokens,
-    )
-    return conversion.plan(
-        [BlockId(0)] * before_source + list(crossing.read),
-        [BlockId(0)] * before_target + list(crossing.write),
-        range(crossing.first_token, min(end, room)),
-    )
+    first = crossing.first_token
+    # The last block's further slots are the request's too, on both hosts, and a whole block is one run.
+    end = conversion.spare_end(first + crossing.tokens)
+    return conversion.plan(crossing.read, crossing.write, range(first, end), tables_from=first)
 
 
 def whole(blocks: Sequence[BlockId], block_bytes: int) -> list[Extent]:
