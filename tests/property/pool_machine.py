@@ -120,7 +120,9 @@ class PoolUnderAnyOrder(RuleBasedStateMachine):
         if not part.table:
             part.sealed_blocks = command.cached_blocks
         part.table = command.block_table
-        assert len(part.table) == part.asked, "not what was asked for"
+        most = -(-(part.request.prompt_tokens + part.request.output_tokens_max) // BLOCK_TOKENS)
+        assert part.asked <= len(part.table) <= max(part.asked, most), "less than was asked for, or more than is of use"
+        part.asked = len(part.table)
 
     def say(self, part: Part, event: PoolEvent) -> None:
         part.old.append(event)

@@ -11,7 +11,7 @@ from bisect import insort
 from collections.abc import Iterator, Mapping, Sequence
 from typing import assert_never
 
-from baton.control.decode_run import DecodeRun, plan_decode_run, room_steps
+from baton.control.decode_run import DecodeRun, asks_after, plan_decode_run, room_steps
 from baton.control.lane import ASKS_AHEAD_MAX, LOOKAHEAD_TOKENS, Lane, in_order
 from baton.control.news import News
 from baton.control.rules import BatcherRules
@@ -136,6 +136,7 @@ class Batcher:
         if lane.state == "ready":
             if len(command.block_table) > len(lane.table):
                 lane.table = list(command.block_table)
+                lane.expect(max(lane.asked_blocks, len(lane.table)))
             return
         if lane.state == "waiting":
             return  # an answer from before a preemption
@@ -190,7 +191,7 @@ class Batcher:
             length = len(lane.tokens) + run.asks_after
             if length >= lane.grow_at_tokens:
                 self._ask_for_more(lane, length)
-        run.asks_after = min([lane.grow_at_tokens - len(lane.tokens) for lane in run.lanes])
+        run.asks_after = asks_after(run.lanes)
 
     def widen(self, run: DecodeRun, granted: BlocksGranted) -> bool:
         """Give a lane of a run of which no step is booked more room.
@@ -201,7 +202,7 @@ class Batcher:
         if lane is None or lane not in run.lanes:
             return False
         self._grant(granted)
-        run.room_steps = room_steps(run.lanes)
+        run.room_steps, run.asks_after = room_steps(run.lanes), asks_after(run.lanes)
         return True
 
     def _choose(self) -> list[tuple[int, int]]:

@@ -54,3 +54,8 @@ def plan_decode_run(lanes: Sequence[Lane]) -> DecodeRun | None:
 def room_steps(lanes: Sequence[Lane]) -> int:
     """Count the steps that each of these lanes has room for."""
     return min([len(lane.table) * lane.block_tokens - lane.computed_tokens for lane in lanes])
+
+
+def asks_after(lanes: Sequence[Lane]) -> int:
+    """Count the steps after which the first of these lanes asks for more room."""
+    return min([lane.grow_at_tokens - len(lane.tokens) for lane in lanes])

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from baton.core.types import BlockHash, BlockId, Request, RequestId, WorkerId
 
+KEPT_FREE_RATIO = 0.5
+"""Share of an arena of which nobody is given more than was asked for."""
+
 
 @dataclass(slots=True)
 class Holding:
@@ -45,6 +48,18 @@ class Holding:
     def age(self) -> tuple[int, float, RequestId]:
         """Less is served first and preempted last. The id breaks ties, so that every run decides alike."""
         return (self.request.priority, self.request.arrived_at_s, self.request.id)
+
+    def stock_blocks(self, count: int, spare_blocks: int, block_tokens: int) -> int:
+        """Count the blocks that it is given beyond the `count` that it asks for, so that it asks less often.
+
+        What is free beyond the pool's `kept_free_blocks` is spare; `spare_blocks` is an equal part of it, or below 0.
+        Nothing is evicted and nobody preempted for a stock, and nobody gets more than the longest output can need.
+        What comes over a wire gets what it asked for: a copy was planned for that.
+        """
+        if spare_blocks <= 0 or self.landing:
+            return 0
+        most_blocks = -(-(self.request.prompt_tokens + self.request.output_tokens_max) // block_tokens)
+        return max(0, min(spare_blocks, most_blocks - len(self.table) - count))
 
 
 def idle_younger(holdings: Iterable[Holding], than: Holding) -> list[Holding]:

@@ -33,7 +33,7 @@ from baton.core.messages import (
 from baton.core.types import BlockHash, BlockId, HostId, HostView, RequestId, WorkerId
 from baton.kv.blocks import EvictionOrder
 from baton.kv.hashing import names_of, runs_per_block
-from baton.kv.holding import Holding, idle_younger, youngest_to_preempt
+from baton.kv.holding import KEPT_FREE_RATIO, Holding, idle_younger, youngest_to_preempt
 from baton.kv.names import named_blocks
 from baton.kv.tier import Tier
 
@@ -60,6 +60,8 @@ class HostPool:
         """What is below the arena. None: nothing, and what is given up is gone."""
         self._holdings: dict[RequestId, Holding] = {}
         self._wanting: dict[RequestId, None] = {}
+        self.kept_free_blocks = int(blocks_total * KEPT_FREE_RATIO)
+        """See `Holding.stock_blocks`. All blocks: nobody is given more than was asked for."""
 
     def handle(self, event: PoolEvent) -> list[PoolCommand]:
         """Apply one event and return what follows from it. Late and repeated events change nothing."""
@@ -366,7 +368,8 @@ class HostPool:
             self._empty(held)
 
     def _take(self, holding: Holding, count: int, commands: list[PoolCommand], *, cached_blocks: int = 0) -> None:
-        taken, news = self._names.take(count)
+        spare_blocks = (self._blocks.free - count - self.kept_free_blocks) // len(self._holdings)
+        taken, news = self._names.take(count + holding.stock_blocks(count, spare_blocks, self.block_tokens))
         holding.table = [*holding.table, *taken]
         commands += news
         if holding.landing:

@@ -60,6 +60,7 @@ class Bench:
         self.pool = HostPool(
             host=HostId("h"), blocks_total=blocks, block_tokens=BLOCK_TOKENS, eviction=LeastRecentlyUsed
         )
+        self.pool.kept_free_blocks = blocks
         self.arena = Arena()
         self.computed: dict[RequestId, int] = {}
         self.reports: list[StepReport] = []
@@ -267,6 +268,19 @@ def test_the_next_block_is_asked_for_before_it_is_needed_and_none_beyond_the_end
     wanted = [event.blocks for report in bench.reports for event in report.events if isinstance(event, BlocksWanted)]
     assert wanted == [3, 4]
     assert len(bench.output("a")) == 10
+
+
+def test_who_was_given_more_room_than_it_asked_for_does_not_ask_for_it_again() -> None:
+    """The first grant is what was asked for; the second one, to a request that decodes, reaches to its end."""
+    bench = Bench(blocks=16)
+    bench.start("a", list(range(6)), output=30)
+    bench.step()
+    bench.pool.kept_free_blocks = 4
+    while bench.step().slices:
+        pass
+    wanted = [event.blocks for report in bench.reports for event in report.events if isinstance(event, BlocksWanted)]
+    assert wanted == [3, 4]
+    assert len(bench.output("a")) == 30
 
 
 def test_steps_that_only_decode_are_no_news_of_the_load() -> None:
