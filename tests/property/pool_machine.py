@@ -71,8 +71,6 @@ class PoolUnderAnyOrder(RuleBasedStateMachine):
         self.dying: WorkerId | None = None
         """Dead, and the pool has not heard of it: what it is sent goes nowhere."""
 
-    # ---- the test's side of the protocol
-
     def new_pool(self) -> HostPool:
         return HostPool(host=HostId("h"), blocks_total=TOTAL, block_tokens=BLOCK_TOKENS, eviction=LeastRecentlyUsed)
 
@@ -111,15 +109,16 @@ class PoolUnderAnyOrder(RuleBasedStateMachine):
         assert not part.told_to_yield, "a request that gives its blocks back is granted more"
         assert command.block_table[: len(part.table)] == part.table, "a block table changed under its worker"
         kept = max(len(part.table), command.cached_blocks)
-        assert len(fresh := set(command.block_table[kept:])) == len(command.block_table) - kept
+        fresh = set(command.block_table[kept:])
+        assert len(fresh) == len(command.block_table) - kept
         touched = {block for other in self.running() if other is not part for block in other.table}
         assert not fresh & touched, "INV-3: a block was given away under its reader"
         self.sealed -= fresh
         assert set(command.block_table[: command.cached_blocks]) <= self.sealed, "a hit on a block that is not sealed"
         part.sealed_blocks = part.sealed_blocks if part.table else command.cached_blocks
         part.table = command.block_table
-        most = max(part.asked, -(-(part.request.prompt_tokens + part.request.output_tokens_max) // BLOCK_TOKENS))
-        assert part.asked <= len(part.table) <= most, "less than was asked for, or more than is of use"
+        most = -(-(part.request.prompt_tokens + part.request.output_tokens_max) // BLOCK_TOKENS)
+        assert part.asked <= len(part.table) <= max(most, part.asked), "less than asked for, or more than is of use"
         part.asked = len(part.table)
 
     def say(self, part: Part, event: PoolEvent) -> None:
