@@ -33,7 +33,7 @@ from baton.core.messages import (
     StopRequest,
     WorkerCommand,
 )
-from baton.core.step import Slice, SliceResult, Step, StepResult
+from baton.core.step import NOTHING, Slice, SliceResult, Step, StepResult
 from baton.core.types import BlockHash, HostId, OutputToken, RequestId, Role, WorkerId, WorkerView, unpack_tokens
 from baton.kv.hashing import runs_per_block
 
@@ -183,7 +183,7 @@ class Batcher:
                 for lane in run.lanes:
                     self._note_start(lane)
                 return run
-        return self._step(chosen)
+        return self._step(chosen) if chosen else NOTHING
 
     def ask_in_run(self, run: DecodeRun) -> None:
         """Ask for those who need more room after `asks_after` steps of a run of which no step is booked."""

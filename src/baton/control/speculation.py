@@ -16,8 +16,10 @@ def drafts_for(
 
     `chosen`: (index of the lane, tokens of it). With more than `config.requests_max` of them decoding, none is guessed.
     """
+    if config.tokens_max == 0:
+        return {}
     decoding = [index for index, count in chosen if count == 1 == lanes[index].remaining_tokens]
-    if config.tokens_max == 0 or len(decoding) > config.requests_max:
+    if len(decoding) > config.requests_max:
         return {}
     spare_tokens = limits.step_tokens_max - sum(count for _, count in chosen)
     drafts: dict[int, list[int]] = {}

@@ -1,7 +1,8 @@
 """Everything that is said between the coordinator, the host pools and the workers. Plain data: logged, replayed, sent.
 
 Naming: an *event* reports what happened, a *command* tells what to do. All that speaks of work carries
-(request_id, attempt), so that news of an abandoned attempt can be told from news of the present one.
+(request_id, attempt), so that news of an abandoned attempt can be told from news of the present one. Frozen data has no
+cycles: what is said often is left out of garbage collection (`gc=False`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ RejectReason = Literal["queue_full", "no_worker", "too_long", "slo", "share", "s
 # ---- into the coordinator ----------------------------------------------------------------------------------------
 
 
-class RequestArrived(Struct, frozen=True, tag=True):
+class RequestArrived(Struct, frozen=True, tag=True, gc=False):
     request: Request
 
 
@@ -62,7 +63,7 @@ class HostLost(Struct, frozen=True, tag=True):
     reason: str
 
 
-class WorkerReported(Struct, frozen=True, tag=True):
+class WorkerReported(Struct, frozen=True, tag=True, gc=False):
     view: WorkerView
 
 
@@ -77,7 +78,7 @@ class Tick(Struct, frozen=True, tag=True):
     window: LoadWindow
 
 
-class PrefillFinished(Struct, frozen=True, tag=True):
+class PrefillFinished(Struct, frozen=True, tag=True, gc=False):
     """The first token is out and the worker no longer touches the request's blocks."""
 
     request_id: RequestId
@@ -87,7 +88,7 @@ class PrefillFinished(Struct, frozen=True, tag=True):
     """Leading tokens whose KV lies in the request's blocks: whoever goes on starts there."""
 
 
-class RequestFinished(Struct, frozen=True, tag=True):
+class RequestFinished(Struct, frozen=True, tag=True, gc=False):
     """The last token is out and the worker no longer touches the request's blocks."""
 
     request_id: RequestId
@@ -116,7 +117,7 @@ class AheadEnded(Struct, frozen=True, tag=True):
     """False: the wire failed, or there was no room."""
 
 
-class BlocksStored(Struct, frozen=True, tag=True):
+class BlocksStored(Struct, frozen=True, tag=True, gc=False):
     """A host can now serve these blocks as a prefix."""
 
     host: HostId
@@ -125,7 +126,7 @@ class BlocksStored(Struct, frozen=True, tag=True):
     """Hashed runs of tokens that a block of this host has: it knows every nth of a prompt's hashes."""
 
 
-class BlocksRemoved(Struct, frozen=True, tag=True):
+class BlocksRemoved(Struct, frozen=True, tag=True, gc=False):
     host: HostId
     hashes: tuple[BlockHash, ...]
 
@@ -133,7 +134,7 @@ class BlocksRemoved(Struct, frozen=True, tag=True):
 # ---- out of the coordinator --------------------------------------------------------------------------------------
 
 
-class StartPrefill(Struct, frozen=True, tag=True):
+class StartPrefill(Struct, frozen=True, tag=True, gc=False):
     """Compute the prompt on this worker, up to the first token or (mixed) to the end."""
 
     request: Request
@@ -144,7 +145,7 @@ class StartPrefill(Struct, frozen=True, tag=True):
     """Host whose longer prefix is pulled first."""
 
 
-class StartDecode(Struct, frozen=True, tag=True):
+class StartDecode(Struct, frozen=True, tag=True, gc=False):
     """Go on with the request on this worker, from the blocks and tokens that exist. Also after a worker's death."""
 
     request: Request
@@ -178,13 +179,13 @@ class StopRequest(Struct, frozen=True, tag=True):
     worker: WorkerId
 
 
-class ReleaseBlocks(Struct, frozen=True, tag=True):
+class ReleaseBlocks(Struct, frozen=True, tag=True, gc=False):
     """Nobody will go on with this request: the pool frees its blocks as soon as no worker can still touch them."""
 
     request_id: RequestId
 
 
-class CloseRequest(Struct, frozen=True, tag=True):
+class CloseRequest(Struct, frozen=True, tag=True, gc=False):
     """The request is over. Exactly one per request, whatever happened to it (INV-1)."""
 
     request_id: RequestId
@@ -228,7 +229,7 @@ CoordinatorCommand = (
 # ---- between a worker's batcher and its host pool ------------------------------------------------------------------
 
 
-class BlocksWanted(Struct, frozen=True, tag=True):
+class BlocksWanted(Struct, frozen=True, tag=True, gc=False):
     """The batcher asks for a request's first blocks (with the prefix that the host holds) or for more of them.
 
     `blocks` is how long the request's block table shall be in all; asking twice for the same length is harmless.
@@ -242,7 +243,7 @@ class BlocksWanted(Struct, frozen=True, tag=True):
     """Hashes that may be taken as a prefix hit. Only looked at while the request holds no block."""
 
 
-class BlocksGranted(Struct, frozen=True, tag=True):
+class BlocksGranted(Struct, frozen=True, tag=True, gc=False):
     """The request's whole block table. The first `cached_blocks` hold KV that need not be computed."""
 
     request_id: RequestId
@@ -251,7 +252,7 @@ class BlocksGranted(Struct, frozen=True, tag=True):
     cached_blocks: int
 
 
-class BlocksSealed(Struct, frozen=True, tag=True):
+class BlocksSealed(Struct, frozen=True, tag=True, gc=False):
     """The KV of blocks `first` .. of the request's table is complete and now immutable; their hashes in order."""
 
     request_id: RequestId
@@ -261,7 +262,7 @@ class BlocksSealed(Struct, frozen=True, tag=True):
     hashes: tuple[BlockHash, ...]
 
 
-class RequestDropped(Struct, frozen=True, tag=True):
+class RequestDropped(Struct, frozen=True, tag=True, gc=False):
     """The worker no longer touches the request's blocks: it was told to stop, or (preempted) gave them back."""
 
     request_id: RequestId
@@ -320,7 +321,7 @@ PoolEvent = (
 )
 
 
-class ToWorker(Struct, frozen=True):
+class ToWorker(Struct, frozen=True, gc=False):
     """A pool's command with its address."""
 
     worker: WorkerId
@@ -334,7 +335,7 @@ PoolCommand = (
 # ---- between the server and a worker -------------------------------------------------------------------------------
 
 
-class StartRequest(Struct, frozen=True, tag=True):
+class StartRequest(Struct, frozen=True, tag=True, gc=False):
     """StartPrefill or StartDecode as a worker sees it: with the tokens, and the block table where one exists."""
 
     request: Request
@@ -358,7 +359,7 @@ WorkerCommand = StartRequest | StopRequest | BlocksGranted | PreemptRequest | Sh
 BatcherEvent = BlocksWanted | BlocksSealed | RequestDropped | PrefillFinished | RequestFinished | RequestFailed
 
 
-class StepReport(Struct, frozen=True, tag=True):
+class StepReport(Struct, frozen=True, tag=True, gc=False):
     """All that a worker has to say after a step (or between two, with no tokens): one message."""
 
     worker: WorkerId

@@ -95,6 +95,10 @@ class Step:
         )
 
 
+NOTHING = Step(())
+"""There is nothing to do now."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceResult:
     """What a step found out about one slice."""

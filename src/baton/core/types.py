@@ -33,7 +33,7 @@ def unpack_tokens(data: bytes) -> list[int]:
     return array("I", data).tolist()
 
 
-class Slo(Struct, frozen=True, kw_only=True):
+class Slo(Struct, frozen=True, kw_only=True, gc=False):
     """Latency targets of one request. A request is in its SLO when it meets both."""
 
     ttft_s: float
@@ -78,7 +78,7 @@ class Sampling(Struct, frozen=True, kw_only=True):
     """Only tokens that can lead to a match are drawn, and the end only at one. None: free text."""
 
 
-class Request(Struct, frozen=True, kw_only=True):
+class Request(Struct, frozen=True, kw_only=True, gc=False):
     """What a client asked for. Deliberately has no output length: nobody knows it yet.
 
     The prompt's tokens are not here: decisions need their number and their block hashes, workers get them beside it.
@@ -110,7 +110,7 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class OutputToken(Struct, frozen=True, array_like=True):
+class OutputToken(Struct, frozen=True, array_like=True, gc=False):
     """One generated token on its way from a worker to its client."""
 
     request_id: RequestId
@@ -125,7 +125,7 @@ class OutputToken(Struct, frozen=True, array_like=True):
     """With the first token, if asked for: float32 values, little-endian, of unit length. Empty: not asked for."""
 
 
-class WorkerView(Struct, frozen=True, kw_only=True):
+class WorkerView(Struct, frozen=True, kw_only=True, gc=False):
     """A worker's load as it last reported it. May be stale: `observed_at_s` says how stale."""
 
     id: WorkerId
@@ -215,7 +215,7 @@ class LoadWindow(Struct, frozen=True, kw_only=True):
     """The same of TPOT."""
 
 
-class ClusterView(Struct, frozen=True, kw_only=True):
+class ClusterView(Struct, frozen=True, kw_only=True, gc=False):
     """Everything that a policy may know about the cluster."""
 
     workers: tuple[WorkerView, ...]

@@ -53,13 +53,15 @@ class Holding:
         """Count the blocks that it is given beyond the `count` that it asks for, so that it asks less often.
 
         What is free beyond the pool's `kept_free_blocks` is spare; `spare_blocks` is an equal part of it, or below 0.
-        Nothing is evicted and nobody preempted for a stock, and nobody gets more than the longest output can need.
+        Nothing is evicted and nobody preempted for a stock. It at most doubles what a request has, and is never more
+        than its longest output can need.
         What comes over a wire gets what it asked for: a copy was planned for that.
         """
         if spare_blocks <= 0 or self.landing:
             return 0
         most_blocks = -(-(self.request.prompt_tokens + self.request.output_tokens_max) // block_tokens)
-        return max(0, min(spare_blocks, most_blocks - len(self.table) - count))
+        has_blocks = len(self.table) + count
+        return max(0, min(spare_blocks, has_blocks, most_blocks - has_blocks))
 
 
 def idle_younger(holdings: Iterable[Holding], than: Holding) -> list[Holding]:

@@ -17,7 +17,8 @@ Action = Callable[[], None]
 Message = TypeVar("Message")
 STEP_ENDS = -1
 """Rank of what a worker does at the end of a step: before everything else of that moment."""
-_DRAWS = 256
+_DRAWS = 2048
+"""Delays that a link draws at a time: 16 KiB."""
 _ROUNDING_S = 1e-9
 """Far more than sums of delays can be off by."""
 ARRAY_MIN = 64
@@ -96,41 +97,39 @@ class Delays:
     draw: np.random.Generator
     spike: Spike
     _drawn: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
-    _drawn_s: list[float] = field(default_factory=list[float])
-    """The same numbers, which are quicker to take one by one from a list."""
     _taken: int = 0
     """How many of them are used."""
 
     def next_s(self) -> float:
         """Draw a delay."""
         taken = self._taken
-        if taken == len(self._drawn_s):
+        if taken == len(self._drawn):
             self._draw(1)
             taken = 0
         self._taken = taken + 1
-        return self._drawn_s[taken] + self.spike.delay_s
+        return self._drawn.item(taken) + self.spike.delay_s
 
     def several(self, sent_s: array[float], begin: int, end: int, drained_s: float) -> Flock:
         """Draw a delay for each message that is sent at `sent_s[begin:end]`, behind one that arrives at `drained_s`."""
         messages = end - begin
-        if self._taken + messages > len(self._drawn_s):
+        if self._taken + messages > len(self._drawn):
             self._draw(messages)
         first, self._taken = self._taken, self._taken + messages
-        last, spike_s = self._taken - 1, self.spike.delay_s
-        last_s = max(drained_s, sent_s[end - 1] + (self._drawn_s[last] + spike_s))
+        last, spike_s, delay_s = self._taken - 1, self.spike.delay_s, self._drawn.item
+        last_s = max(drained_s, sent_s[end - 1] + (delay_s(last) + spike_s))
         slowest_s = self.max_s + spike_s + _ROUNDING_S
         for index in range(end - 2, begin - 1, -1):
             if sent_s[index] + slowest_s <= last_s:
                 break
             last -= 1
-            last_s = max(last_s, sent_s[index] + (self._drawn_s[last] + spike_s))
+            last_s = max(last_s, sent_s[index] + (delay_s(last) + spike_s))
         return Flock(messages, self._drawn[first : self._taken], spike_s, drained_s, last_s)
 
     def _draw(self, messages: int) -> None:
         """Draw many at once, which is quicker; keep what is not used yet."""
         more = self.min_s + (self.max_s - self.min_s) * self.draw.random(messages + _DRAWS)
         self._drawn = np.concatenate((self._drawn[self._taken :], more))
-        self._drawn_s, self._taken = self._drawn.tolist(), 0
+        self._taken = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from baton.core.messages import (
     StartWorker,
     WorkerCommand,
 )
-from baton.core.types import RequestId, TokenBytes, WorkerId, pack_tokens
+from baton.core.types import RequestId, TokenBytes, WorkerId
 from baton.sim.journal import Journal, Life
 from baton.sim.loop import EventLoop
 
@@ -70,7 +70,7 @@ class SimOutside:
         life.attempt, life.worker = command.attempt, command.worker
         if isinstance(command, StartDecode):
             life.handoffs_s.append(self.loop.now_s)
-        return pack_tokens(life.tokens)
+        return TokenBytes(life.tokens.tobytes())
 
     def close(self, command: CloseRequest) -> None:
         """See `Outside.close`."""

@@ -34,22 +34,24 @@ def granted(commands: list[PoolCommand]) -> list[int]:
     return [len(command.block_table) for command in tables if isinstance(command, BlocksGranted)]
 
 
-def test_in_an_empty_arena_a_request_is_given_its_longest_output_at_once() -> None:
-    """8 + 30 tokens are 10 blocks: it never asks again."""
-    assert begin(pool(100), "alone", 3, 30) == [10]
+def test_in_an_empty_arena_a_request_gets_twice_what_it_asks_for_up_to_its_longest_output() -> None:
+    """8 + 30 tokens are 10 blocks. It asks once more, and never again."""
+    made = pool(100)
+    assert begin(made, "alone", 3, 30) == [6]
+    assert grow(made, "alone", 7) == [10]
 
 
 def test_everybody_has_an_equal_part_of_what_is_spare_and_half_of_the_arena_stays_free() -> None:
     made = pool(40)
-    assert begin(made, "first", 4, 1000) == [20]
+    assert begin(made, "first", 12, 1000) == [20]
     assert begin(made, "second", 4, 1000) == [4]
     assert grow(made, "second", 6) == [6]
 
 
 def test_the_part_gets_smaller_the_more_are_here() -> None:
     made = pool(80)
-    assert begin(made, "first", 2, 40) == [12]
-    assert begin(made, "second", 2, 1000) == [2 + (80 - 12 - 2 - 40) // 2]
+    assert begin(made, "first", 6, 40) == [12]
+    assert begin(made, "second", 16, 1000) == [16 + (80 - 12 - 16 - 40) // 2]
 
 
 def test_a_pool_that_keeps_all_of_it_free_gives_what_is_asked_for() -> None:
