@@ -308,7 +308,7 @@ class Batcher:
         for lane, token in zip(run.lanes, run.tokens, strict=True):
             lane.decode_on([token] * steps, ended.get(lane.request.id))
             self._fairness.served(lane.request, prompt_tokens=0, output_tokens=steps)
-            first, hashes = lane.seal()
+            first, hashes = lane.seal() if lane.request.shares_blocks else (0, ())
             if hashes:
                 self._news.events.append(BlocksSealed(lane.request.id, lane.attempt, self.worker, first, hashes))
             if lane.request.id in ended or len(lane.tokens) >= lane.tokens_max:

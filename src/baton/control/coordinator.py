@@ -206,10 +206,11 @@ class Coordinator:
         """Let what is computed of a prompt go to where it will be decoded while the rest is computed."""
         request = flight.request
         flight.ahead = None
-        candidates = self._fleet.having("decode")
-        elsewhere = any(worker.host != source for worker in candidates)
-        run_tokens = self.policies.run_tokens(request) if elsewhere and not request.sampling.prompt_logprobs else 0
+        run_tokens = 0 if request.sampling.prompt_logprobs else self.policies.run_tokens(request)
         if run_tokens <= 0:
+            return []
+        candidates = self._fleet.having("decode")
+        if all(worker.host == source for worker in candidates):
             return []
         choice = self.policies.place(request, source, candidates, cluster)
         if isinstance(choice, PolicyFailure):

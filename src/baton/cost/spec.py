@@ -109,6 +109,9 @@ class LinearSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     handoff_local_s: float = 0.0005
     handoff_token_s: float = 0.00002
 
+    def model(self) -> LinearCost:
+        return LinearCost(**structs.asdict(self))
+
 
 class FittedSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`model: fitted`."""
@@ -131,7 +134,7 @@ def build(spec: AnySpec, folder: Path) -> Built:
     """Build the cost model; files are relative to `folder`. Raises ConfigError with every problem."""
     match spec:
         case LinearSpec():
-            cost = LinearCost(**structs.asdict(spec))
+            cost = spec.model()
             if problems := cost.problems():
                 raise ConfigError("\n".join(problems))
             return cost, KindFacts()

@@ -354,7 +354,7 @@ class HostPool:
 
     def _needed(self, holding: Holding, hit: Sequence[BlockId]) -> int:
         """Count the blocks that must be available for a request to begin with this hit."""
-        running = sum(1 for held in self._holdings.values() if held.table)
+        running = len([None for held in self._holdings.values() if held.table])
         return holding.wanted - len(hit) + self._blocks.unpinned(hit) + running
 
     def _reclaim(self, holding: Holding, hit: Sequence[BlockId]) -> None:

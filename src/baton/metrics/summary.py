@@ -125,6 +125,8 @@ def summarize(records: Sequence[RequestRecord], *, slo: SloTargets, wall_s: floa
     completed = [record for record in records if record.outcome == "finished"]
     duration_s = _duration_s(records)
     attained = sum(slo.met_by(record) for record in completed)
+    gaps_s = token_gaps_s(completed)
+    gaps_s.sort()  # in place: of a million requests they are gigabytes
     promised = slo.given or any(record.slo is not None for record in records)
     judged = sum(record.outcome != "cancelled" for record in records)
     return Results(
@@ -138,7 +140,7 @@ def summarize(records: Sequence[RequestRecord], *, slo: SloTargets, wall_s: floa
         output_tokens_per_s=_ratio(sum(record.output_tokens for record in completed), duration_s),
         ttft_s=distribution([value for record in completed if (value := record.ttft_s) is not None]),
         tpot_s=distribution([value for record in completed if (value := record.tpot_s) is not None]),
-        itl_s=distribution(token_gaps_s(completed)),
+        itl_s=_of_sorted(gaps_s),
         e2e_s=distribution([value for record in completed if (value := record.e2e_s) is not None]),
         slo=SloResult(
             ttft_s=slo.ttft_s,
@@ -153,9 +155,13 @@ def summarize(records: Sequence[RequestRecord], *, slo: SloTargets, wall_s: floa
 
 def distribution(values: Sequence[float] | npt.NDArray[np.float64]) -> Distribution:
     """Mean and quantiles; all null for no values."""
-    if not len(values):
+    return _of_sorted(np.sort(np.asarray(values, np.float64)))
+
+
+def _of_sorted(ordered: npt.NDArray[np.float64]) -> Distribution:
+    """Reduce values in ascending order, so that the mean does not depend on the order either. May write into them."""
+    if not len(ordered):
         return Distribution()
-    ordered = np.sort(np.asarray(values, np.float64))  # sorted, so that the mean does not depend on the order either
     mean = float(ordered.mean())
     p50, p90, p99 = np.quantile(ordered, (0.5, 0.9, 0.99), overwrite_input=True).tolist()
     return Distribution(mean=mean, p50=p50, p90=p90, p99=p99)

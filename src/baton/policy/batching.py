@@ -155,8 +155,11 @@ def _chunks(candidates: Sequence[Candidate], limits: BatchLimits, *, requests: i
     for index, candidate in enumerate(candidates):
         if tokens == 0 or requests + len(chosen) >= limits.requests_max:
             break
-        count = min(candidate.remaining_tokens, candidate.room_tokens, tokens)
-        if candidate.remaining_tokens > 1 and count > 0:
+        remaining_tokens = candidate.remaining_tokens
+        if remaining_tokens <= 1:
+            continue
+        count = min(remaining_tokens, candidate.room_tokens, tokens)
+        if count > 0:
             chosen.append((index, count))
             tokens -= count
     return chosen

@@ -16,8 +16,8 @@ from baton.core.names import did_you_mean
 from baton.core.ports import CostModel
 from baton.core.types import HostId, Role, WorkerId, WorkerView
 from baton.cost.heterogeneous import HeterogeneousCost
-from baton.cost.linear import LinearCost
 from baton.cost.load import LoadedCost, load_cost
+from baton.cost.spec import LinearSpec
 from baton.kv.tier import TierRules
 
 HOST = HostId("host-0")
@@ -117,27 +117,13 @@ class SimKind(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     batch: BatchLimits | None = None
 
 
-class SimCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Prices of `LinearCost`, which says what each means."""
+class SimCost(LinearSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The prices of workers that are of no kind. By default round numbers of a small model."""
 
     step_overhead_s: float = 0.040
     prefill_token_s: float = 0.0019
     prefill_pair_s: float = 0.0
     decode_request_s: float = 0.004
-    context_token_s: float = 0.000004
-    handoff_local_s: float = 0.0005
-    handoff_token_s: float = 0.00002
-
-    def model(self) -> LinearCost:
-        return LinearCost(
-            step_overhead_s=self.step_overhead_s,
-            prefill_token_s=self.prefill_token_s,
-            prefill_pair_s=self.prefill_pair_s,
-            decode_request_s=self.decode_request_s,
-            context_token_s=self.context_token_s,
-            handoff_local_s=self.handoff_local_s,
-            handoff_token_s=self.handoff_token_s,
-        )
 
 
 class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
