@@ -27,9 +27,9 @@ from baton.core.step import Slice, Step
 from baton.core.types import BlockId, RequestId, Sampling
 from baton.engine.load import EngineChoice, choose_engine, load_engine
 from baton.engine.model_config import ModelConfig
-from baton.engine.native.build import find_compiler
 from baton.engine.port import StepEngine
 from baton.engine.resolve import read_config, resolve_model
+from baton.machine.compiling import find_compiler
 
 CONTEXT_TOKENS = 500
 BLOCK_TOKENS = 16

@@ -13,11 +13,12 @@ from baton.engine.card import ModelCard
 from baton.engine.constrained import ConstrainedEngine
 from baton.engine.dtype import Dtype
 from baton.engine.hash_engine import HashEngine
-from baton.engine.native.build import NativeUnavailableError, library_path
+from baton.engine.native.build import library_path
 from baton.engine.parallel.orders import Orders
 from baton.engine.parallel.place import rank_place
 from baton.engine.port import StepEngine
 from baton.kv.layout import KVLayout
+from baton.machine.compiling import NativeUnavailableError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

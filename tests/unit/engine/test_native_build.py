@@ -9,8 +9,9 @@ import pytest
 
 from baton.engine.card import ModelCard
 from baton.engine.load import choose_engine
-from baton.engine.native.build import find_compiler, has_to_be_built, library_path
+from baton.engine.native.build import has_to_be_built, library_path
 from baton.engine.resolve import resolve_model
+from baton.machine.compiling import find_compiler
 from tests.unit.engine.models import tiny_llama
 
 

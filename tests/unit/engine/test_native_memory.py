@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.engine.native.build import compile_library, find_compiler
+from baton.engine.native.build import ENGINE
+from baton.machine.compiling import find_compiler
 
 ROOT = Path(__file__).resolve().parents[3]
 SEEDS = 10
@@ -30,7 +31,7 @@ SANITIZED = (
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("sanitized") / "native.so"
-    compile_library(find_compiler(), path, SANITIZED)
+    ENGINE.compile(find_compiler(), path, SANITIZED)
     return path
 
 

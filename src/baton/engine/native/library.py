@@ -8,8 +8,8 @@ from pathlib import Path
 
 from baton.core.errors import ModelError
 from baton.engine.dtype import WeightKind
-from baton.engine.native.build import NativeUnavailableError
 from baton.kv.layout import KVDtype
+from baton.machine.compiling import NativeUnavailableError
 
 NUMBERS: dict[KVDtype, int] = {"float32": 0, "bfloat16": 1}
 """`enum class Number`: what products can be computed in."""

@@ -1,0 +1,1 @@
+"""What processes of one machine share: C++ that is compiled on it, memory that is lent, copies of runs of bytes."""

@@ -1,0 +1,120 @@
+"""Compile C++ of ours once per machine, where it is first needed.
+
+The result is cached under a hash of everything that it is made from, and put in place by a rename: whoever finds the
+file finds a whole one. No configuration: what the machine has decides.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+COMPILERS = ("g++", "clang++")
+
+
+class NativeUnavailableError(Exception):
+    """C++ of ours cannot run here; the message says why, and what would change it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeSources:
+    """The sources of one library, and how they are compiled."""
+
+    name: str
+    """Begins the name of the library's file."""
+    folder: Path
+    """Every .cpp and .h file in it is taken to be a part of the library."""
+    flags: tuple[str, ...]
+    units: Mapping[str, tuple[str, ...]]
+    """Every translation unit, with flags of its own: the instructions that it may use."""
+
+    def library_path(self) -> Path:
+        """Return the compiled library, building it first where it is not cached. Raises NativeUnavailableError."""
+        compiler = find_compiler()
+        path = self._cached(compiler)
+        if path.exists():
+            return path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with (path.parent / "build.lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # processes start together: one builds, the others find it built
+                if not path.exists():
+                    self.compile(compiler, path)
+        except OSError as error:
+            raise NativeUnavailableError(f"{path.name} cannot be stored in {path.parent}: {error}") from error
+        return path
+
+    def has_to_be_built(self) -> bool:
+        """Tell whether `library_path` would compile."""
+        try:
+            return not self._cached(find_compiler()).exists()
+        except NativeUnavailableError:
+            return False
+
+    def compile(self, compiler: str, path: Path, extra: tuple[str, ...] = ()) -> None:
+        """Compile all units, side by side, and link them.
+
+        Raises NativeUnavailableError with the compiler's first words.
+        """
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            objects = [str(Path(folder) / f"{unit}.o") for unit in self.units]
+            commands = [
+                [compiler, *self.flags, *flags, *extra, "-c", str(self.folder / f"{unit}.cpp"), "-o", target]
+                for (unit, flags), target in zip(self.units.items(), objects, strict=True)
+            ]
+            quiet, heard = subprocess.DEVNULL, subprocess.PIPE
+            running = [subprocess.Popen(command, stdout=quiet, stderr=heard) for command in commands]
+            said = [process.communicate()[1] for process in running]
+            for process, words in zip(running, said, strict=True):
+                _check(process.returncode, words)
+            built = Path(folder) / "library.so"
+            linked = subprocess.run(
+                [compiler, "-shared", "-pthread", *extra, *objects, "-o", str(built)], capture_output=True, check=False
+            )
+            _check(linked.returncode, linked.stderr)
+            built.replace(path)
+
+    def _cached(self, compiler: str) -> Path:
+        digest = hashlib.sha256()
+        version = subprocess.run([compiler, "--version"], capture_output=True, check=False)
+        digest.update(version.stdout)
+        digest.update(repr((self.flags, dict(self.units))).encode())
+        for source in sorted([*self.folder.glob("*.cpp"), *self.folder.glob("*.h")]):
+            digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+        return _cache_folder() / f"{self.name}-{digest.hexdigest()[:20]}.so"
+
+
+def find_compiler() -> str:
+    """Return the path of a C++ compiler. Raises NativeUnavailableError."""
+    if platform.machine() != "x86_64" or sys.platform != "linux":
+        raise NativeUnavailableError(
+            f"C++ of ours is written for Linux on x86-64, this is {sys.platform} on {platform.machine()}"
+        )
+    found = next((path for name in COMPILERS if (path := shutil.which(name)) is not None), None)
+    if found is None:
+        raise NativeUnavailableError(
+            f"no C++ compiler ({' or '.join(COMPILERS)}) on PATH; install one for a faster engine and faster copies"
+        )
+    return found
+
+
+def _check(code: int, words: bytes) -> None:
+    if code != 0:
+        lines = words.decode(errors="replace").splitlines() or ["(it gave no reason)"]
+        first = next((line for line in lines if "error" in line), lines[-1])
+        raise NativeUnavailableError(f"the C++ compiler ended with code {code}: {first}; g++ 11 or newer is needed")
+
+
+def _cache_folder() -> Path:
+    """Where this user's caches lie. Source: XDG Base Directory Specification 0.8."""
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(named) if Path(named).is_absolute() else Path.home() / ".cache") / "baton"

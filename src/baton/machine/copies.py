@@ -1,0 +1,79 @@
+"""Copy many runs of bytes at once between memories of this process: one call of C++ where a compiler is.
+
+Without one, each run is a call of Python's: some microseconds a run, and large copies at half the speed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from baton.machine.compiling import NativeSources, NativeUnavailableError
+
+log = logging.getLogger("baton.machine")
+
+COPIES = NativeSources(
+    name="baton-copies",
+    folder=Path(__file__).parent,
+    flags=("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"),
+    units={"copies": ()},
+)
+PAST_CACHE_BYTES = 2 << 20
+"""Moves of so much in all do not fit into a core's cache together with what else is there."""
+
+Runs = npt.NDArray[np.uint64]
+"""[runs, 2]: address and size in bytes, in the order in which the bytes follow each other."""
+
+Moves = npt.NDArray[np.uint64]
+"""[moves, 3]: address from, address to, size in bytes. The memories must stay mapped until the moves are done."""
+
+Copy = Callable[[Moves], None]
+"""Carries out moves, which do not overlap, without holding the interpreter's lock."""
+
+
+def paired(sources: Runs, targets: Runs) -> Moves:
+    """Cut two lists of runs alike, which hold the same number of bytes."""
+    if len(sources) == len(targets) and np.array_equal(sources[:, 1], targets[:, 1]):
+        return np.column_stack((sources[:, 0], targets))
+    ends = [np.cumsum(runs[:, 1]) for runs in (sources, targets)]
+    cuts = np.union1d(*ends)
+    starts = np.concatenate((np.zeros(1, np.uint64), cuts[:-1]))
+    addresses = []
+    for runs, ending in zip((sources, targets), ends, strict=True):
+        index = np.searchsorted(ending, starts, side="right")
+        addresses.append(runs[index, 0] + (starts - (ending[index] - runs[index, 1])))
+    return np.column_stack((*addresses, cuts - starts))
+
+
+def address_of(memory: memoryview) -> int:
+    """Where a flat memory begins. It may be read-only."""
+    return np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
+
+
+def copy_one_by_one(moves: Moves) -> None:
+    """Implements `Copy` without a compiler."""
+    for source, target, size_bytes in moves.tolist():
+        ctypes.memmove(target, source, size_bytes)
+
+
+@functools.cache
+def fastest_copy() -> Copy:
+    """The best `Copy` that this machine has. Compiles it where it was not yet (a second, once per machine)."""
+    try:
+        library = ctypes.CDLL(str(COPIES.library_path()))
+    except (NativeUnavailableError, OSError) as error:
+        log.warning("KV between processes is copied run by run, at about half the speed: %s", error)
+        return copy_one_by_one
+    return functools.partial(_copy_at_once, library)
+
+
+def _copy_at_once(library: ctypes.CDLL, moves: Moves) -> None:
+    rows = np.ascontiguousarray(moves, np.uint64)
+    address = ctypes.c_void_p(rows.ctypes.data)
+    library.baton_move(address, ctypes.c_uint64(len(rows)), ctypes.c_uint64(PAST_CACHE_BYTES))
