@@ -26,19 +26,22 @@ Runs = Sequence[tuple[int, int]]
 class Way(Protocol):
     """What both ends do; only one of the methods is called in each process."""
 
+    polls: bool
+    """The library asks its source to be called all the time while a pull is under way. Others keep their core."""
+
     def offer(self, runs: Runs) -> dict[str, Any]: ...
 
     def pull(self, ticket: dict[str, Any], runs: Runs) -> float:
         """Returns seconds."""
         ...
 
-    def poll(self) -> None:
-        """Called by the source all the time while a pull is under way, where the library asks for it."""
-        ...
+    def poll(self) -> None: ...
 
 
 class Memcpy:
     """One plain copy of as many bytes, from the one memory to the other. No other process takes part."""
+
+    polls = False
 
     def __init__(self, source: np.ndarray, target: np.ndarray) -> None:
         self._source, self._target = source, target
@@ -53,11 +56,13 @@ class Memcpy:
         return time.perf_counter() - started_s
 
     def poll(self) -> None:
-        """Nothing."""
+        """Nobody calls it."""
 
 
 class Ours:
-    """Baton's transports."""
+    """Baton's transports. Their threads answer."""
+
+    polls = False
 
     def __init__(self, way: str, role: str, host: str, memory: np.ndarray, descriptor: int) -> None:
         try:
@@ -100,11 +105,13 @@ class Ours:
         return time.perf_counter() - started_s
 
     def poll(self) -> None:
-        """Our threads answer."""
+        """Nobody calls it."""
 
 
 class Nixl:
     """NIXL with its UCX backend, driven directly. UCX picks the way: shared memory on one host, where not told so."""
+
+    polls = True
 
     def __init__(self, role: str, memory: np.ndarray) -> None:
         try:
@@ -143,7 +150,9 @@ class Nixl:
 
 
 class Mooncake:
-    """Mooncake's transfer engine over tcp, driven directly."""
+    """Mooncake's transfer engine over tcp, driven directly. Its threads answer."""
+
+    polls = False
 
     def __init__(self, host: str, memory: np.ndarray) -> None:
         try:
@@ -175,7 +184,7 @@ class Mooncake:
         return took_s
 
     def poll(self) -> None:
-        """Its threads answer."""
+        """Nobody calls it."""
 
 
 def _paired(theirs: Runs, ours: Runs) -> tuple[Runs, Runs]:
@@ -214,7 +223,7 @@ def main(way_name: str, role: str, host: str, *descriptors: str) -> None:
         if not line:
             break
         said = json.loads(line)
-        polling = said["do"] == "poll"
+        polling = way.polls and said["do"] == "poll"
         match said["do"]:
             case "offer":
                 answer: dict[str, Any] = way.offer([(a, b) for a, b in said["runs"]])

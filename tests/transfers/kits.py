@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import random
 import subprocess
@@ -15,8 +16,8 @@ import msgspec
 import pytest
 
 from baton.arena.memfd import Arena, create_arena
+from baton.machine.copies import Copy, Moves
 from baton.transfer.clock import now_s as real_now_s
-from baton.transfer.copying import Copy, copy_views
 from baton.transfer.memory import MemoryExchange, MemoryTransport
 from baton.transfer.nixl import NixlTransport
 from baton.transfer.offers import Source
@@ -108,7 +109,7 @@ class Kit:
         return Side(transport, source, arena, transport.register(arena.memory, descriptor=arena.fd))
 
     def _open(self, gate: Gate | None, source: Source) -> Transport:
-        copy = copy_views if gate is None else held_copy(gate)
+        copy = None if gate is None else held_copy(gate)
         match self.name:
             case "memory":
                 return MemoryTransport(self.exchange, copy=copy, source=source)
@@ -150,13 +151,12 @@ def transport_of(name: str, source: Source, listen: str = "") -> Transport:
 def held_copy(gate: Gate) -> Copy:
     """Copies in small steps, each after the gate has let it pass."""
 
-    def copy(sources: Sequence[memoryview], targets: Sequence[memoryview]) -> None:
-        moved = b"".join(sources)
-        for target in targets:
-            for start in range(0, target.nbytes, PIECE_BYTES):
-                part = target[start : start + PIECE_BYTES]
-                gate.pass_bytes(part.nbytes)
-                part[:], moved = moved[: part.nbytes], moved[part.nbytes :]
+    def copy(moves: Moves) -> None:
+        for source, target, size_bytes in moves.tolist():
+            for start in range(0, size_bytes, PIECE_BYTES):
+                part_bytes = min(PIECE_BYTES, size_bytes - start)
+                gate.pass_bytes(part_bytes)
+                ctypes.memmove(target + start, source + start, part_bytes)
 
     return copy
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import socket
 import threading
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
-import msgspec
-
 from baton.core.errors import TransferError
+from baton.transfer.extents import digest, total_bytes
 from baton.transfer.listener import hang_up, limit_waits
 from baton.transfer.offers import REFUSALS, SECRET_BYTES, Answer
-from baton.transfer.port import Extent, Ticket
+from baton.transfer.port import Ticket
 from baton.transfer.pulling import CLOSED
 from baton.transfer.wire import Verb, request_of
 
@@ -26,6 +25,17 @@ _TEST_S = 1.0
 Got = TypeVar("Got")
 Receive = Callable[[socket.socket], tuple[Answer, int, Got]]
 """Reads an answer: what it says, the source's epoch, and what else came with it."""
+
+
+class Inquiry:
+    """Questions about one ticket. What they say of its extents is worked out once."""
+
+    def __init__(self, ticket: Ticket) -> None:
+        self.ticket = ticket
+        self._check = request_of(ticket, Verb.CHECK, total_bytes(ticket.extents), digest(ticket.extents), 0)
+
+    def packed(self, verb: Verb, detail: int) -> bytes:
+        return replace(self._check, verb=verb, size_bytes=detail).packed()
 
 
 class Asker:
@@ -41,10 +51,10 @@ class Asker:
         self._gone = False
         """Nobody answered the last time."""
 
-    def ask(self, ticket: Ticket, verb: Verb, receive: Receive[Got], detail: int = 0) -> Got:
+    def ask(self, inquiry: Inquiry, verb: Verb, receive: Receive[Got], detail: int = 0) -> Got:
         """Returns what came with a good answer. Raises TransferError for any other, or none."""
-        answer, epoch, got = self._exchange(ticket, verb, receive, detail)
-        if answer is not Answer.FINE or epoch != ticket.epoch:
+        answer, epoch, got = self._exchange(inquiry.packed(verb, detail), receive)
+        if answer is not Answer.FINE or epoch != inquiry.ticket.epoch:
             reason = REFUSALS.get(answer, REFUSALS[Answer.RESTARTED])
             raise TransferError(f"the source {self._name} refuses: {reason}")
         return got
@@ -53,7 +63,8 @@ class Asker:
         """Tell whether somebody answers who would serve us, whatever he says to a ticket that nobody gave."""
         nobody = Ticket(transport="", address="", epoch=0, number=0, secret=bytes(SECRET_BYTES), extents=())
         try:
-            return self._exchange(nobody, Verb.CHECK, receive, 0, stall_s=_TEST_S)[0] is not Answer.STRANGER
+            request = Inquiry(nobody).packed(Verb.CHECK, 0)
+            return self._exchange(request, receive, stall_s=_TEST_S)[0] is not Answer.STRANGER
         except TransferError:
             return False
 
@@ -81,10 +92,7 @@ class Asker:
         finally:
             self._lock.release()
 
-    def _exchange(
-        self, ticket: Ticket, verb: Verb, receive: Receive[Got], detail: int, *, stall_s: float = _STALL_S
-    ) -> tuple[Answer, int, Got]:
-        request = request_of(ticket, verb, digest(ticket.extents), detail).packed()
+    def _exchange(self, request: bytes, receive: Receive[Got], *, stall_s: float = _STALL_S) -> tuple[Answer, int, Got]:
         with self._lock:
             for fresh in (False, True):
                 if self._closed:
@@ -111,11 +119,6 @@ class Asker:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-
-
-def digest(extents: Sequence[Extent]) -> int:
-    """Tell lists of extents apart: a ticket may have been mistaken on its way."""
-    return zlib.crc32(msgspec.msgpack.encode(extents))
 
 
 def _hung_up(connection: socket.socket) -> bool:

@@ -1,26 +1,22 @@
-"""Copies between memories of one machine, by a few threads: numpy lets go of the interpreter while it copies."""
+"""Pulls between memories of one machine: a few threads copy, and hold no lock of the interpreter meanwhile."""
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
-
-import numpy as np
+from collections.abc import Callable
 
 from baton.core.errors import TransferError
+from baton.machine.copies import Copy, paired
 from baton.transfer.extents import Spread
 from baton.transfer.pulling import CLOSED, Piece, PiecewisePull
-
-Copy = Callable[[Sequence[memoryview], Sequence[memoryview]], None]
-"""Fills the second with the bytes of the first. They hold the same number, cut differently."""
 
 Move = Callable[[Piece], None]
 """Brings a piece over and returns when nothing writes any more. May raise TransferError."""
 
 _PIECE_BYTES_MIN = 1 << 20
 _PIECE_BYTES_MAX = 256 << 20
-"""Large: the C library copies long runs past the cache, at up to twice the speed. A cancel waits for such a piece."""
+"""A cancel waits for such a piece."""
 
 
 class Copier:
@@ -46,7 +42,10 @@ class Copier:
     def from_spread(self, source: Spread) -> Move:
         """Move pieces by copying them."""
         return lambda piece: self._copy(
-            source.cut(piece.start, piece.size_bytes), piece.pull.target.cut(piece.start, piece.size_bytes)
+            paired(
+                source.addresses(piece.start, piece.size_bytes),
+                piece.pull.target.addresses(piece.start, piece.size_bytes),
+            )
         )
 
     def close(self) -> None:
@@ -97,23 +96,6 @@ def _move_piece(piece: Piece, move: Move) -> None:
         pull.left()
         return
     pull.landed(piece)
-
-
-def copy_views(sources: Sequence[memoryview], targets: Sequence[memoryview]) -> None:
-    """Copy runs of bytes to runs that are cut differently."""
-    if len(sources) == len(targets) == 1:
-        np.copyto(np.frombuffer(targets[0], np.uint8), np.frombuffer(sources[0], np.uint8))
-        return
-    rest = iter(sources)
-    source, at = np.frombuffer(next(rest), np.uint8), 0
-    for view in targets:
-        target, filled = np.frombuffer(view, np.uint8), 0
-        while filled < target.size:
-            if at == source.size:
-                source, at = np.frombuffer(next(rest), np.uint8), 0
-            size = min(target.size - filled, source.size - at)
-            np.copyto(target[filled : filled + size], source[at : at + size])
-            filled, at = filled + size, at + size
 
 
 def no_interrupt(pull: PiecewisePull) -> None:

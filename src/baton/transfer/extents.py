@@ -1,13 +1,24 @@
-"""Registered memories, and runs of bytes that lie spread over them."""
+"""Registered memories, and runs of bytes that lie spread over them.
+
+Lists of extents are worked on as arrays: KV that is cut layer by layer has tens of thousands of runs.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, pairwise
+import zlib
+from collections.abc import Mapping, Sequence
+from itertools import chain
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from baton.core.errors import TransferError
+from baton.machine.copies import Runs, address_of
 from baton.transfer.port import Extent, Ticket
+
+Rows = npt.NDArray[np.int64]
+"""[extents, 3]: offset, size and region, as an `Extent` has them."""
 
 
 class Memories:
@@ -29,38 +40,21 @@ class Memories:
         """Find the bytes of these extents. Raises TransferError where one lies outside of its region."""
         if not extents:
             raise TransferError("0 extents hold nothing to transfer; give at least one")
-        for extent in extents:
-            self._check(extent)
-        return Spread(extents, dict(enumerate(self._views)))
+        return Spread(rows_of(extents), dict(enumerate(self._views)))
 
     def target_of(self, ticket: Ticket, extents: Sequence[Extent], *, name: str) -> Spread:
         """As `spread`, for a pull over the transport `name`: room for just what the ticket offers, each byte once."""
         if ticket.transport != name:
             raise TransferError(f"a ticket of {ticket.transport} cannot be pulled over {name}; use that transport")
-        size_bytes = sum(extent.size_bytes for extent in ticket.extents)
+        size_bytes = total_bytes(ticket.extents)
         spread = self.spread(extents)
         if spread.size_bytes != size_bytes:
             raise TransferError(
                 f"the ticket offers {size_bytes} bytes, the target has room for {spread.size_bytes};"
                 " pull into extents of the same size in all"
             )
-        for before, after in pairwise(sorted(extents, key=lambda extent: (extent.region, extent.offset_bytes))):
-            if before.region == after.region and before.offset_bytes + before.size_bytes > after.offset_bytes:
-                raise TransferError(
-                    f"target extents overlap at byte {after.offset_bytes} of region {after.region}:"
-                    " two writers would mix; pull into extents that do not"
-                )
+        spread.check_apart()
         return spread
-
-    def _check(self, extent: Extent) -> None:
-        if not 0 <= extent.region < len(self._views):
-            raise TransferError(f"there is no region {extent.region}, {len(self._views)} are registered; register it")
-        held_bytes = self._views[extent.region].nbytes
-        if extent.offset_bytes < 0 or extent.size_bytes <= 0 or extent.offset_bytes + extent.size_bytes > held_bytes:
-            raise TransferError(
-                f"{extent.size_bytes} bytes at {extent.offset_bytes} lie outside of region {extent.region},"
-                f" which has {held_bytes}; give extents inside of it"
-            )
 
     def close(self) -> None:
         """Let go of them."""
@@ -69,41 +63,102 @@ class Memories:
         self._views.clear()
 
 
-def collate(extents: Sequence[Extent]) -> list[Extent]:
-    """Merge neighbours that follow each other in memory too: fewer, longer runs cost less to move."""
-    merged: list[Extent] = []
-    for extent in extents:
-        last = merged[-1] if merged else None
-        if last and last.region == extent.region and last.offset_bytes + last.size_bytes == extent.offset_bytes:
-            merged[-1] = Extent(last.offset_bytes, last.size_bytes + extent.size_bytes, last.region)
-        else:
-            merged.append(extent)
-    return merged
-
-
 class Spread:
     """Bytes in a row that lie in several places. Any run of them can be cut out, as views and without a copy."""
 
-    def __init__(self, extents: Sequence[Extent], views: Mapping[int, memoryview]) -> None:
-        """Neighbours are collated. `views` are the regions; without them, only `runs` can be asked for."""
-        self._extents = collate(extents)
+    def __init__(self, rows: Rows, views: Mapping[int, memoryview]) -> None:
+        """Neighbours are collated. `views` are the regions. Raises TransferError where a row lies outside of them."""
+        _check_inside(rows, views)
+        self._rows = collated(rows)
         self._views = views
-        self._starts = list(accumulate((extent.size_bytes for extent in self._extents), initial=0))
-        self.size_bytes = self._starts.pop()
+        self.size_bytes = int(self._rows[:, 1].sum())
+
+    def check_apart(self) -> None:
+        """Raise TransferError where two runs overlap."""
+        ordered = self._rows[np.lexsort((self._rows[:, 0], self._rows[:, 2]))]
+        before, after = ordered[:-1], ordered[1:]
+        mixed = (before[:, 2] == after[:, 2]) & (before[:, 0] + before[:, 1] > after[:, 0])
+        if mixed.any():
+            offset, _, region = after[int(np.argmax(mixed))].tolist()
+            raise TransferError(
+                f"target extents overlap at byte {offset} of region {region}:"
+                " two writers would mix; pull into extents that do not"
+            )
 
     def cut(self, start: int, size_bytes: int) -> list[memoryview]:
         """Views of `size_bytes` bytes from `start` on, in order."""
         return [
-            self._views[run.region][run.offset_bytes : run.offset_bytes + run.size_bytes]
-            for run in self.runs(start, size_bytes)
+            self._views[region][offset : offset + size]
+            for offset, size, region in cut_rows(self._rows, start, size_bytes).tolist()
         ]
 
-    def runs(self, start: int, left_bytes: int) -> Iterator[Extent]:
-        """Where these bytes lie, in order."""
-        index = bisect_right(self._starts, start) - 1
-        while left_bytes > 0:
-            extent = self._extents[index]
-            skipped = start - self._starts[index]
-            taken = min(left_bytes, extent.size_bytes - skipped)
-            yield Extent(extent.offset_bytes + skipped, taken, extent.region)
-            start, left_bytes, index = start + taken, left_bytes - taken, index + 1
+    def addresses(self, start: int, size_bytes: int) -> Runs:
+        """Where in this process these bytes lie, in order."""
+        rows = cut_rows(self._rows, start, size_bytes)
+        bases = {region: address_of(self._views[region]) for region in np.unique(rows[:, 2]).tolist()}
+        return addressed(rows, bases)
+
+
+def rows_of(extents: Sequence[Extent]) -> Rows:
+    """Raises TransferError where a number has more than 63 bits."""
+    numbers = chain.from_iterable(map(msgspec.structs.astuple, extents))
+    try:
+        return np.fromiter(numbers, np.int64, 3 * len(extents)).reshape(-1, 3)
+    except OverflowError:
+        raise TransferError("an extent is larger than any memory; use the ticket as the source gave it") from None
+
+
+def addressed(rows: Rows, bases: Mapping[int, int]) -> Runs:
+    """The runs of these rows in memories that begin at `bases`."""
+    runs = rows[:, :2].astype(np.uint64)
+    for region, base in bases.items():
+        runs[rows[:, 2] == region, 0] += np.uint64(base)
+    return runs
+
+
+def collated(rows: Rows) -> Rows:
+    """Merge neighbours that follow each other in memory too: fewer, longer runs cost less to move."""
+    apart = (rows[1:, 0] != rows[:-1, 0] + rows[:-1, 1]) | (rows[1:, 2] != rows[:-1, 2])
+    if apart.all():
+        return rows
+    first = np.concatenate(([0], np.flatnonzero(apart) + 1))
+    merged = rows[first]
+    merged[:, 1] = np.add.reduceat(rows[:, 1], first)
+    return merged
+
+
+def cut_rows(rows: Rows, start: int, size_bytes: int) -> Rows:
+    """The rows of `size_bytes` bytes from `start` on."""
+    ends = np.cumsum(rows[:, 1])
+    first = int(np.searchsorted(ends, start, side="right"))
+    last = int(np.searchsorted(ends, start + size_bytes, side="left"))
+    part = rows[first : last + 1].copy()
+    skipped = start - int(ends[first] - rows[first, 1])
+    part[-1, 1] -= int(ends[last]) - (start + size_bytes)
+    part[0] += (skipped, -skipped, 0)
+    return part
+
+
+def total_bytes(extents: Sequence[Extent]) -> int:
+    return sum(extent.size_bytes for extent in extents)
+
+
+def digest(extents: Sequence[Extent]) -> int:
+    """Tell lists of extents apart: a ticket may have been mistaken on its way."""
+    return zlib.crc32(msgspec.msgpack.encode(extents))
+
+
+def _check_inside(rows: Rows, views: Mapping[int, memoryview]) -> None:
+    inside = np.zeros(len(rows), np.bool_)
+    for region, view in views.items():
+        fits = (rows[:, 0] >= 0) & (rows[:, 1] > 0) & (rows[:, 1] <= view.nbytes)
+        inside |= (rows[:, 2] == region) & fits & (rows[:, 0] <= view.nbytes - rows[:, 1])
+    if inside.all():
+        return
+    offset, size, region = rows[int(np.argmin(inside))].tolist()
+    if region not in views:
+        raise TransferError(f"there is no region {region}, {len(views)} are registered; register it")
+    raise TransferError(
+        f"{size} bytes at {offset} lie outside of region {region},"
+        f" which has {views[region].nbytes}; give extents inside of it"
+    )

@@ -7,7 +7,8 @@ import threading
 from collections.abc import Sequence
 
 from baton.core.errors import TransferError
-from baton.transfer.copying import Copier, Copy, copy_views, no_interrupt
+from baton.machine.copies import Copy, fastest_copy
+from baton.transfer.copying import Copier, no_interrupt
 from baton.transfer.extents import Spread
 from baton.transfer.offers import REFUSALS, Answer, Offers, Source
 from baton.transfer.port import Extent, Ticket
@@ -31,14 +32,14 @@ class MemoryTransport:
         exchange: MemoryExchange,
         *,
         threads: int = 2,
-        copy: Copy = copy_views,
+        copy: Copy | None = None,
         source: Source | None = None,
     ) -> None:
         self._exchange = exchange
         self._owned = source is None
         self._source = source or Source()
         self.offers = self._source.offers
-        self._copier = Copier(threads, copy)
+        self._copier = Copier(threads, copy or fastest_copy())
         self._changed = threading.Condition()
         self._readers = 0
         self._closed = False

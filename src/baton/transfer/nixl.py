@@ -12,17 +12,20 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 from msgspec import Struct
 
 from baton.core.errors import TransferError
-from baton.transfer.asker import Asker
-from baton.transfer.copying import Copier, Move, copy_views, no_interrupt
-from baton.transfer.extents import Spread
+from baton.machine.copies import Moves, address_of, copy_one_by_one, paired
+from baton.transfer.asker import Asker, Inquiry
+from baton.transfer.copying import Copier, Move, no_interrupt
+from baton.transfer.extents import Spread, addressed, collated, cut_rows, rows_of
 from baton.transfer.listener import Listener, limit_waits
 from baton.transfer.nixl_agent import NixlAgent
 from baton.transfer.offers import Answer, Offer, Source
+from baton.transfer.peers import Peers
 from baton.transfer.port import Extent, Ticket
-from baton.transfer.pulling import CLOSED, Piece, PiecewisePull
+from baton.transfer.pulling import Piece, PiecewisePull
 from baton.transfer.shm_source import answer_of
 from baton.transfer.tcp import joined, listening_on, split
 from baton.transfer.tcp_source import FIRST_REQUEST_S
@@ -64,10 +67,8 @@ class NixlTransport:
         self._source = source or Source()
         self._agent = NixlAgent(f"baton-{self._source.offers.epoch:x}", devices=devices)
         self._addresses: list[int] = []
-        self._copier = Copier(threads, copy_views)
-        self._lock = threading.Lock()
-        self._peers: dict[str, _NixlPeer] = {}
-        self._closed = False
+        self._copier = Copier(threads, copy_one_by_one)  # UCX copies: its threads wait
+        self._peers = Peers(lambda address: _NixlPeer(address, self._agent))
         listening = listening_on(listen)
         self.address = joined(*listening.getsockname()[:2])
         self._listener = Listener(listening, self._serve, _CONNECTIONS_MAX)
@@ -75,16 +76,14 @@ class NixlTransport:
     def register(self, memory: memoryview, *, descriptor: int | None = None) -> int:
         """See `Transport.register`."""
         region = self._source.register(memory, descriptor=descriptor)
-        address = np.frombuffer(memory, np.uint8).ctypes.data
+        address = address_of(memory)
         self._agent.register(address, memory.nbytes)
         self._addresses.append(address)
         return region
 
     def offer(self, extents: Sequence[Extent], *, lease_s: float, checksum: bool = False) -> Ticket:
         """See `Transport.offer`."""
-        return self._source.offers.add(
-            extents, lease_s=lease_s, checksum=checksum, transport=self.name, address=self.address
-        )
+        return self._source.offer(extents, lease_s=lease_s, checksum=checksum, way=self)
 
     def withdraw(self, ticket: Ticket) -> None:
         """See `Transport.withdraw`."""
@@ -93,34 +92,20 @@ class NixlTransport:
     def pull(self, ticket: Ticket, into: Sequence[Extent]) -> PiecewisePull:
         """See `Transport.pull`."""
         target = self._source.memories.target_of(ticket, into, name=self.name)
-        peer = self._peer(ticket.address)
-        pull = PiecewisePull(ticket, target, interrupt=no_interrupt, check=lambda: peer.check(ticket, target))
-        self._copier.start(pull, lambda: peer.open(ticket, self._addresses))
+        peer, inquiry = self._peers.at(ticket.address), Inquiry(ticket)
+        pull = PiecewisePull(ticket, target, interrupt=no_interrupt, check=lambda: peer.check(inquiry, target))
+        self._copier.start(pull, lambda: peer.open(inquiry))
         return pull
 
     def close(self) -> None:
         """See `Transport.close`."""
-        with self._lock:
-            self._closed = True
-            peers = list(self._peers.values())
-        for peer in peers:
-            peer.asker.hang_up()
+        self._peers.hang_up()
         self._copier.close()
         self._listener.close()
-        for peer in peers:
-            peer.asker.close()
+        self._peers.close()
         self._agent.close()
         if self._owned:
             self._source.close()
-
-    def _peer(self, address: str) -> _NixlPeer:
-        with self._lock:
-            if self._closed:
-                raise TransferError(CLOSED)
-            if address not in self._peers:
-                self._peers = {name: peer for name, peer in self._peers.items() if not peer.asker.close_if_gone()}
-                self._peers[address] = _NixlPeer(address, self._agent)
-            return self._peers[address]
 
     def _serve(self, connection: socket.socket) -> None:
         """Answer one consumer. While it reads, our agent has to take part."""
@@ -159,26 +144,29 @@ class _NixlPeer:
         self._lock = threading.Lock()
         self._met: dict[bytes, str] = {}
 
-    def open(self, ticket: Ticket, addresses: Sequence[int]) -> Move:
+    def open(self, inquiry: Inquiry) -> Move:
         """Get permission. Returns what reads a piece."""
-        card = self.asker.ask(ticket, Verb.CARD, _receive_card)
+        card = self.asker.ask(inquiry, Verb.CARD, _receive_card)
         with self._lock:
             if card.agent not in self._met:
                 self._met = {card.agent: self._agent.meet(card.agent)}
             name = self._met[card.agent]
-        theirs = Spread(ticket.extents, {})
+        theirs, bases = collated(rows_of(inquiry.ticket.extents)), dict(enumerate(card.addresses))
 
         def move(piece: Piece) -> None:
-            from_runs = list(theirs.runs(piece.start, piece.size_bytes))
-            to_runs = list(piece.pull.target.runs(piece.start, piece.size_bytes))
-            self._agent.read(name, *_pairs(from_runs, card.addresses, to_runs, addresses))
+            sources = addressed(cut_rows(theirs, piece.start, piece.size_bytes), bases)
+            moves = paired(sources, piece.pull.target.addresses(piece.start, piece.size_bytes))
+            self._agent.read(name, _described(moves, 0), _described(moves, 1))
 
         return move
 
-    def check(self, ticket: Ticket, target: Spread) -> None:
+    def close(self) -> None:
+        self.asker.close()
+
+    def check(self, inquiry: Inquiry, target: Spread) -> None:
         """Raise TransferError where the offer does not stand any more. The source need not take part any longer."""
-        card = self.asker.ask(ticket, Verb.CHECK, _receive_card)
-        if not ticket.checksum:
+        card = self.asker.ask(inquiry, Verb.CHECK, _receive_card)
+        if not inquiry.ticket.checksum:
             return
         received = checksum_of(target.cut(0, target.size_bytes))
         if received != card.checksum:
@@ -200,22 +188,6 @@ def _receive_card(connection: socket.socket) -> tuple[Answer, int, _Card]:
         raise BrokenStreamError(f"the source describes itself in other words: {error}") from error
 
 
-def _pairs(
-    theirs: Sequence[Extent], their_addresses: Sequence[int], ours: Sequence[Extent], our_addresses: Sequence[int]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Cut two lists of runs alike. Rows of (address, size, 0), of theirs and of ours."""
-    rows: list[tuple[int, int, int]] = []
-    rest = iter(theirs)
-    their, taken = next(rest), 0
-    for our in ours:
-        filled = 0
-        while filled < our.size_bytes:
-            if taken == their.size_bytes:
-                their, taken = next(rest), 0
-            size_bytes = min(our.size_bytes - filled, their.size_bytes - taken)
-            source = their_addresses[their.region] + their.offset_bytes + taken
-            rows.append((source, our_addresses[our.region] + our.offset_bytes + filled, size_bytes))
-            taken, filled = taken + size_bytes, filled + size_bytes
-    table = np.array(rows, np.uint64)
-    empty = np.zeros(len(rows), np.uint64)
-    return np.stack([table[:, 0], table[:, 2], empty], axis=1), np.stack([table[:, 1], table[:, 2], empty], axis=1)
+def _described(moves: Moves, side: int) -> npt.NDArray[np.uint64]:
+    """Rows of (address, size, device 0), as NIXL has them, of one side of the moves: 0 theirs, 1 ours."""
+    return np.column_stack((moves[:, side], moves[:, 2], np.zeros(len(moves), np.uint64)))

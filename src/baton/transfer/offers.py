@@ -11,10 +11,11 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Protocol
 
 from baton.core.errors import TransferError
 from baton.transfer.clock import now_s as real_now_s
-from baton.transfer.extents import Memories, Spread
+from baton.transfer.extents import Memories, Spread, digest
 from baton.transfer.port import Extent, Ticket
 
 OFFERS_MAX = 1 << 16
@@ -51,6 +52,8 @@ class Offer:
 
     spread: Spread
     extents: tuple[Extent, ...]
+    digest: int
+    """Of the extents: by which a ticket's are told to be the same."""
     secret: bytes
     until_s: float
     checksum: bool
@@ -58,6 +61,16 @@ class Offer:
     def answer_to(self, extents: Sequence[Extent]) -> Answer:
         """Compare what a ticket says with what was offered."""
         return Answer.FINE if tuple(extents) == self.extents else Answer.RANGE
+
+
+class Way(Protocol):
+    """What a ticket says of the transport that it goes by."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def address(self) -> str: ...
 
 
 class Source:
@@ -77,6 +90,10 @@ class Source:
             if descriptor is not None and sys.platform == "linux":
                 self.descriptors[region] = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
             return region
+
+    def offer(self, extents: Sequence[Extent], *, lease_s: float, checksum: bool, way: Way) -> Ticket:
+        """See `Transport.offer`; `way` is the transport that serves it."""
+        return self.offers.add(extents, lease_s=lease_s, checksum=checksum, transport=way.name, address=way.address)
 
     def close(self) -> None:
         """End every offer and let the memories go. Nobody may read them any more."""
@@ -103,7 +120,8 @@ class Offers:
     def add(self, extents: Sequence[Extent], *, lease_s: float, checksum: bool, transport: str, address: str) -> Ticket:
         """See `Transport.offer`."""
         spread = self._memories.spread(extents)
-        offer = Offer(spread, tuple(extents), secrets.token_bytes(SECRET_BYTES), self._now_s() + lease_s, checksum)
+        until_s, secret = self._now_s() + lease_s, secrets.token_bytes(SECRET_BYTES)
+        offer = Offer(spread, tuple(extents), digest(extents), secret, until_s, checksum)
         with self._lock:
             self._forget_ended()
             if len(self._standing) >= OFFERS_MAX:

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import secrets
 import socket
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from baton.core.errors import TransferError
-from baton.transfer.copying import Copier, Copy, copy_views, no_interrupt
+from baton.machine.copies import Copy, fastest_copy
+from baton.transfer.asker import Inquiry
+from baton.transfer.copying import Copier, no_interrupt
 from baton.transfer.listener import Listener
 from baton.transfer.offers import Source
+from baton.transfer.peers import Peers
 from baton.transfer.port import Extent, Ticket
-from baton.transfer.pulling import CLOSED, PiecewisePull
+from baton.transfer.pulling import PiecewisePull
 from baton.transfer.shm_peer import ShmPeer
 from baton.transfer.shm_source import serve_maps
 
@@ -35,7 +37,7 @@ class ShmTransport:
         listen: str | None = None,
         *,
         threads: int = 2,
-        copy: Copy = copy_views,
+        copy: Copy | None = None,
         source: Source | None = None,
     ) -> None:
         """Answer under the name `listen`, or one that nobody else has: an abstract Unix socket, which leaves no file.
@@ -44,10 +46,8 @@ class ShmTransport:
         """
         self._owned = source is None
         self._source = source or Source()
-        self._copier = Copier(threads, copy)
-        self._lock = threading.Lock()
-        self._peers: dict[str, ShmPeer] = {}
-        self._closed = False
+        self._copier = Copier(threads, copy or fastest_copy())
+        self._peers = Peers(self._meet)
         name = listen or f"baton-kv-{secrets.token_hex(8)}"
         self.address = f"{machine()}/{name}"
         self._listener = Listener(
@@ -62,9 +62,7 @@ class ShmTransport:
 
     def offer(self, extents: Sequence[Extent], *, lease_s: float, checksum: bool = False) -> Ticket:
         """See `Transport.offer`. Nothing travels, so there is nothing to check."""
-        ticket = self._source.offers.add(
-            extents, lease_s=lease_s, checksum=checksum, transport=self.name, address=self.address
-        )
+        ticket = self._source.offer(extents, lease_s=lease_s, checksum=checksum, way=self)
         missing = {extent.region for extent in extents} - self._source.descriptors.keys()
         if missing:
             self._source.offers.withdraw(ticket)
@@ -81,9 +79,9 @@ class ShmTransport:
     def pull(self, ticket: Ticket, into: Sequence[Extent]) -> PiecewisePull:
         """See `Transport.pull`."""
         target = self._source.memories.target_of(ticket, into, name=self.name)
-        peer = self._peer(ticket.address)
-        pull = PiecewisePull(ticket, target, interrupt=no_interrupt, check=lambda: peer.check(ticket))
-        self._copier.start(pull, lambda: self._copier.from_spread(peer.open(ticket)))
+        peer, inquiry = self._peers.at(ticket.address), Inquiry(ticket)
+        pull = PiecewisePull(ticket, target, interrupt=no_interrupt, check=lambda: peer.check(inquiry))
+        self._copier.start(pull, lambda: self._copier.from_spread(peer.open(inquiry)))
         return pull
 
     @contextmanager
@@ -93,39 +91,28 @@ class ShmTransport:
         On leaving, raises TransferError where the offer has ended meanwhile: then forget what was read. Let go of the
         views before `close`.
         """
-        peer = self._peer(ticket.address)
-        spread = peer.open(ticket)
+        peer, inquiry = self._peers.at(ticket.address), Inquiry(ticket)
+        spread = peer.open(inquiry)
         yield spread.cut(0, spread.size_bytes)
-        peer.check(ticket)
+        peer.check(inquiry)
 
     def close(self) -> None:
         """See `Transport.close`."""
-        with self._lock:
-            self._closed = True
-            peers = list(self._peers.values())
-        for peer in peers:
-            peer.asker.hang_up()
+        self._peers.hang_up()
         self._copier.close()
         self._listener.close()
-        for peer in peers:
-            peer.close()
+        self._peers.close()
         if self._owned:
             self._source.close()
 
     def reaches(self, address: str) -> bool:
         """Tell whether a source at this address is on this machine and lends us its memory."""
-        return shares_machine(address) and self._peer(address).lends()
+        return shares_machine(address) and self._peers.at(address).lends()
 
-    def _peer(self, address: str) -> ShmPeer:
-        with self._lock:
-            if self._closed:
-                raise TransferError(CLOSED)
-            if address not in self._peers:
-                if not shares_machine(address):
-                    raise TransferError(f"{address!r} is on another machine than {self.address!r}; pull over tcp")
-                self._peers = {name: peer for name, peer in self._peers.items() if not peer.asker.close_if_gone()}
-                self._peers[address] = ShmPeer(address.partition("/")[2])
-            return self._peers[address]
+    def _meet(self, address: str) -> ShmPeer:
+        if not shares_machine(address):
+            raise TransferError(f"{address!r} is on another machine than {self.address!r}; pull over tcp")
+        return ShmPeer(address.partition("/")[2])
 
 
 def machine() -> str:

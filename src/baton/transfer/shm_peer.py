@@ -9,11 +9,10 @@ import socket
 import threading
 
 from baton.core.errors import TransferError
-from baton.transfer.asker import Asker
-from baton.transfer.extents import Spread
+from baton.transfer.asker import Asker, Inquiry
+from baton.transfer.extents import Spread, rows_of
 from baton.transfer.listener import limit_waits
 from baton.transfer.offers import Answer
-from baton.transfer.port import Ticket
 from baton.transfer.shm_source import is_ours
 from baton.transfer.wire import ANSWER_BYTES, BrokenStreamError, Verb, receive_answer, unpack_answer
 
@@ -30,20 +29,21 @@ class ShmPeer:
         self._epoch: int | None = None
         self._regions: dict[int, memoryview] = {}
 
-    def open(self, ticket: Ticket) -> Spread:
+    def open(self, inquiry: Inquiry) -> Spread:
         """Find what is offered in our mapping of the source's memory. Raises TransferError where it is not."""
-        self.check(ticket)
+        self.check(inquiry)
+        ticket = inquiry.ticket
         with self._lock:
             if ticket.epoch != self._epoch:
                 self._regions.clear()
                 self._epoch = ticket.epoch
             for region in {extent.region for extent in ticket.extents} - self._regions.keys():
-                self._regions[region] = self._map(ticket, region)
-            return Spread(ticket.extents, dict(self._regions))
+                self._regions[region] = self._map(inquiry, region)
+            return Spread(rows_of(ticket.extents), dict(self._regions))
 
-    def check(self, ticket: Ticket) -> None:
+    def check(self, inquiry: Inquiry) -> None:
         """Raise TransferError where the offer does not stand any more."""
-        self.asker.ask(ticket, Verb.CHECK, _receive)
+        self.asker.ask(inquiry, Verb.CHECK, _receive)
 
     def lends(self) -> bool:
         """Tell whether somebody answers who lends us memory."""
@@ -55,8 +55,8 @@ class ShmPeer:
         with self._lock:
             self._regions.clear()
 
-    def _map(self, ticket: Ticket, region: int) -> memoryview:
-        descriptor = self.asker.ask(ticket, Verb.MAP, _receive_descriptor, region)
+    def _map(self, inquiry: Inquiry, region: int) -> memoryview:
+        descriptor = self.asker.ask(inquiry, Verb.MAP, _receive_descriptor, region)
         assert descriptor is not None
         try:
             return _mapped(descriptor)

@@ -6,7 +6,6 @@ import os
 import socket
 import struct
 
-from baton.transfer.asker import digest
 from baton.transfer.listener import limit_waits
 from baton.transfer.offers import Answer, Offers, Source
 from baton.transfer.wire import Request, Verb, answer_head, receive_request
@@ -46,4 +45,4 @@ def answer_of(offers: Offers, request: Request) -> Answer:
     offer = offers.find(request.epoch, request.number, request.secret)
     if isinstance(offer, Answer):
         return offer
-    return Answer.FINE if digest(offer.extents) == request.start else Answer.RANGE
+    return Answer.FINE if offer.digest == request.start else Answer.RANGE

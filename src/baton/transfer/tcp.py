@@ -55,9 +55,7 @@ class TcpTransport:
 
     def offer(self, extents: Sequence[Extent], *, lease_s: float, checksum: bool = False) -> Ticket:
         """See `Transport.offer`."""
-        return self._source.offers.add(
-            extents, lease_s=lease_s, checksum=checksum, transport=self.name, address=self.address
-        )
+        return self._source.offer(extents, lease_s=lease_s, checksum=checksum, way=self)
 
     def withdraw(self, ticket: Ticket) -> None:
         """See `Transport.withdraw`."""

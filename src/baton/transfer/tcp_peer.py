@@ -183,7 +183,8 @@ class Stream:
             if piece is None:
                 break
             self._asked.append(piece)
-            request = request_of(piece.pull.ticket, Verb.READ, piece.start, piece.size_bytes)
+            pull = piece.pull
+            request = request_of(pull.ticket, Verb.READ, pull.target.size_bytes, piece.start, piece.size_bytes)
             connection = self._connected()
             try:
                 connection.sendall(request.packed())

@@ -64,9 +64,8 @@ class Request:
         )
 
 
-def request_of(ticket: Ticket, verb: Verb, start: int, size_bytes: int) -> Request:
-    """Ask for a part of what a ticket offers."""
-    total_bytes = sum(extent.size_bytes for extent in ticket.extents)
+def request_of(ticket: Ticket, verb: Verb, total_bytes: int, start: int, size_bytes: int) -> Request:
+    """Ask for a part of what a ticket offers, which is `total_bytes` in all."""
     return Request(verb, ticket.epoch, ticket.number, ticket.secret, total_bytes, start, size_bytes)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -10,6 +11,7 @@ import pytest
 
 from baton.arena.memfd import Arena, create_arena
 from baton.core.errors import TransferError
+from baton.machine.copies import Moves
 from baton.transfer.choose import AutoTransport, open_transport, self_test, works
 from baton.transfer.memory import MemoryExchange, MemoryTransport
 from baton.transfer.port import Extent, Transport
@@ -89,6 +91,10 @@ def test_without_shared_memory_everything_goes_over_tcp(opened: ExitStack) -> No
     assert bytes(received.memory) == CONTENT
 
 
+def _wrong_copy(moves: Moves) -> None:
+    ctypes.memset(int(moves[0, 1]), 7, 1)
+
+
 def test_the_self_test_tells_what_works() -> None:
     exchange = MemoryExchange()
     self_test(lambda: TcpTransport("127.0.0.1:0"))
@@ -96,7 +102,7 @@ def test_the_self_test_tells_what_works() -> None:
     self_test(lambda: MemoryTransport(exchange))
     assert not works(lambda: MemoryTransport(MemoryExchange()))  # two that cannot see each other
     with pytest.raises(TransferError, match="other bytes"):
-        self_test(lambda: MemoryTransport(exchange, copy=lambda _sources, targets: targets[0].__setitem__(0, 7)))
+        self_test(lambda: MemoryTransport(exchange, copy=_wrong_copy))
 
 
 @pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:99999", ":5", "127.0.0.1:x"])

@@ -91,14 +91,14 @@ def test_another_user_is_refused(kit: Kit) -> None:
     ticket, _ = offered(source)
     code = (
         "import os, socket, sys, msgspec\n"
-        "from baton.transfer.asker import digest\n"
+        "from baton.transfer.asker import Inquiry\n"
         "from baton.transfer.port import Ticket\n"
-        "from baton.transfer.wire import Verb, receive_answer, request_of\n"
+        "from baton.transfer.wire import Verb, receive_answer\n"
         "ticket = msgspec.json.decode(sys.argv[1], type=Ticket)\n"
         "os.setuid(int(sys.argv[2]))\n"
         "connection = socket.socket(socket.AF_UNIX)\n"
         "connection.connect(chr(0) + ticket.address.partition('/')[2])\n"
-        "connection.sendall(request_of(ticket, Verb.CHECK, digest(ticket.extents), 0).packed())\n"
+        "connection.sendall(Inquiry(ticket).packed(Verb.CHECK, 0))\n"
         "print(receive_answer(connection)[0].name)\n"
     )
     for user, answer in ((os.geteuid(), "FINE"), (65534, "STRANGER")):
