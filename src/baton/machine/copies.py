@@ -44,7 +44,7 @@ def paired(sources: Runs, targets: Runs) -> Moves:
     ends = [np.cumsum(runs[:, 1]) for runs in (sources, targets)]
     cuts = np.union1d(*ends)
     starts = np.concatenate((np.zeros(1, np.uint64), cuts[:-1]))
-    addresses = []
+    addresses: list[npt.NDArray[np.uint64]] = []
     for runs, ending in zip((sources, targets), ends, strict=True):
         index = np.searchsorted(ending, starts, side="right")
         addresses.append(runs[index, 0] + (starts - (ending[index] - runs[index, 1])))
