@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+import socket
 
 from baton.cli.serve import tell
 from baton.core.errors import ConfigError
@@ -36,10 +37,13 @@ def run(args: argparse.Namespace) -> int:
     if not 1 <= args.bytes <= _BYTES_MAX or not 0 <= args.port <= 65535:
         bounds = f"give 1 to {_BYTES_MAX:g} bytes, and a port from 0 to 65535"
         raise ConfigError(f"--bytes is {args.bytes:g}, --port {args.port}: {bounds}")
-    signals = {signal.SIGINT, signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # before threads start, which inherit it
+    told, tell_us = socket.socketpair()
+    tell_us.setblocking(False)
+    signal.set_wakeup_fd(tell_us.fileno())  # whichever thread a signal is delivered to: libraries have some, too
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
     node = StoreNode(host=args.host, port=args.port, capacity_bytes=int(args.bytes))
     tell(f"pool node with {int(args.bytes)} bytes at pool://{node.address}")
-    signal.sigwait(signals)
+    told.recv(1)
     node.close()
     return 0
