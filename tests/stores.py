@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from baton.core.errors import StoreError
 from baton.core.types import BlockHash
 from baton.store.port import Store
 
@@ -48,3 +49,15 @@ def get(store: Store, wanted: Sequence[BlockHash], size_bytes: int, *, aligned: 
     for (name, memory), is_there in zip(rooms, found, strict=True):
         assert not is_there or bytes(memory) == content(name, size_bytes), f"{name.hex()} has other bytes"
     return found
+
+
+def ask_until_reachable(store: Store) -> None:
+    """Bounded by the number of asks, each of which goes to the server."""
+    for _ in range(100_000):
+        if store.counters.reachable:
+            return
+        try:
+            store.held()
+        except StoreError:
+            continue
+    raise AssertionError("the store did not come back")

@@ -100,19 +100,19 @@ def _objects(endpoint: str, block_bytes: int) -> Made:
 
 
 @pytest.fixture
-def pool_node() -> Iterator[Callable[[int], Made]]:
+def pool_node() -> Iterator[Callable[..., Made]]:
     """A node in this process: its threads and sockets are those of a real one."""
     nodes: list[StoreNode] = []
 
-    def make(block_bytes: int) -> Made:
+    def make(block_bytes: int, options: str = "") -> Made:
         nodes.append(StoreNode(host="127.0.0.1", port=0, capacity_bytes=CAPACITY_BLOCKS * block_bytes))
-        url = f"pool://{nodes[-1].address}"
+        url = f"pool://{nodes[-1].address}{options}"
         return Made(
             lambda: open_store(url, layout_fingerprint="a layout", block_bytes=block_bytes),
             block_bytes,
             outlives=True,
             forgets=True,
-            is_ordered=block_bytes < PART_BYTES // CAPACITY_BLOCKS,
+            is_ordered=not options or block_bytes < PART_BYTES // CAPACITY_BLOCKS,
         )
 
     yield make
@@ -145,7 +145,10 @@ def endpoint() -> Iterator[str]:
         yield endpoint
 
 
-@pytest.fixture(params=["memory", *FILES, "encrypted", "pool", "pool-streams", "redis", "redis-pieces", "s3"])
+POOLS = ("pool", "pool-large", "pool-tcp", "pool-tcp-streams")
+
+
+@pytest.fixture(params=["memory", *FILES, "encrypted", *POOLS, "redis", "redis-pieces", "s3"])
 def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
     match request.param:
         case "memory":
@@ -154,8 +157,12 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
             return _encrypted(tmp_path, 8192)
         case "pool":
             return request.getfixturevalue("pool_node")(8192)
-        case "pool-streams":
-            return request.getfixturevalue("pool_node")(PART_BYTES // 4)
+        case "pool-large":
+            return request.getfixturevalue("pool_node")(PART_BYTES + 77)
+        case "pool-tcp":
+            return request.getfixturevalue("pool_node")(8192, "?via=tcp")
+        case "pool-tcp-streams":
+            return request.getfixturevalue("pool_node")(PART_BYTES // 4, "?via=tcp")
         case "redis":
             return _redis(request.getfixturevalue("redis_port"), 8192)
         case "redis-pieces":

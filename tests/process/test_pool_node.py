@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import pytest
 
 from baton.core.errors import StoreError
+from baton.machine.lending import mapped
 from baton.store import node as module
 from baton.store.checksum import fingerprint_digest
 from baton.store.node import StoreNode
 from baton.store.node_store import NodeStore
-from baton.store.node_wire import HELLO, MAGIC, PUT, REQUEST, receive, send_all
+from baton.store.node_wire import ANSWER, DONE, GET, HELLO, MAGIC, PLACE, PUT, REQUEST, receive, send_all
 from baton.store.opening import open_store
 from baton.store.port import Store
-from tests.stores import get, names, put
+from tests.stores import ask_until_reachable, get, names, put
 
 BLOCK_BYTES = 100_000
 
@@ -47,17 +51,6 @@ def _open(url: str, *, fingerprint: str = "a layout", block_bytes: int = BLOCK_B
     return open_store(url, layout_fingerprint=fingerprint, block_bytes=block_bytes)
 
 
-def _ask_until_reachable(store: Store) -> None:
-    for _ in range(100_000):
-        if store.counters.reachable:
-            return
-        try:
-            store.held()
-        except StoreError:
-            continue
-    raise AssertionError("the store did not come back")
-
-
 def test_a_node_that_is_killed_is_a_miss_and_comes_back() -> None:
     with _baton_pool() as (_, url):
         ours, theirs = _open(url), _open(url)
@@ -72,7 +65,7 @@ def test_a_node_that_is_killed_is_a_miss_and_comes_back() -> None:
     with pytest.raises(StoreError, match="start it with baton pool"):
         _open(url)
     with _baton_pool(port=int(url.rpartition(":")[2])):
-        _ask_until_reachable(ours)
+        ask_until_reachable(ours)
         assert get(ours, names(5), BLOCK_BYTES) == [False] * 5
         assert put(ours, names(5), BLOCK_BYTES) == [True] * 5
         assert get(ours, names(5), BLOCK_BYTES) == [True] * 5
@@ -121,8 +114,37 @@ def _dial(node: StoreNode) -> socket.socket:
     host, port = node.address.rsplit(":", 1)
     connection = socket.create_connection((host, int(port)), timeout=10)
     send_all(connection, [HELLO.pack(MAGIC, fingerprint_digest("a layout"), BLOCK_BYTES)])
-    receive(connection, 1 + HELLO.size)
+    receive(connection, ANSWER.size)
     return connection
+
+
+@dataclass
+class _Borrower:
+    """A process of the node's machine that is lent its memory, word by word."""
+
+    connection: socket.socket
+    memory: memoryview
+
+    def slots(self, count: int) -> list[memoryview]:
+        """Read where blocks lie, or may lie."""
+        places = PLACE.iter_unpack(receive(self.connection, count * PLACE.size))
+        return [self.memory[offset : offset + BLOCK_BYTES] for _, offset in places]
+
+
+@contextmanager
+def _borrowing(node: StoreNode) -> Iterator[_Borrower]:
+    hello = HELLO.pack(MAGIC, fingerprint_digest("a layout"), BLOCK_BYTES)
+    host, port = node.address.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=10) as far:
+        send_all(far, [hello])
+        name = ANSWER.unpack(receive(far, ANSWER.size))[-1].rstrip(b"\0").decode().partition("/")[2]
+    with socket.socket(socket.AF_UNIX) as near:
+        near.connect("\0" + name)
+        send_all(near, [hello])
+        _, (descriptor,), _, _ = socket.recv_fds(near, ANSWER.size, 1)
+        memory = mapped(descriptor, mmap.PROT_READ | mmap.PROT_WRITE)
+        os.close(descriptor)
+        yield _Borrower(near, memory)
 
 
 def test_a_client_that_ends_in_the_middle_of_a_block_leaves_nothing(node: StoreNode) -> None:
@@ -143,7 +165,7 @@ def test_a_client_that_ends_in_the_middle_of_a_block_leaves_nothing(node: StoreN
 
 def test_a_node_that_says_nothing_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes the connection and hangs: an error at the opening."""
-    monkeypatch.setattr("baton.store.node_store.ANSWER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("baton.store.node_link.ANSWER_TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(StoreError, match="nothing came in time"):
         _open(f"pool://127.0.0.1:{silent.getsockname()[1]}")
 
@@ -172,4 +194,88 @@ def test_bytes_that_changed_on_the_way_are_a_miss(node: StoreNode) -> None:
     assert (store.counters.damaged, store.held()) == (1, [])
     assert put(store, names(1), BLOCK_BYTES) == [True]
     assert get(store, names(1), BLOCK_BYTES) == [True]
+    store.close()
+
+
+def test_on_the_nodes_machine_its_memory_is_lent(node: StoreNode) -> None:
+    """Bytes go over no socket then; `via=tcp` says that they shall. Both find what the other has put."""
+    near, far = _open(f"pool://{node.address}"), _open(f"pool://{node.address}?via=tcp")
+    assert isinstance(near, NodeStore)
+    assert isinstance(far, NodeStore)
+    assert (near.is_near, far.is_near) == (True, False)
+    put(near, names(2), BLOCK_BYTES)
+    put(far, names(2, first=5), BLOCK_BYTES)
+    both = [*names(2), *names(2, first=5)]
+    assert get(near, both, BLOCK_BYTES) == get(far, both, BLOCK_BYTES) == [True] * 4
+    near.close()
+    far.close()
+
+
+def test_a_borrower_that_ends_in_the_middle_of_a_block_leaves_nothing(node: StoreNode) -> None:
+    store, half = _open(f"pool://{node.address}"), names(10, first=100)
+    with _borrowing(node) as borrower:
+        send_all(borrower.connection, [REQUEST.pack(PUT, 10), *half])
+        assert receive(borrower.connection, 10) == bytes([1] * 10)
+        for slot in borrower.slots(10):
+            slot[: BLOCK_BYTES // 2] = bytes(BLOCK_BYTES // 2)
+    for _ in range(1000):  # the node's thread notices in its own time
+        if put(store, names(10), BLOCK_BYTES) == [True] * 10:
+            break
+    assert get(store, names(10), BLOCK_BYTES) == [True] * 10
+    assert get(store, half, BLOCK_BYTES) == [False] * 10
+    store.close()
+
+
+def test_what_is_being_read_is_not_given_away(node: StoreNode) -> None:
+    """Until the borrower says that it is done, or ends: the node forgets other blocks first."""
+    store = _open(f"pool://{node.address}")
+    put(store, names(10), BLOCK_BYTES)
+    with _borrowing(node) as borrower:
+        send_all(borrower.connection, [REQUEST.pack(GET, 1), *names(1)])
+        assert receive(borrower.connection, 1) == b"\1"
+        (slot,) = borrower.slots(1)
+        before = bytes(slot)
+        put(store, names(30, first=50), BLOCK_BYTES)
+        assert bytes(slot) == before
+        send_all(borrower.connection, [DONE])
+    for turn in range(1000):
+        put(store, names(10, first=1000 + 10 * turn), BLOCK_BYTES)
+        if bytes(slot) != before:
+            break
+    assert bytes(slot) != before
+    store.close()
+
+
+def test_bytes_that_somebody_has_changed_in_lent_memory_are_a_miss(node: StoreNode) -> None:
+    store = _open(f"pool://{node.address}")
+    put(store, names(2), BLOCK_BYTES)
+    with _borrowing(node) as borrower:
+        send_all(borrower.connection, [REQUEST.pack(GET, 1), *names(1)])
+        receive(borrower.connection, 1)
+        (slot,) = borrower.slots(1)
+        slot[70_000] ^= 1
+    assert get(store, names(2), BLOCK_BYTES) == [False, True]
+    assert store.counters.damaged == 1
+    store.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_is_lent_nothing_and_goes_over_tcp(node: StoreNode) -> None:
+    store = _open(f"pool://{node.address}")
+    put(store, names(1), BLOCK_BYTES)
+    program = (
+        "import ctypes, encodings.idna, os, sys\n"
+        "from baton.machine.lending import machine\n"
+        "from baton.store.opening import open_store\n"
+        "machine()  # what Python loads for it may be out of that user's reach\n"
+        "os.setuid(65534)\n"
+        "ctypes.CDLL(None).prctl(4, 1)  # as every process of that user's: it may look at its own namespaces\n"
+        f"store = open_store(sys.argv[1], layout_fingerprint='a layout', block_bytes={BLOCK_BYTES})\n"
+        f"memory = memoryview(bytearray({BLOCK_BYTES}))\n"
+        "print(store.is_near, *store.get([(bytes.fromhex(sys.argv[2]), memory)]))\n"
+        "store.close()\n"
+    )
+    command = [sys.executable, "-c", program, f"pool://{node.address}", names(1)[0].hex()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["False", "True"], done.stderr
     store.close()

@@ -15,7 +15,7 @@ from baton.store.opening import open_store
 from baton.store.port import Store
 from baton.store.redis_store import RedisStore
 from tests.store_servers import redis_server, s3_server
-from tests.stores import get, names, put
+from tests.stores import ask_until_reachable, get, names, put
 
 BLOCK_BYTES = 200_000
 LAYOUT = fingerprint_digest("a layout").hex()
@@ -38,18 +38,6 @@ def endpoint() -> Iterator[str]:
         yield endpoint
 
 
-def _ask_until_reachable(store: Store) -> None:
-    """Bounded by the number of asks, each of which goes to the server."""
-    for _ in range(100_000):
-        if store.counters.reachable:
-            return
-        try:
-            store.held()
-        except StoreError:
-            continue
-    raise AssertionError("the store did not come back")
-
-
 def test_a_redis_that_dies_is_a_miss_and_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with redis_server(tmp_path) as port:
         store = _redis(port)
@@ -62,7 +50,7 @@ def test_a_redis_that_dies_is_a_miss_and_comes_back(tmp_path: Path, caplog: pyte
     with pytest.raises(StoreError, match="does not list"):
         store.held()
     with redis_server(tmp_path, port=port), caplog.at_level(logging.WARNING, logger="baton.store"):
-        _ask_until_reachable(store)
+        ask_until_reachable(store)
         assert get(store, names(3), BLOCK_BYTES) == [False] * 3, "it has restarted empty"
         assert put(store, names(3), BLOCK_BYTES) == [True] * 3
         assert get(store, names(3), BLOCK_BYTES) == [True] * 3

@@ -45,10 +45,11 @@ from baton.link.moving import (
 )
 from baton.link.parent import die_with_parent
 from baton.link.setup import Ping
+from baton.machine.lending import machine
 from baton.transfer.convert import offered, received, unstage
 from baton.transfer.nixl import NixlTransport
 from baton.transfer.port import Pull, Ticket, Transport
-from baton.transfer.shm import ShmTransport, machine
+from baton.transfer.shm import ShmTransport
 from baton.transfer.tcp import TcpTransport
 
 _THREADS = 4

@@ -7,10 +7,27 @@ memory. It does not stop somebody who changes bytes on purpose: `EncryptedStore`
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import xxhash
 
 CHECKSUM_BYTES = 16
+
+
+PART_BYTES = 4 << 20
+"""Of a block: worth a thread, or a stream, of its own."""
+
+
+def checksum_in_parts(data: memoryview) -> bytes:
+    """Sum up parts of a block, and then their sums: several threads can share a large one."""
+    if len(data) <= PART_BYTES:
+        return checksum(data)
+    return joined([checksum(data[start : start + PART_BYTES]) for start in range(0, len(data), PART_BYTES)])
+
+
+def joined(sums: Sequence[bytes]) -> bytes:
+    """The sum of a block from those of its parts, in order."""
+    return sums[0] if len(sums) == 1 else checksum(b"".join(sums))
 
 
 def checksum(data: bytes | memoryview) -> bytes:

@@ -1,39 +1,30 @@
-"""A pool node: memory of one machine in which the hosts of a cluster keep blocks for each other, over TCP."""
+"""A pool node: memory of one machine in which the hosts of a cluster keep blocks for each other.
+
+Over TCP they send it blocks; processes of its own machine and user are lent the memory, and copy for themselves.
+"""
 
 from __future__ import annotations
 
 import logging
 import mmap
+import os
+import secrets
 import socket
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from baton.core.errors import StoreError
 from baton.core.types import BlockHash
+from baton.machine.lending import is_ours, listening_as, machine, sealed_file
+from baton.store import node_wire as wire
 from baton.store.checksum import CHECKSUM_BYTES
-from baton.store.node_wire import (
-    DROP,
-    GET,
-    HELD,
-    HELLO,
-    MAGIC,
-    NAMES_MAX,
-    NUMBER,
-    OTHER_LAYOUT,
-    PUT,
-    REQUEST,
-    WELCOME,
-    bound_waits,
-    receive,
-    receive_into,
-    receive_names,
-    send_all,
-)
 from baton.store.slot_table import SlotTable
 
 log = logging.getLogger("baton.store")
 
 CONNECTIONS_MAX = 256
+_BACKLOG = 64
 SLOTS_MAX = 1 << 24
 """However small the blocks are that the first client announces: a slot takes memory of its own beside its block."""
 IDLE_S = 600.0
@@ -49,15 +40,24 @@ class StoreNode:
 
     def __init__(self, *, host: str, port: int, capacity_bytes: int) -> None:
         """Take the memory, and listen. Raises StoreError where either cannot be had."""
-        flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
-        try:
-            self._memory = memoryview(mmap.mmap(-1, capacity_bytes, flags=flags))
-            self._listener = socket.create_server((host, port), backlog=64)
-        except (OSError, ValueError) as error:
-            raise StoreError(
-                f"cannot serve {capacity_bytes} bytes at {host}:{port} ({error}): give less memory, or another port"
-            ) from None
-        self.address = "{}:{}".format(*self._listener.getsockname()[:2])
+        name = f"baton-pool-{secrets.token_hex(8)}"
+        with ExitStack() as opened:
+            try:
+                self._file = sealed_file("baton-pool", capacity_bytes)
+                opened.callback(os.close, self._file)
+                flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+                self._memory = memoryview(mmap.mmap(self._file, capacity_bytes, flags=flags))
+                far = opened.enter_context(socket.create_server((host, port), backlog=_BACKLOG))
+                near = opened.enter_context(listening_as(name))
+                near.listen(_BACKLOG)
+            except (OSError, ValueError, OverflowError) as error:
+                raise StoreError(
+                    f"cannot serve {capacity_bytes} bytes at {host}:{port} ({error}): give less memory, or another port"
+                ) from None
+            self._opened = opened.pop_all()
+        self.address = "{}:{}".format(*far.getsockname()[:2])
+        self._listeners = far, near
+        self._lends_at = f"{machine()}/{name}"
         self._lock = threading.Lock()
         self._layout: tuple[bytes, int] | None = None
         self._table = SlotTable()
@@ -65,26 +65,30 @@ class StoreNode:
         self._connections: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self._closed = False
-        self._accepting = threading.Thread(target=self._accept, name="baton-node")
-        self._accepting.start()
+        self._accepting = [
+            threading.Thread(target=self._accept, args=(listener,), name="baton-node") for listener in self._listeners
+        ]
+        for thread in self._accepting:
+            thread.start()
 
     def close(self) -> None:
         """End every connection. What was kept is gone."""
         self._closed = True
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._accepting.join()
-        self._listener.close()
+        for listener, thread in zip(self._listeners, self._accepting, strict=True):
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
         with self._lock:
             connections, threads = list(self._connections), self._threads
         for connection in connections:
             _shut(connection)
         for thread in threads:
             thread.join()
+        self._opened.close()
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         while not self._closed:
             try:
-                connection, _ = self._listener.accept()
+                connection, _ = listener.accept()
             except OSError:
                 return
             with self._lock:
@@ -98,14 +102,14 @@ class StoreNode:
 
     def _serve(self, connection: socket.socket) -> None:
         try:
-            bound_waits(connection, IDLE_S)
+            wire.bound_waits(connection, IDLE_S)
             if not self._greet(connection):
                 return
             while True:
-                verb, count = REQUEST.unpack(receive(connection, REQUEST.size))
-                if count > NAMES_MAX:
+                verb, count = wire.REQUEST.unpack(wire.receive(connection, wire.REQUEST.size))
+                if count > wire.NAMES_MAX:
                     return
-                self._answer(connection, verb, receive_names(connection, count))
+                self._answer(connection, verb, wire.receive_names(connection, count))
         except OSError:
             return  # the client ended, or hangs: nothing of a block that was coming is named
         finally:
@@ -114,8 +118,8 @@ class StoreNode:
             connection.close()
 
     def _greet(self, connection: socket.socket) -> bool:
-        magic, digest, block_bytes = HELLO.unpack(receive(connection, HELLO.size))
-        if magic != MAGIC:
+        magic, digest, block_bytes = wire.HELLO.unpack(wire.receive(connection, wire.HELLO.size))
+        if magic != wire.MAGIC or (_is_lent_to(connection) and not is_ours(connection)):
             return False
         with self._lock:
             if self._layout is None and 0 < block_bytes <= len(self._memory):
@@ -125,28 +129,37 @@ class StoreNode:
                 self._checksums = [b""] * slots
             agrees = self._layout == (digest, block_bytes)
             _, ours = self._layout or (b"", 0)
-        send_all(connection, [WELCOME if agrees else OTHER_LAYOUT, HELLO.pack(MAGIC, digest, ours)])
+        welcome = wire.WELCOME if agrees else wire.OTHER_LAYOUT
+        answer = wire.ANSWER.pack(welcome, wire.MAGIC, digest, ours, self._lends_at.encode())
+        if _is_lent_to(connection) and agrees:
+            socket.send_fds(connection, [answer], [self._file])
+        else:
+            wire.send_all(connection, [answer])
         return agrees
 
     def _answer(self, connection: socket.socket, verb: bytes, names: list[BlockHash]) -> None:
-        if verb == PUT:
+        if verb == wire.PUT:
             self._put(connection, names)
-        elif verb == GET:
+        elif verb == wire.GET:
             self._get(connection, names)
-        elif verb == DROP:
+        elif verb == wire.DROP:
             with self._lock:
                 dropped = sum([self._table.forget(name) for name in names])
-            send_all(connection, [NUMBER.pack(dropped)])
-        elif verb == HELD:
+            wire.send_all(connection, [wire.NUMBER.pack(dropped)])
+        elif verb == wire.HELD:
             with self._lock:
                 held = [name for name, _ in self._table.items()]
-            send_all(connection, [NUMBER.pack(len(held)), *held])
+            wire.send_all(connection, [wire.NUMBER.pack(len(held)), *held])
         else:
             raise ConnectionAbortedError(f"nobody knows the verb {verb!r}")
 
     def _slot(self, slot: int) -> memoryview:
         _, block_bytes = self._layout or (b"", 0)
         return self._memory[slot * block_bytes : (slot + 1) * block_bytes]
+
+    def _place(self, slot: int) -> bytes:
+        _, block_bytes = self._layout or (b"", 0)
+        return wire.PLACE.pack(self._checksums[slot], slot * block_bytes)
 
     def _put(self, connection: socket.socket, names: list[BlockHash]) -> None:
         with self._lock:
@@ -156,9 +169,13 @@ class StoreNode:
         received = False
         sums = [memoryview(bytearray(CHECKSUM_BYTES)) for _ in slots]
         try:
-            send_all(connection, [_flags(names, wanted)])
-            places = [part for slot, total in zip(slots, sums, strict=True) for part in (total, self._slot(slot))]
-            receive_into(connection, places)
+            if _is_lent_to(connection):
+                wire.send_all(connection, [_flags(names, wanted), *map(self._place, slots)])
+                coming = sums
+            else:
+                wire.send_all(connection, [_flags(names, wanted)])
+                coming = [part for slot, total in zip(slots, sums, strict=True) for part in (total, self._slot(slot))]
+            wire.receive_into(connection, coming)
             received = True
         finally:
             with self._lock:
@@ -169,19 +186,27 @@ class StoreNode:
                     else:
                         self._table.add_free([slot])
                 kept = {name for name in names if self._table.holds(name)}
-        send_all(connection, [_flags(names, kept)])
+        wire.send_all(connection, [_flags(names, kept)])
 
     def _get(self, connection: socket.socket, names: list[BlockHash]) -> None:
         with self._lock:
             found = [(name, self._table.begin_read(name)) for name in names]
             slots = [slot for _, slot in found if slot is not None]
-            parts = [part for slot in slots for part in (self._checksums[slot], self._slot(slot))]
+            lent = [self._place(slot) for slot in slots] if _is_lent_to(connection) else None
+            parts = lent or [part for slot in slots for part in (self._checksums[slot], self._slot(slot))]
         try:
-            send_all(connection, [bytes(slot is not None for _, slot in found), *parts])
+            wire.send_all(connection, [bytes(slot is not None for _, slot in found), *parts])
+            if lent:
+                wire.receive(connection, len(wire.DONE))
         finally:
             with self._lock:
                 for slot in slots:
                     self._table.end_read(slot)
+
+
+def _is_lent_to(connection: socket.socket) -> bool:
+    """The client sees our memory: it copies blocks itself."""
+    return connection.family == socket.AF_UNIX
 
 
 def _flags(names: Sequence[BlockHash], chosen: dict[BlockHash, int] | set[BlockHash]) -> bytes:

@@ -6,6 +6,12 @@ A connection begins with the client's Hello and the node's answer. Then the clie
     get   names -> which of them the node has, then for each of those: checksum, block
     drop  names -> how many were there
     held  -> how many, then their names, oldest first
+
+The answer names a socket on which processes of the node's own machine and user say the same, and are lent its memory
+with the answer. They copy blocks themselves:
+
+    put   names -> which of them the node wants, then for each of those: where -> their checksums -> which are kept
+    get   names -> which of them the node has, then for each of those: checksum, where -> done
 """
 
 from __future__ import annotations
@@ -21,7 +27,13 @@ NAMES_MAX = 1 << 16
 """Of one request: what a node reads before it looks at them."""
 HELLO = struct.Struct("<8s16sQ")
 """Magic, digest of the layout's fingerprint, bytes of a block."""
-MAGIC = b"BATONP01"
+MAGIC = b"BATONP02"
+ANSWER = struct.Struct("<c8s16sQ128s")
+"""WELCOME or OTHER_LAYOUT, the node's Hello, and where it lends its memory: `machine/socket`, or nothing."""
+PLACE = struct.Struct("<16sQ")
+"""A block's checksum, which is yet to come for one that is put; where its slot begins in the node's memory."""
+DONE = b"."
+"""What was lent has been read."""
 REQUEST = struct.Struct("<cI")
 """Verb, number of names that follow."""
 NUMBER = struct.Struct("<I")
@@ -37,7 +49,8 @@ def bound_waits(connection: socket.socket, timeout_s: float) -> None:
     Python's own timeout makes every call return with what is there just now, and asks before each whether there is
     something: twice the calls, each for a piece.
     """
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if connection.family != socket.AF_UNIX:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.settimeout(None)
     limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
@@ -81,6 +94,10 @@ def receive(connection: socket.socket, size_bytes: int) -> bytes:
     data = bytearray(size_bytes)
     receive_into(connection, [memoryview(data)])
     return bytes(data)
+
+
+def receive_number(connection: socket.socket) -> int:
+    return NUMBER.unpack(receive(connection, NUMBER.size))[0]
 
 
 def receive_names(connection: socket.socket, count: int) -> list[BlockHash]:

@@ -99,7 +99,7 @@ class _Options:
         self._problems.append(problem)
 
     def problems(self) -> list[str]:
-        unknown = []
+        unknown: list[str] = []
         for name in self._given.keys() - set(self._known):
             near = difflib.get_close_matches(name, self._known, n=1)
             meant = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(self._known)}"
@@ -170,8 +170,14 @@ def _pool(parts: SplitResult, options: _Options, capacity_bytes: int | None) -> 
     if not host or not port or parts.path:
         options.wrong("it needs a host and a port, and nothing behind them: pool://host:8700")
     streams = options.number("streams", least=1, most=_THREADS_MAX) or STREAMS
+    via = options.choice("via", ("auto", "tcp"))
     return lambda fingerprint, block_bytes: NodeStore(
-        host, port, layout_fingerprint=fingerprint, block_bytes=block_bytes, streams=streams
+        host,
+        port,
+        layout_fingerprint=fingerprint,
+        block_bytes=block_bytes,
+        streams=streams,
+        shares_memory=via != "tcp",
     )
 
 

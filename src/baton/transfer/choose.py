@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from baton.core.errors import TransferError
+from baton.machine.lending import sealed_file
 from baton.transfer.nixl import NixlTransport
 from baton.transfer.offers import Source
 from baton.transfer.port import Extent, Pull, Ticket, Transport
@@ -145,9 +145,7 @@ def self_test(make: Callable[[], Transport]) -> None:
 def _sealed_memory() -> tuple[int, mmap.mmap]:
     """A little memory that other processes may map."""
     try:
-        descriptor = os.memfd_create("baton-test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(descriptor, _TEST_BYTES)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        descriptor = sealed_file("baton-test", _TEST_BYTES)
     except (AttributeError, OSError) as error:
         raise TransferError(f"this system lends no memory between processes: {error}; use tcp") from error
     return descriptor, mmap.mmap(descriptor, _TEST_BYTES)

@@ -10,10 +10,10 @@ import secrets
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from baton.core.errors import TransferError
 from baton.machine.copies import Copy, fastest_copy
+from baton.machine.lending import listening_as, machine, shares_machine
 from baton.transfer.asker import Inquiry
 from baton.transfer.copying import Copier, no_interrupt
 from baton.transfer.listener import Listener
@@ -115,22 +115,8 @@ class ShmTransport:
         return ShmPeer(address.partition("/")[2])
 
 
-def machine() -> str:
-    """Name this machine, as far as abstract sockets reach: a network namespace of one running kernel."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"{boot}.{Path('/proc/self/ns/net').stat().st_ino}"
-
-
-def shares_machine(address: str) -> bool:
-    """Tell whether a source at this address can lend us its memory."""
-    return address.partition("/")[0] == machine()
-
-
 def _listening(name: str) -> socket.socket:
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        listening.bind("\0" + name)
+        return listening_as(name)
     except OSError as error:
-        listening.close()
         raise TransferError(f"cannot answer under the name {name!r}: {error}; choose another name") from error
-    return listening

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import socket
 import threading
 
 from baton.core.errors import TransferError
+from baton.machine.lending import is_ours, mapped
 from baton.transfer.asker import Asker, Inquiry
 from baton.transfer.extents import Spread, rows_of
 from baton.transfer.listener import limit_waits
 from baton.transfer.offers import Answer
-from baton.transfer.shm_source import is_ours
 from baton.transfer.wire import ANSWER_BYTES, BrokenStreamError, Verb, receive_answer, unpack_answer
-
-_F_GET_SEALS = 1034
-_SEAL_SHRINK = 2
 
 
 class ShmPeer:
@@ -59,7 +55,9 @@ class ShmPeer:
         descriptor = self.asker.ask(inquiry, Verb.MAP, _receive_descriptor, region)
         assert descriptor is not None
         try:
-            return _mapped(descriptor)
+            return mapped(descriptor, mmap.PROT_READ)
+        except ValueError as error:
+            raise TransferError(str(error)) from None
         finally:
             os.close(descriptor)
 
@@ -88,15 +86,3 @@ def _receive_descriptor(connection: socket.socket) -> tuple[Answer, int, int | N
     if answer is Answer.FINE and not descriptors:
         raise BrokenStreamError("an answer without its descriptor")
     return answer, epoch, descriptors[0] if descriptors else None
-
-
-def _mapped(descriptor: int) -> memoryview:
-    """Map a source's memory for reading. A file that could shrink under us would kill this process: it is refused."""
-    try:
-        seals = fcntl.fcntl(descriptor, _F_GET_SEALS)
-    except OSError:
-        seals = 0  # no memfd at all
-    if not seals & _SEAL_SHRINK:
-        raise TransferError("the source's memory file is not sealed against shrinking; register a sealed memfd")
-    size_bytes = os.fstat(descriptor).st_size
-    return memoryview(mmap.mmap(descriptor, size_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import struct
 
+from baton.machine.lending import is_ours
 from baton.transfer.listener import limit_waits
 from baton.transfer.offers import Answer, Offers, Source
 from baton.transfer.wire import Request, Verb, answer_head, receive_request
 
 _STALL_S = 30.0
-_PEER = struct.Struct("3i")
 
 
 def serve_maps(source: Source, connection: socket.socket) -> None:
@@ -31,13 +29,6 @@ def serve_maps(source: Source, connection: socket.socket) -> None:
                 continue
             head = answer_head(Answer.UNSHARED, source.offers.epoch, 0)
         connection.sendall(head)
-
-
-def is_ours(connection: socket.socket) -> bool:
-    """The process at the other end belongs to the same user."""
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-    _, user, _ = _PEER.unpack(raw)
-    return user == os.geteuid()
 
 
 def answer_of(offers: Offers, request: Request) -> Answer:
