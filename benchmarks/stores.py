@@ -3,8 +3,9 @@
 python benchmarks/stores.py --folder /var/tmp/kv [--sizes 65536 1048576 67108864] [--total-bytes 1e9] [--repeats 3]
                             [--only file ...] [--install FOLDER | --peers FOLDER]
 
-The folder must be on the disk that is meant. Each figure is a median, in GB/s of blocks: `one` is a call per block, as
-the other pools are used; `batch` gives 64 MiB a call, as our tiers do. Puts go to empty slots (`new`) and to used ones.
+`--install FOLDER` makes the peers' environments there where they are missing, then measures with them. `--folder` must
+be on the disk that is meant. Each figure is a median, in GB/s of blocks: `one` is a call per block, as the other pools
+are used; `batch` gives 64 MiB a call, as our tiers do. Puts go to empty slots (`new`) and to used ones.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import sysconfig
 import time
 import venv
 from collections.abc import Callable, Iterator, Sequence
@@ -35,9 +37,20 @@ from baton.store.opening import open_store
 from baton.store.port import Store
 from baton.store.segments import slot_bytes
 
+try:
+    import redis
+except ImportError:
+    redis = None
+
 HERE = Path(__file__).resolve().parent
 BATCH_BYTES = 64 << 20
-MOONCAKE = "mooncake-transfer-engine-non-cuda"
+MOONCAKE = ("mooncake-transfer-engine-non-cuda", "numpy")
+LMCACHE = (
+    *("numba", "prometheus_client", "py-cpuinfo", "psutil", "cachetools", "pyyaml", "sortedcontainers"),
+    *("aiofile", "msgspec", "pyzmq"),
+)
+"""What LMCache imports on a CPU. All that it asks for has CUDA's toolkit in it; it is put on our torch instead."""
+PEERS = ("mooncake store", "lmcache local", "lmcache server", "redis directly")
 Blocks = list[tuple[BlockHash, memoryview]]
 
 
@@ -169,15 +182,37 @@ def redis_rows(folder: Path, size: Size) -> dict[str, Any]:
     return figures
 
 
-def pool_rows(folder: Path, size: Size) -> dict[str, Any]:
-    """A pool node in a process of its own, over loopback."""
+def redis_direct_rows(folder: Path, size: Size) -> dict[str, Any]:
+    """What redis-py does with one value a block, and nothing is checked."""
+    if redis is None:
+        return {"missing": "pip install 'baton[redis]'"}
+    blocks = filled_blocks(size)
+    figures: dict[str, list[dict[str, float]]] = {}
+    with running_redis() as port, redis.Redis(port=port) as client:
+
+        def put(part: Blocks) -> list[bool]:
+            return [bool(client.set(name, memory)) for name, memory in part]
+
+        def get(part: Blocks) -> list[bool]:
+            for name, memory in part:
+                memory[:] = client.get(name)
+            return [True] * len(part)
+
+        for _ in range(size.repeats + 1):
+            figures.setdefault("put_one", []).append(timed(put, blocks, 1))
+            figures.setdefault("get_one", []).append(timed(get, blocks, 1))
+    return {name: medians(runs[1:]) for name, runs in figures.items()}
+
+
+def pool_rows(folder: Path, size: Size, *, options: str = "") -> dict[str, Any]:
+    """A pool node in a process of its own: by its memory, which it lends, or over loopback."""
     bytes_ = size.blocks * size.block_bytes
     command = [sys.executable, "-m", "baton.cli.main", "pool", "--bytes", str(bytes_), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as node:
         assert node.stdout is not None
         try:
             url = node.stdout.readline().split()[-1]
-            store = open_store(url, layout_fingerprint="a", block_bytes=size.block_bytes)
+            store = open_store(url + options, layout_fingerprint="a", block_bytes=size.block_bytes)
             figures = measure(store, size)
             store.close()
         finally:
@@ -201,11 +236,13 @@ def encrypted_rows(folder: Path, size: Size) -> dict[str, Any]:
         key.unlink()
 
 
-def peer_rows(python: Path, script: str, size: Size) -> dict[str, Any]:
+def peer_rows(python: Path, script: Sequence[str], size: Size) -> dict[str, Any]:
     """Run another pool's own client in its own environment."""
     if not python.exists():
         return {"missing": "python benchmarks/stores.py --install FOLDER"}
-    command = [str(python), str(HERE / "peers" / script), str(size.block_bytes), str(size.blocks), str(size.repeats)]
+    numbers = map(str, (size.block_bytes, size.blocks, size.repeats))
+    quiet = ["env", "LMCACHE_TRACK_USAGE=false"]  # it reports to its makers else
+    command = [*quiet, str(python), str(HERE / "peers" / script[0]), *script[1:], *numbers]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         return {"failed": done.stderr.strip().splitlines()[-1:]}
@@ -213,10 +250,47 @@ def peer_rows(python: Path, script: str, size: Size) -> dict[str, Any]:
 
 
 def install(folder: Path) -> None:
-    """Make an environment for each peer that installs from packages."""
-    venv.create(folder / "mooncake", with_pip=True)
-    pip = [str(folder / "mooncake" / "bin" / "python"), "-m", "pip", "install", "--quiet", MOONCAKE, "numpy"]
-    subprocess.run(pip, check=True)
+    """Make an environment for each peer that has none yet."""
+    if not python_of(folder, "mooncake").exists():
+        venv.create(folder / "mooncake", with_pip=True)
+        _pip(python_of(folder, "mooncake"), *MOONCAKE)
+    if not python_of(folder, "lmcache").exists():
+        venv.create(folder / "lmcache", with_pip=True)
+        python = python_of(folder, "lmcache")
+        show = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+        theirs = Path(subprocess.run(show, check=True, capture_output=True, text=True).stdout.strip())
+        (theirs / "ours.pth").write_text(sysconfig.get_path("purelib") + "\n")  # torch for CPUs, as we have it
+        _pip(python, "--no-deps", "lmcache")
+        _pip(python, *LMCACHE)
+
+
+def python_of(folder: Path, peer: str) -> Path:
+    return folder / peer / "bin" / "python"
+
+
+def _pip(python: Path, *words: str) -> None:
+    subprocess.run([str(python), "-m", "pip", "install", "--quiet", *words], check=True)
+
+
+def compared(rows: dict[str, Any]) -> dict[str, Any]:
+    """How many times as fast as the best peer a pool node is, with blocks of one size."""
+    found: dict[str, Any] = {}
+    for verb in ("put", "get"):
+        peers = {
+            f"{kind}, {name}": figure["gb_per_s"]
+            for kind in PEERS
+            for name, figure in rows.get(kind, {}).items()
+            if name in (f"{verb}_one", f"{verb}_batch")
+        }
+        if not peers or "pool" not in rows:
+            continue
+        best = max(peers, key=lambda name: peers[name])
+        for kind in ("pool", "pool over tcp"):
+            for way in ("one", "batch"):
+                if kind in rows:
+                    ratio = rows[kind][f"{verb}_{way}"]["gb_per_s"] / peers[best]
+                    found[f"{kind}, {verb}_{way}"] = {"times_best_peer": round(ratio, 2), "best_peer": best}
+    return found
 
 
 def main() -> int:
@@ -231,16 +305,19 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.install:
         install(arguments.install)
-        return 0
+        arguments.peers = arguments.install
+    mooncake, lmcache = (python_of(arguments.peers, peer) for peer in ("mooncake", "lmcache"))
     kinds: dict[str, Callable[[Path, Size], dict[str, Any]]] = {
         "file": file_rows,
         "encrypted file": encrypted_rows,
         "memory": memory_rows,
         "pool": pool_rows,
+        "pool over tcp": lambda folder, size: pool_rows(folder, size, options="?via=tcp"),
         "redis": redis_rows,
-        "mooncake store": lambda folder, size: peer_rows(
-            arguments.peers / "mooncake" / "bin" / "python", "mooncake_store.py", size
-        ),
+        "redis directly": redis_direct_rows,
+        "mooncake store": lambda folder, size: peer_rows(mooncake, ["mooncake_store.py"], size),
+        "lmcache local": lambda folder, size: peer_rows(lmcache, ["lmcache_store.py", "local"], size),
+        "lmcache server": lambda folder, size: peer_rows(lmcache, ["lmcache_store.py", "server"], size),
     }
     rows: dict[str, Any] = {}
     for block_bytes in arguments.sizes:
@@ -248,7 +325,9 @@ def main() -> int:
         for kind in arguments.only or kinds:
             print(f"{kind} {block_bytes}", file=sys.stderr, flush=True)
             rows.setdefault(str(block_bytes), {})[kind] = kinds[kind](arguments.folder, size)
-    record.write("stores", {"total_bytes": arguments.total_bytes, "repeats": arguments.repeats, "stores": rows})
+    ratios = {block_bytes: compared(found) for block_bytes, found in rows.items()}
+    figures = {"total_bytes": arguments.total_bytes, "repeats": arguments.repeats}
+    record.write("stores", {**figures, "pool_beside_peers": ratios, "stores": rows})
     return 0
 
 
