@@ -48,6 +48,12 @@ def write(name: str, figures: dict[str, Any]) -> None:
     print(text)
 
 
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Write a table as the documents have it."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
 def _relative(argument: str) -> str:
     path = Path(argument)
     return str(path.resolve().relative_to(Path.cwd())) if path.suffix == ".py" and path.exists() else argument

@@ -293,6 +293,16 @@ def compared(rows: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def shown(rows: dict[str, Any]) -> str:
+    """GB/s of each store with blocks of one size, as a table of the documents."""
+    heads = ["put_one", "get_one", "put_batch", "get_batch"]
+    lines = [
+        [kind, *(f"{row[name]['gb_per_s']:.2f}" if name in row else "-" for name in heads)]
+        for kind, row in rows.items()
+    ]
+    return record.table(["GB/s", *heads], lines)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path.cwd())
@@ -325,6 +335,8 @@ def main() -> int:
         for kind in arguments.only or kinds:
             print(f"{kind} {block_bytes}", file=sys.stderr, flush=True)
             rows.setdefault(str(block_bytes), {})[kind] = kinds[kind](arguments.folder, size)
+    for block_bytes, found in rows.items():
+        print(f"blocks of {block_bytes} bytes:\n{shown(found)}", file=sys.stderr)
     ratios = {block_bytes: compared(found) for block_bytes, found in rows.items()}
     figures = {"total_bytes": arguments.total_bytes, "repeats": arguments.repeats}
     record.write("stores", {**figures, "pool_beside_peers": ratios, "stores": rows})

@@ -234,6 +234,17 @@ def summary(case: Case, seen: dict[str, list[float]]) -> dict[str, Any]:
     return {"bytes": case.total_bytes, "pieces": case.pieces, "piece_bytes": case.piece_bytes, "ways": ways}
 
 
+def shown(figures: dict[str, Any], ways: Sequence[str]) -> str:
+    """GB/s of each way, a line for each transfer, as a table of the documents."""
+    lines = []
+    for case, row in figures.items():
+        found = [row["ways"].get(way, "-") for way in ways]
+        lines.append(
+            [case, *(each if isinstance(each, str) else each["shown"].removesuffix(" GB/s") for each in found)]
+        )
+    return record.table(["GB/s", *ways], lines)
+
+
 def can_shape() -> str | None:
     """Say what is missing for shaped links. None: nothing."""
     if os.geteuid() != 0:
@@ -312,6 +323,9 @@ def main() -> None:
             pairs = opened(stack, ways, args.peer_python, spaces=True, fds=fds)
             few = [case for case in cases if case.total_bytes <= bytes_max]
             figures[f"link of {rate}"] = measure(pairs, few, memories, min(args.repeats, 3))
+    ways = ["memcpy", *(way for way in args.ways if way != "reference")]
+    for name, found in figures.items():
+        print(f"{name}:", found if isinstance(found, str) else "\n" + shown(found, ways), file=sys.stderr)
     record.write(
         "transfers", {"what": "KV of a prompt, blocks of 16 tokens shuffled on both sides", "figures": figures}
     )
