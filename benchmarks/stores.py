@@ -333,8 +333,8 @@ def main() -> int:
     for block_bytes in arguments.sizes:
         size = Size(block_bytes, max(2, int(arguments.total_bytes) // block_bytes), arguments.repeats)
         for kind in arguments.only or kinds:
-            print(f"{kind} {block_bytes}", file=sys.stderr, flush=True)
-            rows.setdefault(str(block_bytes), {})[kind] = kinds[kind](arguments.folder, size)
+            found = rows.setdefault(str(block_bytes), {})[kind] = kinds[kind](arguments.folder, size)
+            print(f"{kind}, {block_bytes} bytes: {json.dumps(found)}", file=sys.stderr, flush=True)
     for block_bytes, found in rows.items():
         print(f"blocks of {block_bytes} bytes:\n{shown(found)}", file=sys.stderr)
     ratios = {block_bytes: compared(found) for block_bytes, found in rows.items()}
