@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
+import threading
 from pathlib import Path
 
+from baton.store.node import StoreNode
 from tests.serving import RunningServer, serving
 
 PROMPT = "What one run has computed, another need not compute again. " * 12
@@ -23,10 +27,10 @@ def tier_blocks(server: RunningServer, outcome: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in wanted)
 
 
-def complete(server: RunningServer) -> tuple[str, int]:
+def complete(server: RunningServer, prompt: str = PROMPT) -> tuple[str, int]:
     """Ask for a text. Returns it, and how many tokens of the prompt were not computed for it."""
     with server.client() as client:
-        body = {"prompt": PROMPT, "max_tokens": 40, "ignore_eos": True, "temperature": 0}
+        body = {"prompt": prompt, "max_tokens": 40, "ignore_eos": True, "temperature": 0}
         answer = client.post("/v1/completions", json=body).json()
     return answer["choices"][0]["text"], answer["timings"]["cached_tokens"]
 
@@ -71,3 +75,59 @@ def test_a_file_tier_outlives_kill_9_and_damage_costs_a_recompute(tmp_path: Path
     with serving(*arguments) as server:
         assert complete(server) == (text, 0), "a damaged block is a miss: the whole prompt is computed"
         assert tier_blocks(server, "missed") == tier_blocks(server, "damaged") == whole_blocks
+
+
+class SlowLink:
+    """A link to a store: whatever comes back takes its time."""
+
+    def __init__(self, far: str, delay_s: float) -> None:
+        self._delay_s = delay_s
+        self._over = threading.Event()
+        self._far = ("127.0.0.1", int(far.rpartition(":")[2]))
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.address = "{}:{}".format(*self._listening.getsockname())
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listening.accept()
+            except OSError:
+                return
+            far = socket.create_connection(self._far)
+            threading.Thread(target=self._pass, args=(near, far, 0.0), daemon=True).start()
+            threading.Thread(target=self._pass, args=(far, near, self._delay_s), daemon=True).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket, delay_s: float) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 20):
+                self._over.wait(delay_s)
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        self._over.set()
+        self._listening.close()
+
+
+def test_a_store_that_is_slower_than_computing_is_read_once_and_no_more(tmp_path: Path) -> None:
+    """It is given as fast. One read shows that it is not: the next prompts of which it has everything are computed."""
+    config = tmp_path / "baton.toml"
+    config.write_text("[cost]\nstep_overhead_s = 0.001\nprefill_token_s = 1e-5\nprefill_pair_s = 0.0\n")
+    common = ("hash", "--mixed", "1", "--kv-blocks", "64", "--config", str(config))
+    node = StoreNode(host="127.0.0.1", port=0, capacity_bytes=64_000_000)
+    link = SlowLink(node.address, 0.1)
+    try:
+        with serving(*common, "--tier", f"pool://{node.address}") as server:
+            text, _ = complete(server)
+            wait_stored(server, BLOCKS)
+        with serving(*common, "--tier", f"pool://{link.address}") as server:
+            assert complete(server) == (text, (len(PROMPT) - 1) // BLOCK_TOKENS * BLOCK_TOKENS)
+            loaded = tier_blocks(server, "loaded")
+            assert loaded == (len(PROMPT) - 1) // BLOCK_TOKENS
+            complete(server, "Another one takes its place in the arena. " * 20)
+            assert complete(server)[0] == text
+            assert tier_blocks(server, "loaded") == loaded
+    finally:
+        link.close()
+        node.close()

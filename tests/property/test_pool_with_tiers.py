@@ -22,8 +22,7 @@ TIER_BLOCKS = 5
 class PoolWithTiers(PoolUnderAnyOrder):
     """The same pool with two tiers below it, whose stores answer late, keep what they like and damage blocks.
 
-    What the pool says that it can serve is what lies in the arena or in a tier, and nothing else. Prompts that are in
-    the tiers are read into blocks that are granted for that, as the carrier does it.
+    Prompts that are in the tiers are read into blocks that are granted for that, as the carrier does it.
     """
 
     def __init__(self) -> None:
@@ -96,7 +95,8 @@ class PoolWithTiers(PoolUnderAnyOrder):
         """A request lands from the tiers, is read with luck or without, and is over."""
         prompt = chain(stream, 4)
         assert self.pool.tiers is not None
-        blocks, _ = self.pool.tiers.reach(prompt)
+        reached = self.pool.tiers.reach(prompt)
+        blocks = reached[-1].blocks if reached else 0
         if blocks * BLOCK_TOKENS <= self.pool.held_tokens(prompt):
             return
         self.number += 1
@@ -126,13 +126,9 @@ class PoolWithTiers(PoolUnderAnyOrder):
         self.tell(ReleaseBlocks(request.id))
         self.tell(RequestDropped(request.id, 1, WORKERS[0], preempted=False))
 
-    def readable(self) -> set[BlockHash]:
-        assert self.pool.tiers is not None
-        return {name for names in self.stores.values() for name in names if self.pool.tiers.has(name)}
-
     @invariant()
     def tiers_know_what_stores_have(self) -> None:
-        """INV-4 for the places of a tier, and the news of the host are those of arena and tiers together."""
+        """INV-4 for the places of a tier; the news of the host are those of its arena."""
         assert self.pool.tiers is not None
         for tier in self.pool.tiers.tiers:
             view = tier.view()
@@ -141,7 +137,7 @@ class PoolWithTiers(PoolUnderAnyOrder):
             assert view.blocks_cached == len(kept), "a tier claims what its store does not have"
             assert len(kept) + view.blocks_writing <= TIER_BLOCKS
         arena = {name for name in self.findable if self.pool.held_tokens([name])}
-        assert arena | self.readable() == self.findable
+        assert arena == self.findable
 
     def one_turn(self, part: Part) -> None:
         self.stores_are_done()

@@ -19,9 +19,7 @@ from baton.core.copies import CopyBlocks, LandingGranted, LandingRefused
 from baton.core.keeping import DropBlocks, LoadBlocks, StoreBlocks
 from baton.core.messages import (
     AheadEnded,
-    BlocksRemoved,
     BlocksSealed,
-    BlocksStored,
     BlocksWanted,
     CloseRequest,
     CoordinatorCommand,
@@ -53,6 +51,7 @@ from baton.core.messages import (
     WorkerLost,
     WorkerReported,
 )
+from baton.core.prefixes import BlocksRemoved, BlocksStored
 from baton.core.types import HostId, LoadWindow, Request, RequestId, Role, TokenBytes, WorkerId, WorkerView
 from baton.kv.host_pool import HostPool
 
@@ -123,7 +122,7 @@ class Carrier:
 
     def arrive(self, request: Request, now_s: float) -> None:
         self._now_s = now_s
-        self._tell(RequestArrived(request))
+        self._tell(RequestArrived(request, self.keeping.reach(request)))
 
     def cancel(self, request_id: RequestId, now_s: float) -> None:
         self._now_s = now_s

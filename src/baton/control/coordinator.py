@@ -14,8 +14,6 @@ from baton.control.fleet import Fleet
 from baton.control.reshaping import Reshaping
 from baton.core.messages import (
     AheadEnded,
-    BlocksRemoved,
-    BlocksStored,
     CloseRequest,
     CoordinatorCommand,
     CoordinatorEvent,
@@ -40,6 +38,7 @@ from baton.core.messages import (
     WorkerLost,
     WorkerReported,
 )
+from baton.core.prefixes import BlocksRemoved, BlocksStored
 from baton.core.types import (
     ClusterView,
     FlightView,
@@ -47,12 +46,15 @@ from baton.core.types import (
     LoadWindow,
     Request,
     RequestId,
+    TierHit,
     Until,
     WorkerId,
     WorkerView,
 )
 from baton.kv.hashing import names_of
 from baton.kv.prefix_index import PrefixIndex
+from baton.policy.prefix import prefix_on
+from baton.policy.routing import queue_s
 
 Stage = Literal["prefill", "decode"]
 
@@ -62,8 +64,10 @@ class Flight:
     """The control state of one request: which try it is on, and who has it."""
 
     request: Request
-    key: tuple[float, ...]
+    key: tuple[float, ...] = ()
     """Order among waiting flights."""
+    tier_hits: dict[HostId, tuple[TierHit, ...]] = field(default_factory=dict[HostId, tuple[TierHit, ...]])
+    """See `ClusterView.tier_hits`: as it was when the request arrived."""
     attempt: int = 1
     deaths: int = 0
     """Workers that died under it."""
@@ -109,8 +113,8 @@ class Coordinator:
             case WorkerReported(view=view):
                 self._fleet.report(view)
                 return []
-            case RequestArrived(request=request):
-                return self._arrive(request, now_s)
+            case RequestArrived():
+                return self._arrive(event, now_s)
             case RequestCancelled(request_id=request_id):
                 return self._close(request_id, "cancelled")
             case PrefillFinished() | RequestFinished() | RequestFailed():
@@ -159,13 +163,16 @@ class Coordinator:
         """Requests that have arrived and are not closed."""
         return len(self._flights)
 
-    def _arrive(self, request: Request, now_s: float) -> list[CoordinatorCommand]:
+    def _arrive(self, event: RequestArrived, now_s: float) -> list[CoordinatorCommand]:
+        request = event.request
         assert request.id not in self._flights, f"request {request.id} arrived twice"
-        cluster = self._view(request)
+        flight = Flight(request, tier_hits=event.tier_hits)
+        cluster = self._view(flight)
         key = self.policies.admit(request, cluster, now_s)
         if isinstance(key, CloseRequest):
             return [key]
-        flight = self._flights[request.id] = Flight(request, key)
+        flight.key = key
+        self._flights[request.id] = flight
         return self._dispatch(flight, cluster)
 
     def _dispatch(self, flight: Flight, cluster: ClusterView) -> list[CoordinatorCommand]:
@@ -193,14 +200,24 @@ class Coordinator:
         here = hits.get(view.host, 0)
         there = hits.get(route.fetch, 0) if route.fetch is not None else 0
         fetch = route.fetch if there > here else None
+        reads = self._read_tokens(request, route.worker, cluster) if fetch is None else 0
         flight.worker, flight.host, flight.started_at_s = route.worker, view.host, self._now_s
-        flight.queued_tokens = request.prompt_tokens - max(here, there)
+        flight.queued_tokens = request.prompt_tokens - max(here, there, reads)
         self._fleet.load(
             route.worker, request.id, queued_tokens=flight.queued_tokens, context_tokens=request.prompt_tokens
         )
         until: Until = route.until or ("first_token" if view.role == "prefill" else "end")
-        start = StartPrefill(request, flight.attempt, route.worker, until, fetch)
+        start = StartPrefill(request, flight.attempt, route.worker, until, fetch, reads)
         return [start, *self._send_ahead(flight, view.host, cluster)] if until == "first_token" else [start]
+
+    def _read_tokens(self, request: Request, worker: WorkerId, cluster: ClusterView) -> int:
+        """Choose how many leading tokens are read from tiers of the worker's host. 0: none."""
+        if self._fleet.view(worker).host not in cluster.tier_hits:
+            return 0
+        view = next(view for view in cluster.workers if view.id == worker)
+        cost = self.policies.cost
+        prefix = prefix_on(view, request, cluster, cost, wait_s=queue_s(view, cost))
+        return prefix.tokens if prefix.tokens > cluster.prefix_hit_tokens.get(view.host, 0) else 0
 
     def _send_ahead(self, flight: Flight, source: HostId, cluster: ClusterView) -> list[CoordinatorCommand]:
         """Let what is computed of a prompt go to where it will be decoded while the rest is computed."""
@@ -250,7 +267,7 @@ class Coordinator:
             return []  # said twice, and the request has gone on where it was
         self._unload(flight)
         flight.stage = "decode"
-        return self._dispatch(flight, self._view(flight.request))
+        return self._dispatch(flight, self._view(flight))
 
     def _close(self, request_id: RequestId, outcome: Outcome, reason: str = "") -> list[CoordinatorCommand]:
         flight = self._flights.pop(request_id, None)
@@ -278,14 +295,14 @@ class Coordinator:
                 commands += self._close(flight.request.id, "failed", why)
                 continue
             flight.attempt += 1
-            commands += self._dispatch(flight, self._view(flight.request))
+            commands += self._dispatch(flight, self._view(flight))
         return commands
 
     def _empty_room(self) -> list[CoordinatorCommand]:
         waiting = [self._flights[request_id] for request_id in self._room]
         waiting.sort(key=lambda flight: (flight.key, flight.request.id))
         self._room.clear()
-        return [command for flight in waiting for command in self._dispatch(flight, self._view(flight.request))]
+        return [command for flight in waiting for command in self._dispatch(flight, self._view(flight))]
 
     def _reshape(self, window: LoadWindow, now_s: float) -> list[CoordinatorCommand]:
         commands = self._reshaping.tick(window, self._cluster(), self.policies, now_s)
@@ -336,7 +353,7 @@ class Coordinator:
             return []
         self._unload(flight)
         flight.attempt += 1
-        return self._dispatch(flight, self._view(flight.request))
+        return self._dispatch(flight, self._view(flight))
 
     def _unload(self, flight: Flight) -> None:
         if flight.worker is not None:
@@ -346,7 +363,8 @@ class Coordinator:
             )
         flight.worker, flight.queued_tokens = None, 0
 
-    def _view(self, request: Request) -> ClusterView:
+    def _view(self, flight: Flight) -> ClusterView:
+        request = flight.request
         longest = max(0, request.prompt_tokens - 1)
         hits = self._index.hit_blocks(request.block_hashes)
         hit_tokens = {host: min(blocks * self.block_tokens, longest) for host, blocks in hits.items()}
@@ -354,12 +372,18 @@ class Coordinator:
             for host, blocks in self._index.hit_blocks(names_of(request.block_hashes, runs)).items():
                 if self._block_runs.get(host) == runs:
                     hit_tokens[host] = min(blocks * runs * self.block_tokens, longest)
-        return self._cluster(hit_tokens, self.policies.expected_tokens(request))
+        return self._cluster(hit_tokens, flight.tier_hits, self.policies.expected_tokens(request))
 
-    def _cluster(self, hits: dict[HostId, int] | None = None, expected_tokens: float = 0.0) -> ClusterView:
+    def _cluster(
+        self,
+        hits: dict[HostId, int] | None = None,
+        tier_hits: dict[HostId, tuple[TierHit, ...]] | None = None,
+        expected_tokens: float = 0.0,
+    ) -> ClusterView:
         return ClusterView(
             workers=self._fleet.views(),
             prefix_hit_tokens=hits or {},
+            tier_hits=tier_hits or {},
             expected_output_tokens=expected_tokens,
             waiting_requests=len(self._room),
             starting=self._reshaping.starting,

@@ -9,10 +9,12 @@ from typing import Protocol
 from baton.control.crossings import Crossings
 from baton.control.handoffs import Start
 from baton.core.keeping import BlocksKept, DropBlocks, LoadBlocks, LoadEnded, StoreBlocks, TierOpened
-from baton.core.messages import PoolEvent
+from baton.core.messages import PoolEvent, StartPrefill
 from baton.core.ports import CostModel
-from baton.core.types import BlockHash, HostId, TokenBytes, WorkerId
+from baton.core.types import BlockHash, HostId, Request, TierHit, TokenBytes, WorkerId
 from baton.kv.hashing import names_of
+from baton.kv.host_pool import HostPool
+from baton.policy.prefix import best_prefix
 
 
 class Keeper(Protocol):
@@ -41,27 +43,32 @@ class Keeping:
         else:
             self.outside.keep(command)
 
+    def reach(self, request: Request) -> dict[HostId, tuple[TierHit, ...]]:
+        """Say what the tiers of every host can add to what its arena holds of a prompt."""
+        pools = self.crossings.pools
+        hits = {host: _tier_hits(pool, request) for host, pool in pools.items() if pool.tiers is not None}
+        return {host: found for host, found in hits.items() if found}
+
     def read(self, start: Start, tokens_so_far: TokenBytes, *, target: HostId, source: HostId | None) -> bool:
         """Let a request start with what the tiers of its host have of it. False: they have nothing that pays.
 
-        It pays where reading is predicted to take less time than computing what neither the arena nor another host,
-        `source`, has.
+        What pays for a prompt, the coordinator has decided. A request that goes on without its KV is read where that is
+        sooner than computing what neither the arena nor another host, `source`, has.
         """
         pool, request = self.crossings.pools[target], start.request
         if pool.tiers is None or request.sampling.prompt_logprobs:
             return False
-        tokens_here = self.crossings.tokens_at(target, start)
-        tokens = max(tokens_here, self.crossings.tokens_at(source, start))
-        full_blocks = (request.prompt_tokens - 1) // pool.block_tokens
-        blocks, load_s = pool.tiers.reach(names_of(request.block_hashes, pool.block_runs)[:full_blocks])
-        more_tokens = blocks * pool.block_tokens - tokens
-        if more_tokens <= 0:
+        tokens = max(self.crossings.tokens_at(target, start), self.crossings.tokens_at(source, start))
+        if isinstance(start, StartPrefill):
+            wanted_tokens = min(start.read_tokens, max((hit.tokens for hit in _tier_hits(pool, request)), default=0))
+        else:
+            cost = self.cost.on(self.kinds.get(start.worker, ""))
+            wanted_tokens = best_prefix(request, tokens, _tier_hits(pool, request), cost).tokens
+        if wanted_tokens <= tokens:
+            if source is None or source == target:
+                pool.tiers.decline(_names(pool, request))
             return False
-        cost = self.cost.on(self.kinds.get(start.worker, ""))
-        if load_s >= cost.prefill_s(new_tokens=more_tokens, cached_tokens=tokens):
-            return False
-        tokens = blocks * pool.block_tokens
-        self.crossings.fetch(start, tokens_so_far, source=target, target=target, tokens=tokens)
+        self.crossings.fetch(start, tokens_so_far, source=target, target=target, tokens=wanted_tokens)
         return True
 
     # ---- what stores answer
@@ -77,10 +84,25 @@ class Keeping:
         if store.host in self.crossings.pools:
             self.tell_pool(store.host, BlocksKept(store.number, tuple(kept)))
 
-    def loaded(self, load: LoadBlocks, whole: Sequence[bool], now_s: float) -> None:
-        """A read is over: nothing writes its blocks any more. `whole`: of each, whether it is there and verified."""
+    def loaded(self, load: LoadBlocks, whole: Sequence[bool], took_s: dict[str, float], now_s: float) -> None:
+        """A read is over: nothing writes its blocks any more. `whole`: of each, whether it is there and verified.
+
+        `took_s`: see `LoadEnded`.
+        """
         self.at(now_s)
         if load.host in self.crossings.pools:
-            self.tell_pool(load.host, LoadEnded(load.request_id, load.number, tuple(whole)))
+            self.tell_pool(load.host, LoadEnded(load.request_id, load.number, tuple(whole), took_s))
         blocks = next((place for place, is_whole in enumerate(whole) if not is_whole), len(whole))
         self.crossings.ended(load, blocks=blocks)
+
+
+def _names(pool: HostPool, request: Request) -> tuple[BlockHash, ...]:
+    """Name the blocks of a prompt that may be read: all but the one with its last token, which is computed."""
+    return names_of(request.block_hashes, pool.block_runs)[: (request.prompt_tokens - 1) // pool.block_tokens]
+
+
+def _tier_hits(pool: HostPool, request: Request) -> tuple[TierHit, ...]:
+    if pool.tiers is None or request.sampling.prompt_logprobs:
+        return ()
+    reached = pool.tiers.reach(_names(pool, request))
+    return tuple(TierHit(reach.blocks * pool.block_tokens, reach.load_s) for reach in reached)

@@ -82,9 +82,9 @@ class TierConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     url: str
     """A store: `file:///var/cache/kv?bytes=100e9`, `redis://host:6379/0?ttl_s=3600`, `s3://bucket/prefix`."""
     bytes_per_s: float = 1e9
-    """How fast it is read."""
+    """How fast it is read, as far as is known before the first read; then it is measured."""
     latency_s: float = 0.002
-    """From asking for a block to its first byte."""
+    """From asking for a block to its first byte. Measured, too."""
     when: Literal["cached", "sealed"] = "cached"
     """Blocks are written when nobody uses them any more, or as soon as they are full."""
 

@@ -69,6 +69,8 @@ class LoadEnded(Struct, frozen=True, tag=True):
     number: int
     whole: tuple[bool, ...]
     """Of each block, whether its bytes are there and verified."""
+    took_s: dict[str, float] = {}
+    """By tier: from asking to the last of its bytes, what was read before it included."""
 
 
 class TierOpened(Struct, frozen=True, tag=True):

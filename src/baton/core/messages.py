@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from baton.core.copies import LandingEnded, LandingGranted, LandingRefused, LandingWanted, LeaseEnded, LeaseWanted
 from baton.core.keeping import BlocksKept, DropBlocks, LoadBlocks, LoadEnded, LoadWanted, StoreBlocks, TierOpened
+from baton.core.prefixes import BlocksRemoved, BlocksStored
 from baton.core.types import (
     BlockHash,
     BlockId,
@@ -23,6 +24,7 @@ from baton.core.types import (
     Request,
     RequestId,
     Role,
+    TierHit,
     TokenBytes,
     Until,
     WorkerId,
@@ -37,6 +39,8 @@ RejectReason = Literal["queue_full", "no_worker", "too_long", "slo", "share", "s
 
 class RequestArrived(Struct, frozen=True, tag=True, gc=False):
     request: Request
+    tier_hits: dict[HostId, tuple[TierHit, ...]] = {}
+    """See `ClusterView.tier_hits`."""
 
 
 class RequestCancelled(Struct, frozen=True, tag=True):
@@ -117,20 +121,6 @@ class AheadEnded(Struct, frozen=True, tag=True):
     """False: the wire failed, or there was no room."""
 
 
-class BlocksStored(Struct, frozen=True, tag=True, gc=False):
-    """A host can now serve these blocks as a prefix."""
-
-    host: HostId
-    hashes: tuple[BlockHash, ...]
-    block_runs: int = 1
-    """Hashed runs of tokens that a block of this host has: it knows every nth of a prompt's hashes."""
-
-
-class BlocksRemoved(Struct, frozen=True, tag=True, gc=False):
-    host: HostId
-    hashes: tuple[BlockHash, ...]
-
-
 # ---- out of the coordinator --------------------------------------------------------------------------------------
 
 
@@ -143,6 +133,8 @@ class StartPrefill(Struct, frozen=True, tag=True, gc=False):
     until: Until
     fetch: HostId | None = None
     """Host whose longer prefix is pulled first."""
+    read_tokens: int = 0
+    """Leading tokens that shall be in the arena first, read from the tiers of the worker's host. 0: read nothing."""
 
 
 class StartDecode(Struct, frozen=True, tag=True, gc=False):

@@ -182,6 +182,15 @@ class HostView(Struct, frozen=True, kw_only=True):
     blocks_cached: int
 
 
+class TierHit(Struct, frozen=True, array_like=True):
+    """How much of a prompt a host has once so much was read from the tiers below its arena."""
+
+    tokens: int
+    """Leading prompt tokens, those in the arena included."""
+    load_s: float
+    """Until they are in the arena, as measured: behind what is read already."""
+
+
 class FlightView(Struct, frozen=True, kw_only=True):
     """One request that a worker has, as the coordinator knows it. How long its answer gets, nobody knows."""
 
@@ -220,12 +229,16 @@ class ClusterView(Struct, frozen=True, kw_only=True, gc=False):
 
     workers: tuple[WorkerView, ...]
     prefix_hit_tokens: dict[HostId, int]
-    """Leading prompt tokens of the request in question that a host holds. A hint: it may be stale."""
+    """Leading prompt tokens of the request in question that a host's arena holds. A hint: it may be stale."""
     expected_output_tokens: float = 0.0
     """Output tokens that the request in question is predicted to have, from those that finished. 0: none has yet."""
     waiting_requests: int = 0
     """Requests in the coordinator's waiting room."""
 
+    tier_hits: dict[HostId, tuple[TierHit, ...]] = {}
+    """What the tiers of a host can add to that, the shortest first. Hosts whose tiers add nothing are left out.
+
+    Each ends where another tier begins, so the best place to stop reading is one of them, or where the arena ends."""
     starting: dict[Role, int] = {}
     """Workers that were asked for and have not joined yet."""
 

@@ -1,4 +1,4 @@
-"""What a host can serve by name, in its arena or in a tier below, and the news of that."""
+"""What a host's arena has by name, and the news of that."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from baton.core.messages import BlocksRemoved, BlocksStored
+from baton.core.prefixes import BlocksRemoved, BlocksStored
 from baton.core.types import BlockHash, BlockId, HostId, HostView
 from baton.kv.blocks import BlockFacts, Blocks, EvictionOrder
 from baton.kv.tier import Tier
@@ -15,7 +15,7 @@ from baton.kv.tiers import BackedFirst, Tiers
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Blocks get names here and lose them. A name is new to the cluster, or lost to it, once for arena and tiers."""
+    """Blocks get names here and lose them."""
 
     host: HostId
     block_tokens: int
@@ -34,15 +34,14 @@ class Names:
         for depth, (block, name) in enumerate(zip(table[first:], hashes, strict=False), first):
             is_backed = self.tiers is not None and self.tiers.has(name)
             facts = BlockFacts(name, parent, depth * self.block_tokens, tenant, is_backed=is_backed)
-            if self.blocks.seal(block, facts) and not is_backed:
+            if self.blocks.seal(block, facts):
                 stored.append(name)
             parent = name
         return [BlocksStored(self.host, tuple(stored), self.block_runs)] if stored else []
 
     def take(self, count: int) -> tuple[list[BlockId], list[BlocksRemoved]]:
-        """Take blocks for a request. Tells of what was given up for them and is nowhere on this host any more."""
-        taken, evicted = self.blocks.take(count)
-        lost = evicted if self.tiers is None else [name for name in evicted if not self.tiers.has(name)]
+        """Take blocks for a request. Tells of what was given up for them; a tier may have it."""
+        taken, lost = self.blocks.take(count)
         return taken, [BlocksRemoved(self.host, tuple(lost))] if lost else []
 
     def view(self) -> HostView:
@@ -72,5 +71,5 @@ class _Host(Protocol):
 def named_blocks(pool: _Host, blocks_total: int, eviction: Callable[[], EvictionOrder], tiers: Sequence[Tier]) -> Names:
     """Make the blocks of a host's empty arena, with these tiers below it, if any."""
     blocks = Blocks(blocks_total, BackedFirst(eviction) if tiers else eviction())
-    below = Tiers(host=pool.host, arena=blocks, tiers=tiers, block_runs=pool.block_runs) if tiers else None
+    below = Tiers(host=pool.host, arena=blocks, tiers=tiers) if tiers else None
     return Names(pool.host, pool.block_tokens, pool.block_runs, blocks, below)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from baton.core.keeping import TierView
 from baton.core.types import BlockHash, BlockId
 from baton.kv.blocks import BlockFacts, Blocks, EvictionOrder, Writes
+from baton.kv.tier_speed import TierSpeed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,9 +18,11 @@ class TierRules:
     name: str
     blocks_max: int
     latency_s: float = 0.0
-    """From asking for a block to its first byte."""
+    """From asking for a block to its first byte, as far as is known before the first read."""
     block_load_s: float = 0.0
-    """What each block adds: its bytes by the tier's bytes/s."""
+    """What each block adds: its bytes by the tier's bytes/s. Known as well."""
+    load_s_max: float = 2.5
+    """Longest read that is begun: one that lasts twice as long is answered for by whoever moves the bytes."""
     when: Writes = "cached"
     """Blocks are written when nobody uses them any more, or as soon as they are sealed. The eagerest of a host's tiers
     decides for all of them."""
@@ -41,7 +44,9 @@ class Tier:
         self.rules = rules
         self.places = Blocks(rules.blocks_max, eviction())
         self._writing: set[BlockHash] = set()
-        self._loading = 0
+        self.speed = TierSpeed(rules.latency_s, rules.block_load_s)
+        self.loading = 0
+        """Blocks that are being read."""
         self.stored = self.refused = self.loaded = self.missed = self.skipped = 0
         """See `TierView`."""
 
@@ -64,7 +69,14 @@ class Tier:
 
     def load_s(self, blocks: int) -> float:
         """Predict how long it takes to read so many blocks, behind what is read now."""
-        return self.rules.latency_s + (self._loading + blocks) * self.rules.block_load_s
+        return self.speed.load_s(self.loading + blocks)
+
+    @property
+    def readable_blocks(self) -> int:
+        """Count the blocks that one read may ask for, so that it ends in time."""
+        left_s = self.rules.load_s_max - self.load_s(0)
+        block_s = self.speed.block_s
+        return max(0, int(left_s / block_s) if block_s * self.rules.blocks_max > left_s else self.rules.blocks_max)
 
     def touch(self, name: BlockHash) -> None:
         """Note that a request has used the block."""
@@ -96,12 +108,12 @@ class Tier:
         """Keep blocks that it has until they are read. Returns their places."""
         places = [place for name in names if (place := self.places.find(name)) is not None]
         self.places.pin(places)
-        self._loading += len(places)
+        self.loading += len(places)
         return places
 
     def end_load(self, places: Sequence[BlockId], whole: Sequence[bool]) -> list[BlockHash]:
         """Let go of what was read. Returns those that this has shown to be gone or damaged, and that are forgotten."""
-        self._loading -= len(places)
+        self.loading -= len(places)
         missed = [place for place, is_whole in zip(places, whole, strict=True) if not is_whole]
         lost = [name for place in missed if (name := self.places.forget(place)) is not None]
         self.loaded += len(places) - len(missed)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from baton.core.keeping import BlocksKept, DropBlocks, LoadBlocks, LoadEnded, LoadWanted, StoreBlocks, TierOpened
-from baton.core.messages import BlocksRemoved, BlocksStored
 from baton.core.types import BlockHash, BlockId, HostId
 from baton.kv.blocks import BlockFacts, Blocks, EvictionOrder
 from baton.kv.tier import Tier
@@ -21,7 +21,7 @@ ARENA_PARTS = 8
 """At most one in so many blocks of the arena is kept for a write to each tier, however large the writes may be."""
 
 TierEvent = BlocksKept | LoadWanted | LoadEnded | TierOpened
-TierCommand = StoreBlocks | DropBlocks | LoadBlocks | BlocksStored | BlocksRemoved
+TierCommand = StoreBlocks | DropBlocks | LoadBlocks
 
 
 class BackedFirst:
@@ -67,6 +67,17 @@ class _Part:
     indices: tuple[int, ...]
     """Among the blocks of the load."""
     places: tuple[BlockId, ...]
+    behind: int
+    """Blocks that the tier was asked for before, and these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far a prompt can be read."""
+
+    blocks: int
+    """Leading ones, those in the arena included."""
+    load_s: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,8 +87,6 @@ class Tiers:
     host: HostId
     arena: Blocks
     tiers: Sequence[Tier]
-    block_runs: int = 1
-    """See `BlocksStored`."""
     _waiting: dict[str, OrderedDict[BlockHash, BlockId]] = field(
         default_factory=dict[str, OrderedDict[BlockHash, BlockId]]
     )
@@ -120,16 +129,32 @@ class Tiers:
             found.append(tier)
         return found
 
-    def reach(self, hashes: Sequence[BlockHash]) -> tuple[int, float]:
-        """Count the leading blocks of a prompt that arena and tiers hold together, and predict how long reading takes.
+    def reach(self, hashes: Sequence[BlockHash]) -> list[Reach]:
+        """Say how far a prompt can be read behind what the arena holds, and how long that takes: the shortest first.
 
-        Tiers are read side by side. 0 seconds where the arena holds all of them.
+        One for each run of blocks in one tier. Tiers are read side by side; a read that would take too long is cut.
         """
+        blocks, load_s = len(self.arena.match(hashes)), 0.0
+        asked: Counter[str] = Counter()
+        found: list[Reach] = []
+        for tier, run in groupby(self.find(hashes[blocks:]), key=lambda tier: tier):
+            wanted = sum(1 for _ in run)
+            count = min(wanted, tier.readable_blocks - asked[tier.name])
+            if count <= 0:
+                break
+            asked[tier.name] += count
+            blocks += count
+            load_s = max(load_s, tier.load_s(asked[tier.name]))
+            found.append(Reach(blocks, load_s))
+            if count < wanted:
+                break
+        return found
+
+    def decline(self, hashes: Sequence[BlockHash]) -> None:
+        """Note that a prompt is not read, though a tier may have some of it."""
         held = len(self.arena.match(hashes))
-        found = self.find(hashes[held:])
-        blocks = Counter(tier.name for tier in found)
-        load_s = max((tier.load_s(blocks[tier.name]) for tier in self.tiers if tier.name in blocks), default=0.0)
-        return held + len(found), load_s
+        for tier in self.find(hashes[held : held + 1]):
+            tier.speed.doubt()
 
     def pinned(self) -> Iterable[BlockId]:
         """Blocks of the arena that are being written, once for each write."""
@@ -213,18 +238,16 @@ class Tiers:
         """Blocks are no longer in this tier."""
         if not gone:
             return []
-        commands: list[TierCommand] = [DropBlocks(self.host, tier.name, tuple(gone))]
-        nowhere = tuple(name for name in gone if self._unback(name))
-        return [*commands, BlocksRemoved(self.host, nowhere)] if nowhere else commands
+        for name in gone:
+            self._unback(name)
+        return [DropBlocks(self.host, tier.name, tuple(gone))]
 
-    def _unback(self, name: BlockHash) -> bool:
-        """Note that a tier has lost a block. Returns whether it is nowhere on this host any more."""
-        is_backed = self.has(name)
+    def _unback(self, name: BlockHash) -> None:
+        """Note that a tier has lost a block."""
         block = self.arena.find(name)
         facts = self.arena.facts(block) if block is not None else None
         if facts is not None:
-            facts.is_backed = is_backed
-        return facts is None and not is_backed
+            facts.is_backed = self.has(name)
 
     def _end_write(self, event: BlocksKept) -> None:
         write = self._writes.pop(event.number, None)
@@ -245,7 +268,8 @@ class Tiers:
         for tier in self.tiers:
             indices = tuple(index for index, holder in enumerate(found) if holder is tier)
             if indices:
-                parts.append(_Part(tier, indices, tuple(tier.begin_load(event.hashes[index] for index in indices))))
+                places = tuple(tier.begin_load(event.hashes[index] for index in indices))
+                parts.append(_Part(tier, indices, places, tier.loading))
         if parts:
             self._loads[event.number] = parts
         return LoadBlocks(
@@ -260,7 +284,11 @@ class Tiers:
     def _end_load(self, event: LoadEnded) -> list[TierCommand]:
         commands: list[TierCommand] = []
         for part in self._loads.pop(event.number, []):
-            lost = part.tier.end_load(part.places, [event.whole[index] for index in part.indices])
+            whole, took_s = [event.whole[index] for index in part.indices], event.took_s.get(part.tier.name)
+            lost = part.tier.end_load(part.places, whole)
+            # What is not there is not there at once: that says nothing of how long reading takes.
+            if took_s is not None and (all(whole) or took_s > part.tier.speed.load_s(part.behind)):
+                part.tier.speed.learn(part.behind, took_s)
             commands += self._drop(part.tier, lost)
         return commands
 
@@ -268,8 +296,5 @@ class Tiers:
         tier = next((tier for tier in self.tiers if tier.name == event.tier), None)
         if tier is None:
             return []
-        new = [name for name in event.hashes if self.arena.find(name) is None and not self.has(name)]
         gone = tuple(tier.fill(event.hashes))
-        commands: list[TierCommand] = [DropBlocks(self.host, tier.name, gone)] if gone else []
-        found = tuple(name for name in new if tier.has(name))
-        return [*commands, BlocksStored(self.host, found, self.block_runs)] if found else commands
+        return [DropBlocks(self.host, tier.name, gone)] if gone else []

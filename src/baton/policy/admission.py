@@ -9,7 +9,8 @@ from msgspec import Struct
 
 from baton.core.messages import RejectReason
 from baton.core.ports import CostModel
-from baton.core.types import ClusterView, Request
+from baton.core.types import ClusterView, Request, WorkerView
+from baton.policy.prefix import best_prefix
 from baton.policy.routing import queue_s
 
 
@@ -53,11 +54,13 @@ class BoundedQueue:
 
     def _misses_slo(self, request: Request, ttft_s: float, cluster: ClusterView, cost: CostModel) -> Reject | None:
         hit_tokens = max(cluster.prefix_hit_tokens.values(), default=0)
-        new_tokens = request.prompt_tokens - hit_tokens
-        waits_s = [
-            queue_s(worker, cost) + cost.on(worker.kind).prefill_s(new_tokens=new_tokens, cached_tokens=hit_tokens)
-            for worker in cluster.having("prefill")
-        ]
+
+        def first_token_s(worker: WorkerView) -> float:
+            """Any arena's hit may be pulled over; what a tier has, only its own host can read."""
+            hits, model, wait_s = cluster.tier_hits.get(worker.host, ()), cost.on(worker.kind), queue_s(worker, cost)
+            return best_prefix(request, hit_tokens, hits, model, wait_s=wait_s).ttft_s
+
+        waits_s = [first_token_s(worker) for worker in cluster.having("prefill")]
         if not waits_s or min(waits_s) <= self.ttft_slack * ttft_s:
             return None
         predicted_s = min(waits_s)

@@ -9,6 +9,7 @@ from baton.core.ports import CostModel
 from baton.core.types import ClusterView, HostId, Request, WorkerId, WorkerView
 from baton.policy.draws import draw
 from baton.policy.predict import prompt_s
+from baton.policy.prefix import prefix_on
 from baton.policy.routing import Route, queue_s
 
 
@@ -30,10 +31,12 @@ class GlobalCacheAware:
 
         def key(worker: WorkerView) -> tuple[float, int, WorkerId]:
             here = hits.get(worker.host, 0)
-            wait_s, tokens = queue_s(worker, cost), here
-            if best_tokens > self.balance_ratio * here:
-                wait_s, tokens = wait_s + cost.handoff_s(tokens=best_tokens - here, same_host=False), best_tokens
-            return (wait_s + prompt_s(worker, request, tokens, cost), worker.running_requests, worker.id)
+            wait_s = queue_s(worker, cost)
+            if best_tokens <= self.balance_ratio * here:
+                ttft_s = prefix_on(worker, request, cluster, cost, wait_s=wait_s).ttft_s
+                return (ttft_s, worker.running_requests, worker.id)
+            wait_s += cost.handoff_s(tokens=best_tokens - here, same_host=False)
+            return (wait_s + prompt_s(worker, request, best_tokens, cost), worker.running_requests, worker.id)
 
         chosen = min(candidates, key=key)
         fetch = best if best_tokens > self.balance_ratio * hits.get(chosen.host, 0) else None

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, Request, StepShape, WorkerView
+from baton.policy.prefix import prefix_on
 from baton.policy.routing import queue_s
 
 
 def first_token_s(worker: WorkerView, request: Request, cluster: ClusterView, cost: CostModel) -> float:
-    """Predict how long the first token takes on this worker: its queue, then what its host does not hold already."""
-    hit_tokens = cluster.prefix_hit_tokens.get(worker.host, 0)
-    return queue_s(worker, cost) + prompt_s(worker, request, hit_tokens, cost)
+    """Predict how long the first token takes on this worker: its queue, then what its host does not hold already.
+
+    What its tiers hold is read while the queue is worked off, as far as that pays.
+    """
+    return prefix_on(worker, request, cluster, cost, wait_s=queue_s(worker, cost)).ttft_s
 
 
 def prompt_s(worker: WorkerView, request: Request, hit_tokens: int, cost: CostModel) -> float:

@@ -19,6 +19,7 @@ from baton.policy.admission import Reject
 from baton.policy.baselines import TakeAll
 from baton.policy.mooncake import refuse_late
 from baton.policy.predict import decodes, kv_free_tokens
+from baton.policy.prefix import prefix_on
 from baton.policy.routing import Route
 
 _EMPTY = StepShape()
@@ -152,8 +153,9 @@ class LeastPressure:
         here = hits.get(worker.host, 0)
         queue_s = self._compute_s(worker, worker.queued_tokens, max(1, worker.queued_requests), 0, model)
         queue_s += arena.room_s
-        prompt_s = self._compute_s(worker, request.prompt_tokens - here, 1, here, model)
-        ttft_s, fetch = queue_s + prompt_s, None
+        prefix = prefix_on(worker, request, cluster, cost, wait_s=queue_s)
+        prompt_s = self._compute_s(worker, request.prompt_tokens - prefix.tokens, 1, prefix.tokens, model)
+        ttft_s, fetch = max(queue_s, prefix.load_s) + prompt_s, None
         best = min(hits, key=lambda host: (-hits[host], host), default=None)
         if best is not None and hits[best] > here:
             there = hits[best]

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, HostId, Request, Until, WorkerId, WorkerView
+from baton.policy.prefix import prefix_on
 
 
 class Route(Struct, frozen=True, kw_only=True):
@@ -48,7 +49,8 @@ class EarliestFirstToken:
     """Send the prompt where its first token is predicted soonest.
 
     Why: a long queue with a prefix hit can beat an idle worker without one, and only the sum of queue and uncached
-    prefill tells which. Ties go to the worker with fewer running requests, then to the lower id.
+    prefill tells which, and whether what a tier holds is worth reading. Ties go to the worker with fewer running
+    requests, then to the lower id.
     """
 
     def route(
@@ -59,11 +61,15 @@ class EarliestFirstToken:
         own_s: dict[tuple[str, int], float] = {}  # the same for all workers of one kind with the same hit
 
         def key(worker: WorkerView) -> tuple[float, int, WorkerId]:
+            wait_s = queue_s(worker, cost)
+            if worker.host in cluster.tier_hits:
+                ttft_s = prefix_on(worker, request, cluster, cost, wait_s=wait_s).ttft_s
+                return (ttft_s, worker.running_requests, worker.id)
             hit_tokens = cluster.prefix_hit_tokens.get(worker.host, 0)
             alike = (worker.kind, hit_tokens)
             if alike not in own_s:
                 new_tokens = request.prompt_tokens - hit_tokens
                 own_s[alike] = cost.on(worker.kind).prefill_s(new_tokens=new_tokens, cached_tokens=hit_tokens)
-            return (queue_s(worker, cost) + own_s[alike], worker.running_requests, worker.id)
+            return (wait_s + own_s[alike], worker.running_requests, worker.id)
 
         return min(candidates, key=key).id

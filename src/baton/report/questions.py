@@ -19,6 +19,7 @@ from baton.control.coordinator import Coordinator
 from baton.core.messages import CloseRequest
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, HostId, Request, RequestId, Role, StepShape, WorkerId, WorkerView
+from baton.policy.prefix import prefix_on
 from baton.policy.routing import Route, queue_s
 
 RANKED_MAX = 8
@@ -39,9 +40,11 @@ class Option(Struct, frozen=True, kw_only=True):
     report_age_s: float | None
     """How old its own report was; None: it has not reported yet. What it was given since is in the other figures."""
     hit_tokens: int
-    """Leading prompt tokens that its host holds."""
+    """Leading prompt tokens that its host holds, those included that are worth reading from its tiers."""
+    load_s: float = 0.0
+    """Until those are in its arena. Predicted, as are those below."""
     queue_s: float | None = None
-    """Predicted, as are those below: until the prompts are done that it was given before."""
+    """Until the prompts are done that it was given before, and what is read is there."""
     prefill_s: float | None = None
     """To compute this prompt."""
     ttft_s: float | None = None
@@ -247,11 +250,17 @@ def _prefill_option(
     request: Request, worker: WorkerView, cluster: ClusterView, model: tuple[CostModel, float]
 ) -> Option:
     cost, now_s = model
-    seen = _seen(worker, cluster, now_s)
-    wait_s = queue_s(worker, cost)
-    new_tokens = request.prompt_tokens - seen.hit_tokens
-    own_s = cost.on(worker.kind).prefill_s(new_tokens=new_tokens, cached_tokens=seen.hit_tokens)
-    return structs.replace(seen, queue_s=wait_s, prefill_s=own_s, ttft_s=wait_s + own_s)
+    prefix = prefix_on(worker, request, cluster, cost, wait_s=queue_s(worker, cost))
+    wait_s = max(queue_s(worker, cost), prefix.load_s)
+    new_tokens = request.prompt_tokens - prefix.tokens
+    return structs.replace(
+        _seen(worker, cluster, now_s),
+        hit_tokens=prefix.tokens,
+        load_s=prefix.load_s,
+        queue_s=wait_s,
+        prefill_s=cost.on(worker.kind).prefill_s(new_tokens=new_tokens, cached_tokens=prefix.tokens),
+        ttft_s=prefix.ttft_s,
+    )
 
 
 def _decode_option(

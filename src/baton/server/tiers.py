@@ -76,6 +76,9 @@ class _Load:
     whole: list[bool]
     waiting: int
     """Tiers that have not answered. Guarded by the work's lock, as `whole` is."""
+    began_s: float
+    took_s: dict[str, float] = field(default_factory=dict[str, float])
+    """Of those that have answered."""
 
 
 class LiveTiers:
@@ -86,6 +89,8 @@ class LiveTiers:
         self._keeping: Keeping | None = None
         self._metrics = Metrics()
         self._damaged = 0
+        self._loads: dict[int, _Load] = {}
+        """Reads that are not over."""
         self._stores = {tier.name: tier.store for tier in tiers}
         self._arena = np.frombuffer(memory, np.uint8).reshape(-1, block_bytes)  # [blocks, bytes]
         self._threads = {tier.name: ThreadPoolExecutor(_THREADS, thread_name_prefix=tier.name) for tier in tiers}
@@ -102,7 +107,8 @@ class LiveTiers:
             case LoadBlocks():
                 work, end = self._begin(command, len(command.hashes), self._told_loaded)
                 names = tuple(dict.fromkeys(command.tiers))
-                load = _Load(command, work, end, [False] * len(command.hashes), len(names))
+                load = _Load(command, work, end, [False] * len(command.hashes), len(names), now_s())
+                self._loads[command.number] = load
                 for name in names:
                     self._threads[name].submit(self._get, load, name)
 
@@ -156,7 +162,10 @@ class LiveTiers:
         damaged = sum(tier.store.counters.damaged for tier in self.tiers)
         self._count(command.host, command.tiers[0], "damaged", damaged - self._damaged)
         self._damaged = damaged
-        self._keeping.loaded(command, flags, now_s())
+        load = self._loads.pop(command.number)
+        late_s = now_s() - load.began_s
+        took_s = {tier: load.took_s.get(tier, late_s) for tier in command.tiers}
+        self._keeping.loaded(command, flags, took_s, now_s())
 
     def _count(self, host: HostId, tier: str, what: str, blocks: int) -> None:
         self._metrics.count(TIER_BLOCKS, host, tier, what, amount=blocks)
@@ -185,6 +194,7 @@ class LiveTiers:
             self._arena[[command.write[places[row]] for row in good]] = read[good]
             for row in good:
                 load.whole[places[row]] = True
+            load.took_s[tier] = now_s() - load.began_s
             load.waiting -= 1
             is_last = load.waiting == 0
         if is_last:

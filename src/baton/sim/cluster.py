@@ -340,7 +340,7 @@ def build_cluster(
         loop=loop,
         engine=lambda host: cluster.engines.get(host),
         kept=lambda store, kept: carrier.keeping.kept(store, kept, loop.now_s),
-        loaded=lambda load, whole: carrier.keeping.loaded(load, whole, loop.now_s),
+        loaded=lambda load, whole, took_s: carrier.keeping.loaded(load, whole, took_s, loop.now_s),
     )
     cluster = SimCluster(
         spec=spec,

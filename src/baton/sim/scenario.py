@@ -112,6 +112,7 @@ def _draw_tiers(seed: int) -> tuple[SimTier, ...]:
             token_bytes=draw.choice((1, 100, 1000)),
             shared=name == "remote" and draw.random() < 0.5,
             when=draw.choice(("cached", "cached", "sealed")),
+            answer_s=0.5,
         )
         for name in names
     )

@@ -78,12 +78,19 @@ class SimTier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One store of all hosts, not one each."""
     when: Literal["cached", "sealed"] = "cached"
     """Blocks are written when nobody uses them any more, or as soon as they are sealed."""
+    answer_s: float = 5.0
+    """A store that has not answered for so long is answered for. No read is begun that is predicted to take half."""
 
     def rules(self, block_tokens: int) -> TierRules:
         """What a pool has to know of it."""
         block_s = block_tokens * self.token_bytes / self.bytes_per_s
         return TierRules(
-            name=self.name, blocks_max=self.blocks, latency_s=self.latency_s, block_load_s=block_s, when=self.when
+            name=self.name,
+            blocks_max=self.blocks,
+            latency_s=self.latency_s,
+            block_load_s=block_s,
+            load_s_max=self.answer_s / 2,
+            when=self.when,
         )
 
     def problems(self, where: str) -> list[str]:
@@ -92,6 +99,8 @@ class SimTier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         found = [f"{where}.{name} is {value:g}, but must be at least 1" for name, value in least.items() if value < 1]
         if not 0 <= self.latency_s < math.inf:
             found.append(f"{where}.latency_s is {self.latency_s:g}, but must be at least 0 and finite")
+        if not self.answer_s > 0:
+            found.append(f"{where}.answer_s is {self.answer_s:g}, but must be above 0")
         return found
 
 

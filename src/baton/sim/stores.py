@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,8 +18,6 @@ from baton.sim.spec import SimTier
 
 KV = tuple[bytes, ...]
 """Of a block, token by token."""
-ANSWER_S = 0.5
-"""A store that has not answered for so long is answered for: nothing was kept, nothing was read."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,6 +35,8 @@ class SimStore:
     is_down: bool = False
     """It answers that it can do nothing."""
     slowdown: float = 1.0
+    answer_s: float = 5.0
+    """See `SimTier`."""
     busy_until_s: float = 0.0
 
     def work_s(self, blocks: int) -> float:
@@ -71,7 +72,8 @@ class Stores:
     engine: Callable[[HostId], SimEngine | None]
     """Of a host; None while it is down."""
     kept: Callable[[StoreBlocks, Sequence[bool]], None]
-    loaded: Callable[[LoadBlocks, Sequence[bool]], None]
+    loaded: Callable[[LoadBlocks, Sequence[bool], dict[str, float]], None]
+    """With how long each tier took."""
     by_place: dict[tuple[HostId, str], SimStore] = field(default_factory=dict[tuple[HostId, str], SimStore])
     """The store of each host and tier. Several may name one object."""
     shared: dict[tuple[str, int], tuple[Tier, SimStore]] = field(
@@ -102,11 +104,11 @@ class Stores:
         if made.shared:
             key = (made.name, block_tokens)
             if key not in self.shared:
-                self.shared[key] = Tier(rules, eviction), _store(rules, block_tokens)
+                self.shared[key] = Tier(rules, eviction), _store(rules, made, block_tokens)
             tier, self.by_place[place] = self.shared[key]
             return tier
         if place not in self.by_place:
-            self.by_place[place] = _store(rules, block_tokens)
+            self.by_place[place] = _store(rules, made, block_tokens)
         return Tier(rules, eviction)
 
     def left(self, host: HostId, made: SimTier) -> tuple[BlockHash, ...]:
@@ -119,11 +121,11 @@ class Stores:
             case StoreBlocks():
                 self._writes.append(command)
                 store = self.by_place[command.host, command.tier]
-                self._schedule([store], len(command.hashes), partial(self._write, command, store))
+                took_s, in_time = self._work(store, len(command.hashes))
+                self.loop.after(took_s, partial(self._write, command, store, in_time))
             case LoadBlocks():
                 self._reads[command.number] = command
-                stores = [self.by_place[command.host, tier] for tier in command.tiers]
-                self._schedule(stores, len(command.hashes), partial(self._read, command, stores))
+                self._begin_read(command)
             case DropBlocks():
                 self.by_place[command.host, command.tier].drop(command.hashes)
 
@@ -131,7 +133,7 @@ class Stores:
         """Its writes and reads are over. What its stores have is there when it comes back."""
         self._writes = [write for write in self._writes if write.host != host]
         for load in [load for load in self._reads.values() if load.host == host]:
-            self._end_read(load, [False] * len(load.hashes))
+            self._end_read(load, [False] * len(load.hashes), {})
 
     def break_store(self, host: HostId, tier: str, what: StoreTrouble) -> None:
         """See `StoreFault`."""
@@ -154,15 +156,24 @@ class Stores:
         store.is_full = store.is_down = False
         store.slowdown = 1.0
 
-    def _schedule(self, stores: Sequence[SimStore], blocks: int, end: Callable[[bool], None]) -> None:
-        """Call `end` when the slowest of the stores is done, with whether that was in time."""
+    def _work(self, store: SimStore, blocks: int) -> tuple[float, bool]:
+        """Give a store something to do. Returns how long that takes, or is waited for, and whether it ends in time."""
         now_s = self.loop.now_s
-        end_s = max(max(now_s, store.busy_until_s) + store.work_s(blocks) for store in stores)
-        in_time = end_s <= now_s + ANSWER_S
-        if in_time:
-            for store in stores:
-                store.busy_until_s = end_s
-        self.loop.at(min(end_s, now_s + ANSWER_S), partial(end, in_time))
+        end_s = max(now_s, store.busy_until_s) + store.work_s(blocks)
+        if end_s > now_s + store.answer_s:
+            return store.answer_s, False
+        store.busy_until_s = end_s
+        return end_s - now_s, True
+
+    def _begin_read(self, command: LoadBlocks) -> None:
+        """Have all tiers read side by side. It ends with the slowest."""
+        took_s: dict[str, float] = {}
+        late: set[str] = set()
+        for tier, blocks in Counter(command.tiers).items():
+            took_s[tier], in_time = self._work(self.by_place[command.host, tier], blocks)
+            if not in_time:
+                late.add(tier)
+        self.loop.after(max(took_s.values()), partial(self._read, command, took_s, late))
 
     def _write(self, command: StoreBlocks, store: SimStore, in_time: bool) -> None:  # noqa: FBT001  what ends a write
         engine = self.engine(command.host)
@@ -173,26 +184,29 @@ class Stores:
         kept = [in_time and store.put(name, _read_block(engine, block, store.block_tokens)) for name, block in pairs]
         self.kept(command, kept)
 
-    def _read(self, command: LoadBlocks, stores: Sequence[SimStore], in_time: bool) -> None:  # noqa: FBT001
+    def _read(self, command: LoadBlocks, took_s: dict[str, float], late: set[str]) -> None:
         engine = self.engine(command.host)
         if engine is None or self._reads.get(command.number) is not command:
             return  # the host is down: the read ends when that is noticed
         whole: list[bool] = []
-        for store, name, block in zip(stores, command.hashes, command.write, strict=True):
-            kv = store.get(name) if in_time else None
+        for tier, name, block in zip(command.tiers, command.hashes, command.write, strict=True):
+            store = self.by_place[command.host, tier]
+            kv = None if tier in late else store.get(name)
             there = kv or [_garbage(old) for old in _read_block(engine, block, store.block_tokens)]
             for slot, token_kv in enumerate(there):
                 engine.write((block,), slot, token_kv)
             whole.append(kv is not None)
-        self._end_read(command, whole)
+        self._end_read(command, whole, took_s)
 
-    def _end_read(self, command: LoadBlocks, whole: Sequence[bool]) -> None:
+    def _end_read(self, command: LoadBlocks, whole: Sequence[bool], took_s: dict[str, float]) -> None:
         del self._reads[command.number]
-        self.loaded(command, whole)
+        self.loaded(command, whole, took_s)
 
 
-def _store(rules: TierRules, block_tokens: int) -> SimStore:
-    return SimStore(latency_s=rules.latency_s, block_s=rules.block_load_s, block_tokens=block_tokens)
+def _store(rules: TierRules, made: SimTier, block_tokens: int) -> SimStore:
+    return SimStore(
+        latency_s=rules.latency_s, block_s=rules.block_load_s, block_tokens=block_tokens, answer_s=made.answer_s
+    )
 
 
 def _read_block(engine: SimEngine, block: BlockId, block_tokens: int) -> KV:

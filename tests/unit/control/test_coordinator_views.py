@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from baton.control.coordinator import Coordinator, Policies
-from baton.core.messages import BlocksStored, PrefillFinished, RequestArrived, StartDecode, WorkerJoined
+from baton.core.messages import PrefillFinished, RequestArrived, StartDecode, WorkerJoined
 from baton.core.ports import CostModel
+from baton.core.prefixes import BlocksStored
 from baton.core.types import BlockHash, ClusterView, HostId, Request, RequestId, WorkerId, WorkerView
 from baton.cost.linear import LinearCost
 from baton.policy.admission import BoundedQueue

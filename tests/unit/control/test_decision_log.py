@@ -11,8 +11,6 @@ from baton.control.decision_log import Decision, LogEntry, LogHeader, replay
 from baton.core.config import Plugin, PolicyConfig
 from baton.core.errors import ConfigError
 from baton.core.messages import (
-    BlocksRemoved,
-    BlocksStored,
     CloseRequest,
     CoordinatorEvent,
     PrefillFinished,
@@ -24,6 +22,7 @@ from baton.core.messages import (
     WorkerLost,
     WorkerReported,
 )
+from baton.core.prefixes import BlocksRemoved, BlocksStored
 from baton.core.types import BlockHash, HostId, Request, RequestId, Sampling, Slo, WorkerId, WorkerView
 from baton.cost.linear import LinearCost
 

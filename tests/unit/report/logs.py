@@ -10,7 +10,6 @@ from baton.control.coordinator import Coordinator
 from baton.control.decision_log import Decision
 from baton.core.config import Plugin, PolicyConfig
 from baton.core.messages import (
-    BlocksStored,
     CoordinatorEvent,
     PrefillFinished,
     RequestArrived,
@@ -20,6 +19,7 @@ from baton.core.messages import (
     WorkerLost,
     WorkerReported,
 )
+from baton.core.prefixes import BlocksStored
 from baton.core.types import BlockHash, HostId, Request, RequestId, Slo, WorkerId, WorkerView
 from baton.cost.load import load_cost
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from typing import cast
 
 import pytest
 
+from baton.control.keeping import Keeping
 from baton.core.keeping import LoadBlocks, StoreBlocks
 from baton.core.types import BlockHash, BlockId, HostId, RequestId
 from baton.kv.tier import TierRules
@@ -43,7 +45,7 @@ class Told:
     def kept(self, store: StoreBlocks, kept: Sequence[bool], now_s: float) -> None:
         self.answers.put_nowait((store.number, tuple(kept)))
 
-    def loaded(self, load: LoadBlocks, whole: Sequence[bool], now_s: float) -> None:
+    def loaded(self, load: LoadBlocks, whole: Sequence[bool], took_s: dict[str, float], now_s: float) -> None:
         self.answers.put_nowait((load.number, tuple(whole)))
 
     def opened(self, host: HostId, tier: str, hashes: Sequence[BlockHash], now_s: float) -> None:
@@ -51,10 +53,10 @@ class Told:
 
 
 @contextmanager
-def _live(memory: bytearray, told: Told, **stores: MemoryStore) -> Iterator[LiveTiers]:
+def _live(memory: bytearray, told: Told, **stores: MemoryStore) -> Generator[LiveTiers]:
     opened = [OpenTier(name, TierRules(name=name, blocks_max=9), store) for name, store in stores.items()]
     live = LiveTiers(opened, memoryview(memory), BLOCK_BYTES)
-    live.answer(HOST, told, Metrics())
+    live.answer(HOST, cast(Keeping, told), Metrics())
     yield live
     for store in stores.values():
         if isinstance(store, HungStore):
