@@ -86,17 +86,21 @@ class SlowLink:
         self._far = ("127.0.0.1", int(far.rpartition(":")[2]))
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.address = "{}:{}".format(*self._listening.getsockname())
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
 
     def _accept(self) -> None:
-        while True:
-            try:
+        with self._listening:
+            while not self._over.is_set():
                 near, _ = self._listening.accept()
-            except OSError:
-                return
-            far = socket.create_connection(self._far)
-            threading.Thread(target=self._pass, args=(near, far, 0.0), daemon=True).start()
-            threading.Thread(target=self._pass, args=(far, near, self._delay_s), daemon=True).start()
+                threading.Thread(target=self._connect, args=(near,), daemon=True).start()
+
+    def _connect(self, near: socket.socket) -> None:
+        with near, socket.create_connection(self._far) as far:
+            back = threading.Thread(target=self._pass, args=(far, near, self._delay_s), daemon=True)
+            back.start()
+            self._pass(near, far, 0.0)
+            back.join()
 
     def _pass(self, source: socket.socket, target: socket.socket, delay_s: float) -> None:
         with contextlib.suppress(OSError):
@@ -107,7 +111,8 @@ class SlowLink:
 
     def close(self) -> None:
         self._over.set()
-        self._listening.close()
+        socket.create_connection(self._listening.getsockname()).close()
+        self._thread.join()
 
 
 def test_a_store_that_is_slower_than_computing_is_read_once_and_no_more(tmp_path: Path) -> None:
