@@ -8,10 +8,11 @@ import socket
 from typing import get_args
 
 from baton.cli.serve import add_parallel, event_loop, tell
-from baton.core.config import KVDtypeChoice, Topology
+from baton.core.config import KVDtypeChoice, TierConfig, Topology
 from baton.core.errors import ConfigError
 from baton.host.agent import Agent, HostWishes
 from baton.host.sizing import raise_files_max
+from baton.host.tier_opening import check_tiers
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -46,6 +47,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--kv-dtype",
         choices=get_args(KVDtypeChoice),
         help="precision of KV here (default: as the server's; another needs hosts.lossy there)",
+    )
+    parser.add_argument(
+        "--tier",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="keep KV of this host in a store of its own, before those that the server shares with all hosts: "
+        "file:///var/cache/kv?bytes=100e9 (repeatable, the fastest first)",
     )
     parser.add_argument(
         "--listen",
@@ -84,6 +93,8 @@ def run(args: argparse.Namespace) -> int:
     for flag, value in (("--tp", args.tp), ("--pp", args.pp)):
         if value is not None and value < 1:
             raise ConfigError(f"{flag} is {value}, but must be 1 or more")
+    tiers = tuple(TierConfig(url=url) for url in args.tier)
+    check_tiers(tiers)
     wishes = HostWishes(
         url=args.join,
         name=args.name or re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:64],
@@ -95,6 +106,7 @@ def run(args: argparse.Namespace) -> int:
         kv_blocks=args.kv_blocks,
         block_tokens=args.block_tokens,
         kv_dtype=args.kv_dtype,
+        tiers=tiers,
         listen=args.listen,
         advertise=args.advertise,
         api_key=args.api_key,

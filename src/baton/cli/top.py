@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 
 from baton.core.errors import BatonError, ConfigError
-from baton.server.port import ClusterStatus, HostStatus
+from baton.server.port import ClusterStatus, HostStatus, TierStatus
 
 TIMEOUT_S = 5.0
 
@@ -81,7 +81,8 @@ def _screen(status: ClusterStatus) -> Group:
         table.add_row(
             worker.id, worker.host, worker.role, str(worker.pid), worker.state, *(f"{count:,}" for count in counts)
         )
-    return Group(table, *(_host_line(host) for host in status.hosts))
+    lines = [line for host in status.hosts for line in (_host_line(host), *map(_tier_line, host.tiers))]
+    return Group(table, *lines)
 
 
 def _host_line(host: HostStatus) -> str:
@@ -91,4 +92,13 @@ def _host_line(host: HostStatus) -> str:
         f"{host.id}{place}, {host.state}: "
         f"{host.kv_blocks_used:,} KV blocks used ({used_ratio:.0%}), {host.kv_blocks_cached:,} cached, "
         f"{host.kv_blocks_free:,} free, of {host.kv_blocks_total:,} ({host.kv_block_tokens} tokens each)"
+    )
+
+
+def _tier_line(tier: TierStatus) -> str:
+    alone = ", left alone: its store fails" if tier.state != "used" else ""
+    return (
+        f"  below it {tier.name}{alone}: {tier.kv_blocks_cached:,} KV blocks of {tier.kv_blocks_total:,}, "
+        f"{tier.loaded_blocks:,} read and {tier.missed_blocks:,} missed; "
+        f"a read takes {tier.latency_s * 1e3:.1f} ms and {tier.block_load_s * 1e3:.2f} ms a block"
     )

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from baton.control.crossings import Crossings
 from baton.control.handoffs import Start
-from baton.core.keeping import BlocksKept, DropBlocks, LoadBlocks, LoadEnded, StoreBlocks, TierOpened
+from baton.core.keeping import BlocksKept, DropBlocks, LoadBlocks, LoadEnded, StoreBlocks, TierOpened, TierRests
 from baton.core.messages import PoolEvent, StartPrefill
 from baton.core.ports import CostModel
 from baton.core.types import BlockHash, HostId, Request, TierHit, TokenBytes, WorkerId
@@ -73,10 +73,11 @@ class Keeping:
 
     # ---- what stores answer
 
-    def opened(self, host: HostId, tier: str, hashes: Sequence[BlockHash], now_s: float) -> None:
-        """A host's tier has blocks of an earlier run, oldest first."""
+    def heard(self, host: HostId, news: TierOpened | TierRests, now_s: float) -> None:
+        """A host's tier has told something that nobody waits for."""
         self.at(now_s)
-        self.tell_pool(host, TierOpened(tier, tuple(hashes)))
+        if host in self.crossings.pools:
+            self.tell_pool(host, news)
 
     def kept(self, store: StoreBlocks, kept: Sequence[bool], now_s: float) -> None:
         """A write is over: nothing reads its blocks any more. `kept`: of each, whether the tier has it now."""
@@ -84,15 +85,12 @@ class Keeping:
         if store.host in self.crossings.pools:
             self.tell_pool(store.host, BlocksKept(store.number, tuple(kept)))
 
-    def loaded(self, load: LoadBlocks, whole: Sequence[bool], took_s: dict[str, float], now_s: float) -> None:
-        """A read is over: nothing writes its blocks any more. `whole`: of each, whether it is there and verified.
-
-        `took_s`: see `LoadEnded`.
-        """
+    def loaded(self, load: LoadBlocks, end: LoadEnded, now_s: float) -> None:
+        """A read is over: nothing writes its blocks any more."""
         self.at(now_s)
         if load.host in self.crossings.pools:
-            self.tell_pool(load.host, LoadEnded(load.request_id, load.number, tuple(whole), took_s))
-        blocks = next((place for place, is_whole in enumerate(whole) if not is_whole), len(whole))
+            self.tell_pool(load.host, end)
+        blocks = next((place for place, is_whole in enumerate(end.whole) if not is_whole), len(end.whole))
         self.crossings.ended(load, blocks=blocks)
 
 

@@ -76,11 +76,12 @@ class KVConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class TierConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A tier below the arena of the server's own host: blocks that nobody uses are written there, and read again where
-    that is predicted cheaper than computing them."""
+    """A tier below the arena of the server's own host, and of all others where it is on none of their machines: blocks
+    that nobody uses are written there, and read again where that is predicted cheaper than computing them."""
 
     url: str
-    """A store: `file:///var/cache/kv?bytes=100e9`, `redis://host:6379/0?ttl_s=3600`, `s3://bucket/prefix`."""
+    """A store: `file:///var/cache/kv?bytes=100e9`, `redis://host:6379/0?ttl_s=3600`, `s3://bucket/prefix`,
+    `pool://host:8700`."""
     bytes_per_s: float = 1e9
     """How fast it is read, as far as is known before the first read; then it is measured."""
     latency_s: float = 0.002

@@ -71,6 +71,8 @@ class LoadEnded(Struct, frozen=True, tag=True):
     """Of each block, whether its bytes are there and verified."""
     took_s: dict[str, float] = {}
     """By tier: from asking to the last of its bytes, what was read before it included."""
+    damaged: dict[str, int] = {}
+    """By tier: blocks that it has found damaged since it last said so."""
 
 
 class TierOpened(Struct, frozen=True, tag=True):
@@ -79,6 +81,14 @@ class TierOpened(Struct, frozen=True, tag=True):
     tier: str
     hashes: tuple[BlockHash, ...]
     """Oldest first."""
+
+
+class TierRests(Struct, frozen=True, tag=True):
+    """A tier's store has failed again and again: it is left alone for a while, with what it has."""
+
+    tier: str
+    rests: bool
+    """False: it is over."""
 
 
 class TierView(Struct, frozen=True, kw_only=True):
@@ -97,3 +107,9 @@ class TierView(Struct, frozen=True, kw_only=True):
     """They were to be read, and were gone or damaged."""
     skipped_blocks: int = 0
     """Not written: too much was under way or waiting, or every place was in use."""
+
+
+TierEvent = BlocksKept | LoadWanted | LoadEnded | TierOpened | TierRests
+"""What a host's pool hears of its tiers."""
+TierNews = BlocksKept | LoadEnded | TierOpened | TierRests
+"""What of that those say who move the bytes."""

@@ -12,7 +12,7 @@ from typing import Literal
 from msgspec import Struct
 
 from baton.core.copies import LandingEnded, LandingGranted, LandingRefused, LandingWanted, LeaseEnded, LeaseWanted
-from baton.core.keeping import BlocksKept, DropBlocks, LoadBlocks, LoadEnded, LoadWanted, StoreBlocks, TierOpened
+from baton.core.keeping import DropBlocks, LoadBlocks, StoreBlocks, TierEvent
 from baton.core.prefixes import BlocksRemoved, BlocksStored
 from baton.core.types import (
     BlockHash,
@@ -305,10 +305,7 @@ PoolEvent = (
     | LandingEnded
     | LeaseWanted
     | LeaseEnded
-    | BlocksKept
-    | LoadWanted
-    | LoadEnded
-    | TierOpened
+    | TierEvent
     | WorkerLost
 )
 

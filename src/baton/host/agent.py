@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from baton.core.config import Config, KVConfig, KVDtypeChoice, ParallelConfig, Topology
+from baton.core.config import Config, KVConfig, KVDtypeChoice, ParallelConfig, TierConfig, Topology
 from baton.core.types import HostId
 from baton.engine.resolve import resolve_model
 from baton.host.ask import NotNowError, ask_terms, server_address
@@ -42,6 +42,8 @@ class HostWishes:
     """0: as the server's. Else a multiple of that."""
     kv_dtype: KVDtypeChoice | None
     """None: as the server's."""
+    tiers: tuple[TierConfig, ...]
+    """Below this host's arena, before those that it shares with the server."""
     listen: str
     advertise: str
     api_key: str | None
@@ -135,4 +137,5 @@ def _config(terms: HostTerms, wishes: HostWishes) -> Config:
         ),
         threads=wishes.threads,
         kv=KVConfig(**kv),
+        tiers=(*wishes.tiers, *terms.config.tiers),
     )

@@ -24,6 +24,7 @@ from baton.host.mover_keeper import MoverKeeper
 from baton.host.port import WorkerLink, WorkerNews
 from baton.host.prefault import prefault
 from baton.host.supervisor import Notices, Supervisor
+from baton.host.tier_opening import fingerprint_of
 from baton.host.worker_process import WorkerProcess
 from baton.kv.conversion import KVForm
 from baton.link.hosting import (
@@ -46,7 +47,7 @@ from baton.link.hosting import (
     WorkerStarting,
     WorkerUp,
 )
-from baton.link.moving import CopyNews, MoverReady, MoverSetup
+from baton.link.moving import MoverNews, MoverReady, MoverSetup
 from baton.link.setup import Pong
 from baton.link.stream import FramedStream, watch
 
@@ -138,6 +139,8 @@ class Membership:
             transports=self._config.hosts.transports,
             listen=place.listen or self._stream.address,
             advertise=place.advertise,
+            tiers=self._config.tiers,
+            fingerprint=fingerprint_of(self._identity, self._computing.layout, self._computing.dtype),
         )
         silent_s = self._config.hosts.mover_silent_s
         self._keeper = MoverKeeper(setup, parts.arena.fd, self, silent_s=silent_s, tell=self._tell)
@@ -258,6 +261,6 @@ class Membership:
         else:
             self._end(f"the mover of {host} is lost: {reason}")
 
-    def mover_said(self, host: HostId, generation: int, news: CopyNews) -> None:
+    def mover_said(self, host: HostId, generation: int, news: MoverNews) -> None:
         """See `MoverAudience.mover_said`."""
         self._stream.put(FromMover(generation, news))

@@ -20,9 +20,12 @@ from typing import assert_never
 import msgspec
 
 from baton.arena.memfd import open_arena
-from baton.core.errors import ArenaError, TransferError
+from baton.core.errors import ArenaError, ConfigError, TransferError
+from baton.core.keeping import DropBlocks, LoadBlocks, StoreBlocks
 from baton.host.clock import now_s
 from baton.host.crossing import ARENA, Buffer, Staging, plan_of, whole
+from baton.host.tier_opening import open_tiers
+from baton.host.tier_work import TierWork
 from baton.kv.copy_plan import CopyPlan
 from baton.link.address import with_port
 from baton.link.inherited import InheritedSocket
@@ -31,6 +34,7 @@ from baton.link.moving import (
     BlocksWithdrawn,
     CancelPull,
     FromMoverMessage,
+    ListTiers,
     MoverFailed,
     MoverOrder,
     MoverPong,
@@ -83,6 +87,10 @@ class Mover:
         self._pulls: dict[int, _Pulling] = {}
         self._ending = ThreadPoolExecutor(_THREADS)
         self._lock = threading.Lock()
+        opened = open_tiers(setup.tiers, layout=setup.layout, fingerprint=setup.fingerprint)
+        self.rules = tuple(tier.rules for tier in opened)
+        """Of the tiers below the arena."""
+        self._tiers = TierWork(opened, memory, setup.layout.block_bytes, outbox.put) if opened else None
 
     def _build(self, name: str, setup: MoverSetup) -> Transport:
         if name == ShmTransport.name:
@@ -113,11 +121,21 @@ class Mover:
                 pulling = self._pulls.get(number)
                 if pulling is not None:
                     self._submit(pulling.pull.cancel)
+            case StoreBlocks() | DropBlocks() | LoadBlocks():
+                self._tier_work().keep(order)
+            case ListTiers():
+                self._tier_work().list_held()
             case _:
                 assert_never(order)
 
+    def _tier_work(self) -> TierWork:
+        assert self._tiers is not None, "this host has no tiers, and is asked for what they have"
+        return self._tiers
+
     def close(self) -> None:
         """End every copy. What has arrived is still put where it belongs."""
+        if self._tiers is not None:
+            self._tiers.close()
         for transport in self._transports.values():
             transport.close()
         self._ending.shutdown()
@@ -232,10 +250,18 @@ def run_mover(descriptor: int) -> int:
     try:
         arena = open_arena(arena_fd, setup.arena_bytes)
         mover = Mover(setup, arena.memory, arena_fd, outbox)
-    except (ArenaError, TransferError) as error:
+    except (ArenaError, TransferError, ConfigError) as error:
         outbox.put(MoverFailed(str(error)))
         return 1
-    outbox.put(MoverReady(pid=os.getpid(), machine=machine(), transports=mover.transports, address=mover.address))
+    outbox.put(
+        MoverReady(
+            pid=os.getpid(),
+            machine=machine(),
+            transports=mover.transports,
+            address=mover.address,
+            tiers=mover.rules,
+        )
+    )
     while not parent.closed:
         for payload in parent.receive(wait=True) or ():
             message = decoder.decode(payload)

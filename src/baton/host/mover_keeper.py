@@ -13,9 +13,9 @@ from baton.core.types import HostId
 from baton.host.child_process import ChildProcess
 from baton.host.clock import now_s
 from baton.link.moving import (
-    CopyNews,
     FromMoverMessage,
     MoverFailed,
+    MoverNews,
     MoverOrder,
     MoverPong,
     MoverReady,
@@ -45,7 +45,7 @@ class MoverAudience(Protocol):
         """It is certainly dead: nothing of this generation reads or writes the arena any more."""
         ...
 
-    def mover_said(self, host: HostId, generation: int, news: CopyNews) -> None: ...
+    def mover_said(self, host: HostId, generation: int, news: MoverNews) -> None: ...
 
 
 class MoverKeeper:

@@ -17,6 +17,8 @@ class TierRules:
 
     name: str
     blocks_max: int
+    is_sized: bool = True
+    """False: the other side decides how many blocks it keeps; so many are remembered."""
     latency_s: float = 0.0
     """From asking for a block to its first byte, as far as is known before the first read."""
     block_load_s: float = 0.0
@@ -45,6 +47,8 @@ class Tier:
         self.places = Blocks(rules.blocks_max, eviction())
         self._writing: set[BlockHash] = set()
         self.speed = TierSpeed(rules.latency_s, rules.block_load_s)
+        self.rests = False
+        """Its store is left alone: nothing is written and nothing read."""
         self.loading = 0
         """Blocks that are being read."""
         self.stored = self.refused = self.loaded = self.missed = self.skipped = 0
@@ -140,7 +144,7 @@ class Tier:
     def view(self) -> TierView:
         return TierView(
             tier=self.name,
-            blocks_total=self.rules.blocks_max,
+            blocks_total=self.rules.blocks_max if self.rules.is_sized else self.places.named,
             blocks_cached=self.places.named - self.writing,
             blocks_writing=self.writing,
             stored_blocks=self.stored,

@@ -12,7 +12,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from baton.core.keeping import BlocksKept, DropBlocks, LoadBlocks, LoadEnded, LoadWanted, StoreBlocks, TierOpened
+from baton.core.keeping import (
+    BlocksKept,
+    DropBlocks,
+    LoadBlocks,
+    LoadEnded,
+    LoadWanted,
+    StoreBlocks,
+    TierEvent,
+    TierOpened,
+    TierRests,
+)
 from baton.core.types import BlockHash, BlockId, HostId
 from baton.kv.blocks import BlockFacts, Blocks, EvictionOrder
 from baton.kv.tier import Tier
@@ -20,7 +30,6 @@ from baton.kv.tier import Tier
 ARENA_PARTS = 8
 """At most one in so many blocks of the arena is kept for a write to each tier, however large the writes may be."""
 
-TierEvent = BlocksKept | LoadWanted | LoadEnded | TierOpened
 TierCommand = StoreBlocks | DropBlocks | LoadBlocks
 
 
@@ -114,6 +123,10 @@ class Tiers:
                 return self._end_load(event)
             case TierOpened():
                 return self._open(event)
+            case TierRests(tier=name, rests=rests):
+                for tier in self.tiers:
+                    tier.rests = rests if tier.name == name else tier.rests
+                return []
 
     def has(self, name: BlockHash) -> bool:
         """Some tier can serve the block."""
@@ -123,7 +136,7 @@ class Tiers:
         """Find, for the longest run of these that the tiers can serve, which tier serves each: the fastest."""
         found: list[Tier] = []
         for name in hashes:
-            tier = next((tier for tier in self.tiers if tier.has(name)), None)
+            tier = next((tier for tier in self.tiers if not tier.rests and tier.has(name)), None)
             if tier is None:
                 break
             found.append(tier)
@@ -197,6 +210,8 @@ class Tiers:
     def _write_to(self, tier: Tier) -> list[TierCommand]:
         commands: list[TierCommand] = []
         waiting, rules = self._waiting[tier.name], tier.rules
+        if tier.rests:
+            return []  # what waits goes on waiting, as far as there is room for it
         most = min(rules.writing_blocks_max, max(1, self.arena.total // ARENA_PARTS))
         while waiting and tier.writing < most:
             room = min(rules.batch_blocks, most - tier.writing)

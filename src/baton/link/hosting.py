@@ -8,7 +8,7 @@ from baton.core.config import Config
 from baton.core.messages import RetireWorker, StartWorker
 from baton.core.types import HostId, WorkerId, WorkerView
 from baton.kv.conversion import KVForm
-from baton.link.moving import CopyNews, MoverOrder, MoverReady
+from baton.link.moving import MoverNews, MoverOrder, MoverReady
 
 
 class HostTerms(Struct, frozen=True, kw_only=True):
@@ -76,7 +76,7 @@ class MoverDown(Struct, frozen=True, tag=True):
 
 class FromMover(Struct, frozen=True, tag=True):
     generation: int
-    news: CopyNews
+    news: MoverNews
 
 
 class HostPong(Struct, frozen=True, tag=True):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from baton.core.config import TierConfig
+from baton.core.keeping import DropBlocks, LoadBlocks, StoreBlocks, TierNews
 from baton.core.types import BlockId, HostId
 from baton.kv.layout import KVLayout
+from baton.kv.tier import TierRules
 from baton.link.setup import Ping
 from baton.transfer.port import Ticket
 
@@ -22,6 +25,10 @@ class MoverSetup(Struct, frozen=True, kw_only=True, tag=True):
     """Address that it serves other hosts on. Without a port, one is chosen."""
     advertise: str
     """Address that they reach it by. Empty: the same."""
+    tiers: tuple[TierConfig, ...] = ()
+    """Stores below the arena, the fastest first."""
+    fingerprint: str = ""
+    """What bytes in them depend on, but for their tokens."""
 
 
 class Crossing(Struct, frozen=True, kw_only=True):
@@ -65,6 +72,10 @@ class CancelPull(Struct, frozen=True, tag=True):
     number: int
 
 
+class ListTiers(Struct, frozen=True, tag=True):
+    """Tell what earlier runs have left in the tiers: TierOpened of each."""
+
+
 class MoverReady(Struct, frozen=True, kw_only=True, tag=True):
     """The mover has mapped the arena and listens."""
 
@@ -74,6 +85,8 @@ class MoverReady(Struct, frozen=True, kw_only=True, tag=True):
     transports: tuple[str, ...]
     """What it can offer and pull by, the best first."""
     address: str
+    tiers: tuple[TierRules, ...] = ()
+    """What is below its arena."""
 
 
 class MoverFailed(Struct, frozen=True, tag=True):
@@ -110,7 +123,10 @@ class MoverPong(Struct, frozen=True, tag=True):
     """Answers a Ping: a mover that does not in time hangs."""
 
 
-MoverOrder = OfferBlocks | PullBlocks | WithdrawBlocks | CancelPull
+TierOrder = StoreBlocks | DropBlocks | LoadBlocks | ListTiers
+CopyOrder = OfferBlocks | PullBlocks | WithdrawBlocks | CancelPull
+MoverOrder = CopyOrder | TierOrder
 CopyNews = BlocksOffered | OfferRefused | BlocksWithdrawn | PullEnded
+MoverNews = CopyNews | TierNews
 ToMoverMessage = MoverSetup | MoverOrder | Ping
-FromMoverMessage = MoverReady | MoverFailed | CopyNews | MoverPong
+FromMoverMessage = MoverReady | MoverFailed | MoverNews | MoverPong

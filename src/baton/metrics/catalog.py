@@ -195,6 +195,12 @@ TIER_BLOCKS = Counter(
     unit="blocks",
     labels=(HOST, TIER, TIER_OUTCOME),
 )
+TIER_RESTS = Counter(
+    name="baton_tier_rests_total",
+    help="Times that a tier's store was left alone for a while, since it failed or hung again and again.",
+    unit="times",
+    labels=(HOST, TIER),
+)
 PREFIX_QUERY_TOKENS = Counter(
     name="baton_prefix_query_tokens_total",
     help="Prompt tokens of requests that were started.",
@@ -263,4 +269,5 @@ METRICS: tuple[Metric, ...] = (
     SPECULATION_DRAFTED_TOKENS,
     SPECULATION_ACCEPTED_TOKENS,
     TIER_BLOCKS,
+    TIER_RESTS,
 )

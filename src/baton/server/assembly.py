@@ -19,8 +19,10 @@ from baton.cost.load import load_cost
 from baton.engine.card import ModelCard
 from baton.engine.fingerprint import kv_identity
 from baton.host.build import Computing, HostParts, build_host, choose_computing, limit_context
+from baton.host.tier_opening import check_tiers, fingerprint_of, open_tiers
 from baton.kv.blocks import EvictionOrder
 from baton.kv.host_pool import HostPool
+from baton.kv.tier import TierRules
 from baton.link.log_file import LogWriter
 from baton.metrics.registry import Metrics
 from baton.policy.batching import BatchingPolicy
@@ -29,7 +31,7 @@ from baton.server.driver import Driver
 from baton.server.gateway import LiveGateway
 from baton.server.hooks import Hooks, load_hooks
 from baton.server.recorder import Recorder
-from baton.server.tiers import LiveTiers, OpenTier, open_tiers, pool_tiers
+from baton.server.tiers import LiveTiers, OwnTiers, pool_tiers
 
 HOST = HostId("host-0")
 
@@ -47,8 +49,10 @@ class Parts:
     computing: Computing
     own: HostParts | None
     """What the server's own host runs. None: all workers are on hosts that join."""
-    tiers: LiveTiers | None = None
-    """What is below its arena."""
+    tiers: LiveTiers
+    """What is below the arenas of all hosts."""
+    own_tiers: OwnTiers | None = None
+    """What is below the own host's."""
 
 
 def assemble(config: Config, card: ModelCard) -> Parts:
@@ -67,14 +71,13 @@ def assemble(config: Config, card: ModelCard) -> Parts:
     )
     metrics = Metrics()
     driver = Driver(coordinator, layout, Recorder(metrics))
-    tiers: LiveTiers | None = None
+    tiers = LiveTiers(metrics)
+    tiers.keeping, driver.outside.on_keep = driver.keeping, tiers.keep
+    own_tiers: OwnTiers | None = None
     if own is not None:
-        tiers = _open_tiers(config, card, computing, own)
-        below = tiers.tiers if tiers is not None else ()
+        own_tiers = _open_tiers(config, card, computing, own, tiers)
+        below = own_tiers.rules if own_tiers is not None else ()
         driver.add_host(make_pool(config, own.id, own.blocks_total, layout.block_tokens, below), layout)
-    if tiers is not None:
-        driver.outside.on_keep = tiers.keep
-        tiers.answer(HOST, driver.keeping, metrics)
     gateway = LiveGateway(card, driver, policy_names=plugin_names(config.policy), slo=_promise(config))
     hooks = load_hooks(config.hooks)
     if config.log:
@@ -82,11 +85,11 @@ def assemble(config: Config, card: ModelCard) -> Parts:
             policy=config.policy, block_tokens=layout.block_tokens, attempts_max=attempts_max, cost=config.cost
         )
         driver.log = LogWriter(Path(config.log), header, config.log_bytes_max)
-    return Parts(config, card, driver, gateway, metrics, hooks, computing, own, tiers)
+    return Parts(config, card, driver, gateway, metrics, hooks, computing, own, tiers, own_tiers)
 
 
 def make_pool(
-    config: Config, host: HostId, blocks_total: int, block_tokens: int, tiers: Sequence[OpenTier] = ()
+    config: Config, host: HostId, blocks_total: int, block_tokens: int, tiers: Sequence[TierRules] = ()
 ) -> HostPool:
     """Keep the books of one host's arena, and of the tiers below it."""
     plugin = config.policy.eviction
@@ -104,13 +107,16 @@ def make_pool(
     )
 
 
-def _open_tiers(config: Config, card: ModelCard, computing: Computing, own: HostParts) -> LiveTiers | None:
+def _open_tiers(
+    config: Config, card: ModelCard, computing: Computing, own: HostParts, live: LiveTiers
+) -> OwnTiers | None:
+    check_tiers(config.tiers)
     if not config.tiers:
         return None
     if not isinstance(own.arena, Arena):
         raise ConfigError("tiers need an arena in host memory, and this one is a GPU's: remove them, or --device cpu")
-    opened = open_tiers(config.tiers, computing, kv_identity(card))
-    return LiveTiers(opened, own.arena.memory, computing.layout.block_bytes)
+    fingerprint = fingerprint_of(kv_identity(card), computing.layout, computing.dtype)
+    return OwnTiers(live, own.id, open_tiers(config.tiers, layout=computing.layout, fingerprint=fingerprint))
 
 
 def _check_batching(plugin: Plugin) -> None:

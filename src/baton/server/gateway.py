@@ -12,10 +12,11 @@ from baton.core.types import Request, Role, Slo, WorkerId
 from baton.engine.card import ModelCard
 from baton.host.port import WorkerLink
 from baton.kv.host_pool import HostPool
+from baton.kv.tier import Tier
 from baton.link.hosting import HostTerms
 from baton.server.driver import Driver
 from baton.server.live_request import LiveRequest
-from baton.server.port import ClusterStatus, HostStatus, WorkerStatus
+from baton.server.port import ClusterStatus, HostStatus, TierStatus, WorkerStatus
 
 
 class LiveGateway:
@@ -87,6 +88,7 @@ class LiveGateway:
             kv_blocks_cached=view.blocks_cached,
             kv_block_tokens=layout.block_tokens,
             kv_block_bytes=layout.block_bytes,
+            tiers=tuple(_tier_status(tier) for tier in (pool.tiers.tiers if pool.tiers is not None else ())),
         )
 
     def _status(self, link: WorkerLink) -> WorkerStatus:
@@ -127,3 +129,18 @@ class LiveGateway:
         """Give up what is still running."""
         for live in list(self._driver.live.values()):
             live.cancel()
+
+
+def _tier_status(tier: Tier) -> TierStatus:
+    view = tier.view()
+    return TierStatus(
+        name=view.tier,
+        state="left alone" if tier.rests else "used",
+        kv_blocks_total=view.blocks_total,
+        kv_blocks_cached=view.blocks_cached,
+        kv_blocks_writing=view.blocks_writing,
+        loaded_blocks=view.loaded_blocks,
+        missed_blocks=view.missed_blocks,
+        latency_s=tier.speed.latency_s,
+        block_load_s=tier.speed.block_s,
+    )

@@ -8,19 +8,22 @@ import re
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
 from baton.core.config import Config, HooksConfig, HttpConfig, KVConfig
 from baton.core.copies import CopyBlocks
 from baton.core.errors import RequestError
+from baton.core.keeping import TierNews
 from baton.core.messages import RetireWorker, StartWorker
 from baton.core.types import HostId
 from baton.engine.fingerprint import kv_identity
 from baton.host.mover_keeper import MoverKeeper
+from baton.host.tier_opening import is_shared
 from baton.kv.conversion import KVForm, Refusal, negotiate
 from baton.link.hosting import HostHello, HostTerms, Refused, Welcome
-from baton.link.moving import CopyNews, MoverReady, MoverSetup
+from baton.link.moving import MoverNews, MoverReady, MoverSetup, TierOrder
 from baton.server.assembly import Parts, make_pool
 from baton.server.clock import now_s
 from baton.server.copying import CopyEnd, Copying
@@ -47,6 +50,8 @@ class Hosts:
         self._opening = asyncio.Lock()
         self._listening: asyncio.Server | None = None
         self._mover: MoverKeeper | None = None
+        self._movers: dict[HostId, int] = {}
+        """Of every host whose mover is ready, its generation."""
         self._form: KVForm | None = None
         self.driver.outside.on_copy = self.copying.begin
 
@@ -102,12 +107,13 @@ class Hosts:
         self._strangers.discard(host)
         self._joined[hello.host] = host
         layout = hello.form.layout
-        pool = make_pool(self._parts.config, hello.host, hello.blocks_total, layout.block_tokens)
+        pool = make_pool(self._parts.config, hello.host, hello.blocks_total, layout.block_tokens, hello.mover.tiers)
         self.driver.add_host(pool, layout)
         self._parts.gateway.limit_requests()
-        self._parts.gateway.addresses[hello.host] = hello.mover.address
         self.copying.add_host(hello.host, host, layout)
-        self.copying.mover_ready(hello.host, hello.mover_generation, hello.mover)
+        self.mover_ready(hello.host, hello.mover_generation, hello.mover)
+        if hello.mover.tiers:
+            self._parts.tiers.add_host(hello.host, partial(self._order, host, hello.host))
         self._tell(f"{hello.host} has joined from {host.stream.peer} with {hello.blocks_total} KV blocks")
         return Welcome()
 
@@ -161,6 +167,8 @@ class Hosts:
         self.driver.lose_host(host.id, f"host {host.id} is lost: {reason}")
         self._parts.gateway.limit_requests()
         self.copying.lose_host(host.id, reason)
+        self._movers.pop(host.id, None)
+        self._parts.tiers.lose_host(host.id)
 
     def resize(self, command: StartWorker | RetireWorker) -> bool:
         """Let the host of that worker, or the one with the fewest, do what scaling wants. False: there is none."""
@@ -201,17 +209,33 @@ class Hosts:
         self._mover.start()
 
     def mover_ready(self, host: HostId, generation: int, ready: MoverReady) -> None:
-        """See `MoverAudience.mover_ready`: of the server's own host."""
+        """See `MoverAudience.mover_ready`."""
         self._parts.gateway.addresses[host] = ready.address
+        self._movers[host] = generation
         self.copying.mover_ready(host, generation, ready)
 
     def mover_lost(self, host: HostId, generation: int, reason: str) -> None:
         """See `MoverAudience.mover_lost`."""
         self.copying.mover_lost(host, generation, reason)
+        if self._movers.get(host) == generation:
+            del self._movers[host]
+            if host in self._joined:  # the own host's tiers are no matter of its mover
+                self._parts.tiers.end_all(host)
 
-    def mover_said(self, host: HostId, generation: int, news: CopyNews) -> None:
-        """See `MoverAudience.mover_said`."""
-        self.copying.mover_said(host, generation, news)
+    def mover_said(self, host: HostId, generation: int, news: MoverNews) -> None:
+        """See `MoverAudience.mover_said`. What an earlier mover said is dropped: its loss has ended what it did."""
+        if not isinstance(news, TierNews):
+            self.copying.mover_said(host, generation, news)
+        elif self._movers.get(host) == generation:
+            self._parts.tiers.heard(host, news)
+
+    def _order(self, host: JoinedHost, name: HostId, order: TierOrder) -> bool:
+        """Pass an order about tiers to a host's mover. False: it has none now."""
+        generation = self._movers.get(name)
+        if generation is None:
+            return False
+        host.send(generation, order)
+        return True
 
     def _copy_ended(self, copy: CopyBlocks, end: CopyEnd) -> None:
         self.driver.copied(copy, end)
@@ -243,7 +267,7 @@ def shared_config(parts: Parts) -> Config:
         step_log="",
         topology=type(config.topology)(),
         kv=kv,
-        tiers=(),
+        tiers=tuple(tier for tier in config.tiers if is_shared(tier.url)),
         http=HttpConfig(),
         hooks=HooksConfig(),
     )

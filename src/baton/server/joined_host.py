@@ -9,6 +9,7 @@ import msgspec
 
 from baton.core.messages import RetireWorker, StartWorker, StepReport
 from baton.core.types import HostId, WorkerId
+from baton.host.mover_keeper import MoverAudience
 from baton.link.frames import FRAME_BYTES_MAX
 from baton.link.hosting import (
     Dismissed,
@@ -32,7 +33,6 @@ from baton.link.hosting import (
 from baton.link.moving import MoverOrder
 from baton.link.setup import FromWorkerMessage
 from baton.link.stream import FramedStream, watch
-from baton.server.copying import Copying
 from baton.server.driver import Driver
 from baton.server.remote_worker import RemoteWorker
 
@@ -43,11 +43,10 @@ _HELLO_BYTES_MAX = 64 * 1024
 """Until then the port is open to strangers, and this is what each of them can make us hold."""
 
 
-class Registry(Protocol):
+class Registry(MoverAudience, Protocol):
     """Who decides which host belongs to the cluster."""
 
     driver: Driver
-    copying: Copying
 
     def admit(self, host: JoinedHost, hello: HostHello) -> Welcome | Refused: ...
 
@@ -113,18 +112,18 @@ class JoinedHost:
         if not self.id:
             self.stream.end("it spoke before it said who it is", Refused("say who you are first", again=False))
             return
-        copying = self._registry.copying
+        registry = self._registry
         match message:
             case FromWorker():
                 self._hear_worker(message)
             case WorkerStarting() | WorkerUp() | WorkerDown():
                 self._note(message)
             case MoverUp(generation=generation, ready=ready):
-                copying.mover_ready(self.id, generation, ready)
+                registry.mover_ready(self.id, generation, ready)
             case MoverDown(generation=generation, reason=reason):
-                copying.mover_lost(self.id, generation, reason)
+                registry.mover_lost(self.id, generation, reason)
             case FromMover(generation=generation, news=news):
-                copying.mover_said(self.id, generation, news)
+                registry.mover_said(self.id, generation, news)
             case HostLeaves(reason=reason):
                 self.stream.end(reason)
             case _:

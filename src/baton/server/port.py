@@ -92,6 +92,26 @@ class WorkerStatus(Struct, frozen=True, kw_only=True):
     """The host that it runs on."""
 
 
+class TierStatus(Struct, frozen=True, kw_only=True):
+    """A tier below a host's arena."""
+
+    name: str
+    state: str = "used"
+    """`used`, or `left alone`: its store has failed or hung again and again."""
+    kv_blocks_total: int
+    """Where the other side decides how many it keeps: as many as are known to be there."""
+    kv_blocks_cached: int
+    kv_blocks_writing: int
+    loaded_blocks: int
+    """Read since the host is there."""
+    missed_blocks: int
+    """They were to be read, and were not there."""
+    latency_s: float
+    """As measured: until the first block of a read is there,"""
+    block_load_s: float
+    """and what each adds."""
+
+
 class HostStatus(Struct, frozen=True, kw_only=True):
     id: str
     address: str = ""
@@ -106,6 +126,8 @@ class HostStatus(Struct, frozen=True, kw_only=True):
     kv_blocks_cached: int
     kv_block_tokens: int
     kv_block_bytes: int
+    tiers: tuple[TierStatus, ...] = ()
+    """Below its arena, the fastest first."""
 
 
 class ClusterStatus(Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 
+from baton.arena.memfd import Arena
 from baton.core.errors import ConfigError
 from baton.core.messages import RetireWorker, StartWorker
 from baton.engine.chat_template import load_chat_template
@@ -61,6 +62,7 @@ class Service:
         listener = _listen(parts.config.http.host, parts.config.http.port)
         self._url = _url(parts.config.http.host, listener.getsockname()[1])
         self._tell(f"listening on {self._url} (503 until the model is loaded)")
+        await self._start_tiers()
         supervisor = self._supervisor()
         http = _HttpServer(self._http_config())
         serving = asyncio.create_task(http.serve(sockets=[listener]))
@@ -75,13 +77,19 @@ class Service:
             task.cancel()
         if parts.driver.log is not None:
             parts.driver.log.close()
-        if parts.tiers is not None:
-            parts.tiers.close()
+        if parts.own_tiers is not None:
+            await parts.own_tiers.close()
         if parts.own is not None:
             parts.own.arena.close()
         for pool in parts.driver.pools.values():
             pool.check()
         return 1 if self._failure else 0
+
+    async def _start_tiers(self) -> None:
+        own, tiers = self._parts.own, self._parts.own_tiers
+        if own is not None and tiers is not None:
+            assert isinstance(own.arena, Arena), "tiers need an arena in host memory"
+            await tiers.start(own.arena.memory, self._parts.computing.layout.block_bytes)
 
     def _supervisor(self) -> Supervisor | None:
         """Start the workers of this host. None: all of them are on others."""

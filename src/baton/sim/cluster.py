@@ -16,6 +16,7 @@ from baton.control.carrier import Carrier
 from baton.control.coordinator import Coordinator
 from baton.control.rules import BatcherRules
 from baton.core.copies import CopyBlocks
+from baton.core.keeping import TierOpened
 from baton.core.messages import RetireWorker, SetRole, StartWorker, StepReport, WorkerCommand
 from baton.core.types import HostId, RequestId, WorkerId, WorkerView
 from baton.kv.blocks import EvictionOrder
@@ -107,7 +108,7 @@ class SimCluster:
         self.server.carrier.add_host(pool)
         for tier in self.spec.tiers:
             left = self.stores.left(host, tier)
-            self.server.carrier.keeping.opened(host, tier.name, left, self.loop.now_s)
+            self.server.carrier.keeping.heard(host, TierOpened(tier.name, left), self.loop.now_s)
 
     def boot(self, view: WorkerView) -> None:
         """Start a worker and let it join. Nothing where its host is down, or has brought it up already."""
@@ -340,7 +341,7 @@ def build_cluster(
         loop=loop,
         engine=lambda host: cluster.engines.get(host),
         kept=lambda store, kept: carrier.keeping.kept(store, kept, loop.now_s),
-        loaded=lambda load, whole, took_s: carrier.keeping.loaded(load, whole, took_s, loop.now_s),
+        loaded=lambda load, end: carrier.keeping.loaded(load, end, loop.now_s),
     )
     cluster = SimCluster(
         spec=spec,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from baton.core.keeping import DropBlocks, LoadBlocks, StoreBlocks
+from baton.core.keeping import DropBlocks, LoadBlocks, LoadEnded, StoreBlocks
 from baton.core.types import BlockHash, BlockId, HostId
 from baton.kv.blocks import EvictionOrder
 from baton.kv.tier import Tier, TierRules
@@ -72,8 +72,7 @@ class Stores:
     engine: Callable[[HostId], SimEngine | None]
     """Of a host; None while it is down."""
     kept: Callable[[StoreBlocks, Sequence[bool]], None]
-    loaded: Callable[[LoadBlocks, Sequence[bool], dict[str, float]], None]
-    """With how long each tier took."""
+    loaded: Callable[[LoadBlocks, LoadEnded], None]
     by_place: dict[tuple[HostId, str], SimStore] = field(default_factory=dict[tuple[HostId, str], SimStore])
     """The store of each host and tier. Several may name one object."""
     shared: dict[tuple[str, int], tuple[Tier, SimStore]] = field(
@@ -200,7 +199,7 @@ class Stores:
 
     def _end_read(self, command: LoadBlocks, whole: Sequence[bool], took_s: dict[str, float]) -> None:
         del self._reads[command.number]
-        self.loaded(command, whole, took_s)
+        self.loaded(command, LoadEnded(command.request_id, command.number, tuple(whole), took_s))
 
 
 def _store(rules: TierRules, made: SimTier, block_tokens: int) -> SimStore:

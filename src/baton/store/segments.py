@@ -92,16 +92,25 @@ class Segments:
             count = min(self._growth_slots, segment.slots_max - segment.slots)
             if count == 0:
                 continue
-            try:
-                os.posix_fallocate(segment.fd, segment.slots * self.slot_bytes, count * self.slot_bytes)
-            except OSError:
-                self._full = True
-                os.ftruncate(segment.fd, segment.slots * self.slot_bytes)
-                raise
+            count = self._allocate(segment, count)
             first = number * self._segment_slots + segment.slots
             segment.slots += count
             return range(first, first + count)
         return range(0)
+
+    def _allocate(self, segment: _Segment, count: int) -> int:
+        """Allocate slots; half as many where the disk has no room for all, and so on. Returns how many there are."""
+        while True:
+            try:
+                os.posix_fallocate(segment.fd, segment.slots * self.slot_bytes, count * self.slot_bytes)
+            except OSError:
+                os.ftruncate(segment.fd, segment.slots * self.slot_bytes)
+                if count == 1:
+                    self._full = True
+                    raise
+                count //= 2
+                continue
+            return count
 
     def sync(self) -> None:
         """Wait until what was written would outlive a power failure."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from pathlib import Path
 
@@ -88,3 +90,23 @@ def test_closing_waits_for_the_calls_under_way(tmp_path: Path) -> None:
         for first, answers in kept.items():
             assert get(store, names(20, first=first), BLOCK_BYTES) == answers
         store.close()
+
+
+def test_a_disk_with_room_for_less_than_a_piece_is_used_as_far_as_it_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A piece is of 64 slots; the disk has room for five."""
+    monkeypatch.setattr("baton.store.segments.SEGMENT_BYTES", 100 * SLOT_BYTES)
+    monkeypatch.setattr("baton.store.segments.GROWTH_BYTES", 64 * SLOT_BYTES)
+    allocate = os.posix_fallocate
+
+    def short(fd: int, start: int, count: int) -> None:
+        if start + count > 5 * SLOT_BYTES:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        allocate(fd, start, count)
+
+    monkeypatch.setattr("os.posix_fallocate", short)
+    store = _open(tmp_path)
+    assert put(store, names(BLOCKS), BLOCK_BYTES).count(True) == 5
+    assert sum(get(store, names(BLOCKS), BLOCK_BYTES)) == 5
+    store.close()

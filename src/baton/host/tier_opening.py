@@ -1,0 +1,87 @@
+"""Opens the stores below an arena, as the configuration names them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import msgspec
+
+from baton.core.config import TierConfig
+from baton.core.errors import ConfigError, StoreError
+from baton.engine.dtype import Dtype
+from baton.kv.identity import KVIdentity
+from baton.kv.layout import KVLayout
+from baton.kv.tier import TierRules
+from baton.store.opening import open_store, parse_store_url
+from baton.store.port import Store
+
+_PLACES_DEFAULT = 1_000_000
+"""Blocks that are remembered of a store whose other side decides how many it keeps."""
+
+
+@dataclass(slots=True)
+class OpenTier:
+    """A tier with its store."""
+
+    rules: TierRules
+    store: Store
+
+    @property
+    def name(self) -> str:
+        return self.rules.name
+
+
+def is_shared(url: str) -> bool:
+    """The store is one of all hosts, not of the machine that opens it."""
+    return url.partition(":")[0] not in ("file", "memory")
+
+
+def check_tiers(configs: Sequence[TierConfig]) -> None:
+    """Look at every URL without opening anything. Raises ConfigError with all that is wrong with any of them."""
+    problems: list[str] = []
+    for number, config in enumerate(configs):
+        try:
+            parse_store_url(config.url)
+        except ConfigError as error:
+            problems += [f"tiers[{number}]: {line}" for line in str(error).splitlines()]
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def open_tiers(configs: Sequence[TierConfig], *, layout: KVLayout, fingerprint: str) -> list[OpenTier]:
+    """Open the stores, for blocks of this model in this layout alone. See `fingerprint_of`.
+
+    Raises ConfigError with what is wrong with any URL, or which store cannot be used; none is open then.
+    """
+    check_tiers(configs)
+    opened: list[OpenTier] = []
+    for number, config in enumerate(configs):
+        try:
+            store = open_store(config.url, layout_fingerprint=fingerprint, block_bytes=layout.block_bytes)
+        except (StoreError, ConfigError) as error:
+            for tier in opened:
+                tier.store.close()
+            raise ConfigError(f"tiers[{number}]: {error}") from error
+        kind = config.url.partition(":")[0]
+        name = kind if kind not in {tier.name for tier in opened} else f"{kind}-{number}"
+        opened.append(OpenTier(_rules(name, config, store, layout), store))
+    return opened
+
+
+def _rules(name: str, config: TierConfig, store: Store, layout: KVLayout) -> TierRules:
+    return TierRules(
+        name=name,
+        blocks_max=store.capacity_blocks or _PLACES_DEFAULT,
+        is_sized=store.capacity_blocks is not None,
+        latency_s=config.latency_s,
+        block_load_s=layout.block_bytes / config.bytes_per_s,
+        when=config.when,
+    )
+
+
+def fingerprint_of(identity: KVIdentity, layout: KVLayout, dtype: Dtype) -> str:
+    """Name everything that bytes of a block depend on, but its tokens."""
+    parts = (msgspec.structs.replace(identity, model=""), layout, dtype)
+    return blake2b(msgspec.json.encode(parts), digest_size=16).hexdigest()

@@ -1,0 +1,261 @@
+"""Moves blocks between an arena and the stores below it, in threads: in the server for its own host, in a mover else.
+
+Bytes go through memory of their own, never straight between arena and store: so a store that hangs can be answered for
+after `ANSWER_S`, and what it still does then touches no block. No request waits longer than that for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from queue import Empty, SimpleQueue
+
+import numpy as np
+
+from baton.core.errors import StoreError
+from baton.core.keeping import BlocksKept, DropBlocks, LoadBlocks, LoadEnded, StoreBlocks, TierNews, TierOpened
+from baton.core.types import BlockHash
+from baton.host.clock import now_s
+from baton.host.patience import Patience
+from baton.host.tier_opening import OpenTier
+
+log = logging.getLogger("baton.host")
+
+ANSWER_S = 5.0
+"""A store that has not answered for so long is answered for: nothing was kept, and no more was read than is there."""
+CLOSE_S = 10.0
+"""How long a store may take to end what it does and to close. Then it is left to the end of the process."""
+PIECE_BYTES = 32 << 20
+"""Most memory of one thread: larger reads and writes are done in pieces."""
+READERS = 3
+"""Threads that read from one store. One more writes and drops, so that this happens in the order that was wanted."""
+
+
+@dataclass(slots=True)
+class _Work:
+    """One write or read. Whoever touches the arena for it holds the lock, and does not once it is closed."""
+
+    command: StoreBlocks | LoadBlocks
+    began_s: float
+    flags: list[bool]
+    waiting: set[str]
+    """Tiers that have not answered."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    took_s: dict[str, float] = field(default_factory=dict[str, float])
+    """Of tiers that have answered."""
+    closed: bool = False
+
+
+class TierWork:
+    """Carries out what a pool wants of its tiers. Whatever a store does, every command is answered once."""
+
+    def __init__(
+        self, tiers: Sequence[OpenTier], memory: memoryview, block_bytes: int, tell: Callable[[TierNews], None]
+    ) -> None:
+        """`tell` is called by any thread."""
+        self._arena = np.frombuffer(memory, np.uint8).reshape(-1, block_bytes)  # [blocks, bytes]
+        self._tell = tell
+        self._piece_blocks = max(1, PIECE_BYTES // block_bytes)
+        self._tiers = {tier.name: tier.store for tier in tiers}
+        self._damaged = dict.fromkeys(self._tiers, 0)
+        self._writers = {name: Crew(f"{name}-writes", 1) for name in self._tiers}
+        self._readers = {name: Crew(f"{name}-reads", READERS) for name in self._tiers}
+        self._patience = {name: Patience(name, tell) for name in self._tiers}
+        self._begun: SimpleQueue[_Work | None] = SimpleQueue()
+        self._closed = threading.Event()
+        threading.Thread(target=self._watch, name="tiers-watch", daemon=True).start()
+
+    def keep(self, command: StoreBlocks | DropBlocks | LoadBlocks) -> None:
+        """Begin to carry out a command. StoreBlocks is answered with BlocksKept, LoadBlocks with LoadEnded."""
+        match command:
+            case DropBlocks(tier=tier, hashes=hashes):
+                self._writers[tier].submit(partial(self._drop, tier, hashes))
+            case StoreBlocks(tier=tier):
+                work = self._begin(command, {tier})
+                self._writers[tier].submit(partial(self._put, work, command))
+            case LoadBlocks():
+                work = self._begin(command, set(command.tiers))
+                for tier in sorted(work.waiting):
+                    self._readers[tier].submit(partial(self._get, work, command, tier))
+
+    def list_held(self) -> None:
+        """Tell of every tier what earlier runs have left in it: TierOpened, with nothing where that cannot be found."""
+        for name in self._tiers:
+            self._readers[name].submit(partial(self._list, name))
+
+    def close(self) -> list[str]:
+        """Let writes that have begun end, forget the others, and let go of stores and arena.
+
+        Returns the tiers whose stores have not ended in time. Nothing touches the arena after this.
+        """
+        self._closed.set()
+        self._begun.put(None)
+        until_s = now_s() + CLOSE_S
+        crews = [*self._writers.values(), *self._readers.values()]
+        for crew in crews:
+            crew.stop()
+        hung: list[str] = []
+        for name, store in self._tiers.items():
+            self._patience[name].close()
+            has_ended = self._writers[name].join(until_s) and self._readers[name].join(until_s)
+            closing = threading.Thread(target=store.close, name=f"{name}-closes", daemon=True)
+            closing.start()
+            closing.join(max(0.0, until_s - now_s()))
+            if not has_ended or closing.is_alive():
+                hung.append(name)
+        self._arena = self._arena[:0].copy()
+        return hung
+
+    def _begin(self, command: StoreBlocks | LoadBlocks, tiers: set[str]) -> _Work:
+        work = _Work(command, now_s(), [False] * len(command.hashes), tiers)
+        self._begun.put(work)
+        return work
+
+    def _watch(self) -> None:
+        """Answer for what takes too long. All have the same time, so they run out of it in the order of their begin."""
+        while (work := self._begun.get()) is not None:
+            self._closed.wait(max(0.0, work.began_s + ANSWER_S - now_s()))
+            if self._closed.is_set():
+                return
+            with work.lock:
+                late = set() if work.closed else set(work.waiting)
+                work.closed = True
+            for tier in late:
+                work.took_s[tier] = now_s() - work.began_s
+                self._patience[tier].failed(f"it has not answered for {ANSWER_S:g} s")
+            if late:
+                self._answer(work)
+
+    def _end(self, work: _Work, tier: str) -> None:
+        """A tier is done with its part. The last one answers for all."""
+        with work.lock:
+            if work.closed:
+                return
+            work.waiting.discard(tier)
+            work.took_s[tier] = now_s() - work.began_s
+            work.closed = not work.waiting
+        if work.closed:
+            self._answer(work)
+
+    def _answer(self, work: _Work) -> None:
+        command, flags = work.command, tuple(work.flags)
+        if isinstance(command, StoreBlocks):
+            self._tell(BlocksKept(command.number, flags))
+        else:
+            damaged = self._found_damaged(work.took_s)
+            self._tell(LoadEnded(command.request_id, command.number, flags, work.took_s, damaged))
+
+    def _found_damaged(self, tiers: dict[str, float]) -> dict[str, int]:
+        """Count what these stores have found damaged since the last time."""
+        found: dict[str, int] = {}
+        for name in tiers:
+            before, self._damaged[name] = self._damaged[name], self._tiers[name].counters.damaged
+            if self._damaged[name] > before:
+                found[name] = self._damaged[name] - before
+        return found
+
+    # ---- in a thread
+
+    def _pieces(self, places: Sequence[int]) -> Iterator[Sequence[int]]:
+        return (places[first : first + self._piece_blocks] for first in range(0, len(places), self._piece_blocks))
+
+    def _put(self, work: _Work, command: StoreBlocks) -> None:
+        for places in self._pieces(range(len(command.hashes))):
+            with work.lock:
+                if work.closed:
+                    return
+                copies = self._arena[[command.blocks[place] for place in places]]  # [blocks, bytes], of its own
+            pairs = [(command.hashes[place], memoryview(copies[row])) for row, place in enumerate(places)]
+            kept = self._ask(command.tier, partial(self._tiers[command.tier].put, pairs), len(pairs))
+            with work.lock:
+                for place, is_kept in zip(places, kept, strict=True):
+                    work.flags[place] = is_kept
+        self._end(work, command.tier)
+
+    def _get(self, work: _Work, command: LoadBlocks, tier: str) -> None:
+        """Read what this tier has of a load, up to the first block that is not there."""
+        places = [place for place, name in enumerate(command.tiers) if name == tier]
+        for piece in self._pieces(places):
+            if work.closed or not self._get_piece(work, command, tier, piece):
+                break
+        self._end(work, tier)
+
+    def _get_piece(self, work: _Work, command: LoadBlocks, tier: str, places: Sequence[int]) -> bool:
+        """Read some blocks. Returns whether all of them are there."""
+        read = np.empty((len(places), self._arena.shape[1]), np.uint8)  # [blocks, bytes]
+        pairs = [(command.hashes[place], memoryview(read[row])) for row, place in enumerate(places)]
+        whole = self._ask(tier, partial(self._tiers[tier].get, pairs), len(pairs))
+        good = [row for row, is_whole in enumerate(whole) if is_whole]
+        with work.lock:
+            if work.closed:
+                return False
+            self._arena[[command.write[places[row]] for row in good]] = read[good]
+            for row in good:
+                work.flags[places[row]] = True
+        return len(good) == len(places)
+
+    def _drop(self, tier: str, hashes: Sequence[BlockHash]) -> None:
+        try:
+            self._tiers[tier].drop(hashes)
+        except (StoreError, OSError) as error:
+            log.warning("tier %s: %s; what was dropped stays there", tier, error)
+
+    def _list(self, tier: str) -> None:
+        held: list[BlockHash] = []
+        try:
+            held = self._tiers[tier].held()
+        except (StoreError, OSError) as error:
+            log.warning("tier %s: %s; it begins as if it were empty", tier, error)
+        self._tell(TierOpened(tier, tuple(held)))
+
+    def _ask(self, tier: str, ask: Callable[[], list[bool]], blocks: int) -> list[bool]:
+        """Ask a store. One that fails altogether has done nothing."""
+        try:
+            answered = ask()
+        except (StoreError, OSError) as error:
+            self._patience[tier].failed(str(error))
+            return [False] * blocks
+        if self._tiers[tier].counters.reachable:
+            self._patience[tier].answered()
+        else:
+            self._patience[tier].failed("it is out of reach")
+        return answered
+
+
+class Crew:
+    """Threads that do what is submitted, in that order. They do not keep the process from ending."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        self._wanted: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        """Bounded by whoever submits: a pool has a bounded number of writes and reads under way."""
+        self._threads = [
+            threading.Thread(target=self._run, name=f"{name}-{number}", daemon=True) for number in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, call: Callable[[], None]) -> None:
+        self._wanted.put(call)
+
+    def stop(self) -> None:
+        """Forget what has not begun, and end when what has begun is done."""
+        try:
+            while True:
+                self._wanted.get_nowait()
+        except Empty:
+            pass
+        for _ in self._threads:
+            self._wanted.put(None)
+
+    def join(self, until_s: float) -> bool:
+        """Wait for the end. Returns whether it has come by then."""
+        for thread in self._threads:
+            thread.join(max(0.0, until_s - now_s()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _run(self) -> None:
+        while (call := self._wanted.get()) is not None:
+            call()

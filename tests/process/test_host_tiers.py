@@ -1,0 +1,71 @@
+"""Tiers below hosts that join: what a mover has written is read again, after its host was killed and on another one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+
+from baton.store.node import StoreNode
+from tests.hosting import joining
+from tests.serving import RunningServer, listening
+
+PROMPT = "What one host has computed, another need not compute again. " * 12
+BODY = {"prompt": PROMPT, "max_tokens": 40, "ignore_eos": True, "temperature": 0}
+BLOCK_TOKENS = 16
+WHOLE_TOKENS = (len(PROMPT) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+MIXED = ("--mixed", "1", "--kv-blocks", "96")
+ASKS_MAX = 20_000
+
+
+def complete(client: httpx.Client) -> tuple[str, int]:
+    """Ask for a text. Returns it, and how many tokens of the prompt were not computed for it."""
+    answer = client.post("/v1/completions", json=BODY).raise_for_status().json()
+    return answer["choices"][0]["text"], answer["timings"]["cached_tokens"]
+
+
+def wait_for_hosts(server: RunningServer, *names: str, stored_blocks: int = 0) -> dict[str, dict]:
+    """Wait until just these hosts are ready, with so many blocks in the first tier of each. Returns them by name."""
+    for _ in range(ASKS_MAX):
+        hosts = {host["id"]: host for host in server.cluster()["hosts"] if host["state"] == "ready"}
+        if set(hosts) == set(names) and all(
+            host["tiers"][0]["kv_blocks_cached"] >= stored_blocks for host in hosts.values()
+        ):
+            return hosts
+    raise AssertionError(f"{names} with {stored_blocks} blocks never came\n{server.output()}")
+
+
+def test_a_host_finds_what_it_kept_before_it_was_killed(tmp_path: Path) -> None:
+    arguments = (*MIXED, "--tier", f"file://{tmp_path}?bytes=64e6&io=buffered")
+    with listening("hash", "--hosts", "1") as server, server.client() as client:
+        with joining(server.url, "a", *arguments) as host:
+            server.wait_ready()
+            text, cached = complete(client)
+            assert cached == 0
+            wait_for_hosts(server, "a", stored_blocks=len(PROMPT) // BLOCK_TOKENS)
+            host.process.kill()
+            host.process.wait()
+        wait_for_hosts(server)
+        with joining(server.url, "a", *arguments):
+            wait_for_hosts(server, "a", stored_blocks=len(PROMPT) // BLOCK_TOKENS)
+            assert complete(client) == (text, WHOLE_TOKENS)
+            (tier,) = wait_for_hosts(server, "a")["a"]["tiers"]
+            assert (tier["name"], tier["loaded_blocks"]) == ("file", WHOLE_TOKENS // BLOCK_TOKENS)
+            assert tier["missed_blocks"] == 0
+
+
+def test_a_host_reads_what_another_has_put_into_the_store_of_all(tmp_path: Path) -> None:
+    node = StoreNode(host="127.0.0.1", port=0, capacity_bytes=64_000_000)
+    try:
+        shared = ("--tier", f"pool://{node.address}")
+        with listening("hash", "--hosts", "1", *shared) as server, server.client() as client:
+            with joining(server.url, "a", *MIXED):
+                server.wait_ready()
+                text, cached = complete(client)
+                assert cached == 0
+                wait_for_hosts(server, "a", stored_blocks=len(PROMPT) // BLOCK_TOKENS)
+            with joining(server.url, "b", *MIXED):
+                wait_for_hosts(server, "b", stored_blocks=len(PROMPT) // BLOCK_TOKENS)
+                assert complete(client) == (text, WHOLE_TOKENS)
+    finally:
+        node.close()

@@ -1,0 +1,209 @@
+"""The threads that move blocks to and from stores: hung, failing, large and in order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from queue import SimpleQueue
+
+import pytest
+
+from baton.core.errors import StoreError
+from baton.core.keeping import (
+    BlocksKept,
+    DropBlocks,
+    LoadBlocks,
+    LoadEnded,
+    StoreBlocks,
+    TierNews,
+    TierOpened,
+    TierRests,
+)
+from baton.core.types import BlockHash, BlockId, HostId, RequestId
+from baton.host import patience, tier_work
+from baton.host.tier_opening import OpenTier
+from baton.host.tier_work import TierWork
+from baton.kv.tier import TierRules
+from baton.store.memory import MemoryStore
+
+HOST = HostId("a")
+BLOCK_BYTES = 8
+HEAD, END = BlockHash(b"head"), BlockHash(b"end")
+
+
+class PlainStore(MemoryStore):
+    def __init__(self) -> None:
+        super().__init__(block_bytes=BLOCK_BYTES, capacity_bytes=100 * BLOCK_BYTES)
+        self.calls: list[int] = []
+        """Blocks of each read."""
+
+    def get(self, blocks: Sequence[tuple[BlockHash, memoryview]]) -> list[bool]:
+        self.calls.append(len(blocks))
+        return super().get(blocks)
+
+
+class HungStore(PlainStore):
+    """Answers no write until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let_go = threading.Event()
+
+    def put(self, blocks: Sequence[tuple[BlockHash, memoryview]]) -> list[bool]:
+        self.let_go.wait()
+        return super().put(blocks)
+
+
+class BrokenStore(PlainStore):
+    """Fails, and then does not."""
+
+    is_broken = True
+
+    def get(self, blocks: Sequence[tuple[BlockHash, memoryview]]) -> list[bool]:
+        if self.is_broken:
+            raise StoreError("it is broken")
+        return super().get(blocks)
+
+
+class LateStore(PlainStore):
+    """Drops when it is let go: what comes after must not overtake that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let_go = threading.Event()
+
+    def drop(self, hashes: Iterable[BlockHash]) -> None:
+        self.let_go.wait()
+        super().drop(hashes)
+
+
+class Playing:
+    """Work on an arena whose every block is full of its own number."""
+
+    def __init__(self, stores: dict[str, PlainStore]) -> None:
+        self.memory = bytearray(b"".join(bytes([block]) * BLOCK_BYTES for block in range(10)))
+        self.news: SimpleQueue[TierNews] = SimpleQueue()
+        opened = [OpenTier(TierRules(name=name, blocks_max=9), store) for name, store in stores.items()]
+        self.work = TierWork(opened, memoryview(self.memory), BLOCK_BYTES, self.news.put)
+
+    def next(self) -> TierNews:
+        return self.news.get(timeout=30)
+
+    def write(self, number: int, tier: str, *names: BlockHash) -> None:
+        blocks = tuple(BlockId(place + 1) for place in range(len(names)))
+        self.work.keep(StoreBlocks(number, HOST, tier, names, blocks))
+
+    def read(self, number: int, tiers: Sequence[str], names: Sequence[BlockHash], first: int = 6) -> None:
+        write = tuple(BlockId(first + place) for place in range(len(names)))
+        self.work.keep(LoadBlocks(RequestId("r"), number, HOST, tuple(tiers), tuple(names), write))
+
+    def block(self, number: int) -> bytes:
+        return bytes(self.memory[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES])
+
+
+@contextmanager
+def playing(**stores: PlainStore) -> Generator[Playing]:
+    played = Playing(stores)
+    yield played
+    for store in stores.values():
+        if isinstance(store, HungStore | LateStore):
+            store.let_go.set()
+    assert played.work.close() == []
+
+
+def test_a_store_that_hangs_holds_up_no_other() -> None:
+    with playing(good=PlainStore(), hung=HungStore()) as played:
+        for number in range(20):
+            played.write(number, "hung", BlockHash(b"%d" % number))
+        played.write(99, "good", HEAD)
+        assert played.next() == BlocksKept(99, (True,))
+
+
+def test_a_read_of_two_tiers_is_told_once_both_are_there() -> None:
+    with playing(fast=PlainStore(), slow=PlainStore()) as played:
+        played.write(1, "fast", HEAD)
+        played.write(2, "slow", HEAD, END)
+        assert {played.next(), played.next()} == {BlocksKept(1, (True,)), BlocksKept(2, (True, True))}
+        played.read(3, ("fast", "fast", "slow"), (HEAD, BlockHash(b"gone"), END))
+        ended = played.next()
+        assert isinstance(ended, LoadEnded)
+        assert (ended.number, ended.whole, set(ended.took_s)) == (3, (True, False, True), {"fast", "slow"})
+        assert (played.block(6), played.block(7), played.block(8)) == (b"\1" * 8, b"\7" * 8, b"\2" * 8)
+
+
+def test_large_reads_are_done_in_pieces_and_end_where_a_block_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tier_work, "PIECE_BYTES", 2 * BLOCK_BYTES)
+    store = PlainStore()
+    with playing(file=store) as played:
+        names = [BlockHash(b"%d" % number) for number in range(5)]
+        played.write(1, "file", *names)
+        assert played.next() == BlocksKept(1, (True,) * 5)
+        played.read(2, ["file"] * 4, names[:4])
+        ended = played.next()
+        assert isinstance(ended, LoadEnded)
+        assert (ended.whole, store.calls) == ((True,) * 4, [2, 2])
+        played.work.keep(DropBlocks(HOST, "file", (names[1],)))
+        played.write(3, "file", HEAD)  # behind the drop
+        assert played.next() == BlocksKept(3, (True,))
+        played.read(4, ["file"] * 4, names[:4])
+        ended = played.next()
+        assert isinstance(ended, LoadEnded)
+        assert (ended.whole, store.calls) == ((True, False, False, False), [2, 2, 2])
+
+
+def test_what_takes_too_long_is_answered_for_and_touches_no_block_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tier_work, "ANSWER_S", 0.0)
+    hung = HungStore()
+    with playing(hung=hung) as played:
+        played.write(1, "hung", HEAD)
+        assert played.next() == BlocksKept(1, (False,))
+        hung.let_go.set()
+        played.work.keep(DropBlocks(HOST, "hung", (HEAD,)))
+    assert played.news.empty(), "a late answer is told"
+
+
+def test_a_store_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tier_work, "CLOSE_S", 0.0)
+    hung = HungStore()
+    played = Playing({"hung": hung})
+    played.write(1, "hung", HEAD)
+    assert played.work.close() == ["hung"]
+    hung.let_go.set()
+
+
+def test_a_store_that_fails_again_and_again_is_left_alone_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "FIRST_PAUSE_S", 0.0)
+    store = BrokenStore()
+    with playing(file=store) as played:
+        for number in range(patience.FAILURES_MAX):
+            played.read(number, ["file"], [HEAD])
+        said = [played.next() for _ in range(patience.FAILURES_MAX + 2)]
+        assert TierRests("file", rests=True) in said
+        assert TierRests("file", rests=False) in said
+        assert sum(isinstance(news, LoadEnded) for news in said) == patience.FAILURES_MAX
+        store.is_broken = False
+        played.write(9, "file", HEAD)
+        assert played.next() == BlocksKept(9, (True,))
+
+
+def test_a_block_that_is_dropped_and_stored_again_is_there() -> None:
+    late = LateStore()
+    with playing(late=late) as played:
+        played.write(1, "late", HEAD)
+        assert played.next() == BlocksKept(1, (True,))
+        played.work.keep(DropBlocks(HOST, "late", (HEAD,)))
+        played.write(2, "late", HEAD)
+        late.let_go.set()
+        assert played.next() == BlocksKept(2, (True,))
+        assert late.held() == [HEAD]
+
+
+def test_what_an_earlier_run_has_left_is_listed() -> None:
+    store = PlainStore()
+    store.put([(HEAD, memoryview(bytes(BLOCK_BYTES)))])
+    with playing(file=store, other=PlainStore()) as played:
+        played.work.list_held()
+        said = [played.next(), played.next()]
+        assert TierOpened("file", (HEAD,)) in said
+        assert TierOpened("other", ()) in said
