@@ -8,7 +8,7 @@ import httpx
 
 from baton.store.node import StoreNode
 from tests.hosting import joining
-from tests.serving import RunningServer, listening
+from tests.serving import RunningServer, listening, serving
 
 PROMPT = "What one host has computed, another need not compute again. " * 12
 BODY = {"prompt": PROMPT, "max_tokens": 40, "ignore_eos": True, "temperature": 0}
@@ -52,6 +52,24 @@ def test_a_host_finds_what_it_kept_before_it_was_killed(tmp_path: Path) -> None:
             (tier,) = wait_for_hosts(server, "a")["a"]["tiers"]
             assert (tier["name"], tier["loaded_blocks"]) == ("file", WHOLE_TOKENS // BLOCK_TOKENS)
             assert tier["missed_blocks"] == 0
+
+
+def test_what_another_server_puts_into_a_shared_store_is_found(tmp_path: Path) -> None:
+    """Both run: the one that has computed nothing asks the store what is new, and reads it."""
+    node = StoreNode(host="127.0.0.1", port=0, capacity_bytes=64_000_000)
+    config = tmp_path / "baton.toml"
+    config.write_text(f"[[tiers]]\nurl = 'pool://{node.address}'\nlist_s = 0.1\n")
+    arguments = ("hash", *MIXED, "--config", str(config))
+    try:
+        with serving(*arguments) as late, serving(*arguments) as early:
+            with early.client() as client:
+                text, cached = complete(client)
+            assert cached == 0
+            wait_for_hosts(late, "host-0", stored_blocks=len(PROMPT) // BLOCK_TOKENS)
+            with late.client() as client:
+                assert complete(client) == (text, WHOLE_TOKENS)
+    finally:
+        node.close()
 
 
 def test_a_host_reads_what_another_has_put_into_the_store_of_all(tmp_path: Path) -> None:

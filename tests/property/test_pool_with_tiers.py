@@ -7,7 +7,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from baton.core.copies import LandingEnded, LandingGranted, LandingWanted
-from baton.core.keeping import BlocksKept, DropBlocks, LoadBlocks, LoadEnded, LoadWanted, StoreBlocks, TierOpened
+from baton.core.keeping import (
+    BlocksKept,
+    DropBlocks,
+    LoadBlocks,
+    LoadEnded,
+    LoadWanted,
+    StoreBlocks,
+    TierOpened,
+    TierRests,
+)
 from baton.core.messages import BlocksGranted, PoolCommand, PreemptRequest, ReleaseBlocks, RequestDropped
 from baton.core.types import BlockHash, BlockId, HostId, Request, RequestId, WorkerId
 from baton.kv.host_pool import HostPool
@@ -138,6 +147,14 @@ class PoolWithTiers(PoolUnderAnyOrder):
             assert len(kept) + view.blocks_writing <= TIER_BLOCKS
         arena = {name for name in self.findable if self.pool.held_tokens([name])}
         assert arena == self.findable
+
+    @rule(tier=st.sampled_from(["file", "remote"]), rests=st.booleans())
+    def a_store_is_left_alone(self, tier: str, rests: bool) -> None:
+        """What it has stays there, and nothing is asked of it."""
+        self.tell(TierRests(tier, rests))
+        assert self.pool.tiers is not None
+        resting = {tier.name for tier in self.pool.tiers.tiers if tier.rests}
+        assert not {found.name for found in self.pool.tiers.find(chain(2, 3))} & resting
 
     def one_turn(self, part: Part) -> None:
         self.stores_are_done()

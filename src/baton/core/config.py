@@ -88,6 +88,9 @@ class TierConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """From asking for a block to its first byte. Measured, too."""
     when: Literal["cached", "sealed"] = "cached"
     """Blocks are written when nobody uses them any more, or as soon as they are full."""
+    list_s: float = 30.0
+    """How often a store that others use too is asked what it has: what they put there is found so much later, or 20
+    times as much as its answer takes. 0: only at the start."""
 
 
 class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -258,6 +261,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                     f"tiers[{number}]: bytes_per_s is {tier.bytes_per_s:g} and latency_s {tier.latency_s:g}, but they"
                     " must be above 0, and at least 0"
                 )
+            if not 0 <= tier.list_s <= 86400:
+                found.append(f"tiers[{number}].list_s is {tier.list_s:g}, but must be between 0 and 86400")
         if not self.hosts.transports:
             found.append("hosts.transports is empty: no KV could go from host to host; name shm, tcp or both")
         if any(not key for key in self.http.api_keys):

@@ -76,11 +76,13 @@ class LoadEnded(Struct, frozen=True, tag=True):
 
 
 class TierOpened(Struct, frozen=True, tag=True):
-    """A tier has blocks of an earlier run."""
+    """A tier has blocks that an earlier run has left, or that others have put there."""
 
     tier: str
     hashes: tuple[BlockHash, ...]
     """Oldest first."""
+    more: bool = False
+    """Of this list. What is long comes in pieces, so that nobody is held up by it."""
 
 
 class TierRests(Struct, frozen=True, tag=True):

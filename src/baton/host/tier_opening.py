@@ -27,6 +27,8 @@ class OpenTier:
 
     rules: TierRules
     store: Store
+    list_s: float = 0.0
+    """How often it is asked what it has. 0: once."""
 
     @property
     def name(self) -> str:
@@ -66,7 +68,8 @@ def open_tiers(configs: Sequence[TierConfig], *, layout: KVLayout, fingerprint: 
             raise ConfigError(f"tiers[{number}]: {error}") from error
         kind = config.url.partition(":")[0]
         name = kind if kind not in {tier.name for tier in opened} else f"{kind}-{number}"
-        opened.append(OpenTier(_rules(name, config, store, layout), store))
+        list_s = config.list_s if is_shared(config.url) else 0.0
+        opened.append(OpenTier(_rules(name, config, store, layout), store, list_s))
     return opened
 
 

@@ -32,6 +32,10 @@ PIECE_BYTES = 32 << 20
 """Most memory of one thread: larger reads and writes are done in pieces."""
 READERS = 3
 """Threads that read from one store. One more writes and drops, so that this happens in the order that was wanted."""
+LIST_PIECE = 1000
+"""Names that are told at once: the books of a host are kept by a loop that must not be held up."""
+LISTED_MAX = 1_000_000
+"""Most names of a list, the youngest: what is remembered of it takes about 80 bytes each."""
 
 
 @dataclass(slots=True)
@@ -60,6 +64,7 @@ class TierWork:
         self._tell = tell
         self._piece_blocks = max(1, PIECE_BYTES // block_bytes)
         self._tiers = {tier.name: tier.store for tier in tiers}
+        self._list_s = {tier.name: tier.list_s for tier in tiers}
         self._damaged = dict.fromkeys(self._tiers, 0)
         self._writers = {name: Crew(f"{name}-writes", 1) for name in self._tiers}
         self._readers = {name: Crew(f"{name}-reads", READERS) for name in self._tiers}
@@ -82,9 +87,12 @@ class TierWork:
                     self._readers[tier].submit(partial(self._get, work, command, tier))
 
     def list_held(self) -> None:
-        """Tell of every tier what earlier runs have left in it: TierOpened, with nothing where that cannot be found."""
-        for name in self._tiers:
-            self._readers[name].submit(partial(self._list, name))
+        """Tell of every tier what earlier runs have left in it: TierOpened, with nothing where that cannot be found.
+
+        Of stores that others use too, go on to tell what is new there.
+        """
+        for name, list_s in self._list_s.items():
+            threading.Thread(target=self._list, args=(name, list_s), name=f"{name}-lists", daemon=True).start()
 
     def close(self) -> list[str]:
         """Let writes that have begun end, forget the others, and let go of stores and arena.
@@ -203,13 +211,25 @@ class TierWork:
         except (StoreError, OSError) as error:
             log.warning("tier %s: %s; what was dropped stays there", tier, error)
 
-    def _list(self, tier: str) -> None:
-        held: list[BlockHash] = []
-        try:
-            held = self._tiers[tier].held()
-        except (StoreError, OSError) as error:
-            log.warning("tier %s: %s; it begins as if it were empty", tier, error)
-        self._tell(TierOpened(tier, tuple(held)))
+    def _list(self, tier: str, list_s: float) -> None:
+        """Tell what a store has, and then, every so often, what it has that it had not the last time."""
+        told: set[BlockHash] = set()
+        pause_s = 0.0
+        while not self._closed.wait(pause_s):
+            began_s = now_s()
+            try:
+                held = self._tiers[tier].held()[-LISTED_MAX:]
+            except (StoreError, OSError) as error:
+                log.warning("tier %s: %s; what others have put there is not found", tier, error)
+                held = []
+            fresh = [name for name in held if name not in told]
+            told = set(held) if list_s else told
+            for first in range(0, max(1, len(fresh)), LIST_PIECE):
+                piece, end = fresh[first : first + LIST_PIECE], first + LIST_PIECE
+                self._tell(TierOpened(tier, tuple(piece), more=end < len(fresh)))
+            if not list_s:
+                return
+            pause_s = max(list_s, 20 * (now_s() - began_s))
 
     def _ask(self, tier: str, ask: Callable[[], list[bool]], blocks: int) -> list[bool]:
         """Ask a store. One that fails altogether has done nothing."""

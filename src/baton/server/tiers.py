@@ -146,7 +146,7 @@ class OwnTiers:
 
     def _heard(self, news: TierNews) -> None:
         self._live.heard(self._host, news)
-        if isinstance(news, TierOpened):
+        if isinstance(news, TierOpened) and not news.more:
             self._unlisted.discard(news.tier)
             if not self._unlisted:
                 self._listed.set()

@@ -199,6 +199,28 @@ def test_a_block_that_is_dropped_and_stored_again_is_there() -> None:
         assert late.held() == [HEAD]
 
 
+def test_what_others_put_into_a_shared_store_is_told_when_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each name once, in pieces."""
+    monkeypatch.setattr(tier_work, "LIST_PIECE", 2)
+    store, names = PlainStore(), [BlockHash(b"%d" % number) for number in range(4)]
+    store.put([(name, memoryview(bytes(BLOCK_BYTES))) for name in names[:3]])
+    played = Playing({})
+    work = TierWork(
+        [OpenTier(TierRules(name="pool", blocks_max=9), store, list_s=1e-6)],
+        memoryview(played.memory),
+        BLOCK_BYTES,
+        played.news.put,
+    )
+    work.list_held()
+    assert played.next() == TierOpened("pool", tuple(names[:2]), more=True)
+    assert played.next() == TierOpened("pool", (names[2],))
+    store.put([(names[3], memoryview(bytes(BLOCK_BYTES)))])
+    while (news := played.next()) == TierOpened("pool", ()):
+        pass
+    assert news == TierOpened("pool", (names[3],))
+    assert work.close() == played.work.close() == []
+
+
 def test_what_an_earlier_run_has_left_is_listed() -> None:
     store = PlainStore()
     store.put([(HEAD, memoryview(bytes(BLOCK_BYTES)))])
