@@ -1,8 +1,11 @@
 """What tiers buy on real traces, simulated: prefix hits and TTFT with the arena alone, and with a tier below it.
 
+Four accelerators on one host, with and without a tier of its own; and on four hosts with as many KV blocks together,
+with and without a pool that all of them share.
+
     python benchmarks/tiers.py [--requests N] [--trace NAME] [--rate-scale K]
 
-Four accelerators of one host (examples/clusters/one-gpu-host.toml). Writes benchmarks/results/tiers.json.
+The accelerators are those of examples/clusters/one-gpu-host.toml. Writes benchmarks/results/tiers.json.
 """
 
 from __future__ import annotations
@@ -14,20 +17,38 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 from record import write
 
+from baton.core.config import Topology
 from baton.metrics.summary import SloTargets, summarize
 from baton.sim.replay_trace import replay_trace
-from baton.sim.spec import SimTier, read_spec
+from baton.sim.spec import ClusterSpec, SimTier, SimWorkers, read_spec
 from baton.workload.load import read_trace
 from baton.workload.schedule import scale_rate, spread
 
 ROOT = Path(__file__).resolve().parent.parent
 TRACES = ROOT.parent / "shared" / "traces" / "mooncake"
 CLUSTER = ROOT / "examples" / "clusters" / "one-gpu-host.toml"
-TIERS: dict[str, tuple[SimTier, ...]] = {
-    "arena alone": (),
-    "file, 1.7 GB/s": (SimTier(blocks=2_000_000, bytes_per_s=1.7e9),),
-    "host memory, 12 GB/s": (SimTier(name="memory", blocks=2_000_000, latency_s=0.0001, bytes_per_s=12e9),),
-}
+HOSTS = 4
+BLOCKS = 2_000_000
+MEMORY = SimTier(name="memory", blocks=BLOCKS, latency_s=0.0001, bytes_per_s=12e9)
+POOL = SimTier(name="pool", blocks=BLOCKS, shared=True)
+
+
+def clusters() -> dict[tuple[str, str], ClusterSpec]:
+    """Make every cluster, by its hosts and its tiers."""
+    one = read_spec(CLUSTER)
+    workers = SimWorkers(role="mixed", count=HOSTS, host="each")
+    kv = replace(one.kv, blocks=one.kv.blocks // HOSTS)
+    four = replace(one, topology=Topology(), workers=(workers,), kv=kv)
+    own = replace(MEMORY, blocks=BLOCKS // HOSTS)
+    return {
+        ("one host", "arena alone"): one,
+        ("one host", "file, 1.7 GB/s"): replace(one, tiers=(SimTier(blocks=BLOCKS),)),
+        ("one host", "host memory, 12 GB/s"): replace(one, tiers=(MEMORY,)),
+        ("four hosts", "arenas alone"): four,
+        ("four hosts", "memory of each, 12 GB/s"): replace(four, tiers=(own,)),
+        ("four hosts", "pool of all, 3 GB/s"): replace(four, tiers=(replace(POOL, bytes_per_s=3e9),)),
+        ("four hosts", "pool of all, 12 GB/s"): replace(four, tiers=(replace(POOL, bytes_per_s=12e9),)),
+    }
 
 
 def main() -> None:
@@ -40,12 +61,12 @@ def main() -> None:
     for name in [options.trace] if options.trace else ("conversation", "synthetic"):
         trace = spread(read_trace(TRACES / f"{name}.first80.jsonl.gz"), 3.0)
         trace = scale_rate(replace(trace, requests=trace.requests[: options.requests]), options.rate_scale)
-        for tiers, below in TIERS.items():
-            spec = replace(read_spec(CLUSTER), tiers=below)
+        for (hosts, tiers), spec in clusters().items():
             records = replay_trace(spec, trace, policy="baton", seed=1)
             result = summarize(records, slo=SloTargets(), wall_s=0.0)
             row = {
                 "trace": name,
+                "hosts": hosts,
                 "tiers": tiers,
                 "prefix_hit_ratio": result.prefix_hit_ratio,
                 "ttft_s": to_builtins(result.ttft_s),

@@ -8,7 +8,16 @@ from typing import Protocol
 
 from baton.control.crossings import Crossings
 from baton.control.handoffs import Start
-from baton.core.keeping import BlocksKept, DropBlocks, LoadBlocks, LoadEnded, StoreBlocks, TierOpened, TierRests
+from baton.core.keeping import (
+    BlocksKept,
+    DropBlocks,
+    LoadBlocks,
+    LoadEnded,
+    StoreBlocks,
+    TierOpened,
+    TierRests,
+    TierShrunk,
+)
 from baton.core.messages import PoolEvent, StartPrefill
 from baton.core.ports import CostModel
 from baton.core.types import BlockHash, HostId, Request, TierHit, TokenBytes, WorkerId
@@ -73,7 +82,7 @@ class Keeping:
 
     # ---- what stores answer
 
-    def heard(self, host: HostId, news: TierOpened | TierRests, now_s: float) -> None:
+    def heard(self, host: HostId, news: TierOpened | TierRests | TierShrunk, now_s: float) -> None:
         """A host's tier has told something that nobody waits for."""
         self.at(now_s)
         if host in self.crossings.pools:

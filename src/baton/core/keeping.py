@@ -111,7 +111,14 @@ class TierView(Struct, frozen=True, kw_only=True):
     """Not written: too much was under way or waiting, or every place was in use."""
 
 
-TierEvent = BlocksKept | LoadWanted | LoadEnded | TierOpened | TierRests
+class TierShrunk(Struct, frozen=True, tag=True):
+    """A tier's store has room for fewer blocks than it was to have: its disk is full."""
+
+    tier: str
+    blocks_max: int
+
+
+TierEvent = BlocksKept | LoadWanted | LoadEnded | TierOpened | TierRests | TierShrunk
 """What a host's pool hears of its tiers."""
-TierNews = BlocksKept | LoadEnded | TierOpened | TierRests
+TierNews = BlocksKept | LoadEnded | TierOpened | TierRests | TierShrunk
 """What of that those say who move the bytes."""

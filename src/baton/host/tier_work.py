@@ -16,7 +16,16 @@ from queue import Empty, SimpleQueue
 import numpy as np
 
 from baton.core.errors import StoreError
-from baton.core.keeping import BlocksKept, DropBlocks, LoadBlocks, LoadEnded, StoreBlocks, TierNews, TierOpened
+from baton.core.keeping import (
+    BlocksKept,
+    DropBlocks,
+    LoadBlocks,
+    LoadEnded,
+    StoreBlocks,
+    TierNews,
+    TierOpened,
+    TierShrunk,
+)
 from baton.core.types import BlockHash
 from baton.host.clock import now_s
 from baton.host.patience import Patience
@@ -64,6 +73,8 @@ class TierWork:
         self._tell = tell
         self._piece_blocks = max(1, PIECE_BYTES // block_bytes)
         self._tiers = {tier.name: tier.store for tier in tiers}
+        self._capacity = {tier.name: tier.rules.blocks_max for tier in tiers}
+        """Blocks that each is known to have room for."""
         self._list_s = {tier.name: tier.list_s for tier in tiers}
         self._damaged = dict.fromkeys(self._tiers, 0)
         self._writers = {name: Crew(f"{name}-writes", 1) for name in self._tiers}
@@ -182,6 +193,14 @@ class TierWork:
                 for place, is_kept in zip(places, kept, strict=True):
                     work.flags[place] = is_kept
         self._end(work, command.tier)
+        self._look_for_room(command.tier)
+
+    def _look_for_room(self, tier: str) -> None:
+        """Tell once where a store turns out to have less room than it was opened with."""
+        blocks_max = self._tiers[tier].capacity_blocks
+        if blocks_max is not None and blocks_max < self._capacity[tier]:
+            self._capacity[tier] = blocks_max
+            self._tell(TierShrunk(tier, blocks_max))
 
     def _get(self, work: _Work, command: LoadBlocks, tier: str) -> None:
         """Read what this tier has of a load, up to the first block that is not there."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from baton.core.copies import LandingEnded, LandingGranted, LandingRefused, LandingWanted, LeaseEnded, LeaseWanted
-from baton.core.keeping import BlocksKept, LoadEnded, LoadWanted, TierOpened, TierRests
+from baton.core.keeping import BlocksKept, LoadEnded, LoadWanted, TierOpened, TierRests, TierShrunk
 from baton.core.messages import (
     BlocksGranted,
     BlocksSealed,
@@ -88,7 +88,7 @@ class HostPool:
                 self._release(request_id)
             case LandingWanted() | LandingEnded() | LeaseWanted() | LeaseEnded():
                 return [*self._handle_wire(event), *self._serve()]
-            case BlocksKept() | LoadWanted() | LoadEnded() | TierOpened() | TierRests():
+            case BlocksKept() | LoadWanted() | LoadEnded() | TierOpened() | TierRests() | TierShrunk():
                 told = self.tiers.handle(event) if self.tiers is not None else []
                 return [*told, *self._serve()]
             case WorkerLost(worker=worker):

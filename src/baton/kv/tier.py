@@ -47,6 +47,8 @@ class Tier:
         self.places = Blocks(rules.blocks_max, eviction())
         self._writing: set[BlockHash] = set()
         self.speed = TierSpeed(rules.latency_s, rules.block_load_s)
+        self.blocks_max = rules.blocks_max
+        """Places that there are: fewer than the rules say, once its store has told so."""
         self.rests = False
         """Its store is left alone: nothing is written and nothing read."""
         self.loading = 0
@@ -71,14 +73,10 @@ class Tier:
         """The block can be read, or is being written."""
         return self.places.find(name) is not None
 
-    def load_s(self, blocks: int) -> float:
-        """Predict how long it takes to read so many blocks, behind what is read now."""
-        return self.speed.load_s(self.loading + blocks)
-
     @property
     def readable_blocks(self) -> int:
         """Count the blocks that one read may ask for, so that it ends in time."""
-        left_s = self.rules.load_s_max - self.load_s(0)
+        left_s = self.rules.load_s_max - self.speed.load_s(self.loading)
         block_s = self.speed.block_s
         return max(0, int(left_s / block_s) if block_s * self.rules.blocks_max > left_s else self.rules.blocks_max)
 
@@ -141,10 +139,19 @@ class Tier:
             self.places.unpin((place,))
         return gone
 
+    def shrink(self, blocks_max: int) -> list[BlockHash]:
+        """Have fewer places, as far as the rest is not in use now. Returns what is given up for that."""
+        count = min(self.blocks_max - max(0, blocks_max), self.places.available)
+        if count <= 0:
+            return []
+        _, gone = self.places.take(count)  # for ever
+        self.blocks_max -= count
+        return gone
+
     def view(self) -> TierView:
         return TierView(
             tier=self.name,
-            blocks_total=self.rules.blocks_max if self.rules.is_sized else self.places.named,
+            blocks_total=self.blocks_max if self.rules.is_sized else self.places.named,
             blocks_cached=self.places.named - self.writing,
             blocks_writing=self.writing,
             stored_blocks=self.stored,

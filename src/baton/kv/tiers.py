@@ -22,6 +22,7 @@ from baton.core.keeping import (
     TierEvent,
     TierOpened,
     TierRests,
+    TierShrunk,
 )
 from baton.core.types import BlockHash, BlockId, HostId
 from baton.kv.blocks import BlockFacts, Blocks, EvictionOrder
@@ -123,10 +124,20 @@ class Tiers:
                 return self._end_load(event)
             case TierOpened():
                 return self._open(event)
+            case TierShrunk():
+                return self._shrink(event)
             case TierRests(tier=name, rests=rests):
                 for tier in self.tiers:
                     tier.rests = rests if tier.name == name else tier.rests
                 return []
+
+    def _shrink(self, event: TierShrunk) -> list[TierCommand]:
+        return [
+            command
+            for tier in self.tiers
+            if tier.name == event.tier
+            for command in self._drop(tier, tier.shrink(event.blocks_max))
+        ]
 
     def has(self, name: BlockHash) -> bool:
         """Some tier can serve the block."""
@@ -157,7 +168,7 @@ class Tiers:
                 break
             asked[tier.name] += count
             blocks += count
-            load_s = max(load_s, tier.load_s(asked[tier.name]))
+            load_s = max(load_s, tier.speed.load_s(tier.loading + asked[tier.name]))
             found.append(Reach(blocks, load_s))
             if count < wanted:
                 break

@@ -20,6 +20,7 @@ from baton.core.keeping import (
     TierNews,
     TierOpened,
     TierRests,
+    TierShrunk,
 )
 from baton.core.types import HostId, HostView
 from baton.host.tier_opening import OpenTier
@@ -96,7 +97,7 @@ class LiveTiers:
                     del self._loads[number]
                     self._count_load(load, news)
                     self.keeping.loaded(load, news, now_s())
-            case TierOpened() | TierRests():
+            case TierOpened() | TierRests() | TierShrunk():
                 if isinstance(news, TierRests) and news.rests:
                     self._metrics.count(TIER_RESTS, host, news.tier, amount=1)
                 self.keeping.heard(host, news, now_s())

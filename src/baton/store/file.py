@@ -183,6 +183,7 @@ class FileStore:
                 if not grown:
                     break
         except OSError as error:
+            self.capacity_blocks = len(self._segments.allocated())
             self._tell(error)
         slots, forgotten = self._table.reserve(len(new))
         self.counters.dropped += forgotten

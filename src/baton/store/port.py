@@ -40,7 +40,8 @@ class Store(Protocol):
 
     name: str
     capacity_blocks: int | None
-    """How many blocks it keeps before it forgets the oldest. None: the other side decides that."""
+    """How many blocks it keeps before it forgets the oldest. None: the other side decides that. It may turn out to be
+    fewer later: where a disk is full."""
     counters: StoreCounters
 
     def put(self, blocks: Sequence[tuple[BlockHash, memoryview]]) -> list[bool]:

@@ -19,6 +19,7 @@ from baton.core.keeping import (
     TierNews,
     TierOpened,
     TierRests,
+    TierShrunk,
 )
 from baton.core.types import BlockHash, BlockId, HostId, RequestId
 from baton.host import patience, tier_work
@@ -219,6 +220,19 @@ def test_what_others_put_into_a_shared_store_is_told_when_it_is_there(monkeypatc
         pass
     assert news == TierOpened("pool", (names[3],))
     assert work.close() == played.work.close() == []
+
+
+def test_a_store_that_has_less_room_than_it_was_to_have_says_so_once() -> None:
+    store = PlainStore()
+    with playing(file=store) as played:
+        store.capacity_blocks = 4
+        for number in range(2):
+            played.write(number, "file", BlockHash(b"%d" % number))
+        assert [played.next() for _ in range(3)] == [
+            BlocksKept(0, (True,)),
+            TierShrunk("file", 4),
+            BlocksKept(1, (True,)),
+        ]
 
 
 def test_what_an_earlier_run_has_left_is_listed() -> None:

@@ -109,4 +109,5 @@ def test_a_disk_with_room_for_less_than_a_piece_is_used_as_far_as_it_goes(
     store = _open(tmp_path)
     assert put(store, names(BLOCKS), BLOCK_BYTES).count(True) == 5
     assert sum(get(store, names(BLOCKS), BLOCK_BYTES)) == 5
+    assert store.capacity_blocks == 5
     store.close()

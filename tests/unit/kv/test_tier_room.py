@@ -1,0 +1,37 @@
+"""A tier whose disk turns out to be smaller gives up what it has no place for, and tells how much is free."""
+
+from __future__ import annotations
+
+from baton.core.types import BlockHash
+from baton.kv.blocks import BlockFacts
+from baton.kv.tier import Tier, TierRules
+from baton.policy.eviction import LeastRecentlyUsed
+
+NAMES = [BlockHash(b"%d" % number) for number in range(6)]
+
+
+def test_a_tier_that_shrinks_gives_up_the_oldest() -> None:
+    tier = Tier(TierRules(name="file", blocks_max=6), LeastRecentlyUsed)
+    assert tier.fill(NAMES[:5]) == []
+    assert tier.shrink(3) == NAMES[:2]
+    view = tier.view()
+    assert (view.blocks_total, view.blocks_cached) == (3, 3)
+    assert tier.shrink(3) == []
+    begun = tier.begin_write(BlockFacts(NAMES[5]))
+    assert begun is not None
+    assert begun[1] == [NAMES[2]], "there is no place but that of another"
+
+
+def test_what_is_in_use_stays() -> None:
+    tier = Tier(TierRules(name="file", blocks_max=3), LeastRecentlyUsed)
+    tier.fill(NAMES[:3])
+    tier.begin_load(NAMES[:2])
+    assert tier.shrink(0) == [NAMES[2]]
+    assert tier.view().blocks_total == 2
+
+
+def test_a_tier_of_no_known_size_has_nothing_free() -> None:
+    tier = Tier(TierRules(name="pool", blocks_max=1000, is_sized=False), LeastRecentlyUsed)
+    tier.fill(NAMES)
+    view = tier.view()
+    assert view.blocks_total == view.blocks_cached == len(NAMES)
