@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -52,6 +54,13 @@ def test_a_host_finds_what_it_kept_before_it_was_killed(tmp_path: Path) -> None:
             (tier,) = wait_for_hosts(server, "a")["a"]["tiers"]
             assert (tier["name"], tier["loaded_blocks"]) == ("file", WHOLE_TOKENS // BLOCK_TOKENS)
             assert tier["missed_blocks"] == 0
+            top = subprocess.run(
+                [sys.executable, "-m", "baton.cli.main", "top", "--once", "--url", server.url],
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            assert f"below it file: {tier['kv_blocks_cached']} KV blocks of" in top.stdout
 
 
 def test_what_another_server_puts_into_a_shared_store_is_found(tmp_path: Path) -> None:
