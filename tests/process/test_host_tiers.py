@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +63,30 @@ def test_a_host_finds_what_it_kept_before_it_was_killed(tmp_path: Path) -> None:
                 check=True,
             )
             assert f"below it file: {tier['kv_blocks_cached']} KV blocks of" in top.stdout
+
+
+def test_a_mover_that_is_killed_is_followed_by_one_that_writes_on(tmp_path: Path) -> None:
+    """What it was asked for when it died counts as not done; nothing of the books is lost, and the text is the same."""
+    arguments = (*MIXED, "--tier", f"file://{tmp_path}?bytes=64e6&io=buffered")
+    with (
+        listening("hash", "--hosts", "1") as server,
+        server.client() as client,
+        joining(server.url, "a", *arguments) as host,
+    ):
+        server.wait_ready()
+        text, _ = complete(client)
+        wait_for_hosts(server, "a", stored_blocks=len(PROMPT) // BLOCK_TOKENS)
+        os.kill(host.mover(), signal.SIGKILL)
+        before = len(PROMPT) // BLOCK_TOKENS
+        for number in range(ASKS_MAX):  # until the next mover is there: what is asked for before is not kept
+            client.post("/v1/completions", json={**BODY, "prompt": f"{number} {PROMPT}"}).raise_for_status()
+            (tier,) = wait_for_hosts(server, "a")["a"]["tiers"]
+            if tier["kv_blocks_cached"] > before:
+                break
+        else:
+            raise AssertionError(f"nothing is written after the mover's death\n{server.output()}")
+        assert complete(client)[0] == text
+        assert tier["missed_blocks"] == 0
 
 
 def test_what_another_server_puts_into_a_shared_store_is_found(tmp_path: Path) -> None:

@@ -112,8 +112,6 @@ class Hosts:
         self._parts.gateway.limit_requests()
         self.copying.add_host(hello.host, host, layout)
         self.mover_ready(hello.host, hello.mover_generation, hello.mover)
-        if hello.mover.tiers:
-            self._parts.tiers.add_host(hello.host, partial(self._order, host, hello.host))
         self._tell(f"{hello.host} has joined from {host.stream.peer} with {hello.blocks_total} KV blocks")
         return Welcome()
 
@@ -212,6 +210,9 @@ class Hosts:
         """See `MoverAudience.mover_ready`."""
         self._parts.gateway.addresses[host] = ready.address
         self._movers[host] = generation
+        joined = self._joined.get(host)
+        if joined is not None and ready.tiers:
+            self._parts.tiers.add_host(host, partial(self._order, joined, host))
         self.copying.mover_ready(host, generation, ready)
 
     def mover_lost(self, host: HostId, generation: int, reason: str) -> None:

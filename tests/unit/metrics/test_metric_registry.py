@@ -21,6 +21,7 @@ BESIDE = [
     "baton_speculation_drafted_tokens_total",
     "baton_speculation_accepted_tokens_total",
     "baton_tier_blocks_total{host,tier,outcome}",
+    "baton_tier_rests_total{host,tier}",
 ]
 """What we tell beyond it. A name that is once told is kept."""
 
