@@ -77,8 +77,10 @@ class Tier:
     def readable_blocks(self) -> int:
         """Count the blocks that one read may ask for, so that it ends in time."""
         left_s = self.rules.load_s_max - self.speed.load_s(self.loading)
+        if left_s <= 0.0:
+            return 0
         block_s = self.speed.block_s
-        return max(0, int(left_s / block_s) if block_s * self.rules.blocks_max > left_s else self.rules.blocks_max)
+        return int(left_s / block_s) if block_s * self.rules.blocks_max > left_s else self.rules.blocks_max
 
     def touch(self, name: BlockHash) -> None:
         """Note that a request has used the block."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from baton.core.types import BlockHash
 from baton.kv.blocks import BlockFacts
 from baton.kv.tier import Tier, TierRules
@@ -28,6 +30,14 @@ def test_what_is_in_use_stays() -> None:
     tier.begin_load(NAMES[:2])
     assert tier.shrink(0) == [NAMES[2]]
     assert tier.view().blocks_total == 2
+
+
+@pytest.mark.parametrize(
+    ("latency_s", "block_s", "blocks"), [(0.0, 0.0, 9), (0.5, 0.0, 9), (0.5, 0.25, 2), (1.0, 0.0, 0), (3.0, 0.0, 0)]
+)
+def test_a_read_is_as_long_as_it_may_last(latency_s: float, block_s: float, blocks: int) -> None:
+    rules = TierRules(name="file", blocks_max=9, latency_s=latency_s, block_load_s=block_s, load_s_max=1.0)
+    assert Tier(rules, LeastRecentlyUsed).readable_blocks == blocks
 
 
 def test_a_tier_of_no_known_size_has_nothing_free() -> None:
