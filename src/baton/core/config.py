@@ -14,6 +14,7 @@ from baton.core.names import nearest
 DtypeChoice = Literal["auto", "float32", "bfloat16"]
 DEVICE = re.compile(r"auto|cpu|cuda(?::(\d{1,3}))?")
 WeightsChoice = Literal["dense", "stored", "int8"]
+IdleCores = Literal["lend", "keep"]
 KVDtypeChoice = Literal["auto", "float32", "bfloat16", "int8", "fp8"]
 
 
@@ -208,6 +209,9 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where it computes: `cpu`, `cuda` or `cuda:N`. `auto` is the first GPU that PyTorch can use, else the CPU."""
     threads: int = 0
     """Threads of each worker. 0 divides the cores among the workers, at least one each."""
+    idle_cores: IdleCores = "lend"
+    """What a worker's cores do while it sleeps. `lend`: the native engine of another worker of the host computes on
+    them, until the owner wakes. `keep`: nothing."""
     context_tokens: int = 0
     """Most tokens of one request, prompt and output together. 0: what the model was trained for."""
     seed: int | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -32,6 +33,9 @@ class EngineChoice:
     """The compiled library of the native engine."""
     device: str = "cpu"
     weights: WeightsChoice = "dense"
+    guest_cores: Sequence[int] = ()
+    """Cores of other workers, which the native engine uses while they sleep: only where this process is pinned to as
+    many cores as it has threads."""
 
     def __str__(self) -> str:
         return f"{self.kind} engine" + (f" ({self.reason})" if self.reason else "")
@@ -121,7 +125,9 @@ def load_engine(
     else:
         library = NativeLibrary(chosen.library)
         if chosen.weights != "dense":
-            quantized = load_quantized_engine(card, layout, memory, library, weights=chosen.weights, threads=threads)
-            return ConstrainedEngine(quantized, card)
-        inner = load_native_engine(card, layout, memory, library, dtype=dtype, threads=threads)
+            native = load_quantized_engine(card, layout, memory, library, weights=chosen.weights, threads=threads)
+        else:
+            native = load_native_engine(card, layout, memory, library, dtype=dtype, threads=threads)
+        native.invite(chosen.guest_cores)
+        inner = native
     return ConstrainedEngine(inner, card)

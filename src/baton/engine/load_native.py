@@ -119,7 +119,7 @@ def _load(
 def _cores(threads: int) -> ctypes.Array[ctypes.c_int32] | None:
     """Name a core for each thread where this process owns exactly as many; else the system places them."""
     mine = sorted(os.sched_getaffinity(0))
-    return (ctypes.c_int32 * threads)(*mine) if len(mine) == threads > 1 else None
+    return (ctypes.c_int32 * threads)(*mine) if len(mine) == threads else None
 
 
 class _MatrixReader:

@@ -79,6 +79,11 @@ class NativeEngine:
         finally:
             self._use(self._arena)
 
+    def invite(self, cores: Sequence[int]) -> None:
+        """Let steps use cores of other workers, while those sleep. Where the system refuses, they keep to their own."""
+        for core in cores:
+            self._library.invite(self.handle, core)
+
     def _use(self, arena: np.ndarray) -> None:
         self._library.set_arena(self.handle, arena.ctypes.data, arena.size // self.layout.block_bytes)
 

@@ -16,7 +16,7 @@ from baton.engine.card import ModelCard
 from baton.engine.dtype import Dtype, kv_dtype, resolve_dtype
 from baton.engine.parallel.place import rank_refusals
 from baton.host.device import Device, choose_device, device_room
-from baton.host.sizing import blocks_total, host_room, share_cores, worker_views
+from baton.host.sizing import blocks_total, host_room, neighbour_cores, share_cores, worker_views
 from baton.kv.layout import KVLayout
 from baton.link.setup import WorkerSetup
 
@@ -110,6 +110,7 @@ def _setups(
         for view in bare_views
     ]
     shares = share_cores(len(views), config.threads)
+    guests = neighbour_cores(shares) if config.idle_cores == "lend" else [()] * len(shares)
     return [
         WorkerSetup(
             view=view,
@@ -122,6 +123,7 @@ def _setups(
             device=computing.device.name,
             threads=threads,
             cores=cores,
+            guest_cores=guest_cores,
             limits=limits,
             batching=config.policy.batching,
             fairness=config.policy.fairness,
@@ -130,5 +132,5 @@ def _setups(
             step_log=config.step_log,
             log_bytes_max=config.log_bytes_max,
         )
-        for view, (threads, cores) in zip(views, shares, strict=True)
+        for view, (threads, cores), guest_cores in zip(views, shares, guests, strict=True)
     ]

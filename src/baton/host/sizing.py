@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,6 +112,16 @@ def share_cores(workers: int, threads: int) -> list[tuple[int, tuple[int, ...]]]
     if each * workers > len(cores) or not hasattr(os, "sched_setaffinity"):
         return [(each, ())] * workers
     return [(each, tuple(cores[index * each : (index + 1) * each])) for index in range(workers)]
+
+
+def neighbour_cores(shares: Sequence[tuple[int, tuple[int, ...]]]) -> list[tuple[int, ...]]:
+    """Name the cores that each worker may use while their owner sleeps: those of the next one, and so around.
+
+    So a core has one guest at most, however many workers there are. A worker that is not pinned has none.
+    """
+    if len(shares) < 2:
+        return [()] * len(shares)
+    return [cores for _, cores in (*shares[1:], shares[0])]
 
 
 def raise_files_max() -> int:

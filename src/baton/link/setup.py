@@ -40,6 +40,8 @@ class WorkerSetup(Struct, frozen=True, kw_only=True, tag=True):
     threads: int
     cores: tuple[int, ...]
     """Cores that the worker is pinned to. Empty: any."""
+    guest_cores: tuple[int, ...] = ()
+    """Cores of another worker, which this one's steps use while their owner sleeps."""
     limits: BatchLimits
     batching: Plugin
     fairness: Plugin

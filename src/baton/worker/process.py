@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 from baton.arena.cuda import CudaArena, DeviceMemory, open_cuda_arena
@@ -74,6 +75,7 @@ def _load(setup: WorkerSetup, memory: memoryview | DeviceMemory, link: ServerLin
         text = "compiling the native engine, once per machine and version: about half a minute"
         link.put(WorkerProgress(setup.view.id, text))
     choice = choose_engine(setup.card, setup.layout, device=setup.device, weights=setup.weights)
+    choice = replace(choice, guest_cores=setup.guest_cores)
     size_mib = setup.card.weight_bytes / 2**20
     link.put(
         WorkerProgress(setup.view.id, f"loading {setup.card.name} ({size_mib:.0f} MiB, {setup.dtype}) on the {choice}")

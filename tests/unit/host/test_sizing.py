@@ -13,7 +13,7 @@ from baton.core.config import Config, KVConfig, Topology
 from baton.core.errors import ConfigError
 from baton.core.types import HostId
 from baton.engine.hash_engine import hash_card
-from baton.host.sizing import blocks_total, host_room, memory_free_bytes, share_cores, worker_views
+from baton.host.sizing import blocks_total, host_room, memory_free_bytes, neighbour_cores, share_cores, worker_views
 from baton.kv.layout import KVLayout
 
 HOST = HostId("h")
@@ -52,6 +52,24 @@ def test_no_core_has_two_owners(workers: int, threads: int) -> None:
         assert set(owned) <= os.sched_getaffinity(0)
         fits = sum(each for each, _ in shares) <= CORES
         assert [len(cores) for _, cores in shares] == [each if fits else 0 for each, _ in shares]
+
+
+@given(workers=st.integers(1, 2 * CORES + 1), threads=st.integers(0, CORES + 1))
+def test_a_core_has_one_guest_at_most_and_never_its_owner(workers: int, threads: int) -> None:
+    shares = share_cores(workers, threads)
+    guests = neighbour_cores(shares)
+    assert len(guests) == workers
+    lent = [core for cores in guests for core in cores]
+    assert len(lent) == len(set(lent))
+    assert all(not set(own) & set(lent_here) for (_, own), lent_here in zip(shares, guests, strict=True))
+
+
+def test_of_two_workers_each_may_use_the_others_cores() -> None:
+    assert neighbour_cores([(2, (0, 1)), (2, (2, 3))]) == [(2, 3), (0, 1)]
+
+
+def test_workers_without_cores_of_their_own_lend_none() -> None:
+    assert neighbour_cores([(4, ()), (4, ())]) == [(), ()]
 
 
 def test_one_worker_owns_all_cores() -> None:

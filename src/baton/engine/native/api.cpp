@@ -14,9 +14,8 @@ using namespace baton;
 namespace {
 
 struct Engine {
-    Engine(const Sizes& sizes, Number number, const Arena& arena, const Kernels& kernels, int threads,
-           const std::vector<int>& cores)
-        : model(sizes, number, arena, kernels, threads, cores), stepper(model) {}
+    Engine(const Sizes& sizes, Number number, const Arena& arena, const Kernels& kernels, const Places& places)
+        : model(sizes, number, arena, kernels, places), stepper(model) {}
 
     Model model;
     Stepper stepper;
@@ -143,9 +142,9 @@ EXPORT Engine* baton_new(const BatonModel* m) {
     const Number kv_number = Number(m->kv_number);
     const int64_t token_bytes = m->kv_heads * kv_head_bytes(kv_number, m->head_dim);
     const Arena arena{nullptr, 0, m->block_tokens, m->layers, token_bytes, kv_number};
-    std::vector<int> cores;
-    if (m->cores != nullptr) cores.assign(m->cores, m->cores + m->threads);
-    return new Engine(sizes, Number(m->number), arena, *kernels, m->threads, cores);
+    Places places{m->threads, {}};
+    if (m->cores != nullptr) places.cores.assign(m->cores, m->cores + m->threads);
+    return new Engine(sizes, Number(m->number), arena, *kernels, places);
 }
 
 EXPORT void baton_free(Engine* engine) { delete engine; }
@@ -216,6 +215,12 @@ EXPORT const char* baton_read(Engine* engine, const int32_t* rows, int32_t count
         return std::string();
     });
 }
+
+// Let the next steps use a core of somebody else's while its owner leaves it idle. Returns whether the system allows it.
+EXPORT bool baton_invite(Engine* engine, int32_t core) { return engine->model.team.invite(core); }
+
+// How often a step went on without its guests, because the owners of their cores had woken.
+EXPORT int64_t baton_recalls(const Engine* engine) { return engine->model.team.recalls(); }
 
 // Name the index-th instruction set that this machine has, the best first; null after the last.
 EXPORT const char* baton_usable_kernels(int32_t index) {

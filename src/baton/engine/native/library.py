@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_bool, c_char_p, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
 from baton.core.errors import ModelError
@@ -101,6 +101,8 @@ class NativeLibrary:
         self._dll.baton_forward.restype = c_char_p
         self._dll.baton_project.restype = c_char_p
         self._dll.baton_read.restype = c_char_p
+        self._dll.baton_recalls.restype = c_int64
+        self._dll.baton_invite.restype = c_bool
 
         self.path = path
         self.kernels = kernels or self._best()
@@ -149,6 +151,19 @@ class NativeLibrary:
     def read(self, handle: int, rows: int, count: int, hidden: int) -> None:
         """Write `count` rows of the last step after the final norm: [count, hidden] of float32."""
         _raise(self._dll.baton_read(c_void_p(handle), c_void_p(rows), c_int32(count), c_void_p(hidden)))
+
+    def invite(self, handle: int, core: int) -> bool:
+        """Let the next steps use another process's core while that one leaves it idle, by a thread of the idle class.
+
+        Not while a step runs. Returns whether the system allows it; the engine must have been made with `cores`.
+        """
+        allowed: bool = self._dll.baton_invite(c_void_p(handle), c_int32(core))
+        return allowed
+
+    def recalls(self, handle: int) -> int:
+        """Count the steps so far that went on without their guests: the owners of the cores had woken."""
+        found: int = self._dll.baton_recalls(c_void_p(handle))
+        return found
 
 
 def _raise(message: bytes | None) -> None:

@@ -10,9 +10,8 @@
 namespace baton {
 
 struct Model {
-    Model(const Sizes& sizes, Number number, const Arena& arena, const Kernels& kernels, int threads,
-          const std::vector<int>& cores)
-        : sizes(sizes), number(number), arena(arena), kernels(kernels), team(threads, cores),
+    Model(const Sizes& sizes, Number number, const Arena& arena, const Kernels& kernels, const Places& places)
+        : sizes(sizes), number(number), arena(arena), kernels(kernels), team(places),
           layers(size_t(sizes.layers)) {}
 
     Sizes sizes;

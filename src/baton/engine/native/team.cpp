@@ -8,25 +8,51 @@
 #include <unistd.h>
 
 #include <climits>
+#include <future>
+#include <utility>
 
 namespace baton {
 namespace {
 
 // About 10 microseconds: more than a phase's threads usually differ by, less than a slice of anybody else's time.
 constexpr int SPINS = 400;
+// How long we sleep before we look whether guests still run.
+constexpr timespec DOZE{0, 50'000};
 
-void futex(const std::atomic<uint32_t>* word, int operation, uint32_t value) {
-    syscall(SYS_futex, reinterpret_cast<const uint32_t*>(word), operation | FUTEX_PRIVATE_FLAG, value, nullptr);
+void futex(const std::atomic<uint32_t>* word, int operation, uint32_t value, const timespec* limit) {
+    syscall(SYS_futex, reinterpret_cast<const uint32_t*>(word), operation | FUTEX_PRIVATE_FLAG, value, limit);
 }
 
-void pin(pthread_t thread, int core) {
+bool pin(pthread_t thread, int core) {
     cpu_set_t set;
     CPU_ZERO(&set);
     CPU_SET(size_t(core), &set);
-    pthread_setaffinity_np(thread, sizeof set, &set);
+    return pthread_setaffinity_np(thread, sizeof set, &set) == 0;
 }
 
+// Keeps the calling thread on a core for as long as it lives. Without, the system may leave the caller on a helper's
+// core, where the two take turns until it moves one of them, milliseconds later.
+class Pinned {
+public:
+    explicit Pinned(const std::vector<int>& cores) : pinned_(!cores.empty()) {
+        if (!pinned_) return;
+        pthread_getaffinity_np(pthread_self(), sizeof before_, &before_);
+        pin(pthread_self(), cores[0]);
+    }
+    ~Pinned() {
+        if (pinned_) pthread_setaffinity_np(pthread_self(), sizeof before_, &before_);
+    }
+    Pinned(const Pinned&) = delete;
+    Pinned& operator=(const Pinned&) = delete;
+
+private:
+    const bool pinned_;
+    cpu_set_t before_;
+};
+
 }  // namespace
+
+thread_local bool Team::guest_here = false;
 
 uint32_t Waitable::add(uint32_t amount) {
     const uint32_t before = add_quietly(amount);
@@ -35,24 +61,53 @@ uint32_t Waitable::add(uint32_t amount) {
 }
 
 void Waitable::wake() {
-    if (sleepers_.load(std::memory_order_seq_cst) > 0) futex(&value_, FUTEX_WAKE, INT_MAX);
+    if (sleepers_.load(std::memory_order_seq_cst) > 0) futex(&value_, FUTEX_WAKE, INT_MAX, nullptr);
 }
 
 void Waitable::wait_while(uint32_t seen) const {
+    if (spin_while(seen)) sleep_while(seen);
+}
+
+bool Waitable::spin_while(uint32_t seen) const {
     for (int spin = 0; spin < SPINS; spin++) {
-        if (load() != seen) return;
+        if (load() != seen) return false;
         _mm_pause();
     }
+    return true;
+}
+
+void Waitable::sleep_while(uint32_t seen, const timespec* limit) const {
     // A waker that changes the number after our look at it either sees us here or makes the kernel refuse to sleep.
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
-    if (load() == seen) futex(&value_, FUTEX_WAIT, seen);
+    if (load() == seen) futex(&value_, FUTEX_WAIT, seen, limit);
     sleepers_.fetch_sub(1, std::memory_order_seq_cst);
 }
 
-Team::Team(int threads, const std::vector<int>& cores) : threads_(threads) {
-    const bool pinned = cores.size() == size_t(threads);
-    for (int thread = 1; thread < threads; thread++)
-        helpers_.emplace_back([this, thread, core = pinned ? cores[size_t(thread)] : -1] { help(thread, core); });
+Team::Team(const Places& places) : places_(places) {
+    for (int thread = 1; thread < places_.threads; thread++)
+        helpers_.emplace_back([this, thread] {
+            if (!places_.cores.empty()) pin(pthread_self(), places_.cores[size_t(thread)]);
+            help(thread);
+        });
+}
+
+bool Team::invite(int core) {
+    if (places_.cores.empty()) return false;
+    std::promise<bool> ready;
+    const int number = threads();
+    std::thread guest([this, core, number, &ready] {
+        const sched_param none{};
+        guest_here = pin(pthread_self(), core) && sched_setscheduler(0, SCHED_IDLE, &none) == 0;
+        ready.set_value(guest_here);
+        if (guest_here) help(number);
+    });
+    if (!ready.get_future().get()) {
+        guest.join();
+        return false;
+    }
+    guests_.push_back(core);
+    helpers_.push_back(std::move(guest));
+    return true;
 }
 
 Team::~Team() {
@@ -62,7 +117,7 @@ Team::~Team() {
 }
 
 void Team::run(int phases, const std::function<void(int)>& body) {
-    if (threads_ == 1) return body(0);
+    if (threads() == 1) return body(0);
     // Nobody is inside here, so everything may be set up for the next step.
     if (phases_.size() < size_t(phases)) phases_ = std::vector<Phase>(size_t(phases));
     for (Phase& phase : phases_) {
@@ -70,16 +125,18 @@ void Team::run(int phases, const std::function<void(int)>& body) {
         phase.done.reset();
     }
     body_ = &body;
+    const Pinned pinned(places_.cores);
     open_.store(true, std::memory_order_seq_cst);
     started_.add(1);
     body(0);
     // A helper announces itself before it looks whether it may come in: either it sees that it may not, or we see it.
     open_.store(false, std::memory_order_seq_cst);
-    for (uint32_t inside = inside_.load(); inside != 0; inside = inside_.load()) inside_.wait_while(inside);
+    for (uint32_t inside = inside_.load(); inside != 0; inside = inside_.load())
+        if (!wait_while(inside_, inside)) call_home();
+    if (home_.load()) send_out();
 }
 
-void Team::help(int thread, int core) {
-    if (core >= 0) pin(pthread_self(), core);
+void Team::help(int thread) {
     for (uint32_t seen = 0;;) {
         while (started_.load() == seen) started_.wait_while(seen);
         seen = started_.load();
@@ -88,6 +145,53 @@ void Team::help(int thread, int core) {
         if (open_.load(std::memory_order_seq_cst)) (*body_)(thread);
         inside_.add(uint32_t(-1));
     }
+}
+
+// ---- guests ------------------------------------------------------------------------------------------------------
+
+// Returns whether there is hope: false where the number is still the same, and no guest ran for a moment of the wait.
+bool Team::wait_while(const Waitable& number, uint32_t seen) {
+    if (!number.spin_while(seen)) return true;
+    if (guests_.empty()) {
+        number.sleep_while(seen);
+        return true;
+    }
+    const int64_t ran_ns = guests_ran_ns();
+    number.sleep_while(seen, &DOZE);
+    return number.load() != seen || guests_ran_ns() != ran_ns;
+}
+
+// Wait for a phase's last items, but not for one that a guest holds who was put aside.
+void Team::wait_for_items(const Waitable& done, uint32_t seen) {
+    if (guest_here) done.wait_while(seen);
+    else if (!wait_while(done, seen) && guests_at_work_.load() > 0) call_home();
+}
+
+// They go on where the caller is, which sleeps as long as they hold what it waits for.
+void Team::call_home() {
+    if (home_.exchange(true)) return;
+    recalls_.fetch_add(1, std::memory_order_relaxed);
+    for (size_t guest = 0; guest < guests_.size(); guest++) pin(thread_of(guest), places_.cores[0]);
+}
+
+void Team::send_out() {
+    home_.store(false);
+    for (size_t guest = 0; guest < guests_.size(); guest++) pin(thread_of(guest), guests_[guest]);
+}
+
+pthread_t Team::thread_of(size_t guest) const {
+    return const_cast<std::thread&>(helpers_[size_t(places_.threads) - 1 + guest]).native_handle();
+}
+
+int64_t Team::guests_ran_ns() const {
+    int64_t total = 0;
+    for (size_t guest = 0; guest < guests_.size(); guest++) {
+        clockid_t clock;
+        timespec ran{};
+        if (pthread_getcpuclockid(thread_of(guest), &clock) == 0 && clock_gettime(clock, &ran) == 0)
+            total += int64_t{ran.tv_sec} * 1'000'000'000 + ran.tv_nsec;
+    }
+    return total;
 }
 
 }  // namespace baton
