@@ -11,7 +11,7 @@ from torch import Tensor
 from baton.core.step import Slice, SliceResult, Step, StepResult
 from baton.core.types import BlockId, RequestId, Sampling, TokenLogprob
 from baton.engine.model_config import ModelConfig
-from baton.engine.native.library import NativeLibrary, NativeStep
+from baton.engine.native.library import NativeGuests, NativeLibrary, NativeStep
 from baton.engine.rope import Rotary
 from baton.engine.sampler import Drawn, drawn_rows, sample_drafted, token_logprob
 from baton.kv.layout import KVLayout
@@ -81,8 +81,9 @@ class NativeEngine:
 
     def invite(self, cores: Sequence[int]) -> None:
         """Let steps use cores of other workers, while those sleep. Where the system refuses, they keep to their own."""
+        guests = NativeGuests(self._library, self.handle)
         for core in cores:
-            self._library.invite(self.handle, core)
+            guests.invite(core)
 
     def _use(self, arena: np.ndarray) -> None:
         self._library.set_arena(self.handle, arena.ctypes.data, arena.size // self.layout.block_bytes)

@@ -17,7 +17,7 @@ import sys
 import numpy as np
 
 from baton.engine.native.build import library_path
-from baton.engine.native.library import NativeLibrary
+from baton.engine.native.library import NativeGuests, NativeLibrary
 from tests.unit.engine.native_fuzz import BFLOAT16, DENSE, Engine, Shape, Weights
 from tests.unit.engine.native_threads import ran_ns, state_of, threads
 
@@ -55,17 +55,18 @@ def watch(ours: int, theirs: int, child: subprocess.Popen[str]) -> dict[str, obj
     os.sched_setaffinity(0, {ours})
     before = threads()
     host = Engine(library, weights, 3, 1, [ours])
-    if not library.invite(host.handle, theirs):
+    guests = NativeGuests(library, host.handle)
+    if not guests.invite(theirs):
         raise SystemExit("the system allows no guest")
     (guest,) = threads() - before
     same = all(host.step(step).tobytes() == expected for _ in range(QUIET_STEPS))
     quiet_ns = ran_ns(guest)
     child.send_signal(signal.SIGUSR1)
     steps = 0
-    while steps < STEPS_MAX and not library.recalls(host.handle):
+    while steps < STEPS_MAX and not guests.recalls():
         same = same and host.step(step).tobytes() == expected
         steps += 1
-    recalls = library.recalls(host.handle)
+    recalls = guests.recalls()
     child.kill()
     child.wait()
     while state_of(guest) != "S":

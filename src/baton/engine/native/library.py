@@ -152,17 +152,25 @@ class NativeLibrary:
         """Write `count` rows of the last step after the final norm: [count, hidden] of float32."""
         _raise(self._dll.baton_read(c_void_p(handle), c_void_p(rows), c_int32(count), c_void_p(hidden)))
 
-    def invite(self, handle: int, core: int) -> bool:
-        """Let the next steps use another process's core while that one leaves it idle, by a thread of the idle class.
 
-        Not while a step runs. Returns whether the system allows it; the engine must have been made with `cores`.
+class NativeGuests:
+    """The cores of others that an engine's steps may use."""
+
+    def __init__(self, library: NativeLibrary, handle: int) -> None:
+        self._dll = library._dll
+        self._handle = handle
+
+    def invite(self, core: int) -> bool:
+        """Use one more core while its owner leaves it idle, by a thread of the idle class. Not while a step runs.
+
+        Returns whether the system allows it; the engine must have been made with `cores`.
         """
-        allowed: bool = self._dll.baton_invite(c_void_p(handle), c_int32(core))
+        allowed: bool = self._dll.baton_invite(c_void_p(self._handle), c_int32(core))
         return allowed
 
-    def recalls(self, handle: int) -> int:
+    def recalls(self) -> int:
         """Count the steps so far that went on without their guests: the owners of the cores had woken."""
-        found: int = self._dll.baton_recalls(c_void_p(handle))
+        found: int = self._dll.baton_recalls(c_void_p(self._handle))
         return found
 
 
