@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <new>
 #include <utility>
 
@@ -10,11 +11,21 @@ namespace {
 
 constexpr size_t LARGE_PAGE = size_t{2} << 20;
 
+constexpr size_t SLAB_BYTES = size_t{64} << 20;  // what of it is never touched takes no memory
+constexpr size_t LINE_BYTES = 64;
+
 void* map(size_t bytes) {
-    void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    // What is large begins with a large page: before that there would be small ones.
+    const size_t align = bytes >= LARGE_PAGE ? LARGE_PAGE : 0;
+    void* data = mmap(nullptr, bytes + align, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED) throw std::bad_alloc();
-    if (bytes >= LARGE_PAGE) madvise(data, bytes, MADV_HUGEPAGE);  // refused where the system has none: only slower
-    return data;
+    if (align == 0) return data;
+    uint8_t *first = static_cast<uint8_t*>(data), *end = first + bytes + align;
+    uint8_t* aligned = first + (align - reinterpret_cast<uintptr_t>(first) % align) % align;
+    if (aligned != first) munmap(first, size_t(aligned - first));
+    if (aligned + bytes != end) munmap(aligned + bytes, size_t(end - aligned - bytes));
+    madvise(aligned, bytes, MADV_HUGEPAGE);  // refused where the system has none: only slower
+    return aligned;
 }
 
 }  // namespace
@@ -33,6 +44,17 @@ void* Memory::reserve(size_t bytes) {
     data_ = map(wanted);
     bytes_ = wanted;
     return data_;
+}
+
+void* Slabs::take_bytes(size_t bytes) {
+    const size_t wanted = (bytes + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
+    if (wanted > left_) {
+        left_ = std::max(SLAB_BYTES, wanted);
+        next_ = static_cast<uint8_t*>(slabs_.emplace_back().reserve(left_));
+    }
+    void* piece = next_;
+    next_ += wanted, left_ -= wanted;
+    return piece;
 }
 
 }  // namespace baton

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace baton {
 
@@ -24,6 +25,23 @@ public:
 private:
     void* data_ = nullptr;
     size_t bytes_ = 0;
+};
+
+// Zeroed pieces that live as long as their owner, cut from slabs of large pages. Each in a mapping of its own would lie in
+// small pages, but for the few large ones that fit whole: and a core that reads on begins anew in every page.
+class Slabs {
+public:
+    template <class T>
+    T* take(int64_t count) {
+        return static_cast<T*>(take_bytes(size_t(count) * sizeof(T)));
+    }
+
+private:
+    void* take_bytes(size_t bytes);  // throws std::bad_alloc
+
+    std::vector<Memory> slabs_;
+    uint8_t* next_ = nullptr;
+    size_t left_ = 0;
 };
 
 }  // namespace baton

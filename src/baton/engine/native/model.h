@@ -23,7 +23,7 @@ struct Model {
     const float* final_norm = nullptr;
     Linear head;
     Linear embedding;  // the head's panels where the two are tied
-    std::vector<Memory> weights;
+    Slabs weights;
 };
 
 // How one matrix is to be packed: `rows` of `inputs` numbers each, in the model's number.

@@ -36,7 +36,7 @@ void pack_panel(const Matrix& matrix, int panel, int inputs, int step, Cell* out
 
 const float* keep(Model& model, const float* values, int count) {
     if (values == nullptr) return nullptr;
-    float* kept = model.weights.emplace_back().reserve_of<float>(count);
+    float* kept = model.weights.take<float>(count);
     std::memcpy(kept, values, size_t(count) * 4);
     return kept;
 }
@@ -49,7 +49,7 @@ Linear pack(Model& model, const Matrix& matrix) {
     const int panels = linear.panel_count();
     const int64_t cells = int64_t{panels} * PANEL * linear.inputs;
     const int64_t cell_bytes = linear.number == Number::BF16 ? 2 : 4;
-    void* data = model.weights.emplace_back().reserve(size_t(cells * cell_bytes));
+    void* data = model.weights.take<uint8_t>(cells * cell_bytes);
     linear.panels = data;
     model.team.run(1, [&](int) {
         model.team.phase(0, panels, [&](int panel) {
@@ -63,7 +63,7 @@ Linear pack(Model& model, const Matrix& matrix) {
 
 const float* pack_bias(Model& model, const Matrix& matrix, int panels) {
     if (matrix.bias == nullptr) return nullptr;
-    float* bias = model.weights.emplace_back().reserve_of<float>(int64_t{panels} * PANEL);
+    float* bias = model.weights.take<float>(int64_t{panels} * PANEL);
     for (int place = 0; place < panels * PANEL; place++)
         if (const int row = row_at(matrix, place); row != NO_ROW) bias[place] = matrix.bias[row];
     return bias;

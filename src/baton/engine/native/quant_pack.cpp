@@ -39,7 +39,7 @@ Linear pack_quant(Model& model, const QuantMatrix& matrix) {
     with_format(matrix.number, [&](auto format) {
         using Format = decltype(format);
         const int64_t bytes = Format::panel_bytes(linear.inputs);
-        uint8_t* data = static_cast<uint8_t*>(model.weights.emplace_back().reserve(size_t(bytes * panels)));
+        uint8_t* data = model.weights.take<uint8_t>(bytes * panels);
         linear.panels = data;
         model.team.run(1, [&](int) {
             model.team.phase(0, panels, [&](int panel) { pack_quant_panel<Format>(matrix, panel, data + panel * bytes); });
