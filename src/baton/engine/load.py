@@ -115,7 +115,7 @@ def load_engine(
     chosen = choice or choose_engine(card, layout)
     inner: StepEngine
     if chosen.kind == "hash":
-        return ConstrainedEngine(HashEngine(layout, memory, card.vocab_tokens), card)
+        return ConstrainedEngine(HashEngine(layout, _on_host(memory), card.vocab_tokens), card)
     from baton.engine.load_native import load_native_engine, load_quantized_engine
     from baton.engine.load_torch import load_torch_engine
     from baton.engine.native.library import NativeLibrary
@@ -123,11 +123,17 @@ def load_engine(
     if chosen.library is None:
         inner = load_torch_engine(card, layout, memory, dtype=dtype, threads=threads, device=chosen.device)
     else:
-        library = NativeLibrary(chosen.library)
+        library, held = NativeLibrary(chosen.library), _on_host(memory)
         if chosen.weights != "dense":
-            native = load_quantized_engine(card, layout, memory, library, weights=chosen.weights, threads=threads)
+            native = load_quantized_engine(card, layout, held, library, weights=chosen.weights, threads=threads)
         else:
-            native = load_native_engine(card, layout, memory, library, dtype=dtype, threads=threads)
+            native = load_native_engine(card, layout, held, library, dtype=dtype, threads=threads)
         native.invite(chosen.guest_cores)
         inner = native
     return ConstrainedEngine(inner, card)
+
+
+def _on_host(memory: memoryview | DeviceMemory) -> memoryview:
+    if isinstance(memory, DeviceMemory):
+        raise ModelError("this engine computes on the CPU, and its KV cache is on a GPU; use --device cpu")
+    return memory

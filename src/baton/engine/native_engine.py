@@ -11,7 +11,7 @@ from torch import Tensor
 from baton.core.step import Slice, SliceResult, Step, StepResult
 from baton.core.types import BlockId, RequestId, Sampling, TokenLogprob
 from baton.engine.model_config import ModelConfig
-from baton.engine.native.library import NativeGuests, NativeLibrary, NativeStep
+from baton.engine.native.library import NativeLibrary, NativeStep
 from baton.engine.rope import Rotary
 from baton.engine.sampler import Drawn, drawn_rows, sample_drafted, token_logprob
 from baton.kv.layout import KVLayout
@@ -49,12 +49,13 @@ class NativeEngine:
         drawn = iter(self._sample(step.slices, firsts))
         results: list[SliceResult] = []
         for part, first in zip(step.slices, firsts, strict=True):
-            (token, logprob), *further = next(drawn) if part.sample else [(None, None)]
+            found = next(drawn) if part.sample else []
+            token, logprob = found[0] if found else (None, None)
             prompt = tuple(self._prompt_logprobs(part, first)) if part.sampling.prompt_logprobs else ()
             vector = self._embedding(first + part.count - 1) if part.sample and part.sampling.embedding else b""
             results.append(
                 SliceResult(
-                    token=token, logprob=logprob, prompt_logprobs=prompt, embedding=vector, further=tuple(further)
+                    token=token, logprob=logprob, prompt_logprobs=prompt, embedding=vector, further=tuple(found[1:])
                 )
             )
         return StepResult(tuple(results))
@@ -81,7 +82,7 @@ class NativeEngine:
 
     def invite(self, cores: Sequence[int]) -> None:
         """Let steps use cores of other workers, while those sleep. Where the system refuses, they keep to their own."""
-        guests = NativeGuests(self._library, self.handle)
+        guests = self._library.guests(self.handle)
         for core in cores:
             guests.invite(core)
 
@@ -121,7 +122,7 @@ class NativeEngine:
             self._room = np.empty(len(rows) * vocab, dtype=np.float32)
         logits = self._room[: len(rows) * vocab].reshape(len(rows), vocab)
         self._library.project(self.handle, indices.ctypes.data, len(rows), logits.ctypes.data)
-        return torch.from_numpy(logits)
+        return torch.as_tensor(logits)  # the same memory
 
     def _embedding(self, row: int) -> bytes:
         """Return the final hidden state of one row of the last step, as long as 1."""

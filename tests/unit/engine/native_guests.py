@@ -13,11 +13,12 @@ import random
 import signal
 import subprocess
 import sys
+from types import FrameType
 
 import numpy as np
 
 from baton.engine.native.build import library_path
-from baton.engine.native.library import NativeGuests, NativeLibrary
+from baton.engine.native.library import NativeLibrary
 from tests.unit.engine.native_fuzz import BFLOAT16, DENSE, Engine, Shape, Weights
 from tests.unit.engine.native_threads import ran_ns, state_of, threads
 
@@ -34,11 +35,19 @@ WORK = 10_000
 """Loop turns of the neighbour at each pulse: some tenths of a millisecond."""
 
 
+def begin(number: int, frame: FrameType | None) -> None:
+    signal.setitimer(signal.ITIMER_REAL, PULSE_S, PULSE_S)
+
+
+def wake(number: int, frame: FrameType | None) -> None:
+    """Let `pause` return."""
+
+
 def neighbour(core: int) -> None:
     """Sleep until the first signal; then wake at every pulse and compute."""
     os.sched_setaffinity(0, {core})
-    signal.signal(signal.SIGUSR1, lambda *_: signal.setitimer(signal.ITIMER_REAL, PULSE_S, PULSE_S))
-    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.signal(signal.SIGUSR1, begin)
+    signal.signal(signal.SIGALRM, wake)
     print("ready", flush=True)
     while os.getppid() != 1:
         signal.pause()
@@ -55,7 +64,7 @@ def watch(ours: int, theirs: int, child: subprocess.Popen[str]) -> dict[str, obj
     os.sched_setaffinity(0, {ours})
     before = threads()
     host = Engine(library, weights, 3, 1, [ours])
-    guests = NativeGuests(library, host.handle)
+    guests = library.guests(host.handle)
     if not guests.invite(theirs):
         raise SystemExit("the system allows no guest")
     (guest,) = threads() - before
@@ -73,7 +82,7 @@ def watch(ours: int, theirs: int, child: subprocess.Popen[str]) -> dict[str, obj
         os.sched_yield()
     ran = ran_ns(guest)
     sum(range(30 * WORK))
-    found = {
+    found: dict[str, object] = {
         "same": same,
         "guest_on": sorted(os.sched_getaffinity(guest)),
         "guest_is_idle_class": os.sched_getscheduler(guest) == os.SCHED_IDLE,

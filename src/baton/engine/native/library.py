@@ -152,12 +152,16 @@ class NativeLibrary:
         """Write `count` rows of the last step after the final norm: [count, hidden] of float32."""
         _raise(self._dll.baton_read(c_void_p(handle), c_void_p(rows), c_int32(count), c_void_p(hidden)))
 
+    def guests(self, handle: int) -> NativeGuests:
+        """Name the cores of others that an engine's steps may use: none at first."""
+        return NativeGuests(self._dll, handle)
+
 
 class NativeGuests:
     """The cores of others that an engine's steps may use."""
 
-    def __init__(self, library: NativeLibrary, handle: int) -> None:
-        self._dll = library._dll
+    def __init__(self, dll: ctypes.CDLL, handle: int) -> None:
+        self._dll = dll
         self._handle = handle
 
     def invite(self, core: int) -> bool:
