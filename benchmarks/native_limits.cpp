@@ -85,7 +85,7 @@ int main(int, char** argv) {
     for (int thread = 0; thread < threads; thread++) {
         const size_t bytes = (count * 4 + (2 << 20)) / (2 << 20) * (2 << 20);
         pieces.push_back(static_cast<float*>(aligned_alloc(2 << 20, bytes)));
-        madvise(pieces.back(), bytes, MADV_HUGEPAGE);  // as weights have them: small pages read a third slower
+        madvise(pieces.back(), bytes, MADV_HUGEPAGE);  // as weights have them: small pages are slower
         for (size_t i = 0; i < count; i++) pieces.back()[i] = 1.0f;
     }
     double wall_s[3] = {1e9, 1e9, 1e9}, cpu_s[3] = {1e9, 1e9, 1e9};

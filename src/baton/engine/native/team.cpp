@@ -7,6 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 #include <future>
 #include <utility>
@@ -18,6 +19,8 @@ namespace {
 constexpr int SPINS = 400;
 // How long we sleep before we look whether guests still run.
 constexpr timespec DOZE{0, 50'000};
+// Most steps that guests stay away after they had to be called home.
+constexpr int REST_STEPS_MAX = 64;
 
 void futex(const std::atomic<uint32_t>* word, int operation, uint32_t value, const timespec* limit) {
     syscall(SYS_futex, reinterpret_cast<const uint32_t*>(word), operation | FUTEX_PRIVATE_FLAG, value, limit);
@@ -28,6 +31,11 @@ bool pin(pthread_t thread, int core) {
     CPU_ZERO(&set);
     CPU_SET(size_t(core), &set);
     return pthread_setaffinity_np(thread, sizeof set, &set) == 0;
+}
+
+bool rank(pthread_t thread, int policy) {
+    const sched_param none{};
+    return pthread_setschedparam(thread, policy, &none) == 0;
 }
 
 // Keeps the calling thread on a core for as long as it lives. Without, the system may leave the caller on a helper's
@@ -96,8 +104,7 @@ bool Team::invite(int core) {
     std::promise<bool> ready;
     const int number = threads();
     std::thread guest([this, core, number, &ready] {
-        const sched_param none{};
-        guest_here = pin(pthread_self(), core) && sched_setscheduler(0, SCHED_IDLE, &none) == 0;
+        guest_here = pin(pthread_self(), core) && rank(pthread_self(), SCHED_IDLE);
         ready.set_value(guest_here);
         if (guest_here) help(number);
     });
@@ -113,6 +120,7 @@ bool Team::invite(int core) {
 Team::~Team() {
     ended_.store(true);
     started_.add(1);
+    invited_.add(1);
     for (std::thread& helper : helpers_) helper.join();
 }
 
@@ -128,18 +136,23 @@ void Team::run(int phases, const std::function<void(int)>& body) {
     const Pinned pinned(places_.cores);
     open_.store(true, std::memory_order_seq_cst);
     started_.add(1);
+    const bool invite = rest_ == 0;
+    if (invite) invited_.add(1);
+    else rest_--;
     body(0);
     // A helper announces itself before it looks whether it may come in: either it sees that it may not, or we see it.
     open_.store(false, std::memory_order_seq_cst);
     for (uint32_t inside = inside_.load(); inside != 0; inside = inside_.load())
         if (!wait_while(inside_, inside)) call_home();
     if (home_.load()) send_out();
+    else if (invite) rest_next_ = std::max(1, rest_next_ / 2);
 }
 
 void Team::help(int thread) {
+    const Waitable& begun = guest_here ? invited_ : started_;
     for (uint32_t seen = 0;;) {
-        while (started_.load() == seen) started_.wait_while(seen);
-        seen = started_.load();
+        while (begun.load() == seen) begun.wait_while(seen);
+        seen = begun.load();
         if (ended_.load()) return;
         inside_.add_quietly(1);
         if (open_.load(std::memory_order_seq_cst)) (*body_)(thread);
@@ -167,16 +180,27 @@ void Team::wait_for_items(const Waitable& done, uint32_t seen) {
     else if (!wait_while(done, seen) && guests_at_work_.load() > 0) call_home();
 }
 
-// They go on where the caller is, which sleeps as long as they hold what it waits for.
+// They go on where the caller is, which sleeps as long as they hold what it waits for: at ordinary rank where the system
+// lets them, for on a machine with more work than cores somebody else may want this one too.
 void Team::call_home() {
     if (home_.exchange(true)) return;
     recalls_.fetch_add(1, std::memory_order_relaxed);
-    for (size_t guest = 0; guest < guests_.size(); guest++) pin(thread_of(guest), places_.cores[0]);
+    for (size_t guest = 0; guest < guests_.size(); guest++) {
+        pin(thread_of(guest), places_.cores[0]);
+        rank(thread_of(guest), SCHED_OTHER);
+    }
 }
 
+// A recall costs a step some ten microseconds, or a wait for a core: where it happens again and again, ever fewer steps
+// have guests.
 void Team::send_out() {
     home_.store(false);
-    for (size_t guest = 0; guest < guests_.size(); guest++) pin(thread_of(guest), guests_[guest]);
+    rest_ = rest_next_;
+    rest_next_ = std::min(2 * rest_next_, REST_STEPS_MAX);
+    for (size_t guest = 0; guest < guests_.size(); guest++) {
+        rank(thread_of(guest), SCHED_IDLE);
+        pin(thread_of(guest), guests_[guest]);
+    }
 }
 
 pthread_t Team::thread_of(size_t guest) const {

@@ -104,11 +104,13 @@ private:
     std::vector<Phase> phases_;
     const std::function<void(int)>* body_ = nullptr;
     Waitable started_;  // counts steps
+    Waitable invited_;  // counts steps with guests
     Waitable inside_;   // helpers that may be in a step's body
     std::atomic<bool> open_{false}, ended_{false};
     std::atomic<int> guests_at_work_{0};   // that hold an item
     std::atomic<bool> home_{false};       // guests have been called home for the rest of this step
     std::atomic<int64_t> recalls_{0};
+    int rest_ = 0, rest_next_ = 1;        // steps without guests: still to come, and after the next recall
     std::vector<std::thread> helpers_;
 };
 
