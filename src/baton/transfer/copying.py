@@ -15,8 +15,8 @@ Move = Callable[[Piece], None]
 """Brings a piece over and returns when nothing writes any more. May raise TransferError."""
 
 _PIECE_BYTES_MIN = 1 << 20
-_PIECE_BYTES_MAX = 256 << 20
-"""A cancel waits for such a piece."""
+_PIECE_BYTES_MAX = 16 << 20
+"""A cancel waits for such a piece, and a thread that a busy machine wakes late leaves more of them to the others."""
 
 
 class Copier:
@@ -76,8 +76,8 @@ class Copier:
         except (TransferError, OSError, ValueError) as error:
             pull.fail(f"the source's memory cannot be used: {error}")
             return
-        size_bytes = pull.target.size_bytes // self._threads_max + 1
-        for piece in pull.pieces(min(max(size_bytes, _PIECE_BYTES_MIN), _PIECE_BYTES_MAX)):
+        share_bytes = max(pull.target.size_bytes // self._threads_max + 1, _PIECE_BYTES_MIN)
+        for piece in pull.pieces(share_bytes // -(-share_bytes // _PIECE_BYTES_MAX) + 1):
             self._add(pull, lambda piece=piece: _move_piece(piece, move))
 
     def _run(self) -> None:
