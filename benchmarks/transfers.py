@@ -153,10 +153,15 @@ class Pair:
         hosts = HOSTS if spaces else ("127.0.0.1", "127.0.0.1")
         prefixes = [["ip", "netns", "exec", space] for space in SPACES] if spaces else [[], []]
         self.name = way
-        self.source, self.consumer = (
-            End(way, [*prefix, python, str(END), way, role, host], descriptors)
+        self._descriptors = descriptors
+        self._commands = [
+            [*prefix, python, str(END), way, role, host]
             for prefix, role, host in zip(prefixes, ("source", "consumer"), hosts, strict=True)
-        )
+        ]
+        self._start()
+
+    def _start(self) -> None:
+        self.source, self.consumer = (End(self.name, command, self._descriptors) for command in self._commands)
 
     def pull_s(self, case: Case) -> float | None:
         """Pull it once. None: this way cannot do it, and said so."""
@@ -166,6 +171,8 @@ class Pair:
         self.source.ask("rest")
         if "failed" in answer:
             print(f"{self.name}: {case.name}: {answer['failed']}", file=sys.stderr)
+            self.close()  # an engine that has failed once may fail for ever
+            self._start()
         return answer.get("took_s")
 
     def close(self) -> None:
