@@ -71,6 +71,8 @@ class Spread:
         _check_inside(rows, views)
         self._rows = collated(rows)
         self._views = views
+        self._located: Rows | None = None
+        """With addresses for offsets: what pieces of a copy are cut from."""
         self.size_bytes = int(self._rows[:, 1].sum())
 
     def check_apart(self) -> None:
@@ -94,9 +96,9 @@ class Spread:
 
     def addresses(self, start: int, size_bytes: int) -> Runs:
         """Where in this process these bytes lie, in order."""
-        rows = cut_rows(self._rows, start, size_bytes)
-        bases = {region: address_of(self._views[region]) for region in np.unique(rows[:, 2]).tolist()}
-        return addressed(rows, bases)
+        if self._located is None:
+            self._located = located(self._rows, {region: address_of(view) for region, view in self._views.items()})
+        return runs_of(cut_rows(self._located, start, size_bytes))
 
 
 def rows_of(extents: Sequence[Extent]) -> Rows:
@@ -108,12 +110,17 @@ def rows_of(extents: Sequence[Extent]) -> Rows:
         raise TransferError("an extent is larger than any memory; use the ticket as the source gave it") from None
 
 
-def addressed(rows: Rows, bases: Mapping[int, int]) -> Runs:
-    """The runs of these rows in memories that begin at `bases`."""
-    runs = rows[:, :2].astype(np.uint64)
+def located(rows: Rows, bases: Mapping[int, int]) -> Rows:
+    """These rows with addresses for offsets, in memories that begin at `bases`."""
+    found = rows.copy()
     for region, base in bases.items():
-        runs[rows[:, 2] == region, 0] += np.uint64(base)
-    return runs
+        found[rows[:, 2] == region, 0] += base
+    return found
+
+
+def runs_of(rows: Rows) -> Runs:
+    """What is left of rows that were located."""
+    return rows[:, :2].astype(np.uint64)
 
 
 def collated(rows: Rows) -> Rows:

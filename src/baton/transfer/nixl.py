@@ -19,7 +19,7 @@ from baton.core.errors import TransferError
 from baton.machine.copies import Moves, address_of, copy_one_by_one, paired
 from baton.transfer.asker import Asker, Inquiry
 from baton.transfer.copying import Copier, Move, no_interrupt
-from baton.transfer.extents import Spread, addressed, collated, cut_rows, rows_of
+from baton.transfer.extents import Spread, collated, cut_rows, located, rows_of, runs_of
 from baton.transfer.listener import Listener, limit_waits
 from baton.transfer.nixl_agent import NixlAgent
 from baton.transfer.offers import Answer, Offer, Source
@@ -151,10 +151,10 @@ class _NixlPeer:
             if card.agent not in self._met:
                 self._met = {card.agent: self._agent.meet(card.agent)}
             name = self._met[card.agent]
-        theirs, bases = collated(rows_of(inquiry.ticket.extents)), dict(enumerate(card.addresses))
+        theirs = located(collated(rows_of(inquiry.ticket.extents)), dict(enumerate(card.addresses)))
 
         def move(piece: Piece) -> None:
-            sources = addressed(cut_rows(theirs, piece.start, piece.size_bytes), bases)
+            sources = runs_of(cut_rows(theirs, piece.start, piece.size_bytes))
             moves = paired(sources, piece.pull.target.addresses(piece.start, piece.size_bytes))
             self._agent.read(name, _described(moves, 0), _described(moves, 1))
 
