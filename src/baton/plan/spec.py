@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from baton.core.errors import ConfigError
-from baton.core.names import did_you_mean
+from baton.core.misfits import misfits
 from baton.core.types import Slo
 from baton.cost.catalog import hardware
 from baton.cost.engine_profile import engine_profile
@@ -94,12 +94,11 @@ class Question(Struct, frozen=True, kw_only=True):
 
 def read_question(raw: Mapping[str, Any], folder: Path) -> Question:
     """Check and look up everything. Raises ConfigError with every problem, one per line."""
-    problems = _unknown(raw, PlanSpec, "")
-    try:
-        spec = msgspec.convert(raw, PlanSpec)
-    except msgspec.ValidationError as error:
-        raise ConfigError("\n".join(problems or [f"not a valid plan: {error}"])) from error
-    problems += _range_problems(spec)
+    wrong = misfits(raw, PlanSpec)
+    if wrong:
+        raise ConfigError("\n".join(f"not a valid plan: {problem}" for problem in wrong))
+    spec = msgspec.convert(raw, PlanSpec)
+    problems = _range_problems(spec)
     model = _try(problems, lambda: read_model(spec.llm, folder))
     stocks = _stocks(spec, problems)
     lengths, rate_rps = _try(problems, lambda: _lengths(spec.workload, folder)) or ((), None)
@@ -130,22 +129,6 @@ def _try(problems: list[str], read: Callable[[], Found]) -> Found | None:
     except ConfigError as error:
         problems += str(error).splitlines()
         return None
-
-
-def _unknown(raw: Mapping[str, Any], kind: type[Struct], path: str) -> list[str]:
-    inner: dict[str, type[Struct]] = {"hardware": HardwareSpec, "slo": SloSpec, "workload": WorkloadSpec, "wire": Wire}
-    found = [
-        f"unknown key {path}{key}{did_you_mean(key, kind.__struct_fields__)}"
-        for key in raw
-        if key not in kind.__struct_fields__
-    ]
-    for key, below in inner.items() if kind is PlanSpec else ():
-        value = raw.get(key)
-        parts = cast("list[Any]", value) if isinstance(value, list) else [value]
-        for part in parts:
-            if isinstance(part, Mapping):
-                found += _unknown(cast("Mapping[str, Any]", part), below, f"{key}.")
-    return found
 
 
 def _range_problems(spec: PlanSpec) -> list[str]:

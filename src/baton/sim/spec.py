@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from baton.core.config import BatchLimits, Topology
 from baton.core.errors import ConfigError
+from baton.core.misfits import misfits
 from baton.core.names import did_you_mean
 from baton.core.ports import CostModel
 from baton.core.types import HostId, Role, WorkerId, WorkerView
@@ -322,10 +323,7 @@ def load_spec(text: str, *, form: Literal["toml", "yaml"] = "toml", folder: str 
         raise ConfigError("not a cluster: it must be keys with values, such as `topology:` with `prefill: 1` below")
     if not raw:
         raise ConfigError("the cluster file is empty: say at least how many workers there are, in `topology`")
-    unknown = _unknown_keys(cast("dict[str, Any]", raw))
-    if unknown:
-        raise ConfigError("\n".join(unknown))
-    wrong = _wrong_values(cast("dict[str, Any]", raw))
+    wrong = misfits(cast("dict[str, Any]", raw), ClusterSpec)
     if wrong:
         raise ConfigError("\n".join(f"not a valid cluster: {problem}" for problem in wrong))
     spec = msgspec.convert({"folder": folder, **raw}, ClusterSpec)
@@ -333,41 +331,3 @@ def load_spec(text: str, *, form: Literal["toml", "yaml"] = "toml", folder: str 
     if problems:
         raise ConfigError("\n".join(problems))
     return spec
-
-
-def _wrong_values(raw: dict[str, Any]) -> list[str]:
-    """Every value of a wrong type: the decoder alone would stop at the first."""
-    found: list[str] = []
-    for key, value in raw.items():
-        pieces: list[Any] = [value]
-        if isinstance(value, dict):
-            pieces = [{name: inner} for name, inner in cast("dict[str, Any]", value).items()]
-        elif isinstance(value, list):
-            pieces = [[item] for item in cast("list[Any]", value)]
-        for number, piece in enumerate(pieces):
-            try:
-                msgspec.convert({key: piece}, ClusterSpec)
-            except msgspec.ValidationError as error:
-                found.append(str(error).replace(f"$.{key}[0]", f"$.{key}[{number}]"))
-    return found
-
-
-def _unknown_keys(raw: dict[str, Any]) -> list[str]:
-    sections: dict[str, type[Struct]] = {
-        "topology": Topology, "kv": SimKV, "batch": BatchLimits, "cost": SimCost, "link": SimLink, "wire": SimWire,
-        "edge": SimEdge,
-    }  # fmt: skip
-    known = ClusterSpec.__struct_fields__
-    found = [f"unknown key {key}{did_you_mean(key, known)}" for key in raw if key not in known]
-    for section, kind in sections.items():
-        fields = kind.__struct_fields__
-        keys = raw.get(section, {})
-        if not isinstance(keys, dict):
-            found.append(f"{section} must be a section: write [{section}] and its keys below")
-            continue
-        found += [
-            f"unknown key {section}.{key}{did_you_mean(key, fields)}"
-            for key in cast("dict[str, Any]", keys)
-            if key not in fields
-        ]
-    return found

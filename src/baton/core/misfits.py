@@ -1,0 +1,68 @@
+"""Everything in a file that does not fit: the decoder alone stops at the first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import NoneType, UnionType
+from typing import Any, cast, get_args, get_origin
+
+import msgspec
+from msgspec import Struct
+
+from baton.core.names import did_you_mean
+
+
+def misfits(value: object, kind: object, place: str = "") -> list[str]:
+    """Say of every part of a decoded file why it cannot be part of a `kind`, in the file's order. Empty: it fits.
+
+    `kind`: a struct, or what stands behind a field of one. `place`: where the value stands, such as `workers[0].count`.
+    Unknown keys of a struct are among them, with the nearest known one, and keys that it needs and that are missing.
+    """
+    if isinstance(kind, type) and issubclass(kind, Struct):
+        return _in_struct(value, kind, place)
+    match get_origin(kind), value:
+        case (origin, None) if origin is UnionType and NoneType in get_args(kind):
+            return []
+        case (origin, _) if origin is UnionType and len(_given(kind)) == 1:
+            return misfits(value, _given(kind)[0], place)
+        case (origin, dict()) if origin is dict:
+            inner = get_args(kind)[1]
+            named = cast("dict[str, Any]", value)
+            return [line for key, part in named.items() for line in misfits(part, inner, _below(place, key))]
+        case (origin, list()) if origin is tuple:
+            inner, parts = get_args(kind)[0], cast("list[Any]", value)
+            return [line for index, part in enumerate(parts) for line in misfits(part, inner, f"{place}[{index}]")]
+        case _:
+            return _of_leaf(value, kind, place)
+
+
+def _in_struct(value: object, kind: type[Struct], place: str) -> list[str]:
+    if not isinstance(value, Mapping):
+        return [f"{place or 'the file'} must be a section: write [{place}] and its keys below"]
+    given = cast("Mapping[str, Any]", value)
+    fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    found: list[str] = []
+    for key, part in given.items():
+        if key in fields:
+            found += misfits(part, fields[key].type, _below(place, key))
+        else:
+            found.append(f"unknown key {_below(place, key)}{did_you_mean(key, fields)}")
+    missing = [name for name, field in fields.items() if field.required and name not in given]
+    return found + [f"{_below(place, name)} is missing" for name in missing]
+
+
+def _of_leaf(value: object, kind: object, place: str) -> list[str]:
+    try:
+        msgspec.convert(value, cast("type[object]", kind))
+    except msgspec.ValidationError as error:
+        return [f"{place} does not fit: {str(error).partition(' - at ')[0]}"]
+    return []
+
+
+def _given(kind: object) -> list[object]:
+    """The kinds of an optional, without None."""
+    return [each for each in get_args(kind) if each is not NoneType]
+
+
+def _below(place: str, key: str) -> str:
+    return f"{place}.{key}" if place else key
