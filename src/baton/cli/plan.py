@@ -58,6 +58,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add("--kv", metavar="LIST", help="formats of KV to try: bf16,fp8 (default bf16)")
     add("--tp", metavar="LIST", help="tensor-parallel degrees to try (default 1,2,4,8)")
     add("--pp", metavar="LIST", help="pipeline stages to try (default 1)")
+    add("--cp", metavar="LIST", help="context-parallel degrees to try, for long prompts (default 1)")
     add("--shape", choices=("best", "disaggregated", "mixed"), help="what the fleet may consist of (default best)")
     add("--reach", choices=("node", "network"), help="whether handoffs stay in a node (default: if one holds all GPUs)")
     add("--finalists", type=int, metavar="N", help="fleets to simulate (default 2; 0: trust the screening)")
@@ -88,7 +89,8 @@ def _merged(args: argparse.Namespace) -> dict[str, Any]:
         "llm": args.llm, "objective": args.objective, "engine": args.engine, "shape": args.shape, "reach": args.reach,
         "finalists": args.finalists, "requests": args.requests, "seed": args.seed,
         "weights": _words(args.weights), "kv": _words(args.kv), "tp": _numbers("--tp", args.tp),
-        "pp": _numbers("--pp", args.pp), "hardware": [_hardware(text) for text in args.hardware] or None,
+        "pp": _numbers("--pp", args.pp), "cp": _numbers("--cp", args.cp),
+        "hardware": [_hardware(text) for text in args.hardware] or None,
     }  # fmt: skip
     raw |= {key: value for key, value in plain.items() if value is not None}
     below = {

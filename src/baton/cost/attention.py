@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from baton.cost.hardware import Hardware
 from baton.cost.model import FORMAT_BYTES, ModelShape
-from baton.cost.parallel import Parallel, Precision
+from baton.cost.parallel import Parallel, Precision, kv_token_gpu_bytes
 
+VALUE_BYTES = 2
+"""Of an activation."""
 LATENT_COMPUTE_RATIO = 0.67
 """Of the peak FLOP/s, by decode attention over a latent. Source: FlashMLA, 660 TFLOP/s on H800."""
 
@@ -44,6 +46,34 @@ class AttentionCost:
             return 0.0
         cached = max(0.0, (pairs - tokens * (mean + 1) / 2) / mean)
         return 2 * cached * latent.kv_lora * self.model.heads * (latent.nope + latent.v)
+
+    def ring_s(self, *, tokens: float, beside_s: float) -> float:
+        """Seconds by which attention over prompt tokens waits for their KV on the other context-parallel parts.
+
+        It goes round them in a ring, under the attention over what is there already, which takes `beside_s`.
+        Source: Context Parallelism for Scalable Million-Token Inference (arXiv 2411.01783), ring pass-KV attention.
+        """
+        others = self.parallel.cp - 1
+        if not others or tokens <= 0:
+            return 0.0
+        passed_bytes = tokens * others / self.parallel.cp * self._layer_kv_bytes
+        passed_s = passed_bytes / self.hardware.between_bytes_per_s(self.parallel.tp * self.parallel.cp)
+        return others * self.hardware.p2p_latency_s + max(0.0, passed_s - beside_s)
+
+    def merge_s(self, queries: float) -> float:
+        """Seconds in which what each context-parallel part found for the decoding tokens becomes one."""
+        if self.parallel.cp == 1 or queries <= 0:
+            return 0.0
+        latent = self.model.latent
+        width = latent.kv_lora if latent is not None else self.model.head_dim
+        size_bytes = VALUE_BYTES * queries * self.model.heads / self.parallel.tp * width
+        return self.hardware.all_reduce_s(size_bytes, self.parallel.cp)
+
+    @property
+    def _layer_kv_bytes(self) -> float:
+        """Of a token in one layer, on a GPU that has it."""
+        layers = -(-self.model.layers // self.parallel.pp)
+        return kv_token_gpu_bytes(self.model, self.parallel, self.precision.kv) / layers
 
     @property
     def decode_start_s(self) -> float:

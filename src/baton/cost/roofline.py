@@ -3,7 +3,8 @@
 With N tokens in a step, x the context of decoding requests, and everything per GPU:
 
     kernels = stage(N) * rounds + head, where
-    stage   = layers / pp * (products + elementwise + all-reduce + prompt attention + decode attention) + send
+    stage   = layers / pp * (products + elementwise + all-reduce + prompt attention + decode attention + exchange
+              of context-parallel parts) + send
     step    = factor * kernels + overhead + request_s * decoding requests + layer_s * layers
 
 Pipeline: a step is cut into m = pp micro-batches (fewer where it has fewer tokens). A step of decode alone takes pp
@@ -163,7 +164,8 @@ class RooflineCost:
         stage_layers = self._layer.stage_ratio * layers
         micro = min(pp, requests)
         queries = requests * self.query_tokens / micro
-        stage_s = self._stage_s(0, 1, queries) + stage_layers * self._attention.decode_start_s
+        merged_s = self._attention.decode_start_s + self._attention.merge_s(queries)
+        stage_s = self._stage_s(0, 1, queries) + stage_layers * merged_s
         kernels_s = pp * stage_s + self._layer.head_s(requests * self.query_tokens / self.parallel.dp)
         return engine.decode.factor * kernels_s + fixed_s, engine.decode.factor * pp * stage_layers * token_s / micro
 
@@ -177,7 +179,9 @@ class RooflineCost:
         attention_s = attention.prompt_s(
             tokens=tokens / micro / ranks, chunks=chunks / ranks, pairs=shape.prefill_pairs / micro / ranks
         )
+        attention_s += attention.ring_s(tokens=tokens / micro / ranks, beside_s=attention_s)
         if shape.decode_requests:
+            attention_s += attention.merge_s(queries / micro)
             reading = shape.context_tokens / micro / min(parallel.dp, shape.decode_requests)
             attention_s += attention.decode_start_s + attention.context_token_s * reading
         stage_s = self._stage_s(tokens / micro, chunks, queries / micro)

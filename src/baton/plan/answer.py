@@ -152,6 +152,7 @@ def report(found: Answer) -> Report:
             "role": group.role, "option": group.option.name, "hardware": group.option.stock.hardware.name,
             "workers": group.workers, "gpus": group.option.facts.gpus,
             "tp": group.option.cost.parallel.tp, "pp": group.option.cost.parallel.pp,
+            "cp": group.option.cost.parallel.cp,
             "weights": group.option.cost.precision.weights, "kv": group.option.cost.precision.kv,
             "rate_rps": group.capacity.rate_rps, "step_tokens_max": group.capacity.step_tokens_max,
             "requests": group.capacity.requests, "ttft_s": group.capacity.ttft_s, "tpot_s": group.capacity.tpot_s,

@@ -42,7 +42,13 @@ class Option:
     def name(self) -> str:
         """Such as `A100-80G-SXM tp2 pp2 fp8`."""
         parallel, precision = self.cost.parallel, self.cost.precision
-        degrees = (("tp", parallel.tp), ("pp", parallel.pp), ("dp", parallel.dp), ("ep", parallel.ep))
+        degrees = (
+            ("tp", parallel.tp),
+            ("pp", parallel.pp),
+            ("cp", parallel.cp),
+            ("dp", parallel.dp),
+            ("ep", parallel.ep),
+        )
         cut = " ".join(f"{name}{degree}" for name, degree in degrees if degree > 1) or "tp1"
         formats = "" if precision.weights == "bf16" else f" {precision.weights}"
         formats += "" if precision.kv == "bf16" else f" kv-{precision.kv}"
@@ -63,6 +69,7 @@ class Choices:
     precisions: tuple[Precision, ...]
     tp: tuple[int, ...]
     pp: tuple[int, ...]
+    cp: tuple[int, ...] = (1,)
 
 
 def options(choices: Choices, stocks: tuple[Stock, ...], wire: Wire | None) -> tuple[list[Option], list[str]]:
@@ -78,7 +85,7 @@ def options(choices: Choices, stocks: tuple[Stock, ...], wire: Wire | None) -> t
                     found.append(_option(choices, stock, parallel, precision, wire))
                 elif problem is not None:
                     out.append(problem)
-    return found, out
+    return found, list(dict.fromkeys(out))  # what does not fit, fits no better with other degrees of context
 
 
 def _computes(hardware: Hardware, weights: Format) -> bool:
@@ -86,11 +93,12 @@ def _computes(hardware: Hardware, weights: Format) -> bool:
 
 
 def _cuts(choices: Choices, stock: Stock) -> Iterator[Parallel]:
-    """Tensor parallel stays inside a node. Experts lie on all GPUs of a stage, or on many attention groups."""
+    """Tensor and context parallel stay in a node. Experts lie on all GPUs of a stage, or on many attention groups."""
     for tp in choices.tp:
         for pp in choices.pp:
-            if tp <= stock.hardware.gpus_per_node and tp * pp <= stock.gpus:
-                yield Parallel(tp=tp, pp=pp, ep=tp if choices.model.experts else 1)
+            for cp in choices.cp:
+                if tp * cp <= stock.hardware.gpus_per_node and tp * pp * cp <= stock.gpus:
+                    yield Parallel(tp=tp, pp=pp, cp=cp, ep=tp * cp if choices.model.experts else 1)
     if choices.model.experts is not None:
         for dp in (8, 16, 32, 64, 144):
             if dp <= stock.gpus:

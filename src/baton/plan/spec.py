@@ -70,6 +70,7 @@ class PlanSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kv: tuple[Format, ...] = ("bf16",)
     tp: tuple[int, ...] = (1, 2, 4, 8)
     pp: tuple[int, ...] = (1,)
+    cp: tuple[int, ...] = (1,)
     shape: Shape = "best"
     reach: Reach | None = None
     """None: `node` where one node holds all GPUs."""
@@ -116,7 +117,7 @@ def read_question(raw: Mapping[str, Any], folder: Path) -> Question:
     if spec.objective == "cheapest" and demand.rate_rps is None:
         raise ConfigError("objective cheapest needs a rate: give --rate R, or a trace with times of arrival")
     precisions = tuple(Precision(weights=weights, kv=kv) for weights in spec.weights for kv in spec.kv)
-    choices = Choices(model=model, engine=spec.engine, precisions=precisions, tp=spec.tp, pp=spec.pp)
+    choices = Choices(model=model, engine=spec.engine, precisions=precisions, tp=spec.tp, pp=spec.pp, cp=spec.cp)
     one_node = len(stocks) == 1 and stocks[0].gpus <= stocks[0].hardware.gpus_per_node
     same_host = spec.reach == "node" if spec.reach else one_node
     return Question(spec=spec, demand=demand, stocks=stocks, choices=choices, same_host=same_host)
