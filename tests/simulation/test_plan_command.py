@@ -35,6 +35,7 @@ def test_the_answer_says_what_why_and_what_not(answered: Path) -> None:
     assert found["rate_rps"] > 1
     assert found["simulated"]["slo"]["attainment_ratio"] >= 0.9
     assert found["simulated"]["completed"] == 120
+    assert {each["admission"] for each in found["admissions"]} == {"slo", "all"}
     assert found["usd_per_hour"] == pytest.approx(4.7625 * found["gpus"])
     assert found["value"] == pytest.approx(found["rate_rps"] / found["usd_per_hour"])
     why = "\n".join(found["reasons"])
@@ -59,6 +60,14 @@ def test_its_files_are_taken_by_those_that_they_are_for(answered: Path) -> None:
     assert load(documents[0]["data"]["serve.toml"]) == config
     container = documents[2]["spec"]["template"]["spec"]["containers"][0]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == found["gpus"]
+
+
+def test_who_asks_to_take_everything_gets_a_server_that_promises_nothing(tmp_path: Path) -> None:
+    out, config = tmp_path / "a.json", tmp_path / "a.toml"
+    files = ["--json", str(out), "--serve-config", str(config)]
+    assert main([*QUICK, *SLO, *PLAYED, "--hardware", "h100=2", "--finalists", "1", "--admission", "all", *files]) == 0
+    assert [each["admission"] for each in json.loads(out.read_text())["admissions"]] == ["all"]
+    assert load(config.read_text()).slo.ttft_s is None
 
 
 def test_the_page_stands_alone(answered: Path) -> None:
@@ -168,5 +177,5 @@ def test_every_problem_of_a_file_at_once(tmp_path: Path, capsys: pytest.CaptureF
     )
     assert main(["plan", str(path)]) == 2
     errors = capsys.readouterr().err
-    for words in ("objectiv (did you mean 'objective'?)", "hardware.prize", "slo.atainment_ratio"):
+    for words in ("objectiv (did you mean 'objective'?)", "hardware[0].prize", "slo.atainment_ratio"):
         assert words in errors

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from baton.plan.admission import admission_words, play_admissions
 from baton.plan.search import Fleet
 from baton.plan.verify import cluster_spec, sample_trace, simulate, verify
 from tests.unit.plan.questions import WORKED, search
@@ -23,6 +24,18 @@ def test_a_fleet_that_promises_too_much_is_searched_for_again() -> None:
     assert found.derate < 1.25
     assert found.attainment_ratio >= 0.9
     assert found.fleet.rate_rps < promised.rate_rps
+
+
+def test_above_its_rate_a_fleet_that_refuses_what_would_be_late_keeps_more_promises() -> None:
+    """Half as much again as it carries: whoever takes all is late for nearly all."""
+    found = search(WORKED, tp=[1])
+    fleet = found.fleet("disaggregated")
+    assert fleet is not None
+    refusing, taking = play_admissions(found, fleet, ("all", "slo"), requests=300, seed=1)
+    assert (refusing.admission, taking.admission) == ("slo", "all")
+    assert refusing.overload_attainment_ratio > 0.5
+    assert refusing.overload_attainment_ratio > taking.overload_attainment_ratio
+    assert "with all" in admission_words([refusing, taking])[0]
 
 
 def test_the_trace_of_a_simulation_is_the_demand() -> None:

@@ -17,9 +17,6 @@ from baton.plan.page import GROUP_HEAD, plan_page
 from baton.plan.reasons import UNIT
 from baton.plan.spec import read_question
 
-Subparsers = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]
-"""What `add_subparsers` returns; argparse has no public name for it."""
-
 DESCRIPTION = """Search hardware, prefill and decode workers, parallelism and precision for the fleet that gives most
 for its price within the SLO, and say why. What wins on paper is simulated before it is recommended. See
 docs/planner.md.
@@ -29,7 +26,7 @@ model that does not fit, or an SLO that no hardware meets."""
 OBJECTIVES = ("goodput-per-dollar", "goodput-per-watt", "goodput-per-gpu", "cheapest")
 
 
-def add_parser(subparsers: Subparsers) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
         "plan",
@@ -60,6 +57,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add("--pp", metavar="LIST", help="pipeline stages to try (default 1)")
     add("--cp", metavar="LIST", help="context-parallel degrees to try, for long prompts (default 1)")
     add("--shape", choices=("best", "disaggregated", "mixed"), help="what the fleet may consist of (default best)")
+    add("--admission", metavar="LIST", help="of requests that would be late, to try: slo (refuse), all (default both)")
     add("--reach", choices=("node", "network"), help="whether handoffs stay in a node (default: if one holds all GPUs)")
     add("--finalists", type=int, metavar="N", help="fleets to simulate (default 2; 0: trust the screening)")
     add("--requests", type=int, metavar="N", help="requests of each simulation (default 400)")
@@ -90,6 +88,7 @@ def _merged(args: argparse.Namespace) -> dict[str, Any]:
         "finalists": args.finalists, "requests": args.requests, "seed": args.seed,
         "weights": _words(args.weights), "kv": _words(args.kv), "tp": _numbers("--tp", args.tp),
         "pp": _numbers("--pp", args.pp), "cp": _numbers("--cp", args.cp),
+        "admission": _words(args.admission),
         "hardware": [_hardware(text) for text in args.hardware] or None,
     }  # fmt: skip
     raw |= {key: value for key, value in plain.items() if value is not None}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import NoneType, UnionType
-from typing import Any, cast, get_args, get_origin
+from typing import cast, get_args, get_origin
 
 import msgspec
 from msgspec import Struct
@@ -20,26 +20,26 @@ def misfits(value: object, kind: object, place: str = "") -> list[str]:
     """
     if isinstance(kind, type) and issubclass(kind, Struct):
         return _in_struct(value, kind, place)
-    match get_origin(kind), value:
-        case (origin, None) if origin is UnionType and NoneType in get_args(kind):
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        given = [each for each in inner if each is not NoneType]
+        if value is None and NoneType in inner:
             return []
-        case (origin, _) if origin is UnionType and len(_given(kind)) == 1:
-            return misfits(value, _given(kind)[0], place)
-        case (origin, dict()) if origin is dict:
-            inner = get_args(kind)[1]
-            named = cast("dict[str, Any]", value)
-            return [line for key, part in named.items() for line in misfits(part, inner, _below(place, key))]
-        case (origin, list()) if origin is tuple:
-            inner, parts = get_args(kind)[0], cast("list[Any]", value)
-            return [line for index, part in enumerate(parts) for line in misfits(part, inner, f"{place}[{index}]")]
-        case _:
-            return _of_leaf(value, kind, place)
+        if len(given) == 1:
+            return misfits(value, given[0], place)
+    if origin is dict and isinstance(value, dict):
+        named = cast("dict[str, object]", value)
+        return [line for key, part in named.items() for line in misfits(part, inner[1], _below(place, key))]
+    if origin is tuple and isinstance(value, list):
+        parts = cast("list[object]", value)
+        return [line for index, part in enumerate(parts) for line in misfits(part, inner[0], f"{place}[{index}]")]
+    return _of_leaf(value, kind, place)
 
 
 def _in_struct(value: object, kind: type[Struct], place: str) -> list[str]:
     if not isinstance(value, Mapping):
         return [f"{place or 'the file'} must be a section: write [{place}] and its keys below"]
-    given = cast("Mapping[str, Any]", value)
+    given = cast("Mapping[str, object]", value)
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
     found: list[str] = []
     for key, part in given.items():
@@ -57,11 +57,6 @@ def _of_leaf(value: object, kind: object, place: str) -> list[str]:
     except msgspec.ValidationError as error:
         return [f"{place} does not fit: {str(error).partition(' - at ')[0]}"]
     return []
-
-
-def _given(kind: object) -> list[object]:
-    """The kinds of an optional, without None."""
-    return [each for each in get_args(kind) if each is not NoneType]
 
 
 def _below(place: str, key: str) -> str:

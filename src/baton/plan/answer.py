@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from baton.core.errors import ConfigError
 from baton.metrics.summary import Results
+from baton.plan.admission import Admitted, admission_words, play_admissions
 from baton.plan.frontier import Point, crossover, frontier
 from baton.plan.impossible import why_impossible
 from baton.plan.link import LinkAdvice, link_advice, link_words
@@ -27,6 +28,8 @@ class Answer:
     best: Fleet
     verified: dict[Shape, Verified]
     """Simulated finalists. Empty where none was asked for."""
+    admissions: list[Admitted]
+    """Admissions that were played, the recommended one first. Empty where nothing is simulated."""
     points: list[Point]
     links: list[LinkAdvice]
     reasons: list[str]
@@ -65,16 +68,20 @@ def answer(question: Question) -> Answer:
     }
     links = [link_advice(option, question.demand, same_host=question.same_host) for option in prefills.values()]
     tokens = round(question.demand.input_tokens)
+    played = spec.admission if spec.finalists else ()
+    admissions = play_admissions(search, best, played, requests=spec.requests, seed=spec.seed)
     return Answer(
         question=question,
         search=search,
         best=best,
         verified=verified,
+        admissions=admissions,
         points=points,
         links=links,
         reasons=[
             *_shape_words(best, verified, points),
             *reasons(best, question.demand),
+            *admission_words(admissions),
             *(link_words(link, tokens=tokens) for link in links),
         ],
         not_recommended=not_recommended(believed, best, verified),
@@ -136,6 +143,7 @@ class Report(Struct, frozen=True, kw_only=True):
     objective: str
     value: float
     simulated: Results | None
+    admissions: list[Admitted]
     reasons: list[str]
     not_recommended: list[str]
     links: list[LinkAdvice]
@@ -164,6 +172,7 @@ def report(found: Answer) -> Report:
     return Report(
         fleet=best.name, groups=groups, rate_rps=best.rate_rps, gpus=best.gpus, usd_per_hour=best.usd_per_hour,
         power_w=best.power_w, objective=objective, value=best.value(objective), simulated=found.results,
+        admissions=found.admissions,
         reasons=found.reasons, not_recommended=found.not_recommended, links=found.links,
         crossover_tokens_per_s=crossover(found.points), frontier=found.points, notes=sorted(notes),
     )  # fmt: skip

@@ -35,8 +35,13 @@ def serve_config(found: Answer) -> Config:
             requests_max=min(REQUESTS_MAX, max(1, *(round(2 * group.capacity.requests) + 8 for group in groups))),
         ),
         kv=KVConfig(block_tokens=BLOCK_TOKENS, blocks=kv_tokens // BLOCK_TOKENS),
-        slo=SloConfig(ttft_s=demand.slo.ttft_s, tpot_s=demand.slo.tpot_s),
+        slo=SloConfig(ttft_s=demand.slo.ttft_s, tpot_s=demand.slo.tpot_s) if refuses(found) else SloConfig(),
     )
+
+
+def refuses(found: Answer) -> bool:
+    """Whether requests are to be promised the SLO: those that would miss it are refused then."""
+    return found.admissions[0].admission == "slo" if found.admissions else "slo" in found.question.spec.admission
 
 
 def _count(fleet: Fleet, role: Role) -> int:
@@ -59,8 +64,9 @@ def serve_toml(found: Answer) -> str:
         "topology": msgspec.structs.asdict(config.topology),
         "batch": msgspec.structs.asdict(config.batch),
         "kv": {"block_tokens": config.kv.block_tokens, "blocks": config.kv.blocks},
-        "slo": msgspec.structs.asdict(config.slo),
     }
+    if refuses(found):
+        sections["slo"] = msgspec.structs.asdict(config.slo)
     lines.append(f"model = {_value(config.model)}")
     for name, section in sections.items():
         lines += ["", f"[{name}]", *(f"{key} = {_value(value)}" for key, value in section.items())]

@@ -18,6 +18,7 @@ from baton.cost.handoff import Wire
 from baton.cost.model import Format
 from baton.cost.parallel import Precision
 from baton.cost.spec import read_model
+from baton.plan.admission import Admission
 from baton.plan.demand import Demand, Lengths, strata, trace_rate_rps
 from baton.plan.options import Choices, Reach, Stock
 from baton.plan.search import Objective, Shape
@@ -72,6 +73,8 @@ class PlanSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pp: tuple[int, ...] = (1,)
     cp: tuple[int, ...] = (1,)
     shape: Shape = "best"
+    admission: tuple[Admission, ...] = ("slo", "all")
+    """What may be done with requests that would be late."""
     reach: Reach | None = None
     """None: `node` where one node holds all GPUs."""
     wire: Wire | None = None
@@ -145,6 +148,8 @@ def _range_problems(spec: PlanSpec) -> list[str]:
         found.append(f"workload.cached_ratio is {spec.workload.cached_ratio:g}, but must be at least 0 and below 1")
     if not spec.hardware:
         found.append("no hardware: name at least one kind of GPU, such as --hardware H100-80G-SXM=8")
+    if not spec.admission:
+        found.append("admission is empty: name slo, all, or both")
     if not spec.finalists >= 0:
         found.append(f"finalists is {spec.finalists}, but must be 0 (do not simulate) or more")
     return found

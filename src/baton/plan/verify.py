@@ -55,12 +55,17 @@ def verify(search: Search, shape: Shape, *, requests: int, seed: int) -> Verifie
     return last
 
 
-def simulate(search: Search, fleet: Fleet, *, requests: int, seed: int) -> Results:
-    """Play Poisson arrivals of the demand's lengths at the fleet's rate."""
+def simulate(
+    search: Search, fleet: Fleet, *, requests: int, seed: int, load: float = 1.0, promised: bool = False
+) -> Results:
+    """Play Poisson arrivals of the demand's lengths at `load` times the fleet's rate.
+
+    `promised`: requests are promised the SLO, so that what is predicted to miss it is refused. If not, all are taken.
+    """
     demand = search.demand
-    trace = sample_trace(demand, rate_rps=fleet.rate_rps, requests=requests, seed=seed)
+    trace = sample_trace(demand, rate_rps=load * fleet.rate_rps, requests=requests, seed=seed)
     spec = cluster_spec(fleet, same_host=search.same_host)
-    records = replay_trace(spec, trace, policy="baton", seed=seed)
+    records = replay_trace(spec, trace, policy="baton", seed=seed, slo=demand.slo if promised else None)
     return summarize(records, slo=SloTargets(ttft_s=demand.slo.ttft_s, tpot_s=demand.slo.tpot_s), wall_s=0.0)
 
 

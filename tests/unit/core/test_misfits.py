@@ -12,6 +12,9 @@ from baton.core.misfits import misfits
 from baton.plan.spec import PlanSpec, read_question
 from baton.sim.spec import ClusterSpec, load_spec
 
+NEEDED = {"llm": "x", "hardware": [], "slo": {"ttft_s": 1.0, "tpot_s": 1.0}, "workload": {}}
+"""What a plan cannot do without."""
+
 
 def test_what_fits_has_no_misfit() -> None:
     cluster = {"topology": {"prefill": 2}, "workers": [{"role": "mixed"}], "kinds": {"a": {"cost": {"model": "x"}}}}
@@ -42,12 +45,24 @@ def test_a_misfit_says_where_it_stands_and_what_would_fit(
 
 def test_a_value_has_a_misfit_exactly_if_the_decoder_refuses_it() -> None:
     """Otherwise a file would be refused without a reason, or taken with one."""
-    values = (None, True, 3, 2.5, "x", [], ["x"], {}, {"x": 3}, [{"role": "mixed"}], {"a": {"cost": {}}})
+    values: tuple[object, ...] = (
+        None,
+        True,
+        3,
+        2.5,
+        "x",
+        [],
+        ["x"],
+        {},
+        {"x": 3},
+        [{"role": "mixed"}],
+        {"a": {"cost": {}}},
+    )
     for field in (*ClusterSpec.__struct_fields__, *PlanSpec.__struct_fields__):
         kind = ClusterSpec if field in ClusterSpec.__struct_fields__ else PlanSpec
-        whole = {} if kind is ClusterSpec else {"llm": "x", "hardware": [], "slo": {"ttft_s": 1.0, "tpot_s": 1.0}}
+        whole: dict[str, object] = {} if kind is ClusterSpec else dict(NEEDED)
         for value in values:
-            raw = {"workload": {}, **whole, field: value} if kind is PlanSpec else {field: value}
+            raw = {**whole, field: value}
             try:
                 msgspec.convert(raw, kind)
                 fits = True
