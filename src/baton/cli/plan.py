@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from rich.console import Console
@@ -17,6 +17,9 @@ from baton.plan.page import GROUP_HEAD, plan_page
 from baton.plan.reasons import UNIT
 from baton.plan.spec import read_question
 
+Subparsers = argparse._SubParsersAction  # pyright: ignore[reportPrivateUsage]
+"""What `add_subparsers` returns; argparse has no public name for it."""
+
 DESCRIPTION = """Search hardware, prefill and decode workers, parallelism and precision for the fleet that gives most
 for its price within the SLO, and say why. What wins on paper is simulated before it is recommended. See
 docs/planner.md.
@@ -26,7 +29,7 @@ model that does not fit, or an SLO that no hardware meets."""
 OBJECTIVES = ("goodput-per-dollar", "goodput-per-watt", "goodput-per-gpu", "cheapest")
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
         "plan",
@@ -125,10 +128,11 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not a plan: {error}") from error
     if not isinstance(raw, dict):
         raise ConfigError(f'{path}: not a plan: it must be keys with values, such as llm = "llama3.1-8b"')
+    found = cast("dict[str, Any]", raw)
     for key in ("slo", "workload"):
-        if not isinstance(raw.get(key, {}), dict):
+        if not isinstance(found.get(key, {}), dict):
             raise ConfigError(f"{path}: {key} must be a section: write [{key}] and its keys below")
-    return raw
+    return found
 
 
 def _hardware(text: str) -> dict[str, Any]:

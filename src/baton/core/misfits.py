@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import cast, get_args, get_origin
 
@@ -37,9 +36,9 @@ def misfits(value: object, kind: object, place: str = "") -> list[str]:
 
 
 def _in_struct(value: object, kind: type[Struct], place: str) -> list[str]:
-    if not isinstance(value, Mapping):
+    if not isinstance(value, dict):
         return [f"{place or 'the file'} must be a section: write [{place}] and its keys below"]
-    given = cast("Mapping[str, object]", value)
+    given = cast("dict[str, object]", value)
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
     found: list[str] = []
     for key, part in given.items():
