@@ -128,7 +128,7 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     admission: Plugin = Plugin(use="baton.policy.pressure:LeastPressure")
     routing: Plugin = Plugin(use="baton.policy.pressure:LeastPressure")
     placement: Plugin = Plugin(use="baton.policy.pressure:LeastPressure")
-    fairness: Plugin = Plugin(use="baton.policy.fairness:FirstComeFirstServed")
+    fairness: Plugin = Plugin(use="baton.policy.fairness:PromisesKept")
     batching: Plugin = Plugin(use="baton.policy.batching:SloChunked")
     eviction: Plugin = Plugin(use="baton.policy.eviction:LeastRecentlyUsed")
     roles: Plugin = Plugin(use="baton.policy.roles:StaticRoles")

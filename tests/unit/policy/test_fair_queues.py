@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
+from msgspec.structs import replace
+
 from baton.control.batcher import Batcher
 from baton.control.rules import BatcherRules
 from baton.core.config import BatchLimits
 from baton.core.messages import BlocksGranted, BlocksWanted, StartRequest
-from baton.core.types import BlockId, HostId, Request, RequestId, WorkerId, WorkerView, pack_tokens
+from baton.core.types import BlockId, HostId, Request, RequestId, Slo, WorkerId, WorkerView, pack_tokens
 from baton.cost.linear import LinearCost
 from baton.policy.batching import MixedChunked
-from baton.policy.fairness import FirstComeFirstServed
+from baton.policy.fairness import FirstComeFirstServed, PromisesKept
 from baton.policy.vtc import VirtualTokenCounter
 from tests.unit.policy.views import request
 
@@ -149,3 +151,17 @@ def _asked_for(batcher: Batcher, come: Sequence[Request]) -> list[str]:
     report = batcher.take_report(now_s=0.0)
     events = report.events if report is not None else ()
     return [event.request_id for event in events if isinstance(event, BlocksWanted)]
+
+
+def test_a_promise_is_not_broken_by_those_who_come_later_whatever_their_priority() -> None:
+    """Of 4 s promised, priority moves a request by at most 1 s: nobody overtakes who comes 2 s later."""
+    slo = Slo(ttft_s=4.0, tpot_s=0.05)
+
+    def place(priority: int, arrived_at_s: float, slo: Slo | None = slo) -> tuple[float, ...]:
+        return PromisesKept().key(replace(request(arrived_at_s=arrived_at_s, slo=slo), priority=priority))
+
+    assert place(1_000, 0.0) < place(-1_000, 2.0)
+    assert place(1_000, 0.0) > place(-1_000, 1.9), "within what the promise bears, priority decides"
+    assert place(0, 0.0) < place(0, 0.1)
+    assert place(3, 5.0, None) > place(-2, 9.0, None), "without a promise, it decides alone"
+    assert place(-1, 5.0, None) < place(-1_000, 0.0) < place(1, 0.0, None)
