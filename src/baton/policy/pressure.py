@@ -54,6 +54,8 @@ class _Plan:
     ttft_s: float
     prompt_s: float
     pressure: float
+    breaks_promise: bool
+    """This request's first token is predicted too late, or the tokens of those that decode there too slow."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -119,11 +121,14 @@ class LeastPressure:
     # ---- predictions
 
     def _plan(self, request: Request, workers: Sequence[WorkerView], cluster: ClusterView, cost: CostModel) -> _Plan:
-        """Choose one of the workers, and what it fetches, under the least pressure."""
+        """Choose one of the workers, and what it fetches, under the least pressure: first of those that keep promises.
+
+        What is off its role weighs more, but only among plans that keep them all or that all break one.
+        """
         arenas = self._arenas(request, cluster, cost)
         looked_at = _not_alike(workers)
         plans = [self._on(worker, request, cluster, cost, arenas[worker.host]) for worker in looked_at]
-        return min(plans, key=lambda plan: (plan.pressure, plan.ttft_s, plan.worker.id))
+        return min(plans, key=lambda plan: (plan.breaks_promise, plan.pressure, plan.ttft_s, plan.worker.id))
 
     def _arenas(self, request: Request, cluster: ClusterView, cost: CostModel) -> dict[HostId, _Arena]:
         """See how full each host's arena is, and when it has room for the request: as answers end, KV is given back."""
@@ -164,9 +169,14 @@ class LeastPressure:
             if wait_s + rest_s < ttft_s:
                 ttft_s, prompt_s, fetch = wait_s + rest_s, rest_s, best
         pressure = self._pressure(worker, request, cluster, model, ttft_s=ttft_s, prompt_s=prompt_s)
+        off_role = 1.0
         if worker.role == "decode":
-            pressure *= self.off_role_ratio * (1.0 + arena.fill_ratio)
-        return _Plan(worker=worker, fetch=fetch, ttft_s=ttft_s, prompt_s=prompt_s, pressure=pressure)
+            pressure *= 1.0 + arena.fill_ratio
+            off_role = self.off_role_ratio
+        return _Plan(
+            worker=worker, fetch=fetch, ttft_s=ttft_s, prompt_s=prompt_s, pressure=pressure * off_role,
+            breaks_promise=request.slo is not None and pressure > self.ttft_slack,
+        )  # fmt: skip
 
     def _pressure(
         self,

@@ -26,12 +26,21 @@ def test_a_decode_worker_computes_a_prompt_when_its_own_answers_bear_it() -> Non
 
 
 def test_a_full_arena_keeps_prompts_away_from_those_who_decode() -> None:
-    """Prefill: 2.02 s of 2. Decode: 1.3 * 0.51, but 1.3 * (1 + 0.9) * 0.51 = 1.26 where the arena is full."""
-    behind = worker("p", queued_tokens=1000, kv_tokens_max=100_000)
+    """Prefill: 1.52 s of 2. Decode: 1.3 * 0.51, but 1.3 * (1 + 0.9) * 0.51 = 1.26 where the arena is full."""
+    behind = worker("p", queued_tokens=500, kv_tokens_max=100_000)
     empty = worker("d", "decode", running_requests=2, kv_tokens_max=100_000)
     full = worker("d", "decode", running_requests=2, context_tokens=90_000, kv_tokens_max=100_000)
     assert LeastPressure().route(request(slo=SLO), [behind], cluster(behind, empty), COST).worker == "d"
     assert LeastPressure().route(request(slo=SLO), [behind], cluster(behind, full), COST).worker == "p"
+
+
+def test_a_plan_that_keeps_every_promise_goes_before_one_that_only_presses_less() -> None:
+    """Prefill: 1.97 s of 2, past the slack. Decode keeps all, though 1.3 * (1 + 0.8) * 0.51 = 1.19 weighs more."""
+    behind = worker("p", queued_tokens=950, kv_tokens_max=100_000)
+    full = worker("d", "decode", running_requests=2, context_tokens=80_000, kv_tokens_max=100_000)
+    view = cluster(behind, full)
+    assert LeastPressure().admit(request(slo=SLO), view, COST, 0.0) is None
+    assert LeastPressure().route(request(slo=SLO), [behind], view, COST).worker == "d"
 
 
 def test_prompts_given_to_a_decode_worker_add_up_until_its_answers_bear_no_more() -> None:
