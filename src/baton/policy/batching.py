@@ -111,6 +111,8 @@ class SloChunked:
 
     tpot_s: float | None = None
     """For requests that were promised nothing. None: they wait as long as a full step takes."""
+    tpot_slack: float = 0.9
+    """Steps take at most this share of the TPOT: a short answer also waits once for its KV and the step under way."""
     chunk_tokens_min: int = 16
     """Given to prompts even where the promise cannot be kept, so that they go on."""
 
@@ -129,7 +131,7 @@ class SloChunked:
         middle = high  # mostly, all of it fits
         while low < high:
             chunks = _chunks(candidates, limits, requests=len(chosen), tokens=middle)
-            fits = cost.step_s(_shape(base, candidates, chunks)) <= min(bounds)
+            fits = cost.step_s(_shape(base, candidates, chunks)) <= self.tpot_slack * min(bounds)
             low, high = (middle, high) if fits else (low, middle - 1)
             middle = (low + high + 1) // 2
         return chosen + _chunks(candidates, limits, requests=len(chosen), tokens=low)

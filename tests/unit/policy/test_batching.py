@@ -95,7 +95,7 @@ def test_a_handed_off_request_can_begin_a_static_batch() -> None:
 
 @pytest.mark.parametrize("tpot_s", [0.06, 0.1, 0.2])
 def test_the_slo_decides_how_much_prompt_a_step_takes(tpot_s: float) -> None:
-    """The largest chunk whose predicted step keeps the promise: one token more would break it."""
+    """The largest chunk whose predicted step keeps nine tenths of the promise: one token more would break that."""
     decode = _decode(tpot_s=tpot_s)
     limits = BatchLimits(step_tokens_max=512)
     (first, (index, count)) = SloChunked().select([decode, Part(1000)], limits, COST)
@@ -106,9 +106,10 @@ def test_the_slo_decides_how_much_prompt_a_step_takes(tpot_s: float) -> None:
         return mixed + COST.context_token_s * (51 + tokens)
 
     assert count == max(16, count)
-    assert count == 16 or step_s(count) <= tpot_s * 1.01
+    bound_s = SloChunked().tpot_slack * tpot_s
+    assert count == 16 or step_s(count) <= bound_s * 1.01
     if count < 511:
-        assert step_s(count + 2) > tpot_s * 0.99
+        assert step_s(count + 2) > bound_s * 0.99
 
 
 def test_without_a_promise_the_token_limit_holds() -> None:
