@@ -23,6 +23,8 @@ from baton.policy.prefix import prefix_on
 from baton.policy.routing import Route
 
 _EMPTY = StepShape()
+CHUNK_TOKENS_MIN = 16
+"""Prompt tokens that a step takes even where decodes leave it no time, as `SloChunked` does."""
 
 
 @dataclass(slots=True)
@@ -43,6 +45,16 @@ class _Arena:
     room_s: float
     """When there will be room for the request."""
     fill_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Prompts to compute."""
+
+    tokens: int
+    prompts: int
+    cached_tokens: int = 0
+    """Before each, that need no work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +81,15 @@ class LeastPressure:
     off_role_ratio: float = 1.3
     """Work that is not of a worker's role counts as this many times as pressing; a prompt on a decode worker the more,
     the fuller its arena is: answers that prompts slow down hold their KV for longer."""
+    step_slack: float = 0.9
+    """Share of the TPOT that a step beside decodes takes: `SloChunked.tpot_slack`, as far as policies go together."""
     output_tokens: float = 200.0
     """Taken for an answer's length until some have finished."""
     requests_max: int = 1024
     """Most requests in the cluster: the bound that INV-9 asks for."""
     _shares: dict[WorkerId, _Share] = field(default_factory=dict[WorkerId, _Share])
+    _answers: dict[WorkerId, float] = field(default_factory=dict[WorkerId, float])
+    """Mean length that was predicted of the answers which decode on a worker."""
     _now_s: float = 0.0
 
     def admit(self, request: Request, cluster: ClusterView, cost: CostModel, now_s: float) -> Reject | None:
@@ -96,6 +112,8 @@ class LeastPressure:
         if len(self._shares) > 2 * len(cluster.workers):
             self._forget(cluster)
         until = "end" if plan.worker.role == "mixed" else "first_token"
+        if until == "end":
+            self._note_answer(plan.worker, cluster)
         return Route(worker=plan.worker.id, fetch=plan.fetch, until=until)
 
     def place(
@@ -116,7 +134,9 @@ class LeastPressure:
             off_role = self.off_role_ratio if worker.role == "prefill" else 1.0
             return (kv_free_tokens(worker) < tokens, tpot_s * off_role, worker.id)
 
-        return min(candidates if request.slo is None else cluster.workers, key=key).id
+        chosen = min(candidates if request.slo is None else cluster.workers, key=key)
+        self._note_answer(chosen, cluster)
+        return chosen.id
 
     # ---- predictions
 
@@ -140,7 +160,7 @@ class LeastPressure:
             if not worker.context_tokens:
                 freed_tokens.setdefault(host, 0.0)
                 continue
-            life_s = self._expected_tokens(cluster) * _decode_s(worker, 0, 0, cost.on(worker.kind))
+            life_s = self._answer_tokens(worker, cluster) * _decode_s(worker, 0, 0, cost.on(worker.kind))
             decoding_ratio = decodes(worker) / max(1, worker.running_requests)
             freed_tokens[host] = freed_tokens.get(host, 0.0) + worker.context_tokens * decoding_ratio / life_s
         reach_tokens = request.prompt_tokens + self._expected_tokens(cluster) / 2
@@ -156,16 +176,18 @@ class LeastPressure:
     def _on(self, worker: WorkerView, request: Request, cluster: ClusterView, cost: CostModel, arena: _Arena) -> _Plan:
         model, hits = cost.on(worker.kind), cluster.prefix_hit_tokens
         here = hits.get(worker.host, 0)
-        queue_s = self._compute_s(worker, worker.queued_tokens, max(1, worker.queued_requests), 0, model)
+        tpot_s = self._promise(request, model).tpot_s
+        queued = _Work(worker.queued_tokens, max(1, worker.queued_requests))
+        queue_s = self._compute_s(worker, queued, tpot_s, model)
         queue_s += arena.room_s
         prefix = prefix_on(worker, request, cluster, cost, wait_s=queue_s)
-        prompt_s = self._compute_s(worker, request.prompt_tokens - prefix.tokens, 1, prefix.tokens, model)
+        prompt_s = self._compute_s(worker, _Work(request.prompt_tokens - prefix.tokens, 1, prefix.tokens), tpot_s, model)
         ttft_s, fetch = max(queue_s, prefix.load_s) + prompt_s, None
         best = min(hits, key=lambda host: (-hits[host], host), default=None)
         if best is not None and hits[best] > here:
             there = hits[best]
             wait_s = max(queue_s, cost.handoff_s(tokens=there - here, same_host=False))
-            rest_s = self._compute_s(worker, request.prompt_tokens - there, 1, there, model)
+            rest_s = self._compute_s(worker, _Work(request.prompt_tokens - there, 1, there), tpot_s, model)
             if wait_s + rest_s < ttft_s:
                 ttft_s, prompt_s, fetch = wait_s + rest_s, rest_s, best
         pressure = self._pressure(worker, request, cluster, model, ttft_s=ttft_s, prompt_s=prompt_s)
@@ -193,7 +215,7 @@ class LeastPressure:
         pressure = ttft_s / promise.ttft_s
         if decodes(worker):
             shared_s = self._shared_s(worker, request, cluster, model) + prompt_s
-            tpot_s = _decode_s(worker, 0, 0, model) + shared_s / self._expected_tokens(cluster)
+            tpot_s = _decode_s(worker, 0, 0, model) + shared_s / self._answer_tokens(worker, cluster)
             pressure = max(pressure, tpot_s / promise.tpot_s)
         return pressure
 
@@ -201,15 +223,32 @@ class LeastPressure:
         """Predict the time per token of a request that decodes on this worker, beside the prompts that it is given."""
         model = cost.on(worker.kind)
         shared_s = self._shared_s(worker, request, cluster, model)
-        return _decode_s(worker, 1, request.prompt_tokens, model) + shared_s / self._expected_tokens(cluster)
+        return _decode_s(worker, 1, request.prompt_tokens, model) + shared_s / self._answer_tokens(worker, cluster)
 
     def _shared_s(self, worker: WorkerView, request: Request, cluster: ClusterView, model: CostModel) -> float:
         share = self._shares.get(worker.id)
         return 0.0 if share is None else share.at(self._now_s, self._memory_s(request, worker, cluster, model))
 
     def _memory_s(self, request: Request, worker: WorkerView, cluster: ClusterView, cost: CostModel) -> float:
-        """How long an answer decodes: the time over which prompts beside it count."""
-        return self._expected_tokens(cluster) * self._promise(request, cost.on(worker.kind)).tpot_s
+        """How long an answer of this worker decodes: the time over which prompts beside it count."""
+        return self._answer_tokens(worker, cluster) * self._promise(request, cost.on(worker.kind)).tpot_s
+
+    def _note_answer(self, worker: WorkerView, cluster: ClusterView) -> None:
+        """Count an answer that will decode here."""
+        before = decodes(worker)
+        known = self._answer_tokens(worker, cluster) * before
+        self._answers[worker.id] = (known + self._expected_tokens(cluster)) / (before + 1)
+        if len(self._answers) > 2 * len(cluster.workers):
+            self._forget(cluster)
+
+    def _answer_tokens(self, worker: WorkerView, cluster: ClusterView) -> float:
+        """Length of the answers that decode here: what a prompt costs them, they bear over that many tokens.
+
+        It is theirs, not that of the request in question: after a turn of long answers come short ones, and the other
+        way round. Where none decodes, it is this one's.
+        """
+        expected_tokens = self._expected_tokens(cluster)
+        return self._answers.get(worker.id, expected_tokens) if decodes(worker) else expected_tokens
 
     def _expected_tokens(self, cluster: ClusterView) -> float:
         return max(2.0, cluster.expected_output_tokens or self.output_tokens)
@@ -224,20 +263,28 @@ class LeastPressure:
             tpot_s=max(1e-9, model.step_s(alone)),
         )
 
-    def _compute_s(self, worker: WorkerView, tokens: int, prompts: int, cached_tokens: int, model: CostModel) -> float:
-        """Predict how long prompt tokens take here: in chunks, each beside a token of every request that decodes."""
-        if tokens <= 0:
+    def _compute_s(self, worker: WorkerView, work: _Work, tpot_s: float, model: CostModel) -> float:
+        """Predict how long prompt tokens take here: in chunks, each beside a token of every request that decodes.
+
+        Chunks are as long as a step may be, and beside decodes as long as their TPOT leaves room for.
+        """
+        if work.tokens <= 0:
             return 0.0
-        alone_s = prompts * model.prefill_s(new_tokens=max(1, tokens // prompts), cached_tokens=cached_tokens)
-        chunk_tokens = worker.step_tokens_max or tokens
-        steps = -(-tokens // chunk_tokens)
-        beside = StepShape(decode_requests=decodes(worker), context_tokens=worker.context_tokens)
-        return alone_s - prompts * model.step_s(_EMPTY) + steps * model.step_s(beside if decodes(worker) else _EMPTY)
+        mean_tokens = max(1, work.tokens // work.prompts)
+        one_s = model.prefill_s(new_tokens=mean_tokens, cached_tokens=work.cached_tokens) - model.step_s(_EMPTY)
+        alone_s, beside_s = work.prompts * one_s, model.step_s(_EMPTY)
+        chunk_tokens = worker.step_tokens_max or work.tokens
+        if decodes(worker):
+            beside_s = model.step_s(StepShape(decode_requests=decodes(worker), context_tokens=worker.context_tokens))
+            left_ratio = (self.step_slack * tpot_s - beside_s) / max(1e-12, alone_s)
+            chunk_tokens = min(chunk_tokens, max(CHUNK_TOKENS_MIN, int(left_ratio * work.tokens)))
+        return alone_s + -(-work.tokens // chunk_tokens) * beside_s
 
     def _forget(self, cluster: ClusterView) -> None:
         """Forget workers that are gone."""
         known = {worker.id for worker in cluster.workers}
         self._shares = {worker: share for worker, share in self._shares.items() if worker in known}
+        self._answers = {worker: tokens for worker, tokens in self._answers.items() if worker in known}
 
 
 def _not_alike(workers: Sequence[WorkerView]) -> list[WorkerView]:

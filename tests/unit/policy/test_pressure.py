@@ -26,8 +26,8 @@ def test_a_decode_worker_computes_a_prompt_when_its_own_answers_bear_it() -> Non
 
 
 def test_a_full_arena_keeps_prompts_away_from_those_who_decode() -> None:
-    """Prefill: 1.52 s of 2. Decode: 1.3 * 0.51, but 1.3 * (1 + 0.9) * 0.51 = 1.26 where the arena is full."""
-    behind = worker("p", queued_tokens=500, kv_tokens_max=100_000)
+    """Prefill: 1.82 s of 2. Decode: 1.3 * 0.69 (33 tokens fit into a step), but 1.9 times that in a full arena."""
+    behind = worker("p", queued_tokens=800, kv_tokens_max=100_000)
     empty = worker("d", "decode", running_requests=2, kv_tokens_max=100_000)
     full = worker("d", "decode", running_requests=2, context_tokens=90_000, kv_tokens_max=100_000)
     assert LeastPressure().route(request(slo=SLO), [behind], cluster(behind, empty), COST).worker == "d"
@@ -35,12 +35,35 @@ def test_a_full_arena_keeps_prompts_away_from_those_who_decode() -> None:
 
 
 def test_a_plan_that_keeps_every_promise_goes_before_one_that_only_presses_less() -> None:
-    """Prefill: 1.97 s of 2, past the slack. Decode keeps all, though 1.3 * (1 + 0.8) * 0.51 = 1.19 weighs more."""
+    """Prefill: 1.97 s of 2, past the slack. Decode keeps all, though 1.3 * (1 + 0.2) * 0.69 = 1.07 weighs more."""
     behind = worker("p", queued_tokens=950, kv_tokens_max=100_000)
-    full = worker("d", "decode", running_requests=2, context_tokens=80_000, kv_tokens_max=100_000)
+    full = worker("d", "decode", running_requests=2, context_tokens=20_000, kv_tokens_max=100_000)
     view = cluster(behind, full)
     assert LeastPressure().admit(request(slo=SLO), view, COST, 0.0) is None
     assert LeastPressure().route(request(slo=SLO), [behind], view, COST).worker == "d"
+
+
+def test_what_a_prompt_costs_answers_is_shared_out_over_their_length_not_over_that_of_the_next() -> None:
+    """Answers of 500 tokens decode. A prompt of a second for an answer of 10 costs them 2 ms a token, not 100."""
+    slo = Slo(ttft_s=2.0, tpot_s=0.1)
+    policy = LeastPressure()
+    idle, behind = worker("d", "decode"), worker("p", queued_tokens=500)
+    policy.place(request(slo=slo), None, [idle], cluster(idle, behind, expected_tokens=500), COST)
+    busy = worker("d", "decode", running_requests=1)
+    view = cluster(behind, busy, expected_tokens=10)
+    assert policy.route(request(slo=slo), [behind], view, COST).worker == "d"
+    unaware = LeastPressure().route(request(slo=slo), [behind], view, COST)
+    assert unaware.worker == "p", "were they as short as that, it would be 100 ms a token"
+
+
+def test_beside_decodes_a_prompt_takes_the_steps_that_their_promise_leaves() -> None:
+    """Steps of 45 ms, 12 of which decode: 33 tokens each. 1,000 of them take 1.0 s, and 31 times those 12 ms."""
+    busy = worker("d", "decode", running_requests=2)
+    bears = Slo(ttft_s=1.5, tpot_s=0.05)
+    assert LeastPressure().admit(request(slo=bears), cluster(busy), COST, 0.0) is None
+    refused = LeastPressure().admit(request(slo=Slo(ttft_s=1.3, tpot_s=0.05)), cluster(busy), COST, 0.0)
+    assert refused is not None
+    assert "the first token is predicted after 1.4" in refused.reason
 
 
 def test_prompts_given_to_a_decode_worker_add_up_until_its_answers_bear_no_more() -> None:
@@ -66,7 +89,7 @@ def test_a_request_whose_tokens_would_be_slow_everywhere_is_refused() -> None:
     view = cluster(worker("p"), worker("d", "decode", running_requests=50))
     assert LeastPressure().admit(request(slo=SLO), view, COST, 0.0) is None, "the prefill worker decodes it"
     full = cluster(worker("d", "decode", running_requests=50))
-    refused = LeastPressure().admit(request(slo=SLO), full, COST, 0.0)
+    refused = LeastPressure().admit(request(slo=Slo(ttft_s=9.0, tpot_s=0.05)), full, COST, 0.0)
     assert refused is not None
     assert "a token is predicted every 0.0610 s" in refused.reason
 
@@ -97,7 +120,7 @@ def test_a_prefill_worker_without_work_decodes_when_the_decode_workers_are_press
 def test_a_full_arena_makes_a_request_wait_for_answers_to_end() -> None:
     """9,500 tokens are used; 9,000 are given back over 200 tokens of 19 ms: 600 too many take 600 / (9,000 / 3.8) s."""
     full = worker("d", "mixed", running_requests=9, context_tokens=9500, kv_tokens_max=10_000)
-    tight = Slo(ttft_s=1.2, tpot_s=0.05)
+    tight = Slo(ttft_s=2.0, tpot_s=0.05)
     refused = LeastPressure().admit(request(slo=tight), cluster(full), COST, 0.0)
     assert refused is not None
     roomy = worker("d", "mixed", running_requests=9, context_tokens=8000, kv_tokens_max=10_000)
