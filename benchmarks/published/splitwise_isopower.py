@@ -1,14 +1,15 @@
 """Splitwise's iso-power and iso-cost clusters (ISCA 2024) for conversations: the highest rate within its nine SLOs.
 
     python benchmarks/published/splitwise_isopower.py [--iso power|cost] [--cluster NAME ...] [--corrected]
-        [--chunks] [--search] [--span-s S] [--step-rps R]
+        [--chunks] [--search] [--span-s S] [--step-rps R] [--name NAME]
 
 The SLOs are slow-downs against an uncontended request on a DGX-A100: TTFT p50/p90/p99 below 2/3/6, TPOT and E2E below
 1.25/1.5/5. Published, equal power: AA 2.15 times Baseline-A100; HA 1.18 times Baseline-H100; equal cost: AA 1.4 times
 Baseline-H100. The artefact, run by us at equal power: 50, 110, 110, 120, 140 and 140 requests/s. Batches take whole
 prompts, as in the artefact; with `--chunks` they are cut as ours are. `--corrected` prices decode steps by what was
 measured, not by the artefact's look-up. `--search` looks for the best mix of prompt and token machines instead of
-taking the published one. Writes benchmarks/results/published-splitwise-isoPOWER[-corrected][-chunks][-search].json.
+taking the published one. Writes
+benchmarks/results/published-splitwise-isoPOWER[-corrected][-chunks][-search][-NAME].json.
 """
 
 from __future__ import annotations
@@ -175,6 +176,7 @@ def main() -> None:
     parser.add_argument("--chunks", action="store_true")
     parser.add_argument("--search", action="store_true")
     parser.add_argument("--span-s", type=float, default=60.0)
+    parser.add_argument("--name", default="", help="more of the result file's name, such as that of the clusters")
     parser.add_argument("--step-rps", type=float, default=10.0)
     args = parser.parse_args()
     base = read_spec(CLUSTERS / "splitwise-isopower-baseline-a100.yaml")
@@ -196,7 +198,7 @@ def main() -> None:
         print(f"{name:14} {found[name]:.0f} requests/s, {told}", flush=True)
     flags = {"corrected": args.corrected, "chunks": args.chunks, "search": args.search}
     store(
-        "-".join([f"splitwise-iso{args.iso}", *(flag for flag, given in flags.items() if given)]),
+        "-".join([f"splitwise-iso{args.iso}", *(flag for flag, given in flags.items() if given), *args.name.split()]),
         {
             "span_s": args.span_s,
             "artefact_rps": {name: artefact.get(name) for name in found},
