@@ -16,6 +16,7 @@ from baton.plan.options import options
 from baton.plan.reasons import not_recommended, reasons
 from baton.plan.search import Fleet, Search, Shape
 from baton.plan.spec import Question
+from baton.plan.tiers import TierAdvice, choose_tier, tier_words
 from baton.plan.verify import Verified, verify
 
 
@@ -30,6 +31,8 @@ class Answer:
     """Simulated finalists. Empty where none was asked for."""
     admissions: list[Admitted]
     """Admissions that were played, the recommended one first. Empty where nothing is simulated."""
+    tiers: list[TierAdvice]
+    """Tiers that were tried, and none, the best first. Empty where none was asked about."""
     points: list[Point]
     links: list[LinkAdvice]
     reasons: list[str]
@@ -59,6 +62,7 @@ def answer(question: Question) -> Answer:
     search = Search(demand=question.demand, options=found, objective=spec.objective, same_host=question.same_host)
     if search.fleet(spec.shape) is None:
         raise ConfigError("\n".join(why_impossible(search)))
+    search, tiers = choose_tier(search, spec.shape, spec.tiers, question.requests)
     best, verified = _finalists(search, question)
     trusted = (each.derate for each in verified.values() if each.fleet.name == best.name)
     believed = replace(search, derate=next(trusted, 1.0))
@@ -76,11 +80,13 @@ def answer(question: Question) -> Answer:
         best=best,
         verified=verified,
         admissions=admissions,
+        tiers=tiers,
         points=points,
         links=links,
         reasons=[
             *_shape_words(best, verified, points),
             *reasons(best, question.demand),
+            *tier_words(tiers),
             *admission_words(admissions),
             *(link_words(link, tokens=tokens) for link in links),
         ],
@@ -144,6 +150,7 @@ class Report(Struct, frozen=True, kw_only=True):
     value: float
     simulated: Results | None
     admissions: list[Admitted]
+    tiers: list[TierAdvice]
     reasons: list[str]
     not_recommended: list[str]
     links: list[LinkAdvice]
@@ -172,7 +179,7 @@ def report(found: Answer) -> Report:
     return Report(
         fleet=best.name, groups=groups, rate_rps=best.rate_rps, gpus=best.gpus, usd_per_hour=best.usd_per_hour,
         power_w=best.power_w, objective=objective, value=best.value(objective), simulated=found.results,
-        admissions=found.admissions,
+        admissions=found.admissions, tiers=found.tiers,
         reasons=found.reasons, not_recommended=found.not_recommended, links=found.links,
         crossover_tokens_per_s=crossover(found.points), frontier=found.points, notes=sorted(notes),
     )  # fmt: skip

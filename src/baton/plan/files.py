@@ -59,6 +59,12 @@ def serve_toml(found: Answer) -> str:
             f"{group.option.name.partition(' ')[2]}, up to {group.capacity.step_tokens_max} tokens a step"
             for group in found.best.groups
         ),
+        *(
+            f"# with the tier {tier.name}, {tier.size_bytes:.3g} bytes {'for all hosts' if tier.shared else 'a host'}: "
+            "add [[tiers]] with its url (docs/stores.md)"
+            for tier in found.question.spec.tiers
+            if found.tiers and tier.name == found.tiers[0].tier
+        ),
     ]
     sections: dict[str, dict[str, object]] = {
         "topology": msgspec.structs.asdict(config.topology),

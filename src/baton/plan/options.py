@@ -37,6 +37,8 @@ class Option:
     stock: Stock
     cost: RooflineCost
     facts: KindFacts
+    tier_usd_per_hour: float = 0.0
+    """Of the tier beside it."""
 
     @property
     def name(self) -> str:
@@ -57,7 +59,7 @@ class Option:
     @property
     def usd_per_hour(self) -> float:
         """Of one worker."""
-        return (self.stock.usd_per_hour or 0.0) * self.facts.gpus
+        return (self.stock.usd_per_hour or 0.0) * self.facts.gpus + self.tier_usd_per_hour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

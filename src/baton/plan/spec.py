@@ -22,6 +22,8 @@ from baton.plan.admission import Admission
 from baton.plan.demand import Demand, Lengths, strata, trace_rate_rps
 from baton.plan.options import Choices, Reach, Stock
 from baton.plan.search import Objective, Shape
+from baton.plan.tiers import TierSpec
+from baton.workload.request import TraceRequest
 from baton.workload.source import read_workload
 
 Found = TypeVar("Found")
@@ -75,6 +77,8 @@ class PlanSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     shape: Shape = "best"
     admission: tuple[Admission, ...] = ("slo", "all")
     """What may be done with requests that would be late."""
+    tiers: tuple[TierSpec, ...] = ()
+    """Tiers below the arenas, to try one by one, and none. Need a trace whose requests share prefixes."""
     reach: Reach | None = None
     """None: `node` where one node holds all GPUs."""
     wire: Wire | None = None
@@ -94,6 +98,8 @@ class Question(Struct, frozen=True, kw_only=True):
     stocks: tuple[Stock, ...]
     choices: Choices
     same_host: bool
+    requests: tuple[TraceRequest, ...] = ()
+    """Of the trace, where tiers are asked about."""
 
 
 def read_question(raw: Mapping[str, Any], folder: Path) -> Question:
@@ -105,7 +111,8 @@ def read_question(raw: Mapping[str, Any], folder: Path) -> Question:
     problems = _range_problems(spec)
     model = _try(problems, lambda: read_model(spec.llm, folder))
     stocks = _stocks(spec, problems)
-    lengths, rate_rps = _try(problems, lambda: _lengths(spec.workload, folder)) or ((), None)
+    lengths, rate_rps, requests = _try(problems, lambda: _lengths(spec.workload, folder)) or ((), None, ())
+    problems += _tier_problems(spec, requests)
     if stocks:
         _try(problems, lambda: engine_profile(spec.engine, llm=spec.llm, gpu=stocks[0].hardware.name, tp=1))
     if problems or model is None:
@@ -123,7 +130,7 @@ def read_question(raw: Mapping[str, Any], folder: Path) -> Question:
     choices = Choices(model=model, engine=spec.engine, precisions=precisions, tp=spec.tp, pp=spec.pp, cp=spec.cp)
     one_node = len(stocks) == 1 and stocks[0].gpus <= stocks[0].hardware.gpus_per_node
     same_host = spec.reach == "node" if spec.reach else one_node
-    return Question(spec=spec, demand=demand, stocks=stocks, choices=choices, same_host=same_host)
+    return Question(spec=spec, demand=demand, stocks=stocks, choices=choices, same_host=same_host, requests=requests)
 
 
 def _try(problems: list[str], read: Callable[[], Found]) -> Found | None:
@@ -173,15 +180,27 @@ def _stocks(spec: PlanSpec, problems: list[str]) -> tuple[Stock, ...]:
     return tuple(stocks)
 
 
-def _lengths(workload: WorkloadSpec, folder: Path) -> tuple[tuple[Lengths, ...], float | None]:
+def _tier_problems(spec: PlanSpec, requests: tuple[TraceRequest, ...]) -> list[str]:
+    found = [problem for tier in spec.tiers for problem in tier.problems()]
+    if spec.tiers and spec.workload.cached_ratio:
+        found.append("tiers and workload.cached_ratio are both given: with tiers, hits are counted in the trace")
+    if spec.tiers and not any(request.prefix_ids for request in requests):
+        found.append("tiers need a trace whose requests share prefixes (docs/workloads.md has the formats)")
+    return found
+
+
+def _lengths(
+    workload: WorkloadSpec, folder: Path
+) -> tuple[tuple[Lengths, ...], float | None, tuple[TraceRequest, ...]]:
+    """Classes of lengths, the rate, and the requests of a trace; its mean lengths where there is none."""
     if workload.trace:
         trace = read_workload(folder / workload.trace, seed=0)
         pairs = [(request.input_tokens, request.output_tokens) for request in trace.requests]
         if not pairs:
             raise ConfigError(f"{workload.trace}: has no requests")
-        return strata(pairs), trace_rate_rps(trace)
+        return strata(pairs), trace_rate_rps(trace), trace.requests
     lengths = {"workload.input_tokens": workload.input_tokens, "workload.output_tokens": workload.output_tokens}
     missing = [name for name, tokens in lengths.items() if tokens < 1]
     if missing:
         raise ConfigError(f"no workload: give a trace, or {' and '.join(missing)} above 0")
-    return (Lengths(workload.input_tokens, workload.output_tokens, 1.0),), None
+    return (Lengths(workload.input_tokens, workload.output_tokens, 1.0),), None, ()
