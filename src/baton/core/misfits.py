@@ -32,7 +32,7 @@ def misfits(value: object, kind: object, place: str = "") -> list[str]:
     if origin is tuple and isinstance(value, list):
         parts = cast("list[object]", value)
         return [line for index, part in enumerate(parts) for line in misfits(part, inner[0], f"{place}[{index}]")]
-    return _of_leaf(value, kind, place)
+    return _of_leaf(cast("object", value), kind, place)
 
 
 def _in_struct(value: object, kind: type[Struct], place: str) -> list[str]:

@@ -179,9 +179,11 @@ class LeastPressure:
         tpot_s = self._promise(request, model).tpot_s
         queued = _Work(worker.queued_tokens, max(1, worker.queued_requests))
         queue_s = self._compute_s(worker, queued, tpot_s, model)
-        queue_s += arena.room_s
+        queue_s += arena.room_s + self._place_s(worker, cluster, model)
         prefix = prefix_on(worker, request, cluster, cost, wait_s=queue_s)
-        prompt_s = self._compute_s(worker, _Work(request.prompt_tokens - prefix.tokens, 1, prefix.tokens), tpot_s, model)
+        prompt_s = self._compute_s(
+            worker, _Work(request.prompt_tokens - prefix.tokens, 1, prefix.tokens), tpot_s, model
+        )
         ttft_s, fetch = max(queue_s, prefix.load_s) + prompt_s, None
         best = min(hits, key=lambda host: (-hits[host], host), default=None)
         if best is not None and hits[best] > here:
@@ -190,34 +192,25 @@ class LeastPressure:
             rest_s = self._compute_s(worker, _Work(request.prompt_tokens - there, 1, there), tpot_s, model)
             if wait_s + rest_s < ttft_s:
                 ttft_s, prompt_s, fetch = wait_s + rest_s, rest_s, best
-        pressure = self._pressure(worker, request, cluster, model, ttft_s=ttft_s, prompt_s=prompt_s)
-        off_role = 1.0
+        late = ttft_s / self._promise(request, model).ttft_s
+        slow = self._slow(worker, request, cluster, model, prompt_s)
+        off_role, risk = 1.0, 1.0
         if worker.role == "decode":
-            pressure *= 1.0 + arena.fill_ratio
-            off_role = self.off_role_ratio
+            off_role, risk = self.off_role_ratio, 1.0 + arena.fill_ratio
         return _Plan(
-            worker=worker, fetch=fetch, ttft_s=ttft_s, prompt_s=prompt_s, pressure=pressure * off_role,
-            breaks_promise=request.slo is not None and pressure > self.ttft_slack,
+            worker=worker, fetch=fetch, ttft_s=ttft_s, prompt_s=prompt_s, pressure=max(late, slow) * risk * off_role,
+            breaks_promise=request.slo is not None and max(late, slow * risk) > self.ttft_slack,
         )  # fmt: skip
 
-    def _pressure(
-        self,
-        worker: WorkerView,
-        request: Request,
-        cluster: ClusterView,
-        model: CostModel,
-        *,
-        ttft_s: float,
-        prompt_s: float,
+    def _slow(
+        self, worker: WorkerView, request: Request, cluster: ClusterView, model: CostModel, prompt_s: float
     ) -> float:
-        """Return the larger of two: this request's first token, and the tokens of those that decode there already."""
-        promise = self._promise(request, model)
-        pressure = ttft_s / promise.ttft_s
-        if decodes(worker):
-            shared_s = self._shared_s(worker, request, cluster, model) + prompt_s
-            tpot_s = _decode_s(worker, 0, 0, model) + shared_s / self._answer_tokens(worker, cluster)
-            pressure = max(pressure, tpot_s / promise.tpot_s)
-        return pressure
+        """Return the pressure on the tokens of those that decode there already, with this prompt beside them."""
+        if not decodes(worker):
+            return 0.0
+        shared_s = self._shared_s(worker, request, cluster, model) + prompt_s
+        tpot_s = _decode_s(worker, 0, 0, model) + shared_s / self._answer_tokens(worker, cluster)
+        return tpot_s / self._promise(request, model).tpot_s
 
     def _tpot_s(self, worker: WorkerView, request: Request, cluster: ClusterView, cost: CostModel) -> float:
         """Predict the time per token of a request that decodes on this worker, beside the prompts that it is given."""
@@ -232,6 +225,14 @@ class LeastPressure:
     def _memory_s(self, request: Request, worker: WorkerView, cluster: ClusterView, cost: CostModel) -> float:
         """How long an answer of this worker decodes: the time over which prompts beside it count."""
         return self._answer_tokens(worker, cluster) * self._promise(request, cost.on(worker.kind)).tpot_s
+
+    def _place_s(self, worker: WorkerView, cluster: ClusterView, model: CostModel) -> float:
+        """Predict when a step has a place for one request more: decodes fill it until enough of them have ended."""
+        too_many = decodes(worker) + 1 - worker.requests_max
+        if not worker.requests_max or too_many <= 0:
+            return 0.0
+        life_s = self._answer_tokens(worker, cluster) * _decode_s(worker, 0, 0, model)
+        return too_many * life_s / decodes(worker)
 
     def _note_answer(self, worker: WorkerView, cluster: ClusterView) -> None:
         """Count an answer that will decode here."""

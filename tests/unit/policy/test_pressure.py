@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from baton.core.types import HostId, Slo
 from baton.policy.pressure import LeastPressure
 from baton.policy.routing import Route
@@ -125,3 +127,14 @@ def test_a_full_arena_makes_a_request_wait_for_answers_to_end() -> None:
     assert refused is not None
     roomy = worker("d", "mixed", running_requests=9, context_tokens=8000, kv_tokens_max=10_000)
     assert LeastPressure().admit(request(slo=tight), cluster(roomy), COST, 0.0) is None
+
+
+def test_a_prompt_waits_for_a_place_in_a_full_batch() -> None:
+    """130 decode where 128 have a place: three of them have to end, each of 200 tokens of 0.14 s: 0.66 s more."""
+    promise = Slo(ttft_s=1.5, tpot_s=9.0)
+    crowded = replace(worker("d", "decode", running_requests=130), requests_max=128)
+    refused = LeastPressure().admit(request(slo=promise), cluster(crowded), COST, 0.0)
+    assert refused is not None
+    assert refused.reason.startswith("the first token")
+    roomy = replace(crowded, requests_max=256)
+    assert LeastPressure().admit(request(slo=promise), cluster(roomy), COST, 0.0) is None
