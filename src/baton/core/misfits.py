@@ -19,7 +19,7 @@ def misfits(value: object, kind: object, place: str = "") -> list[str]:
     """
     if isinstance(kind, type) and issubclass(kind, Struct):
         return _in_struct(value, kind, place)
-    origin, inner = get_origin(kind), get_args(kind)
+    origin, inner, leaf = get_origin(kind), get_args(kind), value
     if origin is UnionType:
         given = [each for each in inner if each is not NoneType]
         if value is None and NoneType in inner:
@@ -32,7 +32,7 @@ def misfits(value: object, kind: object, place: str = "") -> list[str]:
     if origin is tuple and isinstance(value, list):
         parts = cast("list[object]", value)
         return [line for index, part in enumerate(parts) for line in misfits(part, inner[0], f"{place}[{index}]")]
-    return _of_leaf(cast("object", value), kind, place)
+    return _of_leaf(leaf, kind, place)
 
 
 def _in_struct(value: object, kind: type[Struct], place: str) -> list[str]:
