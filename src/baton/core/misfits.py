@@ -17,22 +17,33 @@ def misfits(value: object, kind: object, place: str = "") -> list[str]:
     `kind`: a struct, or what stands behind a field of one. `place`: where the value stands, such as `workers[0].count`.
     Unknown keys of a struct are among them, with the nearest known one, and keys that it needs and that are missing.
     """
-    if isinstance(kind, type) and issubclass(kind, Struct):
-        return _in_struct(value, kind, place)
-    origin, inner, leaf = get_origin(kind), get_args(kind), value
+    struct = _struct(kind)
+    if struct is not None:
+        return _in_struct(value, struct, place)
+    origin, inner = get_origin(kind), get_args(kind)
     if origin is UnionType:
         given = [each for each in inner if each is not NoneType]
         if value is None and NoneType in inner:
             return []
         if len(given) == 1:
             return misfits(value, given[0], place)
+    return _in_many(value, kind, place) or _of_leaf(value, kind, place)
+
+
+def _struct(kind: object) -> type[Struct] | None:
+    return kind if isinstance(kind, type) and issubclass(kind, Struct) else None
+
+
+def _in_many(value: object, kind: object, place: str) -> list[str]:
+    """Of the parts of a dictionary or a list, where both the value and the kind are one."""
+    origin, inner = get_origin(kind), get_args(kind)
     if origin is dict and isinstance(value, dict):
         named = cast("dict[str, object]", value)
         return [line for key, part in named.items() for line in misfits(part, inner[1], _below(place, key))]
     if origin is tuple and isinstance(value, list):
         parts = cast("list[object]", value)
         return [line for index, part in enumerate(parts) for line in misfits(part, inner[0], f"{place}[{index}]")]
-    return _of_leaf(leaf, kind, place)
+    return []
 
 
 def _in_struct(value: object, kind: type[Struct], place: str) -> list[str]:
