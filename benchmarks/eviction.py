@@ -81,7 +81,7 @@ def play(made: Chains, prompts: Sequence[tuple[BlockHash, ...]], pool_blocks: in
     blocks, hits = Blocks(pool_blocks, order), Hits()
     for prompt in prompts:
         fits = prompt[:pool_blocks]
-        found = blocks.match(fits)
+        found = blocks.hit(fits, None, made.block_tokens).blocks
         hits.add(len(found), made.block_tokens)
         blocks.pin(found)
         taken, _ = blocks.take(len(fits) - len(found))

@@ -38,11 +38,14 @@ def text_alone(request: Request, prompt: Sequence[int]) -> list[int]:
 class Arena:
     """What lies in each slot of each block: the token and its position. A slot that was never written holds nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, window_tokens: int | None = None) -> None:
+        """`window_tokens`: how far back a token sees. What lies behind is not looked at."""
+        self._window_tokens = window_tokens
         self._slots: dict[tuple[BlockId, int], tuple[int, int] | None] = {}
 
     def compute(self, part: Slice) -> SliceResult:
-        for position in range(part.start):
+        seen_from = 0 if self._window_tokens is None else max(0, part.start - self._window_tokens + 1)
+        for position in range(seen_from, part.start):
             assert self._slots.get(self._at(part, position)) == (position, part.tokens[position]), (
                 f"{part.request_id}: the KV of token {position} is lost, stale or of somebody else"
             )

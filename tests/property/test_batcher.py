@@ -356,7 +356,7 @@ class BatchersUnderAnyOrder(RuleBasedStateMachine):
     @invariant()
     def blocks_are_conserved(self) -> None:
         view = self.pool.view()
-        assert view.blocks_free + view.blocks_used + view.blocks_cached == BLOCKS
+        assert view.blocks_free + view.blocks_used + view.blocks_cached == view.blocks_total
 
     def teardown(self) -> None:
         """Let everybody go on: every request ends with its text, and nothing is held."""

@@ -43,7 +43,7 @@ class BlocksAgainstAModel(RuleBasedStateMachine):
             if wanted not in self.names:
                 break
             expected.append(self.names[wanted])
-        found = self.blocks.match(hashes)
+        found = self.blocks.hit(hashes, None, 4).blocks
         assert found == expected
         assert self.blocks.unpinned(found) == sum(block in self.lru for block in found)
         self.blocks.pin(found)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from baton.control.decision_log import PoolDecision
 from baton.core.copies import LandingEnded, LandingWanted
 from baton.core.messages import BlocksStored, StartDecode, StartPrefill, StartWorker, StopRequest
 from baton.core.types import HostId, RequestId, WorkerId
 from baton.kv.hashing import block_hashes
+from baton.kv.window import Window
 from baton.sim.cluster import SimCluster, build_cluster
 from baton.sim.engines import LengthEngine
 from baton.sim.faults import Cancel, Death, Fault, HostKill, Kill, WireCut
@@ -18,7 +19,7 @@ from baton.sim.journal import Journal
 from baton.sim.play import play, stage
 from baton.sim.policies import build_policies
 from baton.sim.scenario import RESTLESS, PlannedRequest, Scenario
-from baton.sim.spec import SimWorkers, load_spec
+from baton.sim.spec import SimKind, SimKV, SimWorkers, load_spec
 from tests.simulation.test_behaviour import outcome, request, scenario
 
 A, B = HostId("a"), HostId("b")
@@ -45,6 +46,31 @@ def test_decode_goes_on_where_prefill_stopped_on_another_host() -> None:
     decode = cluster.worker(WorkerId("decode-0"))
     assert decode is not None
     assert decode.steps == 7  # 8 tokens, of which prefill made the first
+
+
+def test_of_a_model_that_sees_a_window_the_visible_tail_comes_over() -> None:
+    """Of 30 tokens the last 8 are seen: blocks of four from token 20 on, and nothing was sent ahead of that either."""
+    made = two_hosts(request("r", tokens=30))
+    made = replace(made, cluster=replace(made.cluster, window=Window(tokens=8, step_tokens=4)))
+    cluster = play(made)
+    assert [event.computed_tokens for event in landings(cluster)] == [30]
+    assert (cluster.wires.copies, cluster.wires.tokens) == (1, 10)
+    decode = cluster.worker(WorkerId("decode-0"))
+    assert decode is not None
+    assert decode.steps == 7
+
+
+def test_a_source_that_has_let_go_too_much_is_not_read() -> None:
+    """It lets go at every block of four, the target has blocks of eight: what it begins with is gone."""
+    made = two_hosts(request("r", tokens=30))
+    large = SimKind(cost={"model": "linear", **asdict(made.cluster.cost)}, kv=SimKV(blocks=32, block_tokens=8))
+    workers = (SimWorkers(role="prefill", host=A), SimWorkers(role="decode", host=B, kind="large"))
+    window = Window(tokens=8, step_tokens=4)
+    made = replace(made, cluster=replace(made.cluster, window=window, workers=workers, kinds={"large": large}))
+    cluster = play(made)
+    assert (cluster.wires.copies, cluster.wires.tokens) == (0, 0)
+    assert [event.computed_tokens for event in landings(cluster)] == [16]
+    assert outcome(cluster.server.journal.lives[RequestId("r")]) == "finished"
 
 
 def test_what_is_there_already_does_not_come_over() -> None:

@@ -38,6 +38,7 @@ def fresh_coordinator(header: Header) -> Coordinator:
         cost=load_cost(header.cost, folder=Path()).cost,
         block_tokens=header.block_tokens,
         attempts_max=header.attempts_max,
+        window=header.window,
     )
 
 

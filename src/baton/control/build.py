@@ -11,6 +11,7 @@ from baton.control.coordinator import Coordinator, Policies
 from baton.core.config import Plugin, PolicyConfig
 from baton.core.plugin import check_port, load_plugin
 from baton.core.ports import CostModel
+from baton.kv.window import Window
 from baton.policy.admission import AdmissionPolicy
 from baton.policy.fairness import FairnessPolicy
 from baton.policy.lengths import LengthsPolicy
@@ -25,9 +26,11 @@ from baton.policy.streaming import StreamingPolicy
 Port = TypeVar("Port")
 
 
-def build_coordinator(policy: PolicyConfig, *, cost: CostModel, block_tokens: int, attempts_max: int) -> Coordinator:
+def build_coordinator(
+    policy: PolicyConfig, *, cost: CostModel, block_tokens: int, attempts_max: int, window: Window | None = None
+) -> Coordinator:
     """Load the configured policies into a coordinator. Raises ConfigError for a plug-in that does not fit."""
-    return Coordinator(build_policies(policy, cost), block_tokens, attempts_max)
+    return Coordinator(build_policies(policy, cost), block_tokens, attempts_max, window)
 
 
 def build_policies(policy: PolicyConfig, cost: CostModel) -> Policies:

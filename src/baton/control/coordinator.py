@@ -40,6 +40,7 @@ from baton.core.messages import (
 )
 from baton.core.prefixes import BlocksRemoved, BlocksStored
 from baton.core.types import (
+    BlockHash,
     ClusterView,
     FlightView,
     HostId,
@@ -53,6 +54,7 @@ from baton.core.types import (
 )
 from baton.kv.hashing import names_of
 from baton.kv.prefix_index import PrefixIndex
+from baton.kv.window import Window
 from baton.policy.prefix import prefix_on
 from baton.policy.routing import queue_s
 
@@ -92,6 +94,8 @@ class Coordinator:
     policies: Policies
     block_tokens: int
     attempts_max: int = 3
+    window: Window | None = None
+    """How far back the model sees, where no layer sees everything."""
     _reshaping: Reshaping = field(default_factory=Reshaping)
     _fleet: Fleet = field(default_factory=Fleet)
     _index: PrefixIndex = field(default_factory=PrefixIndex)
@@ -366,13 +370,18 @@ class Coordinator:
     def _view(self, flight: Flight) -> ClusterView:
         request = flight.request
         longest = max(0, request.prompt_tokens - 1)
-        hits = self._index.hit_blocks(request.block_hashes)
+        hits = self._hits(request.block_hashes, 1)
         hit_tokens = {host: min(blocks * self.block_tokens, longest) for host, blocks in hits.items()}
         for runs in sorted({*self._block_runs.values()}):
-            for host, blocks in self._index.hit_blocks(names_of(request.block_hashes, runs)).items():
+            for host, blocks in self._hits(names_of(request.block_hashes, runs), runs).items():
                 if self._block_runs.get(host) == runs:
                     hit_tokens[host] = min(blocks * runs * self.block_tokens, longest)
         return self._cluster(hit_tokens, flight.tier_hits, self.policies.expected_tokens(request))
+
+    def _hits(self, names: Sequence[BlockHash], runs: int) -> dict[HostId, int]:
+        if self.window is None:
+            return self._index.hit_blocks(names)
+        return self._index.hit_blocks_behind(names, self.window, runs * self.block_tokens)
 
     def _cluster(
         self,

@@ -59,8 +59,9 @@ class Crossings:
             names=names,
         )
         self.handoffs.begin(move)
-        blocks = -(-tokens // self.pools[target].block_tokens)
-        self.desk.tell_pool(target, LandingWanted(start.request, start.attempt, start.worker, blocks, names))
+        pool = self.pools[target]
+        blocks, first = -(-tokens // pool.block_tokens), pool.behind(tokens)
+        self.desk.tell_pool(target, LandingWanted(start.request, start.attempt, start.worker, blocks, names, first))
 
     def redirect(self, start: Start, target: HostId, tokens_so_far: TokenBytes) -> bool:
         """Let a handoff under way serve this start, or give it up where it goes elsewhere. False: none goes there."""
@@ -138,6 +139,9 @@ class Crossings:
         """Send what was sealed since the last time, if it is worth a copy."""
         request = ahead.request
         tokens, least_tokens = self._sealed_tokens(ahead), ahead.run_tokens
+        first = self.pools[ahead.target].behind(max(tokens, request.prompt_tokens - 1))
+        if tokens <= first * self.pools[ahead.target].block_tokens:
+            tokens = 0  # nobody will look at it: who goes on there sees what comes later
         fresh_tokens = tokens - ahead.sent_tokens
         if ahead.report:
             least_tokens = 1 + max(self.pools[host].block_tokens for host in (ahead.source, ahead.target))
@@ -158,7 +162,7 @@ class Crossings:
             names=names,
         )
         self.handoffs.begin(ahead.move)
-        self.desk.tell_pool(ahead.target, LandingWanted(request, ahead.attempt, None, len(names), names))
+        self.desk.tell_pool(ahead.target, LandingWanted(request, ahead.attempt, None, len(names), names, first))
 
     def _sealed_tokens(self, ahead: Ahead) -> int:
         """Count the leading tokens that whole blocks of both hosts can hold, and that are sealed on the one."""
@@ -184,12 +188,12 @@ class Crossings:
         if move.source == target:
             self._granted_read(move, granted)
             return
+        move.cached_tokens = granted.cached_blocks * self.pools[target].block_tokens
         if move.start is not None:
             move.tokens = min(move.tokens, self.tokens_at(move.source, move.start))
         table: tuple[BlockId, ...] = ()
         if move.tokens:
             table = self._lease(move)
-        move.cached_tokens = granted.cached_blocks * self.pools[target].block_tokens
         move.is_copying = True
         read, write = table, granted.block_table
         if move.tokens > move.cached_tokens:
@@ -223,6 +227,8 @@ class Crossings:
         self.desk.tell_pool(move.source, LeaseWanted(request, prefix))
         table, computed_tokens = pool.table(request.id)
         move.tokens = min(move.tokens, computed_tokens)
+        if pool.held_from_tokens(request.id) > move.cached_tokens:
+            move.tokens, move.is_too_late = 0, True
         move.is_leasing = True
         return table
 
@@ -241,7 +247,7 @@ class Crossings:
         """
         move, waited_for = self.handoffs.end(copy)
         request_id = copy.request_id
-        landed = blocks == len(copy.write)
+        landed = blocks == len(copy.write) and not move.is_too_late
         if move.source in self.pools and move.is_leasing:
             self.desk.tell_pool(move.source, LeaseEnded(request_id))
         if move.target in self.pools:

@@ -12,6 +12,7 @@ from baton.control.coordinator import Coordinator
 from baton.core.config import PolicyConfig
 from baton.core.messages import CoordinatorCommand, CoordinatorEvent, PoolCommand, PoolEvent
 from baton.core.types import HostId
+from baton.kv.window import Window
 
 LOG_VERSION = 1
 
@@ -25,6 +26,8 @@ class LogHeader(Struct, frozen=True, kw_only=True, tag=True):
     attempts_max: int
     cost: dict[str, Any] = {}
     """The configuration's section: policies choose by it."""
+    window: Window | None = None
+    """How far back the model sees, where no layer sees everything."""
 
 
 class SimHeader(Struct, frozen=True, kw_only=True, tag=True):

@@ -41,6 +41,8 @@ class Move:
     """False while it waits for blocks."""
     is_leasing: bool = False
     """The source keeps its blocks for it."""
+    is_too_late: bool = False
+    """The source has let go of what it would begin with: nothing comes of it."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -23,10 +23,12 @@ class LandingWanted(Struct, frozen=True, tag=True):
     blocks: int
     prefix: tuple[BlockHash, ...]
     """Hashes of its leading full blocks: what is here already need not come over."""
+    first_block: int = 0
+    """Leading blocks that nobody will look at: behind a window that all layers have. They do not come over."""
 
 
 class LandingGranted(Struct, frozen=True, tag=True):
-    """The blocks that a request's KV may be written into. The first `cached_blocks` hold it already."""
+    """The blocks that a request's KV may be written into. The first `cached_blocks` hold it already, or need not."""
 
     request_id: RequestId
     attempt: int

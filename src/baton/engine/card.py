@@ -31,6 +31,8 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     """Most tokens, prompt and output together, that one request may have."""
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None = None
+    window_tokens: int | None = None
+    """How far back the widest of its layers sees, a token's own position included. None: some layer sees everything."""
     embedding_dim: int = 0
     """Values of the vector that it makes of a prompt. 0: it makes none."""
     weight_bytes: int = 0

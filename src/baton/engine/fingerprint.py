@@ -32,7 +32,8 @@ def kv_identity(card: ModelCard) -> KVIdentity:
     Raises ModelError where its files cannot be read.
     """
     if card.format == "hash":
-        sizes = _digest(f"{card.layers} {card.kv_heads} {card.head_dim} {card.vocab_tokens}".encode())
+        shape = f"{card.layers} {card.kv_heads} {card.head_dim} {card.vocab_tokens} {card.window_tokens}"
+        sizes = _digest(shape.encode())
         return KVIdentity(
             model=card.name, architecture="hash", rope="", config=sizes, tokenizer="bytes", weights="hashes"
         )

@@ -30,7 +30,16 @@ TEXT_TOKENS = tuple(BYTE_TOKENS_FROM + byte for byte in range(ord(" "), ord("~")
 """What it says: printable ASCII, so that every token is a visible character."""
 
 
-def hash_card(name: str = "hash") -> ModelCard:
+WINDOW_TOKENS = 256
+"""How far back the windowed hash model sees."""
+
+
+def windowed_hash_card() -> ModelCard:
+    """Describe the hash model that sees a window only, as models with sliding attention in all layers do."""
+    return hash_card("hash-window", window_tokens=WINDOW_TOKENS)
+
+
+def hash_card(name: str = "hash", *, window_tokens: int | None = None) -> ModelCard:
     """Describe the hash model: one layer, one head of 16 bytes, so K and V of a token are 32 bytes."""
     return ModelCard(
         name=name,
@@ -44,6 +53,7 @@ def hash_card(name: str = "hash") -> ModelCard:
         context_tokens=CONTEXT_TOKENS,
         eos_token_ids=(EOS_TOKEN,),
         bos_token_id=BOS_TOKEN,
+        window_tokens=window_tokens,
         embedding_dim=EMBEDDING_DIM,
     )
 
@@ -51,13 +61,23 @@ def hash_card(name: str = "hash") -> ModelCard:
 class HashEngine:
     """StepEngine over a layout of bytes. Deterministic: same tokens, same sampling, same text, on any machine."""
 
-    def __init__(self, layout: KVLayout, memory: memoryview, vocab_tokens: int = VOCAB_TOKENS) -> None:
-        """`memory` is the whole arena; bytes after its last whole block are left alone."""
+    def __init__(
+        self,
+        layout: KVLayout,
+        memory: memoryview,
+        vocab_tokens: int = VOCAB_TOKENS,
+        window_tokens: int | None = None,
+    ) -> None:
+        """`memory` is the whole arena; bytes after its last whole block are left alone.
+
+        `window_tokens`: the next token is a hash of the last so many tokens' KV, and nothing before is read.
+        """
         assert layout.dtype == "uint8", f"the hash engine writes bytes, the layout has {layout.dtype}"
         assert vocab_tokens > TEXT_TOKENS[-1], f"{vocab_tokens} tokens cannot spell printable text"
         self.layout = layout
         self._width = layout.kv_heads * layout.head_dim
         self._planes = layout.planes * layout.layers
+        self._window_tokens = window_tokens
         whole = np.frombuffer(memory, dtype=np.uint8)
         arena = whole[: len(whole) // layout.block_bytes * layout.block_bytes].reshape(-1, layout.block_bytes)
         self._shards = [(shard, _view(arena, shard, layout)) for shard in layout.shards]
@@ -115,20 +135,22 @@ class HashEngine:
         return drawn
 
     def _context_digest(self, part: Slice) -> bytes:
-        """Hash all KV of tokens [0, total), plane by plane in token order: blind to how blocks and ranks cut it.
+        """Hash all KV of the tokens that are seen, plane by plane in order: blind to how blocks and ranks cut it.
 
         A head that several ranks hold must be the same in all: where it is not, the text is another one.
         """
         layout, total = self.layout, part.start + part.count
-        table = np.asarray(part.block_table[: -(-total // layout.block_tokens)])
-        kv = np.zeros((layout.layers, layout.planes, total, layout.kv_heads, layout.head_dim), np.uint8)
+        seen = total if self._window_tokens is None else min(total, self._window_tokens)
+        first_block, skipped = divmod(total - seen, layout.block_tokens)
+        table = np.asarray(part.block_table[first_block : -(-total // layout.block_tokens)])
+        kv = np.zeros((layout.layers, layout.planes, seen, layout.kv_heads, layout.head_dim), np.uint8)
         held = np.zeros((layout.layers, layout.kv_heads), np.bool_)
         digest = blake2b(digest_size=16)
         for shard, blocks in self._shards:
             layers, heads = (slice(part.start, part.stop) for part in (shard.layers, shard.heads))
             # [layers, planes, blocks, block_tokens, kv_heads, head_dim], tokens joined and cut off
             mine = blocks[table].transpose(1, 2, 0, 3, 4, 5)
-            mine = mine.reshape(*mine.shape[:2], -1, *mine.shape[4:])[:, :, :total]
+            mine = mine.reshape(*mine.shape[:2], -1, *mine.shape[4:])[:, :, skipped : skipped + seen]
             if not held[layers, heads].any():
                 kv[layers, :, :, heads] = mine
                 held[layers, heads] = True

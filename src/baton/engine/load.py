@@ -115,7 +115,7 @@ def load_engine(
     chosen = choice or choose_engine(card, layout)
     inner: StepEngine
     if chosen.kind == "hash":
-        return ConstrainedEngine(HashEngine(layout, _on_host(memory), card.vocab_tokens), card)
+        return ConstrainedEngine(HashEngine(layout, _on_host(memory), card.vocab_tokens, card.window_tokens), card)
     from baton.engine.load_native import load_native_engine, load_quantized_engine
     from baton.engine.load_torch import load_torch_engine
     from baton.engine.native.library import NativeLibrary

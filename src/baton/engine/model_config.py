@@ -124,6 +124,12 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     """Where set, `kv_heads` is 1 and `head_dim` the width of what is cached."""
 
     @property
+    def window_tokens(self) -> int | None:
+        """The widest window, where every layer has one. What is behind it no layer of any later token looks at."""
+        windows = [window for window in self.windows if window is not None]
+        return max(windows) if windows and len(windows) == len(self.windows) else None
+
+    @property
     def rotary_dim(self) -> int:
         """Dimensions of a head that are rotated."""
         return self.head_dim if self.latent is None else self.latent.rope_dim

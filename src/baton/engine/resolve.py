@@ -13,7 +13,7 @@ from baton.engine.card import ModelCard, ModelFormat
 from baton.engine.config_gguf import gguf_shapes, read_config_gguf
 from baton.engine.config_json import read_config_json
 from baton.engine.gguf_file import open_gguf
-from baton.engine.hash_engine import hash_card
+from baton.engine.hash_engine import hash_card, windowed_hash_card
 from baton.engine.hub import download
 from baton.engine.model_config import ModelConfig
 from baton.engine.safetensors_file import read_checkpoint
@@ -31,12 +31,16 @@ HOW_TO_CONVERT = (
 
 
 def resolve_model(model: str) -> ModelCard:
-    """Find and check a model: a folder, a .gguf file, a hub name, `smollm2-135m` or `hash`.
+    """Find and check a model: a folder, a .gguf file, a hub name, `smollm2-135m`, `hash` or `hash-window`.
 
     Reads headers only, so it takes a fraction of a second (but for a download from the hub).
     Raises ModelError; its message says what to do.
     """
-    aliases: dict[str, Callable[[], ModelCard]] = {"hash": hash_card, SMOLLM2_ALIAS: _smollm2}
+    aliases: dict[str, Callable[[], ModelCard]] = {
+        "hash": hash_card,
+        SMOLLM2_ALIAS: _smollm2,
+        "hash-window": windowed_hash_card,
+    }
     if model in aliases:
         return aliases[model]()
     path = Path(model).expanduser()
@@ -127,6 +131,7 @@ def _card(name: str, path: Path, kind: ModelFormat, config: ModelConfig, weight_
         context_tokens=config.context_tokens,
         eos_token_ids=config.eos_token_ids,
         bos_token_id=config.bos_token_id,
+        window_tokens=config.window_tokens,
         embedding_dim=config.hidden,
         weight_bytes=weight_bytes,
     )

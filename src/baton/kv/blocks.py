@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 from baton.core.types import BlockHash, BlockId
+from baton.kv.window import Window, behind_blocks, longest_hit
 
 Writes = Literal["cached", "sealed"]
 """When a block is looked at for the tiers below."""
@@ -31,6 +32,20 @@ class BlockFacts:
     """Requests that have stood on it, the one that sealed it included."""
     is_backed: bool = False
     """A tier below holds it too: giving it up here loses nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """Leading blocks of a prompt that need not be computed, of which those behind a window need not be held either."""
+
+    behind: int
+    """Leading blocks that nobody looks at: not held here."""
+    blocks: list[BlockId]
+    """Those after them."""
+
+    @property
+    def count(self) -> int:
+        return self.behind + len(self.blocks)
 
 
 @runtime_checkable
@@ -85,15 +100,12 @@ class Blocks:
         """Blocks that `take` can give: free ones, and cached ones that it may evict."""
         return self.free + self.cached
 
-    def match(self, hashes: Iterable[BlockHash]) -> list[BlockId]:
-        """Find the longest run of leading hashes that this host holds. Pins nothing."""
-        found: list[BlockId] = []
-        for name in hashes:
-            block = self._by_hash.get(name)
-            if block is None:
-                break
-            found.append(block)
-        return found
+    def hit(self, hashes: Sequence[BlockHash], window: Window | None, block_tokens: int, first: int = 0) -> Hit:
+        """Find the most leading blocks of a prompt that need not be computed. Pins nothing. See `longest_hit`."""
+        by_hash = self._by_hash
+        count = longest_hit((name in by_hash for name in hashes), window, block_tokens, first)
+        behind = max(first, behind_blocks(window, count * block_tokens, block_tokens))
+        return Hit(behind, [by_hash[name] for name in hashes[behind:count]])
 
     def find(self, name: BlockHash) -> BlockId | None:
         """Find the block of a name."""
@@ -172,10 +184,8 @@ class Blocks:
         Back to front, so that of one request the deepest block is evicted first: a prefix is worth more than its end.
         """
         pins, facts, free = self._pins, self._facts, self._free
-        if not self._by_hash and not self._has_forgotten:  # nobody shares a block that never had a name
-            held = set(map(pins.__getitem__, blocks))
-            assert held <= {1}, f"blocks without a name are pinned {held} times"
-            for block in blocks:
+        if not self._by_hash and not self._has_forgotten and set(map(pins.__getitem__, blocks)) <= {1}:
+            for block in blocks:  # none has a name, and none is shared: there is nothing to look at
                 pins[block] = 0
             free.extend(reversed(blocks))
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from baton.core.copies import LandingGranted
 from baton.core.types import BlockHash, BlockId, Request, RequestId, WorkerId
 
 KEPT_FREE_RATIO = 0.5
@@ -20,6 +21,9 @@ class Holding:
     user: WorkerId | None
     """The worker that may read and write the blocks now. None between two workers."""
     table: list[BlockId] = field(default_factory=list[BlockId])
+    behind: int = 0
+    """Leading entries of the table that it no longer holds, or never did: nobody looks at them, and what stands there
+    means nothing."""
     names: list[BlockHash] = field(default_factory=list[BlockHash])
     """Of its leading sealed blocks."""
     computed_tokens: int = 0
@@ -33,6 +37,28 @@ class Holding:
     """Its KV comes over from another host: first the blocks are waited for, then a wire writes into them."""
     leases: int = 0
     """Wires that read its blocks."""
+    leased: list[BlockId] = field(default_factory=list[BlockId])
+    """What they may read, pinned once more for each of them."""
+
+    @property
+    def held(self) -> list[BlockId]:
+        """The blocks that it has."""
+        return self.table[self.behind :] if self.behind else self.table
+
+    @property
+    def blocks(self) -> int:
+        """How many it has."""
+        return len(self.table) - self.behind if self.table else 0
+
+    def goal(self, done_blocks: int, ahead_blocks: int | None) -> int:
+        """How long its table shall be now that so many leading blocks are done.
+
+        `ahead_blocks`: no more than so many beyond those are given at a time. None, or for one that does not tell what
+        it has done: all that it wants.
+        """
+        if ahead_blocks is None or self.landing or not self.request.shares_blocks:
+            return self.wanted
+        return min(self.wanted, done_blocks + ahead_blocks)
 
     @property
     def is_touched(self) -> bool:
@@ -62,6 +88,12 @@ class Holding:
         most_blocks = -(-(self.request.prompt_tokens + self.request.output_tokens_max) // block_tokens)
         has_blocks = len(self.table) + count
         return max(0, min(spare_blocks, has_blocks, most_blocks - has_blocks))
+
+
+def landing_granted(holding: Holding, block_tokens: int) -> LandingGranted:
+    """Tell a wire which blocks to write into, and how many of them hold the request's KV already, or need not."""
+    done_blocks = max(holding.behind, holding.computed_tokens // block_tokens)
+    return LandingGranted(holding.request.id, holding.attempt, tuple(holding.table), done_blocks)
 
 
 def idle_younger(holdings: Iterable[Holding], than: Holding) -> list[Holding]:

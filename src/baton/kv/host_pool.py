@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
-from baton.core.copies import LandingEnded, LandingGranted, LandingRefused, LandingWanted, LeaseEnded, LeaseWanted
+from baton.core.copies import LandingEnded, LandingRefused, LandingWanted, LeaseEnded, LeaseWanted
 from baton.core.keeping import BlocksKept, LoadEnded, LoadWanted, TierOpened, TierRests, TierShrunk
 from baton.core.messages import (
     BlocksGranted,
@@ -31,11 +31,12 @@ from baton.core.messages import (
     WorkerLost,
 )
 from baton.core.types import BlockHash, BlockId, HostId, HostView, RequestId, WorkerId
-from baton.kv.blocks import EvictionOrder
+from baton.kv.blocks import EvictionOrder, Hit
 from baton.kv.hashing import names_of, runs_per_block
-from baton.kv.holding import KEPT_FREE_RATIO, Holding, idle_younger, youngest_to_preempt
+from baton.kv.holding import KEPT_FREE_RATIO, Holding, idle_younger, landing_granted, youngest_to_preempt
 from baton.kv.names import named_blocks
 from baton.kv.tier import Tier
+from baton.kv.window import ONE_HASH_A_BLOCK, PromptRules, behind_blocks
 
 
 class HostPool:
@@ -48,19 +49,20 @@ class HostPool:
         blocks_total: int,
         block_tokens: int,
         eviction: Callable[[], EvictionOrder],
-        hash_tokens: int | None = None,
         tiers: Sequence[Tier] = (),
+        prompts: PromptRules = ONE_HASH_A_BLOCK,
     ) -> None:
-        """`hash_tokens`: how many tokens each of a request's hashes is of; None: of a block."""
         self.host = host
         self.block_tokens = block_tokens
-        self.block_runs = runs_per_block(block_tokens, hash_tokens or block_tokens)
+        self.window = prompts.window
+        self.block_runs = runs_per_block(block_tokens, prompts.hash_tokens or block_tokens)
         self._names = named_blocks(self, blocks_total, eviction, tiers)
         self._blocks, self.tiers = self._names.blocks, self._names.tiers
         """What is below the arena. None: nothing, and what is given up is gone."""
+        self._ahead_blocks = None if self.window is None else -(-self.window.ahead_tokens // block_tokens)
         self._holdings: dict[RequestId, Holding] = {}
         self._wanting: dict[RequestId, None] = {}
-        self.kept_free_blocks = int(blocks_total * KEPT_FREE_RATIO)
+        self.kept_free_blocks = int(blocks_total * KEPT_FREE_RATIO) if self.window is None else blocks_total
         """See `Holding.stock_blocks`. All blocks: nobody is given more than was asked for."""
 
     def handle(self, event: PoolEvent) -> list[PoolCommand]:
@@ -110,7 +112,16 @@ class HostPool:
 
     def held_tokens(self, hashes: Sequence[BlockHash]) -> int:
         """Count the leading tokens of a prompt, by its hashes, whose KV this host holds."""
-        return len(self._blocks.match(names_of(hashes, self.block_runs))) * self.block_tokens
+        return self._names.hit(names_of(hashes, self.block_runs)).count * self.block_tokens
+
+    def behind(self, computed_tokens: int) -> int:
+        """Count the leading blocks that nobody reads any more, once so many tokens are computed."""
+        return behind_blocks(self.window, computed_tokens, self.block_tokens)
+
+    def held_from_tokens(self, request_id: RequestId) -> int:
+        """Return the position of the first token whose KV the request still has here."""
+        holding = self._holdings.get(request_id)
+        return holding.behind * self.block_tokens if holding is not None else 0
 
     def view(self) -> HostView:
         """Count the blocks by state."""
@@ -118,7 +129,7 @@ class HostPool:
 
     def blocks_of(self, worker: WorkerId) -> int:
         """Count the blocks that the worker's requests stand on; one that two of them share counts twice."""
-        return sum(len(held.table) for held in self._holdings.values() if held.user == worker)
+        return sum(held.blocks for held in self._holdings.values() if held.user == worker)
 
     @property
     def holders(self) -> int:
@@ -131,7 +142,7 @@ class HostPool:
         for holding in self._holdings.values():
             is_over = holding.released and not holding.is_touched
             assert not is_over, f"{holding.request.id} is over and still holds blocks"
-            for block in holding.table:
+            for block in (*holding.held, *holding.leased):
                 pins[block] += 1
         self._names.check(pins)
 
@@ -143,7 +154,7 @@ class HostPool:
         again = isinstance(event, StartPrefill) and event.request.sampling.prompt_logprobs
         if holding.preempting or again:
             # A dead worker cannot answer any more, and what it had found out about the prompt died with it.
-            self._empty(holding)
+            self._names.empty(holding)
         holding.attempt, holding.user, holding.released = event.attempt, event.worker, False
         if not holding.landing:
             holding.wanted = 0
@@ -173,17 +184,19 @@ class HostPool:
         return self._name(holding, event.first, event.hashes)
 
     def _name(self, holding: Holding, first: int, hashes: Sequence[BlockHash]) -> list[PoolCommand]:
-        """Seal the blocks `first` .. of a request under their hashes."""
+        """Seal the blocks `first` .. of a request under their hashes, and let go of what nobody sees any more."""
         if first <= len(holding.names):
             holding.names[first:] = hashes
-        return [*self._names.seal(holding.table, first, hashes, holding.request.tenant)]
+        told = self._names.seal(holding, first, hashes)
+        self._names.slide(holding)
+        return [*told]
 
     def _drop(self, event: RequestDropped) -> None:
         holding = self._current(event)
         if holding is None:
             return
         if event.preempted:
-            self._empty(holding)
+            self._names.empty(holding)
         else:
             holding.computed_tokens = max(holding.computed_tokens, event.computed_tokens)
             self._leave(holding)
@@ -202,7 +215,7 @@ class HostPool:
         if holding.released:
             self._free(holding)
         elif holding.preempting:
-            self._empty(holding)
+            self._names.empty(holding)
 
     # ---- KV that comes from another host, or goes there
 
@@ -217,7 +230,7 @@ class HostPool:
             case LeaseEnded(request_id=request_id):
                 holding = self._holdings.get(request_id)
                 if holding is not None and holding.leases:
-                    holding.leases -= 1
+                    self._names.end_lease(holding)
                     self._settle(holding)
             case _:
                 assert_never(event)
@@ -229,11 +242,14 @@ class HostPool:
         if event.worker is None:
             return self._expect_ahead(event)
         if holding is None:
-            holding = self._holdings[event.request.id] = Holding(event.request, event.attempt, event.worker)
+            holding = self._holdings[event.request.id] = Holding(event.request, event.attempt, None)
+        if holding.user is None and not holding.landing and len(holding.table) < event.first_block:
+            self._names.empty(holding)  # all that is left of it here is behind what is to come
+            holding.behind = event.first_block
         holding.attempt, holding.user, holding.landing = event.attempt, event.worker, True
         holding.wanted, holding.prefix, holding.released = event.blocks, event.prefix, False
         if len(holding.table) >= event.blocks:
-            return [self._landing_granted(holding)]
+            return [landing_granted(holding, self.block_tokens)]
         self._wanting[event.request.id] = None
         return []
 
@@ -241,17 +257,13 @@ class HostPool:
         """Give blocks to what is sent ahead if they are to spare. Who holds something here is not sent ahead to."""
         request_id = event.request.id
         holding = Holding(event.request, event.attempt, None, wanted=event.blocks, prefix=event.prefix, landing=True)
-        hit = self._blocks.match(event.prefix)
+        hit = self._names.hit(event.prefix, event.first_block)
         if request_id in self._holdings or self._wanting or self._needed(holding, hit) > self._blocks.available:
             return [LandingRefused(request_id, event.attempt)]
         self._holdings[request_id] = holding
         commands: list[PoolCommand] = []
         self._hold(holding, hit, commands)
         return commands
-
-    def _landing_granted(self, holding: Holding) -> LandingGranted:
-        full_blocks = holding.computed_tokens // self.block_tokens
-        return LandingGranted(holding.request.id, holding.attempt, tuple(holding.table), full_blocks)
 
     def _land(self, event: LandingEnded) -> list[PoolCommand]:
         holding = self._holdings.get(event.request_id)
@@ -261,6 +273,8 @@ class HostPool:
         holding.computed_tokens = event.computed_tokens
         holding.wanted = 0
         told = self._name(holding, 0, event.hashes)
+        if holding.behind > self.behind(event.computed_tokens):
+            self._names.empty(holding)  # less has come than was to: who goes on there sees what is not here
         self._settle(holding)
         return told
 
@@ -268,13 +282,11 @@ class HostPool:
         holding = self._holdings.get(event.request.id)
         if holding is None:
             holding = self._holdings[event.request.id] = Holding(event.request, 0, None)
-        hit = self._blocks.match(event.prefix)
-        if not holding.is_touched and len(hit) * self.block_tokens > holding.computed_tokens:
-            self._empty(holding)
-            self._blocks.pin(hit)
-            holding.table, holding.computed_tokens = hit, len(hit) * self.block_tokens
-            holding.names = list(event.prefix[: len(hit)])
-        holding.leases += 1
+        hit = self._names.hit(event.prefix)
+        if not holding.is_touched and hit.count * self.block_tokens > holding.computed_tokens:
+            self._names.empty(holding)
+            self._names.adopt(holding, hit, event.prefix)
+        self._names.lease(holding)
 
     def _release(self, request_id: RequestId) -> None:
         holding = self._holdings.get(request_id)
@@ -287,16 +299,8 @@ class HostPool:
         self._settle(holding)
 
     def _free(self, holding: Holding) -> None:
-        self._empty(holding)
+        self._names.empty(holding)
         del self._holdings[holding.request.id]
-
-    def _empty(self, holding: Holding) -> None:
-        self._blocks.unpin(holding.table)
-        holding.table = []
-        holding.names = []
-        holding.computed_tokens = 0
-        holding.wanted = 0
-        holding.preempting = False
 
     def _serve(self) -> list[PoolCommand]:
         """Grant what can be granted, oldest request first; growth of running requests before new ones.
@@ -306,7 +310,8 @@ class HostPool:
         if not self._wanting:
             return []
         commands: list[PoolCommand] = []
-        waiting = [held for key in self._wanting if (held := self._holdings.get(key)) and held.wanted > len(held.table)]
+        wanting = [held for key in self._wanting if (held := self._holdings.get(key))]
+        waiting = [held for held in wanting if self._goal(held) > len(held.table)]
         waiting.sort(key=lambda held: held.age)
         for holding in waiting:
             if holding.table and not holding.preempting and not self._grow(holding, commands):
@@ -316,15 +321,15 @@ class HostPool:
                 for holding in waiting:
                     if not holding.table and holding.landing == is_landing and not self._open(holding, commands):
                         break
-        self._wanting = {
-            held.request.id: None
-            for held in waiting
-            if held.wanted > len(held.table) and held.request.id in self._holdings
-        }
+        unmet = [held.request.id for held in wanting if held.wanted > len(held.table)]
+        self._wanting = {request_id: None for request_id in unmet if request_id in self._holdings}
         return commands
 
+    def _goal(self, holding: Holding) -> int:
+        return holding.goal(holding.computed_tokens // self.block_tokens, self._ahead_blocks)
+
     def _grow(self, holding: Holding, commands: list[PoolCommand]) -> bool:
-        missing = holding.wanted - len(holding.table)
+        missing = self._goal(holding) - len(holding.table)
         while missing > self._blocks.available:
             if not self._preempt_youngest(missing, commands):
                 return False
@@ -336,7 +341,7 @@ class HostPool:
 
         Keeps one block in reserve for each request that already runs, so that a newcomer does not cause a preemption.
         """
-        hit = self._blocks.match(holding.prefix)
+        hit = self._names.hit(holding.prefix, holding.behind)
         if holding.landing:
             self._reclaim(holding, hit)
         if self._needed(holding, hit) > self._blocks.available:
@@ -344,20 +349,17 @@ class HostPool:
         self._hold(holding, hit, commands)
         return True
 
-    def _hold(self, holding: Holding, hit: list[BlockId], commands: list[PoolCommand]) -> None:
+    def _hold(self, holding: Holding, hit: Hit, commands: list[PoolCommand]) -> None:
         """Give a request its prefix hit and as many blocks more as it wants."""
-        self._blocks.pin(hit)
-        holding.table = hit
-        holding.names = list(holding.prefix[: len(hit)])
-        holding.computed_tokens = len(hit) * self.block_tokens
-        self._take(holding, holding.wanted - len(hit), commands, cached_blocks=len(hit))
+        self._names.adopt(holding, hit, holding.prefix)
+        self._take(holding, holding.goal(hit.count, self._ahead_blocks) - hit.count, commands, cached_blocks=hit.count)
 
-    def _needed(self, holding: Holding, hit: Sequence[BlockId]) -> int:
+    def _needed(self, holding: Holding, hit: Hit) -> int:
         """Count the blocks that must be available for a request to begin with this hit."""
         running = len([None for held in self._holdings.values() if held.table])
-        return holding.wanted - len(hit) + self._blocks.unpinned(hit) + running
+        return holding.goal(hit.count, self._ahead_blocks) - hit.count + self._blocks.unpinned(hit.blocks) + running
 
-    def _reclaim(self, holding: Holding, hit: Sequence[BlockId]) -> None:
+    def _reclaim(self, holding: Holding, hit: Hit) -> None:
         """Take back blocks of younger requests that nobody touches: they wait to land on another host.
 
         Without it two hosts that are full of what waits for the other wait for ever. The younger is computed again.
@@ -365,7 +367,7 @@ class HostPool:
         for held in idle_younger(self._holdings.values(), holding):
             if self._needed(holding, hit) <= self._blocks.available:
                 return
-            self._empty(held)
+            self._names.empty(held)
 
     def _take(self, holding: Holding, count: int, commands: list[PoolCommand], *, cached_blocks: int = 0) -> None:
         spare_blocks = (self._blocks.free - count - self.kept_free_blocks) // len(self._holdings)
@@ -373,7 +375,7 @@ class HostPool:
         holding.table = [*holding.table, *taken]
         commands += news
         if holding.landing:
-            commands.append(self._landing_granted(holding))
+            commands.append(landing_granted(holding, self.block_tokens))
             return
         assert holding.user is not None, f"{holding.request.id} is granted blocks while no worker runs it"
         granted = BlocksGranted(holding.request.id, holding.attempt, tuple(holding.table), cached_blocks)
@@ -384,14 +386,14 @@ class HostPool:
 
         False: the room comes when a worker answers (it gives blocks back between two steps, never inside one).
         """
-        coming = sum(len(held.table) for held in self._holdings.values() if held.preempting or held.released)
+        coming = sum(held.blocks for held in self._holdings.values() if held.preempting or held.released)
         if coming + self._blocks.available >= missing:
             return False
         victim = youngest_to_preempt(self._holdings.values())
         if victim is None:
             return False  # wires hold what there is: they end, and say so
         if victim.user is None:
-            self._empty(victim)
+            self._names.empty(victim)
             return True
         victim.preempting = True
         commands.append(ToWorker(victim.user, PreemptRequest(victim.request.id, victim.attempt)))

@@ -8,9 +8,11 @@ from typing import Protocol
 
 from baton.core.prefixes import BlocksRemoved, BlocksStored
 from baton.core.types import BlockHash, BlockId, HostId, HostView
-from baton.kv.blocks import BlockFacts, Blocks, EvictionOrder
+from baton.kv.blocks import BlockFacts, Blocks, EvictionOrder, Hit
+from baton.kv.holding import Holding
 from baton.kv.tier import Tier
 from baton.kv.tiers import BackedFirst, Tiers
+from baton.kv.window import Window, behind_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +25,55 @@ class Names:
     """Hashed runs of tokens that a block has."""
     blocks: Blocks
     tiers: Tiers | None
+    window: Window | None
 
-    def seal(
-        self, table: Sequence[BlockId], first: int, hashes: Sequence[BlockHash], tenant: str
-    ) -> list[BlocksStored]:
-        """Seal the blocks `first` .. of a request's table under their hashes. Tells of those that were not here."""
-        before = self.blocks.facts(table[first - 1]) if 0 < first <= len(table) else None
+    def hit(self, prefix: Sequence[BlockHash], first: int = 0) -> Hit:
+        """Find the most leading blocks that need not be computed. Those before `first` nobody looks at."""
+        return self.blocks.hit(prefix, self.window, self.block_tokens, first)
+
+    def adopt(self, holding: Holding, hit: Hit, prefix: Sequence[BlockHash]) -> None:
+        """Give an empty holding the blocks of a hit."""
+        self.blocks.pin(hit.blocks)
+        holding.table, holding.behind = [BlockId(0)] * hit.behind + hit.blocks, hit.behind
+        holding.names = list(prefix[: hit.count])
+        holding.computed_tokens = hit.count * self.block_tokens if hit.blocks else 0
+
+    def slide(self, holding: Holding) -> None:
+        """Let go of what nobody will look at again."""
+        behind = behind_blocks(self.window, holding.computed_tokens, self.block_tokens)
+        if behind > holding.behind:
+            self.blocks.unpin(holding.table[holding.behind : behind])
+            holding.behind = behind
+
+    def lease(self, holding: Holding) -> None:
+        """Keep a holding's blocks for a wire, whatever becomes of the holding."""
+        self.blocks.pin(holding.held, uses=0)
+        holding.leased += holding.held
+        holding.leases += 1
+
+    def end_lease(self, holding: Holding) -> None:
+        """A wire reads no more. What was kept goes when none does."""
+        holding.leases -= 1
+        if not holding.leases:
+            self.blocks.unpin(holding.leased)
+            holding.leased = []
+
+    def empty(self, holding: Holding) -> None:
+        """Take a holding's blocks from it. What is sealed of them stays as cache."""
+        self.blocks.unpin(holding.held)
+        holding.table, holding.names = [], []
+        holding.behind = holding.computed_tokens = holding.wanted = 0
+        holding.preempting = False
+
+    def seal(self, holding: Holding, first: int, hashes: Sequence[BlockHash]) -> list[BlocksStored]:
+        """Seal the blocks `first` .. of a request under their hashes, as far as it holds them.
+
+        Tells of those that were not here.
+        """
+        table, tenant, behind = holding.table, holding.request.tenant, holding.behind
+        if first < behind:
+            first, hashes = behind, hashes[behind - first :]
+        before = self.blocks.facts(table[first - 1]) if behind < first <= len(table) else None
         parent = before.name if before is not None else None
         stored: list[BlockHash] = []
         for depth, (block, name) in enumerate(zip(table[first:], hashes, strict=False), first):
@@ -66,10 +111,13 @@ class _Host(Protocol):
     host: HostId
     block_tokens: int
     block_runs: int
+    window: Window | None
 
 
 def named_blocks(pool: _Host, blocks_total: int, eviction: Callable[[], EvictionOrder], tiers: Sequence[Tier]) -> Names:
     """Make the blocks of a host's empty arena, with these tiers below it, if any."""
     blocks = Blocks(blocks_total, BackedFirst(eviction) if tiers else eviction())
-    below = Tiers(host=pool.host, arena=blocks, tiers=tiers) if tiers else None
-    return Names(pool.host, pool.block_tokens, pool.block_runs, blocks, below)
+    below: Tiers | None = None
+    if tiers:
+        below = Tiers(host=pool.host, arena=blocks, tiers=tiers, block_tokens=pool.block_tokens, window=pool.window)
+    return Names(pool.host, pool.block_tokens, pool.block_runs, blocks, below, pool.window)

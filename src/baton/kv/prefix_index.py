@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from baton.core.types import BlockHash, HostId
+from baton.kv.window import Window, behind_blocks
 
 _SETS_MAX = 4096
 """Sets of hosts that are kept once for all blocks that have them."""
@@ -87,14 +88,27 @@ class PrefixIndex:
                     return hits
         return hits | dict.fromkeys(self._named(leading), len(hashes))
 
+    def hit_blocks_behind(self, hashes: Sequence[BlockHash], window: Window, block_tokens: int) -> dict[HostId, int]:
+        """Count the leading blocks of a prompt that each host need not compute, where the model sees a window only.
+
+        The last blocks of a hit are enough, as `longest_hit` has it; here for all hosts in one pass.
+        """
+        hits: dict[HostId, int] = {}
+        begun: dict[int, int] = {}
+        """Where the run of blocks begins that a host, by its bit, holds just now."""
+        before = 0
+        for count, name in enumerate((*hashes, None)):
+            held = self._holders.get(name, 0) if name is not None else 0
+            for bit in _bits(before & ~held):
+                if begun.pop(bit) <= behind_blocks(window, count * block_tokens, block_tokens):
+                    hits[self._hosts[bit]] = count
+            begun |= dict.fromkeys(_bits(held & ~before), count)
+            before = held
+        return hits
+
     def _named(self, hosts: int) -> list[HostId]:
         """Name the hosts of a set, in the order of their bits."""
-        found: list[HostId] = []
-        while hosts:
-            bit = hosts & -hosts
-            found.append(self._hosts[bit])
-            hosts ^= bit
-        return found
+        return [self._hosts[bit] for bit in _bits(hosts)]
 
     def _bit(self, host: HostId) -> int:
         bit = self._bits.get(host)
@@ -117,3 +131,10 @@ class PrefixIndex:
         if len(self._sets) >= _SETS_MAX:
             self._sets.clear()
         return self._sets.setdefault(hosts, hosts)
+
+
+def _bits(hosts: int) -> Iterator[int]:
+    while hosts:
+        bit = hosts & -hosts
+        yield bit
+        hosts ^= bit

@@ -27,6 +27,7 @@ from baton.core.keeping import (
 from baton.core.types import BlockHash, BlockId, HostId
 from baton.kv.blocks import BlockFacts, Blocks, EvictionOrder
 from baton.kv.tier import Tier
+from baton.kv.window import Window
 
 ARENA_PARTS = 8
 """At most one in so many blocks of the arena is kept for a write to each tier, however large the writes may be."""
@@ -97,6 +98,9 @@ class Tiers:
     host: HostId
     arena: Blocks
     tiers: Sequence[Tier]
+    block_tokens: int = 1
+    window: Window | None = None
+    """How far back the model sees. None: to the first token."""
     _waiting: dict[str, OrderedDict[BlockHash, BlockId]] = field(
         default_factory=dict[str, OrderedDict[BlockHash, BlockId]]
     )
@@ -158,7 +162,7 @@ class Tiers:
 
         One for each run of blocks in one tier. Tiers are read side by side; a read that would take too long is cut.
         """
-        blocks, load_s = len(self.arena.match(hashes)), 0.0
+        blocks, load_s = self._held(hashes), 0.0
         asked: Counter[str] = Counter()
         found: list[Reach] = []
         for tier, run in groupby(self.find(hashes[blocks:]), key=lambda tier: tier):
@@ -174,9 +178,12 @@ class Tiers:
                 break
         return found
 
+    def _held(self, hashes: Sequence[BlockHash]) -> int:
+        return self.arena.hit(hashes, self.window, self.block_tokens).count
+
     def decline(self, hashes: Sequence[BlockHash]) -> None:
         """Note that a prompt is not read, though a tier may have some of it."""
-        held = len(self.arena.match(hashes))
+        held = self._held(hashes)
         for tier in self.find(hashes[held : held + 1]):
             tier.speed.doubt()
 

@@ -23,6 +23,7 @@ from baton.host.tier_opening import check_tiers, fingerprint_of, open_tiers
 from baton.kv.blocks import EvictionOrder
 from baton.kv.host_pool import HostPool
 from baton.kv.tier import TierRules
+from baton.kv.window import PromptRules, Window
 from baton.link.log_file import LogWriter
 from baton.metrics.registry import Metrics
 from baton.policy.batching import BatchingPolicy
@@ -67,7 +68,11 @@ def assemble(config: Config, card: ModelCard) -> Parts:
     attempts_max = config.survival.attempts_max
     cost = load_cost(config.cost, folder=Path()).cost
     coordinator = build_coordinator(
-        config.policy, cost=cost, block_tokens=layout.block_tokens, attempts_max=attempts_max
+        config.policy,
+        cost=cost,
+        block_tokens=layout.block_tokens,
+        attempts_max=attempts_max,
+        window=window_of(card),
     )
     metrics = Metrics()
     driver = Driver(coordinator, layout, Recorder(metrics))
@@ -77,19 +82,35 @@ def assemble(config: Config, card: ModelCard) -> Parts:
     if own is not None:
         own_tiers = _open_tiers(config, card, computing, own, tiers)
         below = own_tiers.rules if own_tiers is not None else ()
-        driver.add_host(make_pool(config, own.id, own.blocks_total, layout.block_tokens, below), layout)
+        driver.add_host(
+            make_pool(config, window_of(card), own.id, own.blocks_total, layout.block_tokens, below), layout
+        )
     gateway = LiveGateway(card, driver, policy_names=plugin_names(config.policy), slo=_promise(config))
     hooks = load_hooks(config.hooks)
     if config.log:
         header = LogHeader(
-            policy=config.policy, block_tokens=layout.block_tokens, attempts_max=attempts_max, cost=config.cost
+            policy=config.policy,
+            block_tokens=layout.block_tokens,
+            attempts_max=attempts_max,
+            cost=config.cost,
+            window=window_of(card),
         )
         driver.log = LogWriter(Path(config.log), header, config.log_bytes_max)
     return Parts(config, card, driver, gateway, metrics, hooks, computing, own, tiers, own_tiers)
 
 
+def window_of(card: ModelCard) -> Window | None:
+    """How far back the model sees, where no layer sees everything."""
+    return None if card.window_tokens is None else Window(tokens=card.window_tokens)
+
+
 def make_pool(
-    config: Config, host: HostId, blocks_total: int, block_tokens: int, tiers: Sequence[TierRules] = ()
+    config: Config,
+    window: Window | None,
+    host: HostId,
+    blocks_total: int,
+    block_tokens: int,
+    tiers: Sequence[TierRules] = (),
 ) -> HostPool:
     """Keep the books of one host's arena, and of the tiers below it."""
     plugin = config.policy.eviction
@@ -101,9 +122,9 @@ def make_pool(
         host=host,
         blocks_total=blocks_total,
         block_tokens=block_tokens,
-        hash_tokens=config.kv.block_tokens,
         eviction=eviction,
         tiers=pool_tiers(tiers, eviction),
+        prompts=PromptRules(hash_tokens=config.kv.block_tokens, window=window),
     )
 
 

@@ -13,6 +13,7 @@ from baton.engine.card import ModelCard
 from baton.host.port import WorkerLink
 from baton.kv.host_pool import HostPool
 from baton.kv.tier import Tier
+from baton.kv.window import request_tokens_max
 from baton.link.hosting import HostTerms
 from baton.server.driver import Driver
 from baton.server.live_request import LiveRequest
@@ -43,8 +44,12 @@ class LiveGateway:
         change what clients were told.
         """
         if self.state == "loading":
-            rooms = [pool.view().blocks_total * pool.block_tokens for pool in self._driver.pools.values()]
-            self.request_tokens_max = min([self.card.context_tokens, *rooms])
+            rooms = [
+                request_tokens_max(pool.window, pool.view().blocks_total * pool.block_tokens, pool.block_tokens)
+                for pool in self._driver.pools.values()
+            ]
+            known = [room_tokens for room_tokens in rooms if room_tokens is not None]
+            self.request_tokens_max = min([self.card.context_tokens, *known])
 
     def submit(self, request: Request, prompt: Sequence[int]) -> LiveRequest:
         """See `Gateway.submit`."""

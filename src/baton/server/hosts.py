@@ -22,9 +22,10 @@ from baton.engine.fingerprint import kv_identity
 from baton.host.mover_keeper import MoverKeeper
 from baton.host.tier_opening import is_shared
 from baton.kv.conversion import KVForm, Refusal, negotiate
+from baton.kv.window import request_tokens_max
 from baton.link.hosting import HostHello, HostTerms, Refused, Welcome
 from baton.link.moving import MoverNews, MoverReady, MoverSetup, TierOrder
-from baton.server.assembly import Parts, make_pool
+from baton.server.assembly import Parts, make_pool, window_of
 from baton.server.clock import now_s
 from baton.server.copying import CopyEnd, Copying
 from baton.server.joined_host import JoinedHost
@@ -107,7 +108,8 @@ class Hosts:
         self._strangers.discard(host)
         self._joined[hello.host] = host
         layout = hello.form.layout
-        pool = make_pool(self._parts.config, hello.host, hello.blocks_total, layout.block_tokens, hello.mover.tiers)
+        window, tokens = window_of(self._parts.card), layout.block_tokens
+        pool = make_pool(self._parts.config, window, hello.host, hello.blocks_total, tokens, hello.mover.tiers)
         self.driver.add_host(pool, layout)
         self._parts.gateway.limit_requests()
         self.copying.add_host(hello.host, host, layout)
@@ -141,8 +143,8 @@ class Hosts:
         if theirs % ours:
             why = f"its blocks are of {theirs} tokens, and the server's of {ours}, which do not divide them"
             return Refused(f"{why}; give it --block-tokens {ours} or a multiple", again=False)
-        room_tokens = hello.blocks_total * theirs
-        if gateway.state == "ready" and room_tokens < gateway.request_tokens_max:
+        room_tokens = request_tokens_max(window_of(self._parts.card), hello.blocks_total * theirs, theirs)
+        if gateway.state == "ready" and room_tokens is not None and room_tokens < gateway.request_tokens_max:
             most_blocks = -(-gateway.request_tokens_max // theirs)
             why = f"its arena holds {room_tokens} tokens, but requests of up to {gateway.request_tokens_max} are taken"
             return Refused(f"{why}; give it --kv-blocks {most_blocks} or more", again=False)

@@ -10,9 +10,10 @@ from typing import Literal
 from baton.control.decision_log import replay
 from baton.core.errors import BatonError
 from baton.core.messages import Tick
-from baton.core.step import Step
+from baton.core.step import Slice, Step
 from baton.core.types import BlockId, HostId, RequestId
 from baton.kv.host_pool import HostPool
+from baton.kv.window import Window
 from baton.sim.cluster import SimCluster, cluster_coordinator
 from baton.sim.engines import text_alone
 from baton.sim.journal import Life
@@ -82,12 +83,22 @@ class Watch:
                 held, _ = pool.table(part.request_id)
                 known = held[: len(part.block_table)] == tuple(part.block_table)
                 require(known, "INV-3", _lost_blocks(worker, part.request_id, part.block_table, held))
+                _check_window(pool, part)
             _note_writes(worker.executing, pool.block_tokens, written)
         for worker in running:
             assert worker.executing is not None
-            _check_readers(worker.executing, written)
+            _check_readers(worker.executing, written, pool)
+        self._check_wires(pool.host, written)
         kept = {block for write in self.cluster.stores.writing if write.host == pool.host for block in write.blocks}
         require(not kept & written.keys(), "INV-3", f"blocks {kept & written.keys()} are written while a store reads")
+
+    def _check_wires(self, host: HostId, written: Mapping[BlockId, RequestId]) -> None:
+        """INV-3: nobody writes what a wire reads, but the request that it reads it for."""
+        for copy in self.cluster.wires.under_way:
+            for block in copy.read if copy.source == host else ():
+                writer = written.get(block, copy.request_id)
+                what = f"a wire reads block {block} for {copy.request_id}, and {writer} writes it"
+                require(writer == copy.request_id, "INV-3", what)
 
     def _landing(self, host: HostId) -> list[tuple[BlockId, RequestId]]:
         """What wires and stores write into a host's blocks now."""
@@ -100,6 +111,14 @@ def _lost_blocks(worker: SimWorker, request_id: RequestId, table: Sequence[Block
     return f"{worker.id} computes {request_id} in blocks {list(table)}, but the request holds {list(held)}"
 
 
+def _check_window(pool: HostPool, part: Slice) -> None:
+    """INV-3: of a model that sees a window only, what is let go is behind it."""
+    if pool.window is not None:
+        seen_from, held_from = part.start - pool.window.tokens + 1, pool.held_from_tokens(part.request_id)
+        what = f"{part.request_id} goes on at token {part.start} and sees from {seen_from}, but holds from {held_from}"
+        require(held_from <= max(0, seen_from), "INV-3", what)
+
+
 def _note_writes(step: Step, block_tokens: int, written: dict[BlockId, RequestId]) -> None:
     """INV-3: no two requests write into one block."""
     for part in step.slices:
@@ -109,10 +128,10 @@ def _note_writes(step: Step, block_tokens: int, written: dict[BlockId, RequestId
             require(writer == part.request_id, "INV-3", f"{writer} and {part.request_id} both write block {block}")
 
 
-def _check_readers(step: Step, written: Mapping[BlockId, RequestId]) -> None:
-    """INV-3: nobody reads a block that another request is writing."""
+def _check_readers(step: Step, written: Mapping[BlockId, RequestId], pool: HostPool) -> None:
+    """INV-3: nobody reads a block that another request is writing. What is behind the model's window nobody reads."""
     for part in step.slices:
-        for block in part.block_table:
+        for block in part.block_table[pool.behind(part.start) :]:
             writer = written.get(block, part.request_id)
             require(writer == part.request_id, "INV-3", f"{part.request_id} reads block {block}, {writer} writes it")
 
@@ -216,11 +235,11 @@ def check_replay(cluster: SimCluster) -> None:
     require(difference is None, "INV-7", f"a replay decides otherwise: {difference}")
 
 
-def check_text(life: Life) -> None:
+def check_text(life: Life, window: Window | None = None) -> None:
     """INV-8: the text is what the request alone would have got; of one that did not finish, the beginning of it."""
     prompt = life.tokens[: life.request.prompt_tokens].tolist()
     output = life.output
-    expected = text_alone(life.request, prompt)
+    expected = text_alone(life.request, prompt, window=window)
     finished = life.closes[0][1].outcome == "finished"
     wanted = expected if finished else expected[: len(output)]
     where = next((index for index, pair in enumerate(zip(output, wanted, strict=False)) if pair[0] != pair[1]), "end")

@@ -21,6 +21,7 @@ from baton.core.messages import RetireWorker, SetRole, StartWorker, StepReport, 
 from baton.core.types import HostId, RequestId, WorkerId, WorkerView
 from baton.kv.blocks import EvictionOrder
 from baton.kv.host_pool import HostPool
+from baton.kv.window import PromptRules
 from baton.policy.batching import BatchingPolicy
 from baton.policy.fairness import FairnessPolicy
 from baton.sim.engines import SimEngine
@@ -102,7 +103,7 @@ class SimCluster:
             blocks_total=kv.blocks,
             block_tokens=kv.block_tokens,
             eviction=self.policies.eviction,
-            hash_tokens=self.spec.kv.block_tokens,
+            prompts=PromptRules(hash_tokens=self.spec.kv.block_tokens, window=self.spec.window),
             tiers=self.stores.below(host, self.spec.tiers, kv.block_tokens, self.policies.eviction),
         )
         self.server.carrier.add_host(pool)
@@ -306,7 +307,7 @@ def delay_messages(cluster: SimCluster, delay_s: float) -> None:
 
 def cluster_coordinator(spec: ClusterSpec, policies: SimPolicies) -> Coordinator:
     """Make the coordinator that a cluster file describes."""
-    return Coordinator(policies.cluster, spec.kv.block_tokens)
+    return Coordinator(policies.cluster, spec.kv.block_tokens, window=spec.window)
 
 
 def build_cluster(

@@ -12,6 +12,7 @@ from baton.core.step import Slice, SliceResult, Step, StepResult
 from baton.core.types import BlockId, Request, RequestId
 from baton.engine.hash_engine import HashEngine, hash_card
 from baton.kv.layout import KVLayout
+from baton.kv.window import Window
 
 STOP_TOKEN = 0
 """Ends a text in both engines."""
@@ -63,10 +64,11 @@ class SimEngine(Protocol):
 class ContentEngine:
     """The real hash engine: any lost, swapped or stale block changes the text (INV-8). All workers share one arena."""
 
-    def __init__(self, *, blocks: int, block_tokens: int) -> None:
+    def __init__(self, *, blocks: int, block_tokens: int, window: Window | None = None) -> None:
         self._layout: KVLayout = hash_card().layout(block_tokens=block_tokens, dtype="uint8")
         self._arena = bytearray([_FRESH_BYTE]) * (blocks * self._layout.block_bytes)
-        self._engine = HashEngine(self._layout, memoryview(self._arena))
+        seen = None if window is None else window.tokens
+        self._engine = HashEngine(self._layout, memoryview(self._arena), window_tokens=seen)
 
     @property
     def foresight(self) -> None:
@@ -158,14 +160,16 @@ def _token(request_id: RequestId) -> int:
     return 1 + crc32(request_id.encode()) % 1_000_003
 
 
-def text_alone(request: Request, prompt: Sequence[int], *, block_tokens: int = 16) -> list[int]:
+def text_alone(
+    request: Request, prompt: Sequence[int], *, block_tokens: int = 16, window: Window | None = None
+) -> list[int]:
     """Compute a request's whole output with nobody else there: no batch, no scheduler, no shared block.
 
     The oracle of INV-8, as simple as it can be: the prompt in one step, then token after token.
     """
     tokens_max = len(prompt) + request.output_tokens_max
     blocks = -(-tokens_max // block_tokens)
-    engine = ContentEngine(blocks=blocks, block_tokens=block_tokens)
+    engine = ContentEngine(blocks=blocks, block_tokens=block_tokens, window=window)
     table = [BlockId(block) for block in range(blocks)]
     tokens, start = list(prompt), 0
     while len(tokens) < tokens_max:

@@ -200,7 +200,8 @@ def _replay_cell(
         slo=slo,
         linked=linked,
         tokens_max=spec.request_tokens_max,
-        shares_blocks=any(request.prefix_ids or request.think_s is not None for request in trace.requests),
+        shares_blocks=spec.window is not None  # what is behind it can be let go only if it has a name
+        or any(request.prefix_ids or request.think_s is not None for request in trace.requests),
     )
     clusters: list[SimCluster] = []
     cluster = build_cluster(

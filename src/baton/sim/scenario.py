@@ -10,6 +10,7 @@ from msgspec.structs import asdict, replace
 from baton.core.config import BatchLimits, Topology
 from baton.core.types import HostId, RequestId, Role, Sampling, WorkerId
 from baton.engine.hash_engine import BYTE_TOKENS_FROM
+from baton.kv.window import Window
 from baton.policy.named import NAMED
 from baton.sim.engines import STOP_TOKEN
 from baton.sim.faults import (
@@ -80,9 +81,14 @@ def draw_scenario(seed: int) -> Scenario:
     requests = _draw_requests(draw)
     prefill, decode, mixed = draw.choice(TOPOLOGIES)
     delay_s = draw.choice((0.0001, 0.001, 0.02))
+    window = _draw_window(seed)
+    blocks = _draw_blocks(draw, requests)
+    if window is not None and seed % 2:  # less than the longest request has: it gets on in what its window takes
+        blocks = min(blocks, -(-window.room_tokens(2 * BLOCK_TOKENS) // BLOCK_TOKENS))
     cluster = ClusterSpec(
         topology=Topology(prefill=prefill, decode=decode, mixed=mixed),
-        kv=SimKV(blocks=_draw_blocks(draw, requests), block_tokens=BLOCK_TOKENS),
+        window=window,
+        kv=SimKV(blocks=blocks, block_tokens=BLOCK_TOKENS),
         batch=BatchLimits(step_tokens_max=draw.choice((4, 8, 16, 64)), requests_max=draw.choice((1, 2, 4, 8))),
         cost=SimCost(
             step_overhead_s=0.01,
@@ -116,6 +122,13 @@ def _draw_tiers(seed: int) -> tuple[SimTier, ...]:
         )
         for name in names
     )
+
+
+def _draw_window(seed: int) -> Window | None:
+    """None, as most models; or one that is small beside the texts, let go in runs of a block, large or small."""
+    draw = Random(f"window {seed}")
+    tokens = draw.choice((None, None, None, 2, 7, 16))
+    return None if tokens is None else Window(tokens=tokens, step_tokens=draw.choice((1, 2)) * BLOCK_TOKENS)
 
 
 def _draw_policy(draw: Random) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -20,6 +21,7 @@ from baton.cost.heterogeneous import HeterogeneousCost
 from baton.cost.load import LoadedCost, load_cost
 from baton.cost.spec import LinearSpec
 from baton.kv.tier import TierRules
+from baton.kv.window import Window, request_tokens_max
 
 HOST = HostId("host-0")
 """Where workers are whose host is not named."""
@@ -141,6 +143,8 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     topology: Topology = Topology(prefill=1, decode=1)
     kv: SimKV = SimKV()
+    window: Window | None = None
+    """How far back the model sees, where no layer sees everything: blocks behind it are let go."""
     batch: BatchLimits = BatchLimits()
     cost: SimCost = SimCost()
     link: SimLink = SimLink()
@@ -166,8 +170,10 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def request_tokens_max(self) -> int:
-        """Most tokens, prompt and output together, that every host can hold for one request."""
-        return min(self.kv_of(host).blocks for host in self.hosts()) * self.kv.block_tokens
+        """Most tokens, prompt and output together, that every host can hold for one request, or hold a window of."""
+        blocks, block_tokens = min(self.kv_of(host).blocks for host in self.hosts()), self.kv.block_tokens
+        most = request_tokens_max(self.window, blocks * block_tokens, block_tokens)
+        return sys.maxsize if most is None else most
 
     def views(self) -> list[WorkerView]:
         """The workers."""

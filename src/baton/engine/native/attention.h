@@ -150,6 +150,9 @@ inline void attend_tile(const Attention& call, const AttentionItem& item, int he
         scale_row(out + int64_t{row} * pad, pad, shrink);
     }
     tile_rows(call, tile, 1, head, copies, found);
+    // Behind the window may lie anything, NaN too: the weights there are 0, and 0 times a value that is seen is 0.
+    const int seen = call.window == 0 ? 0 : slice.start + item.query - call.window + 1 - tile.first_key;
+    for (int key = 0; key < seen; key++) found[key] = found[seen];
     weigh<In>(weights, rows, pad, found, keys, out, work, next);
 }
 
