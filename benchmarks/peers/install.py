@@ -31,7 +31,11 @@ PEERS = (
     PeerKind("baton", "baton_peer.py", (), ("float32", "bfloat16", "int8", "int4")),
     PeerKind("transformers", "transformers_peer.py", (), ("float32", "bfloat16")),
     PeerKind(
-        "openvino", "openvino_peer.py", ("openvino-genai", "optimum-intel[openvino]"), ("bfloat16", "int8", "int4")
+        "openvino",
+        "openvino_peer.py",
+        ("openvino-genai", "optimum-intel[openvino]"),
+        ("bfloat16", "int8", "int4"),
+        unwanted=("torchvision",),
     ),
     PeerKind(
         "vllm",

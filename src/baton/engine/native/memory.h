@@ -27,8 +27,8 @@ private:
     size_t bytes_ = 0;
 };
 
-// Zeroed pieces that live as long as their owner, cut from slabs of large pages. Each in a mapping of its own would lie in
-// small pages, but for the few large ones that fit whole: and a core that reads on begins anew in every page.
+// Zeroed pieces that live as long as their owner, cut from slabs of large pages. Each in a mapping of its own would lie
+// in small pages, but for the few large ones that fit whole: and a core that reads on begins anew in every page.
 class Slabs {
 public:
     template <class T>

@@ -180,8 +180,8 @@ void Team::wait_for_items(const Waitable& done, uint32_t seen) {
     else if (!wait_while(done, seen) && guests_at_work_.load() > 0) call_home();
 }
 
-// They go on where the caller is, which sleeps as long as they hold what it waits for: at ordinary rank where the system
-// lets them, for on a machine with more work than cores somebody else may want this one too.
+// They go on where the caller is, which sleeps as long as they hold what it waits for: at ordinary rank where the
+// system lets them, for on a machine with more work than cores somebody else may want this one too.
 void Team::call_home() {
     if (home_.exchange(true)) return;
     recalls_.fetch_add(1, std::memory_order_relaxed);

@@ -1,9 +1,9 @@
 // A few threads that compute one step together. Work is claimed item by item; a phase ends when its items are done, not
 // when every thread has come: a thread that the system has put aside between items holds nobody up.
 //
-// Guests are helpers on cores that belong to somebody else. They run there with Linux's idle policy, that is, only while
-// the owner sleeps; when it wakes, the kernel puts them aside at once, perhaps with an item in hand. Then they are called
-// home: onto the core of the caller, which waits for that item anyway, and for the rest of the step they take no other.
+// Guests are helpers on cores that belong to somebody else. They run there with Linux's idle policy, that is, only
+// while the owner sleeps; when it wakes, the kernel puts them aside at once, perhaps with an item in hand. Then they are
+// called home: onto the core of the caller, which waits for that item anyway; for the rest of the step they take none.
 #pragma once
 #include <pthread.h>
 
