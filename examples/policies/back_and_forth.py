@@ -21,7 +21,7 @@ class BackAndForth:
         self, cluster: ClusterView, flights: Sequence[FlightView], cost: CostModel, now_s: float
     ) -> Mapping[RequestId, WorkerId]:
         """See `MovesPolicy.moves`."""
-        decoding = [worker for worker in cluster.workers if worker.role == "decode"]
+        decoding = [worker for worker in cluster.workers if worker.role != "prefill"]
         hosts = {worker.id: worker.host for worker in cluster.workers}
         moved: dict[RequestId, WorkerId] = {}
         for flight in flights:

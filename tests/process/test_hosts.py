@@ -359,3 +359,22 @@ def test_scaling_starts_and_ends_workers_on_another_host(tmp_path: Path, mixed_t
         wait_until(server, decoding(1), what="a worker less")
         with server.client() as client:
             assert text_of(ask(client, PROMPT)) == mixed_text(PROMPT)
+
+
+def test_what_decodes_on_mixed_workers_moves_between_hosts_and_says_the_same(
+    mixed_text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """INV-8, live: a policy sends every request that decodes to the other host, at every tick."""
+    folder = Path(__file__).parents[2] / "examples" / "policies"
+    monkeypatch.setenv("PYTHONPATH", f"{os.environ.get('PYTHONPATH', '')}{os.pathsep}{folder}")
+    config = tmp_path / "moving.toml"
+    config.write_text("tick_s = 0.05\n[policy.moves]\nuse = 'back_and_forth:BackAndForth'\n")
+    mixed = ("--mixed", "1")
+    with cluster("hash", {"a": mixed, "b": mixed}, "--config", str(config)) as (server, _), server.client() as client:
+        answer = ask(client, LONG)
+        assert text_of(answer) == mixed_text(LONG)
+        assert answer["timings"]["moves"] >= 1
+        assert answer["timings"]["attempts"] == 1, "nobody died"
+        assert server.metric("baton_live_moves_total") == answer["timings"]["moves"]
+        assert server.metric("baton_failovers_total") == 0
+        wait_until(server, nothing_used, what="no block is used")

@@ -146,6 +146,18 @@ def test_a_request_moves_while_it_decodes() -> None:
     assert {outcome(life) for life in cluster.server.journal.lives.values()} == {"finished"}
 
 
+def test_a_request_on_a_mixed_worker_moves_as_one_that_was_handed_off() -> None:
+    """Nobody told it to stop at its first token; from that on it goes where the policy wants it."""
+    made = two_hosts(request("q", output=60), request("r", output=60), policy=RESTLESS)
+    workers = (SimWorkers(role="mixed", host=A), SimWorkers(role="mixed", host=B))
+    cluster = play(replace(made, cluster=replace(made.cluster, workers=workers, tick_s=0.05)))
+    commands = [command for entry in cluster.server.journal.decisions() for command in entry.commands]
+    assert {command.until for command in commands if isinstance(command, StartPrefill)} == {"end"}
+    moves = [command for command in commands if isinstance(command, StartDecode)]
+    assert {command.request.id for command in moves} == {"q", "r"}
+    assert {outcome(life) for life in cluster.server.journal.lives.values()} == {"finished"}
+
+
 def test_two_hosts_full_of_what_waits_for_the_other_get_on() -> None:
     """Each host holds what is to land on the other. The younger request gives way and is computed again."""
     made = two_hosts(*(request(name, tokens=20, output=30) for name in "qrstuv"), policy=RESTLESS)

@@ -24,6 +24,7 @@ from baton.core.messages import (
     CloseRequest,
     CoordinatorCommand,
     CoordinatorEvent,
+    DecodeBegun,
     HostLost,
     PoolCommand,
     PoolEvent,
@@ -178,6 +179,7 @@ class Carrier:
         """Take a worker's news, in their order, then its load. Its tokens are the caller's, before this."""
         self._now_s = now_s
         host = self.hosts.get(report.worker)
+        self._note_first_tokens(report)
         for event in report.events:
             if host is not None:
                 self._tell_pool(host, event)
@@ -194,6 +196,15 @@ class Carrier:
                     pass
         if report.is_load_new:
             self._tell(WorkerReported(report.view))
+
+    def _note_first_tokens(self, report: StepReport) -> None:
+        """Tell of those that have begun to decode and stay where they are."""
+        begun = [token for token in report.tokens if token.index == 0]
+        if begun:
+            gone = {event.request_id for event in report.events if isinstance(event, PrefillFinished | RequestFinished)}
+            for token in begun:
+                if token.request_id not in gone:
+                    self._tell(DecodeBegun(token.request_id, token.attempt, report.worker))
 
     def copied(self, copy: CopyBlocks, *, landed: bool, now_s: float) -> None:
         """A copy is over: nothing reads its source or writes its target any more."""

@@ -17,6 +17,7 @@ from baton.core.messages import (
     CloseRequest,
     CoordinatorCommand,
     CoordinatorEvent,
+    DecodeBegun,
     HostLost,
     Outcome,
     PrefillFinished,
@@ -121,7 +122,7 @@ class Coordinator:
                 return self._arrive(event, now_s)
             case RequestCancelled(request_id=request_id):
                 return self._close(request_id, "cancelled")
-            case PrefillFinished() | RequestFinished() | RequestFailed():
+            case PrefillFinished() | DecodeBegun() | RequestFinished() | RequestFailed():
                 return self._progress(event)
             case WorkerJoined(view=view):
                 self._fleet.join(view)
@@ -257,7 +258,9 @@ class Coordinator:
         self._fleet.load(worker, request.id, queued_tokens=0, context_tokens=request.prompt_tokens)
         return [StartDecode(request, flight.attempt, worker, source)]
 
-    def _progress(self, event: PrefillFinished | RequestFinished | RequestFailed) -> list[CoordinatorCommand]:
+    def _progress(
+        self, event: PrefillFinished | DecodeBegun | RequestFinished | RequestFailed
+    ) -> list[CoordinatorCommand]:
         flight = self._flights.get(event.request_id)
         if flight is None or (flight.attempt, flight.worker) != (event.attempt, event.worker):
             return []  # news of an attempt that was given up
@@ -267,6 +270,9 @@ class Coordinator:
         if isinstance(event, RequestFailed):
             self._unload(flight)
             return self._close(event.request_id, "failed", event.reason)
+        if isinstance(event, DecodeBegun):
+            flight.stage = "decode"
+            return []
         if flight.stage == "decode":
             return []  # said twice, and the request has gone on where it was
         self._unload(flight)

@@ -92,6 +92,14 @@ class PrefillFinished(Struct, frozen=True, tag=True, gc=False):
     """Leading tokens whose KV lies in the request's blocks: whoever goes on starts there."""
 
 
+class DecodeBegun(Struct, frozen=True, tag=True, gc=False):
+    """The first token is out, and the worker goes on with the request: from now on it is one that may move."""
+
+    request_id: RequestId
+    attempt: int
+    worker: WorkerId
+
+
 class RequestFinished(Struct, frozen=True, tag=True, gc=False):
     """The last token is out and the worker no longer touches the request's blocks."""
 
@@ -283,6 +291,7 @@ CoordinatorEvent = (
     | RoleSet
     | Tick
     | PrefillFinished
+    | DecodeBegun
     | RequestFinished
     | RequestFailed
     | RequestDropped

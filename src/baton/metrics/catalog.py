@@ -221,6 +221,11 @@ FAILOVERS = Counter(
     help="Requests that went on elsewhere after their worker was lost.",
     unit="requests",
 )
+LIVE_MOVES = Counter(
+    name="baton_live_moves_total",
+    help="Times that a policy moved a request to another worker while it decoded.",
+    unit="moves",
+)
 ROLE_FLIPS = Counter(
     name="baton_role_flips_total",
     help="Changes of a worker's role.",
@@ -264,6 +269,7 @@ METRICS: tuple[Metric, ...] = (
     PREFIX_HIT_TOKENS,
     PREEMPTIONS,
     FAILOVERS,
+    LIVE_MOVES,
     ROLE_FLIPS,
     STEP,
     SPECULATION_DRAFTED_TOKENS,

@@ -17,7 +17,8 @@ class MovesPolicy(Protocol):
     ) -> Mapping[RequestId, WorkerId]:
         """Return the requests that shall move, each with the worker that goes on with it. Asked at every tick.
 
-        Only flights that decode can move; one that is on its way already is not among `flights`.
+        Only flights that decode can move, whatever the role of their worker; one that is on its way already is not
+        among `flights`.
         """
         ...
 

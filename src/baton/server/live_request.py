@@ -25,6 +25,8 @@ class Stamps:
     last_sent_s: float | None = None
     sent_tokens: int = 0
     cached_tokens: int = 0
+    moves: int = 0
+    """Attempts that began because a policy moved it, not because its worker was lost."""
     kv_loss: str = ""
     """What its KV lost on the way to another host."""
     prefill_worker: WorkerId | None = None
@@ -67,7 +69,8 @@ class Stamps:
             cached_tokens=self.cached_tokens,
             prefill_worker=self.prefill_worker,
             decode_worker=self.decode_worker,
-            attempts=attempts,
+            attempts=attempts - self.moves,
+            moves=self.moves or UNSET,
             kv_loss=self.kv_loss or UNSET,
         )
 

@@ -73,7 +73,10 @@ class LiveOutside:
     def assign(self, command: StartPrefill | StartDecode) -> TokenBytes:
         """See `Outside.assign`."""
         live = self.live[command.request.id]
-        if command.attempt > live.attempt and not self._has_moved(live):
+        if command.attempt > live.attempt and self._has_moved(live):
+            live.stamps.moves += 1
+            self._recorder.moved()
+        elif command.attempt > live.attempt:
             self._recorder.failed_over()
         live.attempt, live.worker = command.attempt, command.worker
         return pack_tokens(live.tokens)

@@ -31,6 +31,9 @@ class Timings(Struct, frozen=True, kw_only=True):
     prefill_worker: str | None = None
     decode_worker: str | None = None
     attempts: int = 1
+    """One more than the workers that were lost under it."""
+    moves: int | UnsetType = UNSET
+    """How often a policy moved it to another worker while it decoded. Left out where none did."""
     kv_loss: str | UnsetType = UNSET
     """What its KV lost by going to a host of another precision. Left out where it lost nothing."""
 

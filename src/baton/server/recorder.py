@@ -38,6 +38,9 @@ class Recorder:
     def failed_over(self) -> None:
         self._metrics.count(catalog.FAILOVERS)
 
+    def moved(self) -> None:
+        self._metrics.count(catalog.LIVE_MOVES)
+
     def role_flipped(self) -> None:
         self._metrics.count(catalog.ROLE_FLIPS)
 

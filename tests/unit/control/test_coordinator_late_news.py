@@ -5,6 +5,7 @@ from __future__ import annotations
 from baton.control.coordinator import Coordinator, Policies
 from baton.core.messages import (
     CloseRequest,
+    DecodeBegun,
     PrefillFinished,
     ReleaseBlocks,
     RequestArrived,
@@ -63,6 +64,20 @@ def test_a_repeated_end_of_prefill_does_not_start_the_decode_twice() -> None:
     made.handle(RequestArrived(REQUEST), 0.0)
     assert made.handle(PrefillFinished(R, 1, P, 8), 0.0) == [StartDecode(REQUEST, 1, P)]
     assert made.handle(PrefillFinished(R, 1, P, 8), 0.0) == []
+
+
+def test_what_decodes_on_a_mixed_worker_goes_on_after_its_death_and_is_not_prefilled_anew() -> None:
+    """Word of an attempt that was given up says nothing about the present one."""
+    made = cluster({P: "mixed"})
+    made.handle(RequestArrived(REQUEST), 0.0)
+    made.handle(DecodeBegun(R, 1, P), 0.0)
+    made.handle(WorkerLost(P, "killed"), 0.0)
+    assert made.handle(joined(P, "mixed"), 0.0) == [StartDecode(REQUEST, 2, P)]
+    other = cluster({P: "mixed"})
+    other.handle(RequestArrived(REQUEST), 0.0)
+    other.handle(WorkerLost(P, "killed"), 0.0)
+    other.handle(DecodeBegun(R, 1, P), 0.0)
+    assert other.handle(joined(P, "mixed"), 0.0) == [StartPrefill(REQUEST, 2, P, "end")]
 
 
 def test_news_of_an_attempt_that_was_given_up_is_dropped() -> None:
