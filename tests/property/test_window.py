@@ -42,7 +42,7 @@ def test_the_index_finds_for_each_host_what_the_host_would_find(held: list[list[
     index = PrefixIndex()
     for host, mask in zip(HOSTS, held, strict=True):
         index.store(host, [name for name, is_held in zip(names, mask, strict=False) if is_held])
-    found = index.hit_blocks_behind(names, window, BLOCK_TOKENS)
+    found = index.hit_blocks(names, window, BLOCK_TOKENS)
     expected = {
         host: longest_hit([*mask, *[False] * (12 - len(mask))], window, BLOCK_TOKENS)
         for host, mask in zip(HOSTS, held, strict=True)

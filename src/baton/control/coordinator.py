@@ -41,7 +41,6 @@ from baton.core.messages import (
 )
 from baton.core.prefixes import BlocksRemoved, BlocksStored
 from baton.core.types import (
-    BlockHash,
     ClusterView,
     FlightView,
     HostId,
@@ -376,18 +375,14 @@ class Coordinator:
     def _view(self, flight: Flight) -> ClusterView:
         request = flight.request
         longest = max(0, request.prompt_tokens - 1)
-        hits = self._hits(request.block_hashes, 1)
+        hits = self._index.hit_blocks(request.block_hashes, self.window, self.block_tokens)
         hit_tokens = {host: min(blocks * self.block_tokens, longest) for host, blocks in hits.items()}
         for runs in sorted({*self._block_runs.values()}):
-            for host, blocks in self._hits(names_of(request.block_hashes, runs), runs).items():
+            names, block_tokens = names_of(request.block_hashes, runs), runs * self.block_tokens
+            for host, blocks in self._index.hit_blocks(names, self.window, block_tokens).items():
                 if self._block_runs.get(host) == runs:
-                    hit_tokens[host] = min(blocks * runs * self.block_tokens, longest)
+                    hit_tokens[host] = min(blocks * block_tokens, longest)
         return self._cluster(hit_tokens, flight.tier_hits, self.policies.expected_tokens(request))
-
-    def _hits(self, names: Sequence[BlockHash], runs: int) -> dict[HostId, int]:
-        if self.window is None:
-            return self._index.hit_blocks(names)
-        return self._index.hit_blocks_behind(names, self.window, runs * self.block_tokens)
 
     def _cluster(
         self,

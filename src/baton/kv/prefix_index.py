@@ -69,8 +69,15 @@ class PrefixIndex:
         """Count the different blocks."""
         return len(self._holders)
 
-    def hit_blocks(self, hashes: Sequence[BlockHash]) -> dict[HostId, int]:
-        """Count the leading blocks of a prompt that each host holds. Hosts without any are left out."""
+    def hit_blocks(
+        self, hashes: Sequence[BlockHash], window: Window | None = None, block_tokens: int = 1
+    ) -> dict[HostId, int]:
+        """Count the leading blocks of a prompt that each host holds. Hosts without any are left out.
+
+        `window`: how far back the model sees; then the last of these blocks are enough. None: to the first token.
+        """
+        if window is not None:
+            return self._hits_behind(hashes, window, block_tokens)
         hits: dict[HostId, int] = {}
         holders = self._holders
         leading = holders.get(hashes[0], 0) if hashes else 0
@@ -88,11 +95,8 @@ class PrefixIndex:
                     return hits
         return hits | dict.fromkeys(self._named(leading), len(hashes))
 
-    def hit_blocks_behind(self, hashes: Sequence[BlockHash], window: Window, block_tokens: int) -> dict[HostId, int]:
-        """Count the leading blocks of a prompt that each host need not compute, where the model sees a window only.
-
-        The last blocks of a hit are enough, as `longest_hit` has it; here for all hosts in one pass.
-        """
+    def _hits_behind(self, hashes: Sequence[BlockHash], window: Window, block_tokens: int) -> dict[HostId, int]:
+        """As `longest_hit`, for all hosts in one pass."""
         hits: dict[HostId, int] = {}
         begun: dict[int, int] = {}
         """Where the run of blocks begins that a host, by its bit, holds just now."""
