@@ -112,8 +112,23 @@ def run(args: argparse.Namespace) -> int:
         api_key=args.api_key,
         join_wait_s=args.join_wait_s,
     )
+    _check_address(args.listen)
     raise_files_max()
     return event_loop()(_run(wishes))
+
+
+def _check_address(listen: str) -> None:
+    """Try to listen there, on any port. Raises ConfigError: asking the server again would not make it ours."""
+    if not listen:
+        return
+    try:
+        family, kind, protocol, _name, address = socket.getaddrinfo(listen, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as tried:
+            tried.bind(address)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {listen}: {error}; give --listen an address of this machine, or leave it out"
+        ) from error
 
 
 async def _run(wishes: HostWishes) -> int:

@@ -69,7 +69,8 @@ class Supervisor:
         self._survival = survival
         self._notices = notices
         self._stopping = False
-        self._tasks: list[asyncio.Task[None]] = []
+        self._keepers: set[asyncio.Task[None]] = set()
+        self._watchers: set[asyncio.Task[None]] = set()
         self._added = 0
 
     def start(self) -> None:
@@ -80,8 +81,10 @@ class Supervisor:
     def _man(self, post: _Post) -> None:
         post.process = self._make(post)
         self._audience.add(post.process)
-        self._tasks.append(asyncio.create_task(self._keep(post)))
-        self._tasks.append(asyncio.create_task(self._watch(post)))
+        for tasks, run in ((self._keepers, self._keep), (self._watchers, self._watch)):
+            task = asyncio.create_task(run(post))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)  # workers come and go for as long as the server lives
 
     def resize(self, command: StartWorker | RetireWorker) -> None:
         """Do what a scaling policy asks: start a worker like the others, or end one that has nothing to do."""
@@ -118,13 +121,14 @@ class Supervisor:
                 post.process.send(Shutdown())
             elif post.process is not None:
                 post.process.kill()  # it is loading, and would not listen before it has
-        keepers = self._tasks[0::2]
-        _done, late = await asyncio.wait(keepers, timeout=_SHUTDOWN_S)
+        keepers, late = list(self._keepers), set[asyncio.Task[None]]()
+        if keepers:
+            _done, late = await asyncio.wait(keepers, timeout=_SHUTDOWN_S)
         for post in self._posts.values():
             if late and post.process is not None:
                 post.process.kill()
         await asyncio.gather(*keepers)
-        for task in self._tasks[1::2]:
+        for task in list(self._watchers):
             task.cancel()
 
     def _make(self, post: _Post) -> WorkerProcess:

@@ -52,13 +52,17 @@ class FramedStream(asyncio.Protocol, Generic[In]):
 
     def data_received(self, data: bytes) -> None:
         self.is_quiet = False
-        try:
-            for payload in self.frames.feed(data):
-                if self._transport is None:
-                    return  # what came behind the message that ended it
-                self._heard(self._decoder.decode(payload))
-        except ValueError as error:  # msgspec.DecodeError is one
-            self.end(f"it said what no version of ours says: {error}; use the same version of Baton on every host")
+        payloads = iter(self.frames.feed(data))
+        while self._transport is not None:  # what comes behind the message that ended it is not looked at
+            try:
+                payload = next(payloads, None)
+                if payload is None:
+                    return
+                message = self._decoder.decode(payload)
+            except ValueError as error:  # msgspec.DecodeError is one; what is wrong in us is none of theirs
+                self.end(f"it said what no version of ours says: {error}; use the same version of Baton on every host")
+                return
+            self._heard(message)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None

@@ -32,6 +32,8 @@ from baton.server.joined_host import JoinedHost
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _TOKENS_MAX = 256
+_TOKEN_S = 600.0
+"""How long a token is good for: a host asks for one, makes its arena and starts its mover, and says it."""
 _CONNECTIONS_MAX = 4096
 """Agents, and whoever else has found the port."""
 
@@ -47,7 +49,8 @@ class Hosts:
         self._changed = changed
         self._joined: dict[HostId, JoinedHost] = {}
         self._strangers: set[JoinedHost] = set()
-        self._tokens: OrderedDict[str, None] = OrderedDict()
+        self._tokens: OrderedDict[str, float] = OrderedDict()
+        """When each was given out."""
         self._opening = asyncio.Lock()
         self._listening: asyncio.Server | None = None
         self._mover: MoverKeeper | None = None
@@ -76,7 +79,7 @@ class Hosts:
                 await self._listen()
         assert self._listening is not None
         token = secrets.token_hex(16)
-        self._tokens[token] = None
+        self._tokens[token] = now_s()
         if len(self._tokens) > _TOKENS_MAX:
             self._tokens.popitem(last=False)
         port = self._listening.sockets[0].getsockname()[1]
@@ -123,9 +126,11 @@ class Hosts:
         known = next(
             (token for token in self._tokens if hmac.compare_digest(token.encode(), hello.token.encode())), None
         )
-        if known is None:
-            return Refused("its token is unknown or was used; ask POST /cluster/hosts for one", again=True)
-        del self._tokens[known]
+        if known is None or now_s() - self._tokens.pop(known) > _TOKEN_S:
+            why = f"its token is unknown, was used, or is older than {_TOKEN_S:g} s"
+            return Refused(f"{why}; ask POST /cluster/hosts for one", again=True)
+        if hello.blocks_total < 1:
+            return Refused(f"its arena has {hello.blocks_total} KV blocks; give it --kv-blocks 1 or more", again=False)
         if not _NAME.fullmatch(hello.host):
             return Refused(f"{hello.host!r} is no name: give 1 to 64 letters, digits, - and _ with --name", again=False)
         if hello.host in self.driver.pools:

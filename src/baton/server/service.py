@@ -7,7 +7,7 @@ import contextlib
 import json
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 
 import uvicorn
 
@@ -172,12 +172,24 @@ class Service:
         if self._parts.gateway.state != "loading" or is_waiting:
             return
         self._parts.gateway.state = "ready"
-        self._tasks.append(asyncio.create_task(self._check_at_idle()))
+        self._run(self._check_at_idle())
         if self._parts.own is not None:
-            self._tasks.append(asyncio.create_task(prefault(self._parts.own.arena)))
+            self._run(prefault(self._parts.own.arena))
         if self._parts.driver.is_restless:
-            self._tasks.append(asyncio.create_task(self._tick()))
+            self._run(self._tick())
         self._tell(self._greeting())
+
+    def _run(self, work: Coroutine[None, None, None]) -> None:
+        """Run something beside the requests. If it fails, that is said: nobody waits for its result."""
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._tell_failure)
+        self._tasks.append(task)
+
+    def _tell_failure(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            what = f"{task.get_coro().__name__.strip('_')} ended: {type(error).__name__}: {error}"
+            self._tell(f"a bug of ours, please report it: {what}; requests go on, restart to get it back")
 
     def _on_failed(self, reason: str) -> None:
         self._failure = reason

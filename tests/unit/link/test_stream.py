@@ -103,3 +103,15 @@ def test_a_reader_that_does_not_read_is_not_waited_for(monkeypatch: pytest.Monke
 )
 def test_addresses_get_a_port_where_they_have_none(given: str, wanted: str) -> None:
     assert with_port(given, 7) == wanted
+
+
+def test_what_goes_wrong_in_us_is_not_said_to_be_their_nonsense() -> None:
+    """The reader of a good message fails: that is ours, and is seen as it is."""
+
+    def fail(note: Note) -> None:
+        raise ValueError(f"a bug in who reads {note.text}")
+
+    stream = FramedStream[Note](Note, heard=fail, ended=lambda why: None)
+    stream.connection_made(asyncio.Transport())
+    with pytest.raises(ValueError, match="a bug in who reads hello"):
+        stream.data_received(frame(msgspec.msgpack.encode(Note("hello"))))

@@ -9,9 +9,13 @@ import msgspec
 import pytest
 
 from baton.core.config import Config, HostsConfig, TierConfig
+from baton.core.types import HostId
+from baton.engine.fingerprint import kv_identity
 from baton.engine.resolve import resolve_model
-from baton.link.frames import frame
-from baton.link.hosting import HostLeaves
+from baton.kv.conversion import KVForm
+from baton.link.frames import FrameReader, frame
+from baton.link.hosting import HostHello, HostLeaves, Refused, Welcome
+from baton.link.moving import MoverReady
 from baton.server import hosts as module
 from baton.server.assembly import Parts, assemble
 from baton.server.hosts import Hosts, shared_config
@@ -79,3 +83,52 @@ def test_hosts_are_not_told_what_is_the_servers_alone() -> None:
     """URLs of stores hold passwords, and hosts do not open them."""
     tier = TierConfig(url="redis://:a-password@10.0.0.1:6379/0")
     assert b"a-password" not in msgspec.json.encode(shared_config(_parts((tier,))))
+
+
+async def _answer_to(hosts: Hosts, parts: Parts, *, blocks_total: int = 64) -> Refused | Welcome:
+    """Ask for terms, and say hello with the token of it."""
+    terms = await hosts.terms()
+    reader, writer = await asyncio.open_connection("127.0.0.1", terms.port)
+    hello = HostHello(
+        token=terms.token,
+        host=HostId("a"),
+        pid=1,
+        form=KVForm(identity=kv_identity(parts.card), layout=parts.driver.layout),
+        blocks_total=blocks_total,
+        mover=MoverReady(pid=2, machine="m", transports=("tcp",), address="127.0.0.1:1"),
+        mover_generation=1,
+    )
+    writer.write(frame(msgspec.msgpack.encode(hello)))
+    frames = FrameReader()
+    while True:
+        for payload in frames.feed(await reader.read(1 << 16)):
+            writer.close()
+            return msgspec.msgpack.decode(payload, type=Refused | Welcome)
+
+
+def _asked(blocks_total: int = 64) -> Refused | Welcome:
+    async def run() -> Refused | Welcome:
+        parts = _parts()
+        hosts = Hosts(parts, tell=lambda _line: None, changed=lambda: None)
+        try:
+            return await _answer_to(hosts, parts, blocks_total=blocks_total)
+        finally:
+            await hosts.stop()
+
+    return asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_a_token_is_good_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host with a fresh one is welcome; one that found an old one has to ask, and may."""
+    assert isinstance(_asked(), Welcome)
+    monkeypatch.setattr(module, "_TOKEN_S", -1.0)
+    answer = _asked()
+    assert isinstance(answer, Refused)
+    assert answer.again
+    assert "is older than" in answer.reason
+
+
+def test_a_host_without_blocks_is_told_so() -> None:
+    answer = _asked(blocks_total=0)
+    assert isinstance(answer, Refused)
+    assert "0 KV blocks" in answer.reason

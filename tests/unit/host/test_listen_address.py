@@ -1,0 +1,15 @@
+"""An address that is not of this machine is told at once: no server that is asked again makes it one."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.cli.main import main
+
+
+def test_an_address_of_another_machine_is_refused_with_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    """192.0.2.0/24 is for documentation: nobody has it."""
+    assert main(["host", "--join", "http://127.0.0.1:1", "--mixed", "1", "--listen", "192.0.2.7"]) == 2
+    said = capsys.readouterr().err
+    assert "cannot listen on 192.0.2.7" in said
+    assert "give --listen an address of this machine" in said
