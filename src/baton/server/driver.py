@@ -7,7 +7,7 @@ before the next event. So the state machines see the same order of events here a
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import msgspec
 
@@ -120,6 +120,7 @@ class Driver:
         """A worker's process is certainly dead. Its requests go on elsewhere."""
         link = self.links[worker]
         link.view = WorkerView(id=worker, host=link.view.host, role=link.view.role)
+        self._orphan({worker})
         self._carrier.lose(worker, reason, now_s())
 
     def add_host(self, pool: HostPool, layout: KVLayout) -> None:
@@ -129,9 +130,17 @@ class Driver:
 
     def lose_host(self, host: HostId, reason: str) -> None:
         """A host is gone, with its KV and its workers. Their requests go on elsewhere."""
-        for worker in [worker for worker, link in self.links.items() if link.view.host == host]:
+        lost = {worker for worker, link in self.links.items() if link.view.host == host}
+        for worker in lost:
             del self.links[worker]
+        self._orphan(lost)
         self._carrier.lose_host(host, reason, now_s())
+
+    def _orphan(self, workers: Set[WorkerId]) -> None:
+        """Nobody works on their requests: another process under the same name is not who did."""
+        for live in self.live.values():
+            if live.worker in workers:
+                live.worker = None
 
     def copied(self, copy: CopyBlocks, end: CopyEnd) -> None:
         """A copy between two hosts is over: nothing reads or writes its blocks any more."""
