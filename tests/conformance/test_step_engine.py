@@ -76,6 +76,15 @@ def test_a_prompt_in_chunks_gives_the_text_of_a_prompt_at_once(made: Made) -> No
         assert _continue(made.engine, [*PROMPT, first], table, 11) == whole[1:]
 
 
+def test_progress_counts_every_layer_of_a_step(made: Made) -> None:
+    """Of one rank: its own layers."""
+    if made.engine.layout.ranks > 1:
+        pytest.skip("ranks are not done together: nobody watches them")
+    made.engine.progress.layers = 0
+    run(made.engine, part_of(PROMPT, list(range(16)), start=0))
+    assert made.engine.progress.layers == made.engine.layout.layers
+
+
 def test_block_ids_do_not_matter(made: Made) -> None:
     """The same request in other blocks, in any order, says the same."""
     shuffled = random.Random(3).sample(range(BLOCKS), 16)

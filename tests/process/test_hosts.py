@@ -253,8 +253,10 @@ def test_a_prefix_comes_from_the_host_that_has_it(mixed_text) -> None:
 
 
 def test_the_real_model_over_two_hosts_says_what_it_says_on_one(smollm_server: RunningServer) -> None:
-    """INV-8 with weights. Greedy and drawn."""
+    """INV-8 with weights. Greedy and drawn; the long prompt goes over layer by layer."""
+    items = " ".join(f"item {index}" for index in range(120))
     bodies = [
+        {"prompt": f"A list: {items}", "max_tokens": 24, "temperature": 0},
         {"prompt": "A list of rivers in Europe:", "max_tokens": 24, "temperature": 0},
         {"prompt": "Once upon a time, in a small village, ", "max_tokens": 24, "temperature": 0.9, "seed": 7},
     ]
@@ -264,6 +266,7 @@ def test_the_real_model_over_two_hosts_says_what_it_says_on_one(smollm_server: R
     with cluster("smollm2-135m", {"a": PREFILL, "b": DECODE}, *given) as (server, _), server.client() as client:
         assert [text_of(ask(client, body)) for body in bodies] == expected
         assert server.metric("baton_handoff_bytes_total") > 0
+        assert server.metric("baton_handoff_layer_bytes_total") > 0
 
 
 def test_the_loss_of_a_host_is_replayed_as_it_was_decided(tmp_path: Path) -> None:

@@ -84,11 +84,11 @@ class Net:
         _ip("-n", space, "link", "set", "wire", "up")
         return space
 
-    def shape(self, name: str, rate: str) -> None:
-        """Let what the host sends go out no faster than this."""
+    def shape(self, name: str, rate: str, burst: str = "64kb") -> None:
+        """Let what the host sends go out no faster than this. `burst`: what passes unshaped, more on fast links."""
         space = f"baton-{name}-{self._suffix}"
         command = ["tc", "-n", space, "qdisc", "replace", "dev", "wire", "root", "tbf", "rate", rate]
-        subprocess.run([*command, "burst", "64kb", "latency", "2s"], check=True, capture_output=True, text=True)
+        subprocess.run([*command, "burst", burst, "latency", "2s"], check=True, capture_output=True, text=True)
 
     def switch(self, name: str, state: str) -> None:
         """Set the host's link up or down."""
@@ -202,4 +202,5 @@ def test_the_real_model_over_a_link_of_one_gigabit(net: Net, smollm_server: Runn
         assert text_of(answer) == expected
         assert answer["timings"]["decode_worker"] == "b.decode-0"
         assert server.metric("baton_handoff_bytes_total") > 10e6
+        assert server.metric("baton_handoff_layer_bytes_total") > 0, "the end of the prompt went over by layer"
         wait_until(server, nothing_used, what="no block is used")

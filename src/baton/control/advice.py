@@ -92,6 +92,15 @@ class Policies:
             tokens = int(self.streaming.run_tokens(request, self.cost))
         return tokens
 
+    def layer_groups(self, request: Request, worker: WorkerView) -> int:
+        """Ask in how many groups of layers what is computed last is sent ahead; 1 where the policy fails."""
+        step_tokens = worker.step_tokens_max or request.prompt_tokens
+        chunk_tokens = (request.prompt_tokens - 1) % step_tokens + 1  # where the worker has nothing else to do
+        groups = 1
+        with suppress(Exception):  # as in `learn`
+            groups = int(self.streaming.layer_groups(request, chunk_tokens, self.cost))
+        return max(1, groups)
+
     def learn(self, request: Request, output_tokens: int) -> None:
         """Let predictions of lengths learn from an answer. Where the policy fails, they know one answer less."""
         with suppress(Exception):  # a user's policy may raise anything

@@ -33,7 +33,7 @@ from baton.core.messages import (
     StopRequest,
     WorkerCommand,
 )
-from baton.core.step import NOTHING, Slice, SliceResult, Step, StepResult
+from baton.core.step import NOTHING, LayerStream, Slice, SliceResult, Step, StepResult
 from baton.core.types import BlockHash, HostId, OutputToken, RequestId, Role, WorkerId, WorkerView, unpack_tokens
 from baton.kv.hashing import runs_per_block
 
@@ -80,10 +80,8 @@ class Batcher:
                     lane = self._find(request_id, attempt)
                     if lane is not None:
                         self._forget(lane)
-                        tokens = lane.computed_tokens
-                        self._say(
-                            RequestDropped(request_id, attempt, self.worker, preempted=False, computed_tokens=tokens)
-                        )
+                        tokens, worker = lane.computed_tokens, self.worker
+                        self._say(RequestDropped(request_id, attempt, worker, preempted=False, computed_tokens=tokens))
                 case BlocksGranted():
                     self._grant(command)
                 case PreemptRequest(request_id=request_id, attempt=attempt):
@@ -111,6 +109,7 @@ class Batcher:
             hash_runs=self._hash_runs,
             key=self._fairness.key(command.request),
             hashes=list(command.request.block_hashes),
+            stream=LayerStream(command.attempt, command.layer_groups) if command.layer_groups > 1 else None,
         )
         self._lanes[lane.request.id] = lane
         self._news.is_load_new = True
@@ -291,6 +290,7 @@ class Batcher:
             sample=count == lane.remaining_tokens,
             sampling=lane.request.sampling,
             prompt_tokens=lane.request.prompt_tokens,
+            stream=lane.stream,
         )
 
     # ---- results in, reports out

@@ -15,7 +15,7 @@ from baton.control.crossings import Crossings, Desk
 from baton.control.decision_log import Decision, PoolDecision
 from baton.control.handoffs import Move, Start
 from baton.control.keeping import Keeping
-from baton.core.copies import CopyBlocks, LandingGranted, LandingRefused
+from baton.core.copies import CopyBlocks, LandingGranted, LandingRefused, LayersDone
 from baton.core.keeping import DropBlocks, LoadBlocks, StoreBlocks
 from baton.core.messages import (
     AheadEnded,
@@ -55,6 +55,7 @@ from baton.core.messages import (
 from baton.core.prefixes import BlocksRemoved, BlocksStored
 from baton.core.types import HostId, LoadWindow, Request, RequestId, Role, TokenBytes, WorkerId, WorkerView
 from baton.kv.host_pool import HostPool
+from baton.kv.layout import KVLayout
 
 
 class Outside(Protocol):
@@ -139,9 +140,10 @@ class Carrier:
 
     # ---- what happens to hosts and workers
 
-    def add_host(self, pool: HostPool) -> None:
-        """Know of a host's arena. Its workers may join from now on."""
+    def add_host(self, pool: HostPool, layout: KVLayout) -> None:
+        """Know of a host's arena, and of how KV lies there. Its workers may join from now on."""
         self.pools[pool.host] = pool
+        self._crossings.layering.layouts[pool.host] = layout
 
     def join(self, view: WorkerView, now_s: float) -> None:
         self._now_s = now_s
@@ -157,6 +159,7 @@ class Carrier:
         self.keeping.kinds.pop(worker, None)
         if host is not None:
             self._tell_pool(host, lost)
+        self._crossings.layering.lose(worker)
         self._tell(lost)
 
     def lose_host(self, host: HostId, reason: str, now_s: float) -> None:
@@ -170,25 +173,36 @@ class Carrier:
             homes.discard(host)
         for worker in [worker for worker, where in self.hosts.items() if where == host]:
             del self.hosts[worker]
+        self._crossings.layering.lose(host)
+        self._crossings.layering.layouts.pop(host, None)
         self._tell(HostLost(host, reason))
         for ahead in given_up:
             if ahead.report:  # otherwise the request counts as one that is about to move until it ends
                 self._tell(AheadEnded(ahead.request.id, ahead.attempt, landed=False))
 
-    def hear(self, report: StepReport, now_s: float) -> None:
+    def hear(self, report: StepReport | LayersDone, now_s: float) -> None:
         """Take a worker's news, in their order, then its load. Its tokens are the caller's, before this."""
         self._now_s = now_s
-        host = self.hosts.get(report.worker)
+        host, layering = self.hosts.get(report.worker), self._crossings.layering
+        if isinstance(report, LayersDone):
+            if host is not None:
+                layering.told(host, report)
+            return
         self._note_first_tokens(report)
         for event in report.events:
             if host is not None:
+                if isinstance(event, PrefillFinished):
+                    layering.computed(host, event)
                 self._tell_pool(host, event)
             match event:
                 case BlocksWanted():
                     pass
                 case BlocksSealed(request_id=request_id):
                     self._crossings.sealed(request_id)
-                case PrefillFinished() | RequestFinished() | RequestFailed():
+                case PrefillFinished(request_id=request_id):
+                    self._tell(event)
+                    layering.settle(request_id)
+                case RequestFinished() | RequestFailed():
                     self._tell(event)
                 case RequestDropped(preempted=False):
                     self._tell(event)
@@ -271,6 +285,7 @@ class Carrier:
         """The request is over: tell every host that knows it, and wait for no handoff of it."""
         handoffs = self._crossings.handoffs
         handoffs.ahead.pop(request_id, None)
+        self._crossings.layering.call_off(request_id)
         move = handoffs.find(request_id)
         if move is not None:
             handoffs.stop(move)
@@ -313,9 +328,14 @@ class Carrier:
             until=command.until if isinstance(command, StartPrefill) else "end",
             block_table=table,
             computed_tokens=computed_tokens,
+            layer_groups=self._groups(command, host),
         )
         self._outside.send(command.worker, start)
         self._carry(host, follow_up)
+
+    def _groups(self, command: Start, host: HostId) -> int:
+        wanted = command.layer_groups if isinstance(command, StartPrefill) else 1
+        return self._crossings.layering.groups(host, wanted)
 
     def _leave_others(self, request_id: RequestId, host: HostId) -> None:
         """The request goes on here: nobody will go on with what it holds on other hosts."""

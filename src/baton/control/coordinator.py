@@ -211,8 +211,9 @@ class Coordinator:
             route.worker, request.id, queued_tokens=flight.queued_tokens, context_tokens=request.prompt_tokens
         )
         until: Until = route.until or ("first_token" if view.role == "prefill" else "end")
-        start = StartPrefill(request, flight.attempt, route.worker, until, fetch, reads)
-        return [start, *self._send_ahead(flight, view.host, cluster)] if until == "first_token" else [start]
+        ahead = self._send_ahead(flight, view.host, cluster) if until == "first_token" else []
+        groups = self.policies.layer_groups(request, view) if ahead else 1
+        return [StartPrefill(request, flight.attempt, route.worker, until, fetch, reads, groups), *ahead]
 
     def _read_tokens(self, request: Request, worker: WorkerId, cluster: ClusterView) -> int:
         """Choose how many leading tokens are read from tiers of the worker's host. 0: none."""
@@ -225,8 +226,7 @@ class Coordinator:
 
     def _send_ahead(self, flight: Flight, source: HostId, cluster: ClusterView) -> list[CoordinatorCommand]:
         """Let what is computed of a prompt go to where it will be decoded while the rest is computed."""
-        request = flight.request
-        flight.ahead = None
+        request, flight.ahead = flight.request, None
         run_tokens = 0 if request.sampling.prompt_logprobs else self.policies.run_tokens(request)
         if run_tokens <= 0:
             return []

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from baton.control.handoffs import ROUNDS_MAX, Ahead, Handoffs, Move, Start
+from baton.control.layering import Layering
 from baton.core.copies import CopyBlocks, LandingEnded, LandingGranted, LandingWanted, LeaseEnded, LeaseWanted
 from baton.core.keeping import LoadBlocks, LoadWanted
 from baton.core.messages import AheadEnded, PoolEvent, ReleaseBlocks, RequestDropped, SendAhead, StartDecode
@@ -42,6 +43,13 @@ class Crossings:
     homes: Mapping[RequestId, set[HostId]]
     """Hosts whose pool knows the request."""
     handoffs: Handoffs = field(default_factory=Handoffs)
+    layering: Layering = field(init=False)
+    """Sends on what is being computed. What workers say of layers goes there."""
+
+    def __post_init__(self) -> None:
+        self.layering = Layering(
+            desk=self.desk, pools=self.pools, handoffs=self.handoffs, go_ahead=self._go_ahead, over=self._chunk_over
+        )
 
     # ---- a request starts where its KV is not
 
@@ -67,6 +75,7 @@ class Crossings:
         """Let a handoff under way serve this start, or give it up where it goes elsewhere. False: none goes there."""
         request_id = start.request.id
         self.handoffs.ahead.pop(request_id, None)
+        self.layering.call_off(request_id)
         move = self.handoffs.find(request_id)
         if move is not None and move.target != target:
             self.give_up(move)
@@ -77,6 +86,7 @@ class Crossings:
         move.start, move.tokens_so_far = start, tokens_so_far
         self.homes[request_id].add(target)
         self.desk.tell_pool(target, start)
+        self.layering.settle(request_id)
         return True
 
     def best_source(self, start: Start, target: HostId) -> HostId:
@@ -136,7 +146,9 @@ class Crossings:
         self._end_ahead(ahead, landed=False)
 
     def _go_ahead(self, ahead: Ahead) -> None:
-        """Send what was sealed since the last time, if it is worth a copy."""
+        """Send what was sealed since the last time, if it is worth a copy, or what is being computed."""
+        if self.layering.begin(ahead):
+            return
         request = ahead.request
         tokens, least_tokens = self._sealed_tokens(ahead), ahead.run_tokens
         first = self.pools[ahead.target].behind(max(tokens, request.prompt_tokens - 1))
@@ -187,6 +199,9 @@ class Crossings:
         assert move is not None, f"{request_id} is granted blocks to land in, and nothing is under way"
         if move.source == target:
             self._granted_read(move, granted)
+            return
+        if move.chunk is not None:
+            self.layering.granted(move, granted)
             return
         move.cached_tokens = granted.cached_blocks * self.pools[target].block_tokens
         if move.start is not None:
@@ -245,26 +260,50 @@ class Crossings:
 
         `blocks`: leading ones of those that it was to bring, that are there. What is not is computed.
         """
-        move, waited_for = self.handoffs.end(copy)
-        request_id = copy.request_id
-        landed = blocks == len(copy.write) and not move.is_too_late
-        if move.source in self.pools and move.is_leasing:
-            self.desk.tell_pool(move.source, LeaseEnded(request_id))
+        landed = blocks == len(copy.write)
+        if isinstance(copy, CopyBlocks) and self.layering.ended(copy, landed=landed):
+            return
+        move, waited_for = self.handoffs.end(copy.number, copy.request_id)
+        landed = landed and not move.is_too_late
+        tokens = move.cached_tokens
         if move.target in self.pools:
-            block_tokens = self.pools[move.target].block_tokens
-            there = move.cached_tokens + blocks * block_tokens
+            there = move.cached_tokens + blocks * self.pools[move.target].block_tokens
             tokens = max(min(move.tokens, there), move.cached_tokens)
-            ended = LandingEnded(request_id, tokens, move.names[: tokens // block_tokens])
-            self.desk.tell_pool(move.target, ended)
-            if move.start is None:
-                self.desk.tell_pool(move.target, ReleaseBlocks(request_id))  # cached from now on, and nobody's
-        ahead = self.handoffs.ahead.get(request_id)
+        self._land(move, tokens)
+        ahead = self.handoffs.ahead.get(move.request.id)
         if ahead is not None and ahead.move is move:
             ahead.move = None
             if landed:
                 self._go_ahead(ahead)
             else:
                 self._end_ahead(ahead, landed=False)
+        if waited_for:
+            self._go_on(move, landed=landed)
+
+    def _land(self, move: Move, tokens: int) -> None:
+        """Tell both ends that no wire touches their blocks any more, and how many leading tokens' KV is there."""
+        request_id = move.request.id
+        if move.source in self.pools and move.is_leasing:
+            self.desk.tell_pool(move.source, LeaseEnded(request_id))
+        if move.target in self.pools:
+            names = move.names[: tokens // self.pools[move.target].block_tokens]
+            self.desk.tell_pool(move.target, LandingEnded(request_id, tokens, names))
+            if move.start is None:
+                self.desk.tell_pool(move.target, ReleaseBlocks(request_id))  # cached from now on, and nobody's
+
+    def _chunk_over(self, move: Move, landed: bool) -> None:  # noqa: FBT001  what Layering calls
+        """See `Layering.over`. Who computes the prompt anew in what has landed, computes at least its last token."""
+        _, waited_for = self.handoffs.end(move.number, move.request.id)
+        tokens = move.cached_tokens
+        if landed and isinstance(move.start, StartDecode):
+            tokens = move.tokens
+        elif landed and move.target in self.pools:
+            block_tokens = self.pools[move.target].block_tokens
+            tokens = (move.request.prompt_tokens - 1) // block_tokens * block_tokens
+        self._land(move, max(tokens, move.cached_tokens))
+        ahead = self.handoffs.ahead.get(move.request.id)
+        if ahead is not None and ahead.move is move:
+            self._end_ahead(ahead, landed=landed)
         if waited_for:
             self._go_on(move, landed=landed)
 

@@ -5,16 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from baton.core.copies import CopyBlocks
-from baton.core.keeping import LoadBlocks
 from baton.core.messages import StartDecode, StartPrefill
-from baton.core.types import BlockHash, HostId, Request, RequestId, TokenBytes, pack_tokens
+from baton.core.types import BlockHash, BlockId, HostId, Request, RequestId, TokenBytes, WorkerId, pack_tokens
 
 Start = StartPrefill | StartDecode
 
 NO_TOKENS = pack_tokens(())
 ROUNDS_MAX = 8
 """Most copies ahead for one move: each brings what was sealed during the one before."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Chunk:
+    """The end of a prompt that goes over layer by layer while a worker computes it."""
+
+    worker: WorkerId
+    layers_done: int = 0
+    layers_sent: int = 0
+    """Their copies have begun."""
+    is_computed: bool = False
+    """The worker has said so at the end of its step: all that was copied counts."""
+    has_failed: bool = False
+    """A copy of it has, or its worker has: nothing that was copied counts."""
+    read: tuple[BlockId, ...] = ()
+    """Where it is computed. Empty until there are blocks for it at the target."""
+    write: tuple[BlockId, ...] = ()
+    first_token: int = 0
+    copies: int = 0
+    """Under way, of layers of it and of what was sealed before it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,6 +61,8 @@ class Move:
     """The source keeps its blocks for it."""
     is_too_late: bool = False
     """The source has let go of what it would begin with: nothing comes of it."""
+    chunk: Chunk | None = None
+    """What of it is still being computed when it begins. It then has several copies, each with a number of its own."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,6 +81,8 @@ class Ahead:
     rounds: int = 0
     move: Move | None = None
     """The copy that is under way."""
+    chunk: Chunk | None = None
+    """Set while the end of the prompt is computed, where that can go over by layer."""
 
 
 @dataclass(slots=True)
@@ -133,9 +155,9 @@ class Handoffs:
             del self.ahead[ahead.request.id]
         return given_up
 
-    def end(self, copy: CopyBlocks | LoadBlocks) -> tuple[Move, bool]:
-        """Take out the handoff whose wire, or read, has ended. Returns it, and whether somebody has waited for it."""
-        move = self._stopped.pop(copy.number, None)
+    def end(self, number: int, request_id: RequestId) -> tuple[Move, bool]:
+        """Take out the handoff whose wires, or read, have ended. Returns it, and whether somebody has waited for it."""
+        move = self._stopped.pop(number, None)
         if move is not None:
             return move, False
-        return self._waited_for.pop(copy.request_id), True
+        return self._waited_for.pop(request_id), True

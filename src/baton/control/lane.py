@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from baton.control.drafts import Drafter
+from baton.core.step import LayerStream
 from baton.core.types import BlockHash, BlockId, FinishReason, Request, RequestId, TokenLogprob, Until
 from baton.kv.hashing import block_hash, names_of, root_hash
 
@@ -44,6 +45,8 @@ class Lane:
     hashes: list[BlockHash] = field(default_factory=list[BlockHash])
     """Of the full runs of `tokens`, as far as they were asked for."""
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
+    stream: LayerStream | None = None
+    """See `Slice.stream`."""
     drafter: Drafter | None = None
     """Set with the first guess."""
 

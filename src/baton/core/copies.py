@@ -12,6 +12,26 @@ from msgspec import Struct
 from baton.core.types import BlockHash, BlockId, HostId, Request, RequestId, WorkerId
 
 
+class LayerSpan(Struct, frozen=True, array_like=True):
+    """A run of a model's layers: `first` .. before `end`, of `total`."""
+
+    first: int
+    end: int
+    total: int
+
+
+class LayersDone(Struct, frozen=True, tag=True):
+    """Of the step under way, the KV of the first layers is complete, for requests that are sent ahead by layer.
+
+    Said by a worker when such a step begins, with 0 layers, and as it gets on; only of steps that end a prompt.
+    """
+
+    worker: WorkerId
+    requests: tuple[tuple[RequestId, int], ...]
+    """With their attempts."""
+    layers: int
+
+
 class LandingWanted(Struct, frozen=True, tag=True):
     """A request's KV is to come over from another host: keep blocks for it, as many as are named here."""
 
@@ -87,3 +107,5 @@ class CopyBlocks(Struct, frozen=True, tag=True):
     """Position in the request of the first token that is copied: on the target, one that begins a block."""
     tokens: int
     """How many tokens' KV is copied."""
+    layers: LayerSpan | None = None
+    """Copy of these layers only: the others are not computed yet, or were copied before. None: of all."""

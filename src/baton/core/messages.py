@@ -1,8 +1,7 @@
 """Everything that is said between the coordinator, the host pools and the workers. Plain data: logged, replayed, sent.
 
-Naming: an *event* reports what happened, a *command* tells what to do. All that speaks of work carries
-(request_id, attempt), so that news of an abandoned attempt can be told from news of the present one. Frozen data has no
-cycles: what is said often is left out of garbage collection (`gc=False`).
+An *event* reports what happened, a *command* tells what to do. All that speaks of work carries (request_id, attempt),
+by which old news is told. Frozen data has no cycles: what is said often is left out of garbage collection (`gc=False`).
 """
 
 from __future__ import annotations
@@ -143,6 +142,8 @@ class StartPrefill(Struct, frozen=True, tag=True, gc=False):
     """Host whose longer prefix is pulled first."""
     read_tokens: int = 0
     """Leading tokens that shall be in the arena first, read from the tiers of the worker's host. 0: read nothing."""
+    layer_groups: int = 1
+    """Groups of layers in which the last chunk's KV is sent ahead while it is computed. 1: not before it is."""
 
 
 class StartDecode(Struct, frozen=True, tag=True, gc=False):
@@ -345,6 +346,7 @@ class StartRequest(Struct, frozen=True, tag=True, gc=False):
     """Blocks that the request already holds on this host: the handoff itself. Empty: ask the pool."""
     computed_tokens: int = 0
     """Leading tokens whose KV lies in the block table."""
+    layer_groups: int = 1
 
 
 class Shutdown(Struct, frozen=True, tag=True):
@@ -352,8 +354,6 @@ class Shutdown(Struct, frozen=True, tag=True):
 
 
 WorkerCommand = StartRequest | StopRequest | BlocksGranted | PreemptRequest | Shutdown
-
-
 BatcherEvent = BlocksWanted | BlocksSealed | RequestDropped | PrefillFinished | RequestFinished | RequestFailed
 
 

@@ -33,6 +33,14 @@ class RowOf:
         return self.allowed.rows()[self.index : self.index + 1]
 
 
+@dataclass(frozen=True, slots=True)
+class LayerStream:
+    """The KV of a prompt's last chunk is sent on while it is computed, in so many groups of layers."""
+
+    attempt: int
+    groups: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
     """`count` tokens of one request in one step: many while its prompt is computed, one while it decodes."""
@@ -54,6 +62,8 @@ class Slice:
     drafts: int = 0
     """The last so many of its tokens are guesses. A token is drawn before each of them and after the last one, and the
     drawing ends where it differs from the guess."""
+    stream: LayerStream | None = None
+    """Set where whoever computes the slice that ends the prompt shall tell how many layers of it are done."""
 
     def at(self, draft: int) -> Slice:
         """Return the slice as it would be if it ended with its first `draft` guesses, 0 .. drafts."""
@@ -72,6 +82,21 @@ class Step:
     @property
     def tokens(self) -> int:
         return sum(part.count for part in self.slices)
+
+    @property
+    def streamed(self) -> tuple[tuple[RequestId, int], ...]:
+        """Requests whose prompt this step ends and sends on layer by layer, with their attempts."""
+        return tuple((part.request_id, stream.attempt) for part, stream in self._streamed)
+
+    def layer_ends(self, layers: int) -> list[int]:
+        """List how many of the engine's layers are done where a group of them is: the last group is the smallest."""
+        groups = min(layers, max((stream.groups for _, stream in self._streamed), default=1))
+        size, more = divmod(layers, groups)
+        return [group * size + min(group, more) for group in range(1, groups + 1)]
+
+    @property
+    def _streamed(self) -> list[tuple[Slice, LayerStream]]:
+        return [(part, part.stream) for part in self.slices if part.stream is not None and part.sample]
 
     @property
     def shape(self) -> StepShape:

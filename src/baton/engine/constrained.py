@@ -42,6 +42,7 @@ class ConstrainedEngine:
 
     def __init__(self, inner: StepEngine, card: ModelCard) -> None:
         self.layout = inner.layout
+        self.progress = inner.progress
         self._inner = inner
         self._card = card
         self._masks = GrammarMasks(self._load_trie)

@@ -15,6 +15,7 @@ import numpy as np
 from baton.core.step import Slice, SliceResult, Step, StepResult
 from baton.core.types import Sampling, TokenLogprob
 from baton.engine.card import ModelCard
+from baton.engine.progress import Progress
 from baton.kv.layout import KVLayout, Shard
 
 EOS_TOKEN = 0
@@ -75,6 +76,7 @@ class HashEngine:
         assert layout.dtype == "uint8", f"the hash engine writes bytes, the layout has {layout.dtype}"
         assert vocab_tokens > TEXT_TOKENS[-1], f"{vocab_tokens} tokens cannot spell printable text"
         self.layout = layout
+        self.progress = Progress()
         self._width = layout.kv_heads * layout.head_dim
         self._planes = layout.planes * layout.layers
         self._window_tokens = window_tokens
@@ -87,17 +89,24 @@ class HashEngine:
 
     def execute(self, step: Step) -> StepResult:
         """Write the KV of every slice's tokens, then hash the context of those that ask for a token."""
-        for part in step.slices:
-            self._write(part)
+        self.compute_layers(step, self.layout.layers)
+        self.progress.layers = self.layout.layers
         return StepResult(tuple(self._result(part) for part in step.slices))
 
-    def _write(self, part: Slice) -> None:
-        for position in range(part.start, part.start + part.count):
-            block, slot = divmod(position, self.layout.block_tokens)
-            kv = self._token_kv(part.tokens[position], position)
-            for shard, blocks in self._shards:
-                mine = kv[shard.layers.start : shard.layers.stop, :, shard.heads.start : shard.heads.stop]
-                blocks[part.block_table[block], :, :, slot] = mine
+    def compute_layers(self, step: Step, end: int) -> None:
+        """Write the KV of the step's tokens for the layers before `end`: what a real engine has done by then."""
+        for part in step.slices:
+            for position in range(part.start, part.start + part.count):
+                self._write(part, position, end)
+
+    def _write(self, part: Slice, position: int, end: int) -> None:
+        block, slot = divmod(position, self.layout.block_tokens)
+        kv = self._token_kv(part.tokens[position], position)
+        for shard, blocks in self._shards:
+            layers = min(end, shard.layers.stop) - shard.layers.start
+            if layers > 0:
+                mine = kv[shard.layers.start :, :, shard.heads.start : shard.heads.stop]
+                blocks[part.block_table[block], :layers, :, slot] = mine[:layers]
 
     def _token_kv(self, token: int, position: int) -> np.ndarray:
         """Hash one token where it stands: [layers, planes, kv_heads, head_dim], whatever the layout has made of it."""
@@ -155,8 +164,8 @@ class HashEngine:
                 kv[layers, :, :, heads] = mine
                 held[layers, heads] = True
             elif not np.array_equal(kv[layers, :, :, heads], mine):
-                digest.update(np.ascontiguousarray(mine))
-        digest.update(kv)
+                digest.update(np.ascontiguousarray(mine).data)
+        digest.update(kv.data)
         return digest.digest()
 
 

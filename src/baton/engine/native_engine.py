@@ -12,6 +12,7 @@ from baton.core.step import Slice, SliceResult, Step, StepResult
 from baton.core.types import BlockId, RequestId, Sampling, TokenLogprob
 from baton.engine.model_config import ModelConfig
 from baton.engine.native.library import NativeLibrary, NativeStep
+from baton.engine.progress import Progress
 from baton.engine.rope import Rotary
 from baton.engine.sampler import Drawn, drawn_rows, sample_drafted, token_logprob
 from baton.kv.layout import KVLayout
@@ -30,6 +31,7 @@ class NativeEngine:
     ) -> None:
         """Take over `handle`, whose weights are set. memory: the whole arena, writable."""
         self.layout = layout
+        self.progress = Progress()
         self._library = library
         self.handle = handle
         self._config = config
@@ -99,9 +101,8 @@ class NativeEngine:
         block_counts = _int32([len(table) for table in tables])
         angles = self._angles.to(max(part.start + part.count for part in slices))
         arrays = (tokens, counts, starts, blocks, block_counts, angles)
-        self._library.forward(
-            self.handle, NativeStep(len(slices), len(tokens), *(array.ctypes.data for array in arrays))
-        )
+        addresses = (*(array.ctypes.data for array in arrays), self.progress.address)
+        self._library.forward(self.handle, NativeStep(len(slices), len(tokens), *addresses))
         return (np.cumsum(counts) - counts).tolist()
 
     def _blocks(self, part: Slice) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from baton.core.step import Step, StepResult
+from baton.engine.progress import Progress
 from baton.kv.layout import KVLayout
 
 
@@ -15,6 +16,8 @@ class StepEngine(Protocol):
     """
 
     layout: KVLayout
+    progress: Progress
+    """Counts up to all layers in each step, as they are done. Whoever watches a step sets it to 0 before."""
 
     def execute(self, step: Step) -> StepResult:
         """Compute every slice: write the KV of its new tokens into its blocks, draw the next token where asked.

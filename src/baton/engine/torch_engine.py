@@ -28,6 +28,7 @@ class TorchEngine:
     ) -> None:
         """layout: the arena's, where `kv` is one rank's part of it. None: it is that of `kv`."""
         self.layout: KVLayout = layout or kv.layout
+        self.progress = model.progress
         self._model = model
         self._kv = kv
         self._runner = runner

@@ -6,10 +6,12 @@ import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from baton.core.copies import LayerSpan
 from baton.core.errors import TransferError
 from baton.core.types import BlockId
 from baton.kv.conversion import Conversion
 from baton.kv.copy_plan import CopyPlan
+from baton.kv.layout import KVLayout
 from baton.link.moving import Crossing
 from baton.transfer.port import Extent
 
@@ -26,6 +28,7 @@ def plan_of(crossing: Crossing) -> CopyPlan | None:
     source, target = crossing.source, crossing.target
     if source == target:
         return None
+    assert crossing.layers is None, "layers are cut out of blocks of one layout only"
     conversion = Conversion(source, target)
     first = crossing.first_token
     # The last block's further slots are the request's too, on both hosts, and a whole block is one run.
@@ -33,9 +36,13 @@ def plan_of(crossing: Crossing) -> CopyPlan | None:
     return conversion.plan(crossing.read, crossing.write, range(first, end), tables_from=first)
 
 
-def whole(blocks: Sequence[BlockId], block_bytes: int) -> list[Extent]:
-    """List the bytes of blocks."""
-    return [Extent(block * block_bytes, block_bytes, ARENA) for block in blocks]
+def whole(blocks: Sequence[BlockId], layout: KVLayout, layers: LayerSpan | None) -> list[Extent]:
+    """List the bytes of blocks, or those of some of their layers: a block is contiguous over layers."""
+    first, size = 0, layout.block_bytes
+    if layers is not None:
+        layer_bytes = layout.block_bytes // layout.layers
+        first, size = layers.first * layer_bytes, (layers.end - layers.first) * layer_bytes
+    return [Extent(block * layout.block_bytes + first, size, ARENA) for block in blocks]
 
 
 @dataclass(frozen=True, slots=True)

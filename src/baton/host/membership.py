@@ -9,10 +9,12 @@ import asyncio
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from baton.core.config import Config
+from baton.core.copies import LayersDone
 from baton.core.errors import ConfigError
 from baton.core.messages import StepReport, WorkerFailed, WorkerProgress, WorkerReady
 from baton.core.types import HostId, WorkerId
@@ -60,6 +62,10 @@ class PassedReport(msgspec.Struct, frozen=True, tag=StepReport.__name__):
     """A step's report, of which an agent reads nothing: it goes on to the server as it came."""
 
 
+class PassedLayers(msgspec.Struct, frozen=True, tag=LayersDone.__name__):
+    """How far a step is: goes on to the server too."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """Where a host stands in the cluster, and how others reach it."""
@@ -85,7 +91,9 @@ class Membership:
         self._identity = kv_identity(card)
         self._tell = tell
         self._stream = FramedStream[ToAgentMessage](ToAgentMessage, heard=self._hear_server, ended=self._end)
-        self._decoder = msgspec.msgpack.Decoder(PassedReport | WorkerReady | WorkerProgress | WorkerFailed | Pong)
+        self._decoder = msgspec.msgpack.Decoder(
+            PassedReport | PassedLayers | WorkerReady | WorkerProgress | WorkerFailed | Pong
+        )
         self._links: dict[WorkerId, WorkerProcess] = {}
         self._over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._mover_up: asyncio.Future[tuple[int, MoverReady]] = asyncio.get_running_loop().create_future()
@@ -167,7 +175,7 @@ class Membership:
         if isinstance(answer, Refused):
             raise (NotNowError if answer.again else ConfigError)(f"the server refuses {place.host}: {answer.reason}")
 
-    async def _first(self, wanted: asyncio.Future[object], limit_s: float) -> bool:
+    async def _first(self, wanted: asyncio.Future[Any], limit_s: float) -> bool:
         """Wait for something, but not longer than the connection lasts. Raises NotNowError where that ends first."""
         await asyncio.wait([wanted, self._over], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         if not wanted.done() and self._over.done():
@@ -240,7 +248,7 @@ class Membership:
     def hear(self, worker: WorkerId, payload: bytes) -> WorkerNews | None:
         """See `Audience.hear`."""
         message = self._decoder.decode(payload)
-        if isinstance(message, PassedReport):
+        if isinstance(message, PassedReport | PassedLayers):
             self._stream.put(FromWorker(worker, payload))
             return None
         return message

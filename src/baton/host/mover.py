@@ -144,7 +144,7 @@ class Mover:
         try:
             crossing = order.crossing
             plan = plan_of(crossing)
-            extents = whole(crossing.read, crossing.source.block_bytes) if plan is None else offered(plan, ARENA)
+            extents = whole(crossing.read, crossing.source, crossing.layers) if plan is None else offered(plan, ARENA)
             ticket = self._transports[order.transport].offer(extents, lease_s=order.lease_s)
         except TransferError as error:
             self._outbox.put(OfferRefused(order.number, str(error)))
@@ -168,7 +168,7 @@ class Mover:
                 with self._lock:
                     buffer = self._staging.take(plan.staging_bytes)
             if plan is None:
-                extents = whole(crossing.write, crossing.target.block_bytes)
+                extents = whole(crossing.write, crossing.target, crossing.layers)
             else:
                 extents = received(plan, ARENA, buffer.region if buffer is not None else ARENA)
             pull = self._transports[order.ticket.transport].pull(order.ticket, extents)

@@ -65,6 +65,10 @@ class Holding:
         """A worker or a wire may read or write the blocks now."""
         return self.user is not None or self.leases > 0 or (self.landing and bool(self.table))
 
+    def is_computed_by(self, worker: WorkerId, attempt: int) -> bool:
+        """This worker computes in the blocks, and nobody is about to take them from it."""
+        return (self.user, self.attempt) == (worker, attempt) and not (self.preempting or self.released)
+
     @property
     def names_kept(self) -> tuple[BlockHash, ...]:
         """Hashes of its leading sealed blocks; none where it is about to lose them."""

@@ -102,13 +102,15 @@ class HostPool:
 
     def table(self, request_id: RequestId) -> tuple[tuple[BlockId, ...], int]:
         """Return the request's block table and how many leading tokens of KV it holds: where a worker goes on."""
-        holding = self._holdings.get(request_id)
-        return (tuple(holding.table), holding.computed_tokens) if holding is not None else ((), 0)
+        return (tuple(held.table), held.computed_tokens) if (held := self._holdings.get(request_id)) else ((), 0)
 
     def names(self, request_id: RequestId) -> tuple[BlockHash, ...]:
         """Return the hashes of the request's leading sealed blocks; none where it is about to lose them."""
-        holding = self._holdings.get(request_id)
-        return holding.names_kept if holding is not None else ()
+        return held.names_kept if (held := self._holdings.get(request_id)) else ()
+
+    def is_computing(self, request_id: RequestId, attempt: int, worker: WorkerId) -> bool:
+        """Tell whether this worker computes in the request's blocks, and is not about to lose them."""
+        return (held := self._holdings.get(request_id)) is not None and held.is_computed_by(worker, attempt)
 
     def held_tokens(self, hashes: Sequence[BlockHash]) -> int:
         """Count the leading tokens of a prompt, by its hashes, whose KV this host holds."""
@@ -120,8 +122,7 @@ class HostPool:
 
     def held_from_tokens(self, request_id: RequestId) -> int:
         """Return the position of the first token whose KV the request still has here."""
-        holding = self._holdings.get(request_id)
-        return holding.behind * self.block_tokens if holding is not None else 0
+        return held.behind * self.block_tokens if (held := self._holdings.get(request_id)) else 0
 
     def view(self) -> HostView:
         """Count the blocks by state."""
@@ -140,8 +141,7 @@ class HostPool:
         """Assert that every pin belongs to a request and no block is lost (INV-2, INV-4)."""
         pins = [0] * self._blocks.total
         for holding in self._holdings.values():
-            is_over = holding.released and not holding.is_touched
-            assert not is_over, f"{holding.request.id} is over and still holds blocks"
+            assert holding.is_touched or not holding.released, f"{holding.request.id} is over and still holds blocks"
             for block in (*holding.held, *holding.leased):
                 pins[block] += 1
         self._names.check(pins)

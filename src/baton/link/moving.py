@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from baton.core.config import TierConfig
+from baton.core.copies import LayerSpan
 from baton.core.keeping import DropBlocks, LoadBlocks, StoreBlocks, TierNews
 from baton.core.types import BlockId, HostId
 from baton.kv.layout import KVLayout
@@ -40,6 +41,7 @@ class Crossing(Struct, frozen=True, kw_only=True):
     tokens: int
     source: KVLayout
     target: KVLayout
+    layers: LayerSpan | None = None
 
 
 class OfferBlocks(Struct, frozen=True, tag=True):

@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from baton.core.config import BatchLimits, Plugin, SpeculationConfig, WeightsChoice
+from baton.core.copies import LayersDone
 from baton.core.messages import (
     BlocksGranted,
     PreemptRequest,
@@ -63,4 +64,4 @@ class Pong(Struct, frozen=True, tag=True):
 
 
 ToWorkerMessage = WorkerSetup | StartRequest | StopRequest | BlocksGranted | PreemptRequest | Shutdown | Ping
-FromWorkerMessage = StepReport | WorkerReady | WorkerProgress | WorkerFailed | Pong
+FromWorkerMessage = StepReport | LayersDone | WorkerReady | WorkerProgress | WorkerFailed | Pong

@@ -153,6 +153,11 @@ HANDOFF_BYTES = Counter(
     help="KV bytes copied by handoffs. Stays 0 on one host, where decode adopts the blocks.",
     unit="bytes",
 )
+HANDOFF_LAYER_BYTES = Counter(
+    name="baton_handoff_layer_bytes_total",
+    help="Of the KV bytes copied by handoffs, those that went over by layer, while later layers were computed.",
+    unit="bytes",
+)
 REQUESTS = Counter(
     name="baton_requests_total",
     help="Closed requests.",
@@ -276,4 +281,5 @@ METRICS: tuple[Metric, ...] = (
     SPECULATION_ACCEPTED_TOKENS,
     TIER_BLOCKS,
     TIER_RESTS,
+    HANDOFF_LAYER_BYTES,
 )

@@ -185,6 +185,7 @@ class Copying:
             tokens=copy.tokens,
             source=source.layout,
             target=target.layout,
+            layers=copy.layers,
         )
         order = OfferBlocks(copy.number, made.crossing, made.transport, self._copy_s + _LEASE_MORE_S)
         source.orders.send(source.generation, order)

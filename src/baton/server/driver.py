@@ -16,7 +16,7 @@ from baton.control.coordinator import Coordinator
 from baton.control.decision_log import Decision, PoolDecision
 from baton.control.keeping import Keeping
 from baton.control.load_meter import LoadMeter
-from baton.core.copies import CopyBlocks
+from baton.core.copies import CopyBlocks, LayersDone
 from baton.core.messages import (
     BatcherEvent,
     CloseRequest,
@@ -126,7 +126,7 @@ class Driver:
     def add_host(self, pool: HostPool, layout: KVLayout) -> None:
         """Know of a host's arena. Its workers may join from now on."""
         self.outside.layouts[pool.host] = layout
-        self._carrier.add_host(pool)
+        self._carrier.add_host(pool, layout)
 
     def lose_host(self, host: HostId, reason: str) -> None:
         """A host is gone, with its KV and its workers. Their requests go on elsewhere."""
@@ -145,15 +145,18 @@ class Driver:
     def copied(self, copy: CopyBlocks, end: CopyEnd) -> None:
         """A copy between two hosts is over: nothing reads or writes its blocks any more."""
         if end.landed:
-            self._recorder.copied(end.moved_bytes)
+            self._recorder.copied(end.moved_bytes, 0 if copy.layers is None else end.moved_bytes)
             if end.loss and copy.request_id in self.live:
                 self.live[copy.request_id].stamps.kv_loss = end.loss
         else:
             log.warning("%s -> %s, KV of %s: %s", copy.source, copy.target, copy.request_id, end.error)
         self._carrier.copied(copy, landed=end.landed, now_s=now_s())
 
-    def hear(self, report: StepReport) -> None:
+    def hear(self, report: StepReport | LayersDone) -> None:
         """Take a worker's report in: tokens to their clients, news to the pool and the coordinator, in that order."""
+        if isinstance(report, LayersDone):
+            self._carrier.hear(report, now_s())
+            return
         moment_s, link = now_s(), self.links[report.worker]
         link.view = msgspec.structs.replace(report.view, role=link.view.role)
         self._recorder.step(report, link.view.role)

@@ -7,6 +7,7 @@ from typing import Protocol, assert_never
 
 import msgspec
 
+from baton.core.copies import LayersDone
 from baton.core.messages import RetireWorker, StartWorker, StepReport
 from baton.core.types import HostId, WorkerId
 from baton.host.mover_keeper import MoverAudience
@@ -147,7 +148,11 @@ class JoinedHost:
     def _hear_worker(self, message: FromWorker) -> None:
         """Take in a report. Whatever else a worker says is its own host's to act on."""
         report = self._decoder.decode(message.payload)
-        if isinstance(report, StepReport) and report.worker == message.worker and message.worker in self._workers:
+        if (
+            isinstance(report, StepReport | LayersDone)
+            and report.worker == message.worker
+            and message.worker in self._workers
+        ):
             self._registry.driver.hear(report)
 
     def _note(self, message: WorkerStarting | WorkerUp | WorkerDown) -> None:

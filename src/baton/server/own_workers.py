@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from baton.core.copies import LayersDone
 from baton.core.messages import StepReport
 from baton.core.types import WorkerId
 from baton.host.port import WorkerLink, WorkerNews
@@ -42,7 +43,7 @@ class OwnWorkers:
     def hear(self, worker: WorkerId, payload: bytes) -> WorkerNews | None:
         """See `Audience.hear`."""
         message = self._decoder.decode(payload)
-        if isinstance(message, StepReport):
+        if isinstance(message, StepReport | LayersDone):
             self._driver.hear(message)
             return None
         return message

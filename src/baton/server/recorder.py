@@ -31,9 +31,10 @@ class Recorder:
     def preempted(self) -> None:
         self._metrics.count(catalog.PREEMPTIONS)
 
-    def copied(self, moved_bytes: int) -> None:
-        """KV of a request has come over from another host."""
+    def copied(self, moved_bytes: int, layer_bytes: int) -> None:
+        """KV of a request has come over from another host. `layer_bytes`: what of it went by layer."""
         self._metrics.count(catalog.HANDOFF_BYTES, amount=moved_bytes)
+        self._metrics.count(catalog.HANDOFF_LAYER_BYTES, amount=layer_bytes)
 
     def failed_over(self) -> None:
         self._metrics.count(catalog.FAILOVERS)

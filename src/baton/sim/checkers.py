@@ -235,11 +235,11 @@ def check_replay(cluster: SimCluster) -> None:
     require(difference is None, "INV-7", f"a replay decides otherwise: {difference}")
 
 
-def check_text(life: Life, window: Window | None = None) -> None:
+def check_text(life: Life, window: Window | None = None, *, layers: int = 1) -> None:
     """INV-8: the text is what the request alone would have got; of one that did not finish, the beginning of it."""
     prompt = life.tokens[: life.request.prompt_tokens].tolist()
     output = life.output
-    expected = text_alone(life.request, prompt, window=window)
+    expected = text_alone(life.request, prompt, window=window, layers=layers)
     finished = life.closes[0][1].outcome == "finished"
     wanted = expected if finished else expected[: len(output)]
     where = next((index for index, pair in enumerate(zip(output, wanted, strict=False)) if pair[0] != pair[1]), "end")

@@ -15,7 +15,7 @@ from baton.control.batcher import Batcher
 from baton.control.carrier import Carrier
 from baton.control.coordinator import Coordinator
 from baton.control.rules import BatcherRules
-from baton.core.copies import CopyBlocks
+from baton.core.copies import CopyBlocks, LayersDone
 from baton.core.keeping import TierOpened
 from baton.core.messages import RetireWorker, SetRole, StartWorker, StepReport, WorkerCommand
 from baton.core.types import HostId, RequestId, WorkerId, WorkerView
@@ -24,7 +24,7 @@ from baton.kv.host_pool import HostPool
 from baton.kv.window import PromptRules
 from baton.policy.batching import BatchingPolicy
 from baton.policy.fairness import FairnessPolicy
-from baton.sim.engines import SimEngine
+from baton.sim.engines import SimEngine, content_layout
 from baton.sim.faults import Death
 from baton.sim.journal import Journal, Life
 from baton.sim.loop import Delays, EventLoop, Link, Spike
@@ -56,7 +56,7 @@ class _Process:
     view: WorkerView
     worker: SimWorker
     inbound: Link[WorkerCommand]
-    outbound: Link[StepReport | Decoded]
+    outbound: Link[StepReport | LayersDone | Decoded]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,7 +106,7 @@ class SimCluster:
             prompts=PromptRules(hash_tokens=self.spec.kv.block_tokens, window=self.spec.window),
             tiers=self.stores.below(host, self.spec.tiers, kv.block_tokens, self.policies.eviction),
         )
-        self.server.carrier.add_host(pool)
+        self.server.carrier.add_host(pool, content_layout(kv.block_tokens, self.spec.layers))
         for tier in self.spec.tiers:
             left = self.stores.left(host, tier)
             self.server.carrier.keeping.heard(host, TierOpened(tier.name, left), self.loop.now_s)
@@ -236,8 +236,13 @@ class SimCluster:
     # ---- copies between hosts
 
     def copy_s(self, copy: CopyBlocks) -> float:
-        """How long a copy takes that is alone on its wire: what its prefill has not hidden."""
-        transfer_s = self.policies.cluster.cost.handoff_s(tokens=copy.tokens, same_host=False)
+        """How long a copy takes that is alone on its wire: what its prefill has not hidden.
+
+        Some layers of some tokens take as long as all layers of so many fewer tokens.
+        """
+        span = copy.layers
+        tokens = copy.tokens if span is None else -(-copy.tokens * (span.end - span.first) // span.total)
+        transfer_s = self.policies.cluster.cost.handoff_s(tokens=tokens, same_host=False)
         life = self.server.journal.lives.get(copy.request_id)
         wire = self.spec.wire
         if life is None or not life.token_times_s or life.started_at_s is None:
@@ -286,7 +291,7 @@ def _copy_tokens(copy: CopyBlocks, source: SimEngine, target: SimEngine, pools: 
     """Move the bytes of a copy, token by token: the two hosts need not have blocks of one size."""
     skipped = copy.first_token % pools[copy.source].block_tokens
     for slot in range(copy.tokens):
-        target.write(copy.write, slot, source.kv_of(copy.read, skipped + slot))
+        target.write(copy.write, slot, source.kv_of(copy.read, skipped + slot, copy.layers), copy.layers)
 
 
 def hang_up(cluster: SimCluster, request_id: RequestId) -> None:

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from typing import Protocol
 from zlib import crc32
 
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+
 from baton.control.decode_run import DecodeRun
+from baton.core.copies import LayerSpan
 from baton.core.step import Slice, SliceResult, Step, StepResult
 from baton.core.types import BlockId, Request, RequestId
 from baton.engine.hash_engine import HashEngine, hash_card
@@ -48,27 +53,39 @@ class SimEngine(Protocol):
         """See `StepEngine.execute`."""
         ...
 
+    @property
+    def layers(self) -> int:
+        """Count the layers that a step computes one after the other."""
+        ...
+
+    def compute_layers(self, step: Step, end: int) -> None:
+        """Write what a step has written when the layers before `end` are done."""
+        ...
+
     def scribble(self, step: Step) -> None:
         """Leave the step's own slots as a process leaves them that was killed while it wrote them."""
         ...
 
-    def kv_of(self, table: Sequence[BlockId], slot: int) -> bytes:
+    def kv_of(self, table: Sequence[BlockId], slot: int, layers: LayerSpan | None = None) -> bytes:
         """Read one token's KV, for a copy to another host; `slot` counts the tokens from the table's first on."""
         ...
 
-    def write(self, table: Sequence[BlockId], slot: int, kv: bytes) -> None:
-        """Write what another host's engine has read."""
+    def write(self, table: Sequence[BlockId], slot: int, kv: bytes, layers: LayerSpan | None = None) -> None:
+        """Write what another host's engine has read of the same layers."""
         ...
 
 
 class ContentEngine:
     """The real hash engine: any lost, swapped or stale block changes the text (INV-8). All workers share one arena."""
 
-    def __init__(self, *, blocks: int, block_tokens: int, window: Window | None = None) -> None:
-        self._layout: KVLayout = hash_card().layout(block_tokens=block_tokens, dtype="uint8")
-        self._arena = bytearray([_FRESH_BYTE]) * (blocks * self._layout.block_bytes)
+    def __init__(self, *, blocks: int, block_tokens: int, window: Window | None = None, layers: int = 1) -> None:
+        layout = content_layout(block_tokens, layers)
+        self.layers = layers
+        arena = bytearray([_FRESH_BYTE]) * (blocks * layout.block_bytes)
+        shape = (blocks, layers, layout.planes, block_tokens, layout.kv_heads * layout.head_dim)
+        self._blocks = np.frombuffer(arena, np.uint8).reshape(shape)
         seen = None if window is None else window.tokens
-        self._engine = HashEngine(self._layout, memoryview(self._arena), window_tokens=seen)
+        self._engine = HashEngine(layout, memoryview(arena), window_tokens=seen)
 
     @property
     def foresight(self) -> None:
@@ -79,30 +96,35 @@ class ContentEngine:
         """See `StepEngine.execute`."""
         return self._engine.execute(step)
 
+    def compute_layers(self, step: Step, end: int) -> None:
+        """See `SimEngine.compute_layers`."""
+        self._engine.compute_layers(step, end)
+
     def scribble(self, step: Step) -> None:
-        """See `SimEngine.scribble`. The hash model has one layer and one head: K of a block's tokens, then V."""
-        scribble = bytes([_SCRIBBLE_BYTE]) * self._layout.token_bytes
+        """See `SimEngine.scribble`."""
         for part in step.slices:
             for position in range(part.start, part.start + part.count):
-                self.write(part.block_table, position, scribble)
+                self._token(part.block_table, position, None)[:] = _SCRIBBLE_BYTE
 
-    def kv_of(self, table: Sequence[BlockId], slot: int) -> bytes:
+    def kv_of(self, table: Sequence[BlockId], slot: int, layers: LayerSpan | None = None) -> bytes:
         """See `SimEngine.kv_of`."""
-        return b"".join(bytes(self._arena[place]) for place in self._places(table, slot))
+        return self._token(table, slot, layers).tobytes()
 
-    def write(self, table: Sequence[BlockId], slot: int, kv: bytes) -> None:
+    def write(self, table: Sequence[BlockId], slot: int, kv: bytes, layers: LayerSpan | None = None) -> None:
         """See `SimEngine.write`."""
-        width = self._layout.token_bytes // 2
-        for number, place in enumerate(self._places(table, slot)):
-            self._arena[place] = kv[number * width : (number + 1) * width]
+        token = self._token(table, slot, layers)
+        token[:] = np.frombuffer(kv, np.uint8).reshape(token.shape)
 
-    def _places(self, table: Sequence[BlockId], slot: int) -> tuple[slice, slice]:
-        """Where a token's K and its V are."""
-        width = self._layout.token_bytes // 2
-        block, rest = divmod(slot, self._layout.block_tokens)
-        start = table[block] * self._layout.block_bytes + rest * width
-        plane = start + width * self._layout.block_tokens
-        return slice(start, start + width), slice(plane, plane + width)
+    def _token(self, table: Sequence[BlockId], slot: int, layers: LayerSpan | None) -> npt.NDArray[np.uint8]:
+        """Where a token's KV is: [layers, planes, width]."""
+        block, rest = divmod(slot, self._blocks.shape[3])
+        span = slice(None) if layers is None else slice(layers.first, layers.end)
+        return self._blocks[table[block], span, :, rest]
+
+
+def content_layout(block_tokens: int, layers: int) -> KVLayout:
+    """How the hash model's KV lies in a simulated arena, were it of so many layers."""
+    return replace(hash_card(), layers=layers).layout(block_tokens=block_tokens, dtype="uint8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +134,8 @@ class LengthEngine:
     output_tokens: Mapping[RequestId, int]
     jumps: bool = True
     """False: every step is played on its own, which gives the same and takes longer."""
+    layers: int = 1
+    """See `SimEngine.layers`."""
 
     @property
     def foresight(self) -> Foresight | None:
@@ -138,14 +162,17 @@ class LengthEngine:
         """See `StepEngine.execute`."""
         return StepResult([self._result(part) for part in step.slices])
 
+    def compute_layers(self, step: Step, end: int) -> None:
+        """There are no bytes."""
+
     def scribble(self, step: Step) -> None:
         """There are no bytes."""
 
-    def kv_of(self, table: Sequence[BlockId], slot: int) -> bytes:
+    def kv_of(self, table: Sequence[BlockId], slot: int, layers: LayerSpan | None = None) -> bytes:
         """There is none."""
         return b""
 
-    def write(self, table: Sequence[BlockId], slot: int, kv: bytes) -> None:
+    def write(self, table: Sequence[BlockId], slot: int, kv: bytes, layers: LayerSpan | None = None) -> None:
         """There is none."""
 
     def _result(self, part: Slice) -> SliceResult:
@@ -161,7 +188,12 @@ def _token(request_id: RequestId) -> int:
 
 
 def text_alone(
-    request: Request, prompt: Sequence[int], *, block_tokens: int = 16, window: Window | None = None
+    request: Request,
+    prompt: Sequence[int],
+    *,
+    block_tokens: int = 16,
+    window: Window | None = None,
+    layers: int = 1,
 ) -> list[int]:
     """Compute a request's whole output with nobody else there: no batch, no scheduler, no shared block.
 
@@ -169,7 +201,7 @@ def text_alone(
     """
     tokens_max = len(prompt) + request.output_tokens_max
     blocks = -(-tokens_max // block_tokens)
-    engine = ContentEngine(blocks=blocks, block_tokens=block_tokens, window=window)
+    engine = ContentEngine(blocks=blocks, block_tokens=block_tokens, window=window, layers=layers)
     table = [BlockId(block) for block in range(blocks)]
     tokens, start = list(prompt), 0
     while len(tokens) < tokens_max:

@@ -69,7 +69,7 @@ class Play:
         deadly = any(isinstance(fault, Kill | KillAtStep | Hang | HostKill) for fault in self.scenario.faults)
         check_end(self.watch, ended=ended, failures_allowed=deadly)
         for life in self.cluster.server.journal.lives.values():
-            check_text(life, self.scenario.cluster.window)
+            check_text(life, self.scenario.cluster.window, layers=self.scenario.cluster.layers)
 
     def _after_each(self) -> None:
         self.watch.after_event()
@@ -184,7 +184,10 @@ def stage(scenario: Scenario) -> Play:
         spec,
         play_policies(spec, scenario.policy),
         lambda host: ContentEngine(
-            blocks=spec.kv_of(host).blocks, block_tokens=spec.kv_of(host).block_tokens, window=spec.window
+            blocks=spec.kv_of(host).blocks,
+            block_tokens=spec.kv_of(host).block_tokens,
+            window=spec.window,
+            layers=spec.layers,
         ),
         seed=scenario.seed,
         journal=Journal(keep_log=True),

@@ -207,7 +207,7 @@ def _replay_cell(
     cluster = build_cluster(
         spec,
         configured_policies(policy, spec),
-        lambda host: LengthEngine(replaying.output_tokens),
+        lambda host: LengthEngine(replaying.output_tokens, layers=spec.layers),
         seed=seed,
         journal=Journal(keep_log=False, tap=tap),
         closed=lambda life: replaying.close(clusters[0], life),

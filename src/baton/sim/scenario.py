@@ -101,7 +101,8 @@ def draw_scenario(seed: int) -> Scenario:
         link=SimLink(delay_min_s=delay_s / 4, delay_max_s=delay_s),
         queue_requests_max=draw.choice((5, 1000, 1000, 1000)),
     )
-    cluster = replace(_spread(cluster, draw), tiers=_draw_tiers(seed))
+    layers = Random(f"layers {seed}").choice((1, 2, 4, 5))
+    cluster = replace(_spread(cluster, draw), tiers=_draw_tiers(seed), layers=layers)
     return Scenario(seed=seed, cluster=cluster, requests=requests, policy=_draw_policy(draw))
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from baton.control.carrier import Carrier
 from baton.control.coordinator import Coordinator
+from baton.core.copies import LayersDone
 from baton.core.messages import (
     StepReport,
     WorkerCommand,
@@ -87,13 +88,16 @@ class SimServer:
             if life.worker in workers:
                 life.worker = None
 
-    def receive(self, message: StepReport | Decoded) -> None:
+    def receive(self, message: StepReport | LayersDone | Decoded) -> None:
         """Take a worker's report: its tokens, then its events in their order, then its load."""
         if isinstance(message, Decoded):
             self._record_run(message)
             if message.report is None:
                 return
             message = message.report
+        if isinstance(message, LayersDone):
+            self.carrier.hear(message, self.loop.now_s)
+            return
         for request_id in message.started:
             life = self.outside.journal.lives.get(request_id)
             if life is not None and life.started_at_s is None:

@@ -157,6 +157,8 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     kinds: dict[str, SimKind] = {}
     cells: int = 1
     """The file describes one cell; the cluster is so many of them, each with its own server and its own hosts."""
+    layers: int = 1
+    """Of the model, as far as its prompts' KV is sent ahead by layer. 1: it goes over when a chunk is computed."""
     tick_s: float = 1.0
     """How often policies of roles, scaling and moves are asked."""
     folder: str = ""
@@ -263,6 +265,7 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         ranges = [
             ("queue_requests_max", self.queue_requests_max, 1, math.inf),
             ("cells", self.cells, 1, math.inf),
+            ("layers", self.layers, 1, math.inf),
             ("output_tokens_max", self.output_tokens_max, 1, math.inf),
             ("tick_s", self.tick_s, 0.001, math.inf),
             ("worker_start_s", self.worker_start_s, 0.0, math.inf),

@@ -25,7 +25,7 @@ class Wires:
     copies: int = 0
     """Copies that landed."""
     tokens: int = 0
-    """Tokens whose KV they brought."""
+    """Tokens whose KV they brought, to the last layer."""
     _sending_until_s: dict[HostId, float] = field(default_factory=dict[HostId, float])
     _receiving_until_s: dict[HostId, float] = field(default_factory=dict[HostId, float])
     _under_way: dict[int, CopyBlocks] = field(default_factory=dict[int, CopyBlocks])
@@ -70,5 +70,6 @@ class Wires:
             return  # it failed before
         if landed:
             self.copies += 1
-            self.tokens += copy.tokens
+            if copy.layers is None or copy.layers.end == copy.layers.total:
+                self.tokens += copy.tokens
         self.ended(copy, landed)

@@ -19,6 +19,7 @@ import numpy as np
 
 from baton.control.batcher import Batcher
 from baton.control.decode_run import DecodeRun
+from baton.core.copies import LayersDone
 from baton.core.messages import BlocksGranted, StepReport, WorkerCommand
 from baton.core.ports import CostModel
 from baton.core.step import Step
@@ -72,7 +73,7 @@ class SimWorker:
     engine: SimEngine
     cost: CostModel
     loop: EventLoop
-    outbound: Link[StepReport | Decoded]
+    outbound: Link[StepReport | LayersDone | Decoded]
     slowdown: float = 1.0
     """Steps take this many times as long as the cost model says. Set by `slow_down`."""
     hung: bool = False
@@ -140,6 +141,20 @@ class SimWorker:
             self.steps += 1
             step_s = self.cost.step_s(planned.shape) * self.slowdown
             self.loop.at(self.loop.now_s + step_s, partial(self._finish, planned, step_s), STEP_ENDS)
+            if planned.streamed:
+                self._stream(planned, step_s)
+
+    def _stream(self, step: Step, step_s: float) -> None:
+        """Tell of a step that ends a prompt how many layers are done: each takes as long as the others."""
+        self.outbound.send(LayersDone(self.id, step.streamed, 0))
+        layers = self.engine.layers
+        for end in step.layer_ends(layers):
+            self.loop.at(self.loop.now_s + step_s * end / layers, partial(self._finish_layers, step, end), STEP_ENDS)
+
+    def _finish_layers(self, step: Step, end: int) -> None:
+        if self.executing is step and not self.hung:
+            self.engine.compute_layers(step, end)
+            self.outbound.send(LayersDone(self.id, step.streamed, end))
 
     def _finish(self, step: Step, step_s: float) -> None:
         if self.dead or self.hung:

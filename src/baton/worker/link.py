@@ -1,8 +1,9 @@
-"""The worker's end of the socket to its server: blocking, one thread, no polling."""
+"""The worker's end of the socket to its server: blocking, no polling. One thread takes, any puts."""
 
 from __future__ import annotations
 
 import socket
+import threading
 
 import msgspec
 
@@ -20,6 +21,7 @@ class ServerLink:
         self._socket = InheritedSocket(sock)
         self._decoder = msgspec.msgpack.Decoder(ToWorkerMessage)
         self._encoder = msgspec.msgpack.Encoder()
+        self._putting = threading.Lock()
         self._worker = WorkerId("")
 
     @property
@@ -55,5 +57,6 @@ class ServerLink:
         return commands
 
     def put(self, message: FromWorkerMessage) -> None:
-        """Send a message. A server that is gone closes the link."""
-        self._socket.put(self._encoder.encode(message))
+        """Send a message, from any thread. A server that is gone closes the link."""
+        with self._putting:
+            self._socket.put(self._encoder.encode(message))

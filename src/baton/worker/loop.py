@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from baton.control.batcher import Batcher
 from baton.core.step import Step
 from baton.engine.port import StepEngine
 from baton.worker.clock import now_s
+from baton.worker.layers import LayerWatch
 from baton.worker.link import ServerLink
 from baton.worker.step_log import StepLogWriter
 
@@ -22,6 +24,8 @@ class StepLoop:
     engine: StepEngine
     steps: StepLogWriter | None = None
     """Where steps are written down, if anywhere."""
+    watch: LayerWatch | None = None
+    """Tells of steps that end a prompt how far they are. None: no other host waits for that."""
 
     def run(self) -> None:
         """Step until the server hangs up or says so.
@@ -48,7 +52,8 @@ class StepLoop:
 
     def _execute(self, step: Step) -> None:
         try:
-            result = self.engine.execute(step)  # the only slow line
+            with self.watch.over(step) if self.watch is not None and step.streamed else nullcontext():
+                result = self.engine.execute(step)  # the only slow line
         except Exception:
             log.exception("a step of %d requests failed; trying them one by one", len(step.slices))
             self._execute_one_by_one(step)

@@ -27,6 +27,7 @@ from baton.policy.batching import BatchingPolicy
 from baton.policy.fairness import FairnessPolicy
 from baton.worker.clock import now_s
 from baton.worker.crew import RankCrew
+from baton.worker.layers import LayerWatch
 from baton.worker.link import ServerLink
 from baton.worker.loop import StepLoop
 from baton.worker.rank_wire import rank_cores
@@ -53,7 +54,7 @@ def run_worker(descriptor: int) -> int:
         return 1
     link.put(WorkerReady(setup.view.id, os.getpid()))
     try:
-        StepLoop(link, batcher, engine, steps).run()
+        StepLoop(link, batcher, engine, steps, _watch(setup, engine, link)).run()
     finally:
         if crew is not None:
             crew.close()
@@ -111,6 +112,13 @@ def _batcher(setup: WorkerSetup) -> Batcher:
             speculation=setup.speculation,
         ),
     )
+
+
+def _watch(setup: WorkerSetup, engine: StepEngine, link: ServerLink) -> LayerWatch | None:
+    """See `StepLoop.watch`. What a GPU has launched it has not done; and ranks are not done together."""
+    if setup.device != "cpu" or setup.layout.ranks > 1:
+        return None
+    return LayerWatch(setup.view.id, engine.progress, setup.layout.layers, tell=link.put)
 
 
 def _step_log(setup: WorkerSetup) -> StepLogWriter | None:

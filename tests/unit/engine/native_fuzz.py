@@ -144,6 +144,7 @@ class Engine:
     ) -> None:
         s = weights.shape
         self.shape, self.library = s, library
+        self.layers_done = np.zeros(1, dtype=np.int32)
         model = NativeModel(
             layers=len(s.windows),
             hidden=s.hidden,
@@ -180,6 +181,7 @@ class Engine:
             _int32([block for _, _, table in slices for block in table]),
             _int32([len(table) for _, _, table in slices]),
             np.concatenate((np.cos(angles), np.sin(angles)), axis=1).astype(np.float32),
+            self.layers_done,
         )
         self.library.forward(self.handle, NativeStep(len(slices), len(tokens), *(part.ctypes.data for part in arrays)))
         rows, logits = _int32(range(len(tokens))), np.empty((len(tokens), self.shape.vocab), dtype=np.float32)

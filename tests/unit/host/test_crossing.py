@@ -52,9 +52,7 @@ def test_what_comes_over_is_what_lies_there_wherever_it_begins(
     plan = plan_of(part)
     if plan is None:
         assert source == target
-        for ours_at, theirs_at in zip(
-            whole(part.write, target.block_bytes), whole(part.read, source.block_bytes), strict=True
-        ):
+        for ours_at, theirs_at in zip(whole(part.write, target, None), whole(part.read, source, None), strict=True):
             run = memory[theirs_at.offset_bytes : theirs_at.offset_bytes + theirs_at.size_bytes]
             ours[ours_at.offset_bytes : ours_at.offset_bytes + ours_at.size_bytes] = run
     else:

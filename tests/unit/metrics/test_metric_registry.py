@@ -22,6 +22,7 @@ BESIDE = [
     "baton_speculation_accepted_tokens_total",
     "baton_tier_blocks_total{host,tier,outcome}",
     "baton_tier_rests_total{host,tier}",
+    "baton_handoff_layer_bytes_total",
 ]
 """What we tell beyond it. A name that is once told is kept."""
 

@@ -23,6 +23,7 @@ from baton.engine.models.latent import LatentAttention
 from baton.engine.models.loader import Loader
 from baton.engine.models.mlp import Mlp, load_mlp
 from baton.engine.models.ranks import OneRank, Ranks
+from baton.engine.progress import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,8 @@ class Decoder:
 
     def __init__(self, config: ModelConfig, loader: Loader, ranks: Ranks | None = None) -> None:
         self.config = config
+        self.progress = Progress()
+        """Of the layers of this rank. On a GPU they are launched then, and not done."""
         self._ranks = ranks or OneRank()
         self._ends = load_ends(config, loader, self._ranks) if self._ranks.place.first_stage else None
         self.attention: Attention = _load_attention(config, loader)
@@ -64,6 +67,7 @@ class Decoder:
         eps, summed = self.config.rms_eps, self._ranks.summed
         for index, layer in enumerate(self._layers):
             hidden = hidden + summed(attention.attend(index, normalized(hidden, layer.input_norm, eps)))
+            self.progress.layers = index + 1
             hidden = hidden + summed(layer.mlp(normalized(hidden, layer.mlp_norm, eps)))
         return hidden
 

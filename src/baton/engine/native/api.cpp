@@ -127,6 +127,7 @@ struct BatonStep {
     const int32_t *blocks;             // the slices' block tables, one after the other
     const int32_t *block_counts;       // [slices]
     const float* angles;               // [positions][head_dim]
+    int32_t* layers_done;              // counts the layers whose keys and values are written
 };
 
 static Linear pack_any(Model& model, const BatonMatrix& m, bool interleaved) {
@@ -188,7 +189,7 @@ EXPORT const char* baton_set_ends(Engine* engine, const float* final_norm, const
 
 EXPORT const char* baton_forward(Engine* engine, const BatonStep* step) {
     return guarded(*engine, [&] {
-        Batch batch{{}, step->tokens, step->angles, {}, step->rows};
+        Batch batch{{}, step->tokens, step->angles, {}, step->rows, step->layers_done};
         const int32_t* blocks = step->blocks;
         for (int32_t slice = 0, first = 0; slice < step->slices; slice++) {
             batch.slices.push_back({first, step->counts[slice], step->starts[slice], blocks});

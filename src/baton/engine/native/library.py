@@ -82,6 +82,7 @@ class NativeStep(Structure):
         ("blocks", c_void_p),
         ("block_counts", c_void_p),
         ("angles", c_void_p),
+        ("layers_done", c_void_p),
     )
 
 

@@ -90,6 +90,7 @@ void Stepper::forward(const Batch& batch) {
         });
         for (int layer = 0; layer < m.sizes.layers; layer++) {
             attend_layer(batch, layer, phase, work + thread * work_floats_);
+            if (thread == 0) __atomic_store_n(batch.layers_done, layer + 1, __ATOMIC_RELEASE);  // others may lag behind
             compute_layer(batch, layer, phase);
         }
         m.kernels.leave();

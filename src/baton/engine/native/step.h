@@ -15,6 +15,7 @@ struct Batch {
     const float* angles;         // [positions][head_dim]: cosines, then sines
     std::vector<int32_t> positions;  // [rows]
     int rows = 0;
+    int32_t* layers_done;  // written after each layer, read by others meanwhile
 };
 
 class Stepper {
