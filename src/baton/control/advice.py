@@ -12,6 +12,7 @@ from baton.core.ports import CostModel
 from baton.core.types import ClusterView, HostId, Request, WorkerId, WorkerView
 from baton.policy.admission import AdmissionPolicy
 from baton.policy.fairness import FairnessPolicy
+from baton.policy.handoff import AlwaysDirect, ByPrefill, FirstTokenPolicy, HandoffPolicy, HandoffView, Teller, Way
 from baton.policy.lengths import LengthsPolicy, RecentMean
 from baton.policy.moves import MovesPolicy, StayPut
 from baton.policy.placement import PlacementPolicy
@@ -44,6 +45,8 @@ class Policies:
     moves: MovesPolicy = field(default_factory=StayPut)
     lengths: LengthsPolicy = field(default_factory=RecentMean)
     streaming: StreamingPolicy = field(default_factory=WhenDone)
+    handoff: HandoffPolicy = field(default_factory=AlwaysDirect)
+    first_token: FirstTokenPolicy = field(default_factory=ByPrefill)
 
     @property
     def is_restless(self) -> bool:
@@ -100,6 +103,22 @@ class Policies:
         with suppress(Exception):  # as in `learn`
             groups = int(self.streaming.layer_groups(request, chunk_tokens, self.cost))
         return max(1, groups)
+
+    def way(self, handoff: HandoffView) -> Way:
+        """Ask which way a request's KV goes; direct where the policy fails."""
+        way: Way = "direct"
+        with suppress(Exception):  # as in `learn`
+            way = self.handoff.way(handoff)
+        return way if way == "central" else "direct"
+
+    def teller(self, request: Request) -> Teller:
+        """Ask who draws the first token; prefill where the policy fails, or where more comes with that token."""
+        teller: Teller = "prefill"
+        if request.prompt_tokens == 1 or request.sampling.prompt_logprobs or request.sampling.embedding:
+            return teller
+        with suppress(Exception):  # as in `learn`
+            teller = self.first_token.teller(request, self.cost)
+        return teller if teller == "decode" else "prefill"
 
     def learn(self, request: Request, output_tokens: int) -> None:
         """Let predictions of lengths learn from an answer. Where the policy fails, they know one answer less."""

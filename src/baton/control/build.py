@@ -14,6 +14,7 @@ from baton.core.ports import CostModel
 from baton.kv.window import Window
 from baton.policy.admission import AdmissionPolicy
 from baton.policy.fairness import FairnessPolicy
+from baton.policy.handoff import FirstTokenPolicy, HandoffPolicy
 from baton.policy.lengths import LengthsPolicy
 from baton.policy.moves import MovesPolicy
 from baton.policy.named import resolve
@@ -46,6 +47,8 @@ def build_policies(policy: PolicyConfig, cost: CostModel) -> Policies:
         moves=cast.play(chosen.moves, MovesPolicy),
         lengths=cast.play(chosen.lengths, LengthsPolicy),
         streaming=cast.play(chosen.streaming, StreamingPolicy),
+        handoff=cast.play(chosen.handoff, HandoffPolicy),
+        first_token=cast.play(chosen.first_token, FirstTokenPolicy),
         cost=cost,
     )
 

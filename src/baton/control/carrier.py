@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol, assert_never
 
+from baton.control.central import Central, PoolDesk
 from baton.control.coordinator import Coordinator
 from baton.control.crossings import Crossings, Desk
 from baton.control.decision_log import Decision, PoolDecision
 from baton.control.handoffs import Move, Start
 from baton.control.keeping import Keeping
 from baton.core.copies import CopyBlocks, LandingGranted, LandingRefused, LayersDone
-from baton.core.keeping import DropBlocks, LoadBlocks, StoreBlocks
+from baton.core.keeping import DropBlocks, LoadBlocks, PutEnded, StoreBlocks
 from baton.core.messages import (
     AheadEnded,
     BlocksSealed,
@@ -104,13 +105,27 @@ class Carrier:
         self._homes: dict[RequestId, set[HostId]] = {}
         """Hosts whose pool knows the request."""
         self._now_s = 0.0
-        desk = Desk(tell=self._tell, tell_pool=self._tell_pool, begin=self._begin, copy=outside.copy)
+        desk = Desk(tell=self._tell, tell_pool=self._tell_pool, begin=self._begin, copy=self._copy)
         self._crossings = Crossings(desk, self.pools, self._homes)
+        policies = coordinator.policies
+        self.central = Central(
+            PoolDesk(
+                crossings=self._crossings,
+                cost=policies.cost,
+                way=policies.way,
+                tell_pool=self._tell_pool,
+                begin=self._begin_with_tiers,
+                hosts=self.hosts,
+                now_s=lambda: self._now_s,
+            )
+        )
+        """Handoffs by a pool that hosts share, and what every way is measured to take."""
         self.keeping = Keeping(
-            cost=coordinator.policies.cost,
+            cost=policies.cost,
             crossings=self._crossings,
             tell_pool=self._tell_pool,
             outside=outside,
+            surveyor=self.central,
             at=self._at,
         )
         """What stores answer goes there."""
@@ -169,6 +184,7 @@ class Carrier:
         if pool is not None and pool.tiers is not None:
             pool.tiers.abandon()
         given_up = self._crossings.handoffs.lose_host(host)
+        self.central.roads.lose_host(host)
         for homes in self._homes.values():
             homes.discard(host)
         for worker in [worker for worker, where in self.hosts.items() if where == host]:
@@ -179,6 +195,7 @@ class Carrier:
         for ahead in given_up:
             if ahead.report:  # otherwise the request counts as one that is about to move until it ends
                 self._tell(AheadEnded(ahead.request.id, ahead.attempt, landed=False))
+        self.central.lose_host(host)
 
     def hear(self, report: StepReport | LayersDone, now_s: float) -> None:
         """Take a worker's news, in their order, then its load. Its tokens are the caller's, before this."""
@@ -199,6 +216,7 @@ class Carrier:
                     pass
                 case BlocksSealed(request_id=request_id):
                     self._crossings.sealed(request_id)
+                    self.central.sealed(request_id)
                 case PrefillFinished(request_id=request_id):
                     self._tell(event)
                     layering.settle(request_id)
@@ -223,6 +241,7 @@ class Carrier:
     def copied(self, copy: CopyBlocks, *, landed: bool, now_s: float) -> None:
         """A copy is over: nothing reads its source or writes its target any more."""
         self._now_s = now_s
+        self.central.ended(copy, landed=landed)
         self._crossings.ended(copy, blocks=len(copy.write) if landed else 0)
 
     # ---- events in, commands out
@@ -278,6 +297,8 @@ class Carrier:
                     self._crossings.refused(request_id)
                 case StoreBlocks() | DropBlocks() | LoadBlocks():
                     self.keeping.keep(command)
+                case PutEnded():
+                    self.central.put_ended(command)
                 case _:
                     assert_never(command)
 
@@ -286,6 +307,7 @@ class Carrier:
         handoffs = self._crossings.handoffs
         handoffs.ahead.pop(request_id, None)
         self._crossings.layering.call_off(request_id)
+        self.central.forget(request_id)
         move = handoffs.find(request_id)
         if move is not None:
             handoffs.stop(move)
@@ -299,6 +321,8 @@ class Carrier:
         tokens_so_far = self._outside.assign(command)
         request_id, target = command.request.id, self.hosts[command.worker]
         homes, crossings = self._homes.setdefault(request_id, set()), self._crossings
+        if isinstance(command, StartPrefill):
+            self.central.forget(request_id)
         if crossings.redirect(command, target, tokens_so_far):
             return
         if isinstance(command, StartDecode):
@@ -310,8 +334,19 @@ class Carrier:
         if source is None or source == target or tokens == 0:
             self._begin(command, tokens_so_far)
             return
+        if isinstance(command, StartDecode) and self.central.take(command, tokens_so_far, source=source, target=target):
+            return
         homes.add(source)
         crossings.fetch(command, tokens_so_far, source=source, target=target, tokens=tokens)
+
+    def _begin_with_tiers(self, command: Start, tokens_so_far: TokenBytes, target: HostId) -> None:
+        """Start a request with what the tiers of its host have of it, where that pays."""
+        if not self.keeping.read(command, tokens_so_far, target=target, source=None):
+            self._begin(command, tokens_so_far)
+
+    def _copy(self, copy: CopyBlocks) -> None:
+        self.central.begun(copy)
+        self._outside.copy(copy)
 
     def _begin(self, command: Start, tokens_so_far: TokenBytes) -> None:
         """Give the request's blocks to the worker and tell it so, before anything else that follows from it."""
@@ -346,12 +381,20 @@ class Carrier:
     def _send_ahead(self, command: SendAhead) -> None:
         """Send a request's blocks ahead, from where it runs now."""
         target = self.hosts[command.worker]
-        if command.source != target:
+        if command.source == target:
+            return
+        if command.report or not self.central.send_ahead(command, target):
             self._crossings.send_ahead(command, target)
 
     def _stop(self, command: StopRequest) -> None:
         """Stop a request on its worker, or on its way there."""
-        move = self._crossings.handoffs.find(command.request_id)
+        request_id = command.request_id
+        waiting = self.central.find(request_id)
+        if waiting is not None and waiting.attempt == command.attempt:
+            self.central.forget(request_id)
+            self._tell(RequestDropped(request_id, command.attempt, command.worker, preempted=False))
+            return
+        move = self._crossings.handoffs.find(request_id)
         if move is None or move.start is None or move.start.attempt != command.attempt:
             self._outside.send(command.worker, command)
             return

@@ -53,9 +53,22 @@ class Crossings:
 
     # ---- a request starts where its KV is not
 
-    def fetch(self, start: Start, tokens_so_far: TokenBytes, *, source: HostId, target: HostId, tokens: int) -> None:
-        """Bring over so many leading tokens of the request; then it starts. The target itself: from its tiers."""
-        names = self._names_at(source, target, start.request, tokens)
+    def fetch(
+        self,
+        start: Start,
+        tokens_so_far: TokenBytes,
+        *,
+        source: HostId,
+        target: HostId,
+        tokens: int,
+        names: tuple[BlockHash, ...] | None = None,
+    ) -> None:
+        """Bring over so many leading tokens of the request; then it starts. The target itself: from its tiers.
+
+        `names`: of the full blocks that they fill there. None: those that the source knows.
+        """
+        if names is None:
+            names = names_at(self.pools[source], self.pools[target], start.request, tokens)
         move = Move(
             number=self.handoffs.next_number(),
             request=start.request,
@@ -164,7 +177,7 @@ class Crossings:
             return
         ahead.rounds += 1
         ahead.sent_tokens = tokens
-        names = self._names_at(ahead.source, ahead.target, request, tokens)
+        names = names_at(self.pools[ahead.source], self.pools[ahead.target], request, tokens)
         ahead.move = Move(
             number=self.handoffs.next_number(),
             request=request,
@@ -183,7 +196,7 @@ class Crossings:
         if not ahead.report:  # who computes the prompt anew in what has landed, computes at least its last token
             tokens = min(tokens, ahead.request.prompt_tokens - 1)
         tokens -= tokens % target.block_tokens
-        return len(self._names_at(ahead.source, ahead.target, ahead.request, tokens)) * target.block_tokens
+        return len(names_at(source, target, ahead.request, tokens)) * target.block_tokens
 
     def _end_ahead(self, ahead: Ahead, *, landed: bool) -> None:
         del self.handoffs.ahead[ahead.request.id]
@@ -319,19 +332,19 @@ class Crossings:
                 return
         self.desk.begin(start, move.tokens_so_far)
 
-    def _names_at(self, source: HostId, target: HostId, request: Request, tokens: int) -> tuple[BlockHash, ...]:
-        """Name the full blocks that the request's leading tokens fill at the target, as far as the names are known.
 
-        Those of the prompt are; behind it, those that end where a block sealed at the source ends.
-        """
-        giver, taker = self.pools[source], self.pools[target]
-        blocks, sealed = tokens // taker.block_tokens, giver.names(request.id)
-        if giver.block_runs == taker.block_runs:
-            return max(sealed[:blocks], names_of(request.block_hashes, taker.block_runs)[:blocks], key=len)
-        names = list(names_of(request.block_hashes, taker.block_runs)[:blocks])
-        while len(names) < blocks:
-            index, rest = divmod((len(names) + 1) * taker.block_runs, giver.block_runs)
-            if rest or index > len(sealed):
-                break
-            names.append(sealed[index - 1])
-        return tuple(names)
+def names_at(giver: HostPool, taker: HostPool, request: Request, tokens: int) -> tuple[BlockHash, ...]:
+    """Name the full blocks that the request's leading tokens fill at the taker, as far as the names are known.
+
+    Those of the prompt are; behind it, those that end where a block sealed at the giver ends.
+    """
+    blocks, sealed = tokens // taker.block_tokens, giver.names(request.id)
+    if giver.block_runs == taker.block_runs:
+        return max(sealed[:blocks], names_of(request.block_hashes, taker.block_runs)[:blocks], key=len)
+    names = list(names_of(request.block_hashes, taker.block_runs)[:blocks])
+    while len(names) < blocks:
+        index, rest = divmod((len(names) + 1) * taker.block_runs, giver.block_runs)
+        if rest or index > len(sealed):
+            break
+        names.append(sealed[index - 1])
+    return tuple(names)

@@ -26,6 +26,14 @@ from baton.kv.host_pool import HostPool
 from baton.policy.prefix import best_prefix
 
 
+class Surveyor(Protocol):
+    """Measures what tiers take. See `Central`."""
+
+    def begun(self, command: StoreBlocks | LoadBlocks) -> None: ...
+
+    def ended(self, command: StoreBlocks | LoadBlocks, *, landed: bool) -> None: ...
+
+
 class Keeper(Protocol):
     """Moves bytes between arenas and stores. See `Outside.keep`."""
 
@@ -40,6 +48,7 @@ class Keeping:
     crossings: Crossings
     tell_pool: Callable[[HostId, PoolEvent], None]
     outside: Keeper
+    surveyor: Surveyor
     at: Callable[[float], None]
     """Notes what time it is."""
     kinds: dict[WorkerId, str] = field(default_factory=dict[WorkerId, str])
@@ -49,8 +58,10 @@ class Keeping:
         """Pass on what a pool wants of its tiers. A read of nothing is over at once."""
         if isinstance(command, LoadBlocks) and not command.hashes:
             self.crossings.ended(command, blocks=0)
-        else:
-            self.outside.keep(command)
+            return
+        if not isinstance(command, DropBlocks):
+            self.surveyor.begun(command)
+        self.outside.keep(command)
 
     def reach(self, request: Request) -> dict[HostId, tuple[TierHit, ...]]:
         """Say what the tiers of every host can add to what its arena holds of a prompt."""
@@ -91,12 +102,14 @@ class Keeping:
     def kept(self, store: StoreBlocks, kept: Sequence[bool], now_s: float) -> None:
         """A write is over: nothing reads its blocks any more. `kept`: of each, whether the tier has it now."""
         self.at(now_s)
+        self.surveyor.ended(store, landed=any(kept))
         if store.host in self.crossings.pools:
             self.tell_pool(store.host, BlocksKept(store.number, tuple(kept)))
 
     def loaded(self, load: LoadBlocks, end: LoadEnded, now_s: float) -> None:
         """A read is over: nothing writes its blocks any more."""
         self.at(now_s)
+        self.surveyor.ended(load, landed=any(end.whole))
         if load.host in self.crossings.pools:
             self.tell_pool(load.host, end)
         blocks = next((place for place, is_whole in enumerate(end.whole) if not is_whole), len(end.whole))

@@ -136,6 +136,8 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     moves: Plugin = Plugin(use="baton.policy.moves:StayPut")
     lengths: Plugin = Plugin(use="baton.policy.lengths:RecentMean")
     streaming: Plugin = Plugin(use="baton.policy.streaming:WhileComputing")
+    handoff: Plugin = Plugin(use="baton.policy.handoff:CheapestWay")
+    first_token: Plugin = Plugin(use="baton.policy.handoff:ByPrefill")
 
 
 class HooksConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

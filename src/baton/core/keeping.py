@@ -75,6 +75,24 @@ class LoadEnded(Struct, frozen=True, tag=True):
     """By tier: blocks that it has found damaged since it last said so."""
 
 
+class PutWanted(Struct, frozen=True, tag=True):
+    """A request is to go on elsewhere from what a tier has of it: write these blocks there before all that waits."""
+
+    request_id: RequestId
+    number: int | None
+    """Answered by PutEnded with it. None: nobody waits for that yet."""
+    tier: str
+    hashes: tuple[BlockHash, ...]
+    """In the order of their chain."""
+
+
+class PutEnded(Struct, frozen=True, tag=True):
+    """What a put has asked for is in the tier, or will not get there."""
+
+    request_id: RequestId
+    number: int
+
+
 class TierOpened(Struct, frozen=True, tag=True):
     """A tier has blocks that an earlier run has left, or that others have put there."""
 
@@ -118,7 +136,9 @@ class TierShrunk(Struct, frozen=True, tag=True):
     blocks_max: int
 
 
-TierEvent = BlocksKept | LoadWanted | LoadEnded | TierOpened | TierRests | TierShrunk
+TierEvent = BlocksKept | LoadWanted | LoadEnded | PutWanted | TierOpened | TierRests | TierShrunk
 """What a host's pool hears of its tiers."""
 TierNews = BlocksKept | LoadEnded | TierOpened | TierRests | TierShrunk
 """What of that those say who move the bytes."""
+KeepingCommand = StoreBlocks | DropBlocks | LoadBlocks | PutEnded
+"""What it says of them."""

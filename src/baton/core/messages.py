@@ -11,7 +11,7 @@ from typing import Literal
 from msgspec import Struct
 
 from baton.core.copies import LandingEnded, LandingGranted, LandingRefused, LandingWanted, LeaseEnded, LeaseWanted
-from baton.core.keeping import DropBlocks, LoadBlocks, StoreBlocks, TierEvent
+from baton.core.keeping import KeepingCommand, TierEvent
 from baton.core.prefixes import BlocksRemoved, BlocksStored
 from baton.core.types import (
     BlockHash,
@@ -327,9 +327,7 @@ class ToWorker(Struct, frozen=True, gc=False):
     command: BlocksGranted | PreemptRequest
 
 
-PoolCommand = (
-    ToWorker | BlocksStored | BlocksRemoved | LandingGranted | LandingRefused | StoreBlocks | DropBlocks | LoadBlocks
-)
+PoolCommand = ToWorker | BlocksStored | BlocksRemoved | LandingGranted | LandingRefused | KeepingCommand
 
 # ---- between the server and a worker -------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from baton.core.copies import LandingEnded, LandingRefused, LandingWanted, LeaseEnded, LeaseWanted
-from baton.core.keeping import BlocksKept, LoadEnded, LoadWanted, TierOpened, TierRests, TierShrunk
+from baton.core.keeping import BlocksKept, LoadEnded, LoadWanted, PutWanted, TierOpened, TierRests, TierShrunk
 from baton.core.messages import (
     BlocksGranted,
     BlocksSealed,
@@ -90,7 +90,7 @@ class HostPool:
                 self._release(request_id)
             case LandingWanted() | LandingEnded() | LeaseWanted() | LeaseEnded():
                 return [*self._handle_wire(event), *self._serve()]
-            case BlocksKept() | LoadWanted() | LoadEnded() | TierOpened() | TierRests() | TierShrunk():
+            case BlocksKept() | LoadWanted() | LoadEnded() | PutWanted() | TierOpened() | TierRests() | TierShrunk():
                 told = self.tiers.handle(event) if self.tiers is not None else []
                 return [*told, *self._serve()]
             case WorkerLost(worker=worker):
@@ -111,6 +111,10 @@ class HostPool:
     def is_computing(self, request_id: RequestId, attempt: int, worker: WorkerId) -> bool:
         """Tell whether this worker computes in the request's blocks, and is not about to lose them."""
         return (held := self._holdings.get(request_id)) is not None and held.is_computed_by(worker, attempt)
+
+    def held_blocks(self, names: Sequence[BlockHash]) -> int:
+        """Count the leading ones of a chain of this host's blocks that its arena holds."""
+        return len(self._blocks.match(names))
 
     def held_tokens(self, hashes: Sequence[BlockHash]) -> int:
         """Count the leading tokens of a prompt, by its hashes, whose KV this host holds."""

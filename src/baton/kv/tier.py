@@ -25,15 +25,21 @@ class TierRules:
     """What each block adds: its bytes by the tier's bytes/s. Known as well."""
     load_s_max: float = 2.5
     """Longest read that is begun: one that lasts twice as long is answered for by whoever moves the bytes."""
+    shared: bool = False
+    """One store, and one book of it, for several hosts: what one has put there, another can take."""
     when: Writes = "cached"
     """Blocks are written when nobody uses them any more, or as soon as they are sealed. The eagerest of a host's tiers
     decides for all of them."""
     writing_blocks_max: int = 256
-    """Blocks that are written at once, and so cannot be given up by the arena."""
+    """Blocks of one host that are written at once, and so cannot be given up by its arena."""
     waiting_blocks_max: int = 4096
     """Blocks that wait to be written. Past that, the one that waits longest is not written."""
     batch_blocks: int = 64
     """Most blocks of one write."""
+
+    def move_s(self, blocks: int) -> float:
+        """Predict how long it takes to write or read so many blocks, with nothing else under way."""
+        return self.latency_s + blocks * self.block_load_s if blocks else 0.0
 
 
 class Tier:

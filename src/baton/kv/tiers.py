@@ -15,16 +15,19 @@ from itertools import groupby
 from baton.core.keeping import (
     BlocksKept,
     DropBlocks,
+    KeepingCommand,
     LoadBlocks,
     LoadEnded,
     LoadWanted,
+    PutEnded,
+    PutWanted,
     StoreBlocks,
     TierEvent,
     TierOpened,
     TierRests,
     TierShrunk,
 )
-from baton.core.types import BlockHash, BlockId, HostId
+from baton.core.types import BlockHash, BlockId, HostId, RequestId
 from baton.kv.blocks import BlockFacts, Blocks, EvictionOrder
 from baton.kv.tier import Tier
 from baton.kv.window import Window
@@ -32,7 +35,6 @@ from baton.kv.window import Window
 ARENA_PARTS = 8
 """At most one in so many blocks of the arena is kept for a write to each tier, however large the writes may be."""
 
-TierCommand = StoreBlocks | DropBlocks | LoadBlocks
 
 
 class BackedFirst:
@@ -91,6 +93,15 @@ class Reach:
     load_s: float
 
 
+@dataclass(slots=True)
+class _Put:
+    """Blocks that somebody waits for: until the tier has them, or is known not to get them."""
+
+    request_id: RequestId
+    tier: Tier
+    left: set[BlockHash]
+
+
 @dataclass(slots=True, kw_only=True)
 class Tiers:
     """All tiers of one host, the fastest first."""
@@ -106,6 +117,11 @@ class Tiers:
     )
     """By tier: blocks that are to be written to it, in the order in which they became cached: of a request, deepest
     first. So its head is let go last, here and in the tier, and given up last."""
+    _urgent: dict[str, OrderedDict[BlockHash, BlockId]] = field(
+        default_factory=dict[str, OrderedDict[BlockHash, BlockId]]
+    )
+    """By tier: what requests are to go on from elsewhere, which is written first. Blocks of the arena: at most all."""
+    _puts: dict[int, _Put] = field(default_factory=dict[int, _Put])
     _writes: dict[int, _Write] = field(default_factory=dict[int, _Write])
     _loads: dict[int, list[_Part]] = field(default_factory=dict[int, list[_Part]])
     _begun: int = 0
@@ -115,8 +131,9 @@ class Tiers:
         at_once = any(tier.rules.when == "sealed" for tier in self.tiers)
         self.arena.fresh_when = "sealed" if at_once else "cached"
         self._waiting = {tier.name: OrderedDict() for tier in self.tiers}
+        self._urgent = {tier.name: OrderedDict() for tier in self.tiers}
 
-    def handle(self, event: TierEvent) -> list[TierCommand]:
+    def handle(self, event: TierEvent) -> list[KeepingCommand]:
         """Apply one event. Answers to what is not under way change nothing."""
         match event:
             case BlocksKept():
@@ -126,6 +143,9 @@ class Tiers:
                 return [self._load(event)]
             case LoadEnded():
                 return self._end_load(event)
+            case PutWanted():
+                self._put(event)
+                return []
             case TierOpened():
                 return self._open(event)
             case TierShrunk():
@@ -135,7 +155,7 @@ class Tiers:
                     tier.rests = rests if tier.name == name else tier.rests
                 return []
 
-    def _shrink(self, event: TierShrunk) -> list[TierCommand]:
+    def _shrink(self, event: TierShrunk) -> list[KeepingCommand]:
         return [
             command
             for tier in self.tiers
@@ -196,14 +216,19 @@ class Tiers:
         """Something is written or read now."""
         return bool(self._writes or self._loads)
 
-    def write_back(self) -> list[TierCommand]:
+    def write_back(self) -> list[KeepingCommand]:
         """Begin to write what has become cached since the last call, and what waited, as much as may be under way."""
         fresh, self.arena.fresh = self.arena.fresh or [], []
         for block in fresh:
             facts = self.arena.facts(block)
             if facts is not None:
                 self._note(block, facts.name)
-        return [command for tier in self.tiers for command in self._write_to(tier)]
+        commands = [command for tier in self.tiers for command in self._write_to(tier)]
+        return [*commands, *self._ended_puts()] if self._puts else commands
+
+    def shared_with(self, other: Tiers) -> Tier | None:
+        """Find the fastest tier that another host has too: what is put there can be taken here."""
+        return next((tier for tier in self.tiers if tier.rules.shared and tier in other.tiers), None)
 
     def abandon(self) -> None:
         """The host is gone: what it wrote into a tier that others use too is not there."""
@@ -213,6 +238,41 @@ class Tiers:
             part.tier.end_load(part.places, [True] * len(part.places))
         self._writes.clear()
         self._loads.clear()
+        self._puts.clear()
+
+    def _put(self, event: PutWanted) -> None:
+        """Queue blocks before all others. Those that another host writes now are left to it."""
+        tier = next(tier for tier in self.tiers if tier.name == event.tier)
+        writing = {name for write in self._writes.values() if write.tier is tier for name in write.names}
+        left: set[BlockHash] = set()
+        for name in event.hashes:
+            block = self.arena.find(name)
+            if tier.knows(name):
+                tier.touch(name)
+            elif block is not None:
+                self._waiting[tier.name].pop(name, None)
+                self._urgent[tier.name][name] = block
+                left.add(name)
+            if name in writing:
+                left.add(name)
+        if event.number is not None:
+            self._puts[event.number] = _Put(event.request_id, tier, left)
+
+    def _settle_puts(self, tier: Tier, names: Iterable[BlockHash], *, failed: bool = False) -> None:
+        """Wait for these blocks no longer. Failed: nor for what else those want who have waited for them."""
+        settled = set(names)
+        for put in self._puts.values():
+            if put.tier is not tier or put.left.isdisjoint(settled):
+                continue
+            put.left -= settled
+            if failed:
+                for name in put.left:
+                    self._urgent[tier.name].pop(name, None)
+                put.left.clear()
+
+    def _ended_puts(self) -> list[KeepingCommand]:
+        ended = [number for number, put in self._puts.items() if not put.left]
+        return [PutEnded(self._puts.pop(number).request_id, number) for number in ended]
 
     def _note(self, block: BlockId, name: BlockHash) -> None:
         for tier in self.tiers:
@@ -225,18 +285,26 @@ class Tiers:
                 waiting.popitem(last=False)
                 tier.skipped += 1
 
-    def _write_to(self, tier: Tier) -> list[TierCommand]:
-        commands: list[TierCommand] = []
-        waiting, rules = self._waiting[tier.name], tier.rules
-        if tier.rests:
-            return []  # what waits goes on waiting, as far as there is room for it
-        most = min(rules.writing_blocks_max, max(1, self.arena.total // ARENA_PARTS))
-        while waiting and tier.writing < most:
-            room = min(rules.batch_blocks, most - tier.writing)
-            commands += self._begin_write(tier, [waiting.popitem(last=False) for _ in range(min(room, len(waiting)))])
+    def _write_to(self, tier: Tier) -> list[KeepingCommand]:
+        commands: list[KeepingCommand] = []
+        rules = tier.rules
+        if tier.rests:  # what waits goes on waiting, as far as there is room for it; nobody waits for it
+            self._settle_puts(tier, self._urgent[tier.name])
+            self._urgent[tier.name].clear()
+            return []
+        room = min(rules.writing_blocks_max, max(1, self.arena.total // ARENA_PARTS)) - self._writing_to(tier)
+        while room > 0 and (queue := self._urgent[tier.name] or self._waiting[tier.name]):
+            batch = [queue.popitem(last=False) for _ in range(min(rules.batch_blocks, room, len(queue)))]
+            begun = self._writing_to(tier)
+            commands += self._begin_write(tier, batch)
+            room -= self._writing_to(tier) - begun
         return commands
 
-    def _begin_write(self, tier: Tier, wanted: Sequence[tuple[BlockHash, BlockId]]) -> list[TierCommand]:
+    def _writing_to(self, tier: Tier) -> int:
+        """Count the blocks that this host writes to a tier now. It does not hear when those of other hosts end."""
+        return sum(len(write.names) for write in self._writes.values() if write.tier is tier)
+
+    def _begin_write(self, tier: Tier, wanted: Sequence[tuple[BlockHash, BlockId]]) -> list[KeepingCommand]:
         names: list[BlockHash] = []
         blocks: list[BlockId] = []
         places: list[BlockId] = []
@@ -250,6 +318,7 @@ class Tiers:
             blocks.append(block)
             places.append(begun[0])
             gone += begun[1]
+        self._settle_puts(tier, {name for name, _ in wanted}.difference(names))
         commands = self._drop(tier, gone)
         if not names:
             return commands
@@ -267,7 +336,7 @@ class Tiers:
                 found.append((block, facts))
         return sorted(found, key=lambda pair: pair[1].start_tokens)
 
-    def _drop(self, tier: Tier, gone: Sequence[BlockHash]) -> list[TierCommand]:
+    def _drop(self, tier: Tier, gone: Sequence[BlockHash]) -> list[KeepingCommand]:
         """Blocks are no longer in this tier."""
         if not gone:
             return []
@@ -287,6 +356,7 @@ class Tiers:
         if write is None:
             return
         write.tier.end_write(write.names, write.places, event.kept)
+        self._settle_puts(write.tier, write.names, failed=not any(event.kept))
         for block, kept in zip(write.blocks, event.kept, strict=True):
             facts = self.arena.facts(block)
             if facts is not None and kept:
@@ -314,8 +384,8 @@ class Tiers:
             write=event.blocks[: len(found)],
         )
 
-    def _end_load(self, event: LoadEnded) -> list[TierCommand]:
-        commands: list[TierCommand] = []
+    def _end_load(self, event: LoadEnded) -> list[KeepingCommand]:
+        commands: list[KeepingCommand] = []
         for part in self._loads.pop(event.number, []):
             whole, took_s = [event.whole[index] for index in part.indices], event.took_s.get(part.tier.name)
             lost = part.tier.end_load(part.places, whole)
@@ -325,7 +395,7 @@ class Tiers:
             commands += self._drop(part.tier, lost)
         return commands
 
-    def _open(self, event: TierOpened) -> list[TierCommand]:
+    def _open(self, event: TierOpened) -> list[KeepingCommand]:
         tier = next((tier for tier in self.tiers if tier.name == event.tier), None)
         if tier is None:
             return []

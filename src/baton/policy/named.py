@@ -23,6 +23,7 @@ GLOBAL = Plugin(use=f"{_P}.cache_aware:GlobalCacheAware")
 DYNAMO = Plugin(use=f"{_P}.cache_aware:DynamoRouter")
 LLMD = Plugin(use=f"{_P}.cache_aware:LlmdScorer")
 STREAMED = Plugin(use=f"{_P}.streaming:WhileComputing")
+DIRECT = Plugin(use=f"{_P}.handoff:AlwaysDirect")
 FREEST = Plugin(use=f"{_P}.llumnix:Freest")
 
 
@@ -31,12 +32,19 @@ def _of(routing: Plugin, placement: Plugin, admission: Plugin = TAKE_ALL) -> Pol
     batching = Plugin(use=f"{_P}.batching:MixedChunked")
     when_done = Plugin(use=f"{_P}.streaming:WhenDone")
     return PolicyConfig(
-        admission=admission, routing=routing, placement=placement, batching=batching, streaming=when_done
+        admission=admission,
+        routing=routing,
+        placement=placement,
+        batching=batching,
+        streaming=when_done,
+        handoff=DIRECT,
     )
 
 
 NAMED: dict[str, PolicyConfig] = {
     "baton": PolicyConfig(),
+    "direct": PolicyConfig(handoff=DIRECT),
+    "central": PolicyConfig(handoff=Plugin(use=f"{_P}.handoff:AlwaysCentral")),
     "random": _of(RANDOM, RANDOM),
     "round-robin": _of(ROUND_ROBIN, ROUND_ROBIN),
     "least-load": _of(LEAST_LOAD, LEAST_LOAD),

@@ -179,6 +179,8 @@ def check_nothing_left(cluster: SimCluster) -> None:
         require(used == 0, "INV-2", f"{used} blocks of {host} are used by nobody")
     waiting = [move.request.id for move in cluster.server.carrier.handoffs]
     require(not waiting, "INV-2", f"handoffs of {waiting} are still under way")
+    putting = cluster.server.carrier.central.waiting
+    require(not putting, "INV-2", f"{putting} still wait until their blocks are in a pool")
     live = cluster.server.coordinator.live_requests
     require(live == 0, "INV-1", f"the coordinator still knows {live} requests")
     for worker in cluster.workers:

@@ -8,6 +8,7 @@ from zlib import crc32
 
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, FlightView, HostId, Request, RequestId, WorkerId, WorkerView
+from baton.policy.handoff import HandoffView, Way
 from baton.policy.routing import Route
 from baton.sim.cluster import SimPolicies
 from baton.sim.policies import build_policies
@@ -71,6 +72,15 @@ class RestlessStreaming:
         return 1 + crc32(request.id.encode()) % 5
 
 
+@dataclass(frozen=True, slots=True)
+class RestlessHandoff:
+    """Two of three requests by the pool."""
+
+    def way(self, handoff: HandoffView) -> Way:
+        """See `HandoffPolicy.way`."""
+        return "central" if crc32(f"{handoff.request.id} {handoff.tokens}".encode()) % 3 else "direct"
+
+
 def _pick(request_id: RequestId, salt: str, workers: Sequence[WorkerView]) -> WorkerId:
     return workers[crc32(f"{salt} {request_id}".encode()) % len(workers)].id
 
@@ -86,5 +96,6 @@ def play_policies(spec: ClusterSpec, name: str) -> SimPolicies:
         placement=RestlessPlacement(),
         moves=RestlessMoves(),
         streaming=RestlessStreaming(),
+        handoff=RestlessHandoff(),
     )
     return replace(ours, cluster=cluster, name=name)

@@ -103,13 +103,16 @@ def draw_scenario(seed: int) -> Scenario:
     )
     layers = Random(f"layers {seed}").choice((1, 2, 4, 5))
     cluster = replace(_spread(cluster, draw), tiers=_draw_tiers(seed), layers=layers)
-    return Scenario(seed=seed, cluster=cluster, requests=requests, policy=_draw_policy(draw))
+    policy = _draw_policy(draw)
+    if len(cluster.hosts()) > 1 and any(tier.shared for tier in cluster.tiers):
+        policy = Random(f"pool {seed}").choice((policy, RESTLESS, "central"))
+    return Scenario(seed=seed, cluster=cluster, requests=requests, policy=policy)
 
 
 def _draw_tiers(seed: int) -> tuple[SimTier, ...]:
-    """None, one or two: small ones that give blocks up too, some of them slower than computing."""
+    """None, one or two: small ones that give blocks up too, some of them slower than computing, some of all hosts."""
     draw = Random(f"tiers {seed}")
-    names = draw.choice(((), (), ("file",), ("file", "remote")))
+    names = draw.choice(((), (), ("file",), ("file", "remote"), ("remote",), ("remote",)))
     return tuple(
         SimTier(
             name=name,
@@ -117,7 +120,7 @@ def _draw_tiers(seed: int) -> tuple[SimTier, ...]:
             latency_s=draw.choice((0.0001, 0.002, 0.02)),
             bytes_per_s=1e6,
             token_bytes=draw.choice((1, 100, 1000)),
-            shared=name == "remote" and draw.random() < 0.5,
+            shared=name == "remote" and draw.random() < 0.8,
             when=draw.choice(("cached", "cached", "sealed")),
             answer_s=0.5,
         )

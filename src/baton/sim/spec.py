@@ -93,6 +93,7 @@ class SimTier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             latency_s=self.latency_s,
             block_load_s=block_s,
             load_s_max=self.answer_s / 2,
+            shared=self.shared,
             when=self.when,
         )
 

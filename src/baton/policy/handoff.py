@@ -1,0 +1,128 @@
+"""Handoff: which way a request's KV changes hosts, directly or by a pool; and who draws its first token."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+from baton.core.ports import CostModel
+from baton.core.types import Request
+
+Way = Literal["direct", "central"]
+"""Direct: the target pulls from the source. Central: the source puts blocks into a tier that both have, and the target
+takes them from there; what is no full block, it computes again."""
+Teller = Literal["prefill", "decode"]
+"""Who draws a request's first token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoadView:
+    """One stretch of the way, as the server has measured it."""
+
+    expected_s: float
+    """Predicted for this KV, behind what is under way there now."""
+    is_measured: bool
+    """False: predicted from what is configured alone."""
+    failed_ago_s: float = math.inf
+    """How long ago something failed on it, if nothing has succeeded since."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandoffView:
+    """A request whose KV has to change hosts, and what each way is predicted to cost."""
+
+    request: Request
+    tokens: int
+    """Whose KV has to get there."""
+    pooled_tokens: int
+    """Of those, the leading ones that the pool has anyway."""
+    direct: RoadView
+    put: RoadView
+    """From the source into the pool, of what it does not have. 0 seconds where it has all."""
+    get: RoadView
+    """From the pool to the target."""
+    rest_s: float
+    """Computing what is no full block, which the pool does not take."""
+
+
+@runtime_checkable
+class HandoffPolicy(Protocol):
+    def way(self, handoff: HandoffView) -> Way:
+        """Choose the way of a request's KV. Asked only where a tier is shared by both hosts.
+
+        Asked when a prompt is begun whose blocks may be sent ahead, and again when the request goes on elsewhere. A way
+        that fails is left for the other one, and what neither brings is computed.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AlwaysDirect:
+    """From host to host: one way, and the pool is left to what it keeps."""
+
+    def way(self, handoff: HandoffView) -> Way:
+        """See `HandoffPolicy.way`."""
+        return "direct"
+
+
+@dataclass(frozen=True, slots=True)
+class AlwaysCentral:
+    """By the pool: the source is free as soon as it has put, and may die then."""
+
+    def way(self, handoff: HandoffView) -> Way:
+        """See `HandoffPolicy.way`."""
+        return "central"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheapestWay:
+    """Direct, unless measured costs say otherwise: the pool is clearly quicker, or the direct way fails."""
+
+    gain_ratio: float = 0.8
+    """By the pool it may take at most this share of the direct way's time: predictions err, and it writes besides."""
+    ill_s: float = 10.0
+    """A way on which something has failed is avoided for so long, where the other has not failed."""
+
+    def way(self, handoff: HandoffView) -> Way:
+        """See `HandoffPolicy.way`."""
+        direct, roads = handoff.direct, (handoff.put, handoff.get)
+        is_pool_ill = min(road.failed_ago_s for road in roads) < self.ill_s
+        if direct.failed_ago_s < self.ill_s or is_pool_ill:
+            return "direct" if is_pool_ill else "central"
+        if not direct.is_measured:
+            return "direct"
+        central_s = sum(road.expected_s for road in roads) + handoff.rest_s
+        return "central" if central_s < self.gain_ratio * direct.expected_s else "direct"
+
+
+@runtime_checkable
+class FirstTokenPolicy(Protocol):
+    def teller(self, request: Request, cost: CostModel) -> Teller:
+        """Choose who draws the first token of a request that is handed off.
+
+        Asked when its prompt is given to a prefill worker; not where the prompt's own log probabilities or its vector
+        are wanted, which come with the first token from whoever has seen the whole prompt.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ByPrefill:
+    """Whoever computes the prompt: the first token does not wait for the handoff."""
+
+    def teller(self, request: Request, cost: CostModel) -> Teller:
+        """See `FirstTokenPolicy.teller`."""
+        return "prefill"
+
+
+@dataclass(frozen=True, slots=True)
+class ByDecode:
+    """Whoever goes on: prefill needs no sampler, and all but the prompt's last token is handed over.
+
+    The first token waits for the handoff; from it on no gap between tokens does.
+    """
+
+    def teller(self, request: Request, cost: CostModel) -> Teller:
+        """See `FirstTokenPolicy.teller`."""
+        return "decode"

@@ -1,0 +1,208 @@
+"""Handoffs by a pool that two hosts share, one situation a test. INV-8 is checked at the end of each, byte for byte."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from baton.control.decision_log import PoolDecision
+from baton.core.copies import LandingEnded
+from baton.core.keeping import PutEnded, PutWanted
+from baton.core.types import HostId, RequestId, WorkerId
+from baton.sim.cluster import SimCluster
+from baton.sim.faults import Cancel, Death, Fault, HostKill, Kill, StoreFault, WireCut
+from baton.sim.play import play
+from baton.sim.scenario import PlannedRequest, Scenario
+from baton.sim.spec import SimTier
+from tests.simulation.test_behaviour import outcome, request
+from tests.simulation.test_hosts import A, B, two_hosts
+
+POOL = SimTier(name="pool", blocks=1000, latency_s=0.001, bytes_per_s=1e6, token_bytes=100, shared=True)
+"""A block of four tokens takes 0.4 ms."""
+R = RequestId("r")
+LONG = request("r", tokens=42)
+"""Ten blocks and half of one. The first token comes at 0.06 s or so."""
+
+
+def by_pool(
+    *requests: PlannedRequest,
+    tier: SimTier = POOL,
+    faults: tuple[Fault, ...] = (),
+    policy: str = "central",
+    blocks: int = 400,
+) -> Scenario:
+    made = two_hosts(*(requests or (LONG,)), faults=faults, policy=policy)
+    kv = replace(made.cluster.kv, blocks=blocks)
+    return replace(made, cluster=replace(made.cluster, tiers=(tier,), kv=kv))
+
+
+def events(cluster: SimCluster, host: HostId) -> list[object]:
+    log = cluster.server.journal.log
+    return [entry.event for entry in log if isinstance(entry, PoolDecision) and entry.host == host]
+
+
+def decode_steps(cluster: SimCluster, worker: str = "decode-0") -> int:
+    found = cluster.worker(WorkerId(worker))
+    assert found is not None
+    return found.steps
+
+
+def finished(cluster: SimCluster, name: RequestId = R) -> bool:
+    return outcome(cluster.server.journal.lives[name]) == "finished"
+
+
+def handed_off_s(cluster: SimCluster) -> float:
+    return cluster.server.journal.lives[R].handoffs_s[0]
+
+
+def put_ends(cluster: SimCluster) -> list[float]:
+    log = cluster.server.journal.log
+    decisions = [entry for entry in log if isinstance(entry, PoolDecision)]
+    return [entry.now_s for entry in decisions for command in entry.commands if isinstance(command, PutEnded)]
+
+
+def put_s() -> float:
+    """When the blocks of the one request are in the pool."""
+    (ended_s,) = put_ends(play(by_pool()))
+    return ended_s
+
+
+def test_neither_host_talks_to_the_other() -> None:
+    """Ten blocks go by the pool; the two tokens behind them are computed again, in the step that decodes anyway."""
+    cluster = play(by_pool())
+    assert finished(cluster)
+    assert cluster.wires.copies == 0
+    assert [event.computed_tokens for event in events(cluster, B) if isinstance(event, LandingEnded)] == [40]
+    assert decode_steps(cluster) == 7
+
+
+def test_the_direct_way_leaves_the_pool_alone() -> None:
+    cluster = play(by_pool(policy="direct"))
+    assert cluster.wires.tokens == 42
+    assert not [event for event in events(cluster, A) if isinstance(event, PutWanted)]
+
+
+def test_a_source_that_dies_behind_its_put_is_not_missed() -> None:
+    """What central buys: decode goes on from the pool, and computes no more than it would have."""
+    kill = HostKill(host=A, at_s=put_s() + 0.0005, notice_s=0.0, restart_s=9.0)
+    cluster = play(by_pool(faults=(kill,)))
+    life = cluster.server.journal.lives[R]
+    assert (outcome(life), life.attempt) == ("finished", 1)
+    assert [event.computed_tokens for event in events(cluster, B) if isinstance(event, LandingEnded)] == [40]
+    assert decode_steps(cluster) == 7
+    lost = play(by_pool(policy="direct", faults=(kill,)))
+    landed = [event.computed_tokens for event in events(lost, B) if isinstance(event, LandingEnded)]
+    assert landed == [0], "directly it would all be computed again"
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.9])
+def test_a_source_that_dies_while_it_puts_leaves_no_wrong_token(share: float) -> None:
+    begun_s = handed_off_s(play(by_pool()))
+    kill = HostKill(host=A, at_s=begun_s + share * (put_s() - begun_s), notice_s=0.001, restart_s=0.5)
+    assert finished(play(by_pool(faults=(kill,))))
+
+
+@pytest.mark.parametrize("wait_s", [0.002, 0.006, 0.009])
+def test_a_target_that_dies_is_replaced_from_the_pool_or_the_source(wait_s: float) -> None:
+    """While the source puts, while the target takes, and after that."""
+    at_s = handed_off_s(play(by_pool())) + wait_s
+    for fault in (
+        HostKill(host=B, at_s=at_s, notice_s=0.001, restart_s=0.5),
+        Kill(worker=WorkerId("decode-0"), at_s=at_s, death=Death(restart_s=0.5)),
+    ):
+        cluster = play(by_pool(faults=(fault,)))
+        assert finished(cluster)
+        assert cluster.server.journal.lives[R].attempt == 2
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.002, 0.005, 0.008])
+def test_a_client_that_hangs_up_frees_both_hosts(delay_s: float) -> None:
+    """INV-2 is checked at the end: no block, no put and no request is left."""
+    cluster = play(by_pool(faults=(Cancel(request_id=R, stage="handed_off", delay_s=delay_s),)))
+    assert outcome(cluster.server.journal.lives[R]) == "cancelled"
+    assert all(pool.view().blocks_used == 0 for pool in cluster.server.pools.values())
+
+
+@pytest.mark.parametrize("what", ["full", "down"])
+def test_a_pool_that_takes_nothing_is_gone_round(what: str) -> None:
+    """The put fails, and the KV goes directly: nothing is computed twice."""
+    trouble = StoreFault(host=A, tier="pool", what="full" if what == "full" else "down", at_s=0.0, for_s=9.0)
+    cluster = play(by_pool(faults=(trouble,)))
+    assert finished(cluster)
+    assert cluster.wires.tokens == 42
+
+
+def test_a_pool_that_hangs_is_answered_for() -> None:
+    """After the store's limit the KV goes directly. The blocks behind the batch that failed are not tried."""
+    slow = replace(POOL, latency_s=2.0)
+    cluster = play(by_pool(request("r", tokens=300), tier=slow))
+    assert len(put_ends(cluster)) == 1
+    assert finished(cluster)
+    assert cluster.wires.tokens == 300
+
+
+def test_a_block_that_is_damaged_in_the_pool_costs_a_recompute() -> None:
+    at_s = put_s() + 0.0001
+    damage = StoreFault(host=A, tier="pool", what="damaged", at_s=at_s, for_s=0.0)
+    cluster = play(by_pool(faults=(damage,)))
+    assert finished(cluster)
+    assert decode_steps(cluster) <= 8, "what is missing fits into one step"
+
+
+def test_the_source_is_free_before_the_target_has_room() -> None:
+    """Directly, a prompt holds prefill's blocks until decode has room for it; by the pool, until they are put."""
+    crowd = (request("q", tokens=30, output=40), request("r", tokens=150, at_s=0.1))
+
+    def released_s(policy: str) -> float:
+        cluster = play(by_pool(*crowd, policy=policy, blocks=40))
+        assert finished(cluster)
+        log = cluster.server.journal.log
+        return max(
+            entry.now_s
+            for entry in log
+            if isinstance(entry, PoolDecision) and entry.host == A and type(entry.event).__name__ == "ReleaseBlocks"
+        )
+
+    assert released_s("central") < released_s("direct")
+
+
+def test_a_prompt_is_put_while_it_is_computed() -> None:
+    """As it is sealed, in runs: when the last chunk is done, only that is left to put."""
+    cluster = play(by_pool(request("r", tokens=600)))
+    puts = [event for event in events(cluster, A) if isinstance(event, PutWanted)]
+    assert len(puts) >= 4
+    assert puts[-1].number is not None
+    assert [put.number for put in puts[:-1]] == [None] * (len(puts) - 1)
+    assert cluster.wires.copies == 0
+    assert finished(cluster)
+
+
+def test_what_was_put_of_a_prompt_outlives_its_host() -> None:
+    """Prefill's host dies in mid-prompt: the next attempt reads what is in the pool, and computes the rest."""
+    kill = HostKill(host=A, at_s=0.5, notice_s=0.0, restart_s=9.0)
+    cluster = play(by_pool(request("r", tokens=600), faults=(kill,)))
+    life = cluster.server.journal.lives[R]
+    assert (outcome(life), life.attempt) == ("finished", 2)
+    landed = [event.computed_tokens for event in events(cluster, B) if isinstance(event, LandingEnded)]
+    assert landed
+    assert landed[0] >= 128
+
+
+def test_a_direct_way_that_fails_is_left_for_the_pool() -> None:
+    """The first request finds the wire cut, and is computed again; the second one goes by the pool at once."""
+    turns = (request("q", tokens=42), request("r", tokens=41, at_s=0.5))
+    cut = WireCut(one=A, other=B, at_s=0.0, for_s=9.0)
+    cluster = play(by_pool(*turns, policy="baton", faults=(cut,)))
+    assert finished(cluster)
+    assert cluster.wires.copies == 0
+    assert events(cluster, B).count(LandingEnded(R, 40, cluster.server.journal.lives[R].request.block_hashes)) == 1
+
+
+def test_the_pool_is_taken_where_it_was_measured_to_be_quicker() -> None:
+    """Copying takes 1 ms a token, the pool 0.2 ms there and back: known once the direct way was measured."""
+    turns = tuple(request(name, tokens=40 + place, at_s=0.5 * place) for place, name in enumerate("pqrs"))
+    cluster = play(by_pool(*turns, policy="baton"))
+    assert cluster.wires.copies == 1
+    assert cluster.server.carrier.central.chosen == {"direct": 1, "central": 3}
+    slow = play(by_pool(*turns, policy="baton", tier=replace(POOL, latency_s=0.05)))
+    assert slow.wires.copies == 4
