@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import assert_never
 
 from baton.control.decode_run import DecodeRun, asks_after, plan_decode_run, room_steps
-from baton.control.lane import ASKS_AHEAD_MAX, LOOKAHEAD_TOKENS, Lane, in_order
+from baton.control.lane import ASKS_AHEAD_MAX, LOOKAHEAD_TOKENS, Lane, in_order, load_of
 from baton.control.news import News
 from baton.control.rules import BatcherRules
 from baton.control.speculation import drafts_for
@@ -115,7 +115,7 @@ class Batcher:
         self._news.is_load_new = True
         if command.block_table:
             lane.hold(command.block_table, command.computed_tokens)
-            insort(self._ready, lane, key=in_order)
+            self._make_ready(lane)
         else:
             self._wait(lane)
 
@@ -141,8 +141,13 @@ class Batcher:
             return  # an answer from before a preemption
         lane.hold(command.block_table, command.cached_blocks * self._block_tokens)
         self._waiting.remove(lane)
-        insort(self._ready, lane, key=in_order)
+        self._make_ready(lane)
         self._news.is_load_new = True
+
+    def _make_ready(self, lane: Lane) -> None:
+        insort(self._ready, lane, key=in_order)
+        if lane.is_left:
+            self._hand_off(lane)
 
     def _preempt(self, lane: Lane) -> None:
         if lane.state == "ready":
@@ -180,7 +185,7 @@ class Batcher:
             run = plan_decode_run([self._ready[index] for index, _ in chosen])
             if run is not None:
                 for lane in run.lanes:
-                    self._note_start(lane)
+                    self._news.start(lane)
                 return run
         return self._step(chosen) if chosen else NOTHING
 
@@ -273,13 +278,8 @@ class Batcher:
     def _want(self, lane: Lane, prefix: tuple[BlockHash, ...]) -> BlocksWanted:
         return BlocksWanted(lane.request.id, lane.attempt, self.worker, lane.asked_blocks, prefix)
 
-    def _note_start(self, lane: Lane) -> None:
-        if not lane.started:
-            lane.started = True
-            self._news.started.append(lane.request.id)
-
     def _slice(self, lane: Lane, count: int, drafts: Sequence[int]) -> Slice:
-        self._note_start(lane)
+        self._news.start(lane)
         return Slice(
             request_id=lane.request.id,
             tokens=[*lane.tokens, *drafts] if drafts else lane.tokens,
@@ -287,7 +287,7 @@ class Batcher:
             count=count + len(drafts),
             drafts=len(drafts),
             block_table=lane.table,
-            sample=count == lane.remaining_tokens,
+            sample=count == lane.remaining_tokens and lane.until != "prompt",
             sampling=lane.request.sampling,
             prompt_tokens=lane.request.prompt_tokens,
             stream=lane.stream,
@@ -345,6 +345,8 @@ class Batcher:
             self._news.events.append(BlocksSealed(lane.request.id, lane.attempt, self.worker, first, hashes))
         if outcome.token is not None:
             self._emit(lane, outcome)
+        elif lane.is_left:
+            self._hand_off(lane)
 
     def _emit(self, lane: Lane, outcome: SliceResult) -> None:
         assert outcome.token is not None
@@ -365,8 +367,11 @@ class Batcher:
             self._forget(lane)
             self._say(RequestFinished(lane.request.id, lane.attempt, self.worker, reason, lane.output_tokens))
         elif lane.until == "first_token":
-            self._forget(lane)
-            self._say(PrefillFinished(lane.request.id, lane.attempt, self.worker, lane.computed_tokens))
+            self._hand_off(lane)
+
+    def _hand_off(self, lane: Lane) -> None:
+        self._forget(lane)
+        self._say(PrefillFinished(lane.request.id, lane.attempt, self.worker, lane.computed_tokens))
 
     def take_report(self, *, now_s: float, step_s: float = 0.0, unbooked_tokens: int = 0) -> StepReport | None:
         """Hand out all that there is to say since the last time; None for nothing.
@@ -381,12 +386,7 @@ class Batcher:
 
     def view(self, now_s: float, unbooked_tokens: int = 0) -> WorkerView:
         """Describe the load."""
-        queued_tokens, context_tokens = 0, unbooked_tokens
-        for lane in self._lanes.values():
-            remaining_tokens = len(lane.tokens) - lane.computed_tokens
-            if remaining_tokens > 1:
-                queued_tokens += remaining_tokens
-            context_tokens += lane.computed_tokens  # none in a lane that waits
+        queued_tokens, context_tokens = load_of(self._lanes.values())
         return WorkerView(
             id=self.worker,
             host=self.host,
@@ -394,7 +394,7 @@ class Batcher:
             running_requests=len(self._ready),
             waiting_requests=len(self._waiting),
             queued_tokens=queued_tokens,
-            context_tokens=context_tokens,
+            context_tokens=context_tokens + unbooked_tokens,
             observed_at_s=now_s,
             newest_request=self._newest,
         )

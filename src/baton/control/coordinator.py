@@ -211,8 +211,9 @@ class Coordinator:
             route.worker, request.id, queued_tokens=flight.queued_tokens, context_tokens=request.prompt_tokens
         )
         until: Until = route.until or ("first_token" if view.role == "prefill" else "end")
-        ahead = self._send_ahead(flight, view.host, cluster) if until == "first_token" else []
-        groups = self.policies.layer_groups(request, view) if ahead else 1
+        until = "prompt" if until == "first_token" and self.policies.teller(request) == "decode" else until
+        ahead = self._send_ahead(flight, view.host, cluster) if until != "end" else []
+        groups = self.policies.layer_groups(request, view) if ahead and until == "first_token" else 1
         return [StartPrefill(request, flight.attempt, route.worker, until, fetch, reads, groups), *ahead]
 
     def _read_tokens(self, request: Request, worker: WorkerId, cluster: ClusterView) -> int:

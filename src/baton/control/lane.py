@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -52,8 +52,13 @@ class Lane:
 
     @property
     def remaining_tokens(self) -> int:
-        """See `Candidate.remaining_tokens`."""
-        return len(self.tokens) - self.computed_tokens
+        """See `Candidate.remaining_tokens`. Where another worker draws the next token, the last one is left to it."""
+        return len(self.tokens) - self.computed_tokens - (self.until == "prompt")
+
+    @property
+    def is_left(self) -> bool:
+        """Another worker draws the next token, and has here all that it needs for that."""
+        return self.until == "prompt" and self.remaining_tokens == 0
 
     @property
     def room_tokens(self) -> int:
@@ -156,3 +161,14 @@ class Lane:
 def in_order(lane: Lane) -> tuple[tuple[float, ...], RequestId]:
     """Sort lanes: by fairness's key, then by id."""
     return (lane.key, lane.request.id)
+
+
+def load_of(lanes: Iterable[Lane]) -> tuple[int, int]:
+    """Sum up the prompt tokens that these lanes have yet to compute, and those whose KV they hold."""
+    queued_tokens = context_tokens = 0
+    for lane in lanes:
+        remaining_tokens = len(lane.tokens) - lane.computed_tokens
+        if remaining_tokens > 1:
+            queued_tokens += remaining_tokens
+        context_tokens += lane.computed_tokens  # none in a lane that waits
+    return queued_tokens, context_tokens

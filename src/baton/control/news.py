@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from baton.control.lane import Lane
 from baton.core.messages import BatcherEvent, StepReport
 from baton.core.types import OutputToken, RequestId, WorkerView
 
@@ -18,6 +19,12 @@ class News:
     is_load_new: bool = False
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+
+    def start(self, lane: Lane) -> None:
+        """A lane is in a step; that is news once."""
+        if not lane.started:
+            lane.started = True
+            self.started.append(lane.request.id)
 
     def take(self, view: WorkerView, step_s: float) -> StepReport:
         """Hand out all of it, and begin anew. `view`: the load as it is now."""

@@ -82,7 +82,7 @@ class Tick(Struct, frozen=True, tag=True):
 
 
 class PrefillFinished(Struct, frozen=True, tag=True, gc=False):
-    """The first token is out and the worker no longer touches the request's blocks."""
+    """The first token is out, or left to another worker, and this one no longer touches the request's blocks."""
 
     request_id: RequestId
     attempt: int
@@ -132,7 +132,7 @@ class AheadEnded(Struct, frozen=True, tag=True):
 
 
 class StartPrefill(Struct, frozen=True, tag=True, gc=False):
-    """Compute the prompt on this worker, up to the first token or (mixed) to the end."""
+    """Compute the prompt on this worker: all but its last token, up to the first token, or (mixed) to the end."""
 
     request: Request
     attempt: int

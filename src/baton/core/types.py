@@ -18,8 +18,9 @@ TokenBytes = NewType("TokenBytes", bytes)
 
 Role = Literal["prefill", "decode", "mixed"]
 ROLES: tuple[Role, ...] = ("prefill", "decode", "mixed")
-Until = Literal["first_token", "end"]
-"""How far a worker runs a request: to its first token (then the KV is handed off), or to its end."""
+Until = Literal["prompt", "first_token", "end"]
+"""How far a worker runs a request: up to its last known token, which it leaves to whoever draws the next one; to its
+next token (after either the KV is handed off); or to its end."""
 FinishReason = Literal["stop", "length"]
 
 

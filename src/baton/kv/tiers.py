@@ -36,7 +36,6 @@ ARENA_PARTS = 8
 """At most one in so many blocks of the arena is kept for a write to each tier, however large the writes may be."""
 
 
-
 class BackedFirst:
     """Give up blocks that a tier below has, before those that are nowhere else; among either in the inner order."""
 

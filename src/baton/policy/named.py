@@ -45,6 +45,7 @@ NAMED: dict[str, PolicyConfig] = {
     "baton": PolicyConfig(),
     "direct": PolicyConfig(handoff=DIRECT),
     "central": PolicyConfig(handoff=Plugin(use=f"{_P}.handoff:AlwaysCentral")),
+    "first-token-by-decode": PolicyConfig(first_token=Plugin(use=f"{_P}.handoff:ByDecode")),
     "random": _of(RANDOM, RANDOM),
     "round-robin": _of(ROUND_ROBIN, ROUND_ROBIN),
     "least-load": _of(LEAST_LOAD, LEAST_LOAD),

@@ -240,7 +240,7 @@ def _event_words(event: CoordinatorEvent) -> str:
 def _order(command: CoordinatorCommand) -> str:
     match command:
         case StartPrefill(worker=worker, attempt=attempt, until=until, fetch=fetch):
-            how = "first token" if until == "first_token" else "end"
+            how = {"prompt": "last prompt token", "first_token": "first token", "end": "end"}[until]
             pull = f", with the prefix of {fetch}" if fetch else ""
             return f"{worker} computes it to the {how}{pull} (attempt {attempt})"
         case StartDecode(worker=worker, attempt=attempt, source=source):

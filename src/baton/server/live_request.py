@@ -19,6 +19,9 @@ class Stamps:
     arrived_s: float
     started_s: float | None = None
     prefilled_s: float | None = None
+    """The first token came in."""
+    left_s: float | None = None
+    """Before that: the prompt was computed, and the first token left to another worker."""
     decoding_s: float | None = None
     second_token_s: float | None = None
     first_sent_s: float | None = None
@@ -35,19 +38,32 @@ class Stamps:
     def start(self, worker: WorkerId, now_s: float) -> None:
         """A worker has the request in a step for the first time (of its own)."""
         if self.started_s is None:
-            self.started_s, self.prefill_worker = now_s, worker
-        elif self.prefilled_s is not None and self.decoding_s is None and worker != self.prefill_worker:
+            self.started_s, self.prefill_worker = now_s, self.prefill_worker or worker
+        if self.handed_s is None:
+            return
+        if self.decoding_s is None and worker != self.prefill_worker:
             self.decoding_s = now_s
-        if self.prefilled_s is not None:
-            self.decode_worker = worker
+        self.decode_worker = worker
+
+    @property
+    def handed_s(self) -> float | None:
+        """When the prompt was done, and whoever decodes could begin."""
+        return self.prefilled_s if self.left_s is None else self.left_s
+
+    def leave(self, worker: WorkerId | None, now_s: float) -> None:
+        """The prompt is computed by this worker, which leaves the first token to another."""
+        if self.left_s is None and self.prefilled_s is None:
+            self.left_s, self.prefill_worker = now_s, worker
 
     def token(self, worker: WorkerId, index: int, now_s: float) -> None:
         """A token has come in from a worker."""
         if index == 0:
-            self.prefilled_s, self.prefill_worker = now_s, worker
+            self.prefilled_s = now_s
         elif index == 1:
             self.second_token_s = now_s
-        if index > 0:
+        if index == 0 and self.left_s is None:
+            self.prefill_worker = worker
+        else:
             self.decode_worker = worker
 
     def sent(self, tokens: int, now_s: float) -> None:
@@ -60,9 +76,9 @@ class Stamps:
         """Take the differences."""
         return Timings(
             queue_s=_between(self.arrived_s, self.started_s),
-            prefill_s=_between(self.started_s, self.prefilled_s),
-            handoff_s=_between(self.prefilled_s, self.decoding_s),
-            first_decode_s=_between(self.prefilled_s, self.second_token_s),
+            prefill_s=_between(self.started_s, self.handed_s),
+            handoff_s=_between(self.handed_s, self.decoding_s),
+            first_decode_s=_between(self.handed_s, self.second_token_s if self.left_s is None else self.prefilled_s),
             ttft_s=_between(self.arrived_s, self.first_sent_s),
             tpot_s=self._tpot_s(),
             e2e_s=_between(self.arrived_s, self.last_sent_s),

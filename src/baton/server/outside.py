@@ -78,6 +78,8 @@ class LiveOutside:
             self._recorder.moved()
         elif command.attempt > live.attempt:
             self._recorder.failed_over()
+        if isinstance(command, StartDecode) and not live.output_tokens:
+            live.stamps.leave(live.worker, now_s())
         live.attempt, live.worker = command.attempt, command.worker
         return pack_tokens(live.tokens)
 

@@ -19,11 +19,11 @@ class Timings(Struct, frozen=True, kw_only=True):
     queue_s: float | None = None
     """Arrival to the first slice in a step of the first worker."""
     prefill_s: float | None = None
-    """That to the first token leaving the first worker."""
+    """That to the first token leaving the first worker; where that is left to decode: to the end of its prompt."""
     handoff_s: float | None = None
     """That to the request standing in a batch of the decode worker. None: there was no handoff."""
     first_decode_s: float | None = None
-    """First to second token."""
+    """That end to the first token that decode makes: the second one, or where it was left to decode, the first."""
     ttft_s: float | None = None
     tpot_s: float | None = None
     e2e_s: float | None = None

@@ -203,7 +203,7 @@ def check_order(life: Life) -> None:
     _check_ascending(life, handoffs)
     if life.token_times_s:
         require(life.started_at_s is not None, "INV-5", f"{life.request.id} has tokens and never started")
-    if life.handoffs_s and life.token_times_s:
+    if life.handoffs_s and life.token_times_s and not life.leaves_first_token:
         first_s = life.token_times_s[0]
         require(first_s <= life.handoffs_s[0], "INV-5", f"{life.request.id} was handed off before its first token")
 

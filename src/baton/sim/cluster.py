@@ -245,9 +245,10 @@ class SimCluster:
         transfer_s = self.policies.cluster.cost.handoff_s(tokens=tokens, same_host=False)
         life = self.server.journal.lives.get(copy.request_id)
         wire = self.spec.wire
-        if life is None or not life.token_times_s or life.started_at_s is None:
+        computed_s = [*life.token_times_s[:1], *life.handoffs_s[:1]] if life is not None else []
+        if life is None or not computed_s or life.started_at_s is None:
             return transfer_s  # a prefix is fetched: nothing is computed meanwhile
-        hidden_s = wire.overlap_ratio * (life.token_times_s[0] - life.started_at_s)
+        hidden_s = wire.overlap_ratio * (computed_s[0] - life.started_at_s)
         return min(transfer_s, max(wire.residue_s, transfer_s - hidden_s))
 
     def end_copy(self, copy: CopyBlocks, landed: bool) -> None:  # noqa: FBT001  what Wires calls

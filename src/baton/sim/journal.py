@@ -25,6 +25,8 @@ class Life:
     """Who has it. None: nobody yet, or its worker is lost and no other has been found."""
     started_at_s: float | None = None
     """Start of the first step that computed a part of it."""
+    leaves_first_token: bool = False
+    """Some attempt left the first token to whoever decodes."""
     handoffs_s: list[float] = field(default_factory=list[float])
     """When a worker was told to go on with it."""
     token_times_s: array[float] = field(default_factory=lambda: array("d"))

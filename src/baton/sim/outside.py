@@ -70,6 +70,8 @@ class SimOutside:
         life.attempt, life.worker = command.attempt, command.worker
         if isinstance(command, StartDecode):
             life.handoffs_s.append(self.loop.now_s)
+        elif command.until == "prompt":
+            life.leaves_first_token = True
         return TokenBytes(life.tokens.tobytes())
 
     def close(self, command: CloseRequest) -> None:

@@ -8,7 +8,7 @@ from zlib import crc32
 
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, FlightView, HostId, Request, RequestId, WorkerId, WorkerView
-from baton.policy.handoff import HandoffView, Way
+from baton.policy.handoff import HandoffView, Teller, Way
 from baton.policy.routing import Route
 from baton.sim.cluster import SimPolicies
 from baton.sim.policies import build_policies
@@ -81,6 +81,15 @@ class RestlessHandoff:
         return "central" if crc32(f"{handoff.request.id} {handoff.tokens}".encode()) % 3 else "direct"
 
 
+@dataclass(frozen=True, slots=True)
+class RestlessTeller:
+    """Every other first token is left to decode."""
+
+    def teller(self, request: Request, cost: CostModel) -> Teller:
+        """See `FirstTokenPolicy.teller`."""
+        return "decode" if crc32(f"teller {request.id}".encode()) % 2 else "prefill"
+
+
 def _pick(request_id: RequestId, salt: str, workers: Sequence[WorkerView]) -> WorkerId:
     return workers[crc32(f"{salt} {request_id}".encode()) % len(workers)].id
 
@@ -97,5 +106,6 @@ def play_policies(spec: ClusterSpec, name: str) -> SimPolicies:
         moves=RestlessMoves(),
         streaming=RestlessStreaming(),
         handoff=RestlessHandoff(),
+        first_token=RestlessTeller(),
     )
     return replace(ours, cluster=cluster, name=name)

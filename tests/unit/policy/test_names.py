@@ -29,6 +29,9 @@ NAMES = [
     "vtc",
     "llumnix",
     "baton",
+    "direct",
+    "central",
+    "first-token-by-decode",
 ]
 
 

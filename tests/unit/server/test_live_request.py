@@ -45,6 +45,41 @@ def test_a_request_that_was_handed_off() -> None:
     )
 
 
+def test_a_first_token_that_was_left_to_decode() -> None:
+    """Prefill ends with its prompt; what follows is the handoff, and decode's first token is the first of all."""
+    stamps = Stamps(arrived_s=10.0)
+    stamps.start(P, 11.0)
+    stamps.leave(P, 13.0)
+    stamps.start(D, 14.0)
+    stamps.token(D, 0, 16.0)
+    stamps.sent(1, 16.5)
+    stamps.token(D, 1, 17.0)
+    stamps.sent(1, 17.5)
+    assert stamps.timings(1) == Timings(
+        queue_s=1.0,
+        prefill_s=2.0,
+        handoff_s=1.0,
+        first_decode_s=3.0,
+        ttft_s=6.5,
+        tpot_s=1.0,
+        e2e_s=7.5,
+        prefill_worker=P,
+        decode_worker=D,
+    )
+
+
+def test_a_prompt_that_was_all_there_is_left_without_a_step() -> None:
+    """Prefill never computed a part of it, and has still handed it over."""
+    stamps = Stamps(arrived_s=10.0)
+    stamps.leave(P, 11.0)
+    stamps.leave(D, 12.0)
+    stamps.start(D, 13.0)
+    stamps.token(D, 0, 14.0)
+    timings = stamps.timings(1)
+    assert (timings.queue_s, timings.prefill_s, timings.handoff_s) == (3.0, 0.0, 2.0)
+    assert (timings.prefill_worker, timings.decode_worker) == (P, D)
+
+
 def test_one_mixed_worker_has_both_legs_and_no_handoff() -> None:
     stamps = Stamps(arrived_s=0.0)
     stamps.start(P, 1.0)
