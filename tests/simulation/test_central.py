@@ -134,7 +134,7 @@ def test_a_pool_that_takes_nothing_is_gone_round(what: str) -> None:
 
 def test_a_pool_that_hangs_is_answered_for() -> None:
     """After the store's limit the KV goes directly. The blocks behind the batch that failed are not tried."""
-    slow = replace(POOL, latency_s=2.0)
+    slow = replace(POOL, latency_s=2.0, answer_s=0.5)
     cluster = play(by_pool(request("r", tokens=300), tier=slow))
     assert len(put_ends(cluster)) == 1
     assert finished(cluster)

@@ -72,14 +72,15 @@ class Keeping:
     def read(self, start: Start, tokens_so_far: TokenBytes, *, target: HostId, source: HostId | None) -> bool:
         """Let a request start with what the tiers of its host have of it. False: they have nothing that pays.
 
-        What pays for a prompt, the coordinator has decided. A request that goes on without its KV is read where that is
-        sooner than computing what neither the arena nor another host, `source`, has.
+        What pays for a prompt, the coordinator has decided from what tiers had when it arrived. A request that goes on
+        without its KV, or begins again, is read where that is sooner than computing what neither the arena nor another
+        host, `source`, has.
         """
         pool, request = self.crossings.pools[target], start.request
         if pool.tiers is None or request.sampling.prompt_logprobs:
             return False
         tokens = max(self.crossings.tokens_at(target, start), self.crossings.tokens_at(source, start))
-        if isinstance(start, StartPrefill):
+        if isinstance(start, StartPrefill) and start.attempt == 1:
             wanted_tokens = min(start.read_tokens, max((hit.tokens for hit in _tier_hits(pool, request)), default=0))
         else:
             cost = self.cost.on(self.kinds.get(start.worker, ""))
