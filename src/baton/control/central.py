@@ -173,8 +173,9 @@ class Central:
         if self.desk.hosts.get(start.worker) != target:
             return  # its worker died meanwhile: the coordinator has been told
         pool = self._pools[target]
-        reached = pool.tiers.reach(put.names) if pool.tiers is not None else []
-        there = reached[-1].blocks if reached else pool.held_blocks(put.names)
+        assert pool.tiers is not None, f"{target} had a tier when blocks were put for it, and has none now"
+        reached = pool.tiers.reach(put.names)
+        there = reached[-1].blocks if reached else pool.tiers.held_blocks(put.names)
         if there == len(put.names):
             self._let_go(start.request.id, source)
             tokens = there * pool.block_tokens
@@ -207,7 +208,8 @@ class Central:
         source, target, tier = pair.source, pair.target, pair.tier
         now_s, cost, pool = self.desk.now_s(), self.desk.cost, self._pools[target]
         block_tokens = pool.block_tokens
-        held_tokens, full_tokens = pool.held_blocks(names) * block_tokens, len(names) * block_tokens
+        assert pool.tiers is not None, f"{target} shares a tier, and has none"
+        held_tokens, full_tokens = pool.tiers.held_blocks(names) * block_tokens, len(names) * block_tokens
         pooled = [tier.has(name) for name in names]
         missing_tokens = pooled.count(False) * block_tokens
         road, tier_s = tier_road(tier.name), _tier_s(tier, block_tokens)

@@ -112,10 +112,6 @@ class HostPool:
         """Tell whether this worker computes in the request's blocks, and is not about to lose them."""
         return (held := self._holdings.get(request_id)) is not None and held.is_computed_by(worker, attempt)
 
-    def held_blocks(self, names: Sequence[BlockHash]) -> int:
-        """Count the leading ones of a chain of this host's blocks that its arena holds."""
-        return len(self._blocks.match(names))
-
     def held_tokens(self, hashes: Sequence[BlockHash]) -> int:
         """Count the leading tokens of a prompt, by its hashes, whose KV this host holds."""
         return self._names.hit(names_of(hashes, self.block_runs)).count * self.block_tokens

@@ -176,6 +176,10 @@ class Tiers:
             found.append(tier)
         return found
 
+    def held_blocks(self, hashes: Sequence[BlockHash]) -> int:
+        """Count the leading ones of these that the arena holds."""
+        return len(self.arena.match(hashes))
+
     def reach(self, hashes: Sequence[BlockHash]) -> list[Reach]:
         """Say how far a prompt can be read behind what the arena holds, and how long that takes: the shortest first.
 

@@ -197,27 +197,6 @@ def test_a_prompt_is_handed_off_after_its_first_token() -> None:
     assert not bench.step().slices
 
 
-def test_a_prompt_whose_first_token_is_left_ends_before_its_last_token() -> None:
-    """Nobody draws anything, and the last token's KV is for whoever goes on."""
-    bench = Bench()
-    made = bench.start("a", [1, 2, 3, 4, 5], until="prompt")
-    step = bench.step()
-    assert [(part.count, part.sample) for part in step.slices] == [(4, False)]
-    assert PrefillFinished(made.id, 1, W, 4) in bench.reports[-1].events
-    assert bench.output("a") == []
-    assert not bench.step().slices
-
-
-def test_a_prompt_whose_first_token_is_left_may_be_there_already() -> None:
-    bench = Bench()
-    bench.start("a", list(range(20, 29)))
-    while bench.step().slices:
-        pass
-    made = bench.start("b", list(range(20, 29)), until="prompt")
-    assert not bench.step().slices
-    assert PrefillFinished(made.id, 1, W, 8) in [event for report in bench.reports for event in report.events]
-
-
 def test_a_first_token_that_is_the_last_is_an_end_and_no_handoff() -> None:
     bench = Bench()
     made = bench.start("a", [1, 2, 3], output=1, until="first_token")
