@@ -177,15 +177,15 @@ class Tiers:
         return found
 
     def held_blocks(self, hashes: Sequence[BlockHash]) -> int:
-        """Count the leading ones of these that the arena holds."""
-        return len(self.arena.match(hashes))
+        """Count the leading ones of these that the arena holds, or that nobody looks at any more."""
+        return self.arena.hit(hashes, self.window, self.block_tokens).count
 
     def reach(self, hashes: Sequence[BlockHash]) -> list[Reach]:
         """Say how far a prompt can be read behind what the arena holds, and how long that takes: the shortest first.
 
         One for each run of blocks in one tier. Tiers are read side by side; a read that would take too long is cut.
         """
-        blocks, load_s = self._held(hashes), 0.0
+        blocks, load_s = self.held_blocks(hashes), 0.0
         asked: Counter[str] = Counter()
         found: list[Reach] = []
         for tier, run in groupby(self.find(hashes[blocks:]), key=lambda tier: tier):
@@ -201,12 +201,9 @@ class Tiers:
                 break
         return found
 
-    def _held(self, hashes: Sequence[BlockHash]) -> int:
-        return self.arena.hit(hashes, self.window, self.block_tokens).count
-
     def decline(self, hashes: Sequence[BlockHash]) -> None:
         """Note that a prompt is not read, though a tier may have some of it."""
-        held = self._held(hashes)
+        held = self.held_blocks(hashes)
         for tier in self.find(hashes[held : held + 1]):
             tier.speed.doubt()
 

@@ -44,7 +44,8 @@ class _Replay:
     tokens_max: int
     """Most tokens that every host can hold for one request."""
     shares_blocks: bool
-    """Whether a request of the trace may find what another one has computed. If not, no prompt has to say anything."""
+    """Whether a request of the trace may find what another one has computed, or go by a pool. If not, no prompt has to
+    say anything."""
     index_of: dict[RequestId, int] = field(default_factory=dict[RequestId, int])
     """Place in the trace of the open requests that somebody waits for."""
     output_tokens: dict[RequestId, int] = field(default_factory=dict[RequestId, int])
@@ -201,6 +202,7 @@ def _replay_cell(
         linked=linked,
         tokens_max=spec.request_tokens_max,
         shares_blocks=spec.window is not None  # what is behind it can be let go only if it has a name
+        or any(tier.shared for tier in spec.tiers)
         or any(request.prefix_ids or request.think_s is not None for request in trace.requests),
     )
     clusters: list[SimCluster] = []

@@ -75,6 +75,8 @@ class SimTier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """From asking a store to its first byte."""
     bytes_per_s: float = 1.7e9
     """Of a write or a read, one at a time."""
+    host_bytes_per_s: float = 0.0
+    """Of one host's way to it, where a store of several hosts has more than one of them can use. 0: as much."""
     token_bytes: int = 131_072
     """KV of a token: 131,072 of Llama-3.1-8B in bfloat16."""
     shared: bool = False
@@ -86,14 +88,14 @@ class SimTier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def rules(self, block_tokens: int) -> TierRules:
         """What a pool has to know of it."""
-        block_s = block_tokens * self.token_bytes / self.bytes_per_s
+        block_s = block_tokens * self.token_bytes / min(self.bytes_per_s, self.host_bytes_per_s or math.inf)
         return TierRules(
             name=self.name,
             blocks_max=self.blocks,
             latency_s=self.latency_s,
             block_load_s=block_s,
             load_s_max=self.answer_s / 2,
-            shared=self.shared,
+            shared_as=self.name if self.shared else "",
             when=self.when,
         )
 
@@ -103,6 +105,8 @@ class SimTier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         found = [f"{where}.{name} is {value:g}, but must be at least 1" for name, value in least.items() if value < 1]
         if not 0 <= self.latency_s < math.inf:
             found.append(f"{where}.latency_s is {self.latency_s:g}, but must be at least 0 and finite")
+        if self.host_bytes_per_s < 0:
+            found.append(f"{where}.host_bytes_per_s is {self.host_bytes_per_s:g}, but must be at least 0")
         if not self.answer_s > 0:
             found.append(f"{where}.answer_s is {self.answer_s:g}, but must be above 0")
         return found

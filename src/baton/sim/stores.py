@@ -37,7 +37,20 @@ class SimStore:
     slowdown: float = 1.0
     answer_s: float = 5.0
     """See `SimTier`."""
+    line_block_s: float = 0.0
+    """What each block takes on the way of a host to it, where that is narrower."""
     busy_until_s: float = 0.0
+    lines_busy_until_s: dict[HostId, float] = field(default_factory=dict[HostId, float])
+
+    def begin(self, host: HostId, blocks: int, now_s: float) -> float | None:
+        """Begin a write or a read. Returns when it ends; None: not in time, and then it is not begun."""
+        work_s = self.work_s(blocks)
+        begin_s = max(now_s, self.busy_until_s, self.lines_busy_until_s.get(host, 0.0))
+        end_s = begin_s + max(work_s, self.latency_s + blocks * self.line_block_s)
+        if end_s > now_s + self.answer_s:
+            return None
+        self.busy_until_s, self.lines_busy_until_s[host] = begin_s + work_s, end_s
+        return end_s
 
     def work_s(self, blocks: int) -> float:
         """How long a write or a read of so many blocks takes, alone."""
@@ -120,7 +133,7 @@ class Stores:
             case StoreBlocks():
                 self._writes.append(command)
                 store = self.by_place[command.host, command.tier]
-                took_s, in_time = self._work(store, len(command.hashes))
+                took_s, in_time = self._work(command.host, command.tier, len(command.hashes))
                 self.loop.after(took_s, partial(self._write, command, store, in_time))
             case LoadBlocks():
                 self._reads[command.number] = command
@@ -155,21 +168,18 @@ class Stores:
         store.is_full = store.is_down = False
         store.slowdown = 1.0
 
-    def _work(self, store: SimStore, blocks: int) -> tuple[float, bool]:
+    def _work(self, host: HostId, tier: str, blocks: int) -> tuple[float, bool]:
         """Give a store something to do. Returns how long that takes, or is waited for, and whether it ends in time."""
-        now_s = self.loop.now_s
-        end_s = max(now_s, store.busy_until_s) + store.work_s(blocks)
-        if end_s > now_s + store.answer_s:
-            return store.answer_s, False
-        store.busy_until_s = end_s
-        return end_s - now_s, True
+        now_s, store = self.loop.now_s, self.by_place[host, tier]
+        end_s = store.begin(host, blocks, now_s)
+        return (store.answer_s, False) if end_s is None else (end_s - now_s, True)
 
     def _begin_read(self, command: LoadBlocks) -> None:
         """Have all tiers read side by side. It ends with the slowest."""
         took_s: dict[str, float] = {}
         late: set[str] = set()
         for tier, blocks in Counter(command.tiers).items():
-            took_s[tier], in_time = self._work(self.by_place[command.host, tier], blocks)
+            took_s[tier], in_time = self._work(command.host, tier, blocks)
             if not in_time:
                 late.add(tier)
         self.loop.after(max(took_s.values()), partial(self._read, command, took_s, late))
@@ -204,7 +214,11 @@ class Stores:
 
 def _store(rules: TierRules, made: SimTier, block_tokens: int) -> SimStore:
     return SimStore(
-        latency_s=rules.latency_s, block_s=rules.block_load_s, block_tokens=block_tokens, answer_s=made.answer_s
+        latency_s=rules.latency_s,
+        block_s=block_tokens * made.token_bytes / made.bytes_per_s,
+        line_block_s=rules.block_load_s,
+        block_tokens=block_tokens,
+        answer_s=made.answer_s,
     )
 
 

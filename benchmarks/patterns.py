@@ -1,0 +1,238 @@
+"""Two ways of a request's KV from prefill to decode: directly, by a pool that both use, and as the policy chooses.
+
+    python benchmarks/patterns.py            # simulated, two minutes
+    python benchmarks/patterns.py --live     # real hosts on this machine, some five minutes: its result is another file
+
+Simulated: Llama-3.1-8B's KV (131,072 bytes a token), two hosts that prefill and two that decode, 25 Gb/s between any
+two; the pool has 25 or 100 Gb/s in all, and every host 25 to it. Each client asks again when it has its answer; prompts
+share nothing. Then the same with hosts that die while they prefill, and with wires that break.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import record
+from msgspec.structs import replace
+
+from baton.core.config import BatchLimits, Plugin, PolicyConfig
+from baton.core.step import Step, StepResult
+from baton.core.types import HostId, Request, RequestId, Sampling
+from baton.kv.hashing import block_hashes
+from baton.policy.named import named
+from baton.sim.checkers import check_nothing_left
+from baton.sim.cluster import SimCluster, build_cluster
+from baton.sim.engines import LengthEngine
+from baton.sim.journal import Journal, Life
+from baton.sim.policies import configured_policies
+from baton.sim.spec import ClusterSpec, SimCost, SimKV, SimTier, SimWorkers
+
+TOKEN_BYTES = 131_072
+WIRE_BYTES_PER_S = 25e9 / 8
+BLOCK_TOKENS = 64
+OUTPUT_TOKENS = 64
+REQUESTS = 60
+PREFILL_HOSTS = (HostId("p0"), HostId("p1"))
+DECODE_HOSTS = (HostId("d0"), HostId("d1"))
+WAYS = ("direct", "central", "baton")
+"""Sets of policies by name; `baton` chooses."""
+POOLS = {"25 Gb/s": WIRE_BYTES_PER_S, "100 Gb/s": 4 * WIRE_BYTES_PER_S}
+PROMPTS = (512, 7500, 32000)
+CLIENTS = (1, 8)
+
+
+def cluster_spec(pool_bytes_per_s: float) -> ClusterSpec:
+    """Accelerators that compute 15,000 prompt tokens a second."""
+    prefill = tuple(SimWorkers(role="prefill", host=host) for host in PREFILL_HOSTS)
+    decode = tuple(SimWorkers(role="decode", host=host) for host in DECODE_HOSTS)
+    pool = SimTier(
+        name="pool",
+        blocks=200_000,
+        latency_s=0.0005,
+        bytes_per_s=pool_bytes_per_s,
+        host_bytes_per_s=WIRE_BYTES_PER_S,
+        token_bytes=TOKEN_BYTES,
+        shared=True,
+    )
+    return ClusterSpec(
+        workers=(*prefill, *decode),
+        kv=SimKV(blocks=6000, block_tokens=BLOCK_TOKENS),
+        batch=BatchLimits(step_tokens_max=2048, requests_max=64, growth_tokens=64),
+        cost=SimCost(
+            step_overhead_s=0.008,
+            prefill_token_s=1 / 15_000,
+            decode_request_s=0.0002,
+            context_token_s=4.4e-8,
+            handoff_local_s=0.0005,
+            handoff_token_s=TOKEN_BYTES / WIRE_BYTES_PER_S,
+        ),
+        tiers=(pool,),
+        tick_s=1.0,
+    )
+
+
+@dataclass(slots=True)
+class Counting:
+    """Computes lengths, and counts prompt tokens that were computed."""
+
+    inner: LengthEngine
+    tokens: list[int]
+    foresight: LengthEngine = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.foresight = self.inner
+
+    def execute(self, step: Step) -> StepResult:
+        self.tokens[0] += sum(part.count for part in step.slices if part.count > 1)
+        return self.inner.execute(step)
+
+    def scribble(self, step: Step) -> None:
+        """There are no bytes."""
+
+    def kv_of(self, table: object, slot: int) -> bytes:
+        return b""
+
+    def write(self, table: object, slot: int, kv: bytes) -> None:
+        """There are no bytes."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Clients:
+    """So many clients, each of which asks again when it has its answer."""
+
+    prompt_tokens: int
+    left: int
+    made: int = 0
+    lives: list[Life] = field(default_factory=list[Life])
+    lengths: dict[RequestId, int] = field(default_factory=dict[RequestId, int])
+
+    def ask(self, cluster: SimCluster) -> None:
+        if self.made == self.left:
+            return
+        prompt = array("I", range(1 + self.made * self.prompt_tokens, 1 + (self.made + 1) * self.prompt_tokens))
+        request = Request(
+            id=RequestId(f"request-{self.made}"),
+            prompt_tokens=self.prompt_tokens,
+            block_hashes=block_hashes(prompt, block_tokens=BLOCK_TOKENS),
+            output_tokens_max=OUTPUT_TOKENS,
+            arrived_at_s=cluster.loop.now_s,
+            sampling=Sampling(),
+        )
+        self.made += 1
+        self.lengths[request.id] = OUTPUT_TOKENS
+        cluster.server.submit(request, prompt)
+
+    def closed(self, cluster: SimCluster, life: Life) -> None:
+        self.lives.append(life)
+        self.ask(cluster)
+
+
+Trouble = Callable[[SimCluster, Clients], None]
+
+
+def nothing(cluster: SimCluster, clients: Clients) -> None:
+    """All is well."""
+
+
+def prefill_hosts_die(cluster: SimCluster, clients: Clients) -> None:
+    """One after the other, every 3 s; each is back, empty, 2 s later."""
+
+    def kill(turn: int) -> None:
+        if len(clients.lives) < clients.left:
+            cluster.kill_host(PREFILL_HOSTS[turn % 2], notice_s=0.01, restart_s=2.0)
+            cluster.loop.after(3.0, partial(kill, turn + 1))
+
+    cluster.loop.after(3.0, partial(kill, 0))
+
+
+def wires_break(cluster: SimCluster, clients: Clients) -> None:
+    """For the second half of every 4 s no KV goes from host to host. The pool is reached all the time."""
+    pairs = [(one, other) for one in PREFILL_HOSTS for other in DECODE_HOSTS]
+
+    def turn(*, is_cut: bool) -> None:
+        for one, other in pairs:
+            (cluster.wires.mend if is_cut else cluster.wires.cut)(one, other)
+        if is_cut or len(clients.lives) < clients.left:
+            cluster.loop.after(2.0, partial(turn, is_cut=not is_cut))
+
+    cluster.loop.after(2.0, partial(turn, is_cut=False))
+
+
+def play(
+    policy: PolicyConfig, pool_bytes_per_s: float, prompt_tokens: int, clients: int, trouble: Trouble = nothing
+) -> dict[str, Any]:
+    """Let all requests be answered. Returns what their clients have felt, and what it took."""
+    spec = cluster_spec(pool_bytes_per_s)
+    asking, computed = Clients(prompt_tokens=prompt_tokens, left=REQUESTS), [0]
+    clusters: list[SimCluster] = []
+    cluster = build_cluster(
+        spec,
+        configured_policies(policy, spec),
+        lambda host: Counting(LengthEngine(asking.lengths), computed),
+        seed=1,
+        journal=Journal(keep_log=False),
+        closed=lambda life: asking.closed(clusters[0], life),
+    )
+    clusters.append(cluster)
+    for place in range(clients):
+        cluster.loop.after(0.01 + 0.001 * place, partial(asking.ask, cluster))
+    trouble(cluster, asking)
+    cluster.loop.run(until_s=1e6, events_max=sys.maxsize)
+    check_nothing_left(cluster)
+    finished = [life for life in asking.lives if life.closes[0][1].outcome == "finished"]
+    first_gaps_s = [life.token_times_s[1] - life.token_times_s[0] for life in finished]
+    ended_s = max(life.closes[0][0] for life in asking.lives)
+    return {
+        "finished": len(finished),
+        "ttft_s": statistics.mean(life.token_times_s[0] - life.request.arrived_at_s for life in finished),
+        "first_gap_s": {"p50": statistics.median(first_gaps_s), "p99": sorted(first_gaps_s)[-len(first_gaps_s) // 100]},
+        "e2e_s": statistics.mean(life.closes[0][0] - life.request.arrived_at_s for life in finished),
+        "requests_per_s": len(finished) / ended_s,
+        "computed_ratio": computed[0] / (prompt_tokens * REQUESTS),
+        "chosen": dict(cluster.server.carrier.central.chosen),
+    }
+
+
+def policies(way: str, *, streams: bool) -> PolicyConfig:
+    policy = named(way)
+    if streams:
+        return policy
+    return replace(policy, streaming=Plugin(use="baton.policy.streaming:WhenDone"))
+
+
+def simulated() -> Iterator[dict[str, Any]]:
+    """Play every situation in every way."""
+    for pool, pool_bytes_per_s in POOLS.items():
+        for prompt_tokens in PROMPTS:
+            for clients in CLIENTS:
+                for streams in (False, True):
+                    for way in WAYS:
+                        made = play(policies(way, streams=streams), pool_bytes_per_s, prompt_tokens, clients)
+                        where = {"pool": pool, "prompt_tokens": prompt_tokens, "clients": clients}
+                        yield {**where, "while_computing": streams, "way": way, **made}
+
+
+def troubled() -> Iterator[dict[str, Any]]:
+    """The same with what goes wrong."""
+    for trouble in (nothing, prefill_hosts_die, wires_break):
+        for way in WAYS:
+            made = play(policies(way, streams=True), POOLS["100 Gb/s"], 7500, 8, trouble)
+            yield {"trouble": trouble.__name__, "way": way, **made}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
+    record.write("patterns", {"requests": REQUESTS, "ways": list(simulated()), "troubles": list(troubled())})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
