@@ -69,13 +69,20 @@ def open_tiers(configs: Sequence[TierConfig], *, layout: KVLayout, fingerprint: 
         kind = config.url.partition(":")[0]
         name = kind if kind not in {tier.name for tier in opened} else f"{kind}-{number}"
         list_s = config.list_s if is_shared(config.url) else 0.0
-        opened.append(OpenTier(_rules(name, config, store, layout), store, list_s))
+        shared_as = _store_id(config.url, fingerprint) if is_shared(config.url) else ""
+        opened.append(OpenTier(_rules(name, shared_as, config, store, layout), store, list_s))
     return opened
 
 
-def _rules(name: str, config: TierConfig, store: Store, layout: KVLayout) -> TierRules:
+def _store_id(url: str, fingerprint: str) -> str:
+    """Name a store, and the blocks in it that hosts of this model and layout can read. Tells nobody the URL."""
+    return blake2b(f"{fingerprint} {url}".encode(), digest_size=16).hexdigest()
+
+
+def _rules(name: str, shared_as: str, config: TierConfig, store: Store, layout: KVLayout) -> TierRules:
     return TierRules(
         name=name,
+        shared_as=shared_as,
         blocks_max=store.capacity_blocks or _PLACES_DEFAULT,
         is_sized=store.capacity_blocks is not None,
         latency_s=config.latency_s,

@@ -25,8 +25,9 @@ class TierRules:
     """What each block adds: its bytes by the tier's bytes/s. Known as well."""
     load_s_max: float = 2.5
     """Longest read that is begun: one that lasts twice as long is answered for by whoever moves the bytes."""
-    shared: bool = False
-    """One store, and one book of it, for several hosts: what one has put there, another can take."""
+    shared_as: str = ""
+    """Names the store where it is one of several hosts, which then share its book: what one has put there, another can
+    take. Empty: it is this host's alone."""
     when: Writes = "cached"
     """Blocks are written when nobody uses them any more, or as soon as they are sealed. The eagerest of a host's tiers
     decides for all of them."""

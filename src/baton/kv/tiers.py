@@ -228,7 +228,7 @@ class Tiers:
 
     def shared_with(self, other: Tiers) -> Tier | None:
         """Find the fastest tier that another host has too: what is put there can be taken here."""
-        return next((tier for tier in self.tiers if tier.rules.shared and tier in other.tiers), None)
+        return next((tier for tier in self.tiers if tier.rules.shared_as and tier in other.tiers), None)
 
     def abandon(self) -> None:
         """The host is gone: what it wrote into a tier that others use too is not there."""

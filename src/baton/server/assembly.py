@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -22,7 +23,7 @@ from baton.host.build import Computing, HostParts, build_host, choose_computing,
 from baton.host.tier_opening import check_tiers, fingerprint_of, open_tiers
 from baton.kv.blocks import EvictionOrder
 from baton.kv.host_pool import HostPool
-from baton.kv.tier import TierRules
+from baton.kv.tier import Tier
 from baton.kv.window import PromptRules, Window
 from baton.link.log_file import LogWriter
 from baton.metrics.registry import Metrics
@@ -81,7 +82,7 @@ def assemble(config: Config, card: ModelCard) -> Parts:
     own_tiers: OwnTiers | None = None
     if own is not None:
         own_tiers = _open_tiers(config, card, computing, own, tiers)
-        below = own_tiers.rules if own_tiers is not None else ()
+        below = partial(pool_tiers, own_tiers.rules if own_tiers is not None else ())
         driver.add_host(
             make_pool(config, window_of(card), own.id, own.blocks_total, layout.block_tokens, below), layout
         )
@@ -110,9 +111,9 @@ def make_pool(
     host: HostId,
     blocks_total: int,
     block_tokens: int,
-    tiers: Sequence[TierRules] = (),
+    tiers: Callable[[Callable[[], EvictionOrder]], Sequence[Tier]],
 ) -> HostPool:
-    """Keep the books of one host's arena, and of the tiers below it."""
+    """Keep the books of one host's arena, and of the tiers below it, as `pool_tiers` makes them."""
     plugin = config.policy.eviction
 
     def eviction() -> EvictionOrder:
@@ -123,7 +124,7 @@ def make_pool(
         blocks_total=blocks_total,
         block_tokens=block_tokens,
         eviction=eviction,
-        tiers=pool_tiers(tiers, eviction),
+        tiers=tiers(eviction),
         prompts=PromptRules(hash_tokens=config.kv.block_tokens, window=window),
     )
 

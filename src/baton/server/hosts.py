@@ -29,6 +29,7 @@ from baton.server.assembly import Parts, make_pool, window_of
 from baton.server.clock import now_s
 from baton.server.copying import CopyEnd, Copying
 from baton.server.joined_host import JoinedHost
+from baton.server.tiers import pool_tiers
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _TOKENS_MAX = 256
@@ -112,7 +113,8 @@ class Hosts:
         self._joined[hello.host] = host
         layout = hello.form.layout
         window, tokens = window_of(self._parts.card), layout.block_tokens
-        pool = make_pool(self._parts.config, window, hello.host, hello.blocks_total, tokens, hello.mover.tiers)
+        below = partial(pool_tiers, hello.mover.tiers, others=self.driver.pools.values())
+        pool = make_pool(self._parts.config, window, hello.host, hello.blocks_total, tokens, below)
         self.driver.add_host(pool, layout)
         self._parts.gateway.limit_requests()
         self.copying.add_host(hello.host, host, layout)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from baton.control.keeping import Keeping
@@ -180,9 +180,18 @@ def _failure(command: StoreBlocks | LoadBlocks) -> BlocksKept | LoadEnded:
     return LoadEnded(command.request_id, command.number, flags)
 
 
-def pool_tiers(rules: Sequence[TierRules], eviction: Callable[[], EvictionOrder]) -> list[Tier]:
-    """Make what a pool keeps about these tiers."""
-    return [Tier(each, eviction) for each in rules]
+def pool_tiers(
+    rules: Sequence[TierRules], eviction: Callable[[], EvictionOrder], others: Iterable[HostPool] = ()
+) -> list[Tier]:
+    """Make what a pool keeps about these tiers. A store that another host has by the same name has one book."""
+    books = {
+        (tier.name, tier.rules.shared_as): tier
+        for pool in others
+        if pool.tiers is not None
+        for tier in pool.tiers.tiers
+        if tier.rules.shared_as
+    }
+    return [books.get((each.name, each.shared_as)) or Tier(each, eviction) for each in rules]
 
 
 def blocks_below(pool: HostPool) -> list[tuple[str, HostView]]:

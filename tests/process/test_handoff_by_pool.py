@@ -1,0 +1,73 @@
+"""Handoffs by a pool on real hosts: a store in the middle, movers that put and take, and what happens without either."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from baton.store.node import StoreNode
+from tests.hosting import RunningHost, cluster
+from tests.process.test_host_tiers import BLOCK_TOKENS, BODY, WHOLE_TOKENS, wait_for_hosts
+from tests.serving import RunningServer
+
+HANDED = {**BODY, "max_tokens": 30}
+
+
+@contextmanager
+def by_pool(tmp_path: Path) -> Iterator[tuple[RunningServer, StoreNode, dict[str, RunningHost]]]:
+    """Two hosts, one that prefills and one that decodes, and a pool by which every handoff goes."""
+    node = StoreNode(host="127.0.0.1", port=0, capacity_bytes=64_000_000)
+    config = tmp_path / "baton.toml"
+    config.write_text(
+        f"[[tiers]]\nurl = 'pool://{node.address}'\n[policy.handoff]\nuse = 'baton.policy.handoff:AlwaysCentral'\n"
+    )
+    try:
+        hosts = {"a": ("--prefill", "1"), "b": ("--decode", "1")}
+        with cluster("hash", hosts, "--config", str(config)) as (server, running):
+            yield server, node, running
+    finally:
+        node.close()
+
+
+def test_decode_takes_from_the_pool_what_prefill_has_put_there(tmp_path: Path, hash_server: RunningServer) -> None:
+    """INV-8 over a real store: no byte goes from mover to mover, and the text is that of one worker."""
+    with hash_server.client() as client:
+        expected = client.post("/v1/completions", json=HANDED).json()["choices"][0]["text"]
+    with by_pool(tmp_path) as (server, _, _), server.client() as client:
+        answer = client.post("/v1/completions", json=HANDED).raise_for_status().json()
+        assert answer["choices"][0]["text"] == expected
+        timings = answer["timings"]
+        assert (timings["prefill_worker"], timings["decode_worker"]) == ("a.prefill-0", "b.decode-0")
+        assert timings["handoff_s"] > 0
+        (tier,) = wait_for_hosts(server, "a", "b")["b"]["tiers"]
+        assert tier["loaded_blocks"] >= WHOLE_TOKENS // BLOCK_TOKENS
+        assert server.metric("baton_handoff_bytes_total") == 0
+
+
+def test_a_request_outlives_the_host_that_has_put_it(tmp_path: Path, hash_server: RunningServer) -> None:
+    """Prefill's host is killed while decode, which has taken all from the pool, goes on."""
+    body = {**HANDED, "max_tokens": 2000}
+    with hash_server.client() as client:
+        expected = client.post("/v1/completions", json=body).json()["choices"][0]["text"]
+    with by_pool(tmp_path) as (server, _, hosts), server.client() as client:
+        text, attempts = "", 0
+        with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
+            for number, line in enumerate(line for line in response.iter_lines() if line.startswith("data: {")):
+                if number == 5:
+                    hosts["a"].process.kill()
+                chunk = json.loads(line[6:])
+                text += chunk["choices"][0]["text"] if chunk["choices"] else ""
+                attempts = (chunk.get("timings") or {}).get("attempts", attempts)
+        assert (text, attempts) == (expected, 1)
+
+
+def test_where_the_pool_is_gone_the_kv_goes_directly(tmp_path: Path, hash_server: RunningServer) -> None:
+    with hash_server.client() as client:
+        expected = client.post("/v1/completions", json=HANDED).json()["choices"][0]["text"]
+    with by_pool(tmp_path) as (server, node, _), server.client() as client:
+        node.close()
+        answer = client.post("/v1/completions", json=HANDED).raise_for_status().json()
+        assert answer["choices"][0]["text"] == expected
+        assert server.metric("baton_handoff_bytes_total") > 0
