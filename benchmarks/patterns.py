@@ -1,24 +1,31 @@
 """Two ways of a request's KV from prefill to decode: directly, by a pool that both use, and as the policy chooses.
 
     python benchmarks/patterns.py            # simulated, two minutes
-    python benchmarks/patterns.py --live     # real hosts on this machine, some five minutes: its result is another file
+    python benchmarks/patterns.py --live     # real hosts on this machine, some four minutes; another result file
 
 Simulated: Llama-3.1-8B's KV (131,072 bytes a token), two hosts that prefill and two that decode, 25 Gb/s between any
 two; the pool has 25 or 100 Gb/s in all, and every host 25 to it. Each client asks again when it has its answer; prompts
 share nothing. Then the same with hosts that die while they prefill, and with wires that break.
+
+Live: SmolLM2-135M on two hosts of one thread each and a `baton pool`, all on this machine; one request at a time.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import subprocess
 import sys
+import tempfile
 from array import array
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import httpx
 import record
 from msgspec.structs import replace
 
@@ -33,6 +40,9 @@ from baton.sim.engines import LengthEngine
 from baton.sim.journal import Journal, Life
 from baton.sim.policies import configured_policies
 from baton.sim.spec import ClusterSpec, SimCost, SimKV, SimTier, SimWorkers
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tests.hosting import cluster as real_hosts
 
 TOKEN_BYTES = 131_072
 WIRE_BYTES_PER_S = 25e9 / 8
@@ -227,9 +237,58 @@ def troubled() -> Iterator[dict[str, Any]]:
             yield {"trouble": trouble.__name__, "way": way, **made}
 
 
+WORDS = "Tell me everything that you know about the sea, the wind and the sails of ships. "
+"""18 tokens."""
+LIVE_PROMPTS = {"short": 12, "long": 50}
+"""How often the words are said."""
+LIVE_ROUNDS = 5
+
+
+@contextmanager
+def pool_node() -> Iterator[str]:
+    """Run `baton pool`. Yields its URL."""
+    command = [sys.executable, "-m", "baton.cli.main", "pool", "--bytes", "1e9", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as node:
+        assert node.stdout is not None
+        try:
+            yield node.stdout.readline().split()[-1]
+        finally:
+            node.terminate()
+
+
+def ask_live(client: httpx.Client, name: str, repeats: int) -> dict[str, Any]:
+    """Ask with a prompt that begins like no other."""
+    body = {"prompt": f"{name}. {WORDS * repeats}", "max_tokens": 16, "ignore_eos": True, "temperature": 0}
+    answer = client.post("/v1/completions", json=body).raise_for_status().json()
+    return {**answer["timings"], "prompt_tokens": answer["usage"]["prompt_tokens"]}
+
+
+def lived(way: str) -> Iterator[dict[str, Any]]:
+    """Ask a server of this policy, one request at a time."""
+    hosts = {"a": ("--prefill", "1", "--threads", "1"), "b": ("--decode", "1", "--threads", "1")}
+    with tempfile.TemporaryDirectory() as folder, pool_node() as url:
+        path = Path(folder) / "baton.toml"
+        path.write_text(f"policy.name = '{way}'\n[[tiers]]\nurl = '{url}'\n")
+        given = ("--config", str(path))
+        with real_hosts("smollm2-135m", hosts, *given) as (server, _), server.client(timeout_s=600) as client:
+            ask_live(client, "first", 2)  # the first request of a server is no measure
+            for name, repeats in LIVE_PROMPTS.items():
+                made = [ask_live(client, f"{turn} {name}", repeats) for turn in range(LIVE_ROUNDS)]
+                yield {
+                    "way": way,
+                    "prompt": name,
+                    "prompt_tokens": made[0]["prompt_tokens"],
+                    **{key: statistics.median(one[key] for one in made) for key in ("ttft_s", "handoff_s", "tpot_s")},
+                    "handoff_s_all": [one["handoff_s"] for one in made],
+                }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.parse_args()
+    parser.add_argument("--live", action="store_true", help="real hosts instead of the simulator")
+    if parser.parse_args().live:
+        record.write("patterns-live", {"rounds": LIVE_ROUNDS, "rows": [row for way in WAYS for row in lived(way)]})
+        return 0
     record.write("patterns", {"requests": REQUESTS, "ways": list(simulated()), "troubles": list(troubled())})
     return 0
 

@@ -1,4 +1,4 @@
-"""Handoffs by a pool on real hosts: a store in the middle, movers that put and take, and what happens without either."""
+"""Handoffs by a pool on real hosts: a store in the middle, movers that put and take, and no store at all."""
 
 from __future__ import annotations
 

@@ -80,9 +80,9 @@ def test_hosts_that_ask_at_the_same_time_are_told_one_port() -> None:
 
 
 def test_hosts_are_not_told_what_is_the_servers_alone() -> None:
-    """URLs of stores hold passwords, and hosts do not open them."""
-    tier = TierConfig(url="redis://:a-password@10.0.0.1:6379/0")
-    assert b"a-password" not in msgspec.json.encode(shared_config(_parts((tier,))))
+    """What lies on the server's own machine is its own; a store of all, hosts have to open."""
+    own, shared = TierConfig(url="file:///var/cache/of-the-server"), TierConfig(url="pool://10.0.0.1:8700")
+    assert shared_config(_parts((own, shared))).tiers == (shared,)
 
 
 async def _answer_to(hosts: Hosts, parts: Parts, *, blocks_total: int = 64) -> Refused | Welcome:
