@@ -76,6 +76,17 @@ def test_neither_host_talks_to_the_other() -> None:
     assert decode_steps(cluster) == 7
 
 
+def test_what_the_target_holds_is_not_put() -> None:
+    """Turn two of a chat: decode's host has all of turn one, and the pool is given only what is behind it."""
+    turns = (replace(LONG, id=RequestId("q")), request("r", tokens=30, at_s=0.5, follows="q"))
+    cluster = play(by_pool(*turns))
+    assert finished(cluster)
+    puts = [event for event in events(cluster, A) if isinstance(event, PutWanted) and event.request_id == R]
+    prompt_blocks = (42 + 8 + 30) // 4
+    held_blocks = (42 + 8 - 1) // 4
+    assert [len(put.hashes) for put in puts if put.number is not None] == [prompt_blocks - held_blocks]
+
+
 def test_the_direct_way_leaves_the_pool_alone() -> None:
     cluster = play(by_pool(policy="direct"))
     assert cluster.wires.tokens == 42

@@ -18,7 +18,7 @@ from baton.core.copies import CopyBlocks
 from baton.core.keeping import LoadBlocks, PutEnded, PutWanted, StoreBlocks
 from baton.core.messages import PoolEvent, ReleaseBlocks, SendAhead, StartDecode
 from baton.core.ports import CostModel
-from baton.core.types import BlockHash, HostId, Request, RequestId, TokenBytes, WorkerId, unpack_tokens
+from baton.core.types import BlockHash, HostId, Request, RequestId, TokenBytes, WorkerId
 from baton.kv.hashing import names_of
 from baton.kv.host_pool import HostPool
 from baton.kv.tier import Tier
@@ -99,7 +99,7 @@ class Central:
         if pair is None:
             return False
         tokens = crossings.tokens_at(source, start)
-        known_tokens = len(unpack_tokens(tokens_so_far))  # the last of them is computed where it goes on
+        known_tokens = len(memoryview(tokens_so_far).cast("I"))  # the last of them is computed where it goes on
         names = names_at(self._pools[source], self._pools[target], request, min(tokens, known_tokens - 1))
         if self._choose(request, pair, names, tokens) == "direct":
             return False
@@ -113,7 +113,8 @@ class Central:
             names=names,
         )
         self._puts[request.id] = put
-        self.desk.tell_pool(source, PutWanted(request.id, put.number, pair.tier.name, names))
+        missing = names[self._held_blocks(target, names) :]
+        self.desk.tell_pool(source, PutWanted(request.id, put.number, pair.tier.name, missing))
         return True
 
     def send_ahead(self, command: SendAhead, target: HostId) -> bool:
@@ -173,9 +174,8 @@ class Central:
         if self.desk.hosts.get(start.worker) != target:
             return  # its worker died meanwhile: the coordinator has been told
         pool = self._pools[target]
-        assert pool.tiers is not None, f"{target} had a tier when blocks were put for it, and has none now"
-        reached = pool.tiers.reach(put.names)
-        there = reached[-1].blocks if reached else pool.tiers.held_blocks(put.names)
+        reached = pool.tiers.reach(put.names) if pool.tiers is not None else []
+        there = reached[-1].blocks if reached else self._held_blocks(target, put.names)
         if there == len(put.names):
             self._let_go(start.request.id, source)
             tokens = there * pool.block_tokens
@@ -206,11 +206,10 @@ class Central:
     def _view(self, request: Request, pair: _Pair, names: Sequence[BlockHash], tokens: int) -> HandoffView:
         """Predict what each way takes now."""
         source, target, tier = pair.source, pair.target, pair.tier
-        now_s, cost, pool = self.desk.now_s(), self.desk.cost, self._pools[target]
-        block_tokens = pool.block_tokens
-        assert pool.tiers is not None, f"{target} shares a tier, and has none"
-        held_tokens, full_tokens = pool.tiers.held_blocks(names) * block_tokens, len(names) * block_tokens
-        pooled = [tier.has(name) for name in names]
+        now_s, cost, block_tokens = self.desk.now_s(), self.desk.cost, self._pools[target].block_tokens
+        held = self._held_blocks(target, names)
+        held_tokens, full_tokens = held * block_tokens, len(names) * block_tokens
+        pooled = [tier.has(name) for name in names[held:]]
         missing_tokens = pooled.count(False) * block_tokens
         road, tier_s = tier_road(tier.name), _tier_s(tier, block_tokens)
         return HandoffView(
@@ -230,6 +229,11 @@ class Central:
             return None
         tier = giver.tiers.shared_with(taker.tiers)
         return _Pair(source, target, tier) if tier is not None else None
+
+    def _held_blocks(self, target: HostId, names: Sequence[BlockHash]) -> int:
+        """Count the leading ones of these blocks that need not go anywhere: the target's arena has them."""
+        tiers = self._pools[target].tiers
+        return tiers.held_blocks(names) if tiers is not None else 0
 
     @property
     def _pools(self) -> Mapping[HostId, HostPool]:
