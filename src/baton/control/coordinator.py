@@ -212,6 +212,7 @@ class Coordinator:
         )
         until: Until = route.until or ("first_token" if view.role == "prefill" else "end")
         until = "prompt" if until == "first_token" and self.policies.teller(request) == "decode" else until
+        until = self.policies.until(request, route.until or ("first_token" if view.role == "prefill" else "end"))
         ahead = self._send_ahead(flight, view.host, cluster) if until != "end" else []
         groups = self.policies.layer_groups(request, view) if ahead and until == "first_token" else 1
         return [StartPrefill(request, flight.attempt, route.worker, until, fetch, reads, groups), *ahead]

@@ -34,6 +34,7 @@ from baton.kv.window import Window
 
 ARENA_PARTS = 8
 """At most one in so many blocks of the arena is kept for a write to each tier, however large the writes may be."""
+_Queues = dict[str, OrderedDict[BlockHash, BlockId]]
 
 
 class BackedFirst:
@@ -111,14 +112,10 @@ class Tiers:
     block_tokens: int = 1
     window: Window | None = None
     """How far back the model sees. None: to the first token."""
-    _waiting: dict[str, OrderedDict[BlockHash, BlockId]] = field(
-        default_factory=dict[str, OrderedDict[BlockHash, BlockId]]
-    )
+    _waiting: _Queues = field(default_factory=dict[str, OrderedDict[BlockHash, BlockId]])
     """By tier: blocks that are to be written to it, in the order in which they became cached: of a request, deepest
     first. So its head is let go last, here and in the tier, and given up last."""
-    _urgent: dict[str, OrderedDict[BlockHash, BlockId]] = field(
-        default_factory=dict[str, OrderedDict[BlockHash, BlockId]]
-    )
+    _urgent: _Queues = field(default_factory=dict[str, OrderedDict[BlockHash, BlockId]])
     """By tier: what requests are to go on from elsewhere, which is written first. Blocks of the arena: at most all."""
     _puts: dict[int, _Put] = field(default_factory=dict[int, _Put])
     _writes: dict[int, _Write] = field(default_factory=dict[int, _Write])
