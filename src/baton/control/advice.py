@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from baton.core.messages import CloseRequest
 from baton.core.ports import CostModel
-from baton.core.types import ClusterView, HostId, Request, WorkerId, WorkerView
+from baton.core.types import ClusterView, HostId, Request, Until, WorkerId, WorkerView
 from baton.policy.admission import AdmissionPolicy
 from baton.policy.fairness import FairnessPolicy
 from baton.policy.handoff import AlwaysDirect, ByPrefill, FirstTokenPolicy, HandoffPolicy, HandoffView, Teller, Way
@@ -110,6 +110,10 @@ class Policies:
         with suppress(Exception):  # as in `learn`
             way = self.handoff.way(handoff)
         return way if way == "central" else "direct"
+
+    def until(self, request: Request, until: Until) -> Until:
+        """Say how far a worker computes a prompt that is handed off at its first token, or was to go so far."""
+        return "prompt" if until == "first_token" and self.teller(request) == "decode" else until
 
     def teller(self, request: Request) -> Teller:
         """Ask who draws the first token; prefill where the policy fails, or where more comes with that token."""

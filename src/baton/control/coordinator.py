@@ -48,7 +48,6 @@ from baton.core.types import (
     Request,
     RequestId,
     TierHit,
-    Until,
     WorkerId,
     WorkerView,
 )
@@ -210,8 +209,6 @@ class Coordinator:
         self._fleet.load(
             route.worker, request.id, queued_tokens=flight.queued_tokens, context_tokens=request.prompt_tokens
         )
-        until: Until = route.until or ("first_token" if view.role == "prefill" else "end")
-        until = "prompt" if until == "first_token" and self.policies.teller(request) == "decode" else until
         until = self.policies.until(request, route.until or ("first_token" if view.role == "prefill" else "end"))
         ahead = self._send_ahead(flight, view.host, cluster) if until != "end" else []
         groups = self.policies.layer_groups(request, view) if ahead and until == "first_token" else 1
