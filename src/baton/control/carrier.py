@@ -321,8 +321,7 @@ class Carrier:
         tokens_so_far = self._outside.assign(command)
         request_id, target = command.request.id, self.hosts[command.worker]
         homes, crossings = self._homes.setdefault(request_id, set()), self._crossings
-        if isinstance(command, StartPrefill):
-            self.central.forget(request_id)
+        self.central.forget(request_id)  # of an attempt that was given up
         if crossings.redirect(command, target, tokens_so_far):
             return
         if isinstance(command, StartDecode):
