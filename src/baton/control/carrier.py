@@ -107,12 +107,11 @@ class Carrier:
         self._now_s = 0.0
         desk = Desk(tell=self._tell, tell_pool=self._tell_pool, begin=self._begin, copy=self._copy)
         self._crossings = Crossings(desk, self.pools, self._homes)
-        policies = coordinator.policies
         self.central = Central(
             PoolDesk(
                 crossings=self._crossings,
-                cost=policies.cost,
-                way=policies.way,
+                cost=coordinator.policies.cost,
+                way=coordinator.policies.way,
                 tell_pool=self._tell_pool,
                 begin=self._begin_with_tiers,
                 hosts=self.hosts,
@@ -121,7 +120,7 @@ class Carrier:
         )
         """Handoffs by a pool that hosts share, and what every way is measured to take."""
         self.keeping = Keeping(
-            cost=policies.cost,
+            cost=coordinator.policies.cost,
             crossings=self._crossings,
             tell_pool=self._tell_pool,
             outside=outside,
