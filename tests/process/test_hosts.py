@@ -381,3 +381,20 @@ def test_what_decodes_on_mixed_workers_moves_between_hosts_and_says_the_same(
         assert server.metric("baton_live_moves_total") == answer["timings"]["moves"]
         assert server.metric("baton_failovers_total") == 0
         wait_until(server, nothing_used, what="no block is used")
+
+
+def test_with_every_host_gone_requests_are_refused_until_one_comes() -> None:
+    with listening("hash", "--hosts", "1") as server, server.client() as client:
+        with joining(server.url, "a", "--mixed", "1", "--kv-blocks", "96") as host:
+            server.wait_ready()
+            text = text_of(ask(client, PROMPT))
+            host.process.kill()
+        wait_until(server, lambda state: not state["hosts"], what="the only host is gone")
+        for answer in (client.get("/ready"), client.post("/v1/completions", json=PROMPT)):
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
+            assert "deserted" in answer.json()["error"]["message"]
+            assert float(answer.headers["retry-after"]) > 0
+        assert "all hosts are gone; 0 requests wait for one" in server.output()
+        with joining(server.url, "b", "--mixed", "1", "--kv-blocks", "96"):
+            wait_until(server, lambda _: client.get("/ready").status_code == 200, what="a host is there again")
+            assert text_of(ask(client, PROMPT)) == text

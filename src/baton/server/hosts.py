@@ -61,6 +61,11 @@ class Hosts:
         self.driver.outside.on_copy = self.copying.begin
 
     @property
+    def joined(self) -> int:
+        """Hosts that are there, whether their workers are ready or not."""
+        return len(self._joined)
+
+    @property
     def ready(self) -> int:
         """Hosts of which every worker is ready."""
         return sum(host.is_ready for host in self._joined.values())
@@ -139,7 +144,7 @@ class Hosts:
             return Refused(f"there is a host {hello.host} already; give another --name", again=True)
         if self.copying.concerns(hello.host):
             return Refused(f"KV of the earlier host {hello.host} is still being let go", again=True)
-        if gateway.state not in ("loading", "ready"):
+        if gateway.state not in ("loading", "ready", "deserted"):
             return Refused(f"the server is {gateway.state}", again=True)
         assert self._form is not None, "nobody has a token before the terms were asked for"
         for source, target in ((hello.form, self._form), (self._form, hello.form)):
@@ -151,7 +156,7 @@ class Hosts:
             why = f"its blocks are of {theirs} tokens, and the server's of {ours}, which do not divide them"
             return Refused(f"{why}; give it --block-tokens {ours} or a multiple", again=False)
         room_tokens = request_tokens_max(window_of(self._parts.card), hello.blocks_total * theirs, theirs)
-        if gateway.state == "ready" and room_tokens is not None and room_tokens < gateway.request_tokens_max:
+        if gateway.state != "loading" and room_tokens is not None and room_tokens < gateway.request_tokens_max:
             most_blocks = -(-gateway.request_tokens_max // theirs)
             why = f"its arena holds {room_tokens} tokens, but requests of up to {gateway.request_tokens_max} are taken"
             return Refused(f"{why}; give it --kv-blocks {most_blocks} or more", again=False)
@@ -176,6 +181,7 @@ class Hosts:
         self.copying.lose_host(host.id, reason)
         self._movers.pop(host.id, None)
         self._parts.tiers.lose_host(host.id)
+        self._changed()
 
     def resize(self, command: StartWorker | RetireWorker) -> bool:
         """Let the host of that worker, or the one with the fewest, do what scaling wants. False: there is none."""

@@ -154,7 +154,10 @@ class Gateway(Protocol):
 
     @property
     def state(self) -> str:
-        """`loading`, `ready`, `stopping`, or `failed: <why>`. `/health` is 200 only when ready."""
+        """`loading`, `ready`, `deserted` (every host that had joined is gone), `stopping`, or `failed: <why>`.
+
+        `/health` is 200 only when ready.
+        """
         ...
 
     def submit(self, request: Request, prompt: Sequence[int]) -> Generation:

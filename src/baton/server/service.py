@@ -47,7 +47,7 @@ class Service:
         self._failure = ""
         self._tasks: list[asyncio.Task[None]] = []
         self._url = ""
-        self._hosts = Hosts(parts, tell=tell, changed=self._on_ready)
+        self._hosts = Hosts(parts, tell=tell, changed=self._on_hosts)
         parts.gateway.terms = self._hosts.terms
         self._own: Supervisor | None = None
         self._is_own_ready = parts.own is None
@@ -164,6 +164,18 @@ class Service:
 
     def _on_own_ready(self) -> None:
         self._is_own_ready = True
+        self._on_ready()
+
+    def _on_hosts(self) -> None:
+        """Hosts have come or gone: what nobody can compute is refused, until somebody can."""
+        gateway = self._parts.gateway
+        if gateway.state == "ready" and self._own is None and not self._hosts.joined:
+            gateway.state = "deserted"
+            waiting = len(self._parts.driver.live)
+            self._tell(f"all hosts are gone; {waiting} requests wait for one: baton host --join {self._url}")
+        elif gateway.state == "deserted" and self._hosts.ready:
+            gateway.state = "ready"
+            self._tell("there is a host again")
         self._on_ready()
 
     def _on_ready(self) -> None:

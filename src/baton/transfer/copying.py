@@ -14,6 +14,7 @@ from baton.transfer.pulling import CLOSED, Piece, PiecewisePull
 Move = Callable[[Piece], None]
 """Brings a piece over and returns when nothing writes any more. May raise TransferError."""
 
+BUG = "a bug of ours, please report it: the log has its traceback"
 _PIECE_BYTES_MIN = 1 << 20
 _PIECE_BYTES_MAX = 16 << 20
 """A cancel waits for such a piece, and a thread that a busy machine wakes late leaves more of them to the others."""
@@ -28,6 +29,7 @@ class Copier:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
+        self._running = 0
         self._pulls: set[PiecewisePull] = set()
         self._closed = False
 
@@ -63,39 +65,64 @@ class Copier:
     def _add(self, pull: PiecewisePull, work: Callable[[], None]) -> None:
         with self._lock:
             if not self._closed:
-                if len(self._threads) < self._threads_max:
-                    self._threads.append(threading.Thread(target=self._run, name="baton-copy", daemon=True))
-                    self._threads[-1].start()
+                if self._running < self._threads_max:
+                    self._start_thread()
                 self._work.put(work)
                 return
         pull.fail(CLOSED)
 
     def _begin(self, pull: PiecewisePull, begin: Callable[[], Move]) -> None:
+        move: Move | None = None
+        why = BUG
         try:
             move = begin()
         except (TransferError, OSError, ValueError) as error:
-            pull.fail(f"the source's memory cannot be used: {error}")
+            why = f"the source's memory cannot be used: {error}"
+        finally:
+            if move is None:
+                pull.fail(why)
+        if move is None:
             return
         share_bytes = max(pull.target.size_bytes // self._threads_max + 1, _PIECE_BYTES_MIN)
         for piece in pull.pieces(share_bytes // -(-share_bytes // _PIECE_BYTES_MAX) + 1):
             self._add(pull, lambda piece=piece: _move_piece(piece, move))
 
+    def _start_thread(self) -> None:
+        """Start one more. Call with the lock held."""
+        self._running += 1
+        self._threads.append(threading.Thread(target=self._run, name="baton-copy", daemon=True))
+        self._threads[-1].start()
+
     def _run(self) -> None:
-        while (work := self._work.get()) is not None:
-            work()
+        is_over = False
+        try:
+            while (work := self._work.get()) is not None:
+                work()
+            is_over = True
+        finally:
+            if not is_over:  # a bug: it is told by its traceback, its pull has failed, and the other pulls go on
+                with self._lock:
+                    self._running -= 1
+                    if not self._closed:
+                        self._start_thread()
 
 
 def _move_piece(piece: Piece, move: Move) -> None:
     pull = piece.pull
     if not pull.begin():
         return
+    is_moved, why = False, BUG
     try:
         move(piece)
+        is_moved = True
     except (TransferError, OSError, ValueError) as error:
-        pull.fail(f"{piece.size_bytes} bytes at {piece.start} could not be moved: {error}")
-        pull.left()
-        return
-    pull.landed(piece)
+        why = f"{piece.size_bytes} bytes at {piece.start} could not be moved: {error}"
+    finally:
+        if not is_moved:
+            pull.fail(why)
+            pull.left()
+    if is_moved:
+        pull.landed(piece)
 
 
 def no_interrupt(pull: PiecewisePull) -> None:
