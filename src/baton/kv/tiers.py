@@ -116,7 +116,8 @@ class Tiers:
     """By tier: blocks that are to be written to it, in the order in which they became cached: of a request, deepest
     first. So its head is let go last, here and in the tier, and given up last."""
     _urgent: _Queues = field(default_factory=dict[str, OrderedDict[BlockHash, BlockId]])
-    """By tier: what requests are to go on from elsewhere, which is written first. Blocks of the arena: at most all."""
+    """By tier: what requests are to go on from elsewhere, which is written first. At most as many as the arena has blocks:
+    it may have given some of these up by now, so past that the one that waits longest is not written."""
     _puts: dict[int, _Put] = field(default_factory=dict[int, _Put])
     _writes: dict[int, _Write] = field(default_factory=dict[int, _Write])
     _loads: dict[int, list[_Part]] = field(default_factory=dict[int, list[_Part]])
@@ -254,18 +255,32 @@ class Tiers:
                 left.add(name)
         if event.number is not None:
             self._puts[event.number] = _Put(event.request_id, tier, left)
+        self._settle_puts(tier, self._over_bound(tier))
+
+    def _over_bound(self, tier: Tier) -> list[BlockHash]:
+        """Take out of the urgent ones what is too many."""
+        urgent = self._urgent[tier.name]
+        dropped = [urgent.popitem(last=False)[0] for _ in range(len(urgent) - self.arena.total)]
+        tier.skipped += len(dropped)
+        return dropped
 
     def _settle_puts(self, tier: Tier, names: Iterable[BlockHash], *, failed: bool = False) -> None:
-        """Wait for these blocks no longer. Failed: nor for what else those want who have waited for them."""
-        settled = set(names)
-        for put in self._puts.values():
-            if put.tier is not tier or put.left.isdisjoint(settled):
+        """Wait for these blocks no longer. Failed: nor for what else those want who have waited for them.
+
+        That is not written any more, so others do not wait for it either: whatever a put waits for is queued or written.
+        """
+        settled, urgent = set(names), self._urgent[tier.name]
+        puts = [put for put in self._puts.values() if put.tier is tier]
+        given_up: set[BlockHash] = set()
+        for put in puts:
+            if put.left.isdisjoint(settled):
                 continue
             put.left -= settled
             if failed:
-                for name in put.left:
-                    self._urgent[tier.name].pop(name, None)
+                given_up |= {name for name in put.left if urgent.pop(name, None) is not None}
                 put.left.clear()
+        for put in puts:
+            put.left -= given_up
 
     def _ended_puts(self) -> list[KeepingCommand]:
         ended = [number for number, put in self._puts.items() if not put.left]
