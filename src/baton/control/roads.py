@@ -12,6 +12,9 @@ Road = tuple[str, str]
 """From where to where: names of hosts, or of a tier, which begins with `tier:`."""
 _NEWEST_RATIO = 0.25
 """Weight of the newest measurement."""
+FORGET_S = 30.0
+"""What was measured counts for 1/e of itself after so long. So a way that was slow once is tried again, though nothing
+that goes there could show that it is well by now."""
 
 
 def tier_road(tier: str) -> str:
@@ -24,10 +27,16 @@ class _Known:
     ratio: float = 1.0
     """Measured time to predicted time."""
     measured: int = 0
+    measured_s: float = 0.0
+    """When it was measured last."""
     failed_s: float | None = None
     """When something last failed, with no success since."""
     tokens: int = 0
     """Under way."""
+
+    def ratio_at(self, now_s: float) -> float:
+        """How far the prediction is off, as far as that is remembered."""
+        return 1.0 + (self.ratio - 1.0) * math.exp(-(now_s - self.measured_s) / FORGET_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +73,10 @@ class Roads:
         known.failed_s = None
         if begun.predicted_s > 0.0:
             ratio = (now_s - begun.began_s) / begun.predicted_s
-            known.ratio += (ratio - known.ratio) * (_NEWEST_RATIO if known.measured else 1.0)
+            before = known.ratio_at(now_s)
+            known.ratio = before + (ratio - before) * (_NEWEST_RATIO if known.measured else 1.0)
             known.measured += 1
+            known.measured_s = now_s
 
     def view(self, road: Road, tokens: int, alone_s: Callable[[int], float], now_s: float) -> RoadView:
         """Predict how long so many tokens take from now on.
@@ -74,7 +85,7 @@ class Roads:
         """
         known = self._known.get(road) or _Known()
         return RoadView(
-            expected_s=alone_s(known.tokens + tokens) * known.ratio if tokens else 0.0,
+            expected_s=alone_s(known.tokens + tokens) * known.ratio_at(now_s) if tokens else 0.0,
             is_measured=known.measured > 0,
             failed_ago_s=math.inf if known.failed_s is None else now_s - known.failed_s,
         )

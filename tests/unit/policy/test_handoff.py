@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from baton.control.roads import Roads, tier_road
+from baton.control.roads import FORGET_S, Roads, tier_road
 from baton.core.types import Request, RequestId
 from baton.policy.handoff import AlwaysCentral, AlwaysDirect, CheapestWay, HandoffView, RoadView
 
@@ -60,8 +60,20 @@ def test_a_road_that_is_slower_than_configured_is_predicted_slower() -> None:
     assert roads.view(wire, 100, alone_s, 0.0) == RoadView(expected_s=0.1, is_measured=False)
     roads.begin("one", wire, 100, alone_s, 0.0)
     roads.end("one", landed=True, now_s=0.3)
-    assert roads.view(wire, 100, alone_s, 1.0).expected_s == pytest.approx(0.3)
-    assert roads.view(("b", "a"), 100, alone_s, 1.0).expected_s == 0.1, "the way back is another one"
+    assert roads.view(wire, 100, alone_s, 0.3).expected_s == pytest.approx(0.3)
+    assert roads.view(("b", "a"), 100, alone_s, 0.3).expected_s == 0.1, "the way back is another one"
+
+
+def test_what_was_slow_once_is_tried_again() -> None:
+    """Nothing goes by a slow way, so nothing shows that it is well again: its slowness is forgotten by and by."""
+    roads, wire = Roads(), ("a", "b")
+    roads.begin("one", wire, 100, alone_s, 0.0)
+    roads.end("one", landed=True, now_s=10.0)
+    later_s = [roads.view(wire, 100, alone_s, 10.0 + ago_s).expected_s for ago_s in (0.0, FORGET_S, 10 * FORGET_S)]
+    assert later_s == pytest.approx([10.0, 0.1 + 9.9 / math.e, 0.1], rel=0.01)
+    roads.begin("two", wire, 100, alone_s, 400.0)
+    roads.end("two", landed=True, now_s=400.1)
+    assert roads.view(wire, 100, alone_s, 400.1).expected_s == pytest.approx(0.1, rel=0.01), "nor counts it later"
 
 
 def test_what_is_under_way_is_waited_for_and_not_measured_twice() -> None:
