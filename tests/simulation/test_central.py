@@ -9,6 +9,7 @@ from baton.control.decision_log import PoolDecision
 from baton.core.copies import LandingEnded
 from baton.core.keeping import PutEnded, PutWanted
 from baton.core.types import HostId, RequestId, WorkerId
+from baton.kv.window import Window
 from baton.sim.cluster import SimCluster
 from baton.sim.faults import Cancel, Death, Fault, HostKill, Kill, StoreFault, WireCut
 from baton.sim.play import play
@@ -199,6 +200,16 @@ def test_what_was_put_of_a_prompt_outlives_its_host() -> None:
     assert landed[0] >= 128
 
 
+def test_of_a_model_that_sees_a_window_nothing_goes_by_the_pool() -> None:
+    """A pool is read from the first block on, and the source has let go of that: nobody could take what it puts."""
+    made = by_pool(request("r", tokens=30))
+    cluster = play(replace(made, cluster=replace(made.cluster, window=Window(tokens=8, step_tokens=4))))
+    assert finished(cluster)
+    assert not [event for event in events(cluster, A) if isinstance(event, PutWanted)]
+    assert (cluster.wires.copies, cluster.wires.tokens) == (1, 10)
+    assert decode_steps(cluster) == 7, "nothing is computed again"
+
+
 def test_a_direct_way_that_fails_is_left_for_the_pool() -> None:
     """The first request finds the wire cut, and is computed again; the second one goes by the pool at once."""
     turns = (request("q", tokens=42), request("r", tokens=41, at_s=0.5))
@@ -214,6 +225,7 @@ def test_the_pool_is_taken_where_it_was_measured_to_be_quicker() -> None:
     turns = tuple(request(name, tokens=40 + place, at_s=0.5 * place) for place, name in enumerate("pqrs"))
     cluster = play(by_pool(*turns, policy="baton"))
     assert cluster.wires.copies == 1
-    assert cluster.server.carrier.central.chosen == {"direct": 1, "central": 3}
+    puts = [event.number for event in events(cluster, A) if isinstance(event, PutWanted)]
+    assert len(puts) - puts.count(None) == 3
     slow = play(by_pool(*turns, policy="baton", tier=replace(POOL, latency_s=0.05)))
     assert slow.wires.copies == 4

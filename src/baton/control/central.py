@@ -7,7 +7,6 @@ what neither brings is computed again.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -78,8 +77,6 @@ class Central:
 
     desk: PoolDesk
     roads: Roads = field(default_factory=Roads)
-    chosen: Counter[Way] = field(default_factory=Counter[Way])
-    """Handoffs that went each way, where both were there."""
     _puts: dict[RequestId, _Put] = field(default_factory=dict[RequestId, _Put])
     _ahead: dict[RequestId, _Ahead] = field(default_factory=dict[RequestId, _Ahead])
     _begun: int = 0
@@ -197,11 +194,7 @@ class Central:
 
     def _choose(self, request: Request, pair: _Pair, names: Sequence[BlockHash], tokens: int) -> Way:
         """Ask the policy, with what was measured. Without a full block there is nothing to put."""
-        if not names:
-            return "direct"
-        way = self.desk.way(self._view(request, pair, names, tokens))
-        self.chosen[way] += 1
-        return way
+        return self.desk.way(self._view(request, pair, names, tokens)) if names else "direct"
 
     def _view(self, request: Request, pair: _Pair, names: Sequence[BlockHash], tokens: int) -> HandoffView:
         """Predict what each way takes now."""
@@ -223,9 +216,15 @@ class Central:
         )
 
     def _pair(self, source: HostId, target: HostId) -> _Pair | None:
-        """Find the pool of two hosts: a tier that both have, for blocks of one size."""
+        """Find the pool of two hosts: a tier that both have, for blocks of one size.
+
+        None where the model sees a window: of a long prompt the source has the end only, and a pool is read from the
+        first block on.
+        """
         giver, taker = self._pools.get(source), self._pools.get(target)
         if source == target or giver is None or taker is None or giver.tiers is None or taker.tiers is None:
+            return None
+        if giver.window is not None:
             return None
         tier = giver.tiers.shared_with(taker.tiers)
         return _Pair(source, target, tier) if tier is not None else None
@@ -246,7 +245,7 @@ class Central:
         now_s = self.desk.now_s()
         if isinstance(command, CopyBlocks):
             road = (command.source, command.target)
-            self.roads.begin(_key(command), road, command.tokens, _wire_s(self.desk.cost), now_s)
+            self.roads.begin(_key(command), road, command.whole_tokens, _wire_s(self.desk.cost), now_s)
             return
         pool = self._pools[command.host]
         name = command.tier if isinstance(command, StoreBlocks) else command.tiers[0]

@@ -109,3 +109,9 @@ class CopyBlocks(Struct, frozen=True, tag=True):
     """How many tokens' KV is copied."""
     layers: LayerSpan | None = None
     """Copy of these layers only: the others are not computed yet, or were copied before. None: of all."""
+
+    @property
+    def whole_tokens(self) -> int:
+        """Over all layers, so many tokens have as many bytes as these layers of `tokens` have."""
+        span = self.layers
+        return self.tokens if span is None else -(-self.tokens * (span.end - span.first) // span.total)
