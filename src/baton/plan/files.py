@@ -22,9 +22,10 @@ GPU_RESOURCE, PRODUCT_LABEL = "nvidia.com/gpu", "baton.dev/gpu"
 def serve_config(found: Answer) -> Config:
     """The configuration of a server with the plan's workers.
 
-    Batch limits hold for all workers of a server: the largest step that a group asks for, and its most requests.
+    Batch limits hold for all workers of a server: the largest step that a group asks for, and its most requests. The
+    SLO is the whole one that was asked for: the server itself takes off what loading from a tier takes.
     """
-    best, demand = found.best, found.search.demand
+    best, slo = found.best, found.question.demand.slo
     groups = best.groups
     kv_tokens = min(group.option.facts.kv_tokens_max for group in groups)
     return Config(
@@ -35,7 +36,7 @@ def serve_config(found: Answer) -> Config:
             requests_max=min(REQUESTS_MAX, max(1, *(round(2 * group.capacity.requests) + 8 for group in groups))),
         ),
         kv=KVConfig(block_tokens=BLOCK_TOKENS, blocks=kv_tokens // BLOCK_TOKENS),
-        slo=SloConfig(ttft_s=demand.slo.ttft_s, tpot_s=demand.slo.tpot_s) if refuses(found) else SloConfig(),
+        slo=SloConfig(ttft_s=slo.ttft_s, tpot_s=slo.tpot_s) if refuses(found) else SloConfig(),
     )
 
 
@@ -108,8 +109,9 @@ def kubernetes_yaml(found: Answer) -> str:
         return "---\n".join(_yaml(document) for document in (*head, _deployment(name, 1, serve)))
     hosts = [_deployment(f"{name}-{_label(group)}", group.workers, _host(name, group)) for group in groups]
     note = (
-        "# Several nodes: each worker is to be a host that joins the server with `baton host --join`. This version\n"
-        "# has no such command yet: a draft of the manifest, not one to apply.\n"
+        "# Several nodes: each worker is a host that joins the server with `baton host --join`. A draft: the server\n"
+        "# still needs `--hosts` and a `hosts.port` that its Service has too, the hosts the model's files\n"
+        "# (docs/operations.md).\n"
     )
     documents = (*head, _deployment(name, 1, _serve(name, gpus=0, product="")), *hosts)
     return note + "---\n".join(_yaml(document) for document in documents)

@@ -6,8 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from baton.core.config import SloConfig
 from baton.core.errors import ConfigError
+from baton.plan.answer import answer
+from baton.plan.files import serve_config
 from baton.plan.spec import read_question
 from baton.plan.tiers import TierAdvice, TierSpec, choose_tier, hit_ratio, tier_words
 from baton.workload.request import TraceRequest
@@ -74,6 +78,16 @@ def test_the_search_goes_on_with_the_tier() -> None:
     fleet = after.fleet("disaggregated")
     assert fleet is not None
     assert fleet.rate_rps == best.rate_rps
+
+
+def test_the_server_is_given_the_slo_that_was_asked_for() -> None:
+    """The search takes loading off the TTFT. So does the server, of every request: it must not be taken off twice."""
+    question = read_question({**CHATS, "finalists": 0, "admission": ["slo"]}, Path())
+    spec = replace(question.spec, tiers=(PLENTY,))
+    found = answer(replace(question, spec=spec, requests=tuple(chats(2_000))))
+    assert found.tiers[0].tier == PLENTY.name
+    assert found.search.demand.slo.ttft_s < 1.0
+    assert serve_config(found).slo == SloConfig(ttft_s=1.0, tpot_s=0.05)
 
 
 def test_what_a_tier_needs_is_said_at_once() -> None:
