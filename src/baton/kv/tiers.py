@@ -116,8 +116,8 @@ class Tiers:
     """By tier: blocks that are to be written to it, in the order in which they became cached: of a request, deepest
     first. So its head is let go last, here and in the tier, and given up last."""
     _urgent: _Queues = field(default_factory=dict[str, OrderedDict[BlockHash, BlockId]])
-    """By tier: what requests are to go on from elsewhere, which is written first. At most as many as the arena has blocks:
-    it may have given some of these up by now, so past that the one that waits longest is not written."""
+    """By tier: what requests are to go on from elsewhere, which is written first. At most as many as the arena has
+    blocks: it may have given some of these up by now, so past that the one that waits longest is not written."""
     _puts: dict[int, _Put] = field(default_factory=dict[int, _Put])
     _writes: dict[int, _Write] = field(default_factory=dict[int, _Write])
     _loads: dict[int, list[_Part]] = field(default_factory=dict[int, list[_Part]])
@@ -267,7 +267,7 @@ class Tiers:
     def _settle_puts(self, tier: Tier, names: Iterable[BlockHash], *, failed: bool = False) -> None:
         """Wait for these blocks no longer. Failed: nor for what else those want who have waited for them.
 
-        That is not written any more, so others do not wait for it either: whatever a put waits for is queued or written.
+        That is not written any more, so others do not wait for it either: what a put waits for is queued or written.
         """
         settled, urgent = set(names), self._urgent[tier.name]
         puts = [put for put in self._puts.values() if put.tier is tier]

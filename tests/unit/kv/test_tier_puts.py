@@ -61,7 +61,7 @@ def test_two_puts_with_one_tail_both_end_when_the_first_write_is_refused() -> No
 
 
 def test_no_more_blocks_are_urgent_than_the_arena_has() -> None:
-    """Blocks that the arena has given up meanwhile stand in the queue until their turn: past the bound the oldest go."""
+    """Blocks that the arena has given up stand in the queue until their turn: past the bound the oldest go."""
     made = tiers(3)
     seal(made, names(0, 1, 2))
     (store,) = put(made, 1, names(0, 1, 2))
