@@ -19,7 +19,6 @@ from baton.core.keeping import (
     LoadBlocks,
     LoadEnded,
     LoadWanted,
-    PutEnded,
     PutWanted,
     StoreBlocks,
     TierEvent,
@@ -27,14 +26,14 @@ from baton.core.keeping import (
     TierRests,
     TierShrunk,
 )
-from baton.core.types import BlockHash, BlockId, HostId, RequestId
+from baton.core.types import BlockHash, BlockId, HostId
 from baton.kv.blocks import BlockFacts, Blocks, EvictionOrder
+from baton.kv.puts import BlockQueue, Puts
 from baton.kv.tier import Tier
 from baton.kv.window import Window
 
 ARENA_PARTS = 8
 """At most one in so many blocks of the arena is kept for a write to each tier, however large the writes may be."""
-_Queues = dict[str, OrderedDict[BlockHash, BlockId]]
 
 
 class BackedFirst:
@@ -93,15 +92,6 @@ class Reach:
     load_s: float
 
 
-@dataclass(slots=True)
-class _Put:
-    """Blocks that somebody waits for: until the tier has them, or is known not to get them."""
-
-    request_id: RequestId
-    tier: Tier
-    left: set[BlockHash]
-
-
 @dataclass(slots=True, kw_only=True)
 class Tiers:
     """All tiers of one host, the fastest first."""
@@ -112,13 +102,11 @@ class Tiers:
     block_tokens: int = 1
     window: Window | None = None
     """How far back the model sees. None: to the first token."""
-    _waiting: _Queues = field(default_factory=dict[str, OrderedDict[BlockHash, BlockId]])
+    _waiting: dict[str, BlockQueue] = field(default_factory=dict[str, BlockQueue])
     """By tier: blocks that are to be written to it, in the order in which they became cached: of a request, deepest
     first. So its head is let go last, here and in the tier, and given up last."""
-    _urgent: _Queues = field(default_factory=dict[str, OrderedDict[BlockHash, BlockId]])
-    """By tier: what requests are to go on from elsewhere, which is written first. At most as many as the arena has
-    blocks: it may have given some of these up by now, so past that the one that waits longest is not written."""
-    _puts: dict[int, _Put] = field(default_factory=dict[int, _Put])
+    _puts: Puts = field(init=False)
+    """What is written before what waits, and who waits for that."""
     _writes: dict[int, _Write] = field(default_factory=dict[int, _Write])
     _loads: dict[int, list[_Part]] = field(default_factory=dict[int, list[_Part]])
     _begun: int = 0
@@ -128,7 +116,7 @@ class Tiers:
         at_once = any(tier.rules.when == "sealed" for tier in self.tiers)
         self.arena.fresh_when = "sealed" if at_once else "cached"
         self._waiting = {tier.name: OrderedDict() for tier in self.tiers}
-        self._urgent = {tier.name: OrderedDict() for tier in self.tiers}
+        self._puts = Puts(self.arena.total)
 
     def handle(self, event: TierEvent) -> list[KeepingCommand]:
         """Apply one event. Answers to what is not under way change nothing."""
@@ -222,7 +210,7 @@ class Tiers:
             if facts is not None:
                 self._note(block, facts.name)
         commands = [command for tier in self.tiers for command in self._write_to(tier)]
-        return [*commands, *self._ended_puts()] if self._puts else commands
+        return [*commands, *self._puts.ended()]
 
     def shared_with(self, other: Tiers) -> Tier | None:
         """Find the fastest tier that another host has too: what is put there can be taken here."""
@@ -249,42 +237,13 @@ class Tiers:
                 tier.touch(name)
             elif block is not None:
                 self._waiting[tier.name].pop(name, None)
-                self._urgent[tier.name][name] = block
+                self._puts.urgent(tier.name)[name] = block
                 left.add(name)
             if name in writing:
                 left.add(name)
         if event.number is not None:
-            self._puts[event.number] = _Put(event.request_id, tier, left)
-        self._settle_puts(tier, self._over_bound(tier))
-
-    def _over_bound(self, tier: Tier) -> list[BlockHash]:
-        """Take out of the urgent ones what is too many."""
-        urgent = self._urgent[tier.name]
-        dropped = [urgent.popitem(last=False)[0] for _ in range(len(urgent) - self.arena.total)]
-        tier.skipped += len(dropped)
-        return dropped
-
-    def _settle_puts(self, tier: Tier, names: Iterable[BlockHash], *, failed: bool = False) -> None:
-        """Wait for these blocks no longer. Failed: nor for what else those want who have waited for them.
-
-        That is not written any more, so others do not wait for it either: what a put waits for is queued or written.
-        """
-        settled, urgent = set(names), self._urgent[tier.name]
-        puts = [put for put in self._puts.values() if put.tier is tier]
-        given_up: set[BlockHash] = set()
-        for put in puts:
-            if put.left.isdisjoint(settled):
-                continue
-            put.left -= settled
-            if failed:
-                given_up |= {name for name in put.left if urgent.pop(name, None) is not None}
-                put.left.clear()
-        for put in puts:
-            put.left -= given_up
-
-    def _ended_puts(self) -> list[KeepingCommand]:
-        ended = [number for number, put in self._puts.items() if not put.left]
-        return [PutEnded(self._puts.pop(number).request_id, number) for number in ended]
+            self._puts.wait(event.number, event.request_id, tier.name, left)
+        tier.skipped += self._puts.trim(tier.name)
 
     def _note(self, block: BlockId, name: BlockHash) -> None:
         for tier in self.tiers:
@@ -301,11 +260,10 @@ class Tiers:
         commands: list[KeepingCommand] = []
         rules = tier.rules
         if tier.rests:  # what waits goes on waiting, as far as there is room for it; nobody waits for it
-            self._settle_puts(tier, self._urgent[tier.name])
-            self._urgent[tier.name].clear()
+            self._puts.rest(tier.name)
             return []
         room = min(rules.writing_blocks_max, max(1, self.arena.total // ARENA_PARTS)) - self._writing_to(tier)
-        while room > 0 and (queue := self._urgent[tier.name] or self._waiting[tier.name]):
+        while room > 0 and (queue := self._puts.urgent(tier.name) or self._waiting[tier.name]):
             batch = [queue.popitem(last=False) for _ in range(min(rules.batch_blocks, room, len(queue)))]
             begun = self._writing_to(tier)
             commands += self._begin_write(tier, batch)
@@ -330,7 +288,7 @@ class Tiers:
             blocks.append(block)
             places.append(begun[0])
             gone += begun[1]
-        self._settle_puts(tier, {name for name, _ in wanted}.difference(names))
+        self._puts.settle(tier.name, {name for name, _ in wanted}.difference(names))
         commands = self._drop(tier, gone)
         if not names:
             return commands
@@ -368,7 +326,10 @@ class Tiers:
         if write is None:
             return
         write.tier.end_write(write.names, write.places, event.kept)
-        self._settle_puts(write.tier, write.names, failed=not any(event.kept))
+        if any(event.kept):
+            self._puts.settle(write.tier.name, write.names)
+        else:
+            self._puts.fail(write.tier.name, write.names)
         for block, kept in zip(write.blocks, event.kept, strict=True):
             facts = self.arena.facts(block)
             if facts is not None and kept:
