@@ -1,4 +1,4 @@
-"""Whoever waits for blocks to be put hears an end, however the writes end (INV-1), and urgent blocks are bounded (INV-9)."""
+"""Whoever waits for a put hears an end, however writes end (INV-1), and what is urgent has a bound (INV-9)."""
 
 from __future__ import annotations
 
