@@ -255,7 +255,7 @@ def _int32(values: object) -> np.ndarray:
 
 def main() -> None:
     path, seeds = Path(sys.argv[1]), int(sys.argv[2])
-    assert ctypes.sizeof(NativeStep) == 56
+    assert ctypes.sizeof(NativeStep) == 64
     kernels = NativeLibrary(path).usable_kernels()[:-1]
     for seed in range(seeds):
         play(path, kernels, seed)
