@@ -9,10 +9,12 @@ from typing import get_args
 
 from baton.cli.serve import add_parallel, event_loop, tell
 from baton.core.config import KVDtypeChoice, TierConfig, Topology
-from baton.core.errors import ConfigError
+from baton.core.errors import ConfigError, TransferError
 from baton.host.agent import Agent, HostWishes
 from baton.host.sizing import raise_files_max
 from baton.host.tier_opening import check_tiers
+from baton.link.address import with_port
+from baton.transfer.tcp import split
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -112,20 +114,21 @@ def run(args: argparse.Namespace) -> int:
         api_key=args.api_key,
         join_wait_s=args.join_wait_s,
     )
-    _check_address(args.listen)
+    check_address(args.listen)
     raise_files_max()
     return event_loop()(_run(wishes))
 
 
-def _check_address(listen: str) -> None:
+def check_address(listen: str) -> None:
     """Try to listen there, on any port. Raises ConfigError: asking the server again would not make it ours."""
     if not listen:
         return
     try:
-        family, kind, protocol, _name, address = socket.getaddrinfo(listen, 0, type=socket.SOCK_STREAM)[0]
+        name, _port = split(with_port(listen, 0))
+        family, kind, protocol, _name, address = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as tried:
             tried.bind(address)
-    except OSError as error:
+    except (OSError, TransferError) as error:
         raise ConfigError(
             f"cannot listen on {listen}: {error}; give --listen an address of this machine, or leave it out"
         ) from error
