@@ -9,12 +9,11 @@ from collections.abc import Callable
 from baton.core.errors import TransferError
 from baton.machine.copies import Copy, paired
 from baton.transfer.extents import Spread
-from baton.transfer.pulling import CLOSED, Piece, PiecewisePull
+from baton.transfer.pulling import BUG, CLOSED, Piece, PiecewisePull
 
 Move = Callable[[Piece], None]
 """Brings a piece over and returns when nothing writes any more. May raise TransferError."""
 
-BUG = "a bug of ours, please report it: the log has its traceback"
 _PIECE_BYTES_MIN = 1 << 20
 _PIECE_BYTES_MAX = 16 << 20
 """A cancel waits for such a piece, and a thread that a busy machine wakes late leaves more of them to the others."""
@@ -63,13 +62,14 @@ class Copier:
             thread.join()
 
     def _add(self, pull: PiecewisePull, work: Callable[[], None]) -> None:
+        why = CLOSED
         with self._lock:
             if not self._closed:
-                if self._running < self._threads_max:
-                    self._start_thread()
-                self._work.put(work)
-                return
-        pull.fail(CLOSED)
+                why = self._start_thread() if self._running < self._threads_max else ""
+                if self._running:
+                    self._work.put(work)
+                    return
+        pull.fail(why)
 
     def _begin(self, pull: PiecewisePull, begin: Callable[[], Move]) -> None:
         move: Move | None = None
@@ -87,11 +87,16 @@ class Copier:
         for piece in pull.pieces(share_bytes // -(-share_bytes // _PIECE_BYTES_MAX) + 1):
             self._add(pull, lambda piece=piece: _move_piece(piece, move))
 
-    def _start_thread(self) -> None:
-        """Start one more. Call with the lock held."""
+    def _start_thread(self) -> str:
+        """Start one more. Returns why there is none, which matters where no other runs. Call with the lock held."""
+        thread = threading.Thread(target=self._run, name="baton-copy", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            return f"no thread can be started that copies: {error}"
         self._running += 1
-        self._threads.append(threading.Thread(target=self._run, name="baton-copy", daemon=True))
-        self._threads[-1].start()
+        self._threads.append(thread)
+        return ""
 
     def _run(self) -> None:
         is_over = False
@@ -101,10 +106,16 @@ class Copier:
             is_over = True
         finally:
             if not is_over:  # a bug: it is told by its traceback, its pull has failed, and the other pulls go on
-                with self._lock:
-                    self._running -= 1
-                    if not self._closed:
-                        self._start_thread()
+                self._replace_thread()
+
+    def _replace_thread(self) -> None:
+        """One of ours ends. Where no other can be started and none is left, nobody would carry out what is waiting."""
+        with self._lock:
+            self._running -= 1
+            why = "" if self._closed else self._start_thread()
+            deserted = list(self._pulls) if why and not self._running else []
+        for pull in deserted:
+            pull.fail(why)
 
 
 def _move_piece(piece: Piece, move: Move) -> None:

@@ -11,6 +11,7 @@ from baton.transfer.extents import Spread
 from baton.transfer.port import Ticket
 
 CLOSED = "the transport was closed under the pull"
+BUG = "a bug of ours, please report it: the log has its traceback"
 
 
 @dataclass(slots=True, eq=False)
@@ -77,9 +78,11 @@ class PiecewisePull:
         with self._changed:
             self._left_bytes -= piece.size_bytes
             last = self._left_bytes == 0 and self._failure is None
-        if last:
-            self._finish()
-        self.left()
+        try:
+            if last:
+                self._finish()
+        finally:
+            self.left()
 
     def left(self) -> None:
         """Leave without it."""
@@ -124,11 +127,15 @@ class PiecewisePull:
         call()
 
     def _finish(self) -> None:
+        why: str | None = BUG
         try:
             self._check()
+            why = None
         except TransferError as error:
+            why = str(error)
+        finally:
             with self._changed:
-                self._failure = str(error)
+                self._failure = why
 
     def _settle(self) -> None:
         with self._changed:

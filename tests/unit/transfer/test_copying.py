@@ -33,3 +33,25 @@ def test_a_copy_that_raises_what_nobody_expects_fails_its_pull_and_no_other(monk
     for transport in (target, source):
         transport.close()
     assert [str(one.exc_value) for one in told] == ["a bug of a copy"] * 2
+
+
+def test_a_pull_that_no_thread_can_be_started_for_fails_and_the_next_one_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exchange = MemoryExchange()
+    source, target = MemoryTransport(exchange), MemoryTransport(exchange)
+    theirs, ours = memoryview(bytearray(b"a" * SIZE_BYTES)), memoryview(bytearray(SIZE_BYTES))
+    from_region, to_region = source.register(theirs), target.register(ours)
+    ticket = source.offer([Extent(0, SIZE_BYTES, from_region)], lease_s=600.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", _refused)
+        with pytest.raises(TransferError, match="can't start new thread"):
+            target.pull(ticket, [Extent(0, SIZE_BYTES, to_region)]).wait(30.0)
+    assert target.pull(ticket, [Extent(0, SIZE_BYTES, to_region)]).wait(30.0) == SIZE_BYTES
+    assert ours == theirs
+    for transport in (target, source):
+        transport.close()
+
+
+def _refused(_thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
