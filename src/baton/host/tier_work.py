@@ -155,8 +155,8 @@ class TierWork:
                 return
             work.waiting.discard(tier)
             work.took_s[tier] = now_s() - work.began_s
-            work.closed = not work.waiting
-        if work.closed:
+            is_last = work.closed = not work.waiting
+        if is_last:
             self._answer(work)
 
     def _answer(self, work: _Work) -> None:
@@ -182,18 +182,26 @@ class TierWork:
         return (places[first : first + self._piece_blocks] for first in range(0, len(places), self._piece_blocks))
 
     def _put(self, work: _Work, command: StoreBlocks) -> None:
-        for places in self._pieces(range(len(command.hashes))):
-            with work.lock:
-                if work.closed:
+        try:
+            for places in self._pieces(range(len(command.hashes))):
+                if not self._put_piece(work, command, places):
                     return
-                copies = self._arena[[command.blocks[place] for place in places]]  # [blocks, bytes], of its own
-            pairs = [(command.hashes[place], memoryview(copies[row])) for row, place in enumerate(places)]
-            kept = self._ask(command.tier, partial(self._tiers[command.tier].put, pairs), len(pairs))
-            with work.lock:
-                for place, is_kept in zip(places, kept, strict=True):
-                    work.flags[place] = is_kept
-        self._end(work, command.tier)
+        finally:
+            self._end(work, command.tier)
         self._look_for_room(command.tier)
+
+    def _put_piece(self, work: _Work, command: StoreBlocks, places: Sequence[int]) -> bool:
+        """Write some blocks. Returns whether an answer is still waited for."""
+        with work.lock:
+            if work.closed:
+                return False
+            copies = self._arena[[command.blocks[place] for place in places]]  # [blocks, bytes], of its own
+        pairs = [(command.hashes[place], memoryview(copies[row])) for row, place in enumerate(places)]
+        kept = self._ask(command.tier, partial(self._tiers[command.tier].put, pairs), len(pairs))
+        with work.lock:
+            for place, is_kept in zip(places, kept, strict=True):
+                work.flags[place] = is_kept
+        return True
 
     def _look_for_room(self, tier: str) -> None:
         """Tell once where a store turns out to have less room than it was opened with."""
@@ -205,10 +213,12 @@ class TierWork:
     def _get(self, work: _Work, command: LoadBlocks, tier: str) -> None:
         """Read what this tier has of a load, up to the first block that is not there."""
         places = [place for place, name in enumerate(command.tiers) if name == tier]
-        for piece in self._pieces(places):
-            if work.closed or not self._get_piece(work, command, tier, piece):
-                break
-        self._end(work, tier)
+        try:
+            for piece in self._pieces(places):
+                if work.closed or not self._get_piece(work, command, tier, piece):
+                    break
+        finally:
+            self._end(work, tier)
 
     def _get_piece(self, work: _Work, command: LoadBlocks, tier: str, places: Sequence[int]) -> bool:
         """Read some blocks. Returns whether all of them are there."""
@@ -270,11 +280,11 @@ class Crew:
     def __init__(self, name: str, threads: int) -> None:
         self._wanted: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         """Bounded by whoever submits: a pool has a bounded number of writes and reads under way."""
-        self._threads = [
-            threading.Thread(target=self._run, name=f"{name}-{number}", daemon=True) for number in range(threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._threads: list[threading.Thread] = []
+        for number in range(threads):
+            self._start(f"{name}-{number}")
 
     def submit(self, call: Callable[[], None]) -> None:
         self._wanted.put(call)
@@ -286,6 +296,8 @@ class Crew:
                 self._wanted.get_nowait()
         except Empty:
             pass
+        with self._lock:
+            self._stopped = True
         for _ in self._threads:
             self._wanted.put(None)
 
@@ -295,6 +307,23 @@ class Crew:
             thread.join(max(0.0, until_s - now_s()))
         return not any(thread.is_alive() for thread in self._threads)
 
+    def _start(self, name: str) -> None:
+        thread = threading.Thread(target=self._run, name=name, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
     def _run(self) -> None:
-        while (call := self._wanted.get()) is not None:
-            call()
+        is_over = False
+        try:
+            while (call := self._wanted.get()) is not None:
+                call()
+            is_over = True
+        finally:
+            if not is_over:  # a bug: its traceback tells of it, and what comes next is still done
+                self._replace(threading.current_thread().name)
+
+    def _replace(self, name: str) -> None:
+        with self._lock:
+            if not self._stopped:
+                self._threads = [thread for thread in self._threads if thread.is_alive()]
+                self._start(name)

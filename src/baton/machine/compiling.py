@@ -40,12 +40,15 @@ class NativeSources:
     def library_path(self) -> Path:
         """Return the compiled library, building it first where it is not cached. Raises NativeUnavailableError."""
         compiler = find_compiler()
-        path = self._cached(compiler)
-        if path.exists():
-            return path
         try:
+            path = self._cached(compiler)
+        except OSError as error:
+            raise NativeUnavailableError(f"{self.name} cannot be looked for: {error}") from error
+        try:
+            if path.exists():
+                return path
             path.parent.mkdir(parents=True, exist_ok=True)
-            with (path.parent / "build.lock").open("w") as lock:
+            with path.with_suffix(".lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # processes start together: one builds, the others find it built
                 if not path.exists():
                     self.compile(compiler, path)
@@ -57,7 +60,7 @@ class NativeSources:
         """Tell whether `library_path` would compile."""
         try:
             return not self._cached(find_compiler()).exists()
-        except NativeUnavailableError:
+        except (NativeUnavailableError, OSError):
             return False
 
     def compile(self, compiler: str, path: Path, extra: tuple[str, ...] = ()) -> None:
@@ -117,4 +120,7 @@ def _check(code: int, words: bytes) -> None:
 def _cache_folder() -> Path:
     """Where this user's caches lie. Source: XDG Base Directory Specification 0.8."""
     named = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(named) if Path(named).is_absolute() else Path.home() / ".cache") / "baton"
+    try:
+        return (Path(named) if Path(named).is_absolute() else Path.home() / ".cache") / "baton"
+    except RuntimeError as error:
+        raise NativeUnavailableError("no folder for caches: set HOME or XDG_CACHE_HOME") from error

@@ -243,3 +243,28 @@ def test_what_an_earlier_run_has_left_is_listed() -> None:
         said = [played.next(), played.next()]
         assert TierOpened("file", (HEAD,)) in said
         assert TierOpened("other", ()) in said
+
+
+class BuggyStore(PlainStore):
+    """Raises what no store may."""
+
+    def put(self, blocks: Sequence[tuple[BlockHash, memoryview]]) -> list[bool]:
+        raise LookupError("a bug of a store")
+
+    def get(self, blocks: Sequence[tuple[BlockHash, memoryview]]) -> list[bool]:
+        raise LookupError("a bug of a store")
+
+
+def test_a_bug_in_a_store_is_answered_for_and_its_threads_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: told.append(str(args.exc_value)))
+    with playing(file=BuggyStore()) as played:
+        for number in range(2):  # a store has one thread that writes
+            played.write(number, "file", HEAD)
+            assert played.next() == BlocksKept(number, (False,))
+        for number in range(tier_work.READERS + 1):
+            played.read(number, ["file"], [HEAD])
+            ended = played.next()
+            assert isinstance(ended, LoadEnded)
+            assert ended.whole == (False,)
+    assert told == ["a bug of a store"] * (2 + tier_work.READERS + 1)
