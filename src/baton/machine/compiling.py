@@ -42,9 +42,6 @@ class NativeSources:
         compiler = find_compiler()
         try:
             path = self._cached(compiler)
-        except OSError as error:
-            raise NativeUnavailableError(f"{self.name} cannot be looked for: {error}") from error
-        try:
             if path.exists():
                 return path
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +50,7 @@ class NativeSources:
                 if not path.exists():
                     self.compile(compiler, path)
         except OSError as error:
-            raise NativeUnavailableError(f"{path.name} cannot be stored in {path.parent}: {error}") from error
+            raise NativeUnavailableError(f"{self.name} cannot be stored among this user's caches: {error}") from error
         return path
 
     def has_to_be_built(self) -> bool:
