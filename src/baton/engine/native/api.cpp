@@ -218,7 +218,13 @@ EXPORT const char* baton_read(Engine* engine, const int32_t* rows, int32_t count
 }
 
 // Let the next steps use a core of somebody else's while its owner leaves it idle. Returns whether the system allows it.
-EXPORT bool baton_invite(Engine* engine, int32_t core) { return engine->model.team.invite(core); }
+EXPORT bool baton_invite(Engine* engine, int32_t core) {
+    try {
+        return engine->model.team.invite(core);
+    } catch (...) {  // the system has no room for another thread
+        return false;
+    }
+}
 
 // How often a step went on without its guests, because the owners of their cores had woken.
 EXPORT int64_t baton_recalls(const Engine* engine) { return engine->model.team.recalls(); }

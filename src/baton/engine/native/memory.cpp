@@ -49,8 +49,9 @@ void* Memory::reserve(size_t bytes) {
 void* Slabs::take_bytes(size_t bytes) {
     const size_t wanted = (bytes + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
     if (wanted > left_) {
-        left_ = std::max(SLAB_BYTES, wanted);
-        next_ = static_cast<uint8_t*>(slabs_.emplace_back().reserve(left_));
+        const size_t slab_bytes = std::max(SLAB_BYTES, wanted);
+        next_ = static_cast<uint8_t*>(slabs_.emplace_back().reserve(slab_bytes));
+        left_ = slab_bytes;
     }
     void* piece = next_;
     next_ += wanted, left_ -= wanted;

@@ -103,6 +103,8 @@ bool Team::invite(int core) {
     if (places_.cores.empty()) return false;
     std::promise<bool> ready;
     const int number = threads();
+    guests_.reserve(guests_.size() + 1);  // before there is a thread, which must not be lost where memory runs out
+    helpers_.reserve(helpers_.size() + 1);
     std::thread guest([this, core, number, &ready] {
         guest_here = pin(pthread_self(), core) && rank(pthread_self(), SCHED_IDLE);
         ready.set_value(guest_here);
