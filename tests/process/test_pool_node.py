@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import mmap
 import os
 import signal
@@ -9,8 +11,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +23,7 @@ from baton.machine.lending import mapped
 from baton.store import node as module
 from baton.store.checksum import fingerprint_digest
 from baton.store.node import StoreNode
+from baton.store.node_link import Dialer
 from baton.store.node_store import NodeStore
 from baton.store.node_wire import ANSWER, DONE, GET, HELLO, MAGIC, PLACE, PUT, REQUEST, receive, send_all
 from baton.store.opening import open_store
@@ -279,3 +284,61 @@ def test_another_user_is_lent_nothing_and_goes_over_tcp(node: StoreNode) -> None
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["False", "True"], done.stderr
     store.close()
+
+
+def test_a_node_that_had_no_descriptor_left_accepts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    accept, failures = socket.socket.accept, [OSError(errno.EMFILE, "too many open files")] * 4
+
+    def accept_later(listening: socket.socket) -> object:
+        if failures:
+            raise failures.pop()
+        return accept(listening)
+
+    monkeypatch.setattr(socket.socket, "accept", accept_later)
+    node = StoreNode(host="127.0.0.1", port=0, capacity_bytes=10 * BLOCK_BYTES)
+    store = _open(f"pool://{node.address}")
+    assert put(store, names(1), BLOCK_BYTES) == [True]
+    assert not failures
+    store.close()
+    node.close()
+
+
+def test_a_node_that_ends_keeps_no_memory_for_those_who_still_have_it_mapped() -> None:
+    node = StoreNode(host="127.0.0.1", port=0, capacity_bytes=10 * BLOCK_BYTES)
+    store = _open(f"pool://{node.address}")
+    put(store, names(5), BLOCK_BYTES)
+    with _borrowing(node) as borrower:
+        assert any(borrower.memory)
+        node.close()
+        assert not any(borrower.memory)
+    store.close()
+
+
+def test_memory_of_a_node_that_is_gone_is_not_kept() -> None:
+    before = _mappings()
+    with ThreadPoolExecutor(1) as threads:
+        node = StoreNode(host="127.0.0.1", port=0, capacity_bytes=10 * BLOCK_BYTES)
+        host, port = node.address.rsplit(":", 1)
+        hello = HELLO.pack(MAGIC, fingerprint_digest("a layout"), BLOCK_BYTES)
+        dialer = Dialer((host, int(port)), hello, threads, shares=1)
+        dialer.connect().connection.close()
+        assert _mappings() > before
+        node.close()
+        del node
+        with pytest.raises(OSError, match="refused"):
+            dialer.connect()
+        assert _mappings() <= before
+
+
+def _mappings() -> int:
+    """How often this process has a pool's memory mapped."""
+    gc.collect()
+    return Path("/proc/self/maps").read_text(encoding="utf-8").count("memfd:baton-pool")
+
+
+def test_a_node_that_hangs_up_may_be_of_another_version() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as threads:
+        hung_up = threads.submit(lambda: listening.accept()[0].close())
+        with pytest.raises(StoreError, match="or it is of another version of Baton"):
+            _open(f"pool://127.0.0.1:{listening.getsockname()[1]}")
+        hung_up.result()

@@ -12,7 +12,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from baton.core.errors import StoreError
 from baton.core.types import BlockHash
@@ -25,6 +25,8 @@ log = logging.getLogger("baton.store")
 
 CONNECTIONS_MAX = 256
 _BACKLOG = 64
+_FULL_S = 0.1
+"""Until a refused `accept` is tried again."""
 SLOTS_MAX = 1 << 24
 """However small the blocks are that the first client announces: a slot takes memory of its own beside its block."""
 IDLE_S = 600.0
@@ -46,7 +48,7 @@ class StoreNode:
                 self._file = sealed_file("baton-pool", capacity_bytes)
                 opened.callback(os.close, self._file)
                 flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-                self._memory = memoryview(mmap.mmap(self._file, capacity_bytes, flags=flags))
+                self._mapping = mmap.mmap(self._file, capacity_bytes, flags=flags)
                 far = opened.enter_context(socket.create_server((host, port), backlog=_BACKLOG))
                 near = opened.enter_context(listening_as(name))
                 near.listen(_BACKLOG)
@@ -55,6 +57,7 @@ class StoreNode:
                     f"cannot serve {capacity_bytes} bytes at {host}:{port} ({error}): give less memory, or another port"
                 ) from None
             self._opened = opened.pop_all()
+        self._memory = memoryview(self._mapping)
         self.address = "{}:{}".format(*far.getsockname()[:2])
         self._listeners = far, near
         self._lends_at = f"{machine()}/{name}"
@@ -64,7 +67,7 @@ class StoreNode:
         self._checksums: list[bytes] = []
         self._connections: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
-        self._closed = False
+        self._closed = threading.Event()
         self._accepting = [
             threading.Thread(target=self._accept, args=(listener,), name="baton-node") for listener in self._listeners
         ]
@@ -73,7 +76,7 @@ class StoreNode:
 
     def close(self) -> None:
         """End every connection. What was kept is gone."""
-        self._closed = True
+        self._closed.set()
         for listener, thread in zip(self._listeners, self._accepting, strict=True):
             listener.shutdown(socket.SHUT_RDWR)
             thread.join()
@@ -83,22 +86,34 @@ class StoreNode:
             _shut(connection)
         for thread in threads:
             thread.join()
+        with suppress(OSError):
+            self._mapping.madvise(mmap.MADV_REMOVE)  # else they stay as long as anybody has them mapped
         self._opened.close()
 
     def _accept(self, listener: socket.socket) -> None:
-        while not self._closed:
+        while not self._closed.is_set():
             try:
                 connection, _ = listener.accept()
             except OSError:
-                return
-            with self._lock:
-                self._threads = [thread for thread in self._threads if thread.is_alive()]
-                if len(self._threads) >= CONNECTIONS_MAX:
-                    connection.close()
-                    continue
-                self._connections.add(connection)
-                self._threads.append(threading.Thread(target=self._serve, args=(connection,), name="baton-node"))
-                self._threads[-1].start()
+                self._closed.wait(_FULL_S)  # the one that wanted to connect is gone, or descriptors have run out
+                continue
+            if not self._start(connection):
+                connection.close()
+
+    def _start(self, connection: socket.socket) -> bool:
+        """Serve a connection by a thread. False: there is no room for another."""
+        with self._lock:
+            self._threads = [thread for thread in self._threads if thread.is_alive()]
+            if len(self._threads) >= CONNECTIONS_MAX:
+                return False
+            thread = threading.Thread(target=self._serve, args=(connection,), name="baton-node")
+            try:
+                thread.start()
+            except RuntimeError:  # the system has no room for another thread
+                return False
+            self._connections.add(connection)
+            self._threads.append(thread)
+        return True
 
     def _serve(self, connection: socket.socket) -> None:
         try:

@@ -151,13 +151,11 @@ class Dialer:
 
     def connect(self) -> Link:
         """Raises OSError where nobody answers, and StoreError where the node keeps blocks of another layout."""
-        far = socket.create_connection(self._address, timeout=CONNECT_TIMEOUT_S)
         try:
-            wire.bound_waits(far, ANSWER_TIMEOUT_S)
-            wire.send_all(far, [self._hello])
-            name = self._answered(wire.receive(far, wire.ANSWER.size))
+            far, name = self._far()
         except (OSError, StoreError):
-            far.close()
+            with self._lock:
+                self._lent = None  # the memory of a node that has ended is kept by nobody but us
             raise
         near = self._near(name) if self._shares and shares_machine(name) else None
         self.is_near = near is not None
@@ -165,6 +163,17 @@ class Dialer:
             return FarLink(far)
         far.close()
         return near
+
+    def _far(self) -> tuple[socket.socket, str]:
+        """Connect over TCP. Returns where the node lends its memory, too."""
+        far = socket.create_connection(self._address, timeout=CONNECT_TIMEOUT_S)
+        try:
+            wire.bound_waits(far, ANSWER_TIMEOUT_S)
+            wire.send_all(far, [self._hello])
+            return far, self._answered(wire.receive(far, wire.ANSWER.size))
+        except (OSError, StoreError):
+            far.close()
+            raise
 
     def _near(self, name: str) -> NearLink | None:
         """Ask to be lent the node's memory. None: it is lent to other users only, or the node has just ended."""

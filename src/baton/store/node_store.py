@@ -53,7 +53,9 @@ class NodeStore:
         try:
             self._ask()
         except OSError as error:
-            raise StoreError(f"no pool node answers at {self._where} ({error}): start it with baton pool") from None
+            other = ", or it is of another version of Baton" if isinstance(error, ConnectionResetError) else ""
+            what_to_do = f"start it with baton pool{other}"
+            raise StoreError(f"no pool node answers at {self._where} ({error}): {what_to_do}") from None
 
     @property
     def counters(self) -> StoreCounters:
