@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import httpx
+import pytest
 
 from baton.store.node import StoreNode
 from tests.hosting import joining
@@ -122,3 +123,29 @@ def test_a_host_reads_what_another_has_put_into_the_store_of_all(tmp_path: Path)
                 assert complete(client) == (text, WHOLE_TOKENS)
     finally:
         node.close()
+
+
+def test_a_mover_that_starts_while_the_store_is_down_goes_without_it(capfd: pytest.CaptureFixture[str]) -> None:
+    """What is asked of that tier has failed, and nothing else: the text is the same, and the mover lives."""
+    node = StoreNode(host="127.0.0.1", port=0, capacity_bytes=64_000_000)
+    with (
+        listening("hash", "--hosts", "1", "--tier", f"pool://{node.address}") as server,
+        server.client() as client,
+        joining(server.url, "a", *MIXED) as host,
+    ):
+        server.wait_ready()
+        text, _ = complete(client)
+        wait_for_hosts(server, "a", stored_blocks=len(PROMPT) // BLOCK_TOKENS)
+        node.close()
+        os.kill(host.mover(), signal.SIGKILL)
+        said = ""
+        for _ in range(ASKS_MAX):
+            wait_for_hosts(server, "a")
+            said += capfd.readouterr().out
+            if "goes without it" in said:
+                break
+        mover = host.mover()
+        for number in range(20):
+            client.post("/v1/completions", json={**BODY, "prompt": f"{number} {PROMPT}"}).raise_for_status()
+        assert complete(client)[0] == text
+        assert (host.mover(), "goes without it" in said) == (mover, True), said

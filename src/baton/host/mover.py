@@ -6,6 +6,7 @@ killed for hanging must hold nothing else. It decides nothing: whoever sends the
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -24,7 +25,7 @@ from baton.core.errors import ArenaError, ConfigError, TransferError
 from baton.core.keeping import DropBlocks, LoadBlocks, StoreBlocks
 from baton.host.clock import now_s
 from baton.host.crossing import ARENA, Buffer, Staging, plan_of, whole
-from baton.host.tier_opening import open_tiers
+from baton.host.tier_opening import open_usable_tiers
 from baton.host.tier_work import TierWork
 from baton.kv.copy_plan import CopyPlan
 from baton.link.address import with_port
@@ -55,6 +56,8 @@ from baton.transfer.nixl import NixlTransport
 from baton.transfer.port import Pull, Ticket, Transport
 from baton.transfer.shm import ShmTransport
 from baton.transfer.tcp import TcpTransport
+
+log = logging.getLogger("baton.host")
 
 _THREADS = 4
 """They convert, and end what is to be ended, which takes a moment; bytes are moved by the transports' own."""
@@ -87,10 +90,12 @@ class Mover:
         self._pulls: dict[int, _Pulling] = {}
         self._ending = ThreadPoolExecutor(_THREADS)
         self._lock = threading.Lock()
-        opened = open_tiers(setup.tiers, layout=setup.layout, fingerprint=setup.fingerprint)
+        opened, problems = open_usable_tiers(setup.tiers, layout=setup.layout, fingerprint=setup.fingerprint)
+        for problem in problems:
+            log.warning("%s; this host goes without it until its mover starts again", problem)
         self.rules = tuple(tier.rules for tier in opened)
         """Of the tiers below the arena."""
-        self._tiers = TierWork(opened, memory, setup.layout.block_bytes, outbox.put) if opened else None
+        self._tiers = TierWork(opened, memory, setup.layout.block_bytes, outbox.put) if setup.tiers else None
 
     def _build(self, name: str, setup: MoverSetup) -> Transport:
         if name == ShmTransport.name:

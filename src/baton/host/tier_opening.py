@@ -55,23 +55,47 @@ def check_tiers(configs: Sequence[TierConfig]) -> None:
 def open_tiers(configs: Sequence[TierConfig], *, layout: KVLayout, fingerprint: str) -> list[OpenTier]:
     """Open the stores, for blocks of this model in this layout alone. See `fingerprint_of`.
 
-    Raises ConfigError with what is wrong with any URL, or which store cannot be used; none is open then.
+    Raises ConfigError with what is wrong with any URL, or which stores cannot be used; none is open then.
+    """
+    opened, problems = open_usable_tiers(configs, layout=layout, fingerprint=fingerprint)
+    if problems:
+        _close(opened)
+        raise ConfigError("\n".join(problems))
+    return opened
+
+
+def open_usable_tiers(
+    configs: Sequence[TierConfig], *, layout: KVLayout, fingerprint: str
+) -> tuple[list[OpenTier], list[str]]:
+    """Open the stores that can be used now, and say of each other one why it cannot. Names do not depend on that.
+
+    Raises ConfigError with what is wrong with any URL, whatever state its store is in; none is open then.
     """
     check_tiers(configs)
     opened: list[OpenTier] = []
+    problems: list[str] = []
+    kinds: set[str] = set()
     for number, config in enumerate(configs):
+        kind = config.url.partition(":")[0]
+        name = kind if kind not in kinds else f"{kind}-{number}"
+        kinds.add(kind)
         try:
             store = open_store(config.url, layout_fingerprint=fingerprint, block_bytes=layout.block_bytes)
-        except (StoreError, ConfigError) as error:
-            for tier in opened:
-                tier.store.close()
+        except StoreError as error:
+            problems.append(f"tiers[{number}]: {error}")
+            continue
+        except ConfigError as error:
+            _close(opened)
             raise ConfigError(f"tiers[{number}]: {error}") from error
-        kind = config.url.partition(":")[0]
-        name = kind if kind not in {tier.name for tier in opened} else f"{kind}-{number}"
         list_s = config.list_s if is_shared(config.url) else 0.0
         shared_as = _store_id(config.url, fingerprint) if is_shared(config.url) else ""
         opened.append(OpenTier(_rules(name, shared_as, config, store, layout), store, list_s))
-    return opened
+    return opened, problems
+
+
+def _close(opened: Sequence[OpenTier]) -> None:
+    for tier in opened:
+        tier.store.close()
 
 
 def _store_id(url: str, fingerprint: str) -> str:

@@ -88,10 +88,12 @@ class TierWork:
         """Begin to carry out a command. StoreBlocks is answered with BlocksKept, LoadBlocks with LoadEnded."""
         match command:
             case DropBlocks(tier=tier, hashes=hashes):
-                self._writers[tier].submit(partial(self._drop, tier, hashes))
-            case StoreBlocks(tier=tier):
-                work = self._begin(command, {tier})
-                self._writers[tier].submit(partial(self._put, work, command))
+                if tier in self._tiers:
+                    self._writers[tier].submit(partial(self._drop, tier, hashes))
+            case StoreBlocks():
+                work = self._begin(command, {command.tier})
+                for tier in sorted(work.waiting):
+                    self._writers[tier].submit(partial(self._put, work, command))
             case LoadBlocks():
                 work = self._begin(command, set(command.tiers))
                 for tier in sorted(work.waiting):
@@ -129,8 +131,12 @@ class TierWork:
         return hung
 
     def _begin(self, command: StoreBlocks | LoadBlocks, tiers: set[str]) -> _Work:
-        work = _Work(command, now_s(), [False] * len(command.hashes), tiers)
-        self._begun.put(work)
+        """Those of the tiers whose stores could not be opened keep nothing and have nothing."""
+        work = _Work(command, now_s(), [False] * len(command.hashes), tiers & self._tiers.keys())
+        if work.waiting:
+            self._begun.put(work)
+        else:
+            self._answer(work)
         return work
 
     def _watch(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 from baton.cli.main import main
 from baton.core.config import TierConfig
 from baton.core.errors import ConfigError
-from baton.host.tier_opening import check_tiers, is_shared, open_tiers
+from baton.host.tier_opening import check_tiers, is_shared, open_tiers, open_usable_tiers
 from baton.kv.layout import KVLayout
 
 LAYOUT = KVLayout(layers=1, kv_heads=1, head_dim=16, block_tokens=16, dtype="uint8")
@@ -47,3 +47,15 @@ def test_a_store_that_cannot_be_opened_leaves_none_open(tmp_path: Path) -> None:
 )
 def test_which_stores_are_of_all_hosts(url: str, *, shared: bool) -> None:
     assert is_shared(url) == shared
+
+
+def test_a_store_that_is_down_is_left_out_and_the_others_keep_their_names(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    down = TierConfig(url=f"file://{tmp_path}/taken?bytes=64e6")
+    good = TierConfig(url=f"file://{tmp_path}/kv?bytes=64e6")
+    (tier,), (problem,) = open_usable_tiers([down, good], layout=LAYOUT, fingerprint="a")
+    assert tier.name == "file-1"
+    assert problem.startswith("tiers[0]: ")
+    tier.store.close()
+    with pytest.raises(ConfigError, match="tape"):
+        open_usable_tiers([good, TierConfig(url="tape://b")], layout=LAYOUT, fingerprint="a")

@@ -268,3 +268,20 @@ def test_a_bug_in_a_store_is_answered_for_and_its_threads_go_on(monkeypatch: pyt
             assert isinstance(ended, LoadEnded)
             assert ended.whole == (False,)
     assert told == ["a bug of a store"] * (2 + tier_work.READERS + 1)
+
+
+def test_a_tier_whose_store_could_not_be_opened_keeps_nothing_and_has_nothing() -> None:
+    with playing(file=PlainStore()) as played:
+        played.work.keep(DropBlocks(HOST, "pool", (HEAD,)))
+        played.write(1, "pool", HEAD)
+        assert played.next() == BlocksKept(1, (False,))
+        played.write(2, "file", HEAD)
+        assert played.next() == BlocksKept(2, (True,))
+        played.read(3, ["file", "pool"], [HEAD, END])
+        both = played.next()
+        played.read(4, ["pool"], [END])
+        none = played.next()
+        assert isinstance(both, LoadEnded)
+        assert isinstance(none, LoadEnded)
+        assert (both.whole, set(both.took_s)) == ((True, False), {"file"})
+        assert (none.whole, none.took_s) == ((False,), {})
