@@ -63,8 +63,8 @@ def test_a_host_that_cannot_give_its_kv_says_why_it_does_not_join() -> None:
             text=True,
             timeout=60,
         )
-        assert alone.returncode == 1
-        assert "could not join: the mover of a is lost: cannot listen on 192.0.2.1" in alone.stdout
+        assert alone.returncode == 2
+        assert "cannot listen on 192.0.2.1" in alone.stderr
 
 
 def test_a_wrong_path_and_a_wrong_server_are_told_in_one_line() -> None:
