@@ -274,7 +274,6 @@ METRICS: tuple[Metric, ...] = (
     PREFIX_HIT_TOKENS,
     PREEMPTIONS,
     FAILOVERS,
-    LIVE_MOVES,
     ROLE_FLIPS,
     STEP,
     SPECULATION_DRAFTED_TOKENS,
@@ -282,4 +281,5 @@ METRICS: tuple[Metric, ...] = (
     TIER_BLOCKS,
     TIER_RESTS,
     HANDOFF_LAYER_BYTES,
+    LIVE_MOVES,
 )

@@ -23,6 +23,7 @@ BESIDE = [
     "baton_tier_blocks_total{host,tier,outcome}",
     "baton_tier_rests_total{host,tier}",
     "baton_handoff_layer_bytes_total",
+    "baton_live_moves_total",
 ]
 """What we tell beyond it. A name that is once told is kept."""
 
