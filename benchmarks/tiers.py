@@ -5,7 +5,7 @@ with and without a pool that all of them share.
 
     python benchmarks/tiers.py [--requests N] [--trace NAME] [--rate-scale K]
 
-The accelerators are those of examples/clusters/one-gpu-host.toml. Writes benchmarks/results/tiers.json.
+The accelerators are those of examples/clusters/one-gpu-host.toml. Writes benchmarks/results/tiers-TRACE.json.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def main() -> None:
     parser.add_argument("--trace", choices=("conversation", "synthetic"), help="only this one")
     parser.add_argument("--rate-scale", type=float, default=0.5, help="how much faster it is played (default 0.5)")
     options = parser.parse_args()
-    rows: list[dict[str, object]] = []
     for name in [options.trace] if options.trace else ("conversation", "synthetic"):
         trace = spread(read_trace(TRACES / f"{name}.first80.jsonl.gz"), 3.0)
         trace = scale_rate(replace(trace, requests=trace.requests[: options.requests]), options.rate_scale)
+        rows: list[dict[str, object]] = []
         for (hosts, tiers), spec in clusters().items():
             records = replay_trace(spec, trace, policy="baton", seed=1)
             result = summarize(records, slo=SloTargets(), wall_s=0.0)
@@ -72,7 +72,7 @@ def main() -> None:
                 "ttft_s": to_builtins(result.ttft_s),
             }
             rows.append(row | {"completed": result.completed, "rejected": result.rejected})
-    write("tiers", {"requests": options.requests, "rate_scale": options.rate_scale, "rows": rows})
+        write(f"tiers-{name}", {"requests": options.requests, "rate_scale": options.rate_scale, "rows": rows})
 
 
 if __name__ == "__main__":
