@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from baton.core.types import BlockHash
 from baton.host.clock import now_s
 from baton.host.patience import Patience
 from baton.host.tier_opening import OpenTier
+from baton.machine.threads import WorkThreads
 
 log = logging.getLogger("baton.host")
 
@@ -77,8 +78,8 @@ class TierWork:
         """Blocks that each is known to have room for."""
         self._list_s = {tier.name: tier.list_s for tier in tiers}
         self._damaged = dict.fromkeys(self._tiers, 0)
-        self._writers = {name: Crew(f"{name}-writes", 1) for name in self._tiers}
-        self._readers = {name: Crew(f"{name}-reads", READERS) for name in self._tiers}
+        self._writers = {name: WorkThreads(f"{name}-writes", 1) for name in self._tiers}
+        self._readers = {name: WorkThreads(f"{name}-reads", READERS) for name in self._tiers}
         self._patience = {name: Patience(name, tell) for name in self._tiers}
         self._begun: SimpleQueue[_Work | None] = SimpleQueue()
         self._closed = threading.Event()
@@ -115,16 +116,19 @@ class TierWork:
         self._closed.set()
         self._begun.put(None)
         until_s = now_s() + CLOSE_S
-        crews = [*self._writers.values(), *self._readers.values()]
-        for crew in crews:
-            crew.stop()
+        for threads in (*self._writers.values(), *self._readers.values()):
+            threads.stop()
         hung: list[str] = []
+
+        def left_s() -> float:
+            return max(0.0, until_s - now_s())
+
         for name, store in self._tiers.items():
             self._patience[name].close()
-            has_ended = self._writers[name].join(until_s) and self._readers[name].join(until_s)
+            has_ended = self._writers[name].join(left_s) and self._readers[name].join(left_s)
             closing = threading.Thread(target=store.close, name=f"{name}-closes", daemon=True)
             closing.start()
-            closing.join(max(0.0, until_s - now_s()))
+            closing.join(left_s())
             if not has_ended or closing.is_alive():
                 hung.append(name)
         self._arena = self._arena[:0].copy()
@@ -278,58 +282,3 @@ class TierWork:
         else:
             self._patience[tier].failed("it is out of reach")
         return answered
-
-
-class Crew:
-    """Threads that do what is submitted, in that order. They do not keep the process from ending."""
-
-    def __init__(self, name: str, threads: int) -> None:
-        self._wanted: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        """Bounded by whoever submits: a pool has a bounded number of writes and reads under way."""
-        self._lock = threading.Lock()
-        self._stopped = False
-        self._threads: list[threading.Thread] = []
-        for number in range(threads):
-            self._start(f"{name}-{number}")
-
-    def submit(self, call: Callable[[], None]) -> None:
-        self._wanted.put(call)
-
-    def stop(self) -> None:
-        """Forget what has not begun, and end when what has begun is done."""
-        try:
-            while True:
-                self._wanted.get_nowait()
-        except Empty:
-            pass
-        with self._lock:
-            self._stopped = True
-        for _ in self._threads:
-            self._wanted.put(None)
-
-    def join(self, until_s: float) -> bool:
-        """Wait for the end. Returns whether it has come by then."""
-        for thread in self._threads:
-            thread.join(max(0.0, until_s - now_s()))
-        return not any(thread.is_alive() for thread in self._threads)
-
-    def _start(self, name: str) -> None:
-        thread = threading.Thread(target=self._run, name=name, daemon=True)
-        thread.start()
-        self._threads.append(thread)
-
-    def _run(self) -> None:
-        is_over = False
-        try:
-            while (call := self._wanted.get()) is not None:
-                call()
-            is_over = True
-        finally:
-            if not is_over:  # a bug: its traceback tells of it, and what comes next is still done
-                self._replace(threading.current_thread().name)
-
-    def _replace(self, name: str) -> None:
-        with self._lock:
-            if not self._stopped:
-                self._threads = [thread for thread in self._threads if thread.is_alive()]
-                self._start(name)

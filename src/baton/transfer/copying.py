@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable
 
 from baton.core.errors import TransferError
 from baton.machine.copies import Copy, paired
+from baton.machine.threads import WorkThreads
 from baton.transfer.extents import Spread
 from baton.transfer.pulling import BUG, CLOSED, Piece, PiecewisePull
 
@@ -25,10 +25,8 @@ class Copier:
     def __init__(self, threads: int, copy: Copy) -> None:
         self._copy = copy
         self._threads_max = threads
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._threads = WorkThreads("baton-copy", threads, self._fail_all)
         self._lock = threading.Lock()
-        self._threads: list[threading.Thread] = []
-        self._running = 0
         self._pulls: set[PiecewisePull] = set()
         self._closed = False
 
@@ -53,23 +51,20 @@ class Copier:
         """End every pull. No thread is left when this returns."""
         with self._lock:
             self._closed = True
-            threads, pulls = list(self._threads), list(self._pulls)
+        self._fail_all(CLOSED)
+        self._threads.stop()
+        self._threads.join()
+
+    def _fail_all(self, why: str) -> None:
+        with self._lock:
+            pulls = list(self._pulls)
         for pull in pulls:
-            pull.fail(CLOSED)
-        for _ in threads:
-            self._work.put(None)
-        for thread in threads:
-            thread.join()
+            pull.fail(why)
 
     def _add(self, pull: PiecewisePull, work: Callable[[], None]) -> None:
-        why = CLOSED
-        with self._lock:
-            if not self._closed:
-                why = self._start_thread() if self._running < self._threads_max else ""
-                if self._running:
-                    self._work.put(work)
-                    return
-        pull.fail(why)
+        why = CLOSED if self._closed else self._threads.submit(work)
+        if why:
+            pull.fail(why)
 
     def _begin(self, pull: PiecewisePull, begin: Callable[[], Move]) -> None:
         move: Move | None = None
@@ -86,36 +81,6 @@ class Copier:
         share_bytes = max(pull.target.size_bytes // self._threads_max + 1, _PIECE_BYTES_MIN)
         for piece in pull.pieces(share_bytes // -(-share_bytes // _PIECE_BYTES_MAX) + 1):
             self._add(pull, lambda piece=piece: _move_piece(piece, move))
-
-    def _start_thread(self) -> str:
-        """Start one more. Returns why there is none, which matters where no other runs. Call with the lock held."""
-        thread = threading.Thread(target=self._run, name="baton-copy", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as error:
-            return f"no thread can be started that copies: {error}"
-        self._running += 1
-        self._threads.append(thread)
-        return ""
-
-    def _run(self) -> None:
-        is_over = False
-        try:
-            while (work := self._work.get()) is not None:
-                work()
-            is_over = True
-        finally:
-            if not is_over:  # a bug: it is told by its traceback, its pull has failed, and the other pulls go on
-                self._replace_thread()
-
-    def _replace_thread(self) -> None:
-        """One of ours ends. Where no other can be started and none is left, nobody would carry out what is waiting."""
-        with self._lock:
-            self._running -= 1
-            why = "" if self._closed else self._start_thread()
-            deserted = list(self._pulls) if why and not self._running else []
-        for pull in deserted:
-            pull.fail(why)
 
 
 def _move_piece(piece: Piece, move: Move) -> None:
