@@ -91,12 +91,16 @@ class SlowLink:
 
     def _accept(self) -> None:
         with self._listening:
-            while not self._over.is_set():
+            while True:
                 near, _ = self._listening.accept()
+                if self._over.is_set():  # `close` knocked
+                    near.close()
+                    return
                 threading.Thread(target=self._connect, args=(near,), daemon=True).start()
 
     def _connect(self, near: socket.socket) -> None:
-        with near, socket.create_connection(self._far) as far:
+        # A server that is killed or a store that is gone ends the connection: its other side sees that.
+        with near, contextlib.suppress(OSError), socket.create_connection(self._far) as far:
             back = threading.Thread(target=self._pass, args=(far, near, self._delay_s), daemon=True)
             back.start()
             self._pass(near, far, 0.0)
