@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from baton.control.crossings import Crossings, names_at
+from baton.control.crossings import Crossings, names_at, prefix_names
 from baton.control.handoffs import Start
 from baton.control.roads import Roads, tier_road
 from baton.core.copies import CopyBlocks
@@ -18,7 +18,6 @@ from baton.core.keeping import LoadBlocks, PutEnded, PutWanted, StoreBlocks
 from baton.core.messages import PoolEvent, ReleaseBlocks, SendAhead, StartDecode
 from baton.core.ports import CostModel
 from baton.core.types import BlockHash, HostId, Request, RequestId, TokenBytes, WorkerId
-from baton.kv.hashing import names_of
 from baton.kv.host_pool import HostPool
 from baton.kv.tier import Tier
 from baton.policy.handoff import HandoffView, Way
@@ -120,7 +119,7 @@ class Central:
         if pair is None or not request.shares_blocks:
             return False
         pool = self._pools[target]
-        names = names_of(request.block_hashes, pool.block_runs)[: (request.prompt_tokens - 1) // pool.block_tokens]
+        names = prefix_names(pool, request)
         if self._choose(request, pair, names, request.prompt_tokens) == "direct":
             return False
         self._ahead[request.id] = _Ahead(pair.source, pair.tier.name, max(1, command.run_tokens // pool.block_tokens))

@@ -248,11 +248,8 @@ class Crossings:
     def _lease(self, move: Move) -> tuple[BlockId, ...]:
         """Keep the blocks that are read where they are, and find out which they are."""
         request, pool = move.request, self.pools[move.source]
-        # Never the whole prompt: whoever goes on in these blocks computes its last token, and others read them.
-        full_blocks = (request.prompt_tokens - 1) // pool.block_tokens
-        prefix = names_of(request.block_hashes, pool.block_runs)[:full_blocks]
         self.homes[request.id].add(move.source)  # again: the host may have died meanwhile, and come back
-        self.desk.tell_pool(move.source, LeaseWanted(request, prefix))
+        self.desk.tell_pool(move.source, LeaseWanted(request, prefix_names(pool, request)))
         table, computed_tokens = pool.table(request.id)
         move.tokens = min(move.tokens, computed_tokens)
         if pool.held_from_tokens(request.id) > move.cached_tokens:
@@ -331,6 +328,14 @@ class Crossings:
                 self.fetch(start, move.tokens_so_far, source=source, target=move.target, tokens=tokens)
                 return
         self.desk.begin(start, move.tokens_so_far)
+
+
+def prefix_names(pool: HostPool, request: Request) -> tuple[BlockHash, ...]:
+    """Name the full blocks of a prompt that others may go on from, as this host cuts it.
+
+    Never all of the prompt: whoever goes on in these blocks computes its last token, and others read them.
+    """
+    return names_of(request.block_hashes, pool.block_runs)[: (request.prompt_tokens - 1) // pool.block_tokens]
 
 
 def names_at(giver: HostPool, taker: HostPool, request: Request, tokens: int) -> tuple[BlockHash, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from baton.control.crossings import Crossings
+from baton.control.crossings import Crossings, prefix_names
 from baton.control.handoffs import Start
 from baton.core.keeping import (
     BlocksKept,
@@ -20,8 +20,7 @@ from baton.core.keeping import (
 )
 from baton.core.messages import PoolEvent, StartPrefill
 from baton.core.ports import CostModel
-from baton.core.types import BlockHash, HostId, Request, TierHit, TokenBytes, WorkerId
-from baton.kv.hashing import names_of
+from baton.core.types import HostId, Request, TierHit, TokenBytes, WorkerId
 from baton.kv.host_pool import HostPool
 from baton.policy.prefix import best_prefix
 
@@ -87,7 +86,7 @@ class Keeping:
             wanted_tokens = best_prefix(request, tokens, _tier_hits(pool, request), cost).tokens
         if wanted_tokens <= tokens:
             if source is None or source == target:
-                pool.tiers.decline(_names(pool, request))
+                pool.tiers.decline(prefix_names(pool, request))
             return False
         self.crossings.fetch(start, tokens_so_far, source=target, target=target, tokens=wanted_tokens)
         return True
@@ -117,13 +116,8 @@ class Keeping:
         self.crossings.ended(load, blocks=blocks)
 
 
-def _names(pool: HostPool, request: Request) -> tuple[BlockHash, ...]:
-    """Name the blocks of a prompt that may be read: all but the one with its last token, which is computed."""
-    return names_of(request.block_hashes, pool.block_runs)[: (request.prompt_tokens - 1) // pool.block_tokens]
-
-
 def _tier_hits(pool: HostPool, request: Request) -> tuple[TierHit, ...]:
     if pool.tiers is None or request.sampling.prompt_logprobs:
         return ()
-    reached = pool.tiers.reach(_names(pool, request))
+    reached = pool.tiers.reach(prefix_names(pool, request))
     return tuple(TierHit(reach.blocks * pool.block_tokens, reach.load_s) for reach in reached)
