@@ -32,7 +32,7 @@ def test_a_guest_computes_on_the_neighbours_core_at_the_lowest_rank(seen: dict[s
 
 
 def test_a_guest_that_is_put_aside_with_work_in_hand_is_called_home(seen: dict[str, object]) -> None:
-    """Else our step would wait for as long as the neighbour computes. Afterwards the guest is out again (above)."""
+    """Else our step would wait for as long as the neighbour computes. After a rest the guest is out again (above)."""
     assert isinstance(seen["recalls"], int)
     assert seen["recalls"] > 0
 

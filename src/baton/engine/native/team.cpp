@@ -17,10 +17,11 @@ namespace {
 
 // About 10 microseconds: more than a phase's threads usually differ by, less than a slice of anybody else's time.
 constexpr int SPINS = 400;
-// How long we sleep before we look whether guests still run.
-constexpr timespec DOZE{0, 50'000};
-// Most steps that guests stay away after they had to be called home.
-constexpr int REST_STEPS_MAX = 64;
+// How long we sleep before we look whether guests still run: longer than what systems do now and then on a core.
+constexpr timespec DOZE{0, 300'000};
+// How long guests stay away after they had to be called home, at least and at most. A time and not a number of steps,
+// since one of a long prompt takes as long as a hundred that decode.
+constexpr int64_t REST_NS = 4'000'000, REST_NS_MAX = 512'000'000;
 
 void futex(const std::atomic<uint32_t>* word, int operation, uint32_t value, const timespec* limit) {
     syscall(SYS_futex, reinterpret_cast<const uint32_t*>(word), operation | FUTEX_PRIVATE_FLAG, value, limit);
@@ -31,6 +32,14 @@ bool pin(pthread_t thread, int core) {
     CPU_ZERO(&set);
     CPU_SET(size_t(core), &set);
     return pthread_setaffinity_np(thread, sizeof set, &set) == 0;
+}
+
+int64_t ns(const timespec& time) { return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec; }
+
+int64_t now_ns() {
+    timespec now{};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return ns(now);
 }
 
 bool rank(pthread_t thread, int policy) {
@@ -60,7 +69,8 @@ private:
 
 }  // namespace
 
-thread_local bool Team::guest_here = false;
+thread_local Team::Who Team::here = Team::Who::caller;
+thread_local bool Team::is_leaving = false;
 
 uint32_t Waitable::add(uint32_t amount) {
     const uint32_t before = add_quietly(amount);
@@ -91,9 +101,10 @@ void Waitable::sleep_while(uint32_t seen, const timespec* limit) const {
     sleepers_.fetch_sub(1, std::memory_order_seq_cst);
 }
 
-Team::Team(const Places& places) : places_(places) {
+Team::Team(const Places& places) : places_(places), rest_ns_(REST_NS) {
     for (int thread = 1; thread < places_.threads; thread++)
         helpers_.emplace_back([this, thread] {
+            here = Who::helper;
             if (!places_.cores.empty()) pin(pthread_self(), places_.cores[size_t(thread)]);
             help(thread);
         });
@@ -106,9 +117,10 @@ bool Team::invite(int core) {
     guests_.reserve(guests_.size() + 1);  // before there is a thread, which must not be lost where memory runs out
     helpers_.reserve(helpers_.size() + 1);
     std::thread guest([this, core, number, &ready] {
-        guest_here = pin(pthread_self(), core) && rank(pthread_self(), SCHED_IDLE);
-        ready.set_value(guest_here);
-        if (guest_here) help(number);
+        here = Who::guest;
+        const bool allowed = pin(pthread_self(), core) && rank(pthread_self(), SCHED_IDLE);
+        ready.set_value(allowed);
+        if (allowed) help(number);
     });
     if (!ready.get_future().get()) {
         guest.join();
@@ -138,25 +150,23 @@ void Team::run(int phases, const std::function<void(int)>& body) {
     const Pinned pinned(places_.cores);
     open_.store(true, std::memory_order_seq_cst);
     started_.add(1);
-    const bool invite = rest_ == 0;
-    if (invite) invited_.add(1);
-    else rest_--;
+    if (is_home()) send_out();
+    else invited_.add(1);
     body(0);
     // A helper announces itself before it looks whether it may come in: either it sees that it may not, or we see it.
     open_.store(false, std::memory_order_seq_cst);
     for (uint32_t inside = inside_.load(); inside != 0; inside = inside_.load())
         if (!wait_while(inside_, inside)) call_home();
-    if (home_.load()) send_out();
-    else if (invite) rest_next_ = std::max(1, rest_next_ / 2);
 }
 
 void Team::help(int thread) {
-    const Waitable& begun = guest_here ? invited_ : started_;
+    const Waitable& begun = here == Who::guest ? invited_ : started_;
     for (uint32_t seen = 0;;) {
         while (begun.load() == seen) begun.wait_while(seen);
         seen = begun.load();
         if (ended_.load()) return;
         inside_.add_quietly(1);
+        is_leaving = false;
         if (open_.load(std::memory_order_seq_cst)) (*body_)(thread);
         inside_.add(uint32_t(-1));
     }
@@ -178,7 +188,7 @@ bool Team::wait_while(const Waitable& number, uint32_t seen) {
 
 // Wait for a phase's last items, but not for one that a guest holds who was put aside.
 void Team::wait_for_items(const Waitable& done, uint32_t seen) {
-    if (guest_here) done.wait_while(seen);
+    if (here == Who::guest) done.wait_while(seen);
     else if (!wait_while(done, seen) && guests_at_work_.load() > 0) call_home();
 }
 
@@ -193,16 +203,24 @@ void Team::call_home() {
     }
 }
 
-// A recall costs a step some ten microseconds, or a wait for a core: where it happens again and again, ever fewer steps
-// have guests.
+// A recall costs some ten microseconds, or a wait for a core: where they were out for less than they had rested before,
+// they rest longer now. Only the caller of run() comes here.
 void Team::send_out() {
-    home_.store(false);
-    rest_ = rest_next_;
-    rest_next_ = std::min(2 * rest_next_, REST_STEPS_MAX);
+    const int64_t now = now_ns();
+    if (rest_until_ns_ == 0) {  // they were called since we looked last
+        const bool was_worth_it = now - out_since_ns_ > rest_ns_;
+        rest_ns_ = was_worth_it ? std::max(rest_ns_ / 2, REST_NS) : std::min(2 * rest_ns_, REST_NS_MAX);
+        rest_until_ns_ = now + rest_ns_;
+    }
+    if (now < rest_until_ns_) return;
+    rest_until_ns_ = 0;
+    out_since_ns_ = now;
     for (size_t guest = 0; guest < guests_.size(); guest++) {
         rank(thread_of(guest), SCHED_IDLE);
         pin(thread_of(guest), guests_[guest]);
     }
+    home_.store(false);
+    invited_.add(1);
 }
 
 pthread_t Team::thread_of(size_t guest) const {
@@ -214,8 +232,7 @@ int64_t Team::guests_ran_ns() const {
     for (size_t guest = 0; guest < guests_.size(); guest++) {
         clockid_t clock;
         timespec ran{};
-        if (pthread_getcpuclockid(thread_of(guest), &clock) == 0 && clock_gettime(clock, &ran) == 0)
-            total += int64_t{ran.tv_sec} * 1'000'000'000 + ran.tv_nsec;
+        if (pthread_getcpuclockid(thread_of(guest), &clock) == 0 && clock_gettime(clock, &ran) == 0) total += ns(ran);
     }
     return total;
 }

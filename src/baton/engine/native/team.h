@@ -3,7 +3,8 @@
 //
 // Guests are helpers on cores that belong to somebody else. They run there with Linux's idle policy, that is, only
 // while the owner sleeps; when it wakes, the kernel puts them aside at once, perhaps with an item in hand. Then they are
-// called home: onto the core of the caller, which waits for that item anyway; for the rest of the step they take none.
+// called home: onto the core of the caller, which waits for that item anyway. After a rest they are sent out again, into
+// the middle of a step too: whoever comes late finds the phases before done.
 #pragma once
 #include <pthread.h>
 
@@ -73,8 +74,9 @@ public:
         }
         Phase& phase = phases_[size_t(index)];
         const uint32_t all = uint32_t(items);
-        const bool guest = guest_here;
-        while (phase.claimed.load(std::memory_order_relaxed) < all && !(guest && is_home())) {
+        const bool guest = here == Who::guest;
+        if (here == Who::caller && is_home()) send_out();
+        while (phase.claimed.load(std::memory_order_relaxed) < all && !(guest && leaves())) {
             if (guest) guests_at_work_.fetch_add(1);
             const uint32_t item = phase.claimed.fetch_add(1, std::memory_order_relaxed);
             if (item < all) {
@@ -83,7 +85,7 @@ public:
             }
             if (guest) guests_at_work_.fetch_sub(1);
         }
-        for (uint32_t seen = phase.done.load(); seen < all && !(guest && is_home()); seen = phase.done.load())
+        for (uint32_t seen = phase.done.load(); seen < all && !(guest && leaves()); seen = phase.done.load())
             wait_for_items(phase.done, seen);
     }
 
@@ -96,21 +98,26 @@ private:
     pthread_t thread_of(size_t guest) const;
     int64_t guests_ran_ns() const;
     bool is_home() const { return home_.load(std::memory_order_relaxed); }
+    // Of a guest that has passed by a phase that was not done: it takes no more of this step, wherever others are.
+    bool leaves() const { return is_leaving = is_leaving || is_home(); }
 
-    static thread_local bool guest_here;  // the current thread is a guest
+    enum class Who { caller, helper, guest };
+    static thread_local Who here;         // what the current thread is
+    static thread_local bool is_leaving;  // of a guest: has been called home in this step
 
     const Places places_;
     std::vector<int> guests_;  // the core of each; their threads are the last of the helpers
     std::vector<Phase> phases_;
     const std::function<void(int)>* body_ = nullptr;
     Waitable started_;  // counts steps
-    Waitable invited_;  // counts steps with guests
+    Waitable invited_;  // counts how often guests were asked in
     Waitable inside_;   // helpers that may be in a step's body
     std::atomic<bool> open_{false}, ended_{false};
     std::atomic<int> guests_at_work_{0};   // that hold an item
-    std::atomic<bool> home_{false};       // guests have been called home for the rest of this step
+    std::atomic<bool> home_{false};       // guests are called home, and take no items
     std::atomic<int64_t> recalls_{0};
-    int rest_ = 0, rest_next_ = 1;        // steps without guests: still to come, and after the next recall
+    int64_t out_since_ns_ = 0;             // of guests
+    int64_t rest_until_ns_ = 0, rest_ns_;  // until when they rest (0: they are out, or just called), and for how long
     std::vector<std::thread> helpers_;
 };
 
