@@ -5,19 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
-import urllib.error
-import urllib.request
-from urllib.parse import urlsplit
 
 import msgspec
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
+from baton.cli.ask_server import ask, check_url
 from baton.core.errors import BatonError, ConfigError
 from baton.server.port import ClusterStatus, HostStatus, TierStatus
-
-TIMEOUT_S = 5.0
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -36,8 +32,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Look until Ctrl-C. Exit code 1 where the server cannot be reached."""
-    if urlsplit(args.url).scheme not in ("http", "https"):
-        raise ConfigError(f"--url {args.url} is no HTTP address; give one as in http://127.0.0.1:8000")
+    check_url(args.url)
     if args.interval_s <= 0:
         raise ConfigError(f"--interval-s is {args.interval_s}, but must be above 0")
     console = Console()
@@ -58,16 +53,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _look(url: str, api_key: str | None) -> ClusterStatus:
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    request = urllib.request.Request(f"{url.rstrip('/')}/cluster", headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-            return msgspec.json.decode(answer.read(), type=ClusterStatus)
-    except urllib.error.HTTPError as error:
-        raise BatonError(f"{url} answers {error.code}; give --api-key if the server asks for one") from error
-    except (OSError, msgspec.DecodeError) as error:
-        why = error.reason if isinstance(error, urllib.error.URLError) else error
-        raise BatonError(f"there is no Baton server at {url}: {why}; start one with `baton serve`") from error
+        return msgspec.json.decode(ask(url, "/cluster", api_key), type=ClusterStatus)
+    except msgspec.DecodeError as error:
+        raise BatonError(f"there is no Baton server at {url}: {error}; start one with `baton serve`") from error
 
 
 def _screen(status: ClusterStatus) -> Group:
