@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
+import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from baton.cli.ask_server import check_url, fetch
 from baton.cli.logs import fresh_coordinator, open_log, write_file
 from baton.core.errors import ConfigError
-from baton.report.explain import Explanation, explain, find_requests
+from baton.report.explain import Explanation, Found, explain, find_requests
 from baton.report.questions import Option, Question
+from baton.server.pages import LOG_FULL_HEADER
 
 OPTIONS_MAX = 12
 """Workers of a question that the screen shows, in the order of the policy; `--json` has all."""
@@ -27,7 +32,9 @@ DESCRIPTION = """Explain one request from a decision log: what happened to it an
 it saw of every worker (load, prefix hits, age of the report), what the cost model predicted there, whom it chose, and
 whom it would have chosen without that one (rank).
 
-The log is replayed into a fresh coordinator, so what is shown is what the policies really saw."""
+The log is replayed into a fresh coordinator, so what is shown is what the policies really saw. With --url it is that of
+a running server, which sends it as far as it is written (GET /cluster/log); it is replayed here, and costs the server
+no more than the sending."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -36,7 +43,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "explain",
         help="explain the decisions about one request",
         description=DESCRIPTION,
-        epilog="Exit code: 0 explained, 2 no such log, or no such request in it.",
+        epilog="Exit code: 0 explained, 2 no such log, server or request.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
@@ -45,29 +52,28 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="REQUEST_ID",
         help="what the server returned as X-Request-Id; of a simulation request-N, the Nth of its trace (from 0)",
     )
-    parser.add_argument(
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument(
         "--log",
         type=Path,
-        required=True,
         metavar="FILE",
         help="a file that `baton serve --log` or `baton sim --log` wrote",
     )
+    source.add_argument("--url", metavar="U", help="a running server, which was started with --log")
+    parser.add_argument("--api-key", metavar="K", help="with --url: sent as a bearer token")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON; - for standard output")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Explain. Raises ConfigError where the log or the request cannot be found."""
-    found = find_requests(open_log(args.log)[1], args.request_id)
-    if not found.ids:
-        latest = f", the last of them {', '.join(found.latest)}" if found.latest else ""
-        raise ConfigError(
-            f"{args.log}: no request {args.request_id!r} among its {found.requests}{latest}; "
-            "give the id that the server returned as X-Request-Id"
-        )
-    stories: list[Explanation] = []
-    for request_id in found.ids[:CHOICES_MAX]:
-        header, decisions = open_log(args.log)
-        stories.append(explain(fresh_coordinator(header), decisions, request_id))
+    """Explain. Raises BatonError where the log, the server or the request cannot be found."""
+    with _log(args) as log:
+        found = find_requests(open_log(log.path)[1], args.request_id)
+        if not found.ids:
+            raise ConfigError(_nobody(args.request_id, found, log))
+        stories: list[Explanation] = []
+        for request_id in found.ids[:CHOICES_MAX]:
+            header, decisions = open_log(log.path)
+            stories.append(explain(fresh_coordinator(header), decisions, request_id))
     if args.json is not None:
         write_json(args.json, stories[0] if len(stories) == 1 else stories)
     if args.json != Path("-"):
@@ -77,6 +83,41 @@ def run(args: argparse.Namespace) -> int:
     if len(found.ids) > len(stories):
         print(f"note: {len(found.ids)} requests have this id; the first {len(stories)} are shown", file=sys.stderr)  # noqa: T201
     return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Log:
+    """A log to read, on this machine."""
+
+    path: Path
+    name: str
+    """What its reader calls it."""
+    is_full: bool = False
+    """Its server has gone on without writing into it."""
+
+
+@contextlib.contextmanager
+def _log(args: argparse.Namespace) -> Iterator[_Log]:
+    """The file that was named, or what a server sends, which is kept as long as it is read."""
+    if args.url is None:
+        if args.api_key is not None:
+            raise ConfigError("--api-key is for a server: give --url")
+        yield _Log(args.log, str(args.log))
+        return
+    check_url(args.url)
+    with tempfile.TemporaryDirectory(prefix="baton-") as folder:
+        path = Path(folder) / "decisions.log"
+        headers = fetch(args.url, "/cluster/log", args.api_key, path)
+        yield _Log(path, args.url, headers.get(LOG_FULL_HEADER) == "yes")
+
+
+def _nobody(request_id: str, found: Found, log: _Log) -> str:
+    latest = f", the last of them {', '.join(found.latest)}" if found.latest else ""
+    full = "; the log is full, and later requests are not in it (log_bytes_max, or its disk)" if log.is_full else ""
+    return (
+        f"{log.name}: no request {request_id!r} among its {found.requests}{latest}{full}; "
+        "give the id that the server returned as X-Request-Id"
+    )
 
 
 def write_json(path: Path, value: object) -> None:

@@ -24,7 +24,7 @@ class LogWriter:
         self.full = False
         self.on_full: Callable[[str], None] | None = None
         """Told once, in words, when the log ends before the server does."""
-        self._path = path
+        self.path = path
         self._bytes_max = bytes_max
         self._encoder = msgspec.msgpack.Encoder()
         self._left_bytes = bytes_max
@@ -58,7 +58,7 @@ class LogWriter:
         self.full = True
         if self.on_full is not None:
             self.on_full(
-                f"the decision log {self._path} ends here: {why}; requests go on, later decisions are not written."
+                f"the decision log {self.path} ends here: {why}; requests go on, later decisions are not written."
                 " To log again, make room and restart"
             )
 

@@ -17,7 +17,7 @@ from baton.kv.window import request_tokens_max
 from baton.link.hosting import HostTerms
 from baton.server.driver import Driver
 from baton.server.live_request import LiveRequest
-from baton.server.port import ClusterStatus, HostStatus, TierStatus, WorkerStatus
+from baton.server.port import ClusterStatus, HostStatus, KeptLog, TierStatus, WorkerStatus
 
 
 class LiveGateway:
@@ -110,6 +110,12 @@ class LiveGateway:
             kv_blocks_used=pool.blocks_of(view.id) if pool is not None else 0,
             kv_blocks_total=pool.view().blocks_total if pool is not None else 0,
         )
+
+    @property
+    def decision_log(self) -> KeptLog | None:
+        """See `Gateway.decision_log`."""
+        log = self._driver.log
+        return None if log is None else KeptLog(log.path, log.full)
 
     async def host_terms(self) -> HostTerms:
         """See `Gateway.host_terms`."""

@@ -16,7 +16,7 @@ from baton.engine.card import ModelCard
 from baton.engine.port import StepEngine
 from baton.link.hosting import HostTerms
 from baton.server.clock import now_s
-from baton.server.port import ClusterStatus, Finish, HostStatus, Timings, Update, WorkerStatus
+from baton.server.port import ClusterStatus, Finish, HostStatus, KeptLog, Timings, Update, WorkerStatus
 
 WORKER = "inprocess-0"
 
@@ -115,6 +115,11 @@ class InProcessGateway:
         if worker != WORKER:
             raise RequestError(f"there is no worker {worker!r}; see /cluster", param="worker", status=404)
         self.role = role
+
+    @property
+    def decision_log(self) -> KeptLog | None:
+        """See `Gateway.decision_log`: nobody decides anything here."""
+        return None
 
     async def host_terms(self) -> HostTerms:
         """See `Gateway.host_terms`."""

@@ -6,13 +6,14 @@ from importlib import metadata, resources
 
 from msgspec import Struct, json
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from baton.core.errors import RequestError
 from baton.core.types import WorkerId
 from baton.metrics.registry import CONTENT_TYPE
 from baton.server.body import read_body
+from baton.server.file_chunks import file_chunks
 from baton.server.generate import check_model
 from baton.server.prompts import Prompt, chat_prompt, off_loop
 from baton.server.services import Services
@@ -25,6 +26,9 @@ from baton.server.wire.schemas import DetokenizeRequest, RoleRequest, TokenizeRe
 
 PAGE_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
 """The page loads nothing, and talks to nobody but this server."""
+LOG_TYPE = "application/octet-stream"
+LOG_FULL_HEADER = "baton-log-full"
+"""Of the decision log: `yes` where later decisions are not in it."""
 
 
 class Pages:
@@ -48,6 +52,7 @@ class Pages:
             Route("/ready", self._health),
             Route("/metrics", self._metrics),
             Route("/cluster", self._cluster),
+            Route("/cluster/log", self._log),
             Route("/cluster/workers/{worker}/role", self._set_role, methods=["POST"]),
             Route("/cluster/hosts", self._host_terms, methods=["POST"]),
             Route("/ui", self._ui),
@@ -118,6 +123,20 @@ class Pages:
 
     async def _cluster(self, request: Request) -> Response:
         return _json(self._services.gateway.cluster())
+
+    async def _log(self, request: Request) -> Response:
+        """Send the decision log as far as it is written. Replaying it is the reader's work, not this server's."""
+        log = self._services.gateway.decision_log
+        if log is None:
+            message = "this server keeps no decision log; start it with --log FILE"
+            raise RequestError(message, status=404, code="no_decision_log")
+        try:
+            size_bytes = log.path.stat().st_size
+        except OSError as error:
+            message = f"the decision log cannot be read any more: {error.strerror}; restart the server to log again"
+            raise RequestError(message, status=404, code="no_decision_log") from error
+        headers = {"content-length": str(size_bytes), LOG_FULL_HEADER: "yes" if log.is_full else "no"}
+        return StreamingResponse(file_chunks(log.path, size_bytes), media_type=LOG_TYPE, headers=headers)
 
     async def _set_role(self, request: Request) -> Response:
         body = convert(parse_object(await self._body(request)), RoleRequest)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from msgspec import UNSET, Struct, UnsetType
@@ -142,6 +144,15 @@ class ClusterStatus(Struct, frozen=True, kw_only=True):
     """Family to `module:Class`."""
 
 
+@dataclass(frozen=True, slots=True)
+class KeptLog:
+    """The file that every decision is written to."""
+
+    path: Path
+    is_full: bool
+    """Later decisions are not in it."""
+
+
 class Gateway(Protocol):
     """The cluster as one object: what the HTTP half talks to."""
 
@@ -169,6 +180,11 @@ class Gateway(Protocol):
         ...
 
     def cluster(self) -> ClusterStatus: ...
+
+    @property
+    def decision_log(self) -> KeptLog | None:
+        """None: decisions are not written."""
+        ...
 
     async def host_terms(self) -> HostTerms:
         """Say what a host needs to join the cluster. Raises RequestError where none can."""

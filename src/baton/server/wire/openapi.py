@@ -17,7 +17,7 @@ _REF = "#/components/schemas/{name}"
 _ERRORS = {
     400: "The request is wrong; `param` names the field.",
     401: "The API key is missing or unknown.",
-    404: "There is no such model, worker or path.",
+    404: "There is no such model, worker, log or path.",
     405: "This path does not take this method.",
     413: "The body is too large.",
     415: "The body is not JSON.",
@@ -27,6 +27,7 @@ _ERRORS = {
     503: "The cluster cannot take the request now; come again after `Retry-After` seconds.",
 }
 _READING = (401, 500)
+_FINDING = (401, 404, 500)
 _POSTING = (400, 401, 404, 413, 415, 500)
 _GENERATING = (400, 401, 404, 413, 415, 429, 500, 503)
 _SCHEMAS = (
@@ -79,13 +80,16 @@ def _paths() -> Json:
             "post": _post("Turn texts into vectors", "EmbeddingRequest", "EmbeddingList", (*_GENERATING, 501))
         },
         "/v1/models": {"get": _get("List the model that is served", "ModelList")},
-        "/v1/models/{model}": {"get": _get("Describe a model", "Model", (*_READING, 404), _path_parameter("model"))},
+        "/v1/models/{model}": {"get": _get("Describe a model", "Model", _FINDING, _path_parameter("model"))},
         "/tokenize": {"post": _post("Turn text or a conversation into token ids", "TokenizeRequest", "Tokens")},
         "/detokenize": {"post": _post("Turn token ids into text", "DetokenizeRequest", "Detokenized")},
         "/health": {"get": _get("Tell whether requests can be served", "Health", (500, 503))},
         "/ready": {"get": _get("Tell whether requests can be served", "Health", (500, 503))},
         "/metrics": {"get": _get_text("Read the metrics for Prometheus", "text/plain")},
         "/cluster": {"get": _get("Show workers, hosts and policies", "ClusterStatus")},
+        "/cluster/log": {
+            "get": _get_text("Read the decision log, as far as it is written", "application/octet-stream", _FINDING)
+        },
         "/cluster/workers/{worker}/role": {
             "post": _post("Change a worker's role", "RoleRequest", "RoleSet")
             | {"parameters": _path_parameter("worker")}
@@ -112,8 +116,8 @@ def _get(summary: str, response: str, errors: tuple[int, ...] = _READING, parame
     return operation | ({"parameters": parameters} if parameters else {})
 
 
-def _get_text(summary: str, media_type: str) -> Json:
-    return {"summary": summary, "responses": _responses({media_type: {"schema": {"type": "string"}}}, _READING)}
+def _get_text(summary: str, media_type: str, errors: tuple[int, ...] = _READING) -> Json:
+    return {"summary": summary, "responses": _responses({media_type: {"schema": {"type": "string"}}}, errors)}
 
 
 def _get_any(summary: str) -> Json:
