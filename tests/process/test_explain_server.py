@@ -116,3 +116,17 @@ def test_a_full_log_says_why_a_request_is_not_in_it(tmp_path: Path) -> None:
         done = _explain("request-4", "--url", server.url)
     assert done.returncode == 2
     assert "the log is full, and later requests are not in it" in done.stderr
+
+
+def test_the_arrivals_of_a_live_server_are_simulated(
+    logging_server: tuple[RunningServer, Path], tmp_path: Path
+) -> None:
+    """Its fleet and its policies come from the log; what came of the same arrivals stands beside it."""
+    out = tmp_path / "found.json"
+    command = [sys.executable, "-m", "baton.cli.main", "replay", str(logging_server[1]), "--simulate"]
+    done = subprocess.run([*command, "--policy", "round-robin", "--json", str(out)], capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    counts = [(found[run]["requests"], found[run]["completed"]) for run in ("log", "as_logged", "other")]
+    assert counts == [(1, 1)] * 3
+    assert found["log"]["ttft_s"]["mean"] > 0

@@ -31,7 +31,7 @@ def open_log(path: Path) -> tuple[Header, Iterator[Decision]]:
 def fresh_coordinator(header: Header) -> Coordinator:
     """A coordinator as the one that wrote the log. Raises ConfigError where its policies are not there any more."""
     if isinstance(header, SimHeader):
-        spec = _spec(header)
+        spec = spec_of(header)
         return cluster_coordinator(spec, build_policies(header.policy, spec))
     return build_coordinator(
         header.policy,
@@ -44,10 +44,11 @@ def fresh_coordinator(header: Header) -> Coordinator:
 
 def block_tokens(header: Header) -> int:
     """Tokens of the blocks that the log's hashes name."""
-    return _spec(header).kv.block_tokens if isinstance(header, SimHeader) else header.block_tokens
+    return spec_of(header).kv.block_tokens if isinstance(header, SimHeader) else header.block_tokens
 
 
-def _spec(header: SimHeader) -> ClusterSpec:
+def spec_of(header: SimHeader) -> ClusterSpec:
+    """The cluster that a simulation's log is of. Raises ConfigError for one of another version."""
     try:
         return msgspec.json.decode(header.cluster, type=ClusterSpec)
     except msgspec.DecodeError as error:
@@ -59,7 +60,7 @@ def other_policies(name: str, header: Header, cost: CostModel) -> Policies:
 
     Raises ConfigError for an unknown name: it lists the known.
     """
-    spec = _spec(header) if isinstance(header, SimHeader) else ClusterSpec()
+    spec = spec_of(header) if isinstance(header, SimHeader) else ClusterSpec()
     return replace(build_policies(name, spec).cluster, cost=cost)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from rich.table import Table
 
 from baton.cli.explain import wide_console, write_json
 from baton.cli.logs import Header, block_tokens, fresh_coordinator, open_log, other_policies, write_file
+from baton.cli.simulate_log import show_simulated, simulate_log
 from baton.control.decision_log import Decision, replay
 from baton.core.errors import ConfigError
 from baton.link.log_file import cut_bytes
@@ -30,8 +32,11 @@ DESCRIPTION = """Feed a decision log into a fresh coordinator and compare what i
 
 With --policy, the policies of that name are asked every question that the log's own were asked, in the situation that
 really was, and their answers are compared: other workers, refusals, and the times that the cost model predicts for
-both. The log's decisions go on being followed, so what their own choices would have led to is not seen; `baton sim`
-on the same arrivals shows that."""
+both. The log's decisions go on being followed, so what their own choices would have led to is not seen.
+
+With --simulate it is: the log's arrivals are played through the simulator, as they were decided and under other
+policies (--policy) or on another cluster (--cluster), and TTFT, TPOT and goodput stand beside those of the log. How far
+the first simulation is from the log says how much of the second to believe."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -40,7 +45,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "replay",
         help="replay a decision log and compare",
         description=DESCRIPTION,
-        epilog="Exit code: 0 the same decisions (with --policy: compared), 1 a difference (shown), 2 no such log.",
+        epilog="Exit code: 0 the same decisions (with --policy, --simulate: compared), 1 a difference (shown), "
+        "2 no such log.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
@@ -48,11 +54,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "log", type=Path, metavar="LOG", help="a file that `baton serve --log` or `baton sim --log` wrote"
     )
     parser.add_argument("--policy", metavar="NAME", help=f"ask these policies too: {', '.join(NAMED)}")
+    parser.add_argument("--simulate", action="store_true", help="play the arrivals, and compare what came of them")
+    parser.add_argument(
+        "--cluster", type=Path, metavar="FILE", help="with --simulate: a cluster of docs/simulator.md, not the log's"
+    )
+    parser.add_argument("--seed", type=int, metavar="S", help="with --simulate: of delays and prompts (default 0)")
+    for name in ("ttft", "tpot"):
+        parser.add_argument(
+            f"--{name}-slo-s", type=float, metavar="X", help="with --simulate: target of requests promised nothing"
+        )
     parser.add_argument(
         "--rows", type=int, default=ROWS, metavar="N", help="differences to show (default: %(default)s)"
     )
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="with --policy: write all as JSON; - for standard output"
+        "--json", type=Path, metavar="FILE", help="with --policy, --simulate: write all as JSON; - for standard output"
     )
     parser.add_argument(
         "--html", type=Path, metavar="FILE", help="write a page: roles, queues and load of every worker"
@@ -71,7 +86,10 @@ def run(args: argparse.Namespace) -> int:
     if args.trace_out is not None:
         _write_trace(args)
     header, decisions = open_log(args.log)
-    code = _compare(args, header, decisions) if args.policy is not None else _replay(header, decisions)
+    if args.simulate:
+        code = _simulate(args)
+    else:
+        code = _compare(args, header, decisions) if args.policy is not None else _replay(header, decisions)
     cut = cut_bytes(args.log)
     if cut:
         words = f"{args.log} ends in the middle of an entry, {cut} bytes of which are there: what followed is not in it"
@@ -81,8 +99,20 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     problems: list[str] = []
-    if args.json is not None and args.policy is None:
-        problems.append("--json needs --policy")
+    if args.json is not None and args.policy is None and not args.simulate:
+        problems.append("--json needs --policy or --simulate")
+    simulating = {
+        "--cluster": args.cluster,
+        "--seed": args.seed,
+        "--ttft-slo-s": args.ttft_slo_s,
+        "--tpot-slo-s": args.tpot_slo_s,
+    }
+    problems += [f"{flag} needs --simulate" for flag, value in simulating.items() if value is not None and not args.simulate]
+    problems += [
+        f"{flag} is {value:g}, but must be above 0 and finite"
+        for flag, value in simulating.items()
+        if flag.endswith("-slo-s") and value is not None and not 0 < value < math.inf
+    ]
     if args.rows < 0:
         problems.append(f"--rows is {args.rows}, but must be at least 0")
     if problems:
@@ -112,6 +142,16 @@ def _compare(args: argparse.Namespace, header: Header, decisions: Iterator[Decis
         write_json(args.json, found)
     if args.json != Path("-"):
         _show(found, args.policy, args.rows, wide_console())
+    return 0
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    found = simulate_log(args)
+    if args.json is not None:
+        write_json(args.json, found)
+    if args.json != Path("-"):
+        what = [args.policy or "its policies", *([] if args.cluster is None else [f"on {args.cluster.name}"])]
+        show_simulated(found, " ".join(what), wide_console())
     return 0
 
 

@@ -172,11 +172,9 @@ def _read(args: argparse.Namespace) -> tuple[ClusterSpec, Trace]:
     problems = _argument_problems(args)
     spec, trace = ClusterSpec(), Trace(format="", timing="absolute", requests=())
     try:
-        spec = read_spec(args.cluster)
-    except OSError as error:
-        problems.append(f"{args.cluster}: cannot read the cluster: {error.strerror}")
-    except (ConfigError, UnicodeDecodeError) as error:
-        problems += [f"{args.cluster}: {line}" for line in str(error).splitlines()]
+        spec = read_cluster(args.cluster)
+    except ConfigError as error:
+        problems.append(str(error))
     try:
         build_policies(args.policy, spec)
     except ConfigError as error:
@@ -192,6 +190,16 @@ def _read(args: argparse.Namespace) -> tuple[ClusterSpec, Trace]:
     if args.rate is not None:
         trace = with_arrivals(trace, PoissonArrivals(args.rate * sessions_per_request(trace)), Random(args.seed))
     return spec, scale_rate(trace, args.rate_scale)
+
+
+def read_cluster(path: Path) -> ClusterSpec:
+    """Read a cluster file. Raises ConfigError with every problem, each beside the file's name."""
+    try:
+        return read_spec(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the cluster: {error.strerror}") from error
+    except (ConfigError, UnicodeDecodeError) as error:
+        raise ConfigError("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from error
 
 
 def _argument_problems(args: argparse.Namespace) -> list[str]:

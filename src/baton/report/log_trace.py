@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
+from statistics import fmean
 
 import msgspec
 
@@ -15,7 +17,8 @@ from baton.workload.request import Trace, TraceRequest
 def trace_of_log(decisions: Iterable[Decision], *, block_tokens: int) -> Trace:
     """Requests in order of arrival, the first at 0. Equal leading blocks keep equal ids.
 
-    An answer that the log did not see end counts with what its client asked for at most.
+    How long an answer would have got whose end the log did not see (a refusal, say), nobody knows: it counts with the
+    mean of those that ended, at most with what its client asked for.
     """
     arrived: dict[RequestId, tuple[float, Request]] = {}
     answered: dict[RequestId, int] = {}
@@ -24,16 +27,18 @@ def trace_of_log(decisions: Iterable[Decision], *, block_tokens: int) -> Trace:
             case RequestArrived(request=request):
                 arrived[request.id] = (decision.now_s, request)
             case RequestFinished(request_id=request_id, output_tokens=output_tokens):
-                answered[request_id] = output_tokens
+                if output_tokens:  # an old log does not tell
+                    answered[request_id] = output_tokens
             case _:
                 pass  # no arrival, and no length
+    usual_tokens = round(fmean(answered.values())) if answered else sys.maxsize
     names: dict[BlockHash, int] = {}
     start_s = next((at_s for at_s, _ in arrived.values()), 0.0)
     requests = tuple(
         TraceRequest(
             at_s=at_s - start_s,
             input_tokens=request.prompt_tokens,
-            output_tokens=answered.get(request.id) or request.output_tokens_max,
+            output_tokens=answered.get(request.id) or min(usual_tokens, request.output_tokens_max),
             prefix_ids=tuple(names.setdefault(block, len(names)) for block in request.block_hashes),
             prefix_block_tokens=block_tokens if request.block_hashes else 0,
             tenant=request.tenant,

@@ -1,0 +1,116 @@
+"""`baton replay LOG --simulate`: the arrivals of a log, played through the simulator under other policies."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec import Struct
+from rich.console import Console
+from rich.table import Table
+
+from baton.cli.logs import Header, block_tokens, open_log, spec_of
+from baton.cli.sim import read_cluster
+from baton.control.decision_log import LogHeader
+from baton.core.config import PolicyConfig
+from baton.core.errors import ConfigError
+from baton.metrics.summary import Distribution, RequestRecord, SloTargets, summarize
+from baton.policy.named import named
+from baton.report.log_records import LoggedRun, Outcomes, outcomes, run_of_log
+from baton.report.log_trace import trace_of_log
+from baton.sim.log_cluster import cluster_of_log
+from baton.sim.replay_trace import replay_trace
+from baton.sim.spec import ClusterSpec
+
+
+class Simulated(Struct, frozen=True, kw_only=True):
+    """The outcomes of a log, beside those that simulations of its arrivals have."""
+
+    log: Outcomes
+    as_logged: Outcomes
+    """Simulated with the log's policies on the log's cluster: what differs from `log` is the simulation's error."""
+    other: Outcomes | None
+    """Simulated with what was asked for instead. None: nothing was."""
+    notes: tuple[str, ...]
+    """What the comparison does not know."""
+
+
+def simulate_log(args: argparse.Namespace) -> Simulated:
+    """Play the log's arrivals as they were decided, and as `args` ask. Raises ConfigError for what cannot be played."""
+    header, decisions = open_log(args.log)
+    run = run_of_log(decisions)
+    trace = trace_of_log(open_log(args.log)[1], block_tokens=block_tokens(header))
+    if not trace.requests:
+        raise ConfigError(f"{args.log}: no request arrived in this log, so there is nothing to simulate")
+    cluster = _cluster(header, args.log)
+    policy = named(header.policy) if isinstance(header.policy, str) else header.policy
+    targets = SloTargets(ttft_s=args.ttft_slo_s, tpot_s=args.tpot_slo_s)
+
+    def played(spec: ClusterSpec, config: PolicyConfig) -> Outcomes:
+        return _outcomes(replay_trace(spec, trace, policy=config, seed=args.seed or 0), targets)
+
+    asked_cluster = cluster if args.cluster is None else read_cluster(args.cluster)
+    asked_policy = policy if args.policy is None else named(args.policy)
+    is_other = args.cluster is not None or args.policy is not None
+    return Simulated(
+        log=_outcomes(run.records, targets, is_timed=not run.untimed),
+        as_logged=played(cluster, policy),
+        other=played(asked_cluster, asked_policy) if is_other else None,
+        notes=_notes(run),
+    )
+
+
+def show_simulated(found: Simulated, other: str, console: Console) -> None:
+    """Print the outcomes side by side. `other`: what the last column is called."""
+    columns = {"the log": found.log, "simulated as it was": found.as_logged}
+    if found.other is not None:
+        columns[f"simulated, {other}"] = found.other
+    rows = {name: _rows(outcome) for name, outcome in columns.items()}
+    table = Table("", *columns)
+    for label in next(iter(rows.values())):
+        table.add_row(label, *(cells[label] for cells in rows.values()))
+    console.print(table)
+    for note in found.notes:
+        console.print(f"note: {note}", markup=False, highlight=False)
+
+
+def _rows(outcome: Outcomes) -> dict[str, str]:
+    rows = {
+        "requests": f"{outcome.requests:,}",
+        "completed, failed, refused": f"{outcome.completed:,}, {outcome.failed:,}, {outcome.rejected:,}",
+        "in SLO": "-" if outcome.attainment_ratio is None else f"{outcome.attainment_ratio:.1%}",
+        "goodput, requests/s": "-" if outcome.goodput_rps is None else f"{outcome.goodput_rps:.4g}",
+    }
+    for name, values in (("TTFT", outcome.ttft_s), ("TPOT", outcome.tpot_s), ("E2E", outcome.e2e_s)):
+        rows[f"{name} ms: mean, p50, p90, p99"] = _milliseconds(values)
+    return rows
+
+
+def _milliseconds(values: Distribution) -> str:
+    shown = (values.mean, values.p50, values.p90, values.p99)
+    return "-" if values.mean is None else ", ".join(f"{(value or 0.0) * 1000:,.4g}" for value in shown)
+
+
+def _outcomes(records: Sequence[RequestRecord], targets: SloTargets, *, is_timed: bool = True) -> Outcomes:
+    return outcomes(summarize(records, slo=targets, wall_s=0.0), is_timed=is_timed)
+
+
+def _notes(run: LoggedRun) -> tuple[str, ...]:
+    notes: list[str] = []
+    unfinished = run.open + sum(record.outcome != "finished" for record in run.records)
+    if unfinished:
+        notes.append(
+            f"{unfinished} requests of the log have no known length (refused, cancelled, failed or still open): they "
+            "are simulated as long as the others were on average, or as their clients asked for at most"
+        )
+    if run.untimed:
+        notes.append(
+            f"of {run.untimed} requests the log does not know the first token's time (one worker did both): "
+            "its TTFT and TPOT are of the others, and its share in SLO is not known"
+        )
+    return tuple(notes)
+
+
+def _cluster(header: Header, log: Path) -> ClusterSpec:
+    return cluster_of_log(header, open_log(log)[1]) if isinstance(header, LogHeader) else spec_of(header)

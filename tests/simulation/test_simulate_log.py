@@ -1,0 +1,147 @@
+"""`baton replay LOG --simulate`: the arrivals of a log under other policies, beside what came of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from baton.cli.main import main
+from baton.control.decision_log import Decision, LogHeader
+from baton.core.errors import ConfigError
+from baton.core.messages import CloseRequest, PrefillFinished, RequestArrived, RequestFinished, WorkerJoined
+from baton.core.types import HostId, RequestId, StepShape, WorkerId, WorkerView
+from baton.link.log_file import LogWriter
+from baton.report.log_records import run_of_log
+from baton.sim.log_cluster import cluster_of_log
+from tests.unit.report.logs import BLOCK_TOKENS, COST, NEAR, P0, POLICY, log_of, request
+
+ROOT = Path(__file__).resolve().parents[2]
+CLUSTER = ROOT / "examples" / "clusters" / "one-gpu-host.toml"
+LOAD = """
+requests = 60
+arrivals = {kind = "poisson", rate_rps = 12}
+input_tokens = {kind = "uniform", low = 100, high = 3000}
+output_tokens = {kind = "uniform", low = 2, high = 60}
+"""
+HEADER = LogHeader(policy=POLICY, block_tokens=BLOCK_TOKENS, attempts_max=3, cost=COST)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    load, path = tmp_path / "load.toml", tmp_path / "decisions.log"
+    load.write_text(LOAD)
+    simulate = ["sim", "--cluster", str(CLUSTER), "--trace", str(load), "--log", str(path), "--seed", "3"]
+    assert main([*simulate, "--ttft-slo-s", "5", "--tpot-slo-s", "1"]) == 0
+    return path
+
+
+def _simulate(log: Path, out: Path, *more: str) -> dict:
+    assert main(["replay", str(log), "--simulate", "--json", str(out), *more]) == 0
+    return json.loads(out.read_text())
+
+
+def test_a_log_of_the_simulator_is_simulated_as_it_was(log: Path, tmp_path: Path) -> None:
+    """Same arrivals, cluster, policies and seed: what the log tells of TTFT, TPOT and E2E comes out again."""
+    found = _simulate(log, tmp_path / "found.json", "--seed", "3")
+    assert found["log"]["completed"] == 60
+    assert found["other"] is None
+    for name in ("ttft_s", "tpot_s", "e2e_s"):
+        assert found["log"][name] == pytest.approx(found["as_logged"][name], rel=1e-9)
+    for name in ("requests", "completed", "rejected", "attainment_ratio"):
+        assert found["log"][name] == found["as_logged"][name]
+
+
+def test_another_policy_and_another_cluster_have_a_column(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = tmp_path / "small.toml"
+    small.write_text(CLUSTER.read_text().replace("decode = 2", "decode = 1").replace("prefill = 2", "prefill = 1"))
+    other = _simulate(log, tmp_path / "other.json", "--policy", "random", "--cluster", str(small))
+    assert other["other"]["ttft_s"]["mean"] > other["as_logged"]["ttft_s"]["mean"]
+    assert main(["replay", str(log), "--simulate", "--policy", "random"]) == 0
+    shown = capsys.readouterr().out
+    assert "simulated, random" in shown
+    assert "goodput, requests/s" in shown
+
+
+def test_the_cluster_of_a_live_log_is_the_fleet_that_it_was_started_with() -> None:
+    """One host's arena and steps are not another's, and who came after the first request is not there yet."""
+
+    def joined(name: str, host: str, role: str, kv_tokens: int) -> Decision:
+        view = WorkerView(
+            id=WorkerId(name), host=HostId(host), role=role,  # type: ignore[arg-type]
+            kv_tokens_max=kv_tokens, step_tokens_max=256, requests_max=8,
+        )  # fmt: skip
+        return Decision(1.0, WorkerJoined(view), ())
+
+    decisions = [
+        joined("a/prefill-0", "a", "prefill", 400),
+        joined("b/decode-0", "b", "decode", 800),
+        Decision(2.0, RequestArrived(request("x")), ()),
+        joined("b/decode-1", "b", "decode", 800),
+        joined("a/prefill-0", "a", "mixed", 400),
+    ]
+    spec = cluster_of_log(HEADER, decisions)
+    assert [(view.role, view.host) for view in spec.views()] == [("prefill", "a"), ("decode", "b")]
+    assert [spec.kv_of(HostId(host)).blocks for host in "ab"] == [100, 200]
+    assert [spec.batch_of(view.kind).requests_max for view in spec.views()] == [8, 8]
+    assert spec.cost_model().step_s(StepShape()) == COST["step_overhead_s"]
+    with pytest.raises(ConfigError, match="no worker ever joined"):
+        cluster_of_log(HEADER, decisions[2:3])
+
+
+def test_what_a_log_cannot_know_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A refusal has no length; where one worker did both, the first token has no time."""
+    path = tmp_path / "live.log"
+    writer = LogWriter(path, HEADER, 1 << 20)
+    for decision in log_of():
+        writer.append(decision)
+    writer.close()
+    found = _simulate(path, tmp_path / "found.json")
+    assert (found["log"]["requests"], found["log"]["completed"], found["log"]["rejected"]) == (2, 1, 1)
+    assert found["as_logged"]["requests"] == 3
+    assert found["log"]["ttft_s"]["mean"] == 0.75
+    assert "2 requests of the log have no known length" in " ".join(found["notes"])
+    both = run_of_log(
+        [
+            Decision(1.0, RequestArrived(request("x")), ()),
+            Decision(3.0, RequestFinished(RequestId("x"), 1, P0, "stop", 5), (CloseRequest(RequestId("x"), "finished"),)),
+        ]
+    )  # fmt: skip
+    assert (both.untimed, both.records[0].ttft_s, both.open) == (1, None, 0)
+
+
+def test_the_first_token_is_the_first_attempts() -> None:
+    """After a death the prompt may be computed again: the client has had its first token by then."""
+    run = run_of_log(
+        [
+            Decision(1.0, RequestArrived(request("x")), ()),
+            Decision(2.0, PrefillFinished(RequestId("x"), 1, P0, 400), ()),
+            Decision(5.0, PrefillFinished(RequestId("x"), 2, P0, 401), ()),
+            Decision(6.0, RequestFinished(RequestId("x"), 2, P0, "stop", 5), (CloseRequest(RequestId("x"), "finished"),)),
+        ]
+    )  # fmt: skip
+    [record] = run.records
+    assert (record.ttft_s, record.tpot_s, record.e2e_s) == (1.0, 1.0, 5.0)
+
+
+def test_flags_that_need_the_simulation_say_so(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(log), "--cluster", "x.toml", "--seed", "1", "--ttft-slo-s", "-1"]) == 2
+    said = capsys.readouterr().err
+    for words in ("--cluster needs --simulate", "--seed needs --simulate", "--ttft-slo-s is -1"):
+        assert words in said
+    assert main(["replay", str(log), "--simulate", "--cluster", "nowhere.toml"]) == 2
+    assert "nowhere.toml: cannot read the cluster" in capsys.readouterr().err
+    assert main(["replay", str(log), "--simulate", "--policy", "leest-load"]) == 2
+    assert "did you mean 'least-load'" in capsys.readouterr().err
+
+
+def test_a_log_without_requests_has_nothing_to_simulate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "quiet.log"
+    writer = LogWriter(path, HEADER, 1 << 20)
+    writer.append(Decision(1.0, WorkerJoined(WorkerView(id=P0, host=NEAR, role="mixed")), ()))
+    writer.close()
+    assert main(["replay", str(path), "--simulate"]) == 2
+    assert "no request arrived in this log" in capsys.readouterr().err
