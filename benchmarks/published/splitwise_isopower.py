@@ -214,7 +214,10 @@ def main() -> None:
 
 
 def _ratios(found: dict[str, float]) -> dict[str, float]:
-    pairs = (("aa", "baseline-a100"), ("aa", "baseline-h100"), ("ha", "baseline-h100"))
+    pairs = (
+        *(("aa", "baseline-a100"), ("aa", "baseline-h100"), ("ha", "baseline-h100")),
+        *(("hh", "baseline-h100"), ("hhcap", "baseline-h100"), ("hhcap", "baseline-a100")),
+    )
     return {f"{a} over {b}": round(found[a] / found[b], 2) for a, b in pairs if found.get(a) and found.get(b)}
 
 
