@@ -95,9 +95,8 @@ def test_a_server_without_a_log_says_how_to_keep_one(hash_server: RunningServer)
         (("--url", "http://127.0.0.1:1"), "there is no Baton server at http://127.0.0.1:1"),
         (("--url", "ftp://x"), "is no HTTP address"),
         (("--url", "http://[x"), "is no HTTP address"),
-        (("--log", "x.log", "--api-key", "k"), "--api-key is for a server: give --url"),
+        (("--log", "x.log", "--api-key", "k"), "--api-key is for a server, and --log names a file"),
         (("--log", "x.log", "--url", "http://127.0.0.1:1"), "not allowed with"),
-        ((), "one of the arguments --log --url is required"),
     ],
 )
 def test_bad_sources_are_exit_code_2(arguments: tuple[str, ...], words: str) -> None:

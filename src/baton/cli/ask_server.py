@@ -16,6 +16,8 @@ import msgspec
 from baton.core.errors import BatonError, ConfigError
 from baton.server.wire.errors import ErrorBody
 
+URL = "http://127.0.0.1:8000"
+"""Where `baton serve` listens unless told otherwise."""
 TIMEOUT_S = 5.0
 """Of silence: a server that answers slowly is waited for as long as something comes."""
 

@@ -14,7 +14,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from baton.cli.ask_server import check_url, fetch
+from baton.cli.ask_server import URL, check_url, fetch
 from baton.cli.logs import fresh_coordinator, open_log, write_file
 from baton.core.errors import ConfigError
 from baton.report.explain import Explanation, Found, explain, find_requests
@@ -28,13 +28,12 @@ CHOICES_MAX = 8
 WIDTH = 120
 """Characters of a line where nobody says how many fit."""
 
-DESCRIPTION = """Explain one request from a decision log: what happened to it and when, what each policy was asked, what
+DESCRIPTION = """Explain one request of a running server, or of a decision log: what happened to it and when, what each policy was asked, what
 it saw of every worker (load, prefix hits, age of the report), what the cost model predicted there, whom it chose, and
 whom it would have chosen without that one (rank).
 
-The log is replayed into a fresh coordinator, so what is shown is what the policies really saw. With --url it is that of
-a running server, which sends it as far as it is written (GET /cluster/log); it is replayed here, and costs the server
-no more than the sending."""
+The log is replayed into a fresh coordinator, so what is shown is what the policies really saw. A running server sends
+its log as far as it is written (GET /cluster/log); it is replayed here, and costs the server no more than the sending."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -52,15 +51,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="REQUEST_ID",
         help="what the server returned as X-Request-Id; of a simulation request-N, the Nth of its trace (from 0)",
     )
-    source = parser.add_mutually_exclusive_group(required=True)
+    source = parser.add_mutually_exclusive_group()
     source.add_argument(
-        "--log",
-        type=Path,
-        metavar="FILE",
-        help="a file that `baton serve --log` or `baton sim --log` wrote",
+        "--url", default=URL, metavar="U", help="a running server, started with --log (default: %(default)s)"
     )
-    source.add_argument("--url", metavar="U", help="a running server, which was started with --log")
-    parser.add_argument("--api-key", metavar="K", help="with --url: sent as a bearer token")
+    source.add_argument(
+        "--log", type=Path, metavar="FILE", help="a file that `baton serve --log` or `baton sim --log` wrote"
+    )
+    parser.add_argument("--api-key", metavar="K", help="sent to the server as a bearer token")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON; - for standard output")
 
 
@@ -99,9 +97,9 @@ class _Log:
 @contextlib.contextmanager
 def _log(args: argparse.Namespace) -> Iterator[_Log]:
     """The file that was named, or what a server sends, which is kept as long as it is read."""
-    if args.url is None:
+    if args.log is not None:
         if args.api_key is not None:
-            raise ConfigError("--api-key is for a server: give --url")
+            raise ConfigError("--api-key is for a server, and --log names a file: leave one of them out")
         yield _Log(args.log, str(args.log))
         return
     check_url(args.url)

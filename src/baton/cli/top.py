@@ -11,7 +11,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from baton.cli.ask_server import ask, check_url
+from baton.cli.ask_server import URL, ask, check_url
 from baton.core.errors import BatonError, ConfigError
 from baton.server.port import ClusterStatus, HostStatus, TierStatus
 
@@ -24,7 +24,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Show a server's workers and KV blocks, live. Ctrl-C ends it.",
     )
     parser.set_defaults(run=run)
-    parser.add_argument("--url", default="http://127.0.0.1:8000", metavar="U", help="the server (default: %(default)s)")
+    parser.add_argument("--url", default=URL, metavar="U", help="the server (default: %(default)s)")
     parser.add_argument("--interval-s", type=float, default=1.0, metavar="T", help="seconds between looks (default: 1)")
     parser.add_argument("--api-key", metavar="K", help="sent as a bearer token")
     parser.add_argument("--once", action="store_true", help="look once and end")
