@@ -28,12 +28,12 @@ CHOICES_MAX = 8
 WIDTH = 120
 """Characters of a line where nobody says how many fit."""
 
-DESCRIPTION = """Explain one request of a running server, or of a decision log: what happened to it and when, what each policy was asked, what
-it saw of every worker (load, prefix hits, age of the report), what the cost model predicted there, whom it chose, and
-whom it would have chosen without that one (rank).
+DESCRIPTION = """Explain one request of a running server, or of a decision log: what happened to it and when, what each
+policy was asked, what it saw of every worker (load, prefix hits, age of the report), what the cost model predicted
+there, whom it chose, and whom it would have chosen without that one (rank).
 
 The log is replayed into a fresh coordinator, so what is shown is what the policies really saw. A running server sends
-its log as far as it is written (GET /cluster/log); it is replayed here, and costs the server no more than the sending."""
+its log as far as it is written (GET /cluster/log); the replay is done here, and costs it no more than the sending."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

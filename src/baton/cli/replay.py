@@ -107,11 +107,12 @@ def _check(args: argparse.Namespace) -> None:
         "--ttft-slo-s": args.ttft_slo_s,
         "--tpot-slo-s": args.tpot_slo_s,
     }
-    problems += [f"{flag} needs --simulate" for flag, value in simulating.items() if value is not None and not args.simulate]
+    given = {flag: value for flag, value in simulating.items() if value is not None}
+    problems += [f"{flag} needs --simulate" for flag in given if not args.simulate]
     problems += [
         f"{flag} is {value:g}, but must be above 0 and finite"
-        for flag, value in simulating.items()
-        if flag.endswith("-slo-s") and value is not None and not 0 < value < math.inf
+        for flag, value in given.items()
+        if flag.endswith("-slo-s") and not 0 < value < math.inf
     ]
     if args.rows < 0:
         problems.append(f"--rows is {args.rows}, but must be at least 0")
