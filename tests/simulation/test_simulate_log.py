@@ -25,6 +25,7 @@ arrivals = {kind = "poisson", rate_rps = 12}
 input_tokens = {kind = "uniform", low = 100, high = 3000}
 output_tokens = {kind = "uniform", low = 2, high = 60}
 """
+CLOSED = CloseRequest(RequestId("x"), "finished")
 HEADER = LogHeader(policy=POLICY, block_tokens=BLOCK_TOKENS, attempts_max=3, cost=COST)
 
 
@@ -107,9 +108,9 @@ def test_what_a_log_cannot_know_is_said(tmp_path: Path, capsys: pytest.CaptureFi
     both = run_of_log(
         [
             Decision(1.0, RequestArrived(request("x")), ()),
-            Decision(3.0, RequestFinished(RequestId("x"), 1, P0, "stop", 5), (CloseRequest(RequestId("x"), "finished"),)),
+            Decision(3.0, RequestFinished(RequestId("x"), 1, P0, "stop", 5), (CLOSED,)),
         ]
-    )  # fmt: skip
+    )
     assert (both.untimed, both.records[0].ttft_s, both.open) == (1, None, 0)
 
 
@@ -120,9 +121,9 @@ def test_the_first_token_is_the_first_attempts() -> None:
             Decision(1.0, RequestArrived(request("x")), ()),
             Decision(2.0, PrefillFinished(RequestId("x"), 1, P0, 400), ()),
             Decision(5.0, PrefillFinished(RequestId("x"), 2, P0, 401), ()),
-            Decision(6.0, RequestFinished(RequestId("x"), 2, P0, "stop", 5), (CloseRequest(RequestId("x"), "finished"),)),
+            Decision(6.0, RequestFinished(RequestId("x"), 2, P0, "stop", 5), (CLOSED,)),
         ]
-    )  # fmt: skip
+    )
     [record] = run.records
     assert (record.ttft_s, record.tpot_s, record.e2e_s) == (1.0, 1.0, 5.0)
 
