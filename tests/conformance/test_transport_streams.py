@@ -18,9 +18,9 @@ from tests.transfers.wires import Gate
 SIZE_BYTES = 1 << 20
 
 
-@pytest.fixture
-def tcp() -> Iterator[Kit]:
-    with kit_of("tcp") as made:
+@pytest.fixture(params=["tcp", "tcp staged"])
+def tcp(request: pytest.FixtureRequest) -> Iterator[Kit]:
+    with kit_of(request.param) as made:
         yield made
 
 

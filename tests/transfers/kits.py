@@ -18,18 +18,24 @@ import pytest
 from baton.arena.memfd import Arena, create_arena
 from baton.machine.copies import Copy, Moves
 from baton.transfer.clock import now_s as real_now_s
+from baton.transfer.device import HostDeviceMemory
 from baton.transfer.memory import MemoryExchange, MemoryTransport
 from baton.transfer.nixl import NixlTransport
 from baton.transfer.offers import Source
 from baton.transfer.port import Extent, Ticket, Transport
 from baton.transfer.shm import ShmTransport
+from baton.transfer.staged import StagedMemory
 from baton.transfer.tcp import TcpTransport
 from baton.transfer.tcp_peer import TcpLimits
 from tests.transfers.wires import Alter, Gate, Proxy
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PIECE_BYTES = 64 << 10
-TRANSPORTS = ("memory", "shm", "tcp", "nixl")
+TRANSPORTS = ("memory", "shm", "tcp", "nixl", "memory staged", "tcp staged")
+"""`staged`: the memories are a device's, which transports copy from and to in portions."""
+PORTION_BYTES = 24_000
+"""Not a part of a piece."""
+LANES = 3
 
 
 @dataclass
@@ -83,6 +89,7 @@ class Kit:
     """One transport under test. Everything that it made is closed at the end of the test."""
 
     name: str
+    staged: bool = False
     opened: ExitStack = field(default_factory=ExitStack)
     proxies: ExitStack = field(default_factory=ExitStack)
     exchange: MemoryExchange = field(default_factory=MemoryExchange)
@@ -106,7 +113,7 @@ class Kit:
         self.opened.callback(arena.close)
         self.opened.callback(source.close)
         self.opened.callback(transport.close)
-        return Side(transport, source, arena, transport.register(arena.memory, descriptor=arena.fd))
+        return Side(transport, source, arena, register(transport, arena, self.staged))
 
     def _open(self, gate: Gate | None, source: Source) -> Transport:
         copy = None if gate is None else held_copy(gate)
@@ -132,11 +139,20 @@ class Kit:
 
     def remote(self, seed: int, size_bytes: int, *, listen: str = "") -> RemoteSide:
         module = ["-m", "tests.transfers.source_process"]
-        command = [sys.executable, *module, self.name, str(seed), str(size_bytes), listen]
+        name = f"{self.name} staged" if self.staged else self.name
+        command = [sys.executable, *module, name, str(seed), str(size_bytes), listen]
         process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.opened.callback(end, process)
         assert process.stdout is not None
         return RemoteSide(process, msgspec.json.decode(process.stdout.readline(), type=Ticket))
+
+
+def register(transport: Transport, arena: Arena, staged: bool) -> int:
+    """Make an arena known, as memory of the host or as what stands for a device's."""
+    if not staged:
+        return transport.register(arena.memory, descriptor=arena.fd)
+    device = HostDeviceMemory(arena.memory)
+    return transport.register(StagedMemory(device, portion_bytes=PORTION_BYTES, lanes=LANES))
 
 
 def transport_of(name: str, source: Source, listen: str = "") -> Transport:
@@ -170,7 +186,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 def kit_of(name: str) -> Iterator[Kit]:
     if name == "nixl" and importlib.util.find_spec("nixl_cu12") is None:
         pytest.skip("NIXL is not installed: pip install -e '.[nixl]'")
-    kit = Kit(name)
+    kit = Kit(name.removesuffix(" staged"), staged=name.endswith(" staged"))
     with kit.opened, kit.proxies:
         yield kit
 

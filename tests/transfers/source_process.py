@@ -10,14 +10,14 @@ import msgspec
 from baton.arena.memfd import create_arena
 from baton.transfer.offers import Source
 from baton.transfer.port import Extent
-from tests.transfers.kits import transport_of
+from tests.transfers.kits import register, transport_of
 
 
 def main(name: str, seed: int, size_bytes: int, listen: str) -> None:
     arena = create_arena(size_bytes)
     source = Source()
-    transport = transport_of(name, source, listen)
-    region = transport.register(arena.memory, descriptor=arena.fd)
+    transport = transport_of(name.removesuffix(" staged"), source, listen)
+    region = register(transport, arena, name.endswith(" staged"))
     arena.memory[:] = random.Random(seed).randbytes(size_bytes)
     ticket = transport.offer([Extent(0, size_bytes, region)], lease_s=600.0)
     print(msgspec.json.encode(ticket).decode(), flush=True)

@@ -13,7 +13,7 @@ from baton.core.errors import TransferError
 from baton.machine.lending import sealed_file
 from baton.transfer.nixl import NixlTransport
 from baton.transfer.offers import Source
-from baton.transfer.port import Extent, Pull, Ticket, Transport
+from baton.transfer.port import Extent, Memory, Pull, Ticket, Transport
 from baton.transfer.shm import ShmTransport
 from baton.transfer.tcp import TcpTransport
 from baton.transfer.tcp_peer import TcpLimits
@@ -70,7 +70,7 @@ class AutoTransport:
         """Where our offers are answered: `host:port`, and the name on this machine behind a blank."""
         return f"{self._far.address} {self._near.address}" if self._near else self._far.address
 
-    def register(self, memory: memoryview, *, descriptor: int | None = None) -> int:
+    def register(self, memory: Memory, *, descriptor: int | None = None) -> int:
         """See `Transport.register`."""
         return self._source.register(memory, descriptor=descriptor)
 

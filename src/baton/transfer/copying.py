@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import closing
+
+import numpy as np
 
 from baton.core.errors import TransferError
-from baton.machine.copies import Copy, paired
+from baton.machine.copies import Copy, Runs, address_of, paired
 from baton.machine.threads import WorkThreads
 from baton.transfer.extents import Spread
 from baton.transfer.pulling import BUG, CLOSED, Piece, PiecewisePull
@@ -40,12 +43,15 @@ class Copier:
 
     def from_spread(self, source: Spread) -> Move:
         """Move pieces by copying them."""
-        return lambda piece: self._copy(
-            paired(
-                source.addresses(piece.start, piece.size_bytes),
-                piece.pull.target.addresses(piece.start, piece.size_bytes),
-            )
-        )
+
+        def move(piece: Piece) -> None:
+            start, size_bytes, target = piece.start, piece.size_bytes, piece.pull.target
+            if source.is_direct and target.is_direct:
+                self._copy(paired(source.addresses(start, size_bytes), target.addresses(start, size_bytes)))
+            else:
+                copy_portions(self._copy, source, target, range(start, start + size_bytes))
+
+        return move
 
     def close(self) -> None:
         """End every pull. No thread is left when this returns."""
@@ -81,6 +87,19 @@ class Copier:
         share_bytes = max(pull.target.size_bytes // self._threads_max + 1, _PIECE_BYTES_MIN)
         for piece in pull.pieces(share_bytes // -(-share_bytes // _PIECE_BYTES_MAX) + 1):
             self._add(pull, lambda piece=piece: _move_piece(piece, move))
+
+
+def copy_portions(copy: Copy, source: Spread, target: Spread, part: range) -> None:
+    """Copy these bytes of both, which have to be brought out of a device or into one."""
+    portion_bytes = min(spread.portion_bytes(len(part)) for spread in (source, target))
+    reads, writes = (each(part.start, len(part), portion_bytes) for each in (source.read, target.write))
+    with closing(reads), closing(writes):
+        for theirs, ours in zip(reads, writes, strict=True):  # the end of reads lets writes come to its own
+            copy(paired(_runs(theirs), _runs(ours)))
+
+
+def _runs(views: Sequence[memoryview]) -> Runs:
+    return np.array([(address_of(view), view.nbytes) for view in views], np.uint64)
 
 
 def _move_piece(piece: Piece, move: Move) -> None:

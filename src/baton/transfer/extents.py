@@ -6,7 +6,7 @@ Lists of extents are worked on as arrays: KV that is cut layer by layer has tens
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from itertools import chain
 
 import msgspec
@@ -15,7 +15,9 @@ import numpy.typing as npt
 
 from baton.core.errors import TransferError
 from baton.machine.copies import Runs, address_of
-from baton.transfer.port import Extent, Ticket
+from baton.transfer.device import CopyBuffer, DeviceMoves
+from baton.transfer.port import Extent, Memory, Ticket
+from baton.transfer.staged import StagedMemory
 
 Rows = npt.NDArray[np.int64]
 """[extents, 3]: offset, size and region, as an `Extent` has them."""
@@ -25,10 +27,13 @@ class Memories:
     """The memories that a transport may read and write, by region number."""
 
     def __init__(self) -> None:
-        self._views: list[memoryview] = []
+        self._views: list[Memory] = []
 
-    def register(self, memory: memoryview) -> int:
+    def register(self, memory: Memory) -> int:
         """See `Transport.register`."""
+        if isinstance(memory, StagedMemory):
+            self._views.append(memory)
+            return len(self._views) - 1
         if memory.readonly or not memory.c_contiguous:
             raise TransferError(
                 "cannot register memory that is read-only or has gaps; pass a writable, flat memoryview"
@@ -59,21 +64,34 @@ class Memories:
     def close(self) -> None:
         """Let go of them."""
         for view in self._views:
-            view.release()
+            if isinstance(view, memoryview):
+                view.release()
         self._views.clear()
 
 
 class Spread:
-    """Bytes in a row that lie in several places. Any run of them can be cut out, as views and without a copy."""
+    """Bytes in a row that lie in several places. Any run of them can be cut out, as views and without a copy.
 
-    def __init__(self, rows: Rows, views: Mapping[int, memoryview]) -> None:
-        """Neighbours are collated. `views` are the regions. Raises TransferError where a row lies outside of them."""
+    Where some lie on a device there are no such views (`is_direct`): then they are read and written in portions.
+    """
+
+    def __init__(self, rows: Rows, views: Mapping[int, Memory]) -> None:
+        """Neighbours are collated. `views` are the regions.
+
+        Raises TransferError where a row lies outside of them, or rows lie in several devices' memories.
+        """
         _check_inside(rows, views)
         self._rows = collated(rows)
-        self._views = views
+        self._views = {region: view for region, view in views.items() if isinstance(view, memoryview)}
+        self._staged = _only_device(self._rows, views)
         self._located: Rows | None = None
         """With addresses for offsets: what pieces of a copy are cut from."""
         self.size_bytes = int(self._rows[:, 1].sum())
+
+    @property
+    def is_direct(self) -> bool:
+        """All of it is host memory."""
+        return self._staged is None
 
     def check_apart(self) -> None:
         """Raise TransferError where two runs overlap."""
@@ -88,17 +106,81 @@ class Spread:
             )
 
     def cut(self, start: int, size_bytes: int) -> list[memoryview]:
-        """Views of `size_bytes` bytes from `start` on, in order."""
+        """Views of `size_bytes` bytes from `start` on, in order. Of what `is_direct`."""
         return [
             self._views[region][offset : offset + size]
             for offset, size, region in cut_rows(self._rows, start, size_bytes).tolist()
         ]
 
     def addresses(self, start: int, size_bytes: int) -> Runs:
-        """Where in this process these bytes lie, in order."""
+        """Where in this process these bytes lie, in order. Of what `is_direct`."""
         if self._located is None:
             self._located = located(self._rows, {region: address_of(view) for region, view in self._views.items()})
         return runs_of(cut_rows(self._located, start, size_bytes))
+
+    def portion_bytes(self, size_bytes: int) -> int:
+        """How much of `size_bytes` bytes `read` and `write` give at a time: all, of what `is_direct`."""
+        return size_bytes if self._staged is None else min(size_bytes, self._staged.portion_bytes)
+
+    def read(self, start: int, size_bytes: int, portion_bytes: int) -> Generator[list[memoryview]]:
+        """Yield these bytes in order, as views of at most `portion_bytes`, which are good until the next are asked for.
+
+        A device copies out the next portion meanwhile. Close it where it is not read to its end: nothing is under way
+        then. Raises TransferError where a device fails.
+        """
+        portions = _portions(start, size_bytes, portion_bytes)
+        if self._staged is None:
+            yield from (self.cut(*portion) for portion in portions)
+            return
+        with self._staged.reads.lent() as lane:
+            self._begin_out(lane[0], *portions[0])
+            for number, (_, size) in enumerate(portions):
+                if number + 1 < len(portions):
+                    self._begin_out(lane[(number + 1) % 2], *portions[number + 1])
+                lane[number % 2].wait()
+                yield [lane[number % 2].memory[:size]]
+
+    def write(self, start: int, size_bytes: int, portion_bytes: int) -> Generator[list[memoryview]]:
+        """Yield views of at most `portion_bytes`, in order, to be filled before the next are asked for.
+
+        What was filled is in its place when this has come to its end. Close it where it does not: nothing writes then.
+        Raises TransferError where a device fails.
+        """
+        portions = _portions(start, size_bytes, portion_bytes)
+        if self._staged is None:
+            yield from (self.cut(*portion) for portion in portions)
+            return
+        with self._staged.writes.lent() as lane:
+            for number, portion in enumerate(portions):
+                buffer = lane[number % 2]
+                buffer.wait()
+                yield [buffer.memory[: portion[1]]]
+                self._begin_in(buffer, *portion)
+            for buffer in lane:
+                buffer.wait()
+
+    def _begin_out(self, buffer: CopyBuffer, start: int, size_bytes: int) -> None:
+        moves, on_host = self._placed(start, size_bytes)
+        buffer.copy_out(moves)
+        for view, at in on_host:
+            buffer.memory[at : at + view.nbytes] = view
+
+    def _begin_in(self, buffer: CopyBuffer, start: int, size_bytes: int) -> None:
+        moves, on_host = self._placed(start, size_bytes)
+        buffer.copy_in(moves)
+        for view, at in on_host:
+            view[:] = buffer.memory[at : at + view.nbytes]
+
+    def _placed(self, start: int, size_bytes: int) -> tuple[DeviceMoves, list[tuple[memoryview, int]]]:
+        """Say where these bytes are in a buffer that holds them in order: the device's, and those of the host."""
+        rows = cut_rows(self._rows, start, size_bytes)
+        ats = np.cumsum(rows[:, 1]) - rows[:, 1]
+        on_host = np.isin(rows[:, 2], list(self._views))
+        moves = np.column_stack((rows[:, 0], ats, rows[:, 1]))[~on_host]
+        return moves, [
+            (self._views[region][offset : offset + size], at)
+            for (offset, size, region), at in zip(rows[on_host].tolist(), ats[on_host].tolist(), strict=True)
+        ]
 
 
 def rows_of(extents: Sequence[Extent]) -> Rows:
@@ -155,7 +237,22 @@ def digest(extents: Sequence[Extent]) -> int:
     return zlib.crc32(msgspec.msgpack.encode(extents))
 
 
-def _check_inside(rows: Rows, views: Mapping[int, memoryview]) -> None:
+def _portions(start: int, size_bytes: int, portion_bytes: int) -> list[tuple[int, int]]:
+    """Cut a run into (start, size)."""
+    end = start + size_bytes
+    return [(at, min(portion_bytes, end - at)) for at in range(start, end, portion_bytes)]
+
+
+def _only_device(rows: Rows, views: Mapping[int, Memory]) -> StagedMemory | None:
+    """Find the device's memory that some of the rows lie in."""
+    used = set(np.unique(rows[:, 2]).tolist())
+    found = {id(view): view for region, view in views.items() if region in used and isinstance(view, StagedMemory)}
+    if len(found) > 1:
+        raise TransferError(f"these extents lie in {len(found)} devices' memories; transfer those of one at a time")
+    return next(iter(found.values()), None)
+
+
+def _check_inside(rows: Rows, views: Mapping[int, Memory]) -> None:
     inside = np.zeros(len(rows), np.bool_)
     for region, view in views.items():
         fits = (rows[:, 0] >= 0) & (rows[:, 1] > 0) & (rows[:, 1] <= view.nbytes)

@@ -11,7 +11,7 @@ from baton.machine.copies import Copy, fastest_copy
 from baton.transfer.copying import Copier, no_interrupt
 from baton.transfer.extents import Spread
 from baton.transfer.offers import REFUSALS, Answer, Offers, Source
-from baton.transfer.port import Extent, Ticket
+from baton.transfer.port import Extent, Memory, Ticket
 from baton.transfer.pulling import CLOSED, PiecewisePull
 
 
@@ -46,7 +46,7 @@ class MemoryTransport:
         self.address = secrets.token_hex(8)
         exchange.sources[self.address] = self
 
-    def register(self, memory: memoryview, *, descriptor: int | None = None) -> int:
+    def register(self, memory: Memory, *, descriptor: int | None = None) -> int:
         """See `Transport.register`."""
         return self._source.register(memory, descriptor=descriptor)
 

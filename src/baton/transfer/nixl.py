@@ -24,9 +24,10 @@ from baton.transfer.listener import Listener, limit_waits
 from baton.transfer.nixl_agent import NixlAgent
 from baton.transfer.offers import Answer, Offer, Source
 from baton.transfer.peers import Peers
-from baton.transfer.port import Extent, Ticket
+from baton.transfer.port import Extent, Memory, Ticket
 from baton.transfer.pulling import Piece, PiecewisePull
 from baton.transfer.shm_source import answer_of
+from baton.transfer.staged import StagedMemory
 from baton.transfer.tcp import joined, listening_on, split
 from baton.transfer.tcp_source import FIRST_REQUEST_S
 from baton.transfer.wire import (
@@ -73,8 +74,10 @@ class NixlTransport:
         self.address = joined(*listening.getsockname()[:2])
         self._listener = Listener(listening, self._serve, _CONNECTIONS_MAX)
 
-    def register(self, memory: memoryview, *, descriptor: int | None = None) -> int:
+    def register(self, memory: Memory, *, descriptor: int | None = None) -> int:
         """See `Transport.register`."""
+        if isinstance(memory, StagedMemory):
+            raise TransferError("nixl moves memory of the host only; offer that of a device over tcp")
         region = self._source.register(memory, descriptor=descriptor)
         address = address_of(memory)
         self._agent.register(address, memory.nbytes)

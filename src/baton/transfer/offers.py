@@ -16,7 +16,7 @@ from typing import Protocol
 from baton.core.errors import TransferError
 from baton.transfer.clock import now_s as real_now_s
 from baton.transfer.extents import Memories, Spread, digest
-from baton.transfer.port import Extent, Ticket
+from baton.transfer.port import Extent, Memory, Ticket
 
 OFFERS_MAX = 1 << 16
 SECRET_BYTES = 16
@@ -83,7 +83,7 @@ class Source:
         self.offers = Offers(self.memories, now_s)
         self._lock = threading.Lock()
 
-    def register(self, memory: memoryview, *, descriptor: int | None) -> int:
+    def register(self, memory: Memory, *, descriptor: int | None) -> int:
         """See `Transport.register`."""
         with self._lock:
             region = self.memories.register(memory)

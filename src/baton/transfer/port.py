@@ -12,6 +12,11 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from baton.transfer.staged import StagedMemory
+
+Memory = memoryview | StagedMemory
+"""What transports read and write: memory of the host, or of a device by way of it."""
+
 
 class Extent(Struct, frozen=True, array_like=True):
     """A run of bytes in one registered memory."""
@@ -70,7 +75,7 @@ class Transport(Protocol):
 
     name: str
 
-    def register(self, memory: memoryview, *, descriptor: int | None = None) -> int:
+    def register(self, memory: Memory, *, descriptor: int | None = None) -> int:
         """Make a writable memory known. Returns its region number, counted from 0. It stays until `close`.
 
         `descriptor` is of the file that the memory maps from its first byte on (an arena's memfd): other processes of

@@ -19,7 +19,7 @@ from baton.transfer.copying import Copier, no_interrupt
 from baton.transfer.listener import Listener
 from baton.transfer.offers import Source
 from baton.transfer.peers import Peers
-from baton.transfer.port import Extent, Ticket
+from baton.transfer.port import Extent, Memory, Ticket
 from baton.transfer.pulling import PiecewisePull
 from baton.transfer.shm_peer import ShmPeer
 from baton.transfer.shm_source import serve_maps
@@ -56,7 +56,7 @@ class ShmTransport:
             _CONNECTIONS_MAX,
         )
 
-    def register(self, memory: memoryview, *, descriptor: int | None = None) -> int:
+    def register(self, memory: Memory, *, descriptor: int | None = None) -> int:
         """See `Transport.register`."""
         return self._source.register(memory, descriptor=descriptor)
 

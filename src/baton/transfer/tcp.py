@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from baton.core.errors import TransferError
 from baton.transfer.listener import Listener
 from baton.transfer.offers import Source
-from baton.transfer.port import Extent, Ticket
+from baton.transfer.port import Extent, Memory, Ticket
 from baton.transfer.pulling import CLOSED, PiecewisePull
 from baton.transfer.tcp_peer import Peer, TcpLimits
 from baton.transfer.tcp_source import serve_reads
@@ -49,7 +49,7 @@ class TcpTransport:
         self._peers: dict[str, Peer] = {}
         self._closed = False
 
-    def register(self, memory: memoryview, *, descriptor: int | None = None) -> int:
+    def register(self, memory: Memory, *, descriptor: int | None = None) -> int:
         """See `Transport.register`."""
         return self._source.register(memory, descriptor=descriptor)
 

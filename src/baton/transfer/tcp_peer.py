@@ -6,9 +6,12 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Iterable
+from contextlib import closing
 
+import xxhash
 from msgspec import Struct
 
+from baton.core.errors import TransferError
 from baton.transfer.listener import fit_buffers, hang_up, limit_waits
 from baton.transfer.offers import REFUSALS, Answer
 from baton.transfer.pulling import CLOSED, Piece, PiecewisePull
@@ -16,7 +19,6 @@ from baton.transfer.wire import (
     TRAILER_BYTES,
     BrokenStreamError,
     Verb,
-    checksum_of,
     read_trailer,
     receive_answer,
     receive_views,
@@ -215,14 +217,17 @@ class Stream:
 
     def _write(self, piece: Piece, connection: socket.socket) -> bool:
         """Receive a piece. False: it is not to be trusted, and the pull has failed."""
-        views = piece.pull.target.cut(piece.start, piece.size_bytes)
         end = bytearray(TRAILER_BYTES)
-        receive_views(connection, [*views, memoryview(end)])
+        try:
+            received = _receive_bytes(piece, connection, memoryview(end))
+        except TransferError as error:
+            piece.pull.fail(f"{piece.size_bytes} bytes at {piece.start} could not be written: {error}")
+            raise _NotWantedError from error
         answer, sent = read_trailer(end)
         if answer is not Answer.FINE:
             piece.pull.fail(f"{self._source()} ended the offer under the pull: {REFUSALS[Answer.ENDED]}")
             return False
-        if piece.pull.ticket.checksum and (received := checksum_of(views)) != sent:
+        if piece.pull.ticket.checksum and received != sent:
             piece.pull.fail(
                 f"{piece.size_bytes} bytes at {piece.start} from {self._source()} were damaged on the way: sent with"
                 f" checksum {sent:016x}, received with {received:016x}; pull again, and look at the network and memory"
@@ -288,6 +293,19 @@ class Stream:
     def _source(self) -> str:
         host, port = self._peer.address
         return f"the source at {host}:{port}"
+
+
+def _receive_bytes(piece: Piece, connection: socket.socket, end: memoryview) -> int:
+    """Receive a piece to where it belongs, and the trailer behind it. Returns the checksum, where one was sent."""
+    target, left_bytes, state = piece.pull.target, piece.size_bytes, xxhash.xxh3_64()
+    with closing(target.write(piece.start, left_bytes, target.portion_bytes(left_bytes))) as portions:
+        for views in portions:
+            left_bytes -= sum(view.nbytes for view in views)
+            receive_views(connection, views if left_bytes else [*views, end])
+            if piece.pull.ticket.checksum:
+                for view in views:
+                    state.update(view)
+    return state.intdigest()
 
 
 def _last_words(connection: socket.socket) -> BrokenStreamError | None:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 
 import xxhash
 
+from baton.core.errors import TransferError
 from baton.transfer.listener import fit_buffers, limit_waits
 from baton.transfer.offers import Answer, Offer, Offers
 from baton.transfer.wire import (
+    BrokenStreamError,
     Request,
     answer_head,
     receive_request,
     send_views,
     trailer,
 )
+
+log = logging.getLogger("baton.transfer")
 
 FIRST_REQUEST_S = 5.0
 """Whoever connects and says nothing for so long is hung up on."""
@@ -54,18 +60,31 @@ def _range_answer(request: Request, offer: Offer) -> Answer:
 
 
 def _send(offers: Offers, offer: Offer, request: Request, connection: socket.socket) -> None:
-    head = answer_head(Answer.FINE, offers.epoch, request.size_bytes)
-    views = offer.spread.cut(request.start, request.size_bytes)
     state = xxhash.xxh3_64()
-    if offer.checksum:
-        connection.sendall(head, socket.MSG_MORE)
-        for view in _pieces(views, _SUMMED_BYTES):
-            state.update(view)
-            connection.sendall(view)
-    else:
-        send_views(connection, [head, *views])
+    try:
+        _send_bytes(offer, request, answer_head(Answer.FINE, offers.epoch, request.size_bytes), state, connection)
+    except TransferError as error:
+        log.warning("offered KV cannot be read, whoever pulls it is hung up on: %s", error)
+        raise BrokenStreamError(str(error)) from error
     stood = offers.stands(request.number)  # now: the kernel has read the last byte
     connection.sendall(trailer(Answer.FINE if stood else Answer.ENDED, state.intdigest()))
+
+
+def _send_bytes(offer: Offer, request: Request, head: bytes, state: xxhash.xxh3_64, connection: socket.socket) -> None:
+    """Send what is asked for behind its head, which is sent once the first bytes can be."""
+    size_bytes, spread = request.size_bytes, offer.spread
+    first = [memoryview(head)]
+    with closing(spread.read(request.start, size_bytes, spread.portion_bytes(size_bytes))) as portions:
+        for views in portions:
+            if not offer.checksum:
+                send_views(connection, [*first, *views])
+            else:
+                for view in first:
+                    connection.sendall(view, socket.MSG_MORE)
+                for view in _pieces(views, _SUMMED_BYTES):
+                    state.update(view)
+                    connection.sendall(view)
+            first = []
 
 
 def _pieces(views: Sequence[memoryview], size_bytes: int) -> Iterator[memoryview]:
