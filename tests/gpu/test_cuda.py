@@ -33,7 +33,7 @@ READER = """
 import sys, torch
 from baton.arena.cuda import open_cuda_arena
 from baton.arena.cuda_driver import CudaDriver
-arena = open_cuda_arena(CudaDriver(0), int(sys.argv[1]), int(sys.argv[2]))
+arena = open_cuda_arena([(CudaDriver(0), int(sys.argv[2]))], int(sys.argv[1]))
 data = torch.as_tensor(arena.memory, device="cuda:0")
 print(int(data.sum()))
 data.fill_(3)
@@ -44,7 +44,7 @@ torch.cuda.synchronize()
 def test_device_memory_is_shared_between_processes() -> None:
     """Torch takes it over without a copy, in both."""
     size = 4 << 20
-    arena = create_cuda_arena(CudaDriver(0), size)
+    arena = create_cuda_arena([(CudaDriver(0), size)])
     data = torch.as_tensor(arena.memory, device="cuda:0")
     data.fill_(1)
     torch.cuda.synchronize()

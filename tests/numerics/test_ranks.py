@@ -11,15 +11,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import transformers
+from torch.distributed import HashStore, is_nccl_available
 
 from baton.core.errors import ModelError
 from baton.core.types import BlockId, Sampling
+from baton.engine.kernels.paged import BlockPart
 from baton.engine.load import choose_engine
 from baton.engine.models.ranks import OneRank
-from baton.engine.parallel.load import load_lead, load_rank
+from baton.engine.parallel.load import RankArena, load_lead, load_rank
+from baton.engine.parallel.meeting import meet
 from baton.engine.parallel.orders import Order
-from baton.engine.parallel.place import rank_refusals
+from baton.engine.parallel.place import RankPlace, rank_refusals
 from baton.engine.port import StepEngine
 from baton.engine.resolve import resolve_model
 from baton.kv.conversion import Conversion
@@ -27,7 +31,7 @@ from baton.kv.layout import KVLayout
 from baton.transfer.convert import convert
 from tests.numerics.test_architectures import CONFIGS, TOKENS
 from tests.unit.engine.models import TINY, VOCAB, all_logprobs, engine_of, generate, part_of, poison, run, tiny_model
-from tests.unit.engine.rank_threads import parallel_engine
+from tests.unit.engine.rank_threads import engine_over, parallel_engine
 
 TOLERANCE = 2e-4
 EIGHT_HEADS = transformers.LlamaConfig(**TINY | {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8})
@@ -167,11 +171,11 @@ def test_what_only_the_native_engine_has_is_refused_before_ranks_start(tmp_path:
     tiny_model(CONFIGS["llama_tied"]).save_pretrained(tmp_path)
     card = resolve_model(str(tmp_path))
     layout = card.layout(block_tokens=4, dtype="int8", tensor_parallel=2, pipeline_parallel=1)
-    kv, weights = rank_refusals(card, layout, "cpu", "stored")
+    kv, weights = rank_refusals(card, layout, "stored")
     assert kv.startswith("KV in int8 needs the native engine")
     assert weights.startswith("--weights stored needs the native engine")
     alone = card.layout(block_tokens=4, dtype="int8", tensor_parallel=1, pipeline_parallel=1)
-    assert rank_refusals(card, alone, "cpu", "stored") == []
+    assert rank_refusals(card, alone, "stored") == []
 
 
 @pytest.mark.parametrize(
@@ -188,10 +192,34 @@ def test_a_model_that_cannot_be_shared_is_refused_with_numbers(
     tiny_model(CONFIGS["llama_tied"]).save_pretrained(tmp_path)
     card = resolve_model(str(tmp_path))
     layout = card.layout(block_tokens=4, dtype="float32", tensor_parallel=tensor, pipeline_parallel=pipeline)
-    assert any(message in refusal for refusal in rank_refusals(card, layout, "cpu"))
+    assert any(message in refusal for refusal in rank_refusals(card, layout))
     ranks = OneRank()
     with pytest.raises(ModelError, match=message):
-        load_rank(card, layout, memoryview(bytearray(layout.block_bytes)), ranks, dtype="float32", threads=1)
+        load_rank(card, layout, RankArena(memoryview(bytearray(9)), BlockPart(0, 9)), ranks, dtype="float32", threads=1)
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (8, 1), (2, 3)])
+def test_ranks_with_an_arena_each_keep_their_parts_of_every_block(tensor: int, pipeline: int, tmp_path: Path) -> None:
+    """As on GPUs: the text is the same, and the parts of a block in a row are that block of ranks that share one."""
+    tiny_model(EIGHT_HEADS).save_pretrained(tmp_path)
+    card = resolve_model(str(tmp_path))
+    with parallel_engine(card, tensor=tensor, pipeline=pipeline, blocks=16) as (engine, arena, layout):
+        expected = generate(engine, TOKENS[:20], range(3, 16), 9)
+    own = [memoryview(bytearray(16 * shard.size_bytes)) for shard in layout.shards]
+    with engine_over(card, layout, lambda rank: RankArena.alone(own[rank], layout, rank)) as engine:
+        assert generate(engine, TOKENS[:20], range(3, 16), 9) == expected
+    parts = [np.frombuffer(each, np.uint8).reshape(16, -1) for each in own]
+    joined, shared = np.concatenate(parts, 1), np.frombuffer(arena, np.uint8).reshape(16, -1)
+    np.testing.assert_allclose(joined.view(np.float32), shared.view(np.float32), atol=TOLERANCE, rtol=0)
+    assert joined[3:].any()
+    assert not joined[:3].any()
+
+
+def test_ranks_on_gpus_need_a_torch_with_nccl() -> None:
+    if is_nccl_available():
+        pytest.skip("this PyTorch has NCCL")
+    with pytest.raises(ModelError, match=r"NCCL, which torch .* was built without; install .* or use --device cpu"):
+        meet(RankPlace(rank=0, tensor=2, pipeline=1), HashStore(), torch.device("cuda:0"))
 
 
 def test_ranks_take_the_torch_engine_and_say_why(tmp_path: Path) -> None:
@@ -213,7 +241,7 @@ def test_a_worker_whose_ranks_are_out_of_step_ends(tmp_path: Path) -> None:
     tiny_model(CONFIGS["llama_tied"]).save_pretrained(tmp_path)
     card = resolve_model(str(tmp_path))
     layout = card.layout(block_tokens=4, dtype="float32")
-    arena = memoryview(bytearray(layout.block_bytes * 8))
+    arena = RankArena.of(memoryview(bytearray(layout.block_bytes * 8)), layout, 0)
     parts = load_rank(card, layout, arena, OneRank(), dtype="float32", threads=1)
     with pytest.raises(SystemExit, match="out of step, the worker ends: BrokenPipeError"):
         run(load_lead(parts, layout, _Gone()), part_of(TOKENS[:5], range(2)))

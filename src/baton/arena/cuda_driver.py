@@ -26,58 +26,67 @@ class _Handle(ctypes.Structure):
 
 
 class CudaDriver:
-    """The driver, with one device's primary context current in this thread: the context that PyTorch uses too."""
+    """The driver, for one device: calls are made in its primary context, which PyTorch uses too, by any thread."""
 
     def __init__(self, device: int, library: str = LIBRARY) -> None:
         """Raises CudaUnavailableError where there is no driver, or no such device."""
         self._dll = _load(library)
+        self.device = f"cuda:{device}"
+        self._context = c_void_p()
         count = c_int()
-        self._call("cuInit", c_uint(0))
-        self._call("cuDeviceGetCount", byref(count))
+        self.call("cuInit", c_uint(0))
+        self.call("cuDeviceGetCount", byref(count))
+        self.device_count = count.value
+        """Devices that the driver sees, this one among them."""
         if not 0 <= device < count.value:
             raise CudaUnavailableError(
                 f"there is no device cuda:{device}: the driver sees {count.value} of them; "
                 "name one of those, or look at CUDA_VISIBLE_DEVICES"
             )
         handle, context = c_int(), c_void_p()
-        self._call("cuDeviceGet", byref(handle), c_int(device))
-        self._call("cuDevicePrimaryCtxRetain", byref(context), handle)
-        self._call("cuCtxSetCurrent", context)
+        self.call("cuDeviceGet", byref(handle), c_int(device))
+        self.call("cuDevicePrimaryCtxRetain", byref(context), handle)
+        self._context = context
 
     def free_bytes(self) -> int:
         """Memory of the device that nobody has taken."""
         free, total = c_size_t(), c_size_t()
-        self._call("cuMemGetInfo_v2", byref(free), byref(total))
+        self.call("cuMemGetInfo_v2", byref(free), byref(total))
         return free.value
 
     def allocate(self, size_bytes: int) -> int:
         """Reserve device memory. Returns its address. Raises ArenaError where the device has less."""
         address = c_uint64()
-        self._call("cuMemAlloc_v2", byref(address), c_size_t(size_bytes))
+        self.call("cuMemAlloc_v2", byref(address), c_size_t(size_bytes))
         return address.value
 
     def free(self, address: int) -> None:
         """Give back what `allocate` reserved."""
-        self._call("cuMemFree_v2", c_uint64(address))
+        self.call("cuMemFree_v2", c_uint64(address))
 
     def export(self, address: int) -> bytes:
         """Return what another process opens an allocation with."""
         handle = _Handle()
-        self._call("cuIpcGetMemHandle", byref(handle), c_uint64(address))
+        self.call("cuIpcGetMemHandle", byref(handle), c_uint64(address))
         return bytes(handle.reserved)
 
     def open(self, exported: bytes) -> int:
         """Map another process's allocation. Returns its address here."""
         address, handle = c_uint64(), _Handle.from_buffer_copy(exported)
-        self._call("cuIpcOpenMemHandle_v2", byref(address), handle, _PEER_ACCESS)
+        self.call("cuIpcOpenMemHandle_v2", byref(address), handle, _PEER_ACCESS)
         return address.value
 
     def close(self, address: int) -> None:
         """Unmap what `open` mapped."""
-        self._call("cuIpcCloseMemHandle", c_uint64(address))
+        self.call("cuIpcCloseMemHandle", c_uint64(address))
 
-    def _call(self, name: str, *arguments: object) -> None:
-        code = self._dll[name](*arguments)
+    def call(self, name: str, *arguments: object) -> None:
+        """Call a function of the driver's on this device. Raises ArenaError where it fails, with the driver's words."""
+        if self._context:  # a thread has one context at a time, and may have come from another device
+            self._check("cuCtxSetCurrent", self._dll.cuCtxSetCurrent(self._context))
+        self._check(name, self._dll[name](*arguments))
+
+    def _check(self, name: str, code: int) -> None:
         if code:
             words = c_char_p()
             self._dll.cuGetErrorString(c_int(code), byref(words))

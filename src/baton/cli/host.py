@@ -8,7 +8,7 @@ import socket
 from typing import get_args
 
 from baton.cli.serve import add_parallel, event_loop, tell
-from baton.core.config import KVDtypeChoice, TierConfig, Topology
+from baton.core.config import DEVICE, KVDtypeChoice, TierConfig, Topology
 from baton.core.errors import ConfigError, TransferError
 from baton.host.agent import Agent, HostWishes
 from baton.host.sizing import raise_files_max
@@ -35,6 +35,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--decode", type=int, metavar="N", help="decode workers (default: 1)")
     parser.add_argument("--mixed", type=int, metavar="N", help="workers that do both (default: 0)")
+    parser.add_argument(
+        "--device", default="auto", metavar="D", help="auto, cpu, cuda or cuda:N (default: a GPU where there is one)"
+    )
     parser.add_argument(
         "--threads", type=int, default=0, metavar="N", help="threads of each worker (default: cores / workers)"
     )
@@ -95,6 +98,8 @@ def run(args: argparse.Namespace) -> int:
     for flag, value in (("--tp", args.tp), ("--pp", args.pp)):
         if value is not None and value < 1:
             raise ConfigError(f"{flag} is {value}, but must be 1 or more")
+    if DEVICE.fullmatch(args.device) is None:
+        raise ConfigError(f"--device is {args.device!r}, but must be auto, cpu, cuda or cuda:N")
     tiers = tuple(TierConfig(url=url) for url in args.tier)
     check_tiers(tiers)
     wishes = HostWishes(
@@ -104,6 +109,7 @@ def run(args: argparse.Namespace) -> int:
         topology=Topology(prefill=args.prefill or 0, decode=args.decode or 0, mixed=args.mixed or 0),
         tensor=args.tp,
         pipeline=args.pp,
+        device=args.device,
         threads=args.threads,
         kv_blocks=args.kv_blocks,
         block_tokens=args.block_tokens,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from baton.arena.cuda import DeviceMemory
+from baton.arena.cuda import DeviceArray
 from baton.core.config import WeightsChoice
 from baton.core.errors import ModelError
 from baton.engine.card import ModelCard
@@ -79,19 +79,25 @@ class Crew(Orders, Protocol):
 
 
 def load_parallel_engine(
-    card: ModelCard, layout: KVLayout, memory: memoryview, crew: Crew, *, dtype: Dtype, threads: int
+    card: ModelCard,
+    layout: KVLayout,
+    memory: memoryview | DeviceArray,
+    crew: Crew,
+    *,
+    dtype: Dtype,
+    threads: int,
 ) -> StepEngine:
     """Load the first rank's part of a model, and make one engine of it and the others'. See `load_engine`.
 
-    threads: CPU threads of this rank.
+    memory: the worker's arena, on a GPU this rank's. threads: CPU threads of this rank.
     """
-    from baton.engine.parallel.gloo import GlooRanks, host_meeting
-    from baton.engine.parallel.load import load_lead, load_rank
+    from baton.engine.parallel.load import RankArena, load_lead, load_rank
+    from baton.engine.parallel.meeting import host_meeting, meet
 
-    meeting = host_meeting()
+    meeting, arena = host_meeting(), RankArena.of(memory, layout, 0)
     crew.begin(meeting.port)
-    ranks = GlooRanks(rank_place(layout, 0), meeting)
-    parts = load_rank(card, layout, memory, ranks, dtype=dtype, threads=threads)
+    ranks = meet(rank_place(layout, 0), meeting, arena.device)
+    parts = load_rank(card, layout, arena, ranks, dtype=dtype, threads=threads)
     crew.wait_ready()
     return ConstrainedEngine(load_lead(parts, layout, crew), card)
 
@@ -99,7 +105,7 @@ def load_parallel_engine(
 def load_engine(
     card: ModelCard,
     layout: KVLayout,
-    memory: memoryview | DeviceMemory,
+    memory: memoryview | DeviceArray,
     *,
     dtype: Dtype = "float32",
     threads: int = 1,
@@ -133,7 +139,7 @@ def load_engine(
     return ConstrainedEngine(inner, card)
 
 
-def _on_host(memory: memoryview | DeviceMemory) -> memoryview:
-    if isinstance(memory, DeviceMemory):
+def _on_host(memory: memoryview | DeviceArray) -> memoryview:
+    if isinstance(memory, DeviceArray):
         raise ModelError("this engine computes on the CPU, and its KV cache is on a GPU; use --device cpu")
     return memory

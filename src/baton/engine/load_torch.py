@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baton.arena.cuda import DeviceMemory
+from baton.arena.cuda import DeviceArray
 from baton.core.errors import ModelError
 from baton.engine.card import ModelCard
 from baton.engine.dtype import Dtype
+from baton.engine.kernels.backend import AttentionBackend
 from baton.engine.kernels.paged import TORCH_DTYPES, PagedKV
+from baton.engine.kernels.paged_decode import DecodeKernel
 from baton.engine.kernels.torch_sdpa import SdpaBackend
 from baton.engine.model_config import ModelConfig
 from baton.engine.models.decoder import Decoder
@@ -24,7 +26,7 @@ from baton.kv.layout import SCALE_BYTES, KVLayout
 def load_torch_engine(
     card: ModelCard,
     layout: KVLayout,
-    memory: memoryview | DeviceMemory | Tensor,
+    memory: memoryview | DeviceArray | Tensor,
     *,
     dtype: Dtype,
     threads: int,
@@ -34,16 +36,7 @@ def load_torch_engine(
     check_layout(card, layout)
     torch.set_num_threads(threads)
     target = torch.device(device)
-    if target.type == "cuda" and not torch.cuda.is_available():
-        raise ModelError(
-            f"torch {torch.__version__} finds no CUDA device, and the arena lies on {device}; use --device cpu"
-        )
-    if target.type != "cpu" and isinstance(memory, memoryview):
-        raise ModelError(f"the arena lies in host memory, which an engine on {device} cannot use; set device to cpu")
-    if target.type == "cuda":
-        torch.cuda.set_device(target)  # Triton launches on the current device, whatever its tensors are on
-    if isinstance(memory, DeviceMemory):
-        memory = torch.as_tensor(memory, device=target)  # the same bytes
+    memory = on_device(memory, target)
     config = read_config(card)
     number, weights = TORCH_DTYPES[dtype], open_weights(card, config)
     if target.type == "cuda":
@@ -51,6 +44,22 @@ def load_torch_engine(
     with torch.inference_mode():
         model = Decoder(config, Loader(weights, number, target))
     return TorchEngine(model, PagedKV(memory, layout), EagerRunner(model, SdpaBackend(), target), target)
+
+
+def on_device(memory: memoryview | DeviceArray | Tensor, device: torch.device) -> memoryview | Tensor:
+    """Take over an arena's bytes where they lie, and make that GPU the current one. See `load_torch_engine`.
+
+    Raises ModelError where they cannot be computed on there.
+    """
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError(
+            f"torch {torch.__version__} finds no CUDA device, and the arena lies on {device}; use --device cpu"
+        )
+    if device.type != "cpu" and isinstance(memory, memoryview):
+        raise ModelError(f"the arena lies in host memory, which an engine on {device} cannot use; set device to cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # Triton launches on the current device, whatever its tensors are on
+    return torch.as_tensor(memory, device=device) if isinstance(memory, DeviceArray) else memory
 
 
 def check_layout(card: ModelCard, layout: KVLayout) -> None:
@@ -73,8 +82,8 @@ def check_layout(card: ModelCard, layout: KVLayout) -> None:
         )
 
 
-def _on_cuda(config: ModelConfig, loader: Loader, memory: memoryview | Tensor, layout: KVLayout) -> TorchEngine:
-    """Decode with Triton's kernels, replayed as CUDA graphs."""
+def triton_attention(config: ModelConfig, loader: Loader) -> tuple[AttentionBackend, DecodeKernel]:
+    """Return the kernels of a GPU, and give the loader the one for experts. Raises ModelError without triton."""
     try:
         from baton.engine.kernels.triton_decode import TritonBackend, TritonDecodeKernel
         from baton.engine.kernels.triton_experts import TritonRowProduct
@@ -83,9 +92,16 @@ def _on_cuda(config: ModelConfig, loader: Loader, memory: memoryview | Tensor, l
             "decoding on CUDA needs triton, which CUDA builds of PyTorch bring along; install it: pip install triton"
         ) from error
     loader.row_product = TritonRowProduct()
+    rope_dim = config.latent.rope_dim if config.latent is not None else 0
+    kernel = TritonDecodeKernel(products=loader.dtype, rope_dim=rope_dim)
+    return TritonBackend(kernel), kernel
+
+
+def _on_cuda(config: ModelConfig, loader: Loader, memory: memoryview | Tensor, layout: KVLayout) -> TorchEngine:
+    """Decode with Triton's kernels, replayed as CUDA graphs."""
+    backend, kernel = triton_attention(config, loader)
     with torch.inference_mode():
         model = Decoder(config, loader)
-    rope_dim = config.latent.rope_dim if config.latent is not None else 0
-    kernel, kv = TritonDecodeKernel(products=loader.dtype, rope_dim=rope_dim), PagedKV(memory, layout)
-    eager = EagerRunner(model, TritonBackend(kernel), loader.device)
+    kv = PagedKV(memory, layout)
+    eager = EagerRunner(model, backend, loader.device)
     return TorchEngine(model, kv, GraphRunner(eager, kv, kernel, CudaCapture()), loader.device)

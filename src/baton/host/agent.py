@@ -35,6 +35,8 @@ class HostWishes:
     tensor: int | None
     pipeline: int | None
     """Ranks and stages of each worker. None: as the server's workers."""
+    device: str
+    """As `Config.device`: the server says nothing about it."""
     threads: int
     kv_blocks: int
     """0 chooses."""
@@ -135,6 +137,7 @@ def _config(terms: HostTerms, wishes: HostWishes) -> Config:
             tensor=wishes.tensor or terms.config.parallel.tensor,
             pipeline=wishes.pipeline or terms.config.parallel.pipeline,
         ),
+        device=wishes.device,
         threads=wishes.threads,
         kv=KVConfig(**kv),
         tiers=(*wishes.tiers, *terms.config.tiers),

@@ -9,6 +9,7 @@ import msgspec
 
 from baton.arena.cuda import CudaArena, create_cuda_arena
 from baton.arena.memfd import Arena, create_arena
+from baton.arena.opening import places_of
 from baton.core.config import BatchLimits, Config
 from baton.core.errors import ConfigError
 from baton.core.types import HostId, WorkerView
@@ -50,15 +51,16 @@ def choose_computing(config: Config, card: ModelCard, hash_tokens: int | None = 
 
     `hash_tokens`: see `Computing`. None: a block's.
     """
-    device = choose_device(config.device, card)
-    dtype = resolve_dtype(config.dtype, "cpu" if device.driver is None else "cuda", config.weights)
+    parallel = config.parallel
+    device = choose_device(config.device, card, ranks=parallel.tensor * parallel.pipeline)
+    dtype = resolve_dtype(config.dtype, "cuda" if device.drivers else "cpu", config.weights)
     layout = card.layout(
         block_tokens=config.kv.block_tokens,
         dtype=kv_dtype(card, config.kv.dtype, dtype),
-        tensor_parallel=config.parallel.tensor,
-        pipeline_parallel=config.parallel.pipeline,
+        tensor_parallel=parallel.tensor,
+        pipeline_parallel=parallel.pipeline,
     )
-    problems = rank_refusals(card, layout, device.name, config.weights)
+    problems = rank_refusals(card, layout, config.weights)
     if problems:
         raise ConfigError("\n".join(problems))
     return Computing(device, dtype, layout, hash_tokens or layout.block_tokens)
@@ -80,11 +82,13 @@ def build_host(config: Config, card: ModelCard, computing: Computing, host: Host
 
     `prefix` begins the names of the workers: those of another host than the server's own have one.
     """
-    driver, layout = computing.device.driver, computing.layout
-    room = host_room() if driver is None else device_room(driver, config.topology, card)
+    drivers, layout = computing.device.drivers, computing.layout
+    room = device_room(drivers, config.topology, card, layout) if drivers else host_room()
     total = blocks_total(config, card, layout, room)
-    bytes_total = total * layout.block_bytes
-    arena = create_arena(bytes_total) if driver is None else create_cuda_arena(driver, bytes_total)
+    if drivers:
+        arena = create_cuda_arena(places_of(drivers, layout, total))
+    else:
+        arena = create_arena(total * layout.block_bytes)
     views = worker_views(config.topology, host, prefix)
     return HostParts(host, total, arena, _setups(config, card, computing, views, total))
 

@@ -143,6 +143,7 @@ class Membership:
         setup = MoverSetup(
             host=place.host,
             arena_bytes=parts.arena.bytes_total,
+            device=self._computing.device.name,
             layout=self._computing.layout,
             transports=self._config.hosts.transports,
             listen=place.listen or self._stream.address,

@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -20,14 +20,15 @@ from typing import assert_never
 
 import msgspec
 
-from baton.arena.memfd import open_arena
+from baton.arena.opening import open_arena_on
 from baton.core.errors import ArenaError, ConfigError, TransferError
 from baton.core.keeping import DropBlocks, LoadBlocks, StoreBlocks
+from baton.host.arena_bytes import bytes_of, movable
+from baton.host.arrival import Arrival
 from baton.host.clock import now_s
-from baton.host.crossing import ARENA, Buffer, Staging, plan_of, whole
+from baton.host.crossing import ARENA, Staging, plan_of, whole
 from baton.host.tier_opening import open_usable_tiers
 from baton.host.tier_work import TierWork
-from baton.kv.copy_plan import CopyPlan
 from baton.link.address import with_port
 from baton.link.inherited import InheritedSocket
 from baton.link.moving import (
@@ -51,10 +52,11 @@ from baton.link.moving import (
 from baton.link.parent import die_with_parent
 from baton.link.setup import Ping
 from baton.machine.lending import machine
-from baton.transfer.convert import offered, received, unstage
+from baton.transfer.convert import offered
 from baton.transfer.nixl import NixlTransport
-from baton.transfer.port import Pull, Ticket, Transport
+from baton.transfer.port import Memory, Pull, Ticket, Transport
 from baton.transfer.shm import ShmTransport
+from baton.transfer.staged import StagedMemory
 from baton.transfer.tcp import TcpTransport
 
 log = logging.getLogger("baton.host")
@@ -69,22 +71,20 @@ class _Pulling:
 
     pull: Pull
     began_s: float
-    plan: CopyPlan | None
-    """What is left to do when the bytes are here. None: nothing."""
-    buffer: Buffer | None
-    """Where they are, as far as they have to be converted."""
+    arrival: Arrival
 
 
 class Mover:
     """Carries out orders on one arena. News is put from any thread."""
 
-    def __init__(self, setup: MoverSetup, memory: memoryview, arena_fd: int, outbox: Outbox) -> None:
+    def __init__(self, setup: MoverSetup, memory: Memory, arena_fd: int, outbox: Outbox) -> None:
+        """Raises ConfigError where none of the transports can move this memory."""
         self._outbox = outbox
         self._arena = memory
         self.address = ""
-        self._transports = {name: self._build(name, setup) for name in setup.transports}
+        self._transports = {name: self._build(name, setup) for name in _usable(setup.transports, memory)}
         for transport in self._transports.values():
-            transport.register(memory, descriptor=arena_fd)
+            transport.register(memory, descriptor=arena_fd if isinstance(memory, memoryview) else None)
         self._staging = Staging(self._register)
         self._tickets: dict[int, Ticket] = {}
         self._pulls: dict[int, _Pulling] = {}
@@ -95,7 +95,8 @@ class Mover:
             log.warning("%s; this host goes without it until its mover starts again", problem)
         self.rules = tuple(tier.rules for tier in opened)
         """Of the tiers below the arena."""
-        self._tiers = TierWork(opened, memory, setup.layout.block_bytes, outbox.put) if setup.tiers else None
+        block_bytes = setup.layout.block_bytes
+        self._tiers = TierWork(opened, bytes_of(memory, block_bytes), block_bytes, outbox.put) if setup.tiers else None
 
     def _build(self, name: str, setup: MoverSetup) -> Transport:
         if name == ShmTransport.name:
@@ -139,11 +140,13 @@ class Mover:
 
     def close(self) -> None:
         """End every copy. What has arrived is still put where it belongs."""
-        if self._tiers is not None:
-            self._tiers.close()
         for transport in self._transports.values():
             transport.close()
         self._ending.shutdown()
+        if self._tiers is not None:
+            self._tiers.close()
+        if isinstance(self._arena, StagedMemory):
+            self._arena.close()
 
     def _offer(self, order: OfferBlocks) -> None:
         try:
@@ -165,28 +168,22 @@ class Mover:
 
     def _pull(self, order: PullBlocks) -> None:
         began_s = now_s()
-        buffer: Buffer | None = None
+        arrival = Arrival(order.crossing, self._arena)
         try:
-            crossing = order.crossing
-            plan = plan_of(crossing)
-            if plan is not None and plan.staging_bytes:
-                with self._lock:
-                    buffer = self._staging.take(plan.staging_bytes)
-            if plan is None:
-                extents = whole(crossing.write, crossing.target, crossing.layers)
-            else:
-                extents = received(plan, ARENA, buffer.region if buffer is not None else ARENA)
-            pull = self._transports[order.ticket.transport].pull(order.ticket, extents)
+            arrival.plan()
+            with self._lock:
+                arrival.borrow(self._staging)
+            pull = self._transports[order.ticket.transport].pull(order.ticket, arrival.extents())
         except TransferError as error:
-            self._give_back(buffer)
+            self._give_back(arrival)
             self._outbox.put(PullEnded(order.number, landed=False, error=str(error)))
             return
-        self._pulls[order.number] = _Pulling(pull, began_s, plan, buffer)
+        self._pulls[order.number] = _Pulling(pull, began_s, arrival)
         pull.then(lambda: self._arrived(order.number))
 
     def _arrived(self, number: int) -> None:
         """The pull is over. What has to be converted is, by a thread that moves no bytes of others meanwhile."""
-        if self._pulls[number].buffer is None:
+        if self._pulls[number].arrival.is_direct:
             self._finish(number)
         else:
             self._submit(partial(self._finish, number))
@@ -209,24 +206,32 @@ class Mover:
         error, moved_bytes = "", 0
         try:
             moved_bytes = pulling.pull.wait(0)
-            if pulling.plan is not None and pulling.buffer is not None:
-                unstage(pulling.plan, pulling.buffer.memory, self._arena)
+            pulling.arrival.finish()
         except TransferError as failure:
             error = str(failure)
-        self._give_back(pulling.buffer)
+        self._give_back(pulling.arrival)
         took_s = now_s() - pulling.began_s
         self._outbox.put(PullEnded(number, landed=not error, moved_bytes=moved_bytes, took_s=took_s, error=error))
 
-    def _give_back(self, buffer: Buffer | None) -> None:
-        if buffer is not None:
-            with self._lock:
-                self._staging.give(buffer)
+    def _give_back(self, arrival: Arrival) -> None:
+        with self._lock:
+            arrival.give_back(self._staging)
 
     def _register(self, memory: memoryview) -> int:
         """Make memory known to every transport, by one number: each has been told the same ones."""
         regions = {transport.register(memory) for transport in self._transports.values()}
         assert len(regions) == 1, f"transports count their regions differently: {regions}"
         return regions.pop()
+
+
+def _usable(names: Sequence[str], memory: Memory) -> Sequence[str]:
+    """Leave out what moves memory of the host only, where the arena is a device's."""
+    usable = [name for name in names if isinstance(memory, memoryview) or name == TcpTransport.name]
+    if names and not usable:
+        raise ConfigError(
+            f"hosts.transports is {', '.join(names)}, and the KV of a GPU goes over tcp only; add tcp to it"
+        )
+    return usable
 
 
 class Outbox:
@@ -253,8 +258,9 @@ def run_mover(descriptor: int) -> int:
     setup = decoder.decode(payload)
     assert isinstance(setup, MoverSetup), f"the first message was {setup!r}"
     try:
-        arena = open_arena(arena_fd, setup.arena_bytes)
-        mover = Mover(setup, arena.memory, arena_fd, outbox)
+        blocks = setup.arena_bytes // setup.layout.block_bytes
+        arena = open_arena_on(setup.device, arena_fd, setup.layout, blocks)
+        mover = Mover(setup, movable(arena, setup.layout), arena_fd, outbox)
     except (ArenaError, TransferError, ConfigError) as error:
         outbox.put(MoverFailed(str(error)))
         return 1

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from baton.core.errors import StoreError
+from baton.core.errors import StoreError, TransferError
 from baton.core.keeping import (
     BlocksKept,
     DropBlocks,
@@ -27,6 +27,7 @@ from baton.core.keeping import (
     TierShrunk,
 )
 from baton.core.types import BlockHash
+from baton.host.arena_bytes import ArenaBytes
 from baton.host.clock import now_s
 from baton.host.patience import Patience
 from baton.host.tier_opening import OpenTier
@@ -67,10 +68,11 @@ class TierWork:
     """Carries out what a pool wants of its tiers. Whatever a store does, every command is answered once."""
 
     def __init__(
-        self, tiers: Sequence[OpenTier], memory: memoryview, block_bytes: int, tell: Callable[[TierNews], None]
+        self, tiers: Sequence[OpenTier], arena: ArenaBytes, block_bytes: int, tell: Callable[[TierNews], None]
     ) -> None:
         """`tell` is called by any thread."""
-        self._arena = np.frombuffer(memory, np.uint8).reshape(-1, block_bytes)  # [blocks, bytes]
+        self._arena = arena
+        self._block_bytes = block_bytes
         self._tell = tell
         self._piece_blocks = max(1, PIECE_BYTES // block_bytes)
         self._tiers = {tier.name: tier.store for tier in tiers}
@@ -131,7 +133,7 @@ class TierWork:
             closing.join(left_s())
             if not has_ended or closing.is_alive():
                 hung.append(name)
-        self._arena = self._arena[:0].copy()
+        self._arena.close()
         return hung
 
     def _begin(self, command: StoreBlocks | LoadBlocks, tiers: set[str]) -> _Work:
@@ -196,6 +198,8 @@ class TierWork:
             for places in self._pieces(range(len(command.hashes))):
                 if not self._put_piece(work, command, places):
                     return
+        except TransferError as error:
+            log.warning("tier %s: blocks are not kept: %s", command.tier, error)
         finally:
             self._end(work, command.tier)
         self._look_for_room(command.tier)
@@ -205,7 +209,7 @@ class TierWork:
         with work.lock:
             if work.closed:
                 return False
-            copies = self._arena[[command.blocks[place] for place in places]]  # [blocks, bytes], of its own
+            copies = self._arena.read([command.blocks[place] for place in places])
         pairs = [(command.hashes[place], memoryview(copies[row])) for row, place in enumerate(places)]
         kept = self._ask(command.tier, partial(self._tiers[command.tier].put, pairs), len(pairs))
         with work.lock:
@@ -227,19 +231,21 @@ class TierWork:
             for piece in self._pieces(places):
                 if work.closed or not self._get_piece(work, command, tier, piece):
                     break
+        except TransferError as error:
+            log.warning("tier %s: blocks that were read are lost: %s", tier, error)
         finally:
             self._end(work, tier)
 
     def _get_piece(self, work: _Work, command: LoadBlocks, tier: str, places: Sequence[int]) -> bool:
         """Read some blocks. Returns whether all of them are there."""
-        read = np.empty((len(places), self._arena.shape[1]), np.uint8)  # [blocks, bytes]
+        read = np.empty((len(places), self._block_bytes), np.uint8)  # [blocks, bytes]
         pairs = [(command.hashes[place], memoryview(read[row])) for row, place in enumerate(places)]
         whole = self._ask(tier, partial(self._tiers[tier].get, pairs), len(pairs))
         good = [row for row, is_whole in enumerate(whole) if is_whole]
         with work.lock:
             if work.closed:
                 return False
-            self._arena[[command.write[places[row]] for row in good]] = read[good]
+            self._arena.write([command.write[places[row]] for row in good], read[good])
             for row in good:
                 work.flags[places[row]] = True
         return len(good) == len(places)

@@ -19,6 +19,8 @@ class MoverSetup(Struct, frozen=True, kw_only=True, tag=True):
 
     host: HostId
     arena_bytes: int
+    device: str = "cpu"
+    """`cpu`, or `cuda:N`: then the descriptor beside the message holds the arena's CUDA handle."""
     layout: KVLayout
     transports: tuple[str, ...]
     """What it may offer and pull by, the best first."""

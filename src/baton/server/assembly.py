@@ -9,11 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from baton.arena.memfd import Arena
 from baton.control.build import build_coordinator
 from baton.control.decision_log import LogHeader
 from baton.core.config import Config, Plugin, Topology
-from baton.core.errors import ConfigError
 from baton.core.plugin import load_plugin
 from baton.core.types import HostId, Slo
 from baton.cost.load import load_cost
@@ -135,8 +133,6 @@ def _open_tiers(
     check_tiers(config.tiers)
     if not config.tiers:
         return None
-    if not isinstance(own.arena, Arena):
-        raise ConfigError("tiers need an arena in host memory, and this one is a GPU's: remove them, or --device cpu")
     fingerprint = fingerprint_of(kv_identity(card), computing.layout, computing.dtype)
     return OwnTiers(live, own.id, open_tiers(config.tiers, layout=computing.layout, fingerprint=fingerprint))
 

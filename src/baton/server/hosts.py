@@ -74,9 +74,6 @@ class Hosts:
 
     async def terms(self) -> HostTerms:
         """Say what a host needs to join. Raises RequestError where none can."""
-        if self._parts.computing.device.driver is not None:
-            message = "this server computes on a GPU, and KV goes between hosts with arenas on CPUs only for now"
-            raise RequestError(f"{message}; start it with --device cpu", status=409, code="no_hosts")
         async with self._opening:  # hosts ask at the same time: one port for all of them
             if self._form is None:
                 identity = await asyncio.to_thread(kv_identity, self._parts.card)
@@ -212,6 +209,7 @@ class Hosts:
         setup = MoverSetup(
             host=own.id,
             arena_bytes=own.arena.bytes_total,
+            device=self._parts.computing.device.name,
             layout=self.driver.layout,
             transports=config.transports,
             listen=config.listen or self._parts.config.http.host,

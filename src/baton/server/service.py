@@ -11,11 +11,11 @@ from collections.abc import Callable, Coroutine, Iterator
 
 import uvicorn
 
-from baton.arena.memfd import Arena
 from baton.core.errors import ConfigError
 from baton.core.messages import RetireWorker, StartWorker
 from baton.engine.chat_template import load_chat_template
 from baton.engine.tokenizer import load_tokenizer
+from baton.host.arena_bytes import bytes_of, movable
 from baton.host.prefault import prefault
 from baton.host.sizing import raise_files_max
 from baton.host.supervisor import Notices, Supervisor
@@ -88,8 +88,8 @@ class Service:
     async def _start_tiers(self) -> None:
         own, tiers = self._parts.own, self._parts.own_tiers
         if own is not None and tiers is not None:
-            assert isinstance(own.arena, Arena), "tiers need an arena in host memory"
-            await tiers.start(own.arena.memory, self._parts.computing.layout.block_bytes)
+            layout = self._parts.computing.layout
+            await tiers.start(bytes_of(movable(own.arena, layout), layout.block_bytes), layout.block_bytes)
 
     def _supervisor(self) -> Supervisor | None:
         """Start the workers of this host. None: all of them are on others."""

@@ -23,6 +23,7 @@ from baton.core.keeping import (
     TierShrunk,
 )
 from baton.core.types import HostId, HostView
+from baton.host.arena_bytes import ArenaBytes
 from baton.host.tier_opening import OpenTier
 from baton.host.tier_work import ANSWER_S, TierWork
 from baton.kv.blocks import EvictionOrder
@@ -135,10 +136,10 @@ class OwnTiers:
         self._unlisted = {tier.name for tier in opened}
         self._listed = asyncio.Event()
 
-    async def start(self, memory: memoryview, block_bytes: int) -> None:
+    async def start(self, arena: ArenaBytes, block_bytes: int) -> None:
         """Begin, and wait until it is known what earlier runs have left; not longer than any answer is waited for."""
         loop = asyncio.get_running_loop()
-        work = self._work = TierWork(self._opened, memory, block_bytes, partial(self._tell, loop))
+        work = self._work = TierWork(self._opened, arena, block_bytes, partial(self._tell, loop))
         self._live.add_host(self._host, partial(_do, work))
         try:
             await asyncio.wait_for(self._listed.wait(), ANSWER_S)

@@ -8,12 +8,10 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 
-from baton.arena.cuda import CudaArena, DeviceMemory, open_cuda_arena
-from baton.arena.cuda_driver import CudaDriver
-from baton.arena.memfd import Arena, open_arena
+from baton.arena.cuda import DeviceArray
 from baton.control.batcher import Batcher
 from baton.control.rules import BatcherRules
-from baton.core.errors import BatonError, ModelError
+from baton.core.errors import BatonError
 from baton.core.messages import WorkerFailed, WorkerProgress, WorkerReady
 from baton.core.plugin import load_plugin
 from baton.cost.load import load_cost
@@ -30,7 +28,7 @@ from baton.worker.crew import RankCrew
 from baton.worker.layers import LayerWatch
 from baton.worker.link import ServerLink
 from baton.worker.loop import StepLoop
-from baton.worker.rank_wire import rank_cores
+from baton.worker.rank_wire import open_rank_arena, rank_cores
 from baton.worker.step_log import StepLogWriter
 
 
@@ -42,7 +40,7 @@ def run_worker(descriptor: int) -> int:
     setup, arena_fd = link.receive_setup()
     crew: RankCrew | None = None
     try:
-        arena = _open_arena(setup, arena_fd)
+        arena = open_rank_arena(setup, arena_fd, 0)
         if setup.layout.ranks > 1 and setup.card.format != "hash":
             crew = RankCrew(setup, arena.fd)
         _pin(setup)
@@ -63,14 +61,7 @@ def run_worker(descriptor: int) -> int:
     return 0
 
 
-def _open_arena(setup: WorkerSetup, descriptor: int) -> Arena | CudaArena:
-    if setup.device == "cpu":
-        return open_arena(descriptor, setup.arena_bytes)
-    driver = CudaDriver(int(setup.device.removeprefix("cuda:")))
-    return open_cuda_arena(driver, descriptor, setup.arena_bytes)
-
-
-def _load(setup: WorkerSetup, memory: memoryview | DeviceMemory, link: ServerLink, crew: RankCrew | None) -> StepEngine:
+def _load(setup: WorkerSetup, memory: memoryview | DeviceArray, link: ServerLink, crew: RankCrew | None) -> StepEngine:
     started_s = now_s()
     if not native_refusal(setup.card, setup.layout, setup.device) and has_to_be_built():
         text = "compiling the native engine, once per machine and version: about half a minute"
@@ -88,13 +79,11 @@ def _load(setup: WorkerSetup, memory: memoryview | DeviceMemory, link: ServerLin
 
 
 def _engine(
-    setup: WorkerSetup, memory: memoryview | DeviceMemory, choice: EngineChoice, crew: RankCrew | None
+    setup: WorkerSetup, memory: memoryview | DeviceArray, choice: EngineChoice, crew: RankCrew | None
 ) -> StepEngine:
     card, layout = setup.card, setup.layout
     if crew is None:
         return load_engine(card, layout, memory, dtype=setup.dtype, threads=setup.threads, choice=choice)
-    if isinstance(memory, DeviceMemory):
-        raise ModelError(f"{layout.ranks} ranks cannot share an arena on {setup.device}; use --device cpu")
     threads, _ = rank_cores(setup, 0)
     return load_parallel_engine(card, layout, memory, crew, dtype=setup.dtype, threads=threads)
 

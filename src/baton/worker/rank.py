@@ -13,15 +13,14 @@ from collections.abc import Iterator
 
 import msgspec
 
-from baton.arena.memfd import open_arena
-from baton.engine.parallel.gloo import GlooRanks, join_meeting
-from baton.engine.parallel.load import load_rank
+from baton.engine.parallel.load import RankArena, load_rank
+from baton.engine.parallel.meeting import join_meeting, meet
 from baton.engine.parallel.orders import Order
 from baton.engine.parallel.place import rank_place
 from baton.engine.parallel.runner import Follower
 from baton.link.frames import FrameReader, frame
 from baton.link.parent import die_with_parent
-from baton.worker.rank_wire import RankReady, RankSetup, rank_cores
+from baton.worker.rank_wire import RankReady, RankSetup, open_rank_arena, rank_cores
 
 _RECEIVE_BYTES = 256 * 1024
 
@@ -38,9 +37,10 @@ def run_rank(descriptor: int) -> None:
     threads, cores = rank_cores(setup, told.rank)
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
-    arena = open_arena(descriptors[0], setup.arena_bytes)
-    ranks = GlooRanks(rank_place(setup.layout, told.rank), join_meeting(told.port))
-    parts = load_rank(setup.card, setup.layout, arena.memory, ranks, dtype=setup.dtype, threads=threads)
+    memory = open_rank_arena(setup, descriptors[0], told.rank).memory
+    arena = RankArena.of(memory, setup.layout, told.rank)
+    ranks = meet(rank_place(setup.layout, told.rank), join_meeting(told.port), arena.device)
+    parts = load_rank(setup.card, setup.layout, arena, ranks, dtype=setup.dtype, threads=threads)
     follower, decoder = Follower(parts), msgspec.msgpack.Decoder(Order)
     sock.sendall(frame(msgspec.msgpack.encode(RankReady(told.rank))))
     for payload in frames:

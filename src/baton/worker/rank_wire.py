@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from baton.arena.cuda import CudaArena
+from baton.arena.memfd import Arena
+from baton.arena.opening import open_rank_arena_on
 from baton.link.setup import WorkerSetup
 
 
@@ -21,6 +24,12 @@ class RankReady(Struct, frozen=True):
     """The only answer of a rank: it has loaded its part of the model."""
 
     rank: int
+
+
+def open_rank_arena(setup: WorkerSetup, descriptor: int, rank: int) -> Arena | CudaArena:
+    """Map what a rank of a worker computes on. Takes over the descriptor. Raises ArenaError: restart the server."""
+    blocks = setup.arena_bytes // setup.layout.block_bytes
+    return open_rank_arena_on(setup.device, descriptor, setup.layout, blocks, rank)
 
 
 def rank_cores(setup: WorkerSetup, rank: int) -> tuple[int, tuple[int, ...]]:

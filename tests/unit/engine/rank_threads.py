@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from torch.distributed import HashStore
 
 from baton.engine.card import ModelCard
-from baton.engine.parallel.gloo import GlooRanks
-from baton.engine.parallel.load import load_lead, load_rank
+from baton.engine.parallel.load import CPU, RankArena, load_lead, load_rank
+from baton.engine.parallel.meeting import meet
 from baton.engine.parallel.orders import Order
 from baton.engine.parallel.place import rank_place
 from baton.engine.parallel.runner import Follower
@@ -37,12 +37,20 @@ def parallel_engine(
 ) -> Iterator[tuple[StepEngine, bytearray, KVLayout]]:
     """Run an engine in float32 over an arena of its own for the length of a with block."""
     layout = card.layout(block_tokens=block_tokens, dtype="float32", tensor_parallel=tensor, pipeline_parallel=pipeline)
-    arena, store = bytearray(layout.block_bytes * blocks), HashStore()
+    arena = bytearray(layout.block_bytes * blocks)
+    with engine_over(card, layout, lambda rank: RankArena.of(memoryview(arena), layout, rank)) as engine:
+        yield engine, arena, layout
+
+
+@contextmanager
+def engine_over(card: ModelCard, layout: KVLayout, arena_of: Callable[[int], RankArena]) -> Iterator[StepEngine]:
+    """Run an engine in float32 over these arenas for the length of a with block."""
+    store = HashStore()
     orders = _Queues([queue.SimpleQueue() for _ in range(layout.ranks - 1)])
 
     def follow(rank: int) -> None:
-        ranks = GlooRanks(rank_place(layout, rank), store)
-        follower = Follower(load_rank(card, layout, memoryview(arena), ranks, dtype="float32", threads=1))
+        ranks = meet(rank_place(layout, rank), store, CPU)
+        follower = Follower(load_rank(card, layout, arena_of(rank), ranks, dtype="float32", threads=1))
         while (order := orders.all[rank - 1].get()) is not None:
             follower.obey(order)
 
@@ -50,9 +58,9 @@ def parallel_engine(
     for thread in threads:
         thread.start()
     try:
-        ranks = GlooRanks(rank_place(layout, 0), store)
-        parts = load_rank(card, layout, memoryview(arena), ranks, dtype="float32", threads=1)
-        yield load_lead(parts, layout, orders), arena, layout
+        ranks = meet(rank_place(layout, 0), store, CPU)
+        parts = load_rank(card, layout, arena_of(0), ranks, dtype="float32", threads=1)
+        yield load_lead(parts, layout, orders)
     finally:
         for each in orders.all:
             each.put(None)

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from baton.engine.parallel.gloo import host_meeting, join_meeting
+from baton.engine.parallel.meeting import host_meeting, join_meeting
 
 
 def test_ranks_meet_on_loopback_only() -> None:

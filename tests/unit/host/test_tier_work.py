@@ -23,6 +23,7 @@ from baton.core.keeping import (
 )
 from baton.core.types import BlockHash, BlockId, HostId, RequestId
 from baton.host import patience, tier_work
+from baton.host.arena_bytes import HostBytes
 from baton.host.tier_opening import OpenTier
 from baton.host.tier_work import TierWork
 from baton.kv.tier import TierRules
@@ -86,7 +87,7 @@ class Playing:
         self.memory = bytearray(b"".join(bytes([block]) * BLOCK_BYTES for block in range(10)))
         self.news: SimpleQueue[TierNews] = SimpleQueue()
         opened = [OpenTier(TierRules(name=name, blocks_max=9), store) for name, store in stores.items()]
-        self.work = TierWork(opened, memoryview(self.memory), BLOCK_BYTES, self.news.put)
+        self.work = TierWork(opened, HostBytes(memoryview(self.memory), BLOCK_BYTES), BLOCK_BYTES, self.news.put)
 
     def next(self) -> TierNews:
         return self.news.get(timeout=30)
@@ -208,7 +209,7 @@ def test_what_others_put_into_a_shared_store_is_told_when_it_is_there(monkeypatc
     played = Playing({})
     work = TierWork(
         [OpenTier(TierRules(name="pool", blocks_max=9), store, list_s=1e-6)],
-        memoryview(played.memory),
+        HostBytes(memoryview(played.memory), BLOCK_BYTES),
         BLOCK_BYTES,
         played.news.put,
     )

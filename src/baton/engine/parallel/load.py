@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
+from baton.arena.cuda import DeviceArray
 from baton.core.errors import ModelError
 from baton.engine.card import ModelCard
 from baton.engine.dtype import Dtype
 from baton.engine.kernels.paged import TORCH_DTYPES, BlockPart, PagedKV
 from baton.engine.kernels.torch_sdpa import SdpaBackend
-from baton.engine.load_torch import check_layout
+from baton.engine.load_torch import check_layout, on_device, triton_attention
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.loader import Loader
 from baton.engine.models.ranks import Ranks
@@ -27,27 +30,60 @@ CPU = torch.device("cpu")
 
 def load_lead(parts: RankParts, layout: KVLayout, orders: Orders) -> TorchEngine:
     """Make the engine of the first rank, which is that of the whole worker."""
-    return TorchEngine(parts.model, parts.kv, LeadRunner(parts, orders), CPU, layout)
+    return TorchEngine(parts.model, parts.kv, LeadRunner(parts, orders), parts.device, layout)
+
+
+@dataclass(frozen=True, slots=True)
+class RankArena:
+    """Where a rank's KV lies, and so where it computes."""
+
+    memory: memoryview | DeviceArray
+    part: BlockPart
+
+    @property
+    def device(self) -> torch.device:
+        """The rank's own GPU, or the CPU."""
+        return torch.device(self.memory.device) if isinstance(self.memory, DeviceArray) else CPU
+
+    @classmethod
+    def of(cls, memory: memoryview | DeviceArray, layout: KVLayout, rank: int) -> RankArena:
+        """Ranks on the CPU share the worker's arena; on GPUs each has one of its own, with its part of every block."""
+        if isinstance(memory, DeviceArray):
+            return cls.alone(memory, layout, rank)
+        return cls(memory, BlockPart(layout.shards[rank].offset_bytes, layout.block_bytes))
+
+    @classmethod
+    def alone(cls, memory: memoryview | DeviceArray, layout: KVLayout, rank: int) -> RankArena:
+        """Return an arena of this rank only."""
+        return cls(memory, BlockPart(0, layout.shards[rank].size_bytes))
 
 
 def load_rank(
-    card: ModelCard, layout: KVLayout, memory: memoryview, ranks: Ranks, *, dtype: Dtype, threads: int
+    card: ModelCard,
+    layout: KVLayout,
+    arena: RankArena,
+    ranks: Ranks,
+    *,
+    dtype: Dtype,
+    threads: int,
 ) -> RankParts:
     """Read this rank's part of the weights and bind it to its part of the arena's blocks.
 
-    memory: the whole arena. layout: the worker's, not the rank's. threads: CPU threads of this rank.
+    layout: the worker's, not the rank's. threads: CPU threads of this rank.
     Raises ModelError where the model cannot be computed by so many ranks.
     """
     check_layout(card, layout)
-    refusals = rank_refusals(card, layout, "cpu")
+    refusals = rank_refusals(card, layout)
     if refusals:
         raise ModelError(f"{card.name} cannot be computed by {layout.ranks} ranks: {'; '.join(refusals)}")
+    device = arena.device
+    memory = on_device(arena.memory, device)
     config, place = read_config(card), ranks.place
     torch.set_num_threads(threads)
-    shard = rank_shard(layout, place)
-    weights = RankWeights(open_weights(card, config), config, place, shard)
-    number = TORCH_DTYPES[dtype]
+    weights = RankWeights(open_weights(card, config), config, place, rank_shard(layout, place))
+    mine, loader = rank_config(config, layout, place), Loader(weights, TORCH_DTYPES[dtype], device)
+    backend = SdpaBackend() if device.type == "cpu" else triton_attention(mine, loader)[0]
     with torch.inference_mode():
-        model = Decoder(rank_config(config, layout, place), Loader(weights, number, CPU), ranks)
-    kv = PagedKV(memory, rank_layout(layout, place), BlockPart(shard.offset_bytes, layout.block_bytes))
-    return RankParts(model, kv, SdpaBackend(), ranks, number)
+        model = Decoder(mine, loader, ranks)
+    kv = PagedKV(memory, rank_layout(layout, place), arena.part)
+    return RankParts(model, kv, backend, ranks, loader.dtype, device)

@@ -89,16 +89,11 @@ def rank_config(config: ModelConfig, layout: KVLayout, place: RankPlace) -> Mode
     )
 
 
-def rank_refusals(card: ModelCard, layout: KVLayout, device: str, weights: str = "dense") -> list[str]:
+def rank_refusals(card: ModelCard, layout: KVLayout, weights: str = "dense") -> list[str]:
     """Say why the ranks of a layout cannot compute a model. Empty: they can. `weights`: see `Config.weights`."""
     if layout.ranks == 1:
         return []
     found, ranks = layout.problems(), layout.tensor_parallel
-    if device != "cpu":
-        found.append(
-            f"{layout.ranks} ranks need the CPU: the arena of a GPU host lies on one GPU, and each rank would compute"
-            " on its own; use --device cpu"
-        )
     alone = f"needs the native engine, which computes whole models, and a worker has {layout.ranks} ranks"
     if layout.dtype in SCALE_BYTES:
         found.append(f"KV in {layout.dtype} {alone}; use --kv-dtype bfloat16 or float32, or leave --tp and --pp at 1")

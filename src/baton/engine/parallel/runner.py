@@ -29,6 +29,7 @@ class RankParts:
     backend: AttentionBackend
     ranks: Ranks
     dtype: torch.dtype
+    device: torch.device
 
     def forward(self, tokens: Sequence[int], rows: Sequence[Row], kv: PagedKV) -> Tensor:
         """Compute this rank's part of a step: [tokens, hidden].
@@ -36,9 +37,9 @@ class RankParts:
         On the first stage these are the hidden states after the last layer, elsewhere after the stage's.
         """
         place, attention = self.ranks.place, self.model.attention.begin(rows, kv, self.backend)
-        between = torch.empty(len(tokens), self.model.config.hidden, dtype=self.dtype)
+        between = torch.empty(len(tokens), self.model.config.hidden, dtype=self.dtype, device=self.device)
         if place.first_stage:
-            hidden = self.model.embed(torch.tensor(tokens))
+            hidden = self.model.embed(torch.tensor(tokens, device=self.device))
         else:
             self.ranks.receive(between)
             hidden = between
@@ -53,7 +54,7 @@ class RankParts:
 
     def project(self, hidden: Tensor, picked: Sequence[int]) -> Tensor:
         """Compute this rank's part of some rows' logits. On the first rank: [picked, vocab]."""
-        return self.model.logits(hidden[torch.tensor(picked, dtype=torch.int64)])
+        return self.model.logits(hidden[torch.tensor(picked, dtype=torch.int64, device=self.device)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class Follower:
 
     def __init__(self, parts: RankParts) -> None:
         self._parts = parts
-        self._scratch = scratch_block(parts.kv.layout, torch.device("cpu"))
+        self._scratch = scratch_block(parts.kv.layout, parts.device)
         self._hidden = torch.empty(0)
 
     @torch.inference_mode()
