@@ -69,6 +69,7 @@ FILES = {
     "file-odd-size": lambda folder: _file(folder, 5001, "direct"),
     "file-buffered": lambda folder: _file(folder, 8192, "buffered"),
     "file-large": lambda folder: _file(folder, RUN_BYTES + 4096, "direct"),
+    "file-large-odd-size": lambda folder: _file(folder, RUN_BYTES + 77, "direct"),
 }
 
 

@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +26,7 @@ from baton.store.folder import (
 from baton.store.port import StoreCounters
 from baton.store.segments import Segments, slot_bytes
 from baton.store.slot_header import HASH_BYTES_MAX, SlotHeader
-from baton.store.slot_io import SlotIo, SlotTask
+from baton.store.slot_io import SlotIo, SlotTask, Work
 from baton.store.slot_table import SlotTable
 
 log = logging.getLogger("baton.store")
@@ -100,7 +100,7 @@ class FileStore:
                     if open_ and fits and not self._table.refresh(name):
                         new[name] = memory
                 tasks = self._reserve(new)
-            self._each_run(self._io.write, tasks)
+            self._do_all(self._io.writes(tasks))
             with self._changed:
                 for task in tasks:
                     if task.outcome == "whole":
@@ -119,7 +119,7 @@ class FileStore:
                 for name, memory in blocks:
                     slot = self._table.begin_read(name) if open_ and memory.nbytes == self._block_bytes else None
                     tasks.append(None if slot is None else SlotTask(slot, name, memory.cast("B")))
-            self._each_run(self._io.read, [task for task in tasks if task is not None])
+            self._do_all(self._io.reads([task for task in tasks if task is not None]))
             with self._changed:
                 for task in tasks:
                     if task is not None:
@@ -198,17 +198,15 @@ class FileStore:
             self.counters.damaged += task.outcome == "damaged"
         self._table.end_read(task.slot)
 
-    def _each_run(self, call: Callable[[list[SlotTask]], OSError | None], tasks: Sequence[SlotTask]) -> None:
-        """Read or write the runs side by side; a single one without changing threads."""
-        runs = self._io.runs(tasks)
-        waiting = iter(runs)  # shared: each thread takes the next one when it is done with the last
+    def _do_all(self, works: Sequence[Work]) -> None:
+        """Read or write side by side; a single call to the disk without changing threads."""
+        waiting = iter(works)  # shared: each thread takes the next one when it is done with the last
 
         def work() -> list[OSError]:
-            return [error for run in waiting if (error := call(run)) is not None]
+            return [error for call in waiting if (error := call()) is not None]
 
-        beside = (
-            [self._threads.submit(work) for _ in range(min(len(runs), self._thread_count))] if len(runs) > 1 else []
-        )
+        count = min(len(works), self._thread_count) if len(works) > 1 else 0
+        beside = [self._threads.submit(work) for _ in range(count)]
         errors = work() + [error for each in beside for error in each.result()]
         if errors:
             with self._changed:

@@ -1,25 +1,32 @@
-"""Blocks in and out of slots: runs of adjacent ones in one call each, checked on the way in and on the way out."""
+"""Blocks in and out of slots: runs of adjacent ones in one call each, checked on the way in and on the way out.
+
+A block that is larger than such a run is read in parts, side by side, and each is summed up while others come.
+"""
 
 from __future__ import annotations
 
 import os
 import queue
-from collections.abc import Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from baton.core.types import BlockHash
-from baton.store.checksum import checksum
+from baton.store.checksum import PART_BYTES, checksum, checksum_in_parts, joined
 from baton.store.direct_io import Scratch, copy_bytes, is_aligned, transfer_all
 from baton.store.segments import Segments, padded_bytes
 from baton.store.slot_header import ALIGNMENT_BYTES, SlotHeader, is_empty, read_header
 
 RUN_BYTES = 4 << 20
-"""Largest read or write, unless a single block is larger: what a disk needs to run at its limit."""
+"""Largest read; largest write, unless a single block is larger: what a disk needs to run at its limit."""
 _RUN_SLOTS_MAX = 256
 """Three memories a slot at most, of 1,024 that one call takes."""
 
 Outcome = Literal["whole", "damaged", "failed"]
+Work = Callable[[], OSError | None]
+"""One call to the disk and what belongs to it, for any thread. Returns what went wrong, if anything did."""
 
 
 @dataclass(slots=True)
@@ -33,6 +40,20 @@ class SlotTask:
     outcome: Outcome = "failed"
 
 
+@dataclass(slots=True, eq=False)
+class _Coming:
+    """A large block of which parts have been read."""
+
+    task: SlotTask
+    sums: list[bytes]
+    """Of its parts. Empty: it is not there, or not whole."""
+    missing: int
+    """Parts that are still to be read, or to fail."""
+    header: SlotHeader | None = None
+    failed: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
 class SlotIo:
     """Reads and writes runs of slots. Any number of threads may be in here; each run borrows a scratch."""
 
@@ -43,8 +64,22 @@ class SlotIo:
         self._padded_bytes = padded_bytes(block_bytes)
         self._run_slots = max(1, min(_RUN_SLOTS_MAX, RUN_BYTES // segments.slot_bytes))
         self._scratches: queue.LifoQueue[Scratch] = queue.LifoQueue()
+        self._part_scratches: queue.LifoQueue[Scratch] = queue.LifoQueue()
 
-    def runs(self, tasks: Sequence[SlotTask]) -> list[list[SlotTask]]:
+    def writes(self, tasks: Sequence[SlotTask]) -> list[Work]:
+        """What writes these blocks and sets their outcomes, in the order of the disk."""
+        return [partial(self._write, run) for run in self._runs(tasks)]
+
+    def reads(self, tasks: Sequence[SlotTask]) -> list[Work]:
+        """What reads and verifies these blocks and sets their outcomes, in the order of the disk."""
+        runs = self._runs(tasks)
+        if self._padded_bytes <= PART_BYTES:
+            return [partial(self._read, run) for run in runs]
+        parts = -(-self._padded_bytes // PART_BYTES)
+        coming = [_Coming(task, [b""] * parts, parts) for run in runs for task in run]
+        return [partial(self._read_part, each, part) for each in coming for part in range(parts)]
+
+    def _runs(self, tasks: Sequence[SlotTask]) -> list[list[SlotTask]]:
         """Cut tasks into runs of adjacent slots, each for one call."""
         runs: list[list[SlotTask]] = []
         for task in sorted(tasks, key=lambda task: task.slot):
@@ -55,8 +90,7 @@ class SlotIo:
                 runs.append([task])
         return runs
 
-    def write(self, run: list[SlotTask]) -> OSError | None:
-        """Write a run and set the outcome of each task. Returns what went wrong, if anything did."""
+    def _write(self, run: list[SlotTask]) -> OSError | None:
         scratch = self._borrow()
         try:
             memories: list[memoryview] = []
@@ -74,11 +108,8 @@ class SlotIo:
                 task.outcome = "whole"
         return None
 
-    def read(self, run: list[SlotTask]) -> OSError | None:
-        """Read and verify a run, and set the outcome of each task. Returns what went wrong, if anything did.
-
-        A disk that cannot give one of the slots fails the whole call: then each is read by itself.
-        """
+    def _read(self, run: list[SlotTask]) -> OSError | None:
+        """A disk that cannot give one of the slots fails the whole call: then each is read by itself."""
         error = self._read_run(run)
         if error is None or len(run) == 1:
             return error
@@ -102,6 +133,45 @@ class SlotIo:
             self._scratches.put(scratch)
         return None
 
+    def _read_part(self, coming: _Coming, part: int) -> OSError | None:
+        """Read one part of a large block. The last one to come says how it went."""
+        scratch = self._borrow_for_part()
+        error: OSError | None = None
+        try:
+            coming.sums[part] = self._sum_of_part(coming, part, scratch)
+        except OSError as failure:
+            error = failure
+        finally:
+            self._part_scratches.put(scratch)
+        with coming.lock:
+            coming.failed |= error is not None
+            coming.missing -= 1
+            is_last = not coming.missing
+        if is_last and not coming.failed:
+            coming.task.outcome = "whole" if self._is_whole(coming) else "damaged"
+        return error
+
+    def _sum_of_part(self, coming: _Coming, part: int, scratch: Scratch) -> bytes:
+        """Read a part into its place, the first one with the header. Returns its checksum; nothing if the file ends."""
+        start = part * PART_BYTES
+        memory = coming.task.memory[start : start + PART_BYTES]
+        in_place = self._in_place(coming.task)
+        into = memory if in_place else scratch.block(0)[: min(PART_BYTES, self._padded_bytes - start)]
+        before = [scratch.header(0)] if part == 0 else []
+        fd, offset_bytes = self._segments.place(coming.task.slot)
+        skipped_bytes = start + (0 if part == 0 else ALIGNMENT_BYTES)
+        moved = transfer_all(os.preadv, fd, [*before, into], offset_bytes + skipped_bytes)
+        if moved < into.nbytes + sum(header.nbytes for header in before):
+            return b""
+        if part == 0:
+            coming.header = self._own_header(coming.task, scratch.header(0))
+        if not in_place:
+            copy_bytes(memory, into[: memory.nbytes])
+        return checksum(memory)
+
+    def _is_whole(self, coming: _Coming) -> bool:
+        return coming.header is not None and all(coming.sums) and joined(coming.sums) == coming.header.payload_checksum
+
     def read_header(self, slot: int) -> SlotHeader | Literal["empty", "damaged"]:
         """Look at what a slot says about itself, without reading its block. Raises OSError."""
         scratch = self._borrow()
@@ -124,7 +194,7 @@ class SlotIo:
             sequence=task.sequence,
             size_bytes=self._block_bytes,
             name=task.name,
-            payload_checksum=checksum(task.memory),
+            payload_checksum=checksum_in_parts(task.memory),
         )
 
     def _in_place(self, task: SlotTask) -> bool:
@@ -141,12 +211,24 @@ class SlotIo:
         return [block]
 
     def _verified(self, task: SlotTask, scratch: Scratch, index: int) -> bool:
-        header = read_header(scratch.header(index), layout=self._layout, slot=task.slot)
-        if header is None or header.name != task.name or header.size_bytes != self._block_bytes:
+        header = self._own_header(task, scratch.header(index))
+        if header is None:
             return False
         if not self._in_place(task):
             copy_bytes(task.memory, scratch.block(index)[: self._block_bytes])
         return checksum(task.memory) == header.payload_checksum
+
+    def _own_header(self, task: SlotTask, memory: memoryview) -> SlotHeader | None:
+        """Read the header of the block that is wanted. None: it is damaged, or another one's."""
+        header = read_header(memory, layout=self._layout, slot=task.slot)
+        is_own = header is not None and header.name == task.name and header.size_bytes == self._block_bytes
+        return header if is_own else None
+
+    def _borrow_for_part(self) -> Scratch:
+        try:
+            return self._part_scratches.get_nowait()
+        except queue.Empty:
+            return Scratch(run_slots=1, padded_bytes=PART_BYTES)
 
     def _borrow(self) -> Scratch:
         try:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from baton.store.checksum import PART_BYTES
 from baton.store.file import FileStore
 from baton.store.segments import slot_bytes
 from baton.store.slot_header import ALIGNMENT_BYTES, HEADER_BYTES
@@ -95,6 +96,79 @@ def test_what_a_cut_file_has_lost_is_a_miss(opened_after, left_bytes: int) -> No
     assert put(store, names(BLOCKS), BLOCK_BYTES) == [True] * BLOCKS
     assert get(store, names(BLOCKS), BLOCK_BYTES) == [True] * BLOCKS
     store.close()
+
+
+LARGE_BYTES = 2 * PART_BYTES + 77
+LARGE_SLOT_BYTES = slot_bytes(LARGE_BYTES)
+
+
+def _open_large(folder: Path) -> FileStore:
+    return FileStore(
+        folder, layout_fingerprint="a layout", block_bytes=LARGE_BYTES, capacity_bytes=2 * LARGE_SLOT_BYTES
+    )
+
+
+@pytest.mark.parametrize("part", [0, 1, 2])
+def test_a_flipped_bit_in_any_part_of_a_large_block_is_a_miss(tmp_path: Path, part: int) -> None:
+    """Parts are read and summed up by several threads; the other block is whole."""
+    store = _open_large(tmp_path)
+    put(store, names(2), LARGE_BYTES)
+    _flip(tmp_path / SEGMENT, LARGE_SLOT_BYTES + ALIGNMENT_BYTES + part * PART_BYTES + 50, 3)
+    assert get(store, names(2), LARGE_BYTES) == [True, False]
+    assert (store.counters.damaged, store.held()) == (1, names(1))
+    assert put(store, names(2), LARGE_BYTES) == [True, True]
+    assert get(store, names(2), LARGE_BYTES) == [True, True]
+    store.close()
+
+
+def test_parts_of_a_large_block_that_changed_places_are_a_miss(tmp_path: Path) -> None:
+    store = _open_large(tmp_path)
+    put(store, names(1), LARGE_BYTES)
+    first, second = ((ALIGNMENT_BYTES + part * PART_BYTES, PART_BYTES) for part in range(2))
+    data = (tmp_path / SEGMENT).read_bytes()
+    for (place, _), (other, size_bytes) in ((first, second), (second, first)):
+        _overwrite(tmp_path / SEGMENT, place, data[other : other + size_bytes])
+    assert get(store, names(1), LARGE_BYTES) == [False]
+    assert store.counters.damaged == 1
+    store.close()
+
+
+@pytest.mark.parametrize("left_bytes", [100, ALIGNMENT_BYTES + PART_BYTES, LARGE_SLOT_BYTES - 1])
+def test_a_large_block_whose_file_ends_within_it_is_a_miss(tmp_path: Path, left_bytes: int) -> None:
+    store = _open_large(tmp_path)
+    put(store, names(2), LARGE_BYTES)
+    os.truncate(tmp_path / SEGMENT, LARGE_SLOT_BYTES + left_bytes)
+    assert get(store, names(2), LARGE_BYTES) == [True, False]
+    assert store.counters.damaged == 1
+    store.close()
+
+
+@pytest.mark.parametrize("block_bytes", [BLOCK_BYTES, LARGE_BYTES])
+def test_a_disk_that_gives_nothing_back_is_a_miss_and_no_damage(tmp_path: Path, block_bytes: int) -> None:
+    """Its blocks may be whole. What cannot be read is forgotten, and put again elsewhere."""
+    store = FileStore(
+        tmp_path, layout_fingerprint="a layout", block_bytes=block_bytes, capacity_bytes=4 * slot_bytes(block_bytes)
+    )
+    put(store, names(2), block_bytes)
+    (segment,) = (int(link.name) for link in Path("/proc/self/fd").iterdir() if _leads_to(link, tmp_path / SEGMENT))
+    whole = os.dup(segment)
+    unreadable = os.open(tmp_path / SEGMENT, os.O_WRONLY)
+    os.dup2(unreadable, segment)
+    assert get(store, names(2), block_bytes) == [False, False]
+    assert (store.counters.damaged, store.counters.io_errors > 0) == (0, True)
+    os.dup2(whole, segment)
+    assert put(store, names(2), block_bytes) == [True, True]
+    assert get(store, names(2), block_bytes) == [True, True]
+    store.close()
+    os.close(whole)
+    os.close(unreadable)
+
+
+def _leads_to(link: Path, path: Path) -> bool:
+    try:
+        return link.readlink() == path
+    except FileNotFoundError:  # of the listing itself
+        return False
 
 
 def test_a_file_that_is_cut_under_the_store_is_a_miss(tmp_path: Path) -> None:
