@@ -51,6 +51,25 @@ def paired(sources: Runs, targets: Runs) -> Moves:
     return np.column_stack((*addresses, cuts - starts))
 
 
+class MoveList:
+    """Moves in a row. The moves of any run of their bytes can be cut out, by any thread."""
+
+    def __init__(self, moves: Moves) -> None:
+        self._moves = moves
+        self._ends = np.cumsum(moves[:, 2])
+
+    def cut(self, start: int, size_bytes: int) -> Moves:
+        """What moves `size_bytes` bytes from `start` on."""
+        end = start + size_bytes
+        first, last = np.searchsorted(self._ends, np.array((start + 1, end), np.uint64)).tolist()
+        part = self._moves[first : last + 1].copy()
+        part[-1, 2] -= self._ends[last] - np.uint64(end)
+        skipped = np.uint64(start) - (self._ends[first] - self._moves[first, 2])
+        part[0, :2] += skipped
+        part[0, 2] -= skipped
+        return part
+
+
 def address_of(memory: memoryview) -> int:
     """Where a flat memory begins. It may be read-only."""
     return np.frombuffer(memory, np.uint8).__array_interface__["data"][0]

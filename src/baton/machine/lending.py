@@ -18,9 +18,10 @@ _SEAL_SHRINK = 2
 
 
 def machine() -> str:
-    """Name this machine, as far as abstract sockets reach: a network namespace of one running kernel."""
+    """Name this machine, as far as abstract sockets reach and clocks agree: namespaces of one running kernel."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"{boot}.{Path('/proc/self/ns/net').stat().st_ino}"
+    namespaces = [Path("/proc/self/ns") / kind for kind in ("net", "time")]  # kernels before 5.6 have one time
+    return ".".join([boot, *(str(path.stat().st_ino) for path in namespaces if path.exists())])
 
 
 def shares_machine(address: str) -> bool:
@@ -47,6 +48,16 @@ def is_ours(connection: socket.socket) -> bool:
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
     _, user, _ = _PEER.unpack(raw)
     return user == os.geteuid()
+
+
+def has_ended(connection: socket.socket) -> bool:
+    """The other end is closed: its process has hung up, or is gone. Never waits."""
+    try:
+        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def sealed_file(name: str, size_bytes: int) -> int:

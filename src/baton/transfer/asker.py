@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from baton.core.errors import TransferError
+from baton.machine.lending import has_ended
 from baton.transfer.extents import digest, total_bytes
 from baton.transfer.listener import hang_up, limit_waits
 from baton.transfer.offers import REFUSALS, SECRET_BYTES, Answer
@@ -32,7 +33,8 @@ class Inquiry:
 
     def __init__(self, ticket: Ticket) -> None:
         self.ticket = ticket
-        self._check = request_of(ticket, Verb.CHECK, total_bytes(ticket.extents), digest(ticket.extents), 0)
+        self.digest = digest(ticket.extents)
+        self._check = request_of(ticket, Verb.CHECK, total_bytes(ticket.extents), self.digest, 0)
 
     def packed(self, verb: Verb, detail: int) -> bytes:
         return replace(self._check, verb=verb, size_bytes=detail).packed()
@@ -80,12 +82,17 @@ class Asker:
         with self._lock:
             self._disconnect()
 
+    def is_connected(self) -> bool:
+        """Tell whether the source's process lives, as far as its connection tells. Never waits, and asks nothing."""
+        connection = self._connection
+        return not self._closed and connection is not None and not has_ended(connection)
+
     def close_if_gone(self) -> bool:
         """Close where the source's process has ended. Returns whether it has. Never waits: whoever asks it, learns."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            gone = self._gone if self._connection is None else _hung_up(self._connection)
+            gone = self._gone if self._connection is None else has_ended(self._connection)
             if gone:
                 self._disconnect()
             return gone
@@ -119,12 +126,3 @@ class Asker:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-
-
-def _hung_up(connection: socket.socket) -> bool:
-    try:
-        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True

@@ -9,7 +9,7 @@ from contextlib import closing
 import numpy as np
 
 from baton.core.errors import TransferError
-from baton.machine.copies import Copy, Runs, address_of, paired
+from baton.machine.copies import PAST_CACHE_BYTES, Copy, MoveList, Runs, address_of, paired
 from baton.machine.threads import WorkThreads
 from baton.transfer.extents import Spread
 from baton.transfer.pulling import BUG, CLOSED, Piece, PiecewisePull
@@ -17,16 +17,22 @@ from baton.transfer.pulling import BUG, CLOSED, Piece, PiecewisePull
 Move = Callable[[Piece], None]
 """Brings a piece over and returns when nothing writes any more. May raise TransferError."""
 
-_PIECE_BYTES_MIN = 1 << 20
-_PIECE_BYTES_MAX = 16 << 20
-"""A cancel waits for such a piece, and a thread that a busy machine wakes late leaves more of them to the others."""
+_PIECE_BYTES_MIN = PAST_CACHE_BYTES
+_SHARE_BYTES_MAX = 32 << 20
+TURNS = 4
+"""Pieces of a thread's share, if they are not too small for it: one that wakes late leaves more of them to the others.
+
+A cancel waits for a piece.
+"""
 
 
 class Copier:
     """Threads that carry out pulls by copying. They start with the first pull."""
 
-    def __init__(self, threads: int, copy: Copy) -> None:
+    def __init__(self, threads: int, copy: Copy, *, turns: int = TURNS) -> None:
+        """`turns`: how many pieces a thread's share is cut into."""
         self._copy = copy
+        self._turns = turns
         self._threads_max = threads
         self._threads = WorkThreads("baton-copy", threads, self._fail_all)
         self._lock = threading.Lock()
@@ -35,23 +41,23 @@ class Copier:
 
     def start(self, pull: PiecewisePull, begin: Callable[[], Move]) -> None:
         """Carry out a pull. `begin` is called by a thread of ours, and raises TransferError where it must not be."""
-        with self._lock:
-            if not self._closed:
-                self._pulls.add(pull)
-        pull.then(lambda: self._pulls.discard(pull))
+        self._enter(pull)
         self._add(pull, lambda: self._begin(pull, begin))
 
-    def from_spread(self, source: Spread) -> Move:
-        """Move pieces by copying them."""
+    def carry(self, pull: PiecewisePull, move: Move) -> None:
+        """Carry out a pull that may begin at once."""
+        self._enter(pull)
+        self._share_out(pull, move)
 
-        def move(piece: Piece) -> None:
-            start, size_bytes, target = piece.start, piece.size_bytes, piece.pull.target
-            if source.is_direct and target.is_direct:
-                self._copy(paired(source.addresses(start, size_bytes), target.addresses(start, size_bytes)))
-            else:
-                copy_portions(self._copy, source, target, range(start, start + size_bytes))
-
-        return move
+    def from_spread(self, pull: PiecewisePull, source: Spread) -> Move:
+        """Move pieces of this pull by copying them."""
+        size_bytes, target = source.size_bytes, pull.target
+        if not (source.is_direct and target.is_direct):
+            return lambda piece: copy_portions(
+                self._copy, source, target, range(piece.start, piece.start + piece.size_bytes)
+            )
+        moves = MoveList(paired(source.addresses(0, size_bytes), target.addresses(0, size_bytes)))
+        return lambda piece: self._copy(moves.cut(piece.start, piece.size_bytes))
 
     def close(self) -> None:
         """End every pull. No thread is left when this returns."""
@@ -66,6 +72,12 @@ class Copier:
             pulls = list(self._pulls)
         for pull in pulls:
             pull.fail(why)
+
+    def _enter(self, pull: PiecewisePull) -> None:
+        with self._lock:
+            if not self._closed:
+                self._pulls.add(pull)
+        pull.then(lambda: self._pulls.discard(pull))
 
     def _add(self, pull: PiecewisePull, work: Callable[[], None]) -> None:
         why = CLOSED if self._closed else self._threads.submit(work)
@@ -82,10 +94,12 @@ class Copier:
         finally:
             if move is None:
                 pull.fail(why)
-        if move is None:
-            return
-        share_bytes = max(pull.target.size_bytes // self._threads_max + 1, _PIECE_BYTES_MIN)
-        for piece in pull.pieces(share_bytes // -(-share_bytes // _PIECE_BYTES_MAX) + 1):
+        if move is not None:
+            self._share_out(pull, move)
+
+    def _share_out(self, pull: PiecewisePull, move: Move) -> None:
+        share_bytes = min(pull.target.size_bytes // self._threads_max + 1, _SHARE_BYTES_MAX)
+        for piece in pull.pieces(max(share_bytes // self._turns, _PIECE_BYTES_MIN)):
             self._add(pull, lambda piece=piece: _move_piece(piece, move))
 
 

@@ -64,7 +64,7 @@ class MemoryTransport:
             raise TransferError(CLOSED)
         target = self._source.memories.target_of(ticket, into, name=self.name)
         pull = PiecewisePull(ticket, target, interrupt=no_interrupt, check=lambda: self._check(ticket))
-        self._copier.start(pull, lambda: self._copier.from_spread(self._open(ticket, pull)))
+        self._copier.start(pull, lambda: self._copier.from_spread(pull, self._open(ticket, pull)))
         return pull
 
     def close(self) -> None:

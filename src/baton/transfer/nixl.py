@@ -68,7 +68,7 @@ class NixlTransport:
         self._source = source or Source()
         self._agent = NixlAgent(f"baton-{self._source.offers.epoch:x}", devices=devices)
         self._addresses: list[int] = []
-        self._copier = Copier(threads, copy_one_by_one)  # UCX copies: its threads wait
+        self._copier = Copier(threads, copy_one_by_one, turns=1)  # UCX copies: its threads wait, once a share
         self._peers = Peers(lambda address: _NixlPeer(address, self._agent))
         listening = listening_on(listen)
         self.address = joined(*listening.getsockname()[:2])

@@ -1,7 +1,8 @@
 """Bytes between processes of one machine: the source's memory is mapped once, and copied from like our own.
 
 The source hands out its memfd's descriptor, opened again for reading only, to processes of the same user. No byte goes
-through the kernel; only the question whether an offer stands does, before the copy and after it.
+through the kernel. Whether an offer stands is looked up before the copy and after it, on a board that the source lends
+too; what is not found there is asked for.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class ShmTransport:
         """
         self._owned = source is None
         self._source = source or Source()
+        _lend_board(self._source)
         self._copier = Copier(threads, copy or fastest_copy())
         self._peers = Peers(self._meet)
         name = listen or f"baton-kv-{secrets.token_hex(8)}"
@@ -81,7 +83,11 @@ class ShmTransport:
         target = self._source.memories.target_of(ticket, into, name=self.name)
         peer, inquiry = self._peers.at(ticket.address), Inquiry(ticket)
         pull = PiecewisePull(ticket, target, interrupt=no_interrupt, check=lambda: peer.check(inquiry))
-        self._copier.start(pull, lambda: self._copier.from_spread(peer.open(inquiry)))
+        at_hand = peer.at_hand(inquiry)
+        if at_hand is None:
+            self._copier.start(pull, lambda: self._copier.from_spread(pull, peer.open(inquiry)))
+        else:
+            self._copier.carry(pull, self._copier.from_spread(pull, at_hand))
         return pull
 
     @contextmanager
@@ -113,6 +119,13 @@ class ShmTransport:
         if not shares_machine(address):
             raise TransferError(f"{address!r} is on another machine than {self.address!r}; pull over tcp")
         return ShmPeer(address.partition("/")[2])
+
+
+def _lend_board(source: Source) -> None:
+    try:
+        source.lend_board()
+    except OSError as error:
+        raise TransferError(f"no memory can be lent here: {error}; pull over tcp") from error
 
 
 def _listening(name: str) -> socket.socket:

@@ -1,4 +1,4 @@
-"""The side that maps: one connection to a source, and the regions of it that are mapped."""
+"""The side that maps: one connection to a source, and what of it is mapped: memories, and the board of its offers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import mmap
 import os
 import socket
 import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from baton.core.errors import TransferError
+from baton.machine.board import PostedRows
 from baton.machine.lending import is_ours, mapped
 from baton.transfer.asker import Asker, Inquiry
+from baton.transfer.clock import now_s
 from baton.transfer.extents import Spread, rows_of
 from baton.transfer.listener import limit_waits
-from baton.transfer.offers import Answer
+from baton.transfer.offers import BOARD, POSTED, Answer
 from baton.transfer.wire import ANSWER_BYTES, BrokenStreamError, Verb, receive_answer, unpack_answer
 
 
@@ -22,24 +26,36 @@ class ShmPeer:
     def __init__(self, name: str) -> None:
         self.asker = Asker(f"{name!r} on this machine", lambda stall_s: _connected(name, stall_s))
         self._lock = threading.Lock()
-        self._epoch: int | None = None
-        self._regions: dict[int, memoryview] = {}
+        """Of whoever maps more."""
+        self._mapping: _Mapping | None = None
+        """Replaced, never changed: read without the lock."""
 
     def open(self, inquiry: Inquiry) -> Spread:
         """Find what is offered in our mapping of the source's memory. Raises TransferError where it is not."""
         self.check(inquiry)
         ticket = inquiry.ticket
         with self._lock:
-            if ticket.epoch != self._epoch:
-                self._regions.clear()
-                self._epoch = ticket.epoch
-            for region in {extent.region for extent in ticket.extents} - self._regions.keys():
-                self._regions[region] = self._map(inquiry, region)
-            return Spread(rows_of(ticket.extents), dict(self._regions))
+            if self._mapping is None or self._mapping.epoch != ticket.epoch:
+                board = PostedRows(self._map(inquiry, BOARD), POSTED.size)
+                self._mapping = _Mapping(ticket.epoch, board, {})
+            missing = {extent.region for extent in ticket.extents} - self._mapping.regions.keys()
+            if missing:
+                more = {region: self._map(inquiry, region) for region in missing}
+                self._mapping = _Mapping(ticket.epoch, self._mapping.board, {**self._mapping.regions, **more})
+            return Spread(rows_of(ticket.extents), self._mapping.regions)
+
+    def at_hand(self, inquiry: Inquiry) -> Spread | None:
+        """As `open`, but never waits. None: the source must be asked whether it stands, or where it lies."""
+        mapping, extents = self._mapping, inquiry.ticket.extents
+        if mapping is None or not {extent.region for extent in extents} <= mapping.regions.keys():
+            return None
+        return Spread(rows_of(extents), mapping.regions) if self._is_posted(inquiry, mapping) else None
 
     def check(self, inquiry: Inquiry) -> None:
-        """Raise TransferError where the offer does not stand any more."""
-        self.asker.ask(inquiry, Verb.CHECK, _receive)
+        """Raise TransferError where the offer does not stand any more. Asks the source where its board is no help."""
+        mapping = self._mapping
+        if mapping is None or not self._is_posted(inquiry, mapping):
+            self.asker.ask(inquiry, Verb.CHECK, _receive)
 
     def lends(self) -> bool:
         """Tell whether somebody answers who lends us memory."""
@@ -49,7 +65,21 @@ class ShmPeer:
         """Hang up and unmap. What is borrowed stays mapped until its views are gone."""
         self.asker.close()
         with self._lock:
-            self._regions.clear()
+            self._mapping = None
+
+    def _is_posted(self, inquiry: Inquiry, mapping: _Mapping) -> bool:
+        """The offer stood when this was called, and the source lived.
+
+        The row comes first: a process whose connection is still open has not ended, so what its board has shown until
+        then it has meant. Whoever gives a dead source's memory to others waits for its end, which comes after that.
+        """
+        ticket = inquiry.ticket
+        row = mapping.board.row(ticket.number) if mapping.epoch == ticket.epoch else None
+        if row is None:
+            return False
+        number, secret, digest, until_s = POSTED.unpack(row)
+        is_this = (number, secret, digest) == (ticket.number, ticket.secret, inquiry.digest)
+        return is_this and now_s() < until_s and self.asker.is_connected()
 
     def _map(self, inquiry: Inquiry, region: int) -> memoryview:
         descriptor = self.asker.ask(inquiry, Verb.MAP, _receive_descriptor, region)
@@ -60,6 +90,15 @@ class ShmPeer:
             raise TransferError(str(error)) from None
         finally:
             os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mapping:
+    """What is mapped of one process."""
+
+    epoch: int
+    board: PostedRows
+    regions: Mapping[int, memoryview]
 
 
 def _connected(name: str, stall_s: float) -> socket.socket:

@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 
 from baton.machine import copies
-from baton.machine.copies import PAST_CACHE_BYTES, Copy, Runs, address_of, copy_one_by_one, fastest_copy, paired
+from baton.machine.copies import (
+    PAST_CACHE_BYTES,
+    Copy,
+    MoveList,
+    Runs,
+    address_of,
+    copy_one_by_one,
+    fastest_copy,
+    paired,
+)
 
 SIZE_BYTES = 3 * PAST_CACHE_BYTES
 
@@ -59,6 +68,17 @@ def test_runs_that_are_cut_alike_are_not_cut_further() -> None:
     whole = np.array([[200, 12]], np.uint64)
     assert paired(sources, whole).tolist() == [[10, 200, 5], [90, 205, 7]]
     assert paired(whole, targets).tolist() == [[200, 70, 5], [205, 20, 7]]
+
+
+def test_moves_of_any_run_of_bytes_can_be_cut_out() -> None:
+    """At every beginning and end, also within one move; addresses have all their 64 bits, and the list stays whole."""
+    rows = [[2**63 + 10, 70, 5], [2**63 + 90, 20, 7], [2**62 + 1, 30, 1]]
+    moves = MoveList(np.array(rows, np.uint64))
+    bytes_ = [(source + i, target + i) for source, target, size in rows for i in range(size)]
+    for start in range(13):
+        for end in range(start + 1, 14):
+            cut = moves.cut(start, end - start).tolist()
+            assert [(source + i, target + i) for source, target, size in cut for i in range(size)] == bytes_[start:end]
 
 
 @pytest.fixture
