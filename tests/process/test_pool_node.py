@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
-import mmap
-import os
 import signal
 import socket
 import subprocess
@@ -13,24 +10,31 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 from baton.core.errors import StoreError
-from baton.machine.lending import mapped
 from baton.store import node as module
 from baton.store.checksum import fingerprint_digest
 from baton.store.node import StoreNode
-from baton.store.node_link import Dialer
+from baton.store.node_slots import SLOTS_A_SPARE
 from baton.store.node_store import NodeStore
-from baton.store.node_wire import ANSWER, DONE, GET, HELLO, MAGIC, PLACE, PUT, REQUEST, receive, send_all
+from baton.store.node_wire import (
+    ANSWER,
+    FILL,
+    HELLO,
+    MAGIC,
+    PUT,
+    REQUEST,
+    receive,
+    send_all,
+)
 from baton.store.opening import open_store
 from baton.store.port import Store
 from tests.stores import ask_until_reachable, get, names, put
 
 BLOCK_BYTES = 100_000
+SMALL_BYTES, SLOTS = 1000, 4 * SLOTS_A_SPARE
 
 
 @contextmanager
@@ -78,6 +82,23 @@ def test_a_node_that_is_killed_is_a_miss_and_comes_back() -> None:
         theirs.close()
 
 
+def test_what_a_node_shows_is_read_without_a_word_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is stopped. What it does not show, and a block that is put, must be asked for: it is not waited for long."""
+    monkeypatch.setattr("baton.store.node_link.ANSWER_TIMEOUT_S", 0.2)
+    with _baton_pool() as (node, url):
+        store = _open(url)
+        put(store, names(5), BLOCK_BYTES)
+        node.send_signal(signal.SIGSTOP)
+        assert get(store, names(5), BLOCK_BYTES) == [True] * 5
+        assert put(store, names(1, first=50), BLOCK_BYTES) == [False]
+        assert not store.counters.reachable
+        assert get(store, names(5), BLOCK_BYTES) == [False] * 5, "nobody knows whether it lives"
+        node.send_signal(signal.SIGCONT)
+        ask_until_reachable(store)
+        assert get(store, names(5), BLOCK_BYTES) == [True] * 5
+        store.close()
+
+
 def test_a_signal_ends_the_command_in_order() -> None:
     with _baton_pool() as (node, url):
         store = _open(url)
@@ -123,35 +144,6 @@ def _dial(node: StoreNode) -> socket.socket:
     return connection
 
 
-@dataclass
-class _Borrower:
-    """A process of the node's machine that is lent its memory, word by word."""
-
-    connection: socket.socket
-    memory: memoryview
-
-    def slots(self, count: int) -> list[memoryview]:
-        """Read where blocks lie, or may lie."""
-        places = PLACE.iter_unpack(receive(self.connection, count * PLACE.size))
-        return [self.memory[offset : offset + BLOCK_BYTES] for _, offset in places]
-
-
-@contextmanager
-def _borrowing(node: StoreNode) -> Iterator[_Borrower]:
-    hello = HELLO.pack(MAGIC, fingerprint_digest("a layout"), BLOCK_BYTES)
-    host, port = node.address.rsplit(":", 1)
-    with socket.create_connection((host, int(port)), timeout=10) as far:
-        send_all(far, [hello])
-        name = ANSWER.unpack(receive(far, ANSWER.size))[-1].rstrip(b"\0").decode().partition("/")[2]
-    with socket.socket(socket.AF_UNIX) as near:
-        near.connect("\0" + name)
-        send_all(near, [hello])
-        _, (descriptor,), _, _ = socket.recv_fds(near, ANSWER.size, 1)
-        memory = mapped(descriptor, mmap.PROT_READ | mmap.PROT_WRITE)
-        os.close(descriptor)
-        yield _Borrower(near, memory)
-
-
 def test_a_client_that_ends_in_the_middle_of_a_block_leaves_nothing(node: StoreNode) -> None:
     """Nothing of its blocks is named, and their slots are free again: ten blocks fit into ten slots."""
     store = _open(f"pool://{node.address}")
@@ -178,7 +170,8 @@ def test_a_node_that_says_nothing_is_not_waited_for_long(monkeypatch: pytest.Mon
 def test_what_is_no_request_ends_the_connection_only(node: StoreNode) -> None:
     store = _open(f"pool://{node.address}")
     put(store, names(2), BLOCK_BYTES)
-    for nonsense in (REQUEST.pack(b"x", 0), REQUEST.pack(PUT, 1 << 31)):
+    unlent = REQUEST.pack(FILL, 1) + names(1)[0] + bytes(16)  # a slot that nobody was told to fill
+    for nonsense in (REQUEST.pack(b"x", 0), REQUEST.pack(PUT, 1 << 31), unlent):
         with _dial(node) as connection:
             send_all(connection, [nonsense])
             assert connection.recv(1) == b""
@@ -202,90 +195,6 @@ def test_bytes_that_changed_on_the_way_are_a_miss(node: StoreNode) -> None:
     store.close()
 
 
-def test_on_the_nodes_machine_its_memory_is_lent(node: StoreNode) -> None:
-    """Bytes go over no socket then; `via=tcp` says that they shall. Both find what the other has put."""
-    near, far = _open(f"pool://{node.address}"), _open(f"pool://{node.address}?via=tcp")
-    assert isinstance(near, NodeStore)
-    assert isinstance(far, NodeStore)
-    assert (near.is_near, far.is_near) == (True, False)
-    put(near, names(2), BLOCK_BYTES)
-    put(far, names(2, first=5), BLOCK_BYTES)
-    both = [*names(2), *names(2, first=5)]
-    assert get(near, both, BLOCK_BYTES) == get(far, both, BLOCK_BYTES) == [True] * 4
-    near.close()
-    far.close()
-
-
-def test_a_borrower_that_ends_in_the_middle_of_a_block_leaves_nothing(node: StoreNode) -> None:
-    store, half = _open(f"pool://{node.address}"), names(10, first=100)
-    with _borrowing(node) as borrower:
-        send_all(borrower.connection, [REQUEST.pack(PUT, 10), *half])
-        assert receive(borrower.connection, 10) == bytes([1] * 10)
-        for slot in borrower.slots(10):
-            slot[: BLOCK_BYTES // 2] = bytes(BLOCK_BYTES // 2)
-    for _ in range(1000):  # the node's thread notices in its own time
-        if put(store, names(10), BLOCK_BYTES) == [True] * 10:
-            break
-    assert get(store, names(10), BLOCK_BYTES) == [True] * 10
-    assert get(store, half, BLOCK_BYTES) == [False] * 10
-    store.close()
-
-
-def test_what_is_being_read_is_not_given_away(node: StoreNode) -> None:
-    """Until the borrower says that it is done, or ends: the node forgets other blocks first."""
-    store = _open(f"pool://{node.address}")
-    put(store, names(10), BLOCK_BYTES)
-    with _borrowing(node) as borrower:
-        send_all(borrower.connection, [REQUEST.pack(GET, 1), *names(1)])
-        assert receive(borrower.connection, 1) == b"\1"
-        (slot,) = borrower.slots(1)
-        before = bytes(slot)
-        put(store, names(30, first=50), BLOCK_BYTES)
-        assert bytes(slot) == before
-        send_all(borrower.connection, [DONE])
-    for turn in range(1000):
-        put(store, names(10, first=1000 + 10 * turn), BLOCK_BYTES)
-        if bytes(slot) != before:
-            break
-    assert bytes(slot) != before
-    store.close()
-
-
-def test_bytes_that_somebody_has_changed_in_lent_memory_are_a_miss(node: StoreNode) -> None:
-    store = _open(f"pool://{node.address}")
-    put(store, names(2), BLOCK_BYTES)
-    with _borrowing(node) as borrower:
-        send_all(borrower.connection, [REQUEST.pack(GET, 1), *names(1)])
-        receive(borrower.connection, 1)
-        (slot,) = borrower.slots(1)
-        slot[70_000] ^= 1
-    assert get(store, names(2), BLOCK_BYTES) == [False, True]
-    assert store.counters.damaged == 1
-    store.close()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_user_is_lent_nothing_and_goes_over_tcp(node: StoreNode) -> None:
-    store = _open(f"pool://{node.address}")
-    put(store, names(1), BLOCK_BYTES)
-    program = (
-        "import ctypes, encodings.idna, os, sys\n"
-        "from baton.machine.lending import machine\n"
-        "from baton.store.opening import open_store\n"
-        "machine()  # what Python loads for it may be out of that user's reach\n"
-        "os.setuid(65534)\n"
-        "ctypes.CDLL(None).prctl(4, 1)  # as every process of that user's: it may look at its own namespaces\n"
-        f"store = open_store(sys.argv[1], layout_fingerprint='a layout', block_bytes={BLOCK_BYTES})\n"
-        f"memory = memoryview(bytearray({BLOCK_BYTES}))\n"
-        "print(store.is_near, *store.get([(bytes.fromhex(sys.argv[2]), memory)]))\n"
-        "store.close()\n"
-    )
-    command = [sys.executable, "-c", program, f"pool://{node.address}", names(1)[0].hex()]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["False", "True"], done.stderr
-    store.close()
-
-
 def test_a_node_that_had_no_descriptor_left_accepts_again(monkeypatch: pytest.MonkeyPatch) -> None:
     accept, failures = socket.socket.accept, [OSError(errno.EMFILE, "too many open files")] * 4
 
@@ -301,39 +210,6 @@ def test_a_node_that_had_no_descriptor_left_accepts_again(monkeypatch: pytest.Mo
     assert not failures
     store.close()
     node.close()
-
-
-def test_a_node_that_ends_keeps_no_memory_for_those_who_still_have_it_mapped() -> None:
-    node = StoreNode(host="127.0.0.1", port=0, capacity_bytes=10 * BLOCK_BYTES)
-    store = _open(f"pool://{node.address}")
-    put(store, names(5), BLOCK_BYTES)
-    with _borrowing(node) as borrower:
-        assert any(borrower.memory)
-        node.close()
-        assert not any(borrower.memory)
-    store.close()
-
-
-def test_memory_of_a_node_that_is_gone_is_not_kept() -> None:
-    before = _mappings()
-    with ThreadPoolExecutor(1) as threads:
-        node = StoreNode(host="127.0.0.1", port=0, capacity_bytes=10 * BLOCK_BYTES)
-        host, port = node.address.rsplit(":", 1)
-        hello = HELLO.pack(MAGIC, fingerprint_digest("a layout"), BLOCK_BYTES)
-        dialer = Dialer((host, int(port)), hello, threads, shares=1)
-        dialer.connect().connection.close()
-        assert _mappings() > before
-        node.close()
-        del node
-        with pytest.raises(OSError, match="refused"):
-            dialer.connect()
-        assert _mappings() <= before
-
-
-def _mappings() -> int:
-    """How often this process has a pool's memory mapped."""
-    gc.collect()
-    return Path("/proc/self/maps").read_text(encoding="utf-8").count("memfd:baton-pool")
 
 
 def test_a_node_that_hangs_up_may_be_of_another_version() -> None:

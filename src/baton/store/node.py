@@ -13,13 +13,14 @@ import socket
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 
 from baton.core.errors import StoreError
 from baton.core.types import BlockHash
 from baton.machine.lending import is_ours, listening_as, machine, sealed_file
 from baton.store import node_wire as wire
 from baton.store.checksum import CHECKSUM_BYTES
-from baton.store.slot_table import SlotTable
+from baton.store.node_slots import NodeSlots, Spare
 
 log = logging.getLogger("baton.store")
 
@@ -31,6 +32,20 @@ SLOTS_MAX = 1 << 24
 """However small the blocks are that the first client announces: a slot takes memory of its own beside its block."""
 IDLE_S = 600.0
 """A connection that says nothing for so long is closed: its host is gone, or connects again."""
+
+
+@dataclass(slots=True, eq=False)
+class _Client:
+    """One connection, which has said what its blocks are."""
+
+    connection: socket.socket
+    slots: NodeSlots
+    spare: Spare = field(default_factory=Spare)
+
+    @property
+    def is_near(self) -> bool:
+        """It sees our memory, and copies blocks itself."""
+        return self.connection.family == socket.AF_UNIX
 
 
 class StoreNode:
@@ -62,9 +77,9 @@ class StoreNode:
         self._listeners = far, near
         self._lends_at = f"{machine()}/{name}"
         self._lock = threading.Lock()
-        self._layout: tuple[bytes, int] | None = None
-        self._table = SlotTable()
-        self._checksums: list[bytes] = []
+        self._layout: bytes | None = None
+        self._slots: NodeSlots | None = None
+        """For blocks of that layout, which the first client has named."""
         self._connections: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self._closed = threading.Event()
@@ -88,6 +103,8 @@ class StoreNode:
             thread.join()
         with suppress(OSError):
             self._mapping.madvise(mmap.MADV_REMOVE)  # else they stay as long as anybody has them mapped
+        if self._slots is not None:
+            self._slots.board.close()
         self._opened.close()
 
     def _accept(self, listener: socket.socket) -> None:
@@ -118,13 +135,9 @@ class StoreNode:
     def _serve(self, connection: socket.socket) -> None:
         try:
             wire.bound_waits(connection, IDLE_S)
-            if not self._greet(connection):
-                return
-            while True:
-                verb, count = wire.REQUEST.unpack(wire.receive(connection, wire.REQUEST.size))
-                if count > wire.NAMES_MAX:
-                    return
-                self._answer(connection, verb, wire.receive_names(connection, count))
+            slots = self._greet(connection)
+            if slots is not None:
+                self._converse(_Client(connection, slots))
         except OSError:
             return  # the client ended, or hangs: nothing of a block that was coming is named
         finally:
@@ -132,96 +145,127 @@ class StoreNode:
                 self._connections.discard(connection)
             connection.close()
 
-    def _greet(self, connection: socket.socket) -> bool:
+    def _greet(self, connection: socket.socket) -> NodeSlots | None:
+        """Hear what a client's blocks are. Returns the slots for them; None where it may not have any."""
+        is_near = connection.family == socket.AF_UNIX
         magic, digest, block_bytes = wire.HELLO.unpack(wire.receive(connection, wire.HELLO.size))
-        if magic != wire.MAGIC or (_is_lent_to(connection) and not is_ours(connection)):
-            return False
+        if magic != wire.MAGIC or (is_near and not is_ours(connection)):
+            return None
         with self._lock:
-            if self._layout is None and 0 < block_bytes <= len(self._memory):
-                self._layout = (digest, block_bytes)
-                slots = min(len(self._memory) // block_bytes, SLOTS_MAX)
-                self._table.add_free(range(slots))
-                self._checksums = [b""] * slots
-            agrees = self._layout == (digest, block_bytes)
-            _, ours = self._layout or (b"", 0)
+            if self._slots is None and 0 < block_bytes <= len(self._memory):
+                self._slots = NodeSlots(min(len(self._memory) // block_bytes, SLOTS_MAX), block_bytes)
+                self._layout = digest
+            slots = self._slots
+        ours = 0 if slots is None else slots.block_bytes
+        agrees = (digest, block_bytes) == (self._layout, ours)
         welcome = wire.WELCOME if agrees else wire.OTHER_LAYOUT
         answer = wire.ANSWER.pack(welcome, wire.MAGIC, digest, ours, self._lends_at.encode())
-        if _is_lent_to(connection) and agrees:
-            socket.send_fds(connection, [answer], [self._file])
+        if is_near and agrees and slots is not None:
+            socket.send_fds(connection, [answer], [self._file, slots.board.descriptor])
         else:
             wire.send_all(connection, [answer])
-        return agrees
+        return slots if agrees else None
 
-    def _answer(self, connection: socket.socket, verb: bytes, names: list[BlockHash]) -> None:
+    def _converse(self, client: _Client) -> None:
+        """Answer until the client ends, or says what is no request of ours."""
+        try:
+            while True:
+                verb, count = wire.REQUEST.unpack(wire.receive(client.connection, wire.REQUEST.size))
+                if count > wire.NAMES_MAX:
+                    return
+                self._answer(client, verb, wire.receive_names(client.connection, count))
+        finally:
+            with self._lock:
+                client.slots.end_spare(client.spare)
+
+    def _answer(self, client: _Client, verb: bytes, names: list[BlockHash]) -> None:
+        connection = client.connection
         if verb == wire.PUT:
-            self._put(connection, names)
+            self._put(client, names)
+        elif verb == wire.FILL and len(names) == 1:
+            self._fill(client, names[0])
         elif verb == wire.GET:
-            self._get(connection, names)
+            self._get(client, names)
         elif verb == wire.DROP:
             with self._lock:
-                dropped = sum([self._table.forget(name) for name in names])
+                dropped = sum([client.slots.drop(name) for name in names])
             wire.send_all(connection, [wire.NUMBER.pack(dropped)])
         elif verb == wire.HELD:
             with self._lock:
-                held = [name for name, _ in self._table.items()]
+                held = [name for name, _ in client.slots.table.items()]
             wire.send_all(connection, [wire.NUMBER.pack(len(held)), *held])
         else:
-            raise ConnectionAbortedError(f"nobody knows the verb {verb!r}")
+            raise ConnectionAbortedError(f"nobody knows {verb!r} with {len(names)} names")
 
-    def _slot(self, slot: int) -> memoryview:
-        _, block_bytes = self._layout or (b"", 0)
+    def _bytes_of(self, client: _Client, slot: int) -> memoryview:
+        block_bytes = client.slots.block_bytes
         return self._memory[slot * block_bytes : (slot + 1) * block_bytes]
 
-    def _place(self, slot: int) -> bytes:
-        _, block_bytes = self._layout or (b"", 0)
-        return wire.PLACE.pack(self._checksums[slot], slot * block_bytes)
-
-    def _put(self, connection: socket.socket, names: list[BlockHash]) -> None:
+    def _put(self, client: _Client, names: list[BlockHash]) -> None:
+        slots, connection = client.slots, client.connection
         with self._lock:
-            new = [name for name in dict.fromkeys(names) if not self._table.refresh(name)]
-            slots, _ = self._table.reserve(len(new))
-        wanted = dict(zip(new, slots, strict=False))
+            wanted = slots.reserve(names, client.spare)
         received = False
-        sums = [memoryview(bytearray(CHECKSUM_BYTES)) for _ in slots]
+        sums = {slot: memoryview(bytearray(CHECKSUM_BYTES)) for slot in wanted.values()}
         try:
-            if _is_lent_to(connection):
-                wire.send_all(connection, [_flags(names, wanted), *map(self._place, slots)])
-                coming = sums
+            if client.is_near:
+                wire.send_all(connection, [_flags(names, wanted), *(_place(client, slot) for slot in sums)])
+                coming = list(sums.values())
             else:
                 wire.send_all(connection, [_flags(names, wanted)])
-                coming = [part for slot, total in zip(slots, sums, strict=True) for part in (total, self._slot(slot))]
+                coming = [part for slot, total in sums.items() for part in (total, self._bytes_of(client, slot))]
             wire.receive_into(connection, coming)
             received = True
         finally:
             with self._lock:
-                for (name, slot), total in zip(wanted.items(), sums, strict=True):
-                    self._checksums[slot] = bytes(total)
+                for name, slot in wanted.items():
                     if received:
-                        self._table.keep(name, slot)
+                        slots.keep(name, slot, bytes(sums[slot]))
                     else:
-                        self._table.add_free([slot])
-                kept = {name for name in names if self._table.holds(name)}
-        wire.send_all(connection, [_flags(names, kept)])
+                        slots.table.add_free([slot])
+                kept = {name for name in names if slots.table.holds(name)}
+        wire.send_all(connection, [_flags(names, kept), *self._lent_spare(client)])
 
-    def _get(self, connection: socket.socket, names: list[BlockHash]) -> None:
-        with self._lock:
-            found = [(name, self._table.begin_read(name)) for name in names]
-            slots = [slot for _, slot in found if slot is not None]
-            lent = [self._place(slot) for slot in slots] if _is_lent_to(connection) else None
-            parts = lent or [part for slot in slots for part in (self._checksums[slot], self._slot(slot))]
+    def _fill(self, client: _Client, name: BlockHash) -> None:
+        """Take a block that a client has copied into its spare slot before it said so."""
+        checksum = wire.receive(client.connection, CHECKSUM_BYTES)
         try:
-            wire.send_all(connection, [bytes(slot is not None for _, slot in found), *parts])
+            with self._lock:
+                is_new = client.slots.keep_spare(name, client.spare, checksum)
+        except ValueError as error:
+            raise ConnectionAbortedError(str(error)) from error
+        outcome = wire.KEPT if is_new else wire.THERE
+        wire.send_all(client.connection, [bytes([outcome]), *self._lent_spare(client)])
+
+    def _lent_spare(self, client: _Client) -> list[bytes]:
+        """What a client that copies blocks itself is told with every answer to a put."""
+        if not client.is_near:
+            return []
+        with self._lock:
+            client.slots.lend_spare(client.spare)
+        slot = client.spare.slot
+        return [wire.SPARE.pack(wire.NOWHERE if slot is None else slot * client.slots.block_bytes)]
+
+    def _get(self, client: _Client, names: list[BlockHash]) -> None:
+        connection, table = client.connection, client.slots.table
+        with self._lock:
+            found = [table.begin_read(name) for name in names]
+            slots = [slot for slot in found if slot is not None]
+            lent = [_place(client, slot) for slot in slots] if client.is_near else None
+            sums = client.slots.checksums
+            parts = lent or [part for slot in slots for part in (sums[slot], self._bytes_of(client, slot))]
+        try:
+            wire.send_all(connection, [bytes(slot is not None for slot in found), *parts])
             if lent:
                 wire.receive(connection, len(wire.DONE))
         finally:
             with self._lock:
                 for slot in slots:
-                    self._table.end_read(slot)
+                    table.end_read(slot)
 
 
-def _is_lent_to(connection: socket.socket) -> bool:
-    """The client sees our memory: it copies blocks itself."""
-    return connection.family == socket.AF_UNIX
+def _place(client: _Client, slot: int) -> bytes:
+    return wire.PLACE.pack(client.slots.checksums[slot], slot * client.slots.block_bytes)
 
 
 def _flags(names: Sequence[BlockHash], chosen: dict[BlockHash, int] | set[BlockHash]) -> bytes:

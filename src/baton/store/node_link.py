@@ -16,9 +16,10 @@ import xxhash
 
 from baton.core.errors import StoreError
 from baton.core.types import BlockHash
-from baton.machine.lending import is_ours, mapped, shares_machine
+from baton.machine.lending import has_ended, is_ours, mapped, shares_machine
 from baton.store import node_wire as wire
 from baton.store.checksum import CHECKSUM_BYTES, PART_BYTES, checksum_in_parts, joined
+from baton.store.node_board import PostedBlocks
 
 CONNECT_TIMEOUT_S, ANSWER_TIMEOUT_S = 1.0, 5.0
 _HOT_BYTES = 256 << 10
@@ -32,12 +33,12 @@ class Link(Protocol):
 
     connection: socket.socket
 
-    def give(self, blocks: Sequence[Block]) -> None:
-        """Bring blocks that the node has said it wants, and their checksums."""
+    def put(self, blocks: Sequence[Block]) -> list[int]:
+        """Bring the blocks that the node wants. Returns for each REFUSED, KEPT or THERE of the wire."""
         ...
 
-    def take(self, blocks: Sequence[Block]) -> list[bool]:
-        """Fill the memories of blocks that the node has said it has. Returns for each whether it is what was put."""
+    def get(self, blocks: Sequence[Block]) -> list[bool | None]:
+        """Fill the memories of blocks. Returns for each whether it is what was put. None: the node does not have it."""
         ...
 
 
@@ -47,51 +48,118 @@ class FarLink:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
 
-    def give(self, blocks: Sequence[Block]) -> None:
-        """See `Link.give`."""
-        wire.send_all(self.connection, [part for _, memory in blocks for part in (checksum_in_parts(memory), memory)])
+    def put(self, blocks: Sequence[Block]) -> list[int]:
+        """See `Link.put`."""
+        wanted = _asked(self.connection, wire.PUT, blocks)
+        new = [memory for (_, memory), is_wanted in zip(blocks, wanted, strict=True) if is_wanted]
+        wire.send_all(self.connection, [part for memory in new for part in (checksum_in_parts(memory), memory)])
+        return _outcomes(wanted, wire.receive(self.connection, len(blocks)))
 
-    def take(self, blocks: Sequence[Block]) -> list[bool]:
-        """See `Link.take`."""
-        sums = [bytearray(CHECKSUM_BYTES) for _ in blocks]
-        places = [part for total, (_, memory) in zip(sums, blocks, strict=True) for part in (memoryview(total), memory)]
-        wire.receive_into(self.connection, places)
-        return [checksum_in_parts(memory) == bytes(total) for total, (_, memory) in zip(sums, blocks, strict=True)]
+    def get(self, blocks: Sequence[Block]) -> list[bool | None]:
+        """See `Link.get`."""
+        flags = _asked(self.connection, wire.GET, blocks)
+        coming = [(bytearray(CHECKSUM_BYTES), memory) for (_, memory), flag in zip(blocks, flags, strict=True) if flag]
+        wire.receive_into(self.connection, [part for total, memory in coming for part in (memoryview(total), memory)])
+        whole = iter([checksum_in_parts(memory) == bytes(total) for total, memory in coming])
+        return [next(whole) if flag else None for flag in flags]
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """What a node lends to processes of its machine."""
+
+    name: str
+    """Of the node's process: another one lends other memory."""
+    memory: memoryview
+    """Its slots."""
+    blocks: PostedBlocks
+    """Which block lies where, for reading."""
 
 
 class NearLink:
-    """The node lends its memory: who asks is told where a block lies, or may lie, and copies it."""
+    """The node lends its memory: blocks are copied from where its board shows them, and to where it has a spare slot.
 
-    def __init__(self, connection: socket.socket, memory: memoryview, threads: Executor, shares: int) -> None:
-        """`memory` is the node's; large copies are shared out to so many of the `threads`."""
+    What is not shown, or was given away under the copy, and all larger puts are asked for.
+    """
+
+    def __init__(self, connection: socket.socket, lent: Lent, threads: Executor, shares: int) -> None:
+        """Large copies are shared out to so many of the `threads`."""
         self.connection = connection
-        self._memory = memory
+        self._lent = lent
         self._threads = threads
         self._shares = shares
+        self._spare: int | None = None
+        """Where the slot begins that we may fill without asking."""
 
-    def give(self, blocks: Sequence[Block]) -> None:
-        """See `Link.give`."""
-        copies = [_Copying(memory, slot, memory) for (_, memory), (_, slot) in self._placed(blocks)]
+    def put(self, blocks: Sequence[Block]) -> list[int]:
+        """See `Link.put`."""
+        name, memory = blocks[0]
+        if len(blocks) == 1 and self._spare is not None and self._lent.blocks.find(name) is None:
+            return [self._filled(name, memory, self._spare)]
+        wanted = _asked(self.connection, wire.PUT, blocks)
+        new = [memory for (_, memory), is_wanted in zip(blocks, wanted, strict=True) if is_wanted]
+        slots = [slot for _, slot in self._placed(new)]
+        copies = [_Copying(memory, slot, memory) for memory, slot in zip(new, slots, strict=True)]
         wire.send_all(self.connection, self._carried(copies))
+        return _outcomes(wanted, self._said_with_spare(len(blocks)))
 
-    def take(self, blocks: Sequence[Block]) -> list[bool]:
-        """See `Link.take`."""
-        placed = self._placed(blocks)
-        sums = self._carried([_Copying(slot, memory, memory) for (_, memory), (_, slot) in placed])
-        if blocks:
+    def get(self, blocks: Sequence[Block]) -> list[bool | None]:
+        """See `Link.get`."""
+        self._check_alive()
+        shown = [self._lent.blocks.find(name) for name, _ in blocks]
+        copies = [
+            _Copying(self._slot(place[1], memory), memory, memory)
+            for (_, memory), place in zip(blocks, shown, strict=True)
+            if place is not None
+        ]
+        sums = iter(self._carried(copies))
+        whole = [place is not None and next(sums) == place[0] for place in shown]
+        missing = [block for block, is_whole in zip(blocks, whole, strict=True) if not is_whole]
+        came = iter(self._asked_for(missing) if missing else [])
+        return [is_whole or next(came) for is_whole in whole]
+
+    def _filled(self, name: BlockHash, memory: memoryview, offset: int) -> int:
+        """Copy a block into our spare slot, and only then tell the node. Returns what became of it."""
+        self._check_alive()  # else it is not ours any more
+        sums = self._carried([_Copying(memory, self._slot(offset, memory), memory)])
+        wire.send_all(self.connection, [wire.REQUEST.pack(wire.FILL, 1), name, *sums])
+        return self._said_with_spare(1)[0]
+
+    def _asked_for(self, blocks: Sequence[Block]) -> list[bool | None]:
+        """Get blocks whose slots nobody gives away meanwhile."""
+        flags = _asked(self.connection, wire.GET, blocks)
+        memories = [memory for (_, memory), flag in zip(blocks, flags, strict=True) if flag]
+        placed = self._placed(memories)
+        copies = [_Copying(slot, memory, memory) for memory, (_, slot) in zip(memories, placed, strict=True)]
+        sums = self._carried(copies)
+        if memories:
             wire.send_all(self.connection, [wire.DONE])
-        return [total == expected for total, (_, (expected, _)) in zip(sums, placed, strict=True)]
+        whole = iter([total == expected for total, (expected, _) in zip(sums, placed, strict=True)])
+        return [next(whole) if flag else None for flag in flags]
 
-    def _placed(self, blocks: Sequence[Block]) -> list[tuple[Block, tuple[bytes, memoryview]]]:
-        """Receive for each block a checksum and where its slot is. Returns them with the slots' memory."""
-        found: list[tuple[Block, tuple[bytes, memoryview]]] = []
-        said = wire.receive(self.connection, len(blocks) * wire.PLACE.size)
-        for (total, offset), block in zip(wire.PLACE.iter_unpack(said), blocks, strict=True):
-            slot = self._memory[offset : offset + len(block[1])]
-            if len(slot) != len(block[1]):
-                raise ConnectionAbortedError(f"the node names {offset}, its memory has {len(self._memory)} bytes")
-            found.append((block, (total, slot)))
-        return found
+    def _check_alive(self) -> None:
+        """What a node lends outlives it, but is not to be used then. Raises OSError."""
+        if has_ended(self.connection):
+            raise ConnectionResetError("the node has ended the connection")
+
+    def _said_with_spare(self, count: int) -> bytes:
+        """Receive an answer of `count` bytes, and which slot we may fill next."""
+        said = wire.receive(self.connection, count + wire.SPARE.size)
+        (offset,) = wire.SPARE.unpack_from(said, count)
+        self._spare = None if offset == wire.NOWHERE else offset
+        return said[:count]
+
+    def _slot(self, offset: int, block: memoryview) -> memoryview:
+        slot = self._lent.memory[offset : offset + len(block)]
+        if len(slot) != len(block):
+            raise ConnectionAbortedError(f"the node names {offset}, its memory has {len(self._lent.memory)} bytes")
+        return slot
+
+    def _placed(self, memories: Sequence[memoryview]) -> list[tuple[bytes, memoryview]]:
+        """Receive for each block a checksum, and where its slot is. Returns them with the slots' memory."""
+        said = wire.receive(self.connection, len(memories) * wire.PLACE.size)
+        places = zip(wire.PLACE.iter_unpack(said), memories, strict=True)
+        return [(total, self._slot(offset, memory)) for (total, offset), memory in places]
 
     def _carried(self, copies: Sequence[_Copying]) -> list[bytes]:
         """Copy blocks, and return their checksums. Parts of blocks are what threads share."""
@@ -106,6 +174,18 @@ class NearLink:
         done = [carry(0)] if shares == 1 else self._threads.map(carry, range(shares))
         sums = iter([total for share in done for total in share])
         return [joined([next(sums) for _ in copying.parts()]) for copying in copies]
+
+
+def _asked(connection: socket.socket, verb: bytes, blocks: Sequence[Block]) -> bytes:
+    """Name blocks. Returns a flag for each."""
+    wire.send_all(connection, [wire.REQUEST.pack(verb, len(blocks)), *(name for name, _ in blocks)])
+    return wire.receive(connection, len(blocks))
+
+
+def _outcomes(wanted: bytes, kept: bytes) -> list[int]:
+    """What became of blocks of which the node wanted some, and keeps some."""
+    new = [wire.KEPT if is_wanted else wire.THERE for is_wanted in wanted]
+    return [outcome if is_kept else wire.REFUSED for outcome, is_kept in zip(new, kept, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +224,7 @@ class Dialer:
         self._threads = threads
         self._shares = shares
         self._lock = threading.Lock()
-        self._lent: tuple[str, memoryview] | None = None
-        """By whom, and what. Another name is another node process."""
+        self._lent: Lent | None = None
         self.is_near = False
         """The last connection was to memory that is lent."""
 
@@ -184,22 +263,23 @@ class Dialer:
             if not is_ours(connection):
                 raise PermissionError("the node belongs to another user")
             wire.send_all(connection, [self._hello])
-            said, descriptors, _, _ = socket.recv_fds(connection, wire.ANSWER.size, 1, socket.MSG_WAITALL)
-            return NearLink(connection, self._memory_of(name, said, descriptors), self._threads, self._shares)
+            said, descriptors, _, _ = socket.recv_fds(connection, wire.ANSWER.size, 2, socket.MSG_WAITALL)
+            return NearLink(connection, self._lent_by(name, said, descriptors), self._threads, self._shares)
         except (OSError, ValueError, StoreError):
             connection.close()
             return None
 
-    def _memory_of(self, name: str, said: bytes, descriptors: Sequence[int]) -> memoryview:
-        """The node's memory, mapped once for all connections to one process."""
+    def _lent_by(self, name: str, said: bytes, descriptors: Sequence[int]) -> Lent:
+        """What the node lends, mapped once for all connections to one process."""
         try:
-            if len(said) != wire.ANSWER.size or not descriptors:
+            if len(said) != wire.ANSWER.size or len(descriptors) != 2:
                 raise ConnectionAbortedError("the node lends nothing")
             self._answered(said)
             with self._lock:
-                if self._lent is None or self._lent[0] != name:
-                    self._lent = name, mapped(descriptors[0], mmap.PROT_READ | mmap.PROT_WRITE)
-                return self._lent[1]
+                if self._lent is None or self._lent.name != name:
+                    slots = mapped(descriptors[0], mmap.PROT_READ | mmap.PROT_WRITE)
+                    self._lent = Lent(name, slots, PostedBlocks(mapped(descriptors[1], mmap.PROT_READ)))
+                return self._lent
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)

@@ -160,25 +160,12 @@ class NodeStore:
         return [answer for part in done for answer in part]
 
     def _put_part(self, blocks: Sequence[Block]) -> list[bool]:
-        def ask(link: Link) -> list[bool]:
-            wire.send_all(link.connection, [wire.REQUEST.pack(wire.PUT, len(blocks)), *(name for name, _ in blocks)])
-            wanted = wire.receive(link.connection, len(blocks))
-            link.give([block for block, is_wanted in zip(blocks, wanted, strict=True) if is_wanted])
-            kept = wire.receive(link.connection, len(blocks))
-            self._reach.count(put=sum(1 for pair in zip(wanted, kept, strict=True) if all(pair)))
-            return [bool(flag) for flag in kept]
-
-        return self._call(ask) or [False] * len(blocks)
+        outcomes = self._call(lambda link: link.put(blocks)) or [wire.REFUSED] * len(blocks)
+        self._reach.count(put=outcomes.count(wire.KEPT))
+        return [outcome != wire.REFUSED for outcome in outcomes]
 
     def _get_part(self, blocks: Sequence[Block]) -> list[bool]:
-        def ask(link: Link) -> list[bool | None]:
-            """For each block whether it came whole. None: the node does not have it."""
-            wire.send_all(link.connection, [wire.REQUEST.pack(wire.GET, len(blocks)), *(name for name, _ in blocks)])
-            flags = wire.receive(link.connection, len(blocks))
-            whole = iter(link.take([block for block, is_there in zip(blocks, flags, strict=True) if is_there]))
-            return [next(whole) if is_there else None for is_there in flags]
-
-        came = self._call(ask) or [None] * len(blocks)
+        came = self._call(lambda link: link.get(blocks)) or [None] * len(blocks)
         damaged = [name for (name, _), is_whole in zip(blocks, came, strict=True) if is_whole is False]
         if damaged:
             self._reach.count(damaged=len(damaged))

@@ -8,9 +8,12 @@ A connection begins with the client's Hello and the node's answer. Then the clie
     held  -> how many, then their names, oldest first
 
 The answer names a socket on which processes of the node's own machine and user say the same, and are lent its memory
-with the answer. They copy blocks themselves:
+with the answer, and the board on which its blocks stand. They copy blocks themselves, and ask for those that they do
+not find there:
 
-    put   names -> which of them the node wants, then for each of those: where -> their checksums -> which are kept
+    put   names -> which of them the node wants, then for each of those: where -> their checksums
+          -> which are kept, and a spare slot
+    fill  name, checksum of what was copied into the spare slot -> whether it is kept, and a spare slot
     get   names -> which of them the node has, then for each of those: checksum, where -> done
 """
 
@@ -27,17 +30,22 @@ NAMES_MAX = 1 << 16
 """Of one request: what a node reads before it looks at them."""
 HELLO = struct.Struct("<8s16sQ")
 """Magic, digest of the layout's fingerprint, bytes of a block."""
-MAGIC = b"BATONP02"
+MAGIC = b"BATONP03"
 ANSWER = struct.Struct("<c8s16sQ128s")
 """WELCOME or OTHER_LAYOUT, the node's Hello, and where it lends its memory: `machine/socket`, or nothing."""
 PLACE = struct.Struct("<16sQ")
 """A block's checksum, which is yet to come for one that is put; where its slot begins in the node's memory."""
+SPARE = struct.Struct("<Q")
+"""Where a slot begins that nobody but this client may write, until it ends. NOWHERE: there is none to spare."""
+NOWHERE = (1 << 64) - 1
 DONE = b"."
 """What was lent has been read."""
 REQUEST = struct.Struct("<cI")
 """Verb, number of names that follow."""
 NUMBER = struct.Struct("<I")
-PUT, GET, DROP, HELD = b"p", b"g", b"d", b"h"
+PUT, FILL, GET, DROP, HELD = b"p", b"f", b"g", b"d", b"h"
+REFUSED, KEPT, THERE = range(3)
+"""What became of a block that was put. The last: it was there already, and counts as young again."""
 WELCOME, OTHER_LAYOUT = b"+", b"-"
 _MEMORIES_MAX = 512
 """Of one call: half of what the system takes."""
