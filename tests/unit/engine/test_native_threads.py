@@ -13,12 +13,16 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.fixture(scope="module")
-def seen() -> dict[str, object]:
-    command = [sys.executable, "-m", "tests.unit.engine.native_threads"]
+def _output_of(script: str) -> str:
+    command = [sys.executable, "-m", f"tests.unit.engine.{script}"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[str, object]:
+    return json.loads(_output_of("native_threads"))
 
 
 def test_an_engine_of_one_thread_starts_none(seen: dict[str, object]) -> None:
@@ -38,3 +42,8 @@ def test_a_helper_is_pinned_and_the_caller_is_not(seen: dict[str, object]) -> No
     assert isinstance(cores, list)
     assert seen["helper_on"] == cores[1:]
     assert set(cores) <= set(seen["main_on"])
+
+
+def test_threads_that_the_system_does_not_give_are_an_error() -> None:
+    """It is told and the process lives: had those that did start no end, it would be terminated."""
+    assert _output_of("native_crowd").startswith("the native engine refused a call: ")

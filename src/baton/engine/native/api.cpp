@@ -55,15 +55,20 @@ const Kernels* kernels_named(const char* name) {
     return nullptr;
 }
 
-// Run what may throw (memory runs out); keep the message where the caller can read it.
+// Run what may throw (memory or threads run out); keep the message where the caller can read it.
+template <class F>
+const char* guarded(std::string& error, F body) {
+    try {
+        error = body();
+    } catch (const std::exception& problem) {
+        error = problem.what();
+    }
+    return error.empty() ? nullptr : error.c_str();
+}
+
 template <class F>
 const char* guarded(Engine& engine, F body) {
-    try {
-        engine.error = body();
-    } catch (const std::exception& problem) {
-        engine.error = problem.what();
-    }
-    return engine.error.empty() ? nullptr : engine.error.c_str();
+    return guarded(engine.error, body);
 }
 
 // An id that is out of range, or a table that is too short, would read or write where nothing of ours is.
@@ -136,16 +141,25 @@ static Linear pack_any(Model& model, const BatonMatrix& m, bool interleaved) {
     return pack_quant(model, {matrix, Number(m.number), m.scales, static_cast<const uint16_t*>(m.minimums)});
 }
 
-EXPORT Engine* baton_new(const BatonModel* m) {
-    const Kernels* kernels = kernels_named(m->kernels);
-    if (kernels == nullptr) return nullptr;
+static Engine* new_engine(const BatonModel* m, const Kernels& kernels) {
     const Sizes sizes{m->layers, m->hidden, m->heads, m->kv_heads, m->head_dim, m->intermediate, m->vocab, m->rms_eps};
     const Number kv_number = Number(m->kv_number);
     const int64_t token_bytes = m->kv_heads * kv_head_bytes(kv_number, m->head_dim);
     const Arena arena{nullptr, 0, m->block_tokens, m->layers, token_bytes, kv_number};
     Places places{m->threads, {}};
     if (m->cores != nullptr) places.cores.assign(m->cores, m->cores + m->threads);
-    return new Engine(sizes, Number(m->number), arena, *kernels, places);
+    return new Engine(sizes, Number(m->number), arena, kernels, places);
+}
+
+// Make an engine without weights: *made. There is none yet to keep a message, so the calling thread does.
+EXPORT const char* baton_new(const BatonModel* m, Engine** made) {
+    thread_local std::string error;
+    return guarded(error, [&] {
+        const Kernels* kernels = kernels_named(m->kernels);
+        if (kernels == nullptr) return std::string("this machine has no kernels ") + m->kernels;
+        *made = new_engine(m, *kernels);
+        return std::string();
+    });
 }
 
 EXPORT void baton_free(Engine* engine) { delete engine; }

@@ -95,7 +95,7 @@ class NativeLibrary:
         Raises NativeUnavailableError where the best is plain C++: torch is faster.
         """
         self._dll = ctypes.CDLL(str(path))
-        self._dll.baton_new.restype = c_void_p
+        self._dll.baton_new.restype = c_char_p
         self._dll.baton_usable_kernels.restype = c_char_p
         self._dll.baton_set_layer.restype = c_char_p
         self._dll.baton_set_ends.restype = c_char_p
@@ -122,11 +122,11 @@ class NativeLibrary:
         return names
 
     def new(self, model: NativeModel) -> int:
-        """Make an engine without weights; `free` ends it."""
-        handle: int | None = self._dll.baton_new(ctypes.byref(model))
-        if handle is None:
-            raise ModelError(f"the native engine has no kernels {model.kernels!r}; use one of {self.usable_kernels()}")
-        return handle
+        """Make an engine without weights; `free` ends it. Raises ModelError where memory or threads run out."""
+        handle = c_void_p()
+        _raise(self._dll.baton_new(ctypes.byref(model), ctypes.byref(handle)))
+        assert handle.value is not None, "a call without a message made an engine"
+        return handle.value
 
     def free(self, handle: int) -> None:
         self._dll.baton_free(c_void_p(handle))

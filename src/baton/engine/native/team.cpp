@@ -102,12 +102,17 @@ void Waitable::sleep_while(uint32_t seen, const timespec* limit) const {
 }
 
 Team::Team(const Places& places) : places_(places), rest_ns_(REST_NS) {
-    for (int thread = 1; thread < places_.threads; thread++)
-        helpers_.emplace_back([this, thread] {
-            here = Who::helper;
-            if (!places_.cores.empty()) pin(pthread_self(), places_.cores[size_t(thread)]);
-            help(thread);
-        });
+    try {
+        for (int thread = 1; thread < places_.threads; thread++)
+            helpers_.emplace_back([this, thread] {
+                here = Who::helper;
+                if (!places_.cores.empty()) pin(pthread_self(), places_.cores[size_t(thread)]);
+                help(thread);
+            });
+    } catch (...) {  // the system has no room for another thread: those that run must not outlive us
+        end();
+        throw;
+    }
 }
 
 bool Team::invite(int core) {
@@ -131,7 +136,9 @@ bool Team::invite(int core) {
     return true;
 }
 
-Team::~Team() {
+Team::~Team() { end(); }
+
+void Team::end() {
     ended_.store(true);
     started_.add(1);
     invited_.add(1);

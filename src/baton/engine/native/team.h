@@ -90,6 +90,7 @@ public:
     }
 
 private:
+    void end();
     void help(int thread);
     bool wait_while(const Waitable& number, uint32_t seen);
     void wait_for_items(const Waitable& done, uint32_t seen);
