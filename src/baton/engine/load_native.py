@@ -21,7 +21,9 @@ from baton.engine.native.library import (
     NativeLayer,
     NativeLibrary,
     NativeMatrix,
+    NativeMlp,
     NativeModel,
+    NativeWeights,
 )
 from baton.engine.native_engine import NativeEngine
 from baton.engine.quantized import RUN_INPUTS, QuantizedMatrix, quantize_rows, quantize_runs, stacked
@@ -98,7 +100,6 @@ def _load(
         heads=config.heads,
         kv_heads=config.kv_heads,
         head_dim=config.head_dim,
-        intermediate=config.intermediate,
         vocab=config.vocab_tokens,
         rms_eps=config.rms_eps,
         number=NUMBERS[dtype],
@@ -111,7 +112,7 @@ def _load(
     engine = NativeEngine(library, library.new(model), config, layout, memory)
     with torch.inference_mode():
         reader = _MatrixReader(open_weights(card, config), TORCH_DTYPES[dtype], computed.weights)
-        _Weights(library, engine.handle, config, reader).set_all()
+        _Weights(library.weights(engine.handle), config, reader).set_all()
     torch.set_num_threads(1)  # what torch still does, drawing tokens, is too small to share and wakes nobody
     return engine
 
@@ -153,28 +154,28 @@ def _aligned(weight: Tensor) -> Tensor:
 
 
 class _Weights:
-    """Reads tensors one layer at a time and hands them to the library, which copies them."""
+    """Reads tensors, a layer's attention or one MLP at a time, and hands them to the library, which copies them."""
 
-    def __init__(self, library: NativeLibrary, handle: int, config: ModelConfig, reader: _MatrixReader) -> None:
-        self._library = library
-        self._handle = handle
+    def __init__(self, target: NativeWeights, config: ModelConfig, reader: _MatrixReader) -> None:
+        self._target = target
         self._config = config
         self._reader = reader
         self._alive: list[Tensor] = []
 
     def set_all(self) -> None:
         for index in range(self._config.layers):
-            self._library.set_layer(self._handle, index, self._layer(index))
+            self._target.set_layer(index, self._layer(index))
             self._alive.clear()
+            self._add_mlps(index)
         embedding = self._matrix(["model.embed_tokens"], biased=False)
         tied = self._config.tied_embeddings
         head = embedding if tied else self._matrix(["lm_head"], biased=False)
-        self._library.set_ends(self._handle, self._vector("model.norm.weight"), head, None if tied else embedding)
+        self._target.set_ends(self._vector("model.norm.weight"), head, None if tied else embedding)
         self._alive.clear()
 
     def _layer(self, index: int) -> NativeLayer:
         config, prefix = self._config, f"model.layers.{index}."
-        attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+        attention = f"{prefix}self_attn."
         return NativeLayer(
             input_norm=self._vector(f"{prefix}input_layernorm.weight"),
             mlp_norm=self._vector(f"{prefix}post_attention_layernorm.weight"),
@@ -182,10 +183,17 @@ class _Weights:
             k_norm=self._vector(f"{attention}k_norm.weight") if config.qk_norm else None,
             qkv=self._matrix([f"{attention}{part}_proj" for part in "qkv"], biased=config.qkv_bias),
             o=self._matrix([f"{attention}o_proj"], biased=config.o_bias),
-            gate_up=self._matrix([f"{mlp}gate_proj", f"{mlp}up_proj"], biased=config.mlp_bias),
-            down=self._matrix([f"{mlp}down_proj"], biased=config.mlp_bias),
             window=config.windows[index] or 0,
         )
+
+    def _add_mlps(self, index: int) -> None:
+        mlp = f"model.layers.{index}.mlp."
+        self._add_mlp(index, f"{mlp}gate_proj", f"{mlp}up_proj", f"{mlp}down_proj", biased=self._config.mlp_bias)
+
+    def _add_mlp(self, index: int, gate: str, up: str, down: str, *, biased: bool = False) -> None:
+        mlp = NativeMlp(self._matrix([gate, up], biased=biased), self._matrix([down], biased=biased))
+        self._target.add_mlp(index, mlp)
+        self._alive.clear()
 
     def _matrix(self, names: list[str], *, biased: bool) -> NativeMatrix:
         found = self._reader.matrix(names)

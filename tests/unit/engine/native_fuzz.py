@@ -16,7 +16,14 @@ from pathlib import Path
 import numpy as np
 
 from baton.core.errors import ModelError
-from baton.engine.native.library import NativeLayer, NativeLibrary, NativeMatrix, NativeModel, NativeStep
+from baton.engine.native.library import (
+    NativeLayer,
+    NativeLibrary,
+    NativeMatrix,
+    NativeMlp,
+    NativeModel,
+    NativeStep,
+)
 
 FLOAT32, BFLOAT16 = 0, 1
 DENSE, INT8, Q8, Q4, Q4M = 0, 2, 3, 4, 5  # forms of weights
@@ -83,6 +90,7 @@ class Weights:
     rng: np.random.Generator
     alive: list[np.ndarray] = field(default_factory=list)
     layers: list[NativeLayer] = field(default_factory=list)
+    mlps: list[NativeMlp] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         s = self.shape
@@ -96,10 +104,11 @@ class Weights:
                     k_norm=self.vector(s.head_dim) if s.normed else None,
                     qkv=self.matrix(width + 2 * s.kv_heads * s.head_dim, s.hidden),
                     o=self.matrix(s.hidden, width),
-                    gate_up=self.matrix(2 * s.intermediate, s.hidden),
-                    down=self.matrix(s.hidden, s.intermediate),
                     window=window,
                 )
+            )
+            self.mlps.append(
+                NativeMlp(self.matrix(2 * s.intermediate, s.hidden), self.matrix(s.hidden, s.intermediate))
             )
         self.final_norm = self.vector(s.hidden)
         self.head = self.matrix(s.vocab, s.hidden, biased=False)
@@ -151,7 +160,6 @@ class Engine:
             heads=s.heads,
             kv_heads=s.kv_heads,
             head_dim=s.head_dim,
-            intermediate=s.intermediate,
             vocab=s.vocab,
             rms_eps=1e-5,
             number=s.number,
@@ -162,9 +170,11 @@ class Engine:
             cores=None if cores is None else (ctypes.c_int32 * threads)(*cores),
         )
         self.handle = library.new(model)
-        for index, layer in enumerate(weights.layers):
-            library.set_layer(self.handle, index, layer)
-        library.set_ends(self.handle, weights.final_norm, weights.head, weights.embedding)
+        target = library.weights(self.handle)
+        for index, (layer, mlp) in enumerate(zip(weights.layers, weights.mlps, strict=True)):
+            target.set_layer(index, layer)
+            target.add_mlp(index, mlp)
+        target.set_ends(weights.final_norm, weights.head, weights.embedding)
         planes = blocks * len(s.windows) * 2 * s.block_tokens
         self.arena = np.full((planes, s.token_bytes), 0xFF, dtype=np.uint8)  # NaN in every number
         library.set_arena(self.handle, self.arena.ctypes.data, blocks)

@@ -93,6 +93,14 @@ std::string check(const Engine& engine, const Batch& batch, const int32_t* block
     return "";
 }
 
+// A step passes every MLP that it is promised.
+std::string check(const Model& model) {
+    for (size_t layer = 0; layer < model.mlps.size(); layer++)
+        if (const size_t found = model.mlps[layer].all.size(); found != 1)
+            return "layer " + std::to_string(layer) + " has " + std::to_string(found) + " MLPs, and not 1";
+    return "";
+}
+
 }  // namespace
 
 #define EXPORT __attribute__((visibility("default")))
@@ -101,7 +109,7 @@ extern "C" {
 
 // Fields as in library.py.
 struct BatonModel {
-    int32_t layers, hidden, heads, kv_heads, head_dim, intermediate, vocab;
+    int32_t layers, hidden, heads, kv_heads, head_dim, vocab;
     float rms_eps;
     int32_t number;  // 0: float32, 1: bfloat16
     int32_t kv_number;
@@ -121,8 +129,12 @@ struct BatonMatrix {
 
 struct BatonLayer {
     const float *input_norm, *mlp_norm, *q_norm, *k_norm;
-    BatonMatrix qkv, o, gate_up, down;
+    BatonMatrix qkv, o;
     int32_t window;
+};
+
+struct BatonMlp {
+    BatonMatrix gate_up, down;
 };
 
 struct BatonStep {
@@ -137,12 +149,12 @@ struct BatonStep {
 
 static Linear pack_any(Model& model, const BatonMatrix& m, bool interleaved) {
     const Matrix matrix{m.data, m.bias, m.rows, m.inputs, interleaved};
-    if (!is_quantized(Number(m.number))) return pack(model, matrix);
+    if (!is_quantized(Number(m.number))) return pack(model, matrix, model.number);
     return pack_quant(model, {matrix, Number(m.number), m.scales, static_cast<const uint16_t*>(m.minimums)});
 }
 
 static Engine* new_engine(const BatonModel* m, const Kernels& kernels) {
-    const Sizes sizes{m->layers, m->hidden, m->heads, m->kv_heads, m->head_dim, m->intermediate, m->vocab, m->rms_eps};
+    const Sizes sizes{m->layers, m->hidden, m->heads, m->kv_heads, m->head_dim, m->vocab, m->rms_eps};
     const Number kv_number = Number(m->kv_number);
     const int64_t token_bytes = m->kv_heads * kv_head_bytes(kv_number, m->head_dim);
     const Arena arena{nullptr, 0, m->block_tokens, m->layers, token_bytes, kv_number};
@@ -174,24 +186,32 @@ EXPORT const char* baton_set_layer(Engine* engine, int32_t index, const BatonLay
     return guarded(*engine, [&] {
         Model& model = engine->model;
         const Sizes& s = model.sizes;
-        const auto packed = [&](const BatonMatrix& m, bool interleaved) { return pack_any(model, m, interleaved); };
         Layer& layer = model.layers[size_t(index)];
         layer.input_norm = keep(model, l->input_norm, s.hidden);
         layer.mlp_norm = keep(model, l->mlp_norm, s.hidden);
         layer.q_norm = keep(model, l->q_norm, s.head_dim);
         layer.k_norm = keep(model, l->k_norm, s.head_dim);
-        layer.qkv = packed(l->qkv, false), layer.o = packed(l->o, false);
-        layer.gate_up = packed(l->gate_up, true), layer.down = packed(l->down, false);
+        layer.qkv = pack_any(model, l->qkv, false), layer.o = pack_any(model, l->o, false);
         layer.window = l->window;
         return std::string();
     });
 }
 
-// embedding: null where it is the head's matrix.
+// Give a layer its MLP.
+EXPORT const char* baton_add_mlp(Engine* engine, int32_t index, const BatonMlp* m) {
+    return guarded(*engine, [&] {
+        Model& model = engine->model;
+        model.mlps[size_t(index)].all.push_back({pack_any(model, m->gate_up, true), pack_any(model, m->down, false)});
+        return std::string();
+    });
+}
+
+// The last of a model's weights. embedding: null where it is the head's matrix.
 EXPORT const char* baton_set_ends(Engine* engine, const float* final_norm, const BatonMatrix* head,
                            const BatonMatrix* embedding) {
     return guarded(*engine, [&] {
         Model& model = engine->model;
+        if (std::string problem = check(model); !problem.empty()) return problem;
         model.final_norm = keep(model, final_norm, model.sizes.hidden);
         model.head = pack_any(model, *head, false);
         model.embedding = model.head;

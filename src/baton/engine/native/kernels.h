@@ -4,6 +4,9 @@
 
 namespace baton {
 
+// What to do with a panel's product.
+using Product = void (*)(const Linear& w, Rows a, int first, int count, int panel, float* out, int64_t stride);
+
 struct Kernels {
     const char* name;
     void (*enter)();  // every thread calls it when a step begins for it, and leave() when it ends
@@ -14,8 +17,7 @@ struct Kernels {
     // Round rows of `inputs` numbers to 8 bits, for quantized weights; see QuantRow.
     void (*quantize_rows)(Rows in, Number number, int inputs, int first, int count, void* out);
     int64_t (*quant_row_bytes)(int inputs);
-    void (*linear)(const Linear& w, Rows a, int first, int count, int panel, float* out, int64_t stride);
-    void (*linear_sum)(const Linear& w, Rows a, int first, int count, int panel, float* out, int64_t stride);
+    Product linear, linear_sum;
     void (*linear_gated)(const Linear& w, Rows a, int first, int count, int panel, Rows out);
     void (*place_token)(const Sizes& sizes, const Layer& layer, float* qkv, const float* angles, int token,
                         Queries queries, Number kv_number, uint8_t* keys, uint8_t* values);

@@ -28,7 +28,6 @@ class NativeModel(Structure):
         ("heads", c_int32),
         ("kv_heads", c_int32),
         ("head_dim", c_int32),
-        ("intermediate", c_int32),
         ("vocab", c_int32),
         ("rms_eps", c_float),
         ("number", c_int32),
@@ -64,10 +63,14 @@ class NativeLayer(Structure):
         ("k_norm", c_void_p),
         ("qkv", NativeMatrix),
         ("o", NativeMatrix),
-        ("gate_up", NativeMatrix),
-        ("down", NativeMatrix),
         ("window", c_int32),
     )
+
+
+class NativeMlp(Structure):
+    """`BatonMlp`."""
+
+    _fields_ = (("gate_up", NativeMatrix), ("down", NativeMatrix))
 
 
 class NativeStep(Structure):
@@ -98,6 +101,7 @@ class NativeLibrary:
         self._dll.baton_new.restype = c_char_p
         self._dll.baton_usable_kernels.restype = c_char_p
         self._dll.baton_set_layer.restype = c_char_p
+        self._dll.baton_add_mlp.restype = c_char_p
         self._dll.baton_set_ends.restype = c_char_p
         self._dll.baton_forward.restype = c_char_p
         self._dll.baton_project.restype = c_char_p
@@ -134,12 +138,9 @@ class NativeLibrary:
     def set_arena(self, handle: int, address: int, blocks: int) -> None:
         self._dll.baton_set_arena(c_void_p(handle), c_void_p(address), c_int64(blocks))
 
-    def set_layer(self, handle: int, index: int, layer: NativeLayer) -> None:
-        _raise(self._dll.baton_set_layer(c_void_p(handle), c_int32(index), ctypes.byref(layer)))
-
-    def set_ends(self, handle: int, final_norm: int, head: NativeMatrix, embedding: NativeMatrix | None) -> None:
-        pointer = None if embedding is None else ctypes.byref(embedding)
-        _raise(self._dll.baton_set_ends(c_void_p(handle), c_void_p(final_norm), ctypes.byref(head), pointer))
+    def weights(self, handle: int) -> NativeWeights:
+        """Name the place that an engine's weights go to, before its first step."""
+        return NativeWeights(self._dll, handle)
 
     def forward(self, handle: int, step: NativeStep) -> None:
         """Compute a step; its hidden states stay until the next. Raises ModelError, and then nothing was written."""
@@ -156,6 +157,27 @@ class NativeLibrary:
     def guests(self, handle: int) -> NativeGuests:
         """Name the cores of others that an engine's steps may use: none at first."""
         return NativeGuests(self._dll, handle)
+
+
+class NativeWeights:
+    """Where an engine's weights go: layer by layer, its ends last. They are copied; all functions raise ModelError."""
+
+    def __init__(self, dll: ctypes.CDLL, handle: int) -> None:
+        self._dll = dll
+        self._handle = c_void_p(handle)
+
+    def set_layer(self, index: int, layer: NativeLayer) -> None:
+        """Give a layer its norms and its attention."""
+        _raise(self._dll.baton_set_layer(self._handle, c_int32(index), ctypes.byref(layer)))
+
+    def add_mlp(self, index: int, mlp: NativeMlp) -> None:
+        """Give a layer its MLP."""
+        _raise(self._dll.baton_add_mlp(self._handle, c_int32(index), ctypes.byref(mlp)))
+
+    def set_ends(self, final_norm: int, head: NativeMatrix, embedding: NativeMatrix | None) -> None:
+        """Give a model its output projection, and its embedding where that is another matrix."""
+        pointer = None if embedding is None else ctypes.byref(embedding)
+        _raise(self._dll.baton_set_ends(self._handle, c_void_p(final_norm), ctypes.byref(head), pointer))
 
 
 class NativeGuests:

@@ -41,10 +41,10 @@ const float* keep(Model& model, const float* values, int count) {
     return kept;
 }
 
-Linear pack(Model& model, const Matrix& matrix) {
+Linear pack(Model& model, const Matrix& matrix, Number number) {
     Linear linear;
-    linear.number = linear.rows_number = model.number;
-    linear.outputs = matrix.interleaved ? padded(matrix.rows / 2, PANEL / 2) * 2 : matrix.rows;
+    linear.number = linear.rows_number = number;
+    linear.outputs = matrix.outputs();
     linear.inputs = padded(matrix.inputs, INPUTS_ALIGN);
     const int panels = linear.panel_count();
     const int64_t cells = int64_t{panels} * PANEL * linear.inputs;

@@ -33,7 +33,7 @@ Linear pack_quant(Model& model, const QuantMatrix& matrix) {
     Linear linear;
     linear.number = matrix.number;
     linear.rows_number = model.number;
-    linear.outputs = matrix.shape.interleaved ? padded(matrix.shape.rows / 2, PANEL / 2) * 2 : matrix.shape.rows;
+    linear.outputs = matrix.shape.outputs();
     linear.inputs = matrix.shape.inputs;
     const int panels = linear.panel_count();
     with_format(matrix.number, [&](auto format) {

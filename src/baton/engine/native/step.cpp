@@ -11,13 +11,18 @@ constexpr int NORM_ROWS = 8;              // rows of a norm item
 constexpr int64_t BLOCK_BYTES = 384 << 10;  // of activations that stay in the second-level cache during a product
 constexpr int PHASES_PER_LAYER = 13;
 
+int norm_items(int rows) { return (rows + NORM_ROWS - 1) / NORM_ROWS; }
+
+// Most rows that are multiplied together.
+int block_rows(int inputs, int64_t cell_bytes) { return int(std::max<int64_t>(56, BLOCK_BYTES / (inputs * cell_bytes))); }
+
 // A product cut into items: some rows by one panel.
 struct Cut {
     int row_blocks, rows, block, panels;
 
     Cut(int rows, const Linear& w, int64_t cell_bytes) : rows(rows), panels(w.panel_count()) {
-        const int64_t fit = std::max<int64_t>(56, BLOCK_BYTES / (w.inputs * cell_bytes));
-        row_blocks = int((rows + fit - 1) / fit);
+        const int fit = block_rows(w.inputs, cell_bytes);
+        row_blocks = (rows + fit - 1) / fit;
         block = row_blocks == 0 ? 0 : (rows + row_blocks - 1) / row_blocks;
     }
     int items() const { return row_blocks * panels; }
@@ -32,13 +37,14 @@ void Stepper::reserve(int rows) {
     const Sizes& s = model_.sizes;
     const int64_t cell = model_.number == Number::BF16 ? 2 : 4, width = s.heads + 2 * s.kv_heads;
     const int64_t hidden = padded(s.hidden, INPUTS_ALIGN), heads = padded(s.heads * s.head_dim, INPUTS_ALIGN);
-    const int64_t gated = padded(s.intermediate, INPUTS_ALIGN);
+    int gated = 0;
+    for (const Mlps& mlps : model_.mlps) gated = std::max(gated, mlps.all[0].down.inputs);
     const int64_t n = padded(rows, 16);  // an AMX tile reads 16 rows
     x_ = hidden_.reserve_of<float>(n * s.hidden);
     qkv_rows_ = qkv_.reserve_of<float>(n * width * s.head_dim);
     in_ = {inputs_.reserve(size_t(n * hidden * cell)), hidden};
     attended_rows_ = {attended_.reserve(size_t(n * heads * cell)), heads};
-    rounded_.reserve(size_t(n * model_.kernels.quant_row_bytes(int(std::max({hidden, heads, gated})))));
+    rounded_.reserve(size_t(n * model_.kernels.quant_row_bytes(int(std::max({hidden, heads, int64_t{gated}})))));
     gated_rows_ = {gated_.reserve(size_t(n * gated * cell)), gated};
     const Number number = model_.number == Number::BF16 && model_.arena.number != Number::F32 ? Number::BF16
                                                                                                 : Number::F32;
@@ -49,11 +55,20 @@ void Stepper::reserve(int rows) {
 Rows Stepper::rounded(const Linear& w, Rows in, int rows, int& phase) {
     if (!is_quantized(w.number)) return in;
     void* out = rounded_.reserve_of<uint8_t>(0);
-    model_.team.phase(phase++, (rows + NORM_ROWS - 1) / NORM_ROWS, [&](int item) {
+    model_.team.phase(phase++, norm_items(rows), [&](int item) {
         const int first = item * NORM_ROWS, count = std::min(NORM_ROWS, rows - first);
         model_.kernels.quantize_rows(in, w.rows_number, w.inputs, first, count, out);
     });
     return {out, 0};
+}
+
+// Rows of the residual stream, normalized.
+void Stepper::normalize(const float* weight, int rows, Number number, Rows out, int& phase) {
+    const Sizes& s = model_.sizes;
+    model_.team.phase(phase++, norm_items(rows), [&](int item) {
+        const int first = item * NORM_ROWS, count = std::min(NORM_ROWS, rows - first);
+        model_.kernels.normalize_rows(x_, s.hidden, weight, s.rms_eps, first, count, number, out);
+    });
 }
 
 void Stepper::plan(const Batch& batch) {
@@ -104,10 +119,7 @@ void Stepper::attend_layer(const Batch& batch, int index, int& phase, float* mem
     const Layer& layer = m.layers[size_t(index)];
     const Sizes& s = m.sizes;
     const int64_t cell = m.number == Number::BF16 ? 2 : 4, width = int64_t{s.heads + 2 * s.kv_heads} * s.head_dim;
-    m.team.phase(phase++, (batch.rows + NORM_ROWS - 1) / NORM_ROWS, [&](int item) {
-        const int first = item * NORM_ROWS, count = std::min(NORM_ROWS, batch.rows - first);
-        k.normalize_rows(x_, s.hidden, layer.input_norm, s.rms_eps, first, count, m.number, in_);
-    });
+    normalize(layer.input_norm, batch.rows, m.number, in_, phase);
     const Cut qkv(batch.rows, layer.qkv, cell);
     const Rows qkv_in = rounded(layer.qkv, in_, batch.rows, phase);
     m.team.phase(phase++, qkv.items(), [&](int item) {
@@ -131,26 +143,26 @@ void Stepper::attend_layer(const Batch& batch, int index, int& phase, float* mem
     });
 }
 
-// Norm, gate and up, down.
+// Norm, and the layer's MLP.
 void Stepper::compute_layer(const Batch& batch, int index, int& phase) {
+    const Mlp& mlp = model_.mlps[size_t(index)].all[0];
+    normalize(model_.layers[size_t(index)].mlp_norm, batch.rows, model_.number, in_, phase);
+    const Rows in = rounded(mlp.gate_up, in_, batch.rows, phase);
+    pass(mlp, in, batch.rows, model_.kernels.linear_sum, x_, phase);
+}
+
+// Take rows, as products take them, through an MLP; `finish` puts them into `out` [rows][hidden].
+void Stepper::pass(const Mlp& mlp, Rows in, int rows, Product finish, float* out, int& phase) {
     Model& m = model_;
-    const Kernels& k = m.kernels;
-    const Layer& layer = m.layers[size_t(index)];
-    const Sizes& s = m.sizes;
     const int64_t cell = m.number == Number::BF16 ? 2 : 4;
-    m.team.phase(phase++, (batch.rows + NORM_ROWS - 1) / NORM_ROWS, [&](int item) {
-        const int first = item * NORM_ROWS, count = std::min(NORM_ROWS, batch.rows - first);
-        k.normalize_rows(x_, s.hidden, layer.mlp_norm, s.rms_eps, first, count, m.number, in_);
-    });
-    const Cut up(batch.rows, layer.gate_up, cell);
-    const Rows up_in = rounded(layer.gate_up, in_, batch.rows, phase);
+    const Cut up(rows, mlp.gate_up, cell);
     m.team.phase(phase++, up.items(), [&](int item) {
-        k.linear_gated(layer.gate_up, up_in, up.first(item), up.count(item), up.panel(item), gated_rows_);
+        m.kernels.linear_gated(mlp.gate_up, in, up.first(item), up.count(item), up.panel(item), gated_rows_);
     });
-    const Cut down(batch.rows, layer.down, cell);
-    const Rows down_in = rounded(layer.down, gated_rows_, batch.rows, phase);
+    const Cut down(rows, mlp.down, cell);
+    const Rows down_in = rounded(mlp.down, gated_rows_, rows, phase);
     m.team.phase(phase++, down.items(), [&](int item) {
-        k.linear_sum(layer.down, down_in, down.first(item), down.count(item), down.panel(item), x_, s.hidden);
+        finish(mlp.down, down_in, down.first(item), down.count(item), down.panel(item), out, m.sizes.hidden);
     });
 }
 
@@ -178,7 +190,7 @@ void Stepper::project(const int32_t* rows, int count, float* logits) {
     m.team.run(3, [&](int) {
         m.kernels.enter();
         int phase = 0;
-        m.team.phase(phase++, (count + NORM_ROWS - 1) / NORM_ROWS, [&](int item) {
+        m.team.phase(phase++, norm_items(count), [&](int item) {
             const int first = item * NORM_ROWS, size = std::min(NORM_ROWS, count - first);
             m.kernels.normalize_rows(picked, s.hidden, m.final_norm, s.rms_eps, first, size, m.number, in);
         });

@@ -33,6 +33,8 @@ public:
 private:
     void reserve(int rows);
     Rows rounded(const Linear& w, Rows in, int rows, int& phase);
+    void normalize(const float* weight, int rows, Number number, Rows out, int& phase);
+    void pass(const Mlp& mlp, Rows in, int rows, Product finish, float* out, int& phase);
     void plan(const Batch& batch);
     void compute_layer(const Batch& batch, int layer, int& phase);
     void attend_layer(const Batch& batch, int layer, int& phase, float* memory);

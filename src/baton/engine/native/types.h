@@ -45,12 +45,12 @@ struct Layer {
     const float* mlp_norm = nullptr;
     const float* q_norm = nullptr;  // [head_dim], or null
     const float* k_norm = nullptr;
-    Linear qkv, o, gate_up, down;
+    Linear qkv, o;
     int window = 0;  // tokens back that a token sees, its own included; 0: all
 };
 
 struct Sizes {
-    int layers, hidden, heads, kv_heads, head_dim, intermediate, vocab;
+    int layers, hidden, heads, kv_heads, head_dim, vocab;
     float rms_eps;
 
     int group() const { return heads / kv_heads; }
