@@ -68,6 +68,14 @@ def test_the_router_chooses_by_its_definition(kind: str) -> None:
         assert dict(zip(ids, values, strict=True)) == pytest.approx(_by_definition(router, token), rel=1e-4)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_equal_scores_the_first_experts_are_chosen(kind: str) -> None:
+    """So that every engine, on every device, sends a token to the same ones."""
+    router = Router(torch.zeros(COUNT, HIDDEN), None, KINDS[kind])
+    chosen, _ = router.choose(torch.randn(50, HIDDEN))
+    assert chosen.tolist() == [list(range(KINDS[kind].used))] * 50
+
+
 def test_a_token_does_not_depend_on_what_others_choose() -> None:
     """Beside 40 tokens that all crowd one expert, beside 40 random ones, and alone."""
     router = _router(KINDS["normalized"])

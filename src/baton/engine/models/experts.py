@@ -43,7 +43,7 @@ class Router:
         logits = functional.linear(hidden.float(), self.weight)  # [tokens, experts]
         scores = logits.sigmoid() if self.experts.scoring == "sigmoid" else logits.softmax(-1)
         choice = scores if self.choice_bias is None else scores + self.choice_bias
-        chosen = self._in_best_groups(choice).topk(self.experts.used, -1).indices
+        chosen = _best(self._in_best_groups(choice), self.experts.used)
         weights = scores.gather(-1, chosen)
         if self.experts.normalized:
             weights = weights / (weights.sum(-1, keepdim=True) + WEIGHT_SUM_MIN)
@@ -55,9 +55,14 @@ class Router:
             return choice
         grouped = choice.view(len(choice), self.experts.groups, -1)  # [tokens, groups, experts of a group]
         summed = 1 if self.experts.group_score == "best" else 2
-        best = grouped.topk(summed, -1).values.sum(-1).topk(self.experts.groups_used, -1).indices
+        best = _best(grouped.topk(summed, -1).values.sum(-1), self.experts.groups_used)
         ruled_out = torch.ones(grouped.shape[:2], dtype=torch.bool, device=choice.device).scatter_(1, best, value=False)
         return grouped.masked_fill(ruled_out[..., None], float("-inf")).flatten(1)
+
+
+def _best(scores: Tensor, count: int) -> Tensor:
+    """Return the places of the highest scores, those first; of equals the first one, which `topk` does not promise."""
+    return scores.argsort(dim=-1, descending=True, stable=True)[..., :count]
 
 
 @dataclass(frozen=True, slots=True)
