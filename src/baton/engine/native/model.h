@@ -15,6 +15,8 @@ struct Model {
         : sizes(sizes), number(number), arena(arena), kernels(kernels), team(places),
           layers(size_t(sizes.layers)), mlps(size_t(sizes.layers)) {}
 
+    int64_t cell_bytes() const { return number == Number::BF16 ? 2 : 4; }
+
     Sizes sizes;
     Number number;  // in which products are computed
     Arena arena;

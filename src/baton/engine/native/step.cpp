@@ -35,7 +35,7 @@ struct Cut {
 
 void Stepper::reserve(int rows) {
     const Sizes& s = model_.sizes;
-    const int64_t cell = model_.number == Number::BF16 ? 2 : 4, width = s.heads + 2 * s.kv_heads;
+    const int64_t cell = model_.cell_bytes(), width = s.heads + 2 * s.kv_heads;
     const int64_t hidden = padded(s.hidden, INPUTS_ALIGN), heads = padded(s.heads * s.head_dim, INPUTS_ALIGN);
     int gated = 0;
     for (const Mlps& mlps : model_.mlps) gated = std::max(gated, mlps.all[0].down.inputs);
@@ -118,7 +118,7 @@ void Stepper::attend_layer(const Batch& batch, int index, int& phase, float* mem
     const Kernels& k = m.kernels;
     const Layer& layer = m.layers[size_t(index)];
     const Sizes& s = m.sizes;
-    const int64_t cell = m.number == Number::BF16 ? 2 : 4, width = int64_t{s.heads + 2 * s.kv_heads} * s.head_dim;
+    const int64_t cell = m.cell_bytes(), width = int64_t{s.heads + 2 * s.kv_heads} * s.head_dim;
     normalize(layer.input_norm, batch.rows, m.number, in_, phase);
     const Cut qkv(batch.rows, layer.qkv, cell);
     const Rows qkv_in = rounded(layer.qkv, in_, batch.rows, phase);
@@ -154,7 +154,7 @@ void Stepper::compute_layer(const Batch& batch, int index, int& phase) {
 // Take rows, as products take them, through an MLP; `finish` puts them into `out` [rows][hidden].
 void Stepper::pass(const Mlp& mlp, Rows in, int rows, Product finish, float* out, int& phase) {
     Model& m = model_;
-    const int64_t cell = m.number == Number::BF16 ? 2 : 4;
+    const int64_t cell = m.cell_bytes();
     const Cut up(rows, mlp.gate_up, cell);
     m.team.phase(phase++, up.items(), [&](int item) {
         m.kernels.linear_gated(mlp.gate_up, in, up.first(item), up.count(item), up.panel(item), gated_rows_);
@@ -180,7 +180,7 @@ void Stepper::place_row(const Batch& batch, int layer, int slice, int row) {
 void Stepper::project(const int32_t* rows, int count, float* logits) {
     Model& m = model_;
     const Sizes& s = m.sizes;
-    const int64_t cell = m.number == Number::BF16 ? 2 : 4, hidden = padded(s.hidden, INPUTS_ALIGN);
+    const int64_t cell = m.cell_bytes(), hidden = padded(s.hidden, INPUTS_ALIGN);
     float* picked = picked_.reserve_of<float>(int64_t{count} * s.hidden);
     for (int i = 0; i < count; i++)
         std::memcpy(picked + int64_t{i} * s.hidden, x_ + int64_t{rows[i]} * s.hidden, size_t(s.hidden) * 4);
