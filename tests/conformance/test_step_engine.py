@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+import transformers
 
 from baton.core.step import Slice, Step
 from baton.core.types import BlockId, RequestId, Sampling
@@ -18,7 +19,7 @@ from baton.engine.card import ModelCard
 from baton.engine.hash_engine import hash_card
 from baton.engine.port import StepEngine
 from baton.engine.resolve import resolve_model
-from tests.unit.engine.models import engine_of, generate, part_of, poison, run, tiny_llama
+from tests.unit.engine.models import TINY, engine_of, generate, part_of, poison, run, tiny_llama, tiny_model
 from tests.unit.engine.rank_threads import parallel_engine
 
 BLOCKS = 64
@@ -37,13 +38,16 @@ def cards(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelCard]:
     folder: Path = tmp_path_factory.mktemp("llama")
     tiny_llama().save_pretrained(folder)
     card = resolve_model(str(folder))
-    return {"hash": hash_card(), "torch": card, "native": card, "ranks": card}
+    folder = tmp_path_factory.mktemp("experts")
+    tiny_model(transformers.MixtralConfig(**TINY, num_local_experts=4, num_experts_per_tok=2)).save_pretrained(folder)
+    experts = resolve_model(str(folder))
+    return {"hash": hash_card(), "torch": card, "native": card, "native_experts": experts, "ranks": card}
 
 
-@pytest.fixture(params=["hash", "torch", "native", "ranks"])
+@pytest.fixture(params=["hash", "torch", "native", "native_experts", "ranks"])
 def made(request: pytest.FixtureRequest, cards: dict[str, ModelCard]) -> Iterator[Made]:
     """`ranks`: two tensor ranks in each of two stages."""
-    card, kind = cards[request.param], None if request.param == "hash" else request.param
+    card, kind = cards[request.param], {"hash": None, "native_experts": "native"}.get(request.param, request.param)
     with ExitStack() as stack:
         yield _made(card, kind) if kind != "ranks" else _ranks(card, stack)
 

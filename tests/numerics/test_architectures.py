@@ -79,6 +79,9 @@ CONFIGS: dict[str, transformers.PretrainedConfig] = {
         shared_expert_intermediate_size=20,
         qkv_bias=False,
     ),
+    "qwen2moe_every_expert": transformers.Qwen2MoeConfig(
+        **TINY, **QWEN_EXPERTS | {"num_experts_per_tok": 8}, shared_expert_intermediate_size=40
+    ),
     "qwen3moe": transformers.Qwen3MoeConfig(**TINY, **QWEN_EXPERTS, head_dim=16),
     "qwen3moe_normalized_every_second": transformers.Qwen3MoeConfig(
         **TINY, **QWEN_EXPERTS | {"norm_topk_prob": True, "decoder_sparse_step": 2}, head_dim=10, attention_bias=True

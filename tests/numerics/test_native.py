@@ -1,4 +1,4 @@
-"""The native engine against transformers: every instruction set that runs here, every option of the Llama family."""
+"""The native engine against transformers: every instruction set that runs here, every option of what it serves."""
 
 from __future__ import annotations
 
@@ -6,25 +6,28 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
+from baton.core.config import WeightsChoice
 from baton.engine.dtype import Dtype
-from baton.engine.load_native import ARCHITECTURES, load_native_engine
+from baton.engine.load_native import ARCHITECTURES, load_native_engine, load_quantized_engine
 from baton.engine.native.build import library_path
 from baton.engine.native.library import NativeLibrary
 from baton.engine.native_engine import NativeEngine
 from baton.engine.resolve import resolve_model
 from baton.kv.layout import KVDtype
 from tests.numerics.test_architectures import CONFIGS, TOKENS
-from tests.unit.engine.models import VOCAB, all_logprobs, huggingface_logprobs, tiny_model
+from tests.unit.engine.models import TINY, VOCAB, all_logprobs, huggingface_logprobs, tiny_model
 
 FLOAT32_TOLERANCE = 2e-4
 """Absolute, on log probabilities. The orders of sums differ, nothing else does."""
 BFLOAT16_TOLERANCE = 0.3
 """The same where weights and activations, or KV, are rounded to 8 bits; the models are random and steep."""
-SERVED = [name for name, config in CONFIGS.items() if config.model_type in ARCHITECTURES]
-
+SERVED = [name for name, config in CONFIGS.items() if config.model_type.replace("_", "") in ARCHITECTURES]
 
 KERNELS = NativeLibrary(library_path()).usable_kernels()
+ONE_OF_SEVEN = transformers.MixtralConfig(**TINY, num_local_experts=7, num_experts_per_tok=1)
 
 
 def _engine(folder: Path, kernels: str, dtype: Dtype = "float32", kv_dtype: KVDtype = "float32") -> NativeEngine:
@@ -48,8 +51,9 @@ def test_float32_log_probabilities_equal_those_of_transformers(name: str, tmp_pa
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["llama_wide_heads", "qwen3", "mistral_window"])
+@pytest.mark.parametrize("name", ["llama_wide_heads", "qwen3", "mistral_window", "qwen2moe_every_expert"])
 def test_every_precision_is_near_the_exact_model(name: str, dtype: Dtype, kv_dtype: KVDtype, tmp_path: Path) -> None:
+    """Of experts, where every token comes to all: else a rounded score would send one elsewhere, and rightly so."""
     model = tiny_model(CONFIGS[name])
     model.save_pretrained(tmp_path)
     expected = huggingface_logprobs(model, TOKENS)
@@ -57,3 +61,38 @@ def test_every_precision_is_near_the_exact_model(name: str, dtype: Dtype, kv_dty
     for kernels in KERNELS:
         mine = all_logprobs(_engine(tmp_path, kernels, dtype, kv_dtype), TOKENS, range(18), VOCAB)
         np.testing.assert_allclose(mine, expected, atol=tolerance, rtol=0, err_msg=kernels)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_of_experts_with_equal_scores_the_first_is_chosen(dtype: Dtype, tmp_path: Path) -> None:
+    """As in the torch engine: experts 2 and 5 have the same row in the router, so no token comes to 5."""
+    model = tiny_model(ONE_OF_SEVEN)
+    layers = [layer.mlp for layer in model.model.layers]
+
+    def seen() -> np.ndarray:
+        model.save_pretrained(tmp_path)
+        return all_logprobs(_engine(tmp_path, KERNELS[0], dtype), TOKENS, range(18), VOCAB)
+
+    with torch.no_grad():
+        for layer in layers:
+            layer.gate.weight[5] = layer.gate.weight[2]
+        before = seen()
+        for expert, matters in ((5, False), (2, True)):
+            for layer in layers:
+                layer.experts.down_proj[expert].neg_()
+            assert (seen() != before).any() == matters
+
+
+@pytest.mark.parametrize("weights", ["int8", "stored"])
+def test_experts_of_8_bits_are_near_the_exact_model(weights: WeightsChoice, tmp_path: Path) -> None:
+    """A file of floats: `stored` rounds it to 8 bits per run."""
+    model = tiny_model(CONFIGS["qwen2moe_every_expert"])
+    model.save_pretrained(tmp_path)
+    card = resolve_model(str(tmp_path))
+    layout = card.layout(block_tokens=4, dtype="float32")
+    expected = huggingface_logprobs(model, TOKENS)
+    for kernels in KERNELS:
+        arena, library = bytearray(layout.block_bytes * 20), NativeLibrary(library_path(), kernels)
+        engine = load_quantized_engine(card, layout, memoryview(arena), library, weights=weights, threads=1)
+        mine = all_logprobs(engine, TOKENS, range(18), VOCAB)
+        np.testing.assert_allclose(mine, expected, atol=BFLOAT16_TOLERANCE, rtol=0, err_msg=kernels)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import transformers
 
 from baton.core.step import Slice, Step
@@ -35,6 +36,17 @@ CONFIGS = {
     "grouped": transformers.LlamaConfig(**TINY | {"max_position_embeddings": 1024, "head_dim": 32}),
     "odd_sizes_and_window": transformers.MistralConfig(
         **TINY | {"max_position_embeddings": 1024, "head_dim": 24, "intermediate_size": 72}, sliding_window=100
+    ),
+    "experts": transformers.MixtralConfig(
+        **TINY | {"max_position_embeddings": 1024, "intermediate_size": 40}, num_local_experts=5, num_experts_per_tok=2
+    ),
+    "experts_beside_a_shared_and_a_dense_one": transformers.Qwen2MoeConfig(
+        **TINY | {"max_position_embeddings": 1024},
+        num_experts=40,
+        num_experts_per_tok=4,
+        moe_intermediate_size=24,
+        shared_expert_intermediate_size=56,
+        mlp_only_layers=[1],
     ),
 }
 
@@ -152,3 +164,21 @@ def test_bits_do_not_depend_on_a_prefix_that_was_found(card: ModelCard, dtype: D
         prefix = range(found // 16)
         request = Request(prompt, [*prefix, *range(30, 30 + 21 - len(prefix))], done=found)
         assert second.step([request], [330 - found])[0] == expected
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_numbers_that_overflow_reach_no_other_request(name: str, dtype: Dtype, tmp_path: Path) -> None:
+    """Token 0 is not a number from the first layer on; a request without it has the bits that it has alone."""
+    model = tiny_model(CONFIGS[name])
+    with torch.no_grad():
+        model.model.embed_tokens.weight[0] = torch.inf
+    model.save_pretrained(tmp_path)
+    run = _run(resolve_model(str(tmp_path)), KERNELS[0], dtype, threads=2, block_tokens=16, blocks=20)
+    healthy = Request([index % (VOCAB - 1) + 1 for index in range(30)], [0, 1])
+    expected = run.step([healthy], [30])
+    for ill in ([0] * 9, [*healthy.tokens[:20], 0, 5, 6]):
+        requests = [Request(ill, [4, 5]), Request(healthy.tokens, [2, 3]), Request(ill, [6, 7])]
+        seen = run.step(requests, [len(ill), 30, len(ill)])
+        assert seen[1] == expected[0]
+        assert run.step([Request(healthy.tokens, [0, 1])], [30]) == expected, "what it left behind is not read"

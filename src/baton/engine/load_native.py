@@ -13,7 +13,7 @@ from baton.core.config import WeightsChoice
 from baton.engine.card import ModelCard
 from baton.engine.dtype import Dtype
 from baton.engine.kernels.paged import TORCH_DTYPES
-from baton.engine.model_config import ModelConfig
+from baton.engine.model_config import Experts, ModelConfig
 from baton.engine.native.library import (
     KV_NUMBERS,
     NUMBERS,
@@ -23,15 +23,17 @@ from baton.engine.native.library import (
     NativeMatrix,
     NativeMlp,
     NativeModel,
+    NativeRouter,
     NativeWeights,
 )
 from baton.engine.native_engine import NativeEngine
 from baton.engine.quantized import RUN_INPUTS, QuantizedMatrix, quantize_rows, quantize_runs, stacked
 from baton.engine.resolve import read_config
+from baton.engine.tensor_names import ExpertNames, expert_names
 from baton.engine.weights import WeightReader, open_weights
 from baton.kv.layout import KVLayout
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2moe", "qwen3moe")
 HEAD_DIM_MAX = 256
 
 
@@ -131,7 +133,7 @@ class _MatrixReader:
         self._dtype = dtype
         self._weights = weights
 
-    def vector(self, name: str) -> Tensor:
+    def exact(self, name: str) -> Tensor:
         return self._reader.read(name).float()
 
     def matrix(self, names: list[str]) -> Tensor | QuantizedMatrix:
@@ -187,8 +189,24 @@ class _Weights:
         )
 
     def _add_mlps(self, index: int) -> None:
-        mlp = f"model.layers.{index}.mlp."
-        self._add_mlp(index, f"{mlp}gate_proj", f"{mlp}up_proj", f"{mlp}down_proj", biased=self._config.mlp_bias)
+        experts, prefix = self._config.experts, f"model.layers.{index}."
+        if experts is not None and index in experts.layers:
+            self._add_experts(index, experts, expert_names(self._config.architecture))
+        else:
+            parts = [f"{prefix}mlp.{part}_proj" for part in ("gate", "up", "down")]
+            self._add_mlp(index, *parts, biased=self._config.mlp_bias)
+
+    def _add_experts(self, index: int, experts: Experts, names: ExpertNames) -> None:
+        prefix = f"model.layers.{index}."
+        scores = [names.router, *([names.shared_gate] if experts.shared_gate else [])]
+        rows = self._hold(torch.cat([self._reader.exact(f"{prefix}{name}.weight") for name in scores]))
+        matrix = NativeMatrix(data=rows.data_ptr(), rows=len(rows), inputs=rows.shape[1])
+        self._target.set_router(index, NativeRouter(matrix, experts.count, experts.used, experts.normalized))
+        for expert in range(experts.count):
+            self._add_mlp(index, *(prefix + part for part in names.expert(expert)))
+        if experts.shared_intermediate:
+            shared = f"{prefix}{names.shared}."
+            self._add_mlp(index, f"{shared}gate_proj", f"{shared}up_proj", f"{shared}down_proj")
 
     def _add_mlp(self, index: int, gate: str, up: str, down: str, *, biased: bool = False) -> None:
         mlp = NativeMlp(self._matrix([gate, up], biased=biased), self._matrix([down], biased=biased))
@@ -197,7 +215,7 @@ class _Weights:
 
     def _matrix(self, names: list[str], *, biased: bool) -> NativeMatrix:
         found = self._reader.matrix(names)
-        bias = self._hold(torch.cat([self._reader.vector(f"{name}.bias") for name in names])) if biased else None
+        bias = self._hold(torch.cat([self._reader.exact(f"{name}.bias") for name in names])) if biased else None
         quantized = None if isinstance(found, Tensor) else found
         weight = self._hold(found if isinstance(found, Tensor) else found.codes)
         minimums = None if quantized is None else quantized.minimums
@@ -212,7 +230,7 @@ class _Weights:
         )
 
     def _vector(self, name: str) -> int:
-        return self._hold(self._reader.vector(name)).data_ptr()
+        return self._hold(self._reader.exact(name)).data_ptr()
 
     def _hold(self, tensor: Tensor) -> Tensor:
         """Keep a tensor until the library has copied it."""

@@ -22,6 +22,7 @@ from baton.engine.native.library import (
     NativeMatrix,
     NativeMlp,
     NativeModel,
+    NativeRouter,
     NativeStep,
 )
 
@@ -51,11 +52,15 @@ class Shape:
     form: int
     biased: bool
     normed: bool
+    experts: int = 0
+    used: int = 0
+    shared: bool = False
+    gated: bool = False
 
     @staticmethod
     def draw(rng: random.Random) -> Shape:
         kv_heads = rng.choice((1, 2, 3))
-        return Shape(
+        shape = Shape(
             heads=kv_heads * rng.choice((1, 2, 3, 7)),
             kv_heads=kv_heads,
             head_dim=rng.choice((2, 8, 24, 32, 64, 80, 256)),
@@ -70,6 +75,16 @@ class Shape:
             biased=rng.random() < 0.3,
             normed=rng.random() < 0.3,
         )
+        shape.draw_experts(rng)
+        return shape
+
+    def draw_experts(self, rng: random.Random) -> None:
+        """Where sums are rounded coarsely, a token comes to all experts: else two sets would send it elsewhere."""
+        self.experts = rng.choice((0, 1, 5, 40))
+        self.used = rng.randint(1, min(self.experts, 8)) if self.experts else 0
+        if self.tolerance > TOLERANCE[FLOAT32]:
+            self.experts = self.used
+        self.shared, self.gated = rng.random() < 0.5, rng.random() < 0.5
 
     @property
     def token_bytes(self) -> int:
@@ -91,6 +106,7 @@ class Weights:
     alive: list[np.ndarray] = field(default_factory=list)
     layers: list[NativeLayer] = field(default_factory=list)
     mlps: list[NativeMlp] = field(default_factory=list)
+    routers: list[NativeRouter] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         s = self.shape
@@ -107,12 +123,25 @@ class Weights:
                     window=window,
                 )
             )
-            self.mlps.append(
-                NativeMlp(self.matrix(2 * s.intermediate, s.hidden), self.matrix(s.hidden, s.intermediate))
-            )
+            if s.experts:
+                scores = s.experts + (s.shared and s.gated)
+                self.routers.append(self.router(scores, normalized=bool(self.routers)))
+        for _ in range(max(1, s.experts)):
+            self.mlps.append(self.mlp(s.intermediate))
+        if s.experts and s.shared:
+            self.mlps.append(self.mlp(2 * s.intermediate + 1))
         self.final_norm = self.vector(s.hidden)
         self.head = self.matrix(s.vocab, s.hidden, biased=False)
         self.embedding = self.matrix(s.vocab, s.hidden, biased=False) if s.biased else None
+
+    def router(self, scores: int, *, normalized: bool) -> NativeRouter:
+        rows = self.rng.standard_normal((scores, self.shape.hidden)).astype(np.float32)
+        matrix = NativeMatrix(data=self.hold(rows), rows=scores, inputs=self.shape.hidden)
+        return NativeRouter(matrix, self.shape.experts, self.shape.used, normalized)
+
+    def mlp(self, width: int) -> NativeMlp:
+        hidden = self.shape.hidden
+        return NativeMlp(self.matrix(2 * width, hidden), self.matrix(hidden, width))
 
     def vector(self, count: int) -> int:
         return self.hold(self.rng.uniform(0.5, 1.5, count).astype(np.float32))
@@ -171,9 +200,12 @@ class Engine:
         )
         self.handle = library.new(model)
         target = library.weights(self.handle)
-        for index, (layer, mlp) in enumerate(zip(weights.layers, weights.mlps, strict=True)):
+        for index, layer in enumerate(weights.layers):
             target.set_layer(index, layer)
-            target.add_mlp(index, mlp)
+            for mlp in weights.mlps:
+                target.add_mlp(index, mlp)
+        for index, router in enumerate(weights.routers):
+            target.set_router(index, router)
         target.set_ends(weights.final_norm, weights.head, weights.embedding)
         planes = blocks * len(s.windows) * 2 * s.block_tokens
         self.arena = np.full((planes, s.token_bytes), 0xFF, dtype=np.uint8)  # NaN in every number
@@ -209,8 +241,11 @@ class Engine:
 def play(path: Path, kernels: list[str], seed: int) -> None:
     """One random model, a few random steps on every instruction set, against PLAIN and against a copy of the arena."""
     rng = random.Random(seed)
-    weights = Weights(Shape.draw(rng), np.random.default_rng(seed))
-    s = weights.shape
+    s = Shape.draw(rng)
+    if seed % 3 == 0:  # often enough that a router leaves experts out
+        s.number, s.kv_number, s.form = FLOAT32, FLOAT32, DENSE
+        s.experts, s.used = rng.choice(((5, 2), (7, 1), (40, 6)))
+    weights = Weights(s, np.random.default_rng(seed))
     lengths = [rng.choice((1, 2, 5, 33, 66, 300)) for _ in range(rng.randint(1, 4))]
     counts = [-(-length // s.block_tokens) for length in lengths]
     blocks = sum(counts) + 2

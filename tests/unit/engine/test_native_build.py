@@ -31,9 +31,13 @@ def _fake_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> 
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
 
 
-def test_without_a_compiler_torch_serves(card: ModelCard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("architecture", ["llama", "qwen2moe"])
+def test_without_a_compiler_torch_serves(
+    architecture: str, card: ModelCard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    choice = choose_engine(card, card.layout(block_tokens=16, dtype="float32"))
+    served = msgspec.structs.replace(card, architecture=architecture)
+    choice = choose_engine(served, card.layout(block_tokens=16, dtype="float32"))
     assert choice.kind == "torch"
     assert "no C++ compiler (g++ or clang++) on PATH; install one" in str(choice)
 
@@ -64,11 +68,11 @@ def test_a_library_that_is_there_is_not_built_again(tmp_path: Path, monkeypatch:
 def test_what_the_native_engine_does_not_serve_goes_to_torch(card: ModelCard) -> None:
     """Each refusal names what is wrong."""
     layout = card.layout(block_tokens=16, dtype="float32")
-    experts = msgspec.structs.replace(card, architecture="mixtral")
+    latent = msgspec.structs.replace(card, architecture="deepseek2")
     for refused, dtype, device, word in (
         (card, "float16", "cpu", "float16"),
         (card, "float32", "cuda", "cuda"),
-        (experts, "float32", "cpu", "mixtral"),
+        (latent, "float32", "cpu", "deepseek2"),
     ):
         choice = choose_engine(refused, msgspec.structs.replace(layout, dtype=dtype), device=device)
         assert (choice.kind, word in choice.reason) == ("torch", True)

@@ -93,11 +93,14 @@ std::string check(const Engine& engine, const Batch& batch, const int32_t* block
     return "";
 }
 
-// A step passes every MLP that it is promised.
-std::string check(const Model& model) {
-    for (size_t layer = 0; layer < model.mlps.size(); layer++)
-        if (const size_t found = model.mlps[layer].all.size(); found != 1)
-            return "layer " + std::to_string(layer) + " has " + std::to_string(found) + " MLPs, and not 1";
+// What a router may choose must be there.
+std::string check(const Mlps& mlps) {
+    const int found = int(mlps.all.size()), experts = mlps.experts, scores = mlps.router.outputs;
+    if (!mlps.routed()) return found == 1 ? "" : "a layer without experts has " + std::to_string(found) + " MLPs";
+    if (mlps.used < 1 || mlps.used > experts || found < experts || found > experts + 1 || scores < experts ||
+        scores > found)
+        return "a layer of " + std::to_string(experts) + " experts, " + std::to_string(mlps.used) +
+               " of them for each token, has " + std::to_string(found) + " MLPs and " + std::to_string(scores) + " scores";
     return "";
 }
 
@@ -135,6 +138,11 @@ struct BatonLayer {
 
 struct BatonMlp {
     BatonMatrix gate_up, down;
+};
+
+struct BatonRouter {
+    BatonMatrix scores;  // float32, whatever the model's number
+    int32_t experts, used, normalized;
 };
 
 struct BatonStep {
@@ -197,7 +205,18 @@ EXPORT const char* baton_set_layer(Engine* engine, int32_t index, const BatonLay
     });
 }
 
-// Give a layer its MLP.
+// Make a layer one of experts.
+EXPORT const char* baton_set_router(Engine* engine, int32_t index, const BatonRouter* r) {
+    return guarded(*engine, [&] {
+        Mlps& mlps = engine->model.mlps[size_t(index)];
+        const Matrix scores{r->scores.data, nullptr, r->scores.rows, r->scores.inputs, false};
+        mlps.router = pack(engine->model, scores, Number::F32);
+        mlps.experts = r->experts, mlps.used = r->used, mlps.normalized = r->normalized != 0;
+        return std::string();
+    });
+}
+
+// Give a layer its MLP; or its experts in their order, and then the one that every token passes beside them.
 EXPORT const char* baton_add_mlp(Engine* engine, int32_t index, const BatonMlp* m) {
     return guarded(*engine, [&] {
         Model& model = engine->model;
@@ -211,7 +230,8 @@ EXPORT const char* baton_set_ends(Engine* engine, const float* final_norm, const
                            const BatonMatrix* embedding) {
     return guarded(*engine, [&] {
         Model& model = engine->model;
-        if (std::string problem = check(model); !problem.empty()) return problem;
+        for (const Mlps& mlps : model.mlps)
+            if (std::string problem = check(mlps); !problem.empty()) return problem;
         model.final_norm = keep(model, final_norm, model.sizes.hidden);
         model.head = pack_any(model, *head, false);
         model.embedding = model.head;

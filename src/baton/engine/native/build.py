@@ -22,11 +22,13 @@ ENGINE = NativeSources(
     ),
     units={
         "api": (),
+        "experts": (),
         "memory": (),
         "pack": (),
         "plan": (),
         "quant_pack": (),
         "step": (),
+        "step_experts": (),
         "team": (),
         "isa_plain": (),
         "isa_avx2": _AVX2,

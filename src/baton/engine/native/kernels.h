@@ -19,6 +19,8 @@ struct Kernels {
     int64_t (*quant_row_bytes)(int inputs);
     Product linear, linear_sum;
     void (*linear_gated)(const Linear& w, Rows a, int first, int count, int panel, Rows out);
+    void (*add_weighted)(float* x, int hidden, const float* results, const int32_t* places, const float* weights,
+                         int count);
     void (*place_token)(const Sizes& sizes, const Layer& layer, float* qkv, const float* angles, int token,
                         Queries queries, Number kv_number, uint8_t* keys, uint8_t* values);
     int64_t (*attention_floats)(const Sizes& sizes, int rows, int states);  // memory that attend() needs for so many rows

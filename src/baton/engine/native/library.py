@@ -73,6 +73,12 @@ class NativeMlp(Structure):
     _fields_ = (("gate_up", NativeMatrix), ("down", NativeMatrix))
 
 
+class NativeRouter(Structure):
+    """`BatonRouter`: scores, [experts, hidden] in float32, and below them perhaps the gate of the shared MLP."""
+
+    _fields_ = (("scores", NativeMatrix), ("experts", c_int32), ("used", c_int32), ("normalized", c_int32))
+
+
 class NativeStep(Structure):
     """`BatonStep`."""
 
@@ -101,6 +107,7 @@ class NativeLibrary:
         self._dll.baton_new.restype = c_char_p
         self._dll.baton_usable_kernels.restype = c_char_p
         self._dll.baton_set_layer.restype = c_char_p
+        self._dll.baton_set_router.restype = c_char_p
         self._dll.baton_add_mlp.restype = c_char_p
         self._dll.baton_set_ends.restype = c_char_p
         self._dll.baton_forward.restype = c_char_p
@@ -170,8 +177,12 @@ class NativeWeights:
         """Give a layer its norms and its attention."""
         _raise(self._dll.baton_set_layer(self._handle, c_int32(index), ctypes.byref(layer)))
 
+    def set_router(self, index: int, router: NativeRouter) -> None:
+        """Make a layer one of experts."""
+        _raise(self._dll.baton_set_router(self._handle, c_int32(index), ctypes.byref(router)))
+
     def add_mlp(self, index: int, mlp: NativeMlp) -> None:
-        """Give a layer its MLP."""
+        """Give a layer its MLP; or one expert after the other, and then the MLP that all tokens pass beside them."""
         _raise(self._dll.baton_add_mlp(self._handle, c_int32(index), ctypes.byref(mlp)))
 
     def set_ends(self, final_norm: int, head: NativeMatrix, embedding: NativeMatrix | None) -> None:

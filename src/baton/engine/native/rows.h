@@ -63,6 +63,22 @@ void normalize_rows(const float* x, int hidden, const float* weight, float eps, 
     }
 }
 
+// x [hidden] += the sum of weights[i] * results[places[i]] [hidden], in this order.
+void add_weighted(float* x, int hidden, const float* results, const int32_t* places, const float* weights, int count) {
+    int i = 0;
+    for (; i + LANES <= hidden; i += LANES) {
+        Vec total = zero();
+        for (int k = 0; k < count; k++)
+            total = fma(all(weights[k]), load(results + int64_t{places[k]} * hidden + i), total);
+        store(x + i, add(load(x + i), total));
+    }
+    for (; i < hidden; i++) {
+        float total = 0;
+        for (int k = 0; k < count; k++) total += weights[k] * results[int64_t{places[k]} * hidden + i];
+        x[i] += total;
+    }
+}
+
 // One row of a linear layer's weights as floats: the embedding of a token where it shares the output projection.
 void weight_row(const Linear& w, int output, float* out, int count) {
     if (is_quantized(w.number))

@@ -4,32 +4,12 @@
 #include <cmath>
 #include <cstring>
 
+#include "cut.h"
+
 namespace baton {
 namespace {
 
-constexpr int NORM_ROWS = 8;              // rows of a norm item
-constexpr int64_t BLOCK_BYTES = 384 << 10;  // of activations that stay in the second-level cache during a product
-constexpr int PHASES_PER_LAYER = 13;
-
-int norm_items(int rows) { return (rows + NORM_ROWS - 1) / NORM_ROWS; }
-
-// Most rows that are multiplied together.
-int block_rows(int inputs, int64_t cell_bytes) { return int(std::max<int64_t>(56, BLOCK_BYTES / (inputs * cell_bytes))); }
-
-// A product cut into items: some rows by one panel.
-struct Cut {
-    int row_blocks, rows, block, panels;
-
-    Cut(int rows, const Linear& w, int64_t cell_bytes) : rows(rows), panels(w.panel_count()) {
-        const int fit = block_rows(w.inputs, cell_bytes);
-        row_blocks = (rows + fit - 1) / fit;
-        block = row_blocks == 0 ? 0 : (rows + row_blocks - 1) / row_blocks;
-    }
-    int items() const { return row_blocks * panels; }
-    int panel(int item) const { return item % panels; }
-    int first(int item) const { return item / panels * block; }
-    int count(int item) const { return std::min(block, rows - first(item)); }
-};
+constexpr int DENSE_PHASES = 13, EXPERTS_PHASES = 22;  // of a layer
 
 }  // namespace
 
@@ -38,14 +18,16 @@ void Stepper::reserve(int rows) {
     const int64_t cell = model_.cell_bytes(), width = s.heads + 2 * s.kv_heads;
     const int64_t hidden = padded(s.hidden, INPUTS_ALIGN), heads = padded(s.heads * s.head_dim, INPUTS_ALIGN);
     int gated = 0;
-    for (const Mlps& mlps : model_.mlps) gated = std::max(gated, mlps.all[0].down.inputs);
+    for (const Mlps& mlps : model_.mlps)
+        gated = std::max({gated, mlps.all.front().down.inputs, mlps.all.back().down.inputs});
     const int64_t n = padded(rows, 16);  // an AMX tile reads 16 rows
+    const int64_t dealt = padded(reserve_experts(rows), 16);
     x_ = hidden_.reserve_of<float>(n * s.hidden);
     qkv_rows_ = qkv_.reserve_of<float>(n * width * s.head_dim);
     in_ = {inputs_.reserve(size_t(n * hidden * cell)), hidden};
     attended_rows_ = {attended_.reserve(size_t(n * heads * cell)), heads};
-    rounded_.reserve(size_t(n * model_.kernels.quant_row_bytes(int(std::max({hidden, heads, int64_t{gated}})))));
-    gated_rows_ = {gated_.reserve(size_t(n * gated * cell)), gated};
+    rounded_.reserve(size_t(dealt * model_.kernels.quant_row_bytes(int(std::max({hidden, heads, int64_t{gated}})))));
+    gated_rows_ = {gated_.reserve(size_t(dealt * gated * cell)), gated};
     const Number number = model_.number == Number::BF16 && model_.arena.number != Number::F32 ? Number::BF16
                                                                                                 : Number::F32;
     query_rows_ = {queries_.reserve(size_t((n + 16) * s.heads * s.head_pad() * 4)), number, rows};
@@ -97,7 +79,9 @@ void Stepper::forward(const Batch& batch) {
     plan(batch);
     Model& m = model_;
     float* work = work_.reserve_of<float>(0);
-    m.team.run(1 + m.sizes.layers * PHASES_PER_LAYER, [&](int thread) {
+    int phases = 1;
+    for (const Mlps& mlps : m.mlps) phases += mlps.routed() ? EXPERTS_PHASES : DENSE_PHASES;
+    m.team.run(phases, [&](int thread) {
         m.kernels.enter();
         int phase = 0;
         m.team.phase(phase++, batch.rows, [&](int row) {
@@ -143,12 +127,15 @@ void Stepper::attend_layer(const Batch& batch, int index, int& phase, float* mem
     });
 }
 
-// Norm, and the layer's MLP.
+// Norm, and the layer's MLP, or those that its router chooses for each token.
 void Stepper::compute_layer(const Batch& batch, int index, int& phase) {
-    const Mlp& mlp = model_.mlps[size_t(index)].all[0];
-    normalize(model_.layers[size_t(index)].mlp_norm, batch.rows, model_.number, in_, phase);
-    const Rows in = rounded(mlp.gate_up, in_, batch.rows, phase);
-    pass(mlp, in, batch.rows, model_.kernels.linear_sum, x_, phase);
+    const Mlps& mlps = model_.mlps[size_t(index)];
+    const float* norm = model_.layers[size_t(index)].mlp_norm;
+    normalize(norm, batch.rows, model_.number, in_, phase);
+    if (mlps.routed()) route(mlps, norm, batch.rows, phase);
+    const Rows in = rounded(mlps.all[0].gate_up, in_, batch.rows, phase);
+    if (mlps.routed()) pass_experts(mlps, in, batch.rows, phase);
+    else pass(mlps.all[0], in, batch.rows, model_.kernels.linear_sum, x_, phase);
 }
 
 // Take rows, as products take them, through an MLP; `finish` puts them into `out` [rows][hidden].

@@ -32,7 +32,12 @@ public:
 
 private:
     void reserve(int rows);
+    int reserve_experts(int rows);
     Rows rounded(const Linear& w, Rows in, int rows, int& phase);
+    void route(const Mlps& mlps, const float* norm, int rows, int& phase);
+    void pass_experts(const Mlps& mlps, Rows in, int rows, int& phase);
+    Rows gather(const Mlp& expert, Rows in, int places, int& phase);
+    int portion_rows(const Mlps& mlps) const;
     void normalize(const float* weight, int rows, Number number, Rows out, int& phase);
     void pass(const Mlp& mlp, Rows in, int rows, Product finish, float* out, int& phase);
     void plan(const Batch& batch);
@@ -43,7 +48,9 @@ private:
     Model& model_;
     std::map<int, AttentionPlan> plans_;  // by window
     std::vector<int32_t> slice_of_row_;
+    Deal deal_;
     Memory hidden_, inputs_, qkv_, queries_, attended_, gated_, parts_, picked_, work_, rounded_;
+    Memory exact_, scores_, gathered_, results_;  // of experts
     float *x_ = nullptr, *qkv_rows_ = nullptr;
     Rows in_{}, attended_rows_{}, gated_rows_{};
     Queries query_rows_{};
