@@ -61,8 +61,10 @@ class GGUFWeights:
     def read_quantized(self, name: str) -> QuantizedMatrix | None:
         """See `WeightReader`. Rows are put in order whole, so no code changes."""
         place = gguf_name(name)
-        tensor = self._file.tensors.get(place.tensor)
-        if tensor is None or len(tensor.shape) != 2:
+        if place.tensor not in self._file.tensors:
+            return None
+        tensor = _part(self._file.tensors[place.tensor], place.expert)
+        if len(tensor.shape) != 2:
             return None
         data = self._bytes[tensor.offset : tensor.offset + tensor.size_bytes]
         matrix = from_gguf(torch.from_numpy(data.copy()), tensor.type, tensor.shape)

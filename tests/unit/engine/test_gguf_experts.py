@@ -144,8 +144,12 @@ def test_one_expert_is_cut_out_of_a_quantized_stack(quant: Quant, tmp_path: Path
     close_gguf(writer)
     weights, expected = GGUFWeights(tmp_path / "stack.gguf", ours), gguf.quants.dequantize(raw, quant)
     for expert in range(8):
-        read = weights.read(f"model.layers.0.mlp.experts.{expert}.gate_proj.weight").float().numpy()
-        np.testing.assert_array_equal(read, expected[expert])
+        name = f"model.layers.0.mlp.experts.{expert}.gate_proj.weight"
+        np.testing.assert_array_equal(weights.read(name).float().numpy(), expected[expert])
+        codes = weights.read_quantized(name)
+        assert (codes is None) == (quant == Quant.F16)
+        if codes is not None:
+            np.testing.assert_array_equal(codes.dense().numpy(), expected[expert])
 
 
 def test_sizes_that_cannot_be_are_refused(tmp_path: Path) -> None:
