@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, assert_never
+from typing import assert_never
 
 from baton.control.advice import Policies, PolicyFailure
 from baton.control.fleet import Fleet
+from baton.control.flight import Flight
 from baton.control.reshaping import Reshaping
 from baton.core.messages import (
     AheadEnded,
@@ -56,34 +57,6 @@ from baton.kv.prefix_index import PrefixIndex
 from baton.kv.window import Window
 from baton.policy.prefix import prefix_on
 from baton.policy.routing import queue_s
-
-Stage = Literal["prefill", "decode"]
-
-
-@dataclass(slots=True)
-class Flight:
-    """The control state of one request: which try it is on, and who has it."""
-
-    request: Request
-    key: tuple[float, ...] = ()
-    """Order among waiting flights."""
-    tier_hits: dict[HostId, tuple[TierHit, ...]] = field(default_factory=dict[HostId, tuple[TierHit, ...]])
-    """See `ClusterView.tier_hits`: as it was when the request arrived."""
-    attempt: int = 1
-    deaths: int = 0
-    """Workers that died under it."""
-    started_at_s: float = 0.0
-    moving_to: WorkerId | None = None
-    """It goes on there when its worker has stopped, or when what is sent ahead has landed and then that."""
-    ahead: HostId | None = None
-    """Where its blocks are sent while its prompt is computed."""
-    stage: Stage = "prefill"
-    worker: WorkerId | None = None
-    """None while it waits in the room for a worker."""
-    host: HostId | None = None
-    """Where its KV is, if anywhere."""
-    queued_tokens: int = 0
-    """Prompt tokens that its worker was given and has, as far as known, not computed."""
 
 
 @dataclass(slots=True)
