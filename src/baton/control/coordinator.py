@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from baton.control.advice import Policies, PolicyFailure
+from baton.control.bound import Bound
 from baton.control.fleet import Fleet
 from baton.control.flight import Flight
 from baton.control.reshaping import Reshaping
@@ -55,6 +56,7 @@ from baton.core.types import (
 from baton.kv.hashing import names_of
 from baton.kv.prefix_index import PrefixIndex
 from baton.kv.window import Window
+from baton.policy.predict import with_bound
 from baton.policy.prefix import prefix_on
 from baton.policy.routing import queue_s
 
@@ -70,6 +72,7 @@ class Coordinator:
     """How far back the model sees, where no layer sees everything."""
     _reshaping: Reshaping = field(default_factory=Reshaping)
     _fleet: Fleet = field(default_factory=Fleet)
+    _bound: Bound = field(default_factory=Bound)
     _index: PrefixIndex = field(default_factory=PrefixIndex)
     _flights: dict[RequestId, Flight] = field(default_factory=dict[RequestId, Flight])
     _block_runs: dict[HostId, int] = field(default_factory=dict[HostId, int])
@@ -202,12 +205,14 @@ class Coordinator:
         run_tokens = 0 if request.sampling.prompt_logprobs else self.policies.run_tokens(request)
         if run_tokens <= 0:
             return []
-        candidates = self._fleet.having("decode")
+        cluster = with_bound(cluster)
+        candidates = cluster.having("decode")
         if all(worker.host == source for worker in candidates):
             return []
         choice = self.policies.place(request, source, candidates, cluster)
         if isinstance(choice, PolicyFailure):
             return []  # it is asked again when the prompt is computed
+        self._bound.bind(request, choice)
         flight.ahead = self._fleet.view(choice).host
         return [SendAhead(request, flight.attempt, source, choice, run_tokens)] if flight.ahead != source else []
 
@@ -270,6 +275,7 @@ class Coordinator:
         commands: list[CoordinatorCommand] = []
         for flight in orphans:
             flight.worker = flight.moving_to = None
+            self._bound.release(flight.request.id)
             flight.deaths += 1
             if flight.deaths == self.attempts_max:
                 why = f"the worker died under it {flight.deaths} times, last: {reason}"
@@ -337,6 +343,7 @@ class Coordinator:
         return self._dispatch(flight, self._view(flight))
 
     def _unload(self, flight: Flight) -> None:
+        self._bound.release(flight.request.id)
         if flight.worker is not None:
             tokens = flight.request.prompt_tokens
             self._fleet.unload(
@@ -369,4 +376,5 @@ class Coordinator:
             expected_output_tokens=expected_tokens,
             waiting_requests=len(self._room),
             starting=self._reshaping.starting,
+            bound=self._bound.loads,
         )

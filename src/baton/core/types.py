@@ -225,6 +225,14 @@ class LoadWindow(Struct, frozen=True, kw_only=True):
     """The same of TPOT."""
 
 
+class BoundLoad(Struct, frozen=True, array_like=True):
+    """Requests that will decode on a worker, and whose prompts are still computed elsewhere."""
+
+    requests: int
+    tokens: int
+    """Of their prompts, whose KV is on its way."""
+
+
 class ClusterView(Struct, frozen=True, kw_only=True, gc=False):
     """Everything that a policy may know about the cluster."""
 
@@ -242,6 +250,8 @@ class ClusterView(Struct, frozen=True, kw_only=True, gc=False):
     Each ends where another tier begins, so the best place to stop reading is one of them, or where the arena ends."""
     starting: dict[Role, int] = {}
     """Workers that were asked for and have not joined yet."""
+    bound: dict[WorkerId, BoundLoad] = {}
+    """What is to decode on a worker soon: its own view does not count it yet. Workers without any are left out."""
 
     def having(self, role: Role) -> list[WorkerView]:
         """Workers that may do this role's work: its own, and mixed ones."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, Request, StepShape, WorkerView
 from baton.policy.prefix import prefix_on
@@ -41,3 +43,24 @@ def kv_free_tokens(worker: WorkerView) -> float:
     if worker.kv_tokens_max == 0:
         return float("inf")
     return worker.kv_tokens_max - worker.context_tokens
+
+
+def with_bound(cluster: ClusterView) -> ClusterView:
+    """The cluster as if all that is bound to a worker decoded there already: as it will be when a prompt is computed.
+
+    A placement for later has to look at it so. What decodes now may have ended by then, so it is no less than there is.
+    """
+    if not cluster.bound:
+        return cluster
+    return replace(cluster, workers=tuple(_with_bound(worker, cluster) for worker in cluster.workers), bound={})
+
+
+def _with_bound(worker: WorkerView, cluster: ClusterView) -> WorkerView:
+    load = cluster.bound.get(worker.id)
+    if load is None:
+        return worker
+    return replace(
+        worker,
+        running_requests=worker.running_requests + load.requests,
+        context_tokens=worker.context_tokens + load.tokens,
+    )

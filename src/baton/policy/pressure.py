@@ -18,7 +18,7 @@ from baton.core.types import ClusterView, HostId, Request, Slo, StepShape, Worke
 from baton.policy.admission import Reject
 from baton.policy.baselines import TakeAll
 from baton.policy.mooncake import refuse_late
-from baton.policy.predict import decodes, kv_free_tokens
+from baton.policy.predict import decodes, kv_free_tokens, with_bound
 from baton.policy.prefix import prefix_on
 from baton.policy.routing import Route
 
@@ -98,14 +98,16 @@ class LeastPressure:
         full = TakeAll(requests_max=self.requests_max).admit(request, cluster, cost, now_s)
         if full is not None or request.slo is None or not cluster.workers:
             return full
+        cluster = with_bound(cluster)
         plan = self._plan(request, cluster.workers, cluster, cost)
         tpot_s = min(self._tpot_s(worker, request, cluster, cost) for worker in cluster.workers)
         return refuse_late(request.slo, plan.ttft_s / self.ttft_slack, tpot_s / self.tpot_slack)
 
     def route(self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel) -> Route:
         """See `RoutingPolicy.route`."""
-        workers = candidates if request.slo is None else cluster.workers
-        plan = self._plan(request, workers, cluster, cost)
+        wanted = {worker.id for worker in (candidates if request.slo is None else cluster.workers)}
+        cluster = with_bound(cluster)
+        plan = self._plan(request, [one for one in cluster.workers if one.id in wanted], cluster, cost)
         share = self._shares.setdefault(plan.worker.id, _Share())
         share.prompts_s = share.at(self._now_s, self._memory_s(request, plan.worker, cluster, cost)) + plan.prompt_s
         share.at_s = self._now_s

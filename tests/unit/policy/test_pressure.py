@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from baton.core.types import HostId, Slo
+from baton.core.types import BoundLoad, HostId, Slo
 from baton.policy.pressure import LeastPressure
 from baton.policy.routing import Route
 from tests.unit.policy.views import COST, cluster, request, worker
@@ -138,3 +138,15 @@ def test_a_prompt_waits_for_a_place_in_a_full_batch() -> None:
     assert refused.reason.startswith("the first token")
     roomy = replace(crowded, requests_max=256)
     assert LeastPressure().admit(request(slo=promise), cluster(roomy), COST, 0.0) is None
+
+
+def test_who_is_bound_to_a_worker_is_seen_at_the_door_and_by_prompts_that_would_go_there() -> None:
+    """Nobody decodes on d yet. Two who will have a step of 12 ms there, and bear a prompt of a second only so long."""
+    behind, decode = worker("p", queued_tokens=3000), worker("d", "decode")
+    tight = Slo(ttft_s=2.0, tpot_s=0.013)
+    alone, soon = cluster(behind, decode), replace(cluster(behind, decode), bound={decode.id: BoundLoad(2, 0)})
+    assert LeastPressure().route(request(slo=tight), [behind], alone, COST).worker == "d"
+    assert LeastPressure().route(request(slo=tight), [behind], soon, COST).worker == "p"
+    full = replace(cluster(worker("d", "mixed")), bound={decode.id: BoundLoad(4, 0)})
+    assert LeastPressure().admit(request(slo=tight), cluster(worker("d", "mixed")), COST, 0.0) is None
+    assert LeastPressure().admit(request(slo=tight), full, COST, 0.0) is not None
