@@ -13,6 +13,8 @@ from baton.core.keeping import (
     LoadBlocks,
     LoadEnded,
     LoadWanted,
+    ReadBack,
+    ReadBackWanted,
     StoreBlocks,
     TierOpened,
     TierRests,
@@ -31,13 +33,16 @@ TIER_BLOCKS = 5
 class PoolWithTiers(PoolUnderAnyOrder):
     """The same pool with two tiers below it, whose stores answer late, keep what they like and damage blocks.
 
-    Prompts that are in the tiers are read into blocks that are granted for that, as the carrier does it.
+    Prompts that are in the tiers are read into blocks that are granted for that, as the carrier does it; so is what
+    preempted requests had, every other time that they come back.
     """
 
     def __init__(self) -> None:
         self.stores: dict[str, set[BlockHash]] = {"file": set(), "remote": set()}
         self.writes: list[StoreBlocks] = []
         self.read: LoadBlocks | None = None
+        self.back: dict[RequestId, list[LoadBlocks]] = {}
+        """Reads of preempted requests that are under way."""
         self.granted: list[LandingGranted] = []
         super().__init__()
         left = chain(2, 3)
@@ -65,10 +70,9 @@ class PoolWithTiers(PoolUnderAnyOrder):
                 assert not set(command.hashes) & self.stores[command.tier], "writes what is there"
                 self.writes.append(command)
             case LoadBlocks():
-                for tier, name in zip(command.tiers, command.hashes, strict=True):
-                    assert name in self.stores[tier], "reads what no store has said that it has"
-                assert self.read is None
-                self.read = command
+                self.begin_read(command)
+            case ReadBackWanted():
+                self.answer(command)
             case DropBlocks():
                 assert self.stores[command.tier] >= set(command.hashes), "drops what it did not keep"
                 self.stores[command.tier] -= set(command.hashes)
@@ -77,11 +81,55 @@ class PoolWithTiers(PoolUnderAnyOrder):
             case _:
                 raise AssertionError(f"{command} is for nobody here")
 
+    def begin_read(self, command: LoadBlocks) -> None:
+        for tier, name in zip(command.tiers, command.hashes, strict=True):
+            assert name in self.stores[tier], "reads what no store has said that it has"
+        self.sealed -= set(command.write)
+        if not command.back:
+            assert self.read is None
+            self.read = command
+        elif command.hashes:
+            self.back.setdefault(command.request_id, []).append(command)
+        else:
+            self.tell(LoadEnded(command.request_id, command.number, ()))
+
+    def answer(self, wish: ReadBackWanted) -> None:
+        """Have all read that the tiers have, or nothing."""
+        assert self.pool.tiers is not None
+        self.number += 1
+        reached = self.pool.tiers.reach(wish.hashes)
+        blocks = reached[-1].blocks if reached and self.number % 2 else 0
+        self.tell(ReadBack(wish.request_id, self.number, blocks * BLOCK_TOKENS))
+
+    @precondition(lambda self: self.back)
+    @rule(data=st.data(), luck=st.integers(0, 3))
+    def a_preempted_request_is_read(self, data: st.DataObject, luck: int) -> None:
+        """With luck, or one of its blocks is not there."""
+        request_id = data.draw(st.sampled_from(sorted(self.back)))
+        self.end_read_back(self.back[request_id][0], luck)
+
+    def end_read_back(self, command: LoadBlocks, bad: int | None = None) -> None:
+        self.back[command.request_id].remove(command)
+        if not self.back[command.request_id]:
+            del self.back[command.request_id]
+        whole = tuple(place != bad for place in range(len(command.hashes)))
+        landed = whole.index(False) if False in whole else len(whole)
+        self.sealed |= set(command.write[:landed])
+        self.tell(LoadEnded(command.request_id, command.number, whole))
+
+    def settle(self, part: Part) -> None:
+        """What is over is known until nothing reads into its blocks any more."""
+        if part.closed and part.worker is None:
+            for command in list(self.back.get(part.request.id, ())):
+                self.end_read_back(command)
+        super().settle(part)
+
     def deliver(self, worker: WorkerId, command: BlocksGranted | PreemptRequest) -> None:
         if isinstance(command, BlocksGranted):
             part = self.parts[command.request_id]
             fresh = set(command.block_table[max(len(part.table), command.cached_blocks) :])
-            assert not fresh & self.busy_blocks(), "INV-3: a block was given away under its store"
+            reading = {block for commands in self.back.values() for load in commands for block in load.write}
+            assert not fresh & (self.busy_blocks() | reading), "INV-3: a block was given away under its store"
         super().deliver(worker, command)
 
     def busy_blocks(self) -> set[BlockId]:
@@ -161,6 +209,8 @@ class PoolWithTiers(PoolUnderAnyOrder):
         super().one_turn(part)
 
     def stores_are_done(self) -> None:
+        for command in [command for commands in self.back.values() for command in commands]:
+            self.end_read_back(command)
         while self.writes:
             command = self.writes.pop()
             self.stores[command.tier] |= set(command.hashes)

@@ -17,7 +17,7 @@ from baton.control.decision_log import Decision, PoolDecision
 from baton.control.handoffs import Move, Start
 from baton.control.keeping import Keeping
 from baton.core.copies import CopyBlocks, LandingGranted, LandingRefused, LayersDone
-from baton.core.keeping import DropBlocks, LoadBlocks, PutEnded, StoreBlocks
+from baton.core.keeping import DropBlocks, LoadBlocks, PutEnded, ReadBackWanted, StoreBlocks
 from baton.core.messages import (
     AheadEnded,
     BlocksSealed,
@@ -294,7 +294,7 @@ class Carrier:
                     self._crossings.granted(host, command)
                 case LandingRefused(request_id=request_id):
                     self._crossings.refused(request_id)
-                case StoreBlocks() | DropBlocks() | LoadBlocks():
+                case StoreBlocks() | DropBlocks() | LoadBlocks() | ReadBackWanted():
                     self.keeping.keep(command)
                 case PutEnded():
                     self.central.put_ended(command)

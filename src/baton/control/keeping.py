@@ -1,4 +1,7 @@
-"""Has blocks written to the tiers below an arena, and read from them where that is cheaper than computing them."""
+"""Has blocks written to the tiers below an arena, and read from them where that is cheaper than computing them.
+
+What is read is a prompt's KV, before the request starts, or that of a request that was preempted and goes on.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,14 @@ from typing import Protocol
 
 from baton.control.crossings import Crossings, prefix_names
 from baton.control.handoffs import Start
+from baton.core.config import Preemption
 from baton.core.keeping import (
     BlocksKept,
     DropBlocks,
     LoadBlocks,
     LoadEnded,
+    ReadBack,
+    ReadBackWanted,
     StoreBlocks,
     TierOpened,
     TierRests,
@@ -20,8 +26,9 @@ from baton.core.keeping import (
 )
 from baton.core.messages import PoolEvent, StartPrefill
 from baton.core.ports import CostModel
-from baton.core.types import HostId, Request, TierHit, TokenBytes, WorkerId
+from baton.core.types import BlockHash, HostId, Request, TierHit, TokenBytes, WorkerId
 from baton.kv.host_pool import HostPool
+from baton.policy.preemption import read_back_tokens
 from baton.policy.prefix import best_prefix
 
 
@@ -50,13 +57,18 @@ class Keeping:
     surveyor: Surveyor
     at: Callable[[float], None]
     """Notes what time it is."""
+    preemption: Preemption = "cheaper"
+    """How preempted requests get back what they have lost."""
     kinds: dict[WorkerId, str] = field(default_factory=dict[WorkerId, str])
     """Of every worker, its hardware."""
 
-    def keep(self, command: StoreBlocks | DropBlocks | LoadBlocks) -> None:
+    def keep(self, command: StoreBlocks | DropBlocks | LoadBlocks | ReadBackWanted) -> None:
         """Pass on what a pool wants of its tiers. A read of nothing is over at once."""
+        if isinstance(command, ReadBackWanted):
+            self._read_back(command)
+            return
         if isinstance(command, LoadBlocks) and not command.hashes:
-            self.crossings.ended(command, blocks=0)
+            self._end_read(command, LoadEnded(command.request_id, command.number, ()))
             return
         if not isinstance(command, DropBlocks):
             self.surveyor.begun(command)
@@ -91,6 +103,17 @@ class Keeping:
         self.crossings.fetch(start, tokens_so_far, source=target, target=target, tokens=wanted_tokens)
         return True
 
+    def _read_back(self, wish: ReadBackWanted) -> None:
+        """Decide how much of a preempted request is read, from what its tiers have and are believed to take now."""
+        pool, cost = self.crossings.pools[wish.host], self.cost.on(self.kinds.get(wish.worker, ""))
+        assert pool.tiers is not None, f"{wish.host} wants to read {wish.request_id} back, and has no tiers"
+        held_tokens = pool.tiers.held_blocks(wish.hashes) * pool.block_tokens
+        full_tokens, hits = len(wish.hashes) * pool.block_tokens, _hits(pool, wish.hashes)
+        tokens = read_back_tokens(self.preemption, full_tokens, held_tokens, hits, cost, beside=wish.beside)
+        if hits and tokens <= held_tokens and self.preemption == "cheaper":
+            pool.tiers.decline(wish.hashes)
+        self.tell_pool(wish.host, ReadBack(wish.request_id, self.crossings.handoffs.next_number(), tokens))
+
     # ---- what stores answer
 
     def heard(self, host: HostId, news: TierOpened | TierRests | TierShrunk, now_s: float) -> None:
@@ -110,14 +133,20 @@ class Keeping:
         """A read is over: nothing writes its blocks any more."""
         self.at(now_s)
         self.surveyor.ended(load, landed=any(end.whole))
+        self._end_read(load, end)
+
+    def _end_read(self, load: LoadBlocks, end: LoadEnded) -> None:
         if load.host in self.crossings.pools:
             self.tell_pool(load.host, end)
-        blocks = next((place for place, is_whole in enumerate(end.whole) if not is_whole), len(end.whole))
-        self.crossings.ended(load, blocks=blocks)
+        if not load.back:
+            blocks = next((place for place, is_whole in enumerate(end.whole) if not is_whole), len(end.whole))
+            self.crossings.ended(load, blocks=blocks)
 
 
 def _tier_hits(pool: HostPool, request: Request) -> tuple[TierHit, ...]:
-    if pool.tiers is None or request.sampling.prompt_logprobs:
-        return ()
-    reached = pool.tiers.reach(prefix_names(pool, request))
+    return () if request.sampling.prompt_logprobs else _hits(pool, prefix_names(pool, request))
+
+
+def _hits(pool: HostPool, hashes: Sequence[BlockHash]) -> tuple[TierHit, ...]:
+    reached = pool.tiers.reach(hashes) if pool.tiers is not None else ()
     return tuple(TierHit(reach.blocks * pool.block_tokens, reach.load_s) for reach in reached)

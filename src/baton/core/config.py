@@ -59,6 +59,10 @@ class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Stages that share the layers."""
 
 
+Preemption = Literal["cheaper", "swap", "recompute"]
+"""How a preempted request gets its KV back."""
+
+
 class KVConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The arena that holds the KV cache."""
 
@@ -71,6 +75,9 @@ class KVConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     allocate: Literal["on_demand", "longest"] = "on_demand"
     """`on_demand` gives a request blocks as it grows, and preempts where they run out. `longest` gives it at the start
     what its longest output can need: no preemption, fewer requests at once."""
+    preemption: Preemption = "cheaper"
+    """How a preempted request gets back what it has lost when it goes on: `recompute` computes it again, `swap` reads
+    what a tier below the arena has of it, `cheaper` does what costs it and those in its batch less time."""
     dtype: KVDtypeChoice = "auto"
     """`auto` keeps KV in the precision that the model computes in. `int8` and `fp8` (e4m3) have a scale per token and
     head, and need the native engine."""

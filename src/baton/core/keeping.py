@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from baton.core.types import BlockHash, BlockId, HostId, RequestId
+from baton.core.types import BlockHash, BlockId, HostId, RequestId, WorkerId
 
 
 class StoreBlocks(Struct, frozen=True, tag=True):
@@ -47,6 +47,8 @@ class LoadWanted(Struct, frozen=True, tag=True):
     hashes: tuple[BlockHash, ...]
     blocks: tuple[BlockId, ...]
     """Where the bytes of each shall be."""
+    back: bool = False
+    """It has had them before, and was preempted."""
 
 
 class LoadBlocks(Struct, frozen=True, tag=True):
@@ -60,6 +62,8 @@ class LoadBlocks(Struct, frozen=True, tag=True):
     hashes: tuple[BlockHash, ...]
     write: tuple[BlockId, ...]
     """Where the bytes of each shall be."""
+    back: bool = False
+    """See `LoadWanted`: nobody hands it over."""
 
 
 class LoadEnded(Struct, frozen=True, tag=True):
@@ -73,6 +77,31 @@ class LoadEnded(Struct, frozen=True, tag=True):
     """By tier: from asking to the last of its bytes, what was read before it included."""
     damaged: dict[str, int] = {}
     """By tier: blocks that it has found damaged since it last said so."""
+
+
+class ReadBackWanted(Struct, frozen=True, tag=True):
+    """A preempted request has blocks again, and tiers have some of its KV: shall that be read, or computed?
+
+    Answered at once, with ReadBack. Until then its worker is not told of the blocks.
+    """
+
+    request_id: RequestId
+    host: HostId
+    worker: WorkerId
+    hashes: tuple[BlockHash, ...]
+    """Of the leading full blocks that it had, as far as there is room for them now."""
+    beside: int = 0
+    """Other requests of its worker that have blocks."""
+
+
+class ReadBack(Struct, frozen=True, tag=True):
+    """So much of a preempted request shall be read; the rest is computed."""
+
+    request_id: RequestId
+    number: int
+    """Of the read. See `LoadBlocks`."""
+    tokens: int
+    """Leading ones, those in the arena included. No more than those: nothing is read."""
 
 
 class PutWanted(Struct, frozen=True, tag=True):
@@ -137,8 +166,8 @@ class TierShrunk(Struct, frozen=True, tag=True):
 
 
 TierEvent = BlocksKept | LoadWanted | LoadEnded | PutWanted | TierOpened | TierRests | TierShrunk
-"""What a host's pool hears of its tiers."""
+"""What a host's tiers hear."""
 TierNews = BlocksKept | LoadEnded | TierOpened | TierRests | TierShrunk
 """What of that those say who move the bytes."""
 KeepingCommand = StoreBlocks | DropBlocks | LoadBlocks | PutEnded
-"""What it says of them."""
+"""What they say."""

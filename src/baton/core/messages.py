@@ -11,7 +11,7 @@ from typing import Literal
 from msgspec import Struct
 
 from baton.core.copies import LandingEnded, LandingGranted, LandingRefused, LandingWanted, LeaseEnded, LeaseWanted
-from baton.core.keeping import KeepingCommand, TierEvent
+from baton.core.keeping import KeepingCommand, ReadBack, ReadBackWanted, TierEvent
 from baton.core.prefixes import BlocksRemoved, BlocksStored
 from baton.core.types import (
     BlockHash,
@@ -316,6 +316,7 @@ PoolEvent = (
     | LeaseWanted
     | LeaseEnded
     | TierEvent
+    | ReadBack
     | WorkerLost
 )
 
@@ -327,7 +328,9 @@ class ToWorker(Struct, frozen=True, gc=False):
     command: BlocksGranted | PreemptRequest
 
 
-PoolCommand = ToWorker | BlocksStored | BlocksRemoved | LandingGranted | LandingRefused | KeepingCommand
+PoolCommand = (
+    ToWorker | BlocksStored | BlocksRemoved | LandingGranted | LandingRefused | KeepingCommand | ReadBackWanted
+)
 
 # ---- between the server and a worker -------------------------------------------------------------------------------
 

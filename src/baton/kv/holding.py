@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from baton.core.copies import LandingGranted
+from baton.core.messages import BlocksGranted, ToWorker
 from baton.core.types import BlockHash, BlockId, Request, RequestId, WorkerId
 
 KEPT_FREE_RATIO = 0.5
@@ -33,12 +34,16 @@ class Holding:
     prefix: tuple[BlockHash, ...] = ()
     released: bool = False
     preempting: bool = False
+    preempted: bool = False
+    """Its blocks were taken from it, and it has got none since: a tier may have what it had."""
+    reading: bool = False
+    """What tiers have of its KV is read into its table, or it is asked whether to. Its worker does not know of it."""
     landing: bool = False
     """Its KV comes over from another host: first the blocks are waited for, then a wire writes into them."""
     leases: int = 0
-    """Wires that read its blocks."""
+    """Wires that read its blocks, and reads from tiers into them."""
     leased: list[BlockId] = field(default_factory=list[BlockId])
-    """What they may read, pinned once more for each of them."""
+    """What they may touch, pinned once more for each of them."""
 
     @property
     def held(self) -> list[BlockId]:
@@ -94,10 +99,18 @@ class Holding:
         return max(0, min(spare_blocks, has_blocks, most_blocks - has_blocks))
 
 
-def landing_granted(holding: Holding, block_tokens: int) -> LandingGranted:
-    """Tell a wire which blocks to write into, and how many of them hold the request's KV already, or need not."""
-    done_blocks = max(holding.behind, holding.computed_tokens // block_tokens)
-    return LandingGranted(holding.request.id, holding.attempt, tuple(holding.table), done_blocks)
+def granted(holding: Holding, block_tokens: int, *, cached_blocks: int = 0) -> ToWorker | LandingGranted:
+    """Tell the worker, or the wire, that waits for them of a request's blocks.
+
+    `cached_blocks`: of a worker's, that need not be computed. See `BlocksGranted`.
+    """
+    request_id, table = holding.request.id, tuple(holding.table)
+    if holding.landing:
+        done_blocks = max(holding.behind, holding.computed_tokens // block_tokens)
+        return LandingGranted(request_id, holding.attempt, table, done_blocks)
+    assert holding.user is not None, f"{request_id} is granted blocks while no worker runs it"
+    assert not holding.reading, f"{request_id} is granted blocks while they are read into"
+    return ToWorker(holding.user, BlocksGranted(request_id, holding.attempt, table, cached_blocks))
 
 
 def idle_younger(holdings: Iterable[Holding], than: Holding) -> list[Holding]:
@@ -106,11 +119,15 @@ def idle_younger(holdings: Iterable[Holding], than: Holding) -> list[Holding]:
     return sorted(idle, key=lambda held: held.age, reverse=True)
 
 
-def youngest_to_preempt(holdings: Iterable[Holding]) -> Holding | None:
-    """Choose whose blocks are taken back: not what gives them back already, nor what a wire reads or writes."""
+def youngest_to_preempt(holdings: Collection[Holding], growing: Holding) -> Holding | None:
+    """Choose whose blocks are taken back: not what gives them back already, nor what a wire reads or writes.
+
+    Nor what is being read back. Nobody who grows gives way to that: it waits until the read has ended.
+    """
     victims = [
         held
         for held in holdings
         if held.table and not (held.preempting or held.released or held.landing or held.leases)
     ]
-    return max(victims, key=lambda held: held.age, default=None)
+    victim = max(victims, key=lambda held: held.age, default=None)
+    return None if victim is growing and any(held.reading for held in holdings) else victim

@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from baton.core.copies import LandingEnded, LandingRefused, LandingWanted, LeaseEnded, LeaseWanted
-from baton.core.keeping import BlocksKept, LoadEnded, LoadWanted, PutWanted, TierOpened, TierRests, TierShrunk
+from baton.core.keeping import BlocksKept, LoadEnded, LoadWanted, PutWanted, ReadBack, TierOpened, TierRests, TierShrunk
 from baton.core.messages import (
-    BlocksGranted,
     BlocksSealed,
     BlocksWanted,
     PoolCommand,
@@ -33,8 +32,9 @@ from baton.core.messages import (
 from baton.core.types import BlockHash, BlockId, HostId, HostView, RequestId, WorkerId
 from baton.kv.blocks import EvictionOrder, Hit
 from baton.kv.hashing import names_of, runs_per_block
-from baton.kv.holding import KEPT_FREE_RATIO, Holding, idle_younger, landing_granted, youngest_to_preempt
+from baton.kv.holding import KEPT_FREE_RATIO, Holding, granted, idle_younger, youngest_to_preempt
 from baton.kv.names import named_blocks
+from baton.kv.read_backs import ReadBacks
 from baton.kv.tier import Tier
 from baton.kv.window import ONE_HASH_A_BLOCK, PromptRules, behind_blocks
 
@@ -60,6 +60,7 @@ class HostPool:
         self._blocks, self.tiers = self._names.blocks, self._names.tiers
         """What is below the arena. None: nothing, and what is given up is gone."""
         self._ahead_blocks = None if self.window is None else -(-self.window.ahead_tokens // block_tokens)
+        self._read_backs = ReadBacks(host, self.block_tokens, self._names, self._settle)
         self._holdings: dict[RequestId, Holding] = {}
         self._wanting: dict[RequestId, None] = {}
         self.kept_free_blocks = int(blocks_total * KEPT_FREE_RATIO) if self.window is None else blocks_total
@@ -90,7 +91,10 @@ class HostPool:
                 self._release(request_id)
             case LandingWanted() | LandingEnded() | LeaseWanted() | LeaseEnded():
                 return [*self._handle_wire(event), *self._serve()]
-            case BlocksKept() | LoadWanted() | LoadEnded() | PutWanted() | TierOpened() | TierRests() | TierShrunk():
+            case ReadBack() | LoadEnded():
+                told = self._read_backs.handle(self._holdings.get(event.request_id), event)
+                return [*told, *self._serve()]
+            case BlocksKept() | LoadWanted() | PutWanted() | TierOpened() | TierRests() | TierShrunk():
                 told = self.tiers.handle(event) if self.tiers is not None else []
                 return [*told, *self._serve()]
             case WorkerLost(worker=worker):
@@ -102,7 +106,8 @@ class HostPool:
 
     def table(self, request_id: RequestId) -> tuple[tuple[BlockId, ...], int]:
         """Return the request's block table and how many leading tokens of KV it holds: where a worker goes on."""
-        return (tuple(held.table), held.computed_tokens) if (held := self._holdings.get(request_id)) else ((), 0)
+        held = self._holdings.get(request_id)
+        return (tuple(held.table), held.computed_tokens) if held and not held.reading else ((), 0)
 
     def names(self, request_id: RequestId) -> tuple[BlockHash, ...]:
         """Return the hashes of the request's leading sealed blocks; none where it is about to lose them."""
@@ -152,7 +157,7 @@ class HostPool:
             self._holdings[event.request.id] = Holding(event.request, event.attempt, event.worker)
             return
         again = isinstance(event, StartPrefill) and event.request.sampling.prompt_logprobs
-        if holding.preempting or again:
+        if holding.preempting or holding.reading or again:
             # A dead worker cannot answer any more, and what it had found out about the prompt died with it.
             self._names.empty(holding)
         holding.attempt, holding.user, holding.released = event.attempt, event.worker, False
@@ -181,29 +186,23 @@ class HostPool:
         if holding is None:
             return []
         holding.computed_tokens = (event.first + len(event.hashes)) * self.block_tokens
-        return self._name(holding, event.first, event.hashes)
-
-    def _name(self, holding: Holding, first: int, hashes: Sequence[BlockHash]) -> list[PoolCommand]:
-        """Seal the blocks `first` .. of a request under their hashes, and let go of what nobody sees any more."""
-        if first <= len(holding.names):
-            holding.names[first:] = hashes
-        told = self._names.seal(holding, first, hashes)
-        self._names.slide(holding)
-        return [*told]
+        return [*self._names.name(holding, event.first, event.hashes)]
 
     def _drop(self, event: RequestDropped) -> None:
         holding = self._current(event)
         if holding is None:
             return
         if event.preempted:
-            self._names.empty(holding)
+            self._names.preempt(holding)
         else:
             holding.computed_tokens = max(holding.computed_tokens, event.computed_tokens)
             self._leave(holding)
 
     def _leave(self, holding: Holding) -> None:
-        """No worker touches the holding any more."""
+        """No worker touches the holding any more. Whoever goes on with it does not wait for what is being read back."""
         holding.user = None
+        if holding.reading:
+            self._names.empty(holding)
         if not holding.landing:
             holding.wanted = 0
         self._settle(holding)
@@ -215,7 +214,7 @@ class HostPool:
         if holding.released:
             self._free(holding)
         elif holding.preempting:
-            self._names.empty(holding)
+            self._names.preempt(holding)
 
     # ---- KV that comes from another host, or goes there
 
@@ -249,7 +248,7 @@ class HostPool:
         holding.attempt, holding.user, holding.landing = event.attempt, event.worker, True
         holding.wanted, holding.prefix, holding.released = event.blocks, event.prefix, False
         if len(holding.table) >= event.blocks:
-            return [landing_granted(holding, self.block_tokens)]
+            return [granted(holding, self.block_tokens)]
         self._wanting[event.request.id] = None
         return []
 
@@ -272,11 +271,11 @@ class HostPool:
         holding.landing = False
         holding.computed_tokens = event.computed_tokens
         holding.wanted = 0
-        told = self._name(holding, 0, event.hashes)
+        told = self._names.name(holding, 0, event.hashes)
         if holding.behind > self.behind(event.computed_tokens):
             self._names.empty(holding)  # less has come than was to: who goes on there sees what is not here
         self._settle(holding)
-        return told
+        return [*told]
 
     def _lease(self, event: LeaseWanted) -> None:
         holding = self._holdings.get(event.request.id)
@@ -314,7 +313,7 @@ class HostPool:
         waiting = [held for held in wanting if self._goal(held) > len(held.table)]
         waiting.sort(key=lambda held: held.age)
         for holding in waiting:
-            if holding.table and not holding.preempting and not self._grow(holding, commands):
+            if holding.table and not (holding.preempting or holding.reading) and not self._grow(holding, commands):
                 break
         else:
             for is_landing in (True, False):
@@ -331,9 +330,10 @@ class HostPool:
     def _grow(self, holding: Holding, commands: list[PoolCommand]) -> bool:
         missing = self._goal(holding) - len(holding.table)
         while missing > self._blocks.available:
-            if not self._preempt_youngest(missing, commands):
+            if not self._preempt_youngest(holding, missing, commands):
                 return False
         self._take(holding, missing, commands)
+        commands.append(granted(holding, self.block_tokens))
         return True
 
     def _open(self, holding: Holding, commands: list[PoolCommand]) -> bool:
@@ -351,8 +351,11 @@ class HostPool:
 
     def _hold(self, holding: Holding, hit: Hit, commands: list[PoolCommand]) -> None:
         """Give a request its prefix hit and as many blocks more as it wants."""
+        was_preempted = holding.preempted and not holding.landing
         self._names.adopt(holding, hit, holding.prefix)
-        self._take(holding, holding.goal(hit.count, self._ahead_blocks) - hit.count, commands, cached_blocks=hit.count)
+        self._take(holding, holding.goal(hit.count, self._ahead_blocks) - hit.count, commands)
+        wish = self._read_backs.wish(holding, self._holdings.values()) if was_preempted else None
+        commands.append(wish or granted(holding, self.block_tokens, cached_blocks=hit.count))
 
     def _needed(self, holding: Holding, hit: Hit) -> int:
         """Count the blocks that must be available for a request to begin with this hit."""
@@ -367,21 +370,15 @@ class HostPool:
         for held in idle_younger(self._holdings.values(), holding):
             if self._needed(holding, hit) <= self._blocks.available:
                 return
-            self._names.empty(held)
+            self._names.preempt(held)
 
-    def _take(self, holding: Holding, count: int, commands: list[PoolCommand], *, cached_blocks: int = 0) -> None:
+    def _take(self, holding: Holding, count: int, commands: list[PoolCommand]) -> None:
         spare_blocks = (self._blocks.free - count - self.kept_free_blocks) // len(self._holdings)
         taken, news = self._names.take(count + holding.stock_blocks(count, spare_blocks, self.block_tokens))
         holding.table = [*holding.table, *taken]
         commands += news
-        if holding.landing:
-            commands.append(landing_granted(holding, self.block_tokens))
-            return
-        assert holding.user is not None, f"{holding.request.id} is granted blocks while no worker runs it"
-        granted = BlocksGranted(holding.request.id, holding.attempt, tuple(holding.table), cached_blocks)
-        commands.append(ToWorker(holding.user, granted))
 
-    def _preempt_youngest(self, missing: int, commands: list[PoolCommand]) -> bool:
+    def _preempt_youngest(self, growing: Holding, missing: int, commands: list[PoolCommand]) -> bool:
         """Make room by taking the youngest request's blocks. True where room was made at once.
 
         False: the room comes when a worker answers (it gives blocks back between two steps, never inside one).
@@ -389,11 +386,11 @@ class HostPool:
         coming = sum(held.blocks for held in self._holdings.values() if held.preempting or held.released)
         if coming + self._blocks.available >= missing:
             return False
-        victim = youngest_to_preempt(self._holdings.values())
+        victim = youngest_to_preempt(self._holdings.values(), growing)
         if victim is None:
-            return False  # wires hold what there is: they end, and say so
+            return False  # wires and reads hold what there is: they end, and say so
         if victim.user is None:
-            self._names.empty(victim)
+            self._names.preempt(victim)
             return True
         victim.preempting = True
         commands.append(ToWorker(victim.user, PreemptRequest(victim.request.id, victim.attempt)))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from baton.core.keeping import PutWanted
 from baton.core.prefixes import BlocksRemoved, BlocksStored
 from baton.core.types import BlockHash, BlockId, HostId, HostView
 from baton.kv.blocks import BlockFacts, Blocks, EvictionOrder, Hit
@@ -35,10 +36,10 @@ class Names:
         """Give an empty holding the blocks of a hit."""
         self.blocks.pin(hit.blocks)
         holding.table, holding.behind = [BlockId(0)] * hit.behind + hit.blocks, hit.behind
-        holding.names = list(prefix[: hit.count])
+        holding.names, holding.preempted = list(prefix[: hit.count]), False
         holding.computed_tokens = hit.count * self.block_tokens if hit.blocks else 0
 
-    def slide(self, holding: Holding) -> None:
+    def _slide(self, holding: Holding) -> None:
         """Let go of what nobody will look at again."""
         behind = behind_blocks(self.window, holding.computed_tokens, self.block_tokens)
         if behind > holding.behind:
@@ -58,14 +59,34 @@ class Names:
             self.blocks.unpin(holding.leased)
             holding.leased = []
 
+    def preempt(self, holding: Holding) -> None:
+        """Take the blocks of a request that will come back for them.
+
+        What the fastest tier lacks of them is written before all that waits.
+        """
+        tiers = self.tiers.tiers if self.tiers is not None else ()
+        tier = next((tier for tier in tiers if not tier.rests), None)
+        if self.tiers is not None and tier is not None:
+            self.tiers.handle(PutWanted(holding.request.id, None, tier.name, tuple(holding.names)))
+        self.empty(holding)
+        holding.preempted = True
+
     def empty(self, holding: Holding) -> None:
         """Take a holding's blocks from it. What is sealed of them stays as cache."""
         self.blocks.unpin(holding.held)
         holding.table, holding.names = [], []
         holding.behind = holding.computed_tokens = holding.wanted = 0
-        holding.preempting = False
+        holding.preempting = holding.reading = False
 
-    def seal(self, holding: Holding, first: int, hashes: Sequence[BlockHash]) -> list[BlocksStored]:
+    def name(self, holding: Holding, first: int, hashes: Sequence[BlockHash]) -> list[BlocksStored]:
+        """Seal the blocks `first` .. of a request under their hashes, and let go of what nobody sees any more."""
+        if first <= len(holding.names):
+            holding.names[first:] = hashes
+        told = self._seal(holding, first, hashes)
+        self._slide(holding)
+        return told
+
+    def _seal(self, holding: Holding, first: int, hashes: Sequence[BlockHash]) -> list[BlocksStored]:
         """Seal the blocks `first` .. of a request under their hashes, as far as it holds them.
 
         Tells of those that were not here.

@@ -355,6 +355,7 @@ class Tiers:
             tiers=tuple(tier.name for tier in found),
             hashes=event.hashes[: len(found)],
             write=event.blocks[: len(found)],
+            back=event.back,
         )
 
     def _end_load(self, event: LoadEnded) -> list[KeepingCommand]:

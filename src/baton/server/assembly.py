@@ -75,6 +75,7 @@ def assemble(config: Config, card: ModelCard) -> Parts:
     )
     metrics = Metrics()
     driver = Driver(coordinator, layout, Recorder(metrics))
+    driver.keeping.preemption = config.kv.preemption
     tiers = LiveTiers(metrics)
     tiers.keeping, driver.outside.on_keep = driver.keeping, tiers.keep
     own_tiers: OwnTiers | None = None

@@ -336,6 +336,7 @@ def build_cluster(
     )
     carrier = Carrier(cluster_coordinator(spec, policies), outside)
     carrier.log = outside.journal.sink
+    carrier.keeping.preemption = spec.preemption
     server = SimServer(loop=loop, carrier=carrier, outside=outside)
     wires = Wires(
         loop=loop,

@@ -202,7 +202,7 @@ def _replay_cell(
         linked=linked,
         tokens_max=spec.request_tokens_max,
         shares_blocks=spec.window is not None  # what is behind it can be let go only if it has a name
-        or any(tier.shared for tier in spec.tiers)
+        or bool(spec.tiers)  # only what has a name is handed over by a pool, or read back
         or any(request.prefix_ids or request.think_s is not None for request in trace.requests),
     )
     clusters: list[SimCluster] = []

@@ -7,7 +7,7 @@ from random import Random
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from baton.core.config import BatchLimits, Topology
+from baton.core.config import BatchLimits, Preemption, Topology
 from baton.core.types import HostId, RequestId, Role, Sampling, WorkerId
 from baton.engine.hash_engine import BYTE_TOKENS_FROM
 from baton.kv.window import Window
@@ -42,6 +42,7 @@ STAGES: tuple[Stage, ...] = ("arrived", "prefilling", "handed_off", "decoding")
 BLOCK_TOKENS = 4
 RESTLESS = "restless"
 """Name of the policies in `baton.sim.restless`."""
+_PREEMPTION: tuple[Preemption, ...] = ("cheaper", "swap", "swap", "recompute")
 _ROLES: tuple[Role, ...] = ("prefill", "decode", "mixed")
 
 
@@ -102,7 +103,8 @@ def draw_scenario(seed: int) -> Scenario:
         queue_requests_max=draw.choice((5, 1000, 1000, 1000)),
     )
     layers = Random(f"layers {seed}").choice((1, 2, 4, 5))
-    cluster = replace(_spread(cluster, draw), tiers=_draw_tiers(seed), layers=layers)
+    preemption = Random(f"preemption {seed}").choice(_PREEMPTION)
+    cluster = replace(_spread(cluster, draw), tiers=_draw_tiers(seed), layers=layers, preemption=preemption)
     policy = _draw_policy(draw)
     if len(cluster.hosts()) > 1 and any(tier.shared for tier in cluster.tiers):
         policy = Random(f"pool {seed}").choice((policy, RESTLESS, "central"))

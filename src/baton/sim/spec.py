@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 import msgspec
 from msgspec import Struct
 
-from baton.core.config import BatchLimits, Topology
+from baton.core.config import BatchLimits, Preemption, Topology
 from baton.core.errors import ConfigError
 from baton.core.misfits import misfits
 from baton.core.names import did_you_mean
@@ -150,6 +150,8 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     kv: SimKV = SimKV()
     window: Window | None = None
     """How far back the model sees, where no layer sees everything: blocks behind it are let go."""
+    preemption: Preemption = "cheaper"
+    """How preempted requests get their KV back: see `kv.preemption` of a server's configuration."""
     batch: BatchLimits = BatchLimits()
     cost: SimCost = SimCost()
     link: SimLink = SimLink()
