@@ -206,6 +206,12 @@ TIER_RESTS = Counter(
     unit="times",
     labels=(HOST, TIER),
 )
+READ_BACK_BLOCKS = Counter(
+    name="baton_read_back_blocks_total",
+    help="Blocks of preempted requests that were read from a tier, and so not computed again.",
+    unit="blocks",
+    labels=(HOST, TIER),
+)
 PREFIX_QUERY_TOKENS = Counter(
     name="baton_prefix_query_tokens_total",
     help="Prompt tokens of requests that were started.",
@@ -282,4 +288,5 @@ METRICS: tuple[Metric, ...] = (
     TIER_RESTS,
     HANDOFF_LAYER_BYTES,
     LIVE_MOVES,
+    READ_BACK_BLOCKS,
 )

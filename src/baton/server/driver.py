@@ -175,8 +175,10 @@ class Driver:
             case RequestFinished(request_id=request_id, reason=reason):
                 if request_id in self.live:
                     self.live[request_id].finish_reason = reason
-            case RequestDropped(preempted=True):
+            case RequestDropped(request_id=request_id, preempted=True):
                 self._recorder.preempted()
+                if request_id in self.live:
+                    self.live[request_id].stamps.preemptions += 1
             case _:
                 pass
 

@@ -30,6 +30,7 @@ class Stamps:
     cached_tokens: int = 0
     moves: int = 0
     """Attempts that began because a policy moved it, not because its worker was lost."""
+    preemptions: int = 0
     kv_loss: str = ""
     """What its KV lost on the way to another host."""
     prefill_worker: WorkerId | None = None
@@ -87,6 +88,7 @@ class Stamps:
             decode_worker=self.decode_worker,
             attempts=attempts - self.moves,
             moves=self.moves or UNSET,
+            preemptions=self.preemptions or UNSET,
             kv_loss=self.kv_loss or UNSET,
         )
 

@@ -36,6 +36,8 @@ class Timings(Struct, frozen=True, kw_only=True):
     """One more than the workers that were lost under it."""
     moves: int | UnsetType = UNSET
     """How often a policy moved it to another worker while it decoded. Left out where none did."""
+    preemptions: int | UnsetType = UNSET
+    """How often it gave its KV blocks to older requests and waited for others. Left out where it never did."""
     kv_loss: str | UnsetType = UNSET
     """What its KV lost by going to a host of another precision. Left out where it lost nothing."""
 

@@ -30,7 +30,7 @@ from baton.kv.blocks import EvictionOrder
 from baton.kv.host_pool import HostPool
 from baton.kv.tier import Tier, TierRules
 from baton.link.moving import ListTiers, TierOrder
-from baton.metrics.catalog import TIER_BLOCKS, TIER_RESTS
+from baton.metrics.catalog import READ_BACK_BLOCKS, TIER_BLOCKS, TIER_RESTS
 from baton.metrics.registry import Metrics
 from baton.server.clock import now_s
 
@@ -117,6 +117,8 @@ class LiveTiers:
     def _count_load(self, load: LoadBlocks, end: LoadEnded) -> None:
         for tier, is_whole in zip(load.tiers, end.whole, strict=True):
             self._count(load.host, tier, "loaded" if is_whole else "missed", 1)
+            if is_whole and load.back:
+                self._metrics.count(READ_BACK_BLOCKS, load.host, tier, amount=1)
         for tier, blocks in end.damaged.items():
             self._count(load.host, tier, "damaged", blocks)
 

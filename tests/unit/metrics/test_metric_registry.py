@@ -24,6 +24,7 @@ BESIDE = [
     "baton_tier_rests_total{host,tier}",
     "baton_handoff_layer_bytes_total",
     "baton_live_moves_total",
+    "baton_read_back_blocks_total{host,tier}",
 ]
 """What we tell beyond it. A name that is once told is kept."""
 

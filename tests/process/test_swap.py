@@ -1,0 +1,58 @@
+"""Requests that give way in a real server, with a tier below its arena: they are read back, and say the same."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.serving import RunningServer, serving
+
+TIGHT = """
+[kv]
+blocks = {blocks}
+preemption = "swap"
+[batch]
+growth_tokens = 4
+"""
+
+
+def ask_all(server: RunningServer, requests: int, output_tokens: int) -> tuple[list[str], int]:
+    """Ask for so many texts at once. Returns them, and how often their requests gave way."""
+    texts, preemptions = [""] * requests, [0] * requests
+
+    def ask(index: int) -> None:
+        body = {"max_tokens": output_tokens, "ignore_eos": True, "temperature": 0}
+        with server.client() as client:
+            prompt = f"{index}: the story of a ship that found an island which was on no map"
+            answer = client.post("/v1/completions", json={**body, "prompt": prompt}).json()
+        texts[index] = answer["choices"][0]["text"]
+        preemptions[index] = answer["timings"].get("preemptions", 0)
+
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(requests)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return texts, sum(preemptions)
+
+
+@pytest.mark.parametrize(
+    ("model", "blocks", "requests", "output_tokens"), [("hash", 48, 8, 200), ("smollm2-135m", 20, 5, 100)]
+)
+def test_a_tiny_arena_with_swap_gives_the_texts_of_an_ample_one(
+    model: str, blocks: int, requests: int, output_tokens: int, tmp_path: Path
+) -> None:
+    """INV-8: decoding goes on at the token where it stopped, on KV that was in a file meanwhile."""
+    with serving(model, "--mixed", "1") as ample:
+        expected, given_way = ask_all(ample, requests, output_tokens)
+        assert given_way == 0
+    config = tmp_path / "baton.toml"
+    config.write_text(TIGHT.format(blocks=blocks))
+    tier = f"file://{tmp_path / 'kv'}?bytes=256e6&io=buffered"
+    with serving(model, "--mixed", "1", "--config", str(config), "--tier", tier) as tight:
+        texts, given_way = ask_all(tight, requests, output_tokens)
+        assert texts == expected
+        assert tight.metric("baton_preemptions_total") == given_way > 0
+        assert tight.metric("baton_read_back_blocks_total") > 0
