@@ -306,7 +306,7 @@ class Batcher:
         The tokens are not told: whoever jumps over steps knows what each was and when it came.
         """
         for lane, token in zip(run.lanes, run.tokens, strict=True):
-            lane.decode_on([token] * steps, ended.get(lane.request.id))
+            lane.decode_on(token, steps, ended.get(lane.request.id))
             self._fairness.served(lane.request, prompt_tokens=0, output_tokens=steps)
             first, hashes = lane.seal() if lane.request.shares_blocks else (0, ())
             if hashes:

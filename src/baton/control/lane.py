@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Literal
@@ -26,8 +27,8 @@ class Lane:
 
     request: Request
     attempt: int
-    tokens: list[int]
-    """Prompt and output."""
+    tokens: array[int]
+    """Prompt and output, as `unpack_tokens` gives them."""
     until: Until
     block_tokens: int
     key: tuple[float, ...]
@@ -121,10 +122,10 @@ class Lane:
         self.sealed_blocks = len(names)
         return first, names[first:]
 
-    def decode_on(self, tokens: Sequence[int], last: int | None) -> None:
-        """Take the tokens of as many steps, which computed one token each. `last`: in place of the last of them."""
-        self.computed_tokens += len(tokens)
-        self.tokens.extend(tokens)
+    def decode_on(self, token: int, steps: int, last: int | None) -> None:
+        """Take the token of each of so many steps, which computed one each. `last`: in place of the last of them."""
+        self.computed_tokens += steps
+        self.tokens.extend(array("I", (token,)) * steps)
         if last is not None:
             self.tokens[-1] = last
 

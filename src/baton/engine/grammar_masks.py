@@ -50,7 +50,7 @@ class GrammarMasks:
         grammar = part.sampling.grammar
         assert grammar is not None, f"{part.request_id} has no grammar"
         known = part.start + part.count - part.drafts
-        followed = self._follow(part.request_id, grammar, part.tokens[part.prompt_tokens : known])
+        followed = self._follow(part.request_id, grammar, list(part.tokens[part.prompt_tokens : known]))
         rows = [_row(followed.matcher)]
         if part.drafts:
             ahead = followed.matcher.deep_copy()

@@ -141,7 +141,7 @@ def _draw(logits: Tensor, part: Slice) -> int:
 def _adjusted(logits: Tensor, part: Slice) -> Tensor:
     """Apply penalties, bias and the minimum length to a copy of [vocab]."""
     sampling, scores = part.sampling, logits.clone()
-    tokens = torch.tensor(part.tokens[: part.start + part.count], device=logits.device)
+    tokens = torch.tensor(list(part.tokens[: part.start + part.count]), device=logits.device)
     if sampling.repetition_penalty != 1.0:
         seen = tokens.unique()
         old = scores[seen]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 from baton.control.decode_run import plan_decode_run
 from baton.control.lane import Lane
 from baton.core.types import BlockId, Request, RequestId
@@ -21,7 +23,7 @@ def lane(*, blocks: int = 10, output: int = 1, attempt: int = 1, most: int = 100
     made = Lane(
         request=request,
         attempt=attempt,
-        tokens=[5] * (PROMPT_TOKENS + output),
+        tokens=array("I", [5] * (PROMPT_TOKENS + output)),
         until="end",
         block_tokens=BLOCK_TOKENS,
         key=(),
