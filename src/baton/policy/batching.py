@@ -64,8 +64,9 @@ class MixedChunked:
 
     def select(self, candidates: Sequence[Candidate], limits: BatchLimits, cost: CostModel) -> Chosen:
         """See `BatchingPolicy.select`."""
-        chosen = _decodes(candidates, limits)
-        return chosen + _chunks(candidates, limits, requests=len(chosen), tokens=limits.step_tokens_max - len(chosen))
+        decoding, prompts = _split(candidates)
+        chosen = _decodes(candidates, decoding, limits)
+        return chosen + _chunks(prompts, limits, requests=len(chosen), tokens=limits.step_tokens_max - len(chosen))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +79,9 @@ class PrefillFirst:
 
     def select(self, candidates: Sequence[Candidate], limits: BatchLimits, cost: CostModel) -> Chosen:
         """See `BatchingPolicy.select`."""
-        chunks = _chunks(candidates, limits, requests=_decoding(candidates), tokens=limits.step_tokens_max)
-        return chunks or _decodes(candidates, limits)
+        decoding, prompts = _split(candidates)
+        chunks = _chunks(prompts, limits, requests=len(decoding), tokens=limits.step_tokens_max)
+        return chunks or _decodes(candidates, decoding, limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +95,13 @@ class StaticBatching:
 
     def select(self, candidates: Sequence[Candidate], limits: BatchLimits, cost: CostModel) -> Chosen:
         """See `BatchingPolicy.select`. The batch is what has started: it takes no more once none of it has a prompt."""
-        members = [candidate for candidate in candidates if candidate.started]
-        if members and all(member.remaining_tokens <= 1 for member in members):
-            return _decodes(candidates, limits, started=True)
-        filling = _chunks(candidates, limits, requests=_decoding(candidates), tokens=limits.step_tokens_max)
-        return filling or _decodes(candidates, limits, started=bool(members))
+        decoding, prompts = _split(candidates)
+        members = [index for index, candidate in enumerate(candidates) if candidate.started]
+        begun = [index for index in decoding if candidates[index].started]
+        if members and all(candidates[index].remaining_tokens <= 1 for index in members):
+            return _decodes(candidates, begun, limits)
+        filling = _chunks(prompts, limits, requests=len(decoding), tokens=limits.step_tokens_max)
+        return filling or _decodes(candidates, begun if members else decoding, limits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +122,12 @@ class SloChunked:
 
     def select(self, candidates: Sequence[Candidate], limits: BatchLimits, cost: CostModel) -> Chosen:
         """See `BatchingPolicy.select`."""
-        chosen = _decodes(candidates, limits)
+        decoding, prompts = _split(candidates)
+        chosen = _decodes(candidates, decoding, limits)
         tokens = limits.step_tokens_max - len(chosen)
         promised = [candidates[index].tpot_s or self.tpot_s for index, _ in chosen]
         bounds = [tpot_s for tpot_s in promised if tpot_s is not None]
-        chunks = _chunks(candidates, limits, requests=len(chosen), tokens=tokens)
+        chunks = _chunks(prompts, limits, requests=len(chosen), tokens=tokens)
         if not bounds or not chunks:
             return chosen + chunks
         read_tokens = sum(candidates[index].computed_tokens + 1 for index, _ in chosen)
@@ -130,37 +135,39 @@ class SloChunked:
         low, high = min(self.chunk_tokens_min, tokens), sum(count for _, count in chunks)
         middle = high  # mostly, all of it fits
         while low < high:
-            chunks = _chunks(candidates, limits, requests=len(chosen), tokens=middle)
+            chunks = _chunks(prompts, limits, requests=len(chosen), tokens=middle)
             fits = cost.step_s(_shape(base, candidates, chunks)) <= self.tpot_slack * min(bounds)
             low, high = (middle, high) if fits else (low, middle - 1)
             middle = (low + high + 1) // 2
-        return chosen + _chunks(candidates, limits, requests=len(chosen), tokens=low)
+        return chosen + _chunks(prompts, limits, requests=len(chosen), tokens=low)
 
 
-def _decodes(candidates: Sequence[Candidate], limits: BatchLimits, *, started: bool = False) -> Chosen:
-    """Take a token of everyone who decodes, oldest first; with `started` only of those that were in a step before."""
-    found = [
-        (index, 1)
-        for index, candidate in enumerate(candidates)
-        if candidate.remaining_tokens == 1 and candidate.room_tokens > 0 and (candidate.started or not started)
-    ]
+def _split(candidates: Sequence[Candidate]) -> tuple[list[int], Chosen]:
+    """List who decodes, and who has a prompt, with the tokens of it that have room; the oldest first."""
+    decoding: list[int] = []
+    prompts: Chosen = []
+    for index, candidate in enumerate(candidates):
+        remaining_tokens = candidate.remaining_tokens
+        if remaining_tokens == 1:
+            decoding.append(index)
+        elif remaining_tokens > 1:
+            prompts.append((index, min(remaining_tokens, candidate.room_tokens)))
+    return decoding, prompts
+
+
+def _decodes(candidates: Sequence[Candidate], decoding: Sequence[int], limits: BatchLimits) -> Chosen:
+    """Take a token of everyone who decodes and has room, oldest first."""
+    found = [(index, 1) for index in decoding if candidates[index].room_tokens > 0]
     return found[: min(limits.requests_max, limits.step_tokens_max)]
 
 
-def _decoding(candidates: Sequence[Candidate]) -> int:
-    return sum(candidate.remaining_tokens == 1 for candidate in candidates)
-
-
-def _chunks(candidates: Sequence[Candidate], limits: BatchLimits, *, requests: int, tokens: int) -> Chosen:
+def _chunks(prompts: Chosen, limits: BatchLimits, *, requests: int, tokens: int) -> Chosen:
     """Give `tokens` to prompts, oldest first. `requests`: how many of the batch's places are taken."""
     chosen: Chosen = []
-    for index, candidate in enumerate(candidates):
+    for index, most_tokens in prompts:
         if tokens == 0 or requests + len(chosen) >= limits.requests_max:
             break
-        remaining_tokens = candidate.remaining_tokens
-        if remaining_tokens <= 1:
-            continue
-        count = min(remaining_tokens, candidate.room_tokens, tokens)
+        count = min(most_tokens, tokens)
         if count > 0:
             chosen.append((index, count))
             tokens -= count
