@@ -134,7 +134,7 @@ class Batcher:
             return
         if lane.state == "ready":
             if len(command.block_table) > len(lane.table):
-                lane.table = list(command.block_table)
+                lane.table = command.block_table
                 lane.expect(max(lane.asked_blocks, len(lane.table)))
             return
         if lane.state == "waiting":
@@ -184,7 +184,7 @@ class Batcher:
         if chosen and chosen[0][1] == 1 and not guesses and not self._asks_later():
             run = plan_decode_run([self._ready[index] for index, _ in chosen])
             if run is not None:
-                for lane in run.lanes:
+                for lane in [lane for lane in run.lanes if not lane.started]:
                     self._news.start(lane)
                 return run
         return self._step(chosen) if chosen else NOTHING
@@ -240,7 +240,7 @@ class Batcher:
         if room <= 0 or len(asking) == len(self._waiting):
             return
         tokens = sum(lane.remaining_tokens for lane in (*asking, *self._ready) if lane.remaining_tokens > 1)
-        here = {name for lane in self._ready for name in lane.known_names(0, lane.sealed_blocks)}
+        here = {name for lane in self._ready if lane.hashes for name in lane.known_names(0, lane.sealed_blocks)}
         soon = self._being_computed([*self._ready, *asking]) - here
         for lane in self._in_turn():
             if room <= 0 or tokens >= 2 * self._limits.step_tokens_max:
@@ -269,7 +269,7 @@ class Batcher:
             yield left.pop(0)
 
     def _being_computed(self, lanes: Sequence[Lane]) -> set[BlockHash]:
-        return {name for lane in lanes for name in lane.known_names(lane.sealed_blocks)}
+        return {name for lane in lanes if lane.hashes for name in lane.known_names(lane.sealed_blocks)}
 
     def _ask_for_more(self, lane: Lane, length_tokens: int) -> None:
         lane.expect(lane.blocks_for(length_tokens + self._growth_tokens))
@@ -303,12 +303,12 @@ class Batcher:
     def commit_run(self, run: DecodeRun, steps: int, ended: Mapping[RequestId, int]) -> None:
         """Book steps of a run. `ended`: whom the last of them ends, with the token that does it.
 
-        The tokens are not told: whoever jumps over steps knows what each was and when it came.
+        The tokens are not told: whoever jumps over steps knows what each was (`Lane.said`) and when it came.
         """
-        for lane, token in zip(run.lanes, run.tokens, strict=True):
-            lane.decode_on(token, steps, ended.get(lane.request.id))
+        for lane in run.lanes:
+            lane.decode_on(steps, ended.get(lane.request.id))
             self._fairness.served(lane.request, prompt_tokens=0, output_tokens=steps)
-            first, hashes = lane.seal() if lane.request.shares_blocks else (0, ())
+            first, hashes = lane.seal() if run.names_blocks else (0, ())
             if hashes:
                 self._news.events.append(BlocksSealed(lane.request.id, lane.attempt, self.worker, first, hashes))
             if lane.request.id in ended or len(lane.tokens) >= lane.tokens_max:

@@ -26,8 +26,8 @@ class DecodeRun:
     """Steps that everybody has room for. It grows as room is granted; after so many, the run is over."""
     context_tokens: int
     """Tokens whose KV the first step reads, the new ones included."""
-    tokens: Sequence[int] = ()
-    """What each lane decodes in every step, as whoever plays the run knows."""
+    names_blocks: bool
+    """Blocks that become full are sealed under a name. If not, there is nothing to say of a step that ends nobody."""
 
 
 def plan_decode_run(lanes: Sequence[Lane]) -> DecodeRun | None:
@@ -38,17 +38,19 @@ def plan_decode_run(lanes: Sequence[Lane]) -> DecodeRun | None:
     """
     left: list[int] = []
     asks: list[int] = []
-    context_tokens = 0
+    names_blocks, context_tokens = False, 0
     for lane in lanes:
-        length = len(lane.tokens)
-        if length - lane.computed_tokens != 1 or lane.until != "end" or lane.output_tokens == 0:
+        length, request = len(lane.tokens), lane.request
+        if length - lane.computed_tokens != 1 or lane.until != "end" or length == request.prompt_tokens:
             return None
         left.append(lane.tokens_max - length)
         asks.append(lane.grow_at_tokens - length)
-        if lane.attempt > 1 and lane.request.shares_blocks:
-            left.append((lane.sealed_blocks + 1) * lane.block_tokens - lane.computed_tokens)
+        if request.shares_blocks:
+            names_blocks = True
+            if lane.attempt > 1:
+                left.append((lane.sealed_blocks + 1) * lane.block_tokens - lane.computed_tokens)
         context_tokens += length
-    return DecodeRun(lanes, min(left), min(asks), room_steps(lanes), context_tokens)
+    return DecodeRun(lanes, min(left), min(asks), room_steps(lanes), context_tokens, names_blocks)
 
 
 def room_steps(lanes: Sequence[Lane]) -> int:

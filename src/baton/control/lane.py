@@ -34,7 +34,7 @@ class Lane:
     key: tuple[float, ...]
     """Order among waiting lanes."""
     state: LaneState = "waiting"
-    table: list[BlockId] = field(default_factory=list[BlockId])
+    table: tuple[BlockId, ...] = ()
     computed_tokens: int = 0
     sealed_blocks: int = 0
     asked_blocks: int = 0
@@ -50,6 +50,13 @@ class Lane:
     """See `Slice.stream`."""
     drafter: Drafter | None = None
     """Set with the first guess."""
+    said: array[int] | None = None
+    """What it decodes in every step that does not end it, as whoever plays its runs knows: an array of one token."""
+    tokens_max: int = field(init=False)
+    """Tokens that the request can reach. The last output token is never computed, but its room is counted."""
+
+    def __post_init__(self) -> None:
+        self.tokens_max = self.request.prompt_tokens + self.request.output_tokens_max
 
     @property
     def remaining_tokens(self) -> int:
@@ -75,11 +82,6 @@ class Lane:
     def output_tokens(self) -> int:
         return len(self.tokens) - self.request.prompt_tokens
 
-    @property
-    def tokens_max(self) -> int:
-        """Tokens that the request can reach. The last output token is never computed, but its room is counted."""
-        return self.request.prompt_tokens + self.request.output_tokens_max
-
     def prefix(self) -> tuple[BlockHash, ...]:
         """Hashes that may be taken as a hit: never the whole prompt, since the last token must be computed to go on."""
         if not self.request.shares_blocks:
@@ -100,7 +102,7 @@ class Lane:
 
     def hold(self, table: Sequence[BlockId], computed_tokens: int) -> None:
         """Take over a block table of which `computed_tokens` leading tokens hold KV."""
-        self.table = list(table)
+        self.table = tuple(table)
         self.computed_tokens = min(computed_tokens, len(self.tokens) - 1)
         self.sealed_blocks = computed_tokens // self.block_tokens
         self.expect(len(table))
@@ -108,7 +110,7 @@ class Lane:
 
     def empty(self) -> None:
         """Forget the blocks: everything has to be computed again, or found again in the cache."""
-        self.table = []
+        self.table = ()
         self.computed_tokens = self.sealed_blocks = self.asked_blocks = 0
         self.prompt_logprobs = []
         self.state = "waiting"
@@ -122,10 +124,11 @@ class Lane:
         self.sealed_blocks = len(names)
         return first, names[first:]
 
-    def decode_on(self, token: int, steps: int, last: int | None) -> None:
-        """Take the token of each of so many steps, which computed one each. `last`: in place of the last of them."""
+    def decode_on(self, steps: int, last: int | None) -> None:
+        """Take what so many steps have decoded, one token each. `last`: in place of the last of them."""
+        assert self.said is not None, f"nobody knows what {self.request.id} decodes"
         self.computed_tokens += steps
-        self.tokens.extend(array("I", (token,)) * steps)
+        self.tokens.extend(self.said * steps)
         if last is not None:
             self.tokens[-1] = last
 

@@ -52,7 +52,9 @@ class LinearCost:
         fixed_s, token_s, requests_s = self.step_overhead_s, self.context_token_s, self.decode_request_s * requests
         reads = range(context_tokens, context_tokens + steps * requests, requests)
         if steps >= _ARRAY_STEPS_MIN:
-            steps_s = fixed_s + (requests_s + token_s * np.arange(reads.start, reads.stop, reads.step))
+            steps_s = token_s * np.arange(reads.start, reads.stop, reads.step)
+            steps_s += requests_s
+            steps_s += fixed_s
             return array("d", steps_s.tobytes())
         return [fixed_s + (requests_s + token_s * read) for read in reads]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -36,8 +37,8 @@ class Foresight(Protocol):
         """
         ...
 
-    def token(self, request: Request) -> int:
-        """Return what the request decodes in every step that does not end it."""
+    def token(self, request: Request) -> array[int]:
+        """Return what the request decodes in every step that does not end it, as an array of one."""
         ...
 
 
@@ -154,9 +155,9 @@ class LengthEngine:
                 ended[request.id] = STOP_TOKEN
         return steps, ended
 
-    def token(self, request: Request) -> int:
+    def token(self, request: Request) -> array[int]:
         """See `Foresight.token`. One of its own, so that two answers to one prompt do not share blocks."""
-        return _token(request.id)
+        return array("I", (_token(request.id),))
 
     def execute(self, step: Step) -> StepResult:
         """See `StepEngine.execute`."""

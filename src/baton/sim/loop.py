@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import Generic, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 Action = Callable[[], None]
 Message = TypeVar("Message")
@@ -96,7 +95,7 @@ class Delays:
     max_s: float
     draw: np.random.Generator
     spike: Spike
-    _drawn: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    _drawn: array[float] = field(default_factory=lambda: array("d"))
     _taken: int = 0
     """How many of them are used."""
 
@@ -107,7 +106,7 @@ class Delays:
             self._draw(1)
             taken = 0
         self._taken = taken + 1
-        return self._drawn.item(taken) + self.spike.delay_s
+        return self._drawn[taken] + self.spike.delay_s
 
     def several(self, sent_s: array[float], begin: int, end: int, drained_s: float) -> Flock:
         """Draw a delay for each message that is sent at `sent_s[begin:end]`, behind one that arrives at `drained_s`."""
@@ -115,29 +114,29 @@ class Delays:
         if self._taken + messages > len(self._drawn):
             self._draw(messages)
         first, self._taken = self._taken, self._taken + messages
-        last, spike_s, delay_s = self._taken - 1, self.spike.delay_s, self._drawn.item
-        last_s = max(drained_s, sent_s[end - 1] + (delay_s(last) + spike_s))
+        last, spike_s, drawn_s = self._taken - 1, self.spike.delay_s, self._drawn
+        last_s = max(drained_s, sent_s[end - 1] + (drawn_s[last] + spike_s))
         slowest_s = self.max_s + spike_s + _ROUNDING_S
         for index in range(end - 2, begin - 1, -1):
             if sent_s[index] + slowest_s <= last_s:
                 break
             last -= 1
-            last_s = max(last_s, sent_s[index] + (delay_s(last) + spike_s))
-        return Flock(messages, self._drawn[first : self._taken], spike_s, drained_s, last_s)
+            last_s = max(last_s, sent_s[index] + (drawn_s[last] + spike_s))
+        return Flock(messages, drawn_s[first : self._taken], spike_s, drained_s, last_s)
 
     def _draw(self, messages: int) -> None:
         """Draw many at once, which is quicker; keep what is not used yet."""
         more = self.min_s + (self.max_s - self.min_s) * self.draw.random(messages + _DRAWS)
-        self._drawn = np.concatenate((self._drawn[self._taken :], more))
+        self._drawn = self._drawn[self._taken :] + array("d", more.tobytes())
         self._taken = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Flock:
     """Messages that go one after the other. When each of them arrives is worked out when somebody asks."""
 
     messages: int
-    drawn_s: npt.NDArray[np.float64]
+    drawn_s: array[float]
     """Their delays."""
     spike_s: float
     """What comes on top of each."""
@@ -150,23 +149,28 @@ class Flock:
 def arrivals_s(sent_s: array[float], flocks: Sequence[Flock]) -> array[float]:
     """Say when each of these messages arrives. `sent_s`: when they were sent, of all flocks in order."""
     if len(sent_s) < ARRAY_MIN:
-        return array("d", _one_by_one(sent_s, flocks))
-    delayed_s = np.concatenate([flock.drawn_s + flock.spike_s for flock in flocks])
-    delayed_s += np.frombuffer(sent_s)
+        return _one_by_one(sent_s, flocks)
+    delayed_s = [np.frombuffer(flock.drawn_s) + flock.spike_s for flock in flocks]
+    arrives_s = np.concatenate(delayed_s) if len(flocks) > 1 else delayed_s[0]
+    arrives_s += np.frombuffer(sent_s)
     begin = 0
     for flock in flocks:
-        delayed_s[begin] = max(delayed_s[begin], flock.behind_s)
+        if arrives_s.item(begin) < flock.behind_s:
+            arrives_s[begin] = flock.behind_s
         begin += flock.messages
-    return array("d", np.maximum.accumulate(delayed_s).tobytes())
+    return array("d", np.maximum.accumulate(arrives_s, out=arrives_s).tobytes())
 
 
-def _one_by_one(sent_s: array[float], flocks: Sequence[Flock]) -> Iterator[float]:
-    sent = iter(sent_s)
+def _one_by_one(sent_s: array[float], flocks: Sequence[Flock]) -> array[float]:
+    found_s, sent = array("d"), iter(sent_s)
     for flock in flocks:
-        latest_s = flock.behind_s
-        for drawn_s in flock.drawn_s.tolist():
-            latest_s = max(latest_s, next(sent) + (drawn_s + flock.spike_s))
-            yield latest_s
+        latest_s, spike_s = flock.behind_s, flock.spike_s
+        for drawn_s, at_s in zip(flock.drawn_s, sent, strict=False):
+            arrives_s = at_s + (drawn_s + spike_s)
+            if arrives_s > latest_s:
+                latest_s = arrives_s
+            found_s.append(latest_s)
+    return found_s
 
 
 @dataclass(slots=True, kw_only=True)

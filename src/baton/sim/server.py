@@ -108,11 +108,11 @@ class SimServer:
 
     def _record_run(self, decoded: Decoded) -> None:
         """Keep tokens of many steps; see `_record`."""
-        times_s, worker, lives = decoded.times_s, decoded.worker, self.journal.lives
+        times_s, worker, lives = decoded.times_s, decoded.worker, self.outside.journal.lives
         for request_id, attempt, token in decoded.parts:
             life = lives.get(request_id)
-            if life is not None and not life.closes and (life.attempt, life.worker) == (attempt, worker):
-                life.tokens.extend(array("I", (token,)) * len(times_s))
+            if life is not None and not life.closes and life.attempt == attempt and life.worker == worker:
+                life.tokens.extend(token * len(times_s))
                 life.token_times_s.extend(times_s)
 
     def _record(self, token: OutputToken, worker: WorkerId) -> None:

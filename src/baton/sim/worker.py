@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, islice
 
 import numpy as np
 
@@ -28,17 +28,18 @@ from baton.sim.engines import Foresight, SimEngine
 from baton.sim.loop import ARRAY_MIN, STEP_ENDS, EventLoop, Flock, Link, arrivals_s
 
 NOBODY_ENDS: Mapping[RequestId, int] = {}
+Part = tuple[RequestId, int, "array[int]"]
+"""A request that decodes, its attempt, and the token that it decodes in every step, as an array of one."""
 RUN_STEPS_MAX = 1024
 """A run that may be cut at any time is not computed further ahead."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Decoded:
     """Tokens that requests decoded together, one each a step, as the server hears of them."""
 
     worker: WorkerId
-    parts: Sequence[tuple[RequestId, int, int]]
-    """Requests, their attempts, and the token that each of them decoded."""
+    parts: Sequence[Part]
     times_s: array[float]
     """When the server heard of each step."""
     report: StepReport | None
@@ -50,7 +51,7 @@ class _Running:
     """A run under way."""
 
     run: DecodeRun
-    parts: Sequence[tuple[RequestId, int, int]]
+    parts: Sequence[Part]
     ends_s: array[float]
     """Of its steps. The last may end requests."""
     ended: Mapping[RequestId, int]
@@ -176,8 +177,11 @@ class SimWorker:
         run.steps = min(run.steps, RUN_STEPS_MAX)
         steps, ended = foresight.ends(run)
         ends_s = self._ends_s(run, steps)
-        run.tokens = [foresight.token(lane.request) for lane in run.lanes]
-        parts = [(lane.request.id, lane.attempt, token) for lane, token in zip(run.lanes, run.tokens, strict=True)]
+        parts: list[Part] = []
+        for lane in run.lanes:
+            if lane.said is None:
+                lane.said = foresight.token(lane.request)
+            parts.append((lane.request.id, lane.attempt, lane.said))
         self._running = _Running(run, parts, ends_s, ended)
         self._wake_for(self._running)
 
@@ -185,13 +189,13 @@ class SimWorker:
         """When each of the first so many steps of a run ends that begins now."""
         steps_s = self.cost.decode_run_s(requests=len(run.lanes), context_tokens=run.context_tokens, steps=steps)
         if steps >= ARRAY_MIN:
-            times = np.array(steps_s, np.float64) * self.slowdown
+            times = np.array(steps_s, np.float64)
+            times *= self.slowdown
             times[0] += self.loop.now_s
-            return array("d", np.add.accumulate(times).tobytes())
-        slowdown = self.slowdown
-        times_s = [step_s * slowdown for step_s in steps_s]
-        times_s[0] += self.loop.now_s
-        return array("d", accumulate(times_s))
+            return array("d", np.add.accumulate(times, out=times).tobytes())
+        if self.slowdown != 1.0:
+            steps_s = [step_s * self.slowdown for step_s in steps_s]
+        return array("d", islice(accumulate(steps_s, initial=self.loop.now_s), 1, None))
 
     def _wake_for(self, running: _Running) -> None:
         """Come back when somebody in the run asks for room, when somebody has none, or at its end."""
@@ -250,26 +254,33 @@ class SimWorker:
         self._turn()
 
     def _book(self, running: _Running, steps: int) -> None:
-        """Book steps that have ended, and tell the server: at once what it has heard by now, the rest on its way."""
+        """Book steps that have ended, and tell the server: at once what it has heard by now, the rest on its way.
+
+        Where blocks get names, each of these pieces is booked when it is told. Where none does, all are booked
+        together: there is nothing to say but tokens before the last step.
+        """
         if steps <= 0:
             return
-        begin, end = running.done, running.done + steps
+        begin, end, names_blocks = running.done, running.done + steps, running.run.names_blocks
         self._begin_news(running, end)
         ends_s = running.ends_s[begin:end]
         heard_s = arrivals_s(ends_s, running.begun)
         running.begun.clear()
         last = end == len(running.ends_s)
-        heard = min(bisect_left(heard_s, self.loop.now_s), steps - last)
-        if heard:
-            self._advance(running, heard, NOBODY_ENDS)
-            self.outbound.deliver(self._told(running.parts, heard_s[:heard], ends_s[heard - 1]))
-        for index in range(heard, steps):
-            ended = running.ended if last and index == steps - 1 else NOBODY_ENDS
-            self._advance(running, 1, ended)
-            parts = running.parts
-            if ended:
-                parts = [(request_id, attempt, ended.get(request_id, token)) for request_id, attempt, token in parts]
-            self.outbound.post(self._told(parts, heard_s[index : index + 1], ends_s[index]), heard_s[index])
+        heard, told = min(bisect_left(heard_s, self.loop.now_s), steps - last), 0
+        if not names_blocks:
+            self._advance(running, steps, running.ended if last else NOBODY_ENDS)
+        for piece in ([heard] if heard else []) + [1] * (steps - heard):
+            first, told = told, told + piece
+            ended = running.ended if last and told == steps else NOBODY_ENDS
+            if names_blocks:
+                self._advance(running, piece, ended)
+            report = self.batcher.take_report(now_s=ends_s[told - 1]) if names_blocks or told == steps else None
+            decoded = Decoded(self.id, _with_ends(running.parts, ended), heard_s[first:told], report)
+            if told <= heard:
+                self.outbound.deliver(decoded)
+            else:
+                self.outbound.post(decoded, heard_s[first])
 
     def _begin_news(self, running: _Running, steps: int) -> None:
         """Let the news of the first steps of a run begin their way."""
@@ -282,5 +293,12 @@ class SimWorker:
         self.steps += steps
         running.done += steps
 
-    def _told(self, parts: Sequence[tuple[RequestId, int, int]], times_s: array[float], end_s: float) -> Decoded:
-        return Decoded(self.id, parts, times_s, self.batcher.take_report(now_s=end_s))
+
+def _with_ends(parts: Sequence[Part], ended: Mapping[RequestId, int]) -> Sequence[Part]:
+    """Put what ends a request in the place of the token that it decoded before."""
+    if not ended:
+        return parts
+    return [
+        (request_id, attempt, array("I", (ended[request_id],)) if request_id in ended else token)
+        for request_id, attempt, token in parts
+    ]
