@@ -328,8 +328,8 @@ class Carrier:
         homes.add(target)
         if self.keeping.read(command, tokens_so_far, target=target, source=source):
             return
-        tokens = crossings.tokens_at(source, command)
-        if source is None or source == target or tokens == 0:
+        tokens = crossings.tokens_at(source, command) if source != target else 0
+        if source is None or tokens == 0:
             self._begin(command, tokens_so_far)
             return
         if isinstance(command, StartDecode) and self.central.take(command, tokens_so_far, source=source, target=target):

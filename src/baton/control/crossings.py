@@ -104,7 +104,10 @@ class Crossings:
 
     def best_source(self, start: Start, target: HostId) -> HostId:
         """Choose the host that has most of the request; the target itself where no other has more."""
-        homes = sorted(self.homes[start.request.id])
+        homes = self.homes[start.request.id]
+        if homes <= {target}:
+            return target
+        homes = sorted(homes)
         return max((target, *homes), key=lambda host: self.tokens_at(host, start))
 
     def tokens_at(self, source: HostId | None, start: Start) -> int:

@@ -74,10 +74,12 @@ class Blocks:
         self.total = total
         self._eviction = eviction
         self._free: list[BlockId] = [BlockId(block) for block in range(total - 1, -1, -1)]
-        self._pins: list[int] = [0] * total
+        self._pins: list[int] = [1] * total
+        """Of a free block 1: that of whoever takes it. So nothing is counted for blocks that only one request has."""
         self._facts: list[BlockFacts | None] = [None] * total
         self._by_hash: dict[BlockHash, BlockId] = {}
-        self._has_forgotten = False
+        self._shared = 0
+        """Pins beyond the first one of a block."""
         self.fresh: list[BlockId] | None = None
         """Where it is a list: blocks that have become cached are added, for whoever takes them out."""
         self.fresh_when: Writes = "cached"
@@ -125,6 +127,8 @@ class Blocks:
         for block in blocks:
             if self._pins[block] == 0:
                 self._eviction.remove(block)
+            else:
+                self._shared += 1
             self._pins[block] += 1
             facts = self._facts[block]
             if facts is not None:
@@ -140,10 +144,9 @@ class Blocks:
             return None
         if self._pins[block] == 0:
             self._eviction.remove(block)
-            self._free.append(block)
+            self._let_go(block)
         del self._by_hash[facts.name]
         self._facts[block] = None
-        self._has_forgotten = True
         return facts.name
 
     def take(self, count: int) -> tuple[list[BlockId], list[BlockHash]]:
@@ -158,9 +161,6 @@ class Blocks:
         while len(taken) < count:
             evicted.append(self._evict())
             taken.append(self._free.pop())
-        pins = self._pins
-        for block in taken:
-            pins[block] = 1
         return taken, evicted
 
     def seal(self, block: BlockId, facts: BlockFacts) -> bool:
@@ -183,18 +183,18 @@ class Blocks:
 
         Back to front, so that of one request the deepest block is evicted first: a prefix is worth more than its end.
         """
-        pins, facts, free = self._pins, self._facts, self._free
-        if not self._by_hash and not self._has_forgotten and set(map(pins.__getitem__, blocks)) <= {1}:
-            for block in blocks:  # none has a name, and none is shared: there is nothing to look at
-                pins[block] = 0
-            free.extend(reversed(blocks))
+        pins, facts = self._pins, self._facts
+        if not self._by_hash and not self._shared:
+            self._free.extend(reversed(blocks))  # none has a name, and none is shared: there is nothing to look at
+            assert self.available <= self.total, "blocks are unpinned more often than they were pinned"
             return
         for block in reversed(blocks):
             left = pins[block] = pins[block] - 1
             if left:
                 assert left > 0, f"block {block} is unpinned more often than it was pinned"
+                self._shared -= 1
             elif (known := facts[block]) is None:
-                free.append(block)
+                self._let_go(block)
             else:
                 self._eviction.add(block, known)
                 if self.fresh is not None:
@@ -206,17 +206,23 @@ class Blocks:
         assert facts is not None, f"cached block {block} has no name"
         del self._by_hash[facts.name]
         self._facts[block] = None
-        self._free.append(block)
+        self._let_go(block)
         return facts.name
+
+    def _let_go(self, block: BlockId) -> None:
+        self._free.append(block)
+        self._pins[block] = 1
 
     def check(self, pins_expected: Sequence[int]) -> None:
         """Assert INV-4 and that the pins are exactly those of the requests. For tests, checkers and idle time."""
-        assert list(pins_expected) == self._pins, "pins are not those of the requests"
         free = set(self._free)
+        for block, (expected, pins) in enumerate(zip(pins_expected, self._pins, strict=True)):
+            assert pins == (1 if block in free else expected), f"pins of block {block} are not those of the requests"
+        assert self._shared == sum(pins - 1 for pins in self._pins if pins), "pins of several are not counted"
         assert len(free) == len(self._free), "a block is free twice"
         for block in range(self.total):
             named = self._facts[block] is not None
-            pinned = self._pins[block] > 0
+            pinned = pins_expected[block] > 0
             assert (block in free) == (not named and not pinned), f"block {block} is lost or free while in use"
         cached = sum(facts is not None and not pins for facts, pins in zip(self._facts, self._pins, strict=True))
         assert cached == len(self._eviction), "the eviction order does not hold exactly the cached blocks"

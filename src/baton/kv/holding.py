@@ -21,7 +21,8 @@ class Holding:
     attempt: int
     user: WorkerId | None
     """The worker that may read and write the blocks now. None between two workers."""
-    table: list[BlockId] = field(default_factory=list[BlockId])
+    table: tuple[BlockId, ...] = ()
+    """A new one where it grows, so that the worker and everybody else who is told of it has this one, not a copy."""
     behind: int = 0
     """Leading entries of the table that it no longer holds, or never did: nobody looks at them, and what stands there
     means nothing."""
@@ -46,7 +47,7 @@ class Holding:
     """What they may touch, pinned once more for each of them."""
 
     @property
-    def held(self) -> list[BlockId]:
+    def held(self) -> tuple[BlockId, ...]:
         """The blocks that it has."""
         return self.table[self.behind :] if self.behind else self.table
 
@@ -104,7 +105,7 @@ def granted(holding: Holding, block_tokens: int, *, cached_blocks: int = 0) -> T
 
     `cached_blocks`: of a worker's, that need not be computed. See `BlocksGranted`.
     """
-    request_id, table = holding.request.id, tuple(holding.table)
+    request_id, table = holding.request.id, holding.table
     if holding.landing:
         done_blocks = max(holding.behind, holding.computed_tokens // block_tokens)
         return LandingGranted(request_id, holding.attempt, table, done_blocks)

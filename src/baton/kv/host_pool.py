@@ -107,7 +107,7 @@ class HostPool:
     def table(self, request_id: RequestId) -> tuple[tuple[BlockId, ...], int]:
         """Return the request's block table and how many leading tokens of KV it holds: where a worker goes on."""
         held = self._holdings.get(request_id)
-        return (tuple(held.table), held.computed_tokens) if held and not held.reading else ((), 0)
+        return (held.table, held.computed_tokens) if held and not held.reading else ((), 0)
 
     def names(self, request_id: RequestId) -> tuple[BlockHash, ...]:
         """Return the hashes of the request's leading sealed blocks; none where it is about to lose them."""
@@ -257,7 +257,7 @@ class HostPool:
         request_id = event.request.id
         holding = Holding(event.request, event.attempt, None, wanted=event.blocks, prefix=event.prefix, landing=True)
         hit = self._names.hit(event.prefix, event.first_block)
-        if request_id in self._holdings or self._wanting or self._needed(holding, hit) > self._blocks.available:
+        if request_id in self._holdings or self._wanting or not self._has_room(holding, hit):
             return [LandingRefused(request_id, event.attempt)]
         self._holdings[request_id] = holding
         commands: list[PoolCommand] = []
@@ -337,14 +337,11 @@ class HostPool:
         return True
 
     def _open(self, holding: Holding, commands: list[PoolCommand]) -> bool:
-        """Give a request its first blocks: the prefix that is here, and room for the rest of what it wants.
-
-        Keeps one block in reserve for each request that already runs, so that a newcomer does not cause a preemption.
-        """
+        """Give a request its first blocks: the prefix that is here, and room for the rest of what it wants."""
         hit = self._names.hit(holding.prefix, holding.behind)
         if holding.landing:
             self._reclaim(holding, hit)
-        if self._needed(holding, hit) > self._blocks.available:
+        if not self._has_room(holding, hit):
             return False
         self._hold(holding, hit, commands)
         return True
@@ -357,10 +354,11 @@ class HostPool:
         wish = self._read_backs.wish(holding, self._holdings.values()) if was_preempted else None
         commands.append(wish or granted(holding, self.block_tokens, cached_blocks=hit.count))
 
-    def _needed(self, holding: Holding, hit: Hit) -> int:
-        """Count the blocks that must be available for a request to begin with this hit."""
-        running = len([None for held in self._holdings.values() if held.table])
-        return holding.goal(hit.count, self._ahead_blocks) - hit.count + self._blocks.unpinned(hit.blocks) + running
+    def _has_room(self, holding: Holding, hit: Hit) -> bool:
+        """Tell whether a request can begin with this hit, and leave a block to each that runs: it preempts nobody."""
+        needed = holding.goal(hit.count, self._ahead_blocks) - hit.count + self._blocks.unpinned(hit.blocks)
+        left = self._blocks.available - needed
+        return left >= len(self._holdings) or left >= len([held for held in self._holdings.values() if held.table])
 
     def _reclaim(self, holding: Holding, hit: Hit) -> None:
         """Take back blocks of younger requests that nobody touches: they wait to land on another host.
@@ -368,14 +366,14 @@ class HostPool:
         Without it two hosts that are full of what waits for the other wait for ever. The younger is computed again.
         """
         for held in idle_younger(self._holdings.values(), holding):
-            if self._needed(holding, hit) <= self._blocks.available:
+            if self._has_room(holding, hit):
                 return
             self._names.preempt(held)
 
     def _take(self, holding: Holding, count: int, commands: list[PoolCommand]) -> None:
         spare_blocks = (self._blocks.free - count - self.kept_free_blocks) // len(self._holdings)
         taken, news = self._names.take(count + holding.stock_blocks(count, spare_blocks, self.block_tokens))
-        holding.table = [*holding.table, *taken]
+        holding.table += tuple(taken)
         commands += news
 
     def _preempt_youngest(self, growing: Holding, missing: int, commands: list[PoolCommand]) -> bool:

@@ -35,7 +35,7 @@ class Names:
     def adopt(self, holding: Holding, hit: Hit, prefix: Sequence[BlockHash]) -> None:
         """Give an empty holding the blocks of a hit."""
         self.blocks.pin(hit.blocks)
-        holding.table, holding.behind = [BlockId(0)] * hit.behind + hit.blocks, hit.behind
+        holding.table, holding.behind = (BlockId(0),) * hit.behind + tuple(hit.blocks), hit.behind
         holding.names, holding.preempted = list(prefix[: hit.count]), False
         holding.computed_tokens = hit.count * self.block_tokens if hit.blocks else 0
 
@@ -74,7 +74,7 @@ class Names:
     def empty(self, holding: Holding) -> None:
         """Take a holding's blocks from it. What is sealed of them stays as cache."""
         self.blocks.unpin(holding.held)
-        holding.table, holding.names = [], []
+        holding.table, holding.names = (), []
         holding.behind = holding.computed_tokens = holding.wanted = 0
         holding.preempting = holding.reading = False
 
