@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import attrgetter
 
 from baton.core.messages import CloseRequest
@@ -22,6 +23,8 @@ from baton.policy.scaling import FixedFleet, ScalingPolicy
 from baton.policy.streaming import StreamingPolicy, WhenDone
 
 _ID = attrgetter("id")
+_WHATEVER = suppress(Exception)
+"""A user's policy may raise anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ class Policies:
         try:
             rejected = self.admission.admit(request, cluster, self.cost, now_s)
             if rejected is None:
-                return tuple(float(part) for part in self.fairness.key(request))
+                return tuple(map(float, self.fairness.key(request)))
             return CloseRequest(request.id, "rejected", rejected.reason, rejected.reject, rejected.retry_after_s)
         except Exception as error:  # noqa: BLE001  a user's policy may raise anything
             names = f"{type(self.admission).__name__} or {type(self.fairness).__name__}"
@@ -76,7 +79,7 @@ class Policies:
         except Exception as error:  # noqa: BLE001  see `admit`
             return _failure(self.routing, error)
         route = choice if isinstance(choice, Route) else Route(worker=choice)
-        return _unknown(self.routing, route.worker, cluster.workers) or route
+        return _unknown(self.routing, route.worker, candidates, cluster) or route
 
     def place(
         self, request: Request, source: HostId | None, candidates: Sequence[WorkerView], cluster: ClusterView
@@ -86,28 +89,27 @@ class Policies:
             worker = self.placement.place(request, source, candidates, cluster, self.cost)
         except Exception as error:  # noqa: BLE001  see `admit`
             return _failure(self.placement, error)
-        return _unknown(self.placement, worker, cluster.workers) or worker
+        return _unknown(self.placement, worker, candidates, cluster) or worker
 
     def run_tokens(self, request: Request) -> int:
         """Ask in what runs the prompt's KV is sent ahead; 0, not at all, where the policy fails."""
-        tokens = 0
-        with suppress(Exception):  # as in `learn`
-            tokens = int(self.streaming.run_tokens(request, self.cost))
-        return tokens
+        with _WHATEVER:
+            return int(self.streaming.run_tokens(request, self.cost))
+        return 0
 
     def layer_groups(self, request: Request, worker: WorkerView) -> int:
         """Ask in how many groups of layers what is computed last is sent ahead; 1 where the policy fails."""
         step_tokens = worker.step_tokens_max or request.prompt_tokens
         chunk_tokens = (request.prompt_tokens - 1) % step_tokens + 1  # where the worker has nothing else to do
         groups = 1
-        with suppress(Exception):  # as in `learn`
+        with _WHATEVER:
             groups = int(self.streaming.layer_groups(request, chunk_tokens, self.cost))
         return max(1, groups)
 
     def way(self, handoff: HandoffView) -> Way:
         """Ask which way a request's KV goes; direct where the policy fails."""
         way: Way = "direct"
-        with suppress(Exception):  # as in `learn`
+        with _WHATEVER:
             way = self.handoff.way(handoff)
         return way if way == "central" else "direct"
 
@@ -120,32 +122,33 @@ class Policies:
         teller: Teller = "prefill"
         if request.prompt_tokens == 1 or request.sampling.prompt_logprobs or request.sampling.embedding:
             return teller
-        with suppress(Exception):  # as in `learn`
+        with _WHATEVER:
             teller = self.first_token.teller(request, self.cost)
         return teller if teller == "decode" else "prefill"
 
     def learn(self, request: Request, output_tokens: int) -> None:
         """Let predictions of lengths learn from an answer. Where the policy fails, they know one answer less."""
-        with suppress(Exception):  # a user's policy may raise anything
+        with _WHATEVER:
             self.lengths.finished(request, output_tokens)
 
     def expected_tokens(self, request: Request) -> float:
         """Ask how long the answer will be; 0, as before anything is known, where the policy fails."""
-        tokens = 0.0
-        with suppress(Exception):  # as in `learn`
-            tokens = float(self.lengths.expected_tokens(request))
-        return tokens
+        with _WHATEVER:
+            return float(self.lengths.expected_tokens(request))
+        return 0.0
 
 
 def _failure(policy: object, error: Exception) -> PolicyFailure:
     return PolicyFailure(f"the policy {type(policy).__name__} failed: {type(error).__name__}: {error}")
 
 
-def _unknown(policy: object, worker: WorkerId, workers: Sequence[WorkerView]) -> PolicyFailure | None:
-    """Refuse a choice that is no live worker."""
-    if worker in map(_ID, workers):
+def _unknown(
+    policy: object, worker: WorkerId, candidates: Sequence[WorkerView], cluster: ClusterView
+) -> PolicyFailure | None:
+    """Refuse a choice that is no live worker. Mostly it is a candidate, and those are the few."""
+    if worker in map(_ID, chain(candidates, cluster.workers)):
         return None
-    known = ", ".join(view.id for view in workers)
+    known = ", ".join(view.id for view in cluster.workers)
     return PolicyFailure(
         f"the policy {type(policy).__name__} chose {worker!r}, which is not among the workers: {known}"
     )

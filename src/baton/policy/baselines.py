@@ -12,7 +12,6 @@ from baton.policy.admission import Reject
 from baton.policy.draws import draw
 from baton.policy.routing import Route
 
-_LOAD = attrgetter("running_requests", "id")
 _REQUESTS = attrgetter("running_requests")
 
 
@@ -75,7 +74,8 @@ class LeastLoad:
         self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel
     ) -> WorkerId:
         """See `RoutingPolicy.route`."""
-        return min(candidates, key=_LOAD).id
+        fewest = min(map(_REQUESTS, candidates))
+        return min([worker.id for worker in candidates if worker.running_requests == fewest])
 
     def place(
         self,

@@ -91,6 +91,8 @@ class LeastPressure:
     _answers: dict[WorkerId, float] = field(default_factory=dict[WorkerId, float])
     """Mean length that was predicted of the answers which decode on a worker."""
     _now_s: float = 0.0
+    _alone: tuple[Request | None, CostModel | None, Slo] = (None, None, Slo(ttft_s=1e-9, tpot_s=1e-9))
+    """What the last request without a promise would see if it were alone: a decision asks that for every worker."""
 
     def admit(self, request: Request, cluster: ClusterView, cost: CostModel, now_s: float) -> Reject | None:
         """See `AdmissionPolicy.admit`. Refuses what is predicted to miss its TTFT or its TPOT wherever it goes."""
@@ -127,12 +129,12 @@ class LeastPressure:
         cost: CostModel,
     ) -> WorkerId:
         """See `PlacementPolicy.place`."""
-        output_tokens = self._expected_tokens(cluster)
+        tokens, output_tokens = request.prompt_tokens, self._expected_tokens(cluster)
+        stays_s, moves_s = (cost.handoff_s(tokens=tokens, same_host=same) / output_tokens for same in (True, False))
 
         def key(worker: WorkerView) -> tuple[bool, float, WorkerId]:
-            tokens = request.prompt_tokens
-            handoff_s = cost.handoff_s(tokens=tokens, same_host=source in (None, worker.host))
-            tpot_s = self._tpot_s(worker, request, cluster, cost) + handoff_s / output_tokens
+            handoff_s = stays_s if source is None or source == worker.host else moves_s
+            tpot_s = self._tpot_s(worker, request, cluster, cost) + handoff_s
             off_role = self.off_role_ratio if worker.role == "prefill" else 1.0
             return (kv_free_tokens(worker) < tokens, tpot_s * off_role, worker.id)
 
@@ -260,11 +262,15 @@ class LeastPressure:
         """What the client was promised. Where nothing was: what it would see if it were alone."""
         if request.slo is not None:
             return request.slo
-        alone = StepShape(decode_requests=1, context_tokens=request.prompt_tokens)
-        return Slo(
-            ttft_s=max(1e-9, model.prefill_s(new_tokens=request.prompt_tokens, cached_tokens=0)),
-            tpot_s=max(1e-9, model.step_s(alone)),
-        )
+        asked, of, promise = self._alone
+        if request is not asked or model is not of:
+            alone = StepShape(decode_requests=1, context_tokens=request.prompt_tokens)
+            promise = Slo(
+                ttft_s=max(1e-9, model.prefill_s(new_tokens=request.prompt_tokens, cached_tokens=0)),
+                tpot_s=max(1e-9, model.step_s(alone)),
+            )
+            self._alone = (request, model, promise)
+        return promise
 
     def _compute_s(self, worker: WorkerView, work: _Work, tpot_s: float, model: CostModel) -> float:
         """Predict how long prompt tokens take here: in chunks, each beside a token of every request that decodes.
