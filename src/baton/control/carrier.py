@@ -8,7 +8,7 @@ the coordinator does; everything that follows from an event is carried out befor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol, assert_never
+from typing import assert_never
 
 from baton.control.central import Central, PoolDesk
 from baton.control.coordinator import Coordinator
@@ -16,6 +16,7 @@ from baton.control.crossings import Crossings, Desk
 from baton.control.decision_log import Decision, PoolDecision
 from baton.control.handoffs import Move, Start
 from baton.control.keeping import Keeping
+from baton.control.outside import Outside
 from baton.core.copies import CopyBlocks, LandingGranted, LandingRefused, LayersDone
 from baton.core.keeping import DropBlocks, LoadBlocks, PutEnded, ReadBackWanted, StoreBlocks
 from baton.core.messages import (
@@ -48,7 +49,6 @@ from baton.core.messages import (
     StopRequest,
     Tick,
     ToWorker,
-    WorkerCommand,
     WorkerJoined,
     WorkerLost,
     WorkerReported,
@@ -57,38 +57,6 @@ from baton.core.prefixes import BlocksRemoved, BlocksStored
 from baton.core.types import HostId, LoadWindow, Request, RequestId, Role, TokenBytes, WorkerId, WorkerView
 from baton.kv.host_pool import HostPool
 from baton.kv.layout import KVLayout
-
-
-class Outside(Protocol):
-    """What a carrier cannot do itself: reach processes, wires and clients."""
-
-    def send(self, worker: WorkerId, command: WorkerCommand) -> None:
-        """Pass a command on. To a worker that has died it goes nowhere: its loss is reported on its own."""
-        ...
-
-    def copy(self, copy: CopyBlocks) -> None:
-        """Begin to copy blocks between two hosts. `Carrier.copied` is called once for it, however it ends."""
-        ...
-
-    def keep(self, command: StoreBlocks | DropBlocks | LoadBlocks) -> None:
-        """Have bytes moved between an arena and the tiers below it.
-
-        `Keeping.kept` or `Keeping.loaded` is called once for a write or a read, however it ends and within a stated
-        time: whatever a store does, nobody waits for ever.
-        """
-        ...
-
-    def assign(self, command: Start) -> TokenBytes:
-        """Note who has the request now, and return its tokens so far: the server holds the truth about them."""
-        ...
-
-    def close(self, command: CloseRequest) -> None:
-        """Tell the client how its request ended."""
-        ...
-
-    def reshape(self, command: SetRole | StartWorker | RetireWorker) -> None:
-        """Change the fleet."""
-        ...
 
 
 class Carrier:
