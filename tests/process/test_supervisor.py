@@ -12,7 +12,8 @@ import msgspec
 
 from baton.control.decision_log import SimHeader
 from baton.core.config import Config, Plugin, SurvivalConfig, Topology
-from baton.core.messages import RetireWorker, StartWorker, WorkerJoined
+from baton.core.messages import RetireWorker, StartWorker, WorkerJoined, WorkerLost
+from baton.core.types import WorkerId
 from baton.engine.hash_engine import hash_card
 from baton.host.supervisor import Notices, Supervisor
 from baton.link.log_file import LogWriter, read_log
@@ -110,7 +111,7 @@ def test_a_worker_that_is_back_or_added_joins_with_its_limits(tmp_path: Path) ->
             await asyncio.wait_for(ready.get(), WAIT_S)
             os.kill(parts.driver.links[parts.own.setups[0].view.id].pid, signal.SIGKILL)
             await asyncio.wait_for(ready.get(), WAIT_S)
-            supervisor.resize(StartWorker("decode"))
+            supervisor.resize(StartWorker(WorkerId("one-more"), "decode"))
             await asyncio.wait_for(ready.get(), WAIT_S)
         finally:
             await supervisor.stop()
@@ -119,6 +120,7 @@ def test_a_worker_that_is_back_or_added_joins_with_its_limits(tmp_path: Path) ->
     writer.close()
     joined = [entry.event.view for entry in read_log(path)[1] if isinstance(entry.event, WorkerJoined)]
     assert len(joined) == 4
+    assert joined[-1].id == "one-more"
     assert {(view.kv_tokens_max, view.step_tokens_max, view.requests_max) for view in joined} == {
         (parts.own.setups[0].view.kv_tokens_max, 512, 64)
     }
@@ -144,10 +146,41 @@ def test_a_host_whose_workers_are_all_retired_starts_one_again() -> None:
             supervisor.resize(RetireWorker(supervised[0].view.id))
             await asyncio.wait_for(retired.wait(), WAIT_S)
             ready.clear()
-            supervisor.resize(StartWorker("decode"))
+            supervisor.resize(StartWorker(WorkerId("one-more"), "decode"))
             await asyncio.wait_for(ready.wait(), WAIT_S)
         finally:
             await supervisor.stop()
 
     asyncio.run(live())
     parts.own.arena.close()
+
+
+def test_an_added_worker_that_cannot_be_kept_up_is_forgotten_and_the_coordinator_told(tmp_path: Path) -> None:
+    """Its model does not load. Before, the coordinator waited for it for ever, and /cluster listed each such one."""
+    parts = _parts()
+    path, added = tmp_path / "decisions.log", WorkerId("one-more")
+    parts.driver.log = writer = LogWriter(path, SimHeader(cluster="", policy=""), 1 << 20)
+    (good, *_) = parts.own.setups
+    broken = msgspec.structs.replace(good, batching=Plugin(use="baton.policy.batching:NoSuchPolicy"))
+
+    async def live() -> None:
+        lost: asyncio.Queue[str] = asyncio.Queue()
+        notices = Notices(
+            tell=lambda text: lost.put_nowait(text) if "given up" in text else None,
+            ready=lambda: None,
+            failed=lambda reason: None,
+        )
+        supervisor = Supervisor(
+            OwnWorkers(parts.driver), [broken], parts.own.arena.fd, SurvivalConfig(restarts_max=0), notices
+        )
+        supervisor.resize(StartWorker(added, "decode"))
+        try:
+            await asyncio.wait_for(lost.get(), WAIT_S)
+        finally:
+            await supervisor.stop()
+
+    asyncio.run(live())
+    writer.close()
+    parts.own.arena.close()
+    assert added not in parts.driver.links
+    assert [entry.event.worker for entry in read_log(path)[1] if isinstance(entry.event, WorkerLost)] == [added]

@@ -8,8 +8,16 @@ from msgspec.structs import asdict, replace
 
 from baton.control.decision_log import PoolDecision
 from baton.core.copies import LandingEnded, LandingWanted
-from baton.core.messages import BlocksStored, StartDecode, StartPrefill, StartWorker, StopRequest
-from baton.core.types import HostId, RequestId, WorkerId
+from baton.core.messages import (
+    BlocksStored,
+    RetireWorker,
+    StartDecode,
+    StartPrefill,
+    StartWorker,
+    StopRequest,
+    WorkerLost,
+)
+from baton.core.types import HostId, RequestId, WorkerId, WorkerView
 from baton.kv.hashing import block_hashes
 from baton.kv.window import Window
 from baton.sim.cluster import SimCluster, build_cluster
@@ -190,17 +198,54 @@ def test_a_worker_that_scaling_adds_is_like_the_others_of_its_role_arena_and_hos
         closed=lambda life: None,
     )
     for role in ("decode", "prefill"):
-        cluster.reshape(StartWorker(role))
+        cluster.reshape(StartWorker(WorkerId(f"{role}-added"), role))
     cluster.loop.run(until_s=math.inf, events_max=1000, after_each=lambda: None)
     pools = cluster.server.carrier.pools
     assert {host: pool.view().blocks_total for host, pool in pools.items()} == {
         "a": 40,
         "host-of-decode-0": 7,
-        "host-of-decode-added-1": 7,
+        "host-of-decode-added": 7,
     }
     homes = {worker.id: worker.batcher.view(0.0).host for worker in cluster.workers}
-    assert homes["prefill-added-2"] == "a"
-    assert homes["decode-added-1"] == "host-of-decode-added-1"
+    assert homes[WorkerId("prefill-added")] == "a"
+    assert homes[WorkerId("decode-added")] == "host-of-decode-added"
+
+
+def test_a_host_takes_along_what_scaling_has_added_there() -> None:
+    """One that had joined is lost with it, and one that was on its way will not come. It comes back as it was."""
+    made = two_hosts(request("r", output=200))
+    playing = stage(replace(made, cluster=replace(made.cluster, worker_start_s=0.1)))
+    cluster, loop = playing.cluster, playing.cluster.loop
+    there, late, other = (WorkerId(name) for name in ("there", "late", "other"))
+    failed: list[WorkerId] = []
+    cluster.server.carrier.log = lambda entry: (
+        failed.append(entry.event.worker) if isinstance(entry.event, WorkerLost) else None
+    )
+    cluster.reshape(StartWorker(there, "decode"))
+    loop.at(0.15, lambda: cluster.reshape(StartWorker(late, "decode")))
+    loop.at(0.15, lambda: cluster.reshape(StartWorker(other, "prefill")))
+    loop.at(0.2, lambda: cluster.kill_host(B, notice_s=0.02, restart_s=0.3))
+    loop.at(0.21, lambda: cluster.reshape(StartWorker(WorkerId("unnoticed"), "decode")))
+    seen: list[set[WorkerId]] = []
+    for moment_s in (0.19, 0.3, 0.6):
+        loop.at(moment_s, lambda: seen.append(set(cluster.server.carrier.hosts)))
+    loop.run(until_s=math.inf, events_max=10_000)
+    started = {WorkerId("prefill-0"), WorkerId("decode-0")}
+    assert seen == [{*started, there}, {WorkerId("prefill-0"), other}, {*started, other}]
+    assert failed == [late, WorkerId("unnoticed")]
+    assert {worker.id for worker in cluster.workers} == {*started, other}
+
+
+def test_a_worker_that_dies_before_it_can_be_retired_does_not_come_back() -> None:
+    made = two_hosts(request("r", output=40))
+    playing = stage(made)
+    cluster, loop = playing.cluster, playing.cluster.loop
+    spare = WorkerId("spare")
+    cluster.boot(WorkerView(id=spare, host=B, role="decode"))
+    loop.at(0.1, lambda: cluster.kill(spare, Death(notice_s=0.05, restart_s=0.01), "killed"))
+    loop.at(0.12, lambda: cluster.reshape(RetireWorker(spare)))
+    playing.run()
+    assert {worker.id for worker in cluster.workers} == {"prefill-0", "decode-0"}
 
 
 def test_a_stale_entry_of_the_prefix_index_costs_a_recompute_and_no_token() -> None:

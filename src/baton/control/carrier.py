@@ -134,7 +134,10 @@ class Carrier:
         self._tell(WorkerJoined(view))
 
     def lose(self, worker: WorkerId, reason: str, now_s: float) -> None:
-        """A worker's process is certainly dead: first its pool hears of it, then the coordinator."""
+        """A worker's process is certainly dead: first its pool hears of it, then the coordinator.
+
+        Also of one that scaling has asked for, and that will not come.
+        """
         self._now_s = now_s
         lost = WorkerLost(worker, reason)
         host = self.hosts.pop(worker, None)

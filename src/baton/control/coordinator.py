@@ -5,7 +5,7 @@ It owns the life of every request. The live server, the simulator, a recorded lo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -49,6 +49,7 @@ from baton.core.types import (
     LoadWindow,
     Request,
     RequestId,
+    Role,
     TierHit,
     WorkerId,
     WorkerView,
@@ -100,9 +101,10 @@ class Coordinator:
                 return self._progress(event)
             case WorkerJoined(view=view):
                 self._fleet.join(view)
-                self._reshaping.joined(view.role)
+                self._reshaping.joined(view.id)
                 return self._empty_room()
             case WorkerLost(worker=worker, reason=reason):
+                self._reshaping.lost(worker, now_s)
                 return self._lose([worker], reason)
             case HostLost(host=host, reason=reason):
                 self._index.forget(host)
@@ -136,6 +138,11 @@ class Coordinator:
     def reshaping_failure(self) -> str:
         """How a policy of roles or scaling last failed. Empty: it never did."""
         return self._reshaping.failure
+
+    @property
+    def starting(self) -> Mapping[Role, int]:
+        """See `ClusterView.starting`."""
+        return self._reshaping.starting
 
     @property
     def live_requests(self) -> int:

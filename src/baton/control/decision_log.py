@@ -14,7 +14,8 @@ from baton.core.messages import CoordinatorCommand, CoordinatorEvent, PoolComman
 from baton.core.types import HostId
 from baton.kv.window import Window
 
-LOG_VERSION = 1
+LOG_VERSION = 2
+"""2: whom scaling starts has a name."""
 
 
 class LogHeader(Struct, frozen=True, kw_only=True, tag=True):

@@ -6,6 +6,8 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from baton.control.advice import Policies
 from baton.core.messages import CoordinatorCommand, RetireWorker, SetRole, StartWorker
 from baton.core.types import ROLES, ClusterView, FlightView, LoadWindow, RequestId, Role, WorkerId, WorkerView
@@ -13,30 +15,43 @@ from baton.core.types import ROLES, ClusterView, FlightView, LoadWindow, Request
 HISTORY_WINDOWS_MAX = 4096
 """A little over an hour at one window a second; older ones are forgotten (INV-9)."""
 
+START_AGAIN_S = 10.0
+"""How long nobody is asked for after a start has failed: what stood in its way is seldom gone a moment later."""
+
 
 @dataclass(slots=True)
 class Reshaping:
     """Turns what roles and scaling want into commands. The coordinator applies them to its fleet."""
 
     history: deque[LoadWindow] = field(default_factory=lambda: deque[LoadWindow](maxlen=HISTORY_WINDOWS_MAX))
-    starting: dict[Role, int] = field(default_factory=dict[Role, int])
-    """Workers that were asked for and have not joined."""
     failure: str = ""
     """How a policy of these families last failed. The shape then stays as it is."""
+    _starting: dict[WorkerId, Role] = field(default_factory=dict[WorkerId, Role])
+    """Workers that were asked for, and have neither joined nor failed."""
+    _started: int = 0
+    """Workers that were ever asked for: the next one's number."""
+    _again_s: float = 0.0
+    """None is asked for before."""
+
+    @property
+    def starting(self) -> dict[Role, int]:
+        """See `ClusterView.starting`."""
+        return dict(Counter(self._starting.values())) if self._starting else {}
 
     def tick(
         self, window: LoadWindow, cluster: ClusterView, policies: Policies, now_s: float
     ) -> list[CoordinatorCommand]:
-        """Look at roles, then at the size of the fleet."""
+        """Look at roles, then at the size of the fleet as it is with those roles."""
         self.history.append(window)
         try:
-            roles = policies.roles.assign(cluster, self.history, policies.cost, now_s)
+            flips = _flips(policies.roles.assign(cluster, self.history, policies.cost, now_s), cluster)
+            cluster = _flipped(cluster, flips)
             target = policies.scaling.target(cluster, self.history, policies.cost, now_s)
         except Exception as error:  # noqa: BLE001  a user's policy may raise anything
             names = f"{type(policies.roles).__name__} or {type(policies.scaling).__name__}"
             self.failure = f"the policy {names} failed: {type(error).__name__}: {error}"
             return []
-        return [*_flips(roles, cluster), *self._resize(target, cluster)]
+        return [*flips, *self._resize(target, cluster, now_s)]
 
     def moves(
         self, cluster: ClusterView, flights: Sequence[FlightView], policies: Policies, now_s: float
@@ -50,40 +65,57 @@ class Reshaping:
         known = {worker.id for worker in cluster.workers}
         return {request: worker for request, worker in sorted(wanted.items()) if worker in known}
 
-    def joined(self, role: Role) -> None:
-        """Note that one more worker is there."""
-        left = self.starting.get(role, 0) - 1
-        if left > 0:
-            self.starting[role] = left
-        else:
-            self.starting.pop(role, None)
+    def joined(self, worker: WorkerId) -> None:
+        """Note that a worker is there, whether it was asked for or has come by itself."""
+        self._starting.pop(worker, None)
 
-    def _resize(self, target: Mapping[Role, int], cluster: ClusterView) -> list[CoordinatorCommand]:
+    def lost(self, worker: WorkerId, now_s: float) -> None:
+        """Note that a worker is not there. If it never was, though it was asked for, its start has failed."""
+        if self._starting.pop(worker, None) is not None:
+            self._again_s = now_s + START_AGAIN_S
+
+    def _resize(self, target: Mapping[Role, int], cluster: ClusterView, now_s: float) -> list[CoordinatorCommand]:
         """Start what is missing; retire idle workers of what is too many. Never the last worker of the cluster."""
         commands: list[CoordinatorCommand] = []
-        live = Counter(worker.role for worker in cluster.workers)
+        live, starting = Counter(worker.role for worker in cluster.workers), self.starting
         for role in ROLES:
             wanted = target.get(role)
             if wanted is None:
                 continue
-            missing = wanted - live[role] - self.starting.get(role, 0)
-            if missing > 0:
-                self.starting[role] = self.starting.get(role, 0) + missing
-                commands += [StartWorker(role)] * missing
+            if now_s >= self._again_s:
+                commands += self._starts(role, wanted - live[role] - starting.get(role, 0))
             commands += _retirements(cluster, role, max(0, live[role] - max(wanted, 0)))
         retired = [command for command in commands if isinstance(command, RetireWorker)]
         if retired and len(retired) == len(cluster.workers):
             commands.remove(retired[-1])
         return commands
 
+    def _starts(self, role: Role, missing: int) -> list[StartWorker]:
+        commands: list[StartWorker] = []
+        for _ in range(missing):
+            self._started += 1
+            worker = WorkerId(f"{role}-added-{self._started}")
+            self._starting[worker] = role
+            commands.append(StartWorker(worker, role))
+        return commands
 
-def _flips(roles: Mapping[WorkerId, Role], cluster: ClusterView) -> list[CoordinatorCommand]:
+
+def _flips(roles: Mapping[WorkerId, Role], cluster: ClusterView) -> list[SetRole]:
     known = {worker.id: worker.role for worker in cluster.workers}
     return [
         SetRole(worker, role)
         for worker, role in sorted(roles.items())
         if worker in known and role in ROLES and known[worker] != role
     ]
+
+
+def _flipped(cluster: ClusterView, flips: Sequence[SetRole]) -> ClusterView:
+    """Show the cluster as it is once these workers have their new roles."""
+    roles = {flip.worker: flip.role for flip in flips}
+    workers = tuple(
+        replace(worker, role=roles[worker.id]) if worker.id in roles else worker for worker in cluster.workers
+    )
+    return replace(cluster, workers=workers) if flips else cluster
 
 
 def _retirements(cluster: ClusterView, role: Role, surplus: int) -> list[CoordinatorCommand]:

@@ -53,7 +53,7 @@ class WorkerJoined(Struct, frozen=True, tag=True):
 
 
 class WorkerLost(Struct, frozen=True, tag=True):
-    """The worker's process is certainly dead: it can no longer read or write a block. Also told to its host pool."""
+    """A worker is certainly dead, or was asked for and will not come: it touches no block. Its pool is told too."""
 
     worker: WorkerId
     reason: str
@@ -204,8 +204,9 @@ class SetRole(Struct, frozen=True, tag=True):
 
 
 class StartWorker(Struct, frozen=True, tag=True):
-    """Start one more worker; it joins when it is ready."""
+    """Start one more worker under this name, which no other has had. Answered by WorkerJoined or WorkerLost."""
 
+    worker: WorkerId
     role: Role
 
 

@@ -241,10 +241,10 @@ class Membership:
         """See `Audience.lose`."""
         self._stream.put(WorkerDown(worker, reason))
 
-    def retire(self, worker: WorkerId) -> None:
+    def retire(self, worker: WorkerId, reason: str) -> None:
         """See `Audience.retire`."""
         del self._links[worker]
-        self._stream.put(WorkerDown(worker, "retired", retired=True))
+        self._stream.put(WorkerDown(worker, reason, retired=True))
 
     def hear(self, worker: WorkerId, payload: bytes) -> WorkerNews | None:
         """See `Audience.hear`."""

@@ -39,8 +39,8 @@ class Audience(Protocol):
         """A worker is certainly dead, ready or not. Another one may follow under its name."""
         ...
 
-    def retire(self, worker: WorkerId) -> None:
-        """A worker has ended because nobody wants it any more: none follows."""
+    def retire(self, worker: WorkerId, reason: str) -> None:
+        """A worker has ended for good, and its name with it: nobody wants it, or it was added and cannot be kept up."""
         ...
 
     def hear(self, worker: WorkerId, payload: bytes) -> WorkerNews | None:

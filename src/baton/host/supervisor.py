@@ -34,6 +34,8 @@ class _Post:
     cannot_load: bool = False
     """The process said itself that it cannot go on, so that another one would not either."""
     given_up: bool = False
+    is_added: bool = False
+    """Scaling has asked for it. Once it is given up it is forgotten: scaling asks for another one, by another name."""
     retiring: bool = False
     """Scaling wants it no more: its end is no death, and no other follows."""
 
@@ -71,7 +73,6 @@ class Supervisor:
         self._stopping = False
         self._keepers: set[asyncio.Task[None]] = set()
         self._watchers: set[asyncio.Task[None]] = set()
-        self._added = 0
 
     def start(self) -> None:
         """Start every worker. Returns at once; `ready` is called when all of them have loaded."""
@@ -89,14 +90,11 @@ class Supervisor:
     def resize(self, command: StartWorker | RetireWorker) -> None:
         """Do what a scaling policy asks: start a worker like the others, or end one that has nothing to do."""
         match command:
-            case StartWorker(role=role):
-                self._added += 1
-                like = self._like
-                host, dot, _ = like.view.id.rpartition(".")
-                worker = WorkerId(f"{host}{dot}{role}-added-{self._added}")
-                view = msgspec.structs.replace(like.view, id=worker, role=role)
-                post = self._posts[view.id] = _Post(msgspec.structs.replace(like, view=view))
-                self._notices.tell(f"{view.id} is started: scaling asks for more {role}")
+            case StartWorker(worker=worker, role=role):
+                view = msgspec.structs.replace(self._like.view, id=worker, role=role)
+                post = _Post(msgspec.structs.replace(self._like, view=view), is_added=True)
+                self._posts[worker] = post
+                self._notices.tell(f"{worker} is started: scaling asks for more {role}")
                 self._man(post)
             case RetireWorker(worker=worker):
                 post = self._posts.get(worker)
@@ -148,19 +146,26 @@ class Supervisor:
             process.state = "lost"
             if post.retiring:
                 self._notices.tell(f"{worker} is retired: scaling asks for fewer")
-                self._audience.retire(worker)
-                post.given_up = True
-                del self._posts[worker]
+                self._forget(post, "retired")
                 return
             reason = post.failure or ended
             self._notices.tell(f"{worker} is lost: {reason}")
             self._audience.lose(worker, reason.splitlines()[0])
             if not await self._may_restart(post, reason):
+                if post.given_up and post.is_added:
+                    self._forget(post, reason.splitlines()[0])
                 return
             role = process.view.role
             post.process = self._make(post)
             post.process.view = msgspec.structs.replace(post.setup.view, role=role)
             self._audience.add(post.process)
+
+    def _forget(self, post: _Post, reason: str) -> None:
+        """End a post for good. No other worker is called like it."""
+        worker = post.setup.view.id
+        self._audience.retire(worker, reason)
+        post.given_up = True
+        del self._posts[worker]
 
     async def _run(self, post: _Post, process: WorkerProcess) -> str:
         """Run one process to its end. Returns how it ended."""

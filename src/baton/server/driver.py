@@ -117,9 +117,10 @@ class Driver:
         self._carrier.join(link.view, now_s())
 
     def lose(self, worker: WorkerId, reason: str) -> None:
-        """A worker's process is certainly dead. Its requests go on elsewhere."""
-        link = self.links[worker]
-        link.view = WorkerView(id=worker, host=link.view.host, role=link.view.role)
+        """A worker's process is certainly dead, or will never be. Its requests, if any, go on elsewhere."""
+        link = self.links.get(worker)
+        if link is not None:
+            link.view = WorkerView(id=worker, host=link.view.host, role=link.view.role)
         self._orphan({worker})
         self._carrier.lose(worker, reason, now_s())
 

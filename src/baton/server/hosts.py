@@ -174,6 +174,8 @@ class Hosts:
         self._parts.gateway.addresses.pop(host.id, None)
         self._tell(f"{host.id} is lost: {reason}")
         self.driver.lose_host(host.id, f"host {host.id} is lost: {reason}")
+        for worker in sorted(host.asked):
+            self.driver.lose(worker, f"host {host.id} is lost: {reason}")
         self._parts.gateway.limit_requests()
         self.copying.lose_host(host.id, reason)
         self._movers.pop(host.id, None)
@@ -186,7 +188,8 @@ class Hosts:
             link = self.driver.links.get(command.worker)
             host = self._joined.get(link.view.host) if link is not None else None
         else:
-            host = min(self._joined.values(), key=lambda joined: joined.workers, default=None)
+            able = [joined for joined in self._joined.values() if joined.has_workers]
+            host = min(able, key=lambda joined: joined.workers, default=None)
         if host is not None:
             host.resize(command)
         return host is not None

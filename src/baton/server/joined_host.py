@@ -75,6 +75,10 @@ class JoinedHost:
             _HELLO_S, self.stream.end, f"it has not said who it is for {_HELLO_S:.0f} s"
         )
         self._watch = asyncio.create_task(watch(self.stream, silent_s, HostPing()))
+        self.asked: set[WorkerId] = set()
+        """Workers that scaling wants here, and that have neither come nor been given up."""
+        self.has_workers = False
+        """It has named a worker, whatever has become of that: it can start others."""
         self._workers: dict[WorkerId, RemoteWorker] = {}
         self._decoder = msgspec.msgpack.Decoder(FromWorkerMessage)
 
@@ -85,7 +89,8 @@ class JoinedHost:
 
     @property
     def workers(self) -> int:
-        return len(self._workers)
+        """How many it has, or will have once what it was asked for has come."""
+        return len(self._workers.keys() | self.asked)
 
     def send(self, generation: int, order: MoverOrder) -> None:
         """See `Orders.send`."""
@@ -93,6 +98,8 @@ class JoinedHost:
 
     def resize(self, command: StartWorker | RetireWorker) -> None:
         """Let it start a worker more, or end one."""
+        if isinstance(command, StartWorker):
+            self.asked.add(command.worker)
         self.stream.put(Resize(command))
 
     def dismiss(self, reason: str) -> None:
@@ -167,17 +174,20 @@ class JoinedHost:
                 if earlier is not None:
                     view = msgspec.structs.replace(view, role=earlier.view.role)
                 self._workers[view.id] = driver.links[view.id] = RemoteWorker(view, self.stream.put)
+                self.has_workers = True
             case WorkerUp(worker=worker, pid=pid) if worker in self._workers:
                 link = self._workers[worker]
                 link.state, link.pid = "ready", pid
+                self.asked.discard(worker)
                 driver.join(link)
                 self._registry.changed()
             case WorkerDown(worker=worker, reason=reason, retired=retired) if worker in self._workers:
                 was_ready, self._workers[worker].state = self._workers[worker].state == "ready", "lost"
-                if was_ready:
+                if was_ready or retired:
                     driver.lose(worker, reason)
                 if retired:
                     del self._workers[worker], driver.links[worker]
+                    self.asked.discard(worker)
                 self._registry.changed()
             case _:
                 pass  # of a worker that it has not named

@@ -35,9 +35,10 @@ class OwnWorkers:
             self._ready.discard(worker)
             self._driver.lose(worker, reason)
 
-    def retire(self, worker: WorkerId) -> None:
+    def retire(self, worker: WorkerId, reason: str) -> None:
         """See `Audience.retire`."""
-        self.lose(worker, "retired")
+        self._ready.discard(worker)
+        self._driver.lose(worker, reason)
         del self._driver.links[worker]
 
     def hear(self, worker: WorkerId, payload: bytes) -> WorkerNews | None:

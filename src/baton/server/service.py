@@ -114,6 +114,9 @@ class Service:
             self._own.resize(command)
         elif not self._hosts.resize(command):
             self._tell(f"nobody can do what scaling wants: {command}")
+            if isinstance(command, StartWorker):  # told when what has asked for it is over
+                lose = self._parts.driver.lose
+                asyncio.get_running_loop().call_soon(lose, command.worker, "there is no host that could start it")
 
     def _prepare(self) -> None:
         files_max = raise_files_max()

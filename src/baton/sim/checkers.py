@@ -172,7 +172,7 @@ def check_refusal(cluster: SimCluster, life: Life) -> None:
 
 
 def check_nothing_left(cluster: SimCluster) -> None:
-    """INV-2: after the last request nobody holds a block, in the pool or in a batcher."""
+    """INV-2: after the last request nobody holds a block, in the pool or in a batcher. Nothing is waited for."""
     for host, pool in cluster.server.pools.items():
         require(pool.holders == 0, "INV-2", f"the pool of {host} still knows {pool.holders} requests")
         used = pool.view().blocks_used
@@ -181,6 +181,8 @@ def check_nothing_left(cluster: SimCluster) -> None:
     require(not waiting, "INV-2", f"handoffs of {waiting} are still under way")
     putting = cluster.server.carrier.central.waiting
     require(not putting, "INV-2", f"{putting} still wait until their blocks are in a pool")
+    starting = cluster.server.coordinator.starting
+    require(not starting, "INV-9", f"scaling waits for ever for the workers {dict(starting)}")
     live = cluster.server.coordinator.live_requests
     require(live == 0, "INV-1", f"the coordinator still knows {live} requests")
     for worker in cluster.workers:

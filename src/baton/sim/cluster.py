@@ -79,9 +79,13 @@ class SimCluster:
     """Worker processes started so far."""
     inbound_max: int = 0
     """Most commands that were ever under way to one worker, or waited in it for a step to end."""
-    started: int = 0
-    """Workers that scaling has asked for."""
+    can_start: bool = True
+    """Whether what scaling asks for can be started."""
     _processes: dict[WorkerId, _Process] = field(default_factory=dict[WorkerId, _Process])
+    _starting: dict[WorkerId, WorkerView] = field(default_factory=dict[WorkerId, WorkerView])
+    """What scaling has asked for, and is neither there nor given up."""
+    _retired: set[WorkerId] = field(default_factory=set[WorkerId])
+    """Those that died before they could be retired: none follows."""
 
     @property
     def workers(self) -> list[SimWorker]:
@@ -116,6 +120,7 @@ class SimCluster:
         if view.host not in self.engines or view.id in self._processes:
             return
         view = self._with_facts(view)
+        self._retired.discard(view.id)
         self.boots += 1
         outbound = Link(loop=self.loop, delays=self._delays(0), deliver=self.server.receive)
         batcher = Batcher(
@@ -176,10 +181,17 @@ class SimCluster:
         if view.host not in self.engines or view.id in self._processes:
             return  # its host went down meanwhile, which brings it back, or has done so
         self.server.lose(view.id, why)
-        self.loop.after(restart_s, partial(self.boot, view))
+        if view.id in self._retired:
+            self._retired.discard(view.id)
+        else:
+            self.loop.after(restart_s, partial(self.boot, view))
 
     def kill_host(self, host: HostId, notice_s: float, restart_s: float) -> None:
-        """Take a host down with everything on it. It comes back empty. Nothing where it is down."""
+        """Take a host down with everything on it. Nothing where it is down.
+
+        It comes back empty, with the workers that it was started with, as an agent does that joins again. What scaling
+        has added there is gone for good, and so is a host that only scaling has opened.
+        """
         if self.engines.pop(host, None) is None:
             return
         for process in [process for process in self._processes.values() if process.view.host == host]:
@@ -191,11 +203,13 @@ class SimCluster:
         self.loop.after(notice_s, partial(self._lose_host, host, restart_s))
 
     def _lose_host(self, host: HostId, restart_s: float) -> None:
-        views = [view for view in self.spec.views() if view.host == host]
-        self.server.lose_host(host, {view.id for view in views}, "the host is down")
+        self.server.lose_host(host, "the host is down")
         self.stores.lose_host(host)
         self.wires.lose_host(host)  # after that: nobody may begin to copy from there what has just failed
-        self.loop.after(restart_s, partial(self._reopen, host))
+        for view in [view for view in self._starting.values() if view.host == host]:
+            self._give_up(view)
+        if host in self.spec.hosts():
+            self.loop.after(restart_s, partial(self._reopen, host))
 
     def _reopen(self, host: HostId) -> None:
         self.open_host(host, self.spec.kv_of(host))
@@ -208,30 +222,48 @@ class SimCluster:
         match command:
             case SetRole():
                 pass  # the coordinator knows; a worker does what it is given
-            case StartWorker(role=role):
-                self.started += 1
-                view = self._added(f"{role}-added-{self.started}", command)
+            case StartWorker():
+                view = self._starting[command.worker] = self._added(command)
                 self.loop.after(self.spec.worker_start_s, partial(self._boot_added, view))
             case RetireWorker(worker=worker):
-                process = self._processes.pop(worker, None)
-                if process is None:
-                    return  # it died on the way
-                process.worker.kill()
-                process.inbound.close()
-                self.loop.at(process.outbound.drained_at_s, partial(self.server.lose, worker, "retired"))
+                self._retire(worker)
             case _:
                 assert_never(command)
 
-    def _added(self, name: str, command: StartWorker) -> WorkerView:
+    def _added(self, command: StartWorker) -> WorkerView:
         """A worker like the first of its role: of its kind, on its host, or on its own where those have one each."""
         alike = [group for group in self.spec.workers if group.role == command.role] or [SimWorkers(role=command.role)]
-        host = HostId(f"host-of-{name}" if alike[0].host == "each" else alike[0].host)
-        return WorkerView(id=WorkerId(name), host=host, role=command.role, kind=alike[0].kind)
+        host = HostId(f"host-of-{command.worker}" if alike[0].host == "each" else alike[0].host)
+        return WorkerView(id=command.worker, host=host, role=command.role, kind=alike[0].kind)
 
     def _boot_added(self, view: WorkerView) -> None:
+        if view.id not in self._starting:
+            return  # it was given up with its host
+        if not self.can_start or (view.host in self.spec.hosts() and view.host not in self.engines):
+            self._give_up(view)
+            return
+        del self._starting[view.id]
         if view.host not in self.engines:
             self.open_host(view.host, self.spec.kv_of_kind(view.kind))
         self.boot(view)
+
+    def _give_up(self, view: WorkerView) -> None:
+        del self._starting[view.id]
+        self.server.lose(view.id, "it cannot be started")
+
+    def _retire(self, worker: WorkerId) -> None:
+        process = self._processes.pop(worker, None)
+        if process is None:
+            self._retired.add(worker)
+            return
+        process.worker.kill()
+        process.inbound.close()
+        engine = self.engines[process.view.host]
+        self.loop.at(process.outbound.drained_at_s, partial(self._end_retired, process.view, engine))
+
+    def _end_retired(self, view: WorkerView, engine: SimEngine) -> None:
+        if self.engines.get(view.host) is engine:  # otherwise its host went down meanwhile, and took it along
+            self.server.lose(view.id, "retired")
 
     # ---- copies between hosts
 

@@ -121,4 +121,11 @@ class StoreFault(Struct, frozen=True, tag=True, kw_only=True):
     """How long it is full, down or slow."""
 
 
-Fault = Kill | KillAtStep | Hang | Slow | DelaySpike | Cancel | Flip | HostKill | WireCut | StoreFault
+class StartsFail(Struct, frozen=True, tag=True, kw_only=True):
+    """No worker that scaling asks for can be started for a while: there is no room, or its model does not load."""
+
+    at_s: float
+    for_s: float
+
+
+Fault = Kill | KillAtStep | Hang | Slow | DelaySpike | Cancel | Flip | HostKill | WireCut | StoreFault | StartsFail

@@ -23,6 +23,7 @@ from baton.sim.faults import (
     KillAtStep,
     Slow,
     Stage,
+    StartsFail,
     StoreFault,
     WireCut,
 )
@@ -127,6 +128,9 @@ class Play:
             case StoreFault():
                 loop.at(fault.at_s, partial(cluster.stores.break_store, fault.host, fault.tier, fault.what))
                 loop.at(fault.at_s + fault.for_s, partial(cluster.stores.mend_store, fault.host, fault.tier))
+            case StartsFail():
+                loop.at(fault.at_s, partial(self._allow_starts, allowed=False))
+                loop.at(fault.at_s + fault.for_s, partial(self._allow_starts, allowed=True))
             case _:
                 assert_never(fault)
 
@@ -155,6 +159,9 @@ class Play:
         for worker in self.cluster.workers:
             if worker.id == worker_id:
                 worker.slow_down(factor)
+
+    def _allow_starts(self, *, allowed: bool) -> None:
+        self.cluster.can_start = allowed
 
     def _spike(self, delay_s: float) -> None:
         delay_messages(self.cluster, delay_s)

@@ -1,4 +1,4 @@
-"""Policies that are never content: they fetch, place and move for no reason, so that the campaign sees every path."""
+"""Policies that are never content: they fetch, place, move and scale for no reason, so that the campaign sees all."""
 
 from __future__ import annotations
 
@@ -7,12 +7,23 @@ from dataclasses import dataclass, replace
 from zlib import crc32
 
 from baton.core.ports import CostModel
-from baton.core.types import ClusterView, FlightView, HostId, Request, RequestId, WorkerId, WorkerView
+from baton.core.types import (
+    ROLES,
+    ClusterView,
+    FlightView,
+    HostId,
+    LoadWindow,
+    Request,
+    RequestId,
+    Role,
+    WorkerId,
+    WorkerView,
+)
 from baton.policy.handoff import HandoffView, Teller, Way
 from baton.policy.routing import Route
 from baton.sim.cluster import SimPolicies
 from baton.sim.policies import build_policies
-from baton.sim.scenario import RESTLESS
+from baton.sim.scenario import RESTLESS, RESTLESS_FLEET
 from baton.sim.spec import ClusterSpec
 
 
@@ -90,13 +101,41 @@ class RestlessTeller:
         return "decode" if crc32(f"teller {request.id}".encode()) % 2 else "prefill"
 
 
+@dataclass(frozen=True, slots=True)
+class RestlessRoles:
+    """At every tick a third of the workers get a role, whatever theirs was."""
+
+    def assign(
+        self, cluster: ClusterView, history: Sequence[LoadWindow], cost: CostModel, now_s: float
+    ) -> Mapping[WorkerId, Role]:
+        """See `RolesPolicy.assign`."""
+        draws = {worker.id: crc32(f"role {worker.id} {now_s:.6f}".encode()) for worker in cluster.workers}
+        return {worker: ROLES[draw // 3 % len(ROLES)] for worker, draw in draws.items() if draw % 3 == 0}
+
+
+@dataclass(frozen=True, slots=True)
+class RestlessScaling:
+    """At every tick another number of workers of each role, none included. It is content in the end, so runs end."""
+
+    content_after_s: float = 3.0
+    workers_max: int = 2
+
+    def target(
+        self, cluster: ClusterView, history: Sequence[LoadWindow], cost: CostModel, now_s: float
+    ) -> Mapping[Role, int]:
+        """See `ScalingPolicy.target`."""
+        if now_s > self.content_after_s:
+            return {}
+        return {role: crc32(f"{role} {now_s:.6f}".encode()) % (self.workers_max + 1) for role in ROLES}
+
+
 def _pick(request_id: RequestId, salt: str, workers: Sequence[WorkerView]) -> WorkerId:
     return workers[crc32(f"{salt} {request_id}".encode()) % len(workers)].id
 
 
 def play_policies(spec: ClusterSpec, name: str) -> SimPolicies:
     """The policies that a scenario is played with: those of a name, or the restless ones."""
-    if name != RESTLESS:
+    if name not in (RESTLESS, RESTLESS_FLEET):
         return replace(build_policies(name, spec), name=name)
     ours = build_policies("baton", spec)
     cluster = replace(
@@ -108,4 +147,6 @@ def play_policies(spec: ClusterSpec, name: str) -> SimPolicies:
         handoff=RestlessHandoff(),
         first_token=RestlessTeller(),
     )
+    if name == RESTLESS_FLEET:
+        cluster = replace(cluster, roles=RestlessRoles(), scaling=RestlessScaling())
     return replace(ours, cluster=cluster, name=name)

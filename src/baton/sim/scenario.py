@@ -27,6 +27,7 @@ from baton.sim.faults import (
     ReportsFate,
     Slow,
     Stage,
+    StartsFail,
     StoreFault,
     StoreTrouble,
     WireCut,
@@ -43,6 +44,10 @@ BLOCK_TOKENS = 4
 RESTLESS = "restless"
 """Name of the policies in `baton.sim.restless`."""
 _PREEMPTION: tuple[Preemption, ...] = ("cheaper", "swap", "swap", "recompute")
+RESTLESS_FLEET = "restless-fleet"
+"""Those, and workers that change roles, come and go."""
+FLEET_RATIO = 0.25
+"""Share of the seeds that are played with a restless fleet."""
 _ROLES: tuple[Role, ...] = ("prefill", "decode", "mixed")
 
 
@@ -69,7 +74,8 @@ class Scenario(Struct, frozen=True, kw_only=True):
     requests: tuple[PlannedRequest, ...]
     faults: tuple[Fault, ...] = ()
     policy: str = "baton"
-    """As `baton sim --policy` takes it, or `restless`: policies that fetch, place and move for no reason."""
+    """As `baton sim --policy` takes it, or `restless`: policies that fetch, place and move for no reason. With
+    `restless-fleet` workers change roles, come and go for no reason too."""
 
 
 LARGE = "large-blocks"
@@ -108,7 +114,17 @@ def draw_scenario(seed: int) -> Scenario:
     policy = _draw_policy(draw)
     if len(cluster.hosts()) > 1 and any(tier.shared for tier in cluster.tiers):
         policy = Random(f"pool {seed}").choice((policy, RESTLESS, "central"))
-    return Scenario(seed=seed, cluster=cluster, requests=requests, policy=policy)
+    return _with_restless_fleet(Scenario(seed=seed, cluster=cluster, requests=requests, policy=policy))
+
+
+def _with_restless_fleet(scenario: Scenario) -> Scenario:
+    """Let scaling and roles be as restless as the rest, in some of the scenarios."""
+    draw = Random(f"fleet {scenario.seed}")
+    if draw.random() >= FLEET_RATIO:
+        return scenario
+    tick_s, worker_start_s = draw.choice((0.02, 0.05, 0.1)), draw.choice((0.0, 0.03, 0.2))
+    cluster = replace(scenario.cluster, tick_s=tick_s, worker_start_s=worker_start_s)
+    return replace(scenario, cluster=cluster, policy=RESTLESS_FLEET)
 
 
 def _draw_tiers(seed: int) -> tuple[SimTier, ...]:
@@ -206,6 +222,8 @@ def with_faults(scenario: Scenario) -> Scenario:
     """The same scenario with faults, drawn from its seed too."""
     draw = Random(f"faults {scenario.seed}")
     workers = [view.id for view in scenario.cluster.views()]
+    if scenario.policy == RESTLESS_FLEET:
+        workers += [WorkerId(f"{role}-added-{number}") for number in range(1, 4) for role in ("prefill", "decode")]
     faults: list[Fault] = []
     faults += [_draw_kill(draw, workers) for _ in range(draw.choice((0, 1, 2, 4)))]
     faults += [_draw_kill_at_step(draw, workers) for _ in range(draw.choice((0, 1, 2)))]
@@ -226,7 +244,14 @@ def with_faults(scenario: Scenario) -> Scenario:
             faults.append(WireCut(one=one, other=other, at_s=draw.uniform(0.0, 0.8), for_s=draw.uniform(0.0, 0.2)))
     for _ in range(draw.choice((0, 0, 1, 3))):
         faults.append(Flip(worker=draw.choice(workers), at_s=draw.uniform(0, 0.8), role=draw.choice(_ROLES)))
-    return replace(scenario, faults=(*faults, *_draw_store_faults(scenario)))
+    return replace(scenario, faults=(*faults, *_draw_store_faults(scenario), *_draw_starts_fail(scenario)))
+
+
+def _draw_starts_fail(scenario: Scenario) -> list[StartsFail]:
+    draw = Random(f"starts fail {scenario.seed}")
+    if scenario.policy != RESTLESS_FLEET or draw.random() < 0.5:
+        return []
+    return [StartsFail(at_s=draw.uniform(0.0, 0.5), for_s=draw.uniform(0.05, 0.5))]
 
 
 def _draw_store_faults(scenario: Scenario) -> list[StoreFault]:

@@ -71,13 +71,14 @@ class SimServer:
         self.carrier.join(view, self.loop.now_s)
 
     def lose(self, worker: WorkerId, reason: str) -> None:
-        """Note a dead worker."""
+        """Note a dead worker, or one that will not come."""
         self.outside.routes.pop(worker, None)
         self._orphan({worker})
         self.carrier.lose(worker, reason, self.loop.now_s)
 
-    def lose_host(self, host: HostId, workers: set[WorkerId], reason: str) -> None:
+    def lose_host(self, host: HostId, reason: str) -> None:
         """Note a dead host, with all its workers."""
+        workers = {worker for worker, where in self.carrier.hosts.items() if where == host}
         for worker in workers:
             self.outside.routes.pop(worker, None)
         self._orphan(workers)

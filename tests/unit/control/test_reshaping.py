@@ -6,17 +6,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from baton.control.advice import Policies
-from baton.control.reshaping import Reshaping
-from baton.core.messages import CoordinatorCommand, RetireWorker, StartWorker
+from baton.control.coordinator import Coordinator
+from baton.control.reshaping import START_AGAIN_S
+from baton.core.messages import (
+    CoordinatorCommand,
+    RequestArrived,
+    RetireWorker,
+    SetRole,
+    StartPrefill,
+    StartWorker,
+    Tick,
+    WorkerJoined,
+    WorkerLost,
+)
 from baton.core.ports import CostModel
-from baton.core.types import ClusterView, HostId, LoadWindow, Role, WorkerId, WorkerView
+from baton.core.types import ClusterView, HostId, LoadWindow, Request, RequestId, Role, WorkerId, WorkerView
 from baton.cost.linear import LinearCost
 from baton.policy.admission import BoundedQueue
 from baton.policy.fairness import FirstComeFirstServed
 from baton.policy.placement import FastestStep
 from baton.policy.routing import EarliestFirstToken
-
-WINDOW = LoadWindow(end_s=1.0, window_s=1.0)
 
 
 @dataclass(slots=True)
@@ -31,47 +40,111 @@ class Wanted:
         return self.workers
 
 
-def cluster(**running_requests: int) -> ClusterView:
-    """Two workers of each role, `p0` to `d1`, that run what is said of them."""
-    roles: dict[str, Role] = {"p0": "prefill", "p1": "prefill", "d0": "decode", "d1": "decode"}
-    workers = tuple(
-        WorkerView(id=WorkerId(name), host=HostId("h"), role=role, running_requests=running_requests.get(name, 0))
-        for name, role in roles.items()
-    )
-    return ClusterView(workers=workers, prefix_hit_tokens={})
+@dataclass(slots=True)
+class Assigned:
+    """Gives workers these roles."""
+
+    roles: dict[WorkerId, Role] = field(default_factory=dict[WorkerId, Role])
+
+    def assign(
+        self, cluster: ClusterView, history: Sequence[LoadWindow], cost: CostModel, now_s: float
+    ) -> Mapping[WorkerId, Role]:
+        return self.roles
 
 
-def tick(reshaping: Reshaping, seen: ClusterView, **workers: int) -> list[CoordinatorCommand]:
+P0, P1, D0, D1 = (WorkerId(name) for name in ("p0", "p1", "d0", "d1"))
+
+
+def coordinator(wanted: dict[Role, int], roles: dict[WorkerId, Role] | None = None) -> Coordinator:
+    """Two workers of each role, `p0` to `d1`, and policies that want this."""
     policies = Policies(
         admission=BoundedQueue(),
         routing=EarliestFirstToken(),
         placement=FastestStep(),
         fairness=FirstComeFirstServed(),
         cost=LinearCost(),
-        scaling=Wanted({"prefill": workers["prefill"], "decode": workers["decode"]}),
+        roles=Assigned(roles or {}),
+        scaling=Wanted(wanted),
     )
-    return reshaping.tick(WINDOW, seen, policies, 1.0)
+    made = Coordinator(policies, block_tokens=4)
+    for worker in (P0, P1, D0, D1):
+        join(made, worker, "prefill" if worker in (P0, P1) else "decode")
+    return made
+
+
+def join(made: Coordinator, worker: WorkerId, role: Role) -> None:
+    made.handle(WorkerJoined(WorkerView(id=worker, host=HostId("h"), role=role)), 0.0)
+
+
+def tick(made: Coordinator, now_s: float = 1.0) -> list[CoordinatorCommand]:
+    return made.handle(Tick(LoadWindow(end_s=now_s, window_s=1.0)), now_s)
 
 
 def test_the_last_worker_of_the_cluster_stays_whatever_scaling_wants() -> None:
     """Both roles give up all that they have in one tick: three of four go."""
-    assert tick(Reshaping(), cluster(), prefill=0, decode=0) == [
-        RetireWorker(WorkerId("p1")),
-        RetireWorker(WorkerId("p0")),
-        RetireWorker(WorkerId("d1")),
-    ]
+    made = coordinator({"prefill": 0, "decode": 0})
+    assert tick(made) == [RetireWorker(P1), RetireWorker(P0), RetireWorker(D1)]
 
 
 def test_only_idle_workers_are_retired_and_the_youngest_first() -> None:
-    assert tick(Reshaping(), cluster(p1=1), prefill=1, decode=1) == [
-        RetireWorker(WorkerId("p0")),
-        RetireWorker(WorkerId("d1")),
-    ]
+    made = coordinator({"prefill": 1, "decode": 1})
+    request = Request(id=RequestId("r"), prompt_tokens=8, block_hashes=(), output_tokens_max=4, arrived_at_s=0.0)
+    (start,) = made.handle(RequestArrived(request), 0.0)
+    assert isinstance(start, StartPrefill)
+    idle = P1 if start.worker == P0 else P0
+    assert tick(made) == [RetireWorker(idle), RetireWorker(D1)]
 
 
 def test_a_missing_worker_is_asked_for_once_until_it_has_joined() -> None:
-    reshaping = Reshaping()
-    assert tick(reshaping, cluster(), prefill=3, decode=2) == [StartWorker("prefill")]
-    assert tick(reshaping, cluster(), prefill=3, decode=2) == []
-    reshaping.joined("prefill")
-    assert tick(reshaping, cluster(), prefill=3, decode=2) == [StartWorker("prefill")]
+    made = coordinator({"prefill": 3, "decode": 2})
+    (start,) = tick(made)
+    assert isinstance(start, StartWorker)
+    assert start.role == "prefill"
+    assert tick(made) == []
+    assert made.starting == {"prefill": 1}
+    join(made, start.worker, "prefill")
+    assert tick(made) == []
+    assert made.starting == {}
+
+
+def test_a_worker_that_nobody_asked_for_is_not_taken_for_one_that_was() -> None:
+    """It crashed and is back: before, the one that is still on its way was asked for a second time."""
+    made = coordinator({"prefill": 3, "decode": 2})
+    (start,) = tick(made)
+    made.handle(WorkerLost(P0, "killed"), 1.5)
+    join(made, P0, "prefill")
+    assert tick(made, 2.0) == []
+    assert made.starting == {"prefill": 1}
+    assert isinstance(start, StartWorker)
+
+
+def test_a_start_that_failed_is_tried_again_after_a_while_under_another_name() -> None:
+    """Before, the role never grew again."""
+    made = coordinator({"prefill": 3, "decode": 2})
+    (first,) = tick(made)
+    assert isinstance(first, StartWorker)
+    assert made.handle(WorkerLost(first.worker, "no room"), 2.0) == []
+    assert made.starting == {}
+    assert tick(made, 2.0 + START_AGAIN_S / 2) == []
+    (second,) = tick(made, 2.0 + START_AGAIN_S)
+    assert isinstance(second, StartWorker)
+    assert second.role == "prefill"
+    assert second.worker != first.worker
+
+
+def test_a_failure_of_a_start_that_is_over_is_no_matter() -> None:
+    """It joined, and its host died later: neither that nor a name that nobody knows delays the next start."""
+    made = coordinator({"prefill": 3, "decode": 2})
+    (start,) = tick(made)
+    assert isinstance(start, StartWorker)
+    join(made, start.worker, "prefill")
+    for worker in (start.worker, WorkerId("nobody")):
+        made.handle(WorkerLost(worker, "late"), 2.0)
+    made.handle(WorkerLost(start.worker, "killed"), 3.0)
+    assert [type(command) for command in tick(made, 3.0)] == [StartWorker]
+
+
+def test_scaling_sees_the_roles_of_the_same_tick() -> None:
+    """p1 becomes the third decode worker that is wanted: before, one was started besides, and p1 retired at once."""
+    made = coordinator({"prefill": 1, "decode": 3}, roles={P1: "decode"})
+    assert tick(made) == [SetRole(P1, "decode")]

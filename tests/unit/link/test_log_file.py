@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from baton.control.decision_log import Decision, LogHeader
+from baton.control.decision_log import LOG_VERSION, Decision, LogHeader
 from baton.core.config import PolicyConfig
 from baton.core.errors import ConfigError
 from baton.core.messages import RequestCancelled
@@ -87,7 +87,7 @@ def test_a_folder_and_a_missing_file_are_no_logs(tmp_path: Path) -> None:
 
 def test_a_log_of_another_version_is_refused(tmp_path: Path) -> None:
     LogWriter(tmp_path / "log", msgspec.structs.replace(HEADER, version=99), 1 << 20).close()
-    with pytest.raises(ConfigError, match="no decision log of version 1"):
+    with pytest.raises(ConfigError, match=f"no decision log of version {LOG_VERSION}"):
         read_log(tmp_path / "log")
 
 
@@ -96,7 +96,7 @@ def test_decisions_without_a_header_are_refused(tmp_path: Path) -> None:
     _write(path)
     data = path.read_bytes()
     path.write_bytes(data[4 + int.from_bytes(data[:4], "little") :])
-    with pytest.raises(ConfigError, match="no decision log of version 1"):
+    with pytest.raises(ConfigError, match=f"no decision log of version {LOG_VERSION}"):
         read_log(path)
 
 

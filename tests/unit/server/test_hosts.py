@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from baton.control.decision_log import SimHeader
 from baton.core.config import Config, HostsConfig, TierConfig
-from baton.core.types import HostId
+from baton.core.messages import StartWorker, WorkerLost
+from baton.core.types import HostId, WorkerId, WorkerView
 from baton.engine.fingerprint import kv_identity
 from baton.engine.resolve import resolve_model
 from baton.kv.conversion import KVForm
 from baton.link.frames import FrameReader, frame
-from baton.link.hosting import HostHello, HostLeaves, Refused, Welcome
+from baton.link.hosting import HostHello, HostLeaves, HostTerms, Refused, Welcome, WorkerStarting, WorkerUp
+from baton.link.log_file import LogWriter, read_log
 from baton.link.moving import MoverReady
 from baton.server import hosts as module
 from baton.server.assembly import Parts, assemble
@@ -85,11 +89,8 @@ def test_hosts_are_not_told_what_is_the_servers_alone() -> None:
     assert shared_config(_parts((own, shared))).tiers == (shared,)
 
 
-async def _answer_to(hosts: Hosts, parts: Parts, *, blocks_total: int = 64) -> Refused | Welcome:
-    """Ask for terms, and say hello with the token of it."""
-    terms = await hosts.terms()
-    reader, writer = await asyncio.open_connection("127.0.0.1", terms.port)
-    hello = HostHello(
+def _hello(parts: Parts, terms: HostTerms, blocks_total: int = 64) -> HostHello:
+    return HostHello(
         token=terms.token,
         host=HostId("a"),
         pid=1,
@@ -98,7 +99,13 @@ async def _answer_to(hosts: Hosts, parts: Parts, *, blocks_total: int = 64) -> R
         mover=MoverReady(pid=2, machine="m", transports=("tcp",), address="127.0.0.1:1"),
         mover_generation=1,
     )
-    writer.write(frame(msgspec.msgpack.encode(hello)))
+
+
+async def _answer_to(hosts: Hosts, parts: Parts, *, blocks_total: int = 64) -> Refused | Welcome:
+    """Ask for terms, and say hello with the token of it."""
+    terms = await hosts.terms()
+    reader, writer = await asyncio.open_connection("127.0.0.1", terms.port)
+    writer.write(frame(msgspec.msgpack.encode(_hello(parts, terms, blocks_total))))
     frames = FrameReader()
     while True:
         for payload in frames.feed(await reader.read(1 << 16)):
@@ -132,3 +139,35 @@ def test_a_host_without_blocks_is_told_so() -> None:
     answer = _asked(blocks_total=0)
     assert isinstance(answer, Refused)
     assert "0 KV blocks" in answer.reason
+
+
+def test_what_a_host_was_to_start_will_not_come_once_it_is_gone(tmp_path: Path) -> None:
+    """The coordinator is told, so that scaling asks again. One that has named no worker yet is not asked at all."""
+    path, view = tmp_path / "decisions.log", WorkerView(id=WorkerId("a.mixed-0"), host=HostId("a"), role="mixed")
+    wanted = [StartWorker(WorkerId(name), "mixed") for name in ("one", "two", "three")]
+
+    async def run() -> None:
+        parts, news = _parts(), asyncio.Queue[None]()
+        parts.driver.log = writer = LogWriter(path, SimHeader(cluster="", policy=""), 1 << 20)
+        hosts = Hosts(parts, tell=lambda _line: None, changed=lambda: news.put_nowait(None))
+        terms = await hosts.terms()
+        reader, agent = await asyncio.open_connection("127.0.0.1", terms.port)
+        agent.write(frame(msgspec.msgpack.encode(_hello(parts, terms))))
+        await reader.read(1)  # the beginning of its word of welcome
+        assert not hosts.resize(wanted[0]), "its workers are not being started yet: it would not hear"
+        for message in (WorkerStarting(view), WorkerUp(view.id, 1)):
+            agent.write(frame(msgspec.msgpack.encode(message)))
+        await news.get()
+        assert all(hosts.resize(command) for command in wanted)
+        started = WorkerView(id=wanted[0].worker, host=HostId("a"), role="mixed")
+        for message in (WorkerStarting(started), WorkerUp(started.id, 2)):
+            agent.write(frame(msgspec.msgpack.encode(message)))
+        await news.get()
+        agent.close()
+        await news.get()
+        await hosts.stop()
+        writer.close()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    failed = [entry.event.worker for entry in read_log(path)[1] if isinstance(entry.event, WorkerLost)]
+    assert failed == ["three", "two"]
