@@ -41,14 +41,17 @@ def paired(sources: Runs, targets: Runs) -> Moves:
     """Cut two lists of runs alike, which hold the same number of bytes."""
     if len(sources) == len(targets) and np.array_equal(sources[:, 1], targets[:, 1]):
         return np.column_stack((sources[:, 0], targets))
-    ends = [np.cumsum(runs[:, 1]) for runs in (sources, targets)]
-    cuts = np.union1d(*ends)
-    starts = np.concatenate((np.zeros(1, np.uint64), cuts[:-1]))
-    addresses: list[npt.NDArray[np.uint64]] = []
-    for runs, ending in zip((sources, targets), ends, strict=True):
-        index = np.searchsorted(ending, starts, side="right")
-        addresses.append(runs[index, 0] + (starts - (ending[index] - runs[index, 1])))
-    return np.column_stack((*addresses, cuts - starts))
+    ends = [runs[:, 1].cumsum() for runs in (sources, targets)]
+    cuts = np.concatenate((np.zeros(1, np.uint64), *ends))
+    cuts.sort()
+    cuts = cuts[np.flatnonzero(np.diff(cuts, append=cuts[:1]))]  # each once; the last differs from the first
+    starts = cuts[:-1]
+    moves = np.empty((len(starts), 3), np.uint64)
+    for column, (runs, ending) in enumerate(zip((sources, targets), ends, strict=True)):
+        shifts = runs[:, 0] - (ending - runs[:, 1])  # of addresses from positions; below zero they wrap, and back again
+        moves[:, column] = shifts[ending.searchsorted(starts, side="right")] + starts
+    moves[:, 2] = cuts[1:] - starts
+    return moves
 
 
 class MoveList:

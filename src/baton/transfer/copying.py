@@ -51,12 +51,12 @@ class Copier:
 
     def from_spread(self, pull: PiecewisePull, source: Spread) -> Move:
         """Move pieces of this pull by copying them."""
-        size_bytes, target = source.size_bytes, pull.target
+        target = pull.target
         if not (source.is_direct and target.is_direct):
             return lambda piece: copy_portions(
                 self._copy, source, target, range(piece.start, piece.start + piece.size_bytes)
             )
-        moves = MoveList(paired(source.addresses(0, size_bytes), target.addresses(0, size_bytes)))
+        moves = MoveList(paired(source.all_addresses(), target.all_addresses()))
         return lambda piece: self._copy(moves.cut(piece.start, piece.size_bytes))
 
     def close(self) -> None:

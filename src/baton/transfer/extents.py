@@ -114,9 +114,16 @@ class Spread:
 
     def addresses(self, start: int, size_bytes: int) -> Runs:
         """Where in this process these bytes lie, in order. Of what `is_direct`."""
+        return runs_of(cut_rows(self._in_process(), start, size_bytes))
+
+    def all_addresses(self) -> Runs:
+        """Where in this process all of it lies, in order. Of what `is_direct`."""
+        return runs_of(self._in_process())
+
+    def _in_process(self) -> Rows:
         if self._located is None:
             self._located = located(self._rows, {region: address_of(view) for region, view in self._views.items()})
-        return runs_of(cut_rows(self._located, start, size_bytes))
+        return self._located
 
     def portion_bytes(self, size_bytes: int) -> int:
         """How much of `size_bytes` bytes `read` and `write` give at a time: all, of what `is_direct`."""
@@ -245,18 +252,20 @@ def _portions(start: int, size_bytes: int, portion_bytes: int) -> list[tuple[int
 
 def _only_device(rows: Rows, views: Mapping[int, Memory]) -> StagedMemory | None:
     """Find the device's memory that some of the rows lie in."""
-    used = set(np.unique(rows[:, 2]).tolist())
-    found = {id(view): view for region, view in views.items() if region in used and isinstance(view, StagedMemory)}
+    devices = {region: view for region, view in views.items() if isinstance(view, StagedMemory)}
+    used = set(np.unique(rows[:, 2]).tolist()) if devices else set[int]()
+    found = {id(view): view for region, view in devices.items() if region in used}
     if len(found) > 1:
         raise TransferError(f"these extents lie in {len(found)} devices' memories; transfer those of one at a time")
     return next(iter(found.values()), None)
 
 
 def _check_inside(rows: Rows, views: Mapping[int, Memory]) -> None:
+    offsets, sizes, regions = rows.T
     inside = np.zeros(len(rows), np.bool_)
     for region, view in views.items():
-        fits = (rows[:, 0] >= 0) & (rows[:, 1] > 0) & (rows[:, 1] <= view.nbytes)
-        inside |= (rows[:, 2] == region) & fits & (rows[:, 0] <= view.nbytes - rows[:, 1])
+        inside |= (regions == region) & (offsets <= view.nbytes - sizes)
+    inside &= (offsets >= 0) & (sizes > 0)  # so the difference above was none that overflows
     if inside.all():
         return
     offset, size, region = rows[int(np.argmin(inside))].tolist()
