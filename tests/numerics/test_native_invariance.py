@@ -44,7 +44,7 @@ CONFIGS = {
         **TINY | {"max_position_embeddings": 1024},
         num_experts=40,
         num_experts_per_tok=4,
-        moe_intermediate_size=24,
+        moe_intermediate_size=40,
         shared_expert_intermediate_size=56,
         mlp_only_layers=[1],
     ),
