@@ -238,4 +238,4 @@ def test_tiers_keep_blocks_of_a_device(movers: Movers, tmp_path: Path) -> None:
 
 def test_a_host_on_a_gpu_without_tcp_says_what_to_do(movers: Movers) -> None:
     failed = movers.start("gpu", transports=("shm",)).next(MoverFailed)
-    assert "hosts.transports is shm, and the KV of a GPU goes over tcp only; add tcp" in failed.reason
+    assert "hosts.transports is shm, and this arena on a GPU needs tcp; add it" in failed.reason

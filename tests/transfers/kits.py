@@ -31,7 +31,7 @@ from tests.transfers.wires import Alter, Gate, Proxy
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PIECE_BYTES = 64 << 10
-TRANSPORTS = ("memory", "shm", "tcp", "nixl", "memory staged", "tcp staged")
+TRANSPORTS = ("memory", "shm", "tcp", "nixl", "memory staged", "tcp staged", "nixl staged")
 """`staged`: the memories are a device's, which transports copy from and to in portions."""
 PORTION_BYTES = 24_000
 """Not a part of a piece."""
@@ -184,7 +184,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def kit_of(name: str) -> Iterator[Kit]:
-    if name == "nixl" and importlib.util.find_spec("nixl_cu12") is None:
+    if name.startswith("nixl") and importlib.util.find_spec("nixl_cu12") is None:
         pytest.skip("NIXL is not installed: pip install -e '.[nixl]'")
     kit = Kit(name.removesuffix(" staged"), staged=name.endswith(" staged"))
     with kit.opened, kit.proxies:

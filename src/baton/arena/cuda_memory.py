@@ -16,7 +16,7 @@ import numpy as np
 from baton.arena.cuda import CudaPart
 from baton.core.errors import ArenaError, TransferError
 from baton.kv.layout import KVLayout
-from baton.transfer.device import DeviceMoves
+from baton.transfer.device import DeviceMoves, Location
 
 _PORTABLE = c_uint(1)  # CU_MEMHOSTALLOC_PORTABLE: locked for every context of the process
 _NON_BLOCKING = c_uint(1)  # CU_STREAM_NON_BLOCKING: waits for nothing on the default stream
@@ -27,12 +27,21 @@ class CudaMemory:
 
     def __init__(self, parts: Sequence[CudaPart], layout: KVLayout) -> None:
         self.nbytes = sum(part.array.bytes_total for part in parts)
+        self.location = _location(parts)
         self._parts = parts
         self._layout = layout
 
     def buffer(self, size_bytes: int) -> CudaBuffer:
         """See `DeviceMemory.buffer`."""
         return CudaBuffer(self._parts, self._layout, size_bytes)
+
+
+def _location(parts: Sequence[CudaPart]) -> Location | None:
+    """Ranks' parts are on devices of their own."""
+    if len(parts) > 1:
+        return None
+    array = parts[0].array
+    return Location("VRAM", array.address, int(array.device.removeprefix("cuda:")))
 
 
 class CudaBuffer:

@@ -225,12 +225,13 @@ class Mover:
 
 
 def _usable(names: Sequence[str], memory: Memory) -> Sequence[str]:
-    """Leave out what moves memory of the host only, where the arena is a device's."""
-    usable = [name for name in names if isinstance(memory, memoryview) or name == TcpTransport.name]
+    """Leave out what cannot move a device's memory, where the arena is that."""
+    if isinstance(memory, memoryview):
+        return names
+    able = (TcpTransport.name,) if memory.location is None else (TcpTransport.name, NixlTransport.name)
+    usable = [name for name in names if name in able]
     if names and not usable:
-        raise ConfigError(
-            f"hosts.transports is {', '.join(names)}, and the KV of a GPU goes over tcp only; add tcp to it"
-        )
+        raise ConfigError(f"hosts.transports is {', '.join(names)}, and this arena on a GPU needs tcp; add it")
     return usable
 
 

@@ -6,16 +6,27 @@ That of NVIDIA's driver is `baton.arena.cuda_memory`.
 from __future__ import annotations
 
 import threading
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from baton.core.errors import TransferError
 from baton.machine.copies import Copy, address_of, fastest_copy
 
 DeviceMoves = npt.NDArray[np.int64]
 """[moves, 3]: offset in the device's memory, offset in the buffer, size in bytes. They do not overlap."""
+
+
+class Location(Struct, frozen=True, array_like=True):
+    """Where bytes are for those who reach them without the CPU: a network card, through NIXL."""
+
+    kind: Literal["DRAM", "VRAM"]
+    """NIXL's names of memory of the host and of a GPU."""
+    address: int
+    device: int = 0
+    """Number of the GPU."""
 
 
 class CopyBuffer(Protocol):
@@ -49,6 +60,8 @@ class DeviceMemory(Protocol):
 
     nbytes: int
     """Its size."""
+    location: Location | None
+    """None: it lies in several places, and can be copied only."""
 
     def buffer(self, size_bytes: int) -> CopyBuffer:
         """Reserve host memory to copy over. Raises TransferError where the host has none."""
@@ -62,6 +75,7 @@ class HostDeviceMemory:
         """`memory` has to stay mapped for as long as anybody copies."""
         self.nbytes = memory.nbytes
         self._address = address_of(memory)
+        self.location: Location | None = Location("DRAM", self._address)
         self._copy = copy or fastest_copy()
 
     def buffer(self, size_bytes: int) -> ThreadedBuffer:

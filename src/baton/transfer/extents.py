@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from baton.core.errors import TransferError
 from baton.machine.copies import Runs, address_of
-from baton.transfer.device import CopyBuffer, DeviceMoves
+from baton.transfer.device import CopyBuffer, DeviceMoves, Location
 from baton.transfer.port import Extent, Memory, Ticket
 from baton.transfer.staged import StagedMemory
 
@@ -82,6 +82,7 @@ class Spread:
         """
         _check_inside(rows, views)
         self._rows = collated(rows)
+        self._memories = views
         self._views = {region: view for region, view in views.items() if isinstance(view, memoryview)}
         self._staged = _only_device(self._rows, views)
         self._located: Rows | None = None
@@ -113,16 +114,19 @@ class Spread:
         ]
 
     def addresses(self, start: int, size_bytes: int) -> Runs:
-        """Where in this process these bytes lie, in order. Of what `is_direct`."""
-        return runs_of(cut_rows(self._in_process(), start, size_bytes))
+        """Where these bytes lie, in order: in this process, or on a device that has a location."""
+        return runs_of(cut_rows(self._where(), start, size_bytes))
 
     def all_addresses(self) -> Runs:
-        """Where in this process all of it lies, in order. Of what `is_direct`."""
-        return runs_of(self._in_process())
+        """Where all of it lies, in order. See `addresses`."""
+        return runs_of(self._where())
 
-    def _in_process(self) -> Rows:
+    def _where(self) -> Rows:
         if self._located is None:
-            self._located = located(self._rows, {region: address_of(view) for region, view in self._views.items()})
+            used = set(np.unique(self._rows[:, 2]).tolist())
+            self._located = located(
+                self._rows, {region: location_of(self._memories[region]).address for region in used}
+            )
         return self._located
 
     def portion_bytes(self, size_bytes: int) -> int:
@@ -188,6 +192,15 @@ class Spread:
             (self._views[region][offset : offset + size], at)
             for (offset, size, region), at in zip(rows[on_host].tolist(), ats[on_host].tolist(), strict=True)
         ]
+
+
+def location_of(memory: Memory) -> Location:
+    """Say where a memory begins. Raises TransferError for one of a device that lies in several places."""
+    if isinstance(memory, memoryview):
+        return Location("DRAM", address_of(memory))
+    if memory.location is None:
+        raise TransferError("this device's memory lies in several places and can be copied only; use tcp")
+    return memory.location
 
 
 def rows_of(extents: Sequence[Extent]) -> Rows:

@@ -9,6 +9,9 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Sequence
+from contextlib import closing
+from itertools import chain
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -16,18 +19,18 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from baton.core.errors import TransferError
-from baton.machine.copies import Moves, address_of, copy_one_by_one, paired
+from baton.machine.copies import Moves, copy_one_by_one, paired
 from baton.transfer.asker import Asker, Inquiry
 from baton.transfer.copying import Copier, Move, no_interrupt
-from baton.transfer.extents import Spread, collated, cut_rows, located, rows_of, runs_of
+from baton.transfer.device import Location
+from baton.transfer.extents import Spread, collated, cut_rows, located, location_of, rows_of, runs_of
 from baton.transfer.listener import Listener, limit_waits
-from baton.transfer.nixl_agent import NixlAgent
+from baton.transfer.nixl_agent import NixlAgent, Side
 from baton.transfer.offers import Answer, Offer, Source
 from baton.transfer.peers import Peers
 from baton.transfer.port import Extent, Memory, Ticket
 from baton.transfer.pulling import Piece, PiecewisePull
 from baton.transfer.shm_source import answer_of
-from baton.transfer.staged import StagedMemory
 from baton.transfer.tcp import joined, listening_on, split
 from baton.transfer.tcp_source import FIRST_REQUEST_S
 from baton.transfer.wire import (
@@ -46,11 +49,16 @@ _STALL_S = 30.0
 _CARD_BYTES_MAX = 1 << 20
 
 
+Kind = tuple[Literal["DRAM", "VRAM"], int]
+"""Of memory, in NIXL's words, and the number of the device that it is on."""
+
+
 class _Card(Struct, frozen=True, array_like=True):
     """What a consumer has to know of a source in order to read it."""
 
     agent: bytes = b""
-    addresses: list[int] = []
+    locations: list[Location] = []
+    """Of each region."""
     checksum: int = 0
     """Of the whole offer, behind its last byte."""
 
@@ -67,7 +75,8 @@ class NixlTransport:
         self._owned = source is None
         self._source = source or Source()
         self._agent = NixlAgent(f"baton-{self._source.offers.epoch:x}", devices=devices)
-        self._addresses: list[int] = []
+        self._locations: list[Location] = []
+        """Of each region."""
         self._copier = Copier(threads, copy_one_by_one, turns=1)  # UCX copies: its threads wait, once a share
         self._peers = Peers(lambda address: _NixlPeer(address, self._agent))
         listening = listening_on(listen)
@@ -76,12 +85,10 @@ class NixlTransport:
 
     def register(self, memory: Memory, *, descriptor: int | None = None) -> int:
         """See `Transport.register`."""
-        if isinstance(memory, StagedMemory):
-            raise TransferError("nixl moves memory of the host only; offer that of a device over tcp")
+        location = location_of(memory)
         region = self._source.register(memory, descriptor=descriptor)
-        address = address_of(memory)
-        self._agent.register(address, memory.nbytes)
-        self._addresses.append(address)
+        self._agent.register(location, memory.nbytes)
+        self._locations.append(location)
         return region
 
     def offer(self, extents: Sequence[Extent], *, lease_s: float, checksum: bool = False) -> Ticket:
@@ -95,9 +102,10 @@ class NixlTransport:
     def pull(self, ticket: Ticket, into: Sequence[Extent]) -> PiecewisePull:
         """See `Transport.pull`."""
         target = self._source.memories.target_of(ticket, into, name=self.name)
+        ours = _kind_of(into, self._locations)
         peer, inquiry = self._peers.at(ticket.address), Inquiry(ticket)
         pull = PiecewisePull(ticket, target, interrupt=no_interrupt, check=lambda: peer.check(inquiry, target))
-        self._copier.start(pull, lambda: peer.open(inquiry))
+        self._copier.start(pull, lambda: peer.open(inquiry, ours))
         return pull
 
     def close(self) -> None:
@@ -129,9 +137,9 @@ class NixlTransport:
     def _card(self, request: Request) -> bytes:
         offer = self._source.offers.find(request.epoch, request.number, request.secret)
         if request.verb is Verb.CARD:
-            card = _Card(self._agent.metadata(), self._addresses)
+            card = _Card(self._agent.metadata(), self._locations)
         elif isinstance(offer, Offer) and offer.checksum:
-            card = _Card(checksum=checksum_of(offer.spread.cut(0, offer.spread.size_bytes)))
+            card = _Card(checksum=_checksum(offer.spread))
         else:
             return b""
         return msgspec.msgpack.encode(card)
@@ -147,19 +155,21 @@ class _NixlPeer:
         self._lock = threading.Lock()
         self._met: dict[bytes, str] = {}
 
-    def open(self, inquiry: Inquiry) -> Move:
-        """Get permission. Returns what reads a piece."""
+    def open(self, inquiry: Inquiry, ours: Kind) -> Move:
+        """Get permission. Returns what reads a piece into memory of our kind."""
         card = self.asker.ask(inquiry, Verb.CARD, _receive_card)
         with self._lock:
             if card.agent not in self._met:
                 self._met = {card.agent: self._agent.meet(card.agent)}
             name = self._met[card.agent]
-        theirs = located(collated(rows_of(inquiry.ticket.extents)), dict(enumerate(card.addresses)))
+        kind = _kind_of(inquiry.ticket.extents, card.locations)
+        bases = {region: location.address for region, location in enumerate(card.locations)}
+        theirs = located(collated(rows_of(inquiry.ticket.extents)), bases)
 
         def move(piece: Piece) -> None:
             sources = runs_of(cut_rows(theirs, piece.start, piece.size_bytes))
             moves = paired(sources, piece.pull.target.addresses(piece.start, piece.size_bytes))
-            self._agent.read(name, _described(moves, 0), _described(moves, 1))
+            self._agent.read(name, Side(kind[0], _described(moves, 0, kind)), Side(ours[0], _described(moves, 1, ours)))
 
         return move
 
@@ -171,7 +181,7 @@ class _NixlPeer:
         card = self.asker.ask(inquiry, Verb.CHECK, _receive_card)
         if not inquiry.ticket.checksum:
             return
-        received = checksum_of(target.cut(0, target.size_bytes))
+        received = _checksum(target)
         if received != card.checksum:
             raise TransferError(
                 f"{target.size_bytes} bytes were damaged on the way: {card.checksum:016x} is the checksum of what was"
@@ -191,6 +201,25 @@ def _receive_card(connection: socket.socket) -> tuple[Answer, int, _Card]:
         raise BrokenStreamError(f"the source describes itself in other words: {error}") from error
 
 
-def _described(moves: Moves, side: int) -> npt.NDArray[np.uint64]:
-    """Rows of (address, size, device 0), as NIXL has them, of one side of the moves: 0 theirs, 1 ours."""
-    return np.column_stack((moves[:, side], moves[:, 2], np.zeros(len(moves), np.uint64)))
+def _described(moves: Moves, side: int, kind: Kind) -> npt.NDArray[np.uint64]:
+    """Rows of (address, size, device), as NIXL has them, of one side of the moves: 0 theirs, 1 ours."""
+    return np.column_stack((moves[:, side], moves[:, 2], np.full(len(moves), kind[1], np.uint64)))
+
+
+def _kind_of(extents: Sequence[Extent], locations: Sequence[Location]) -> Kind:
+    """Tell what kind of memory a side of a transfer is. Raises TransferError where it is of two, or of none."""
+    regions = {extent.region for extent in extents}
+    if not all(0 <= region < len(locations) for region in regions):
+        raise TransferError(
+            f"the source describes {len(locations)} regions, the ticket names {max(regions)}; ask again"
+        )
+    kinds = {(locations[region].kind, locations[region].device) for region in regions}
+    if len(kinds) > 1:
+        raise TransferError("nixl moves memory of one device, or of the host, at a time; use several pulls")
+    return kinds.pop()
+
+
+def _checksum(spread: Spread) -> int:
+    portions = spread.read(0, spread.size_bytes, spread.portion_bytes(spread.size_bytes))
+    with closing(portions):
+        return checksum_of(chain.from_iterable(portions))

@@ -13,11 +13,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from baton.core.errors import TransferError
+from baton.transfer.device import Location
 
 _SPINS = 200
 """Turns without news after which the thread pauses between two looks."""
@@ -25,6 +27,15 @@ _SPINS = 200
 _PAUSE_S = 0.0005
 
 Done = TypeVar("Done")
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Runs of memory at one end of a transfer."""
+
+    kind: Literal["DRAM", "VRAM"]
+    runs: npt.NDArray[np.uint64]
+    """Rows of (address, size, device)."""
 
 
 class NixlAgent:
@@ -45,10 +56,10 @@ class NixlAgent:
         self._thread.start()
         self._call(lambda: self._open(name))
 
-    def register(self, address: int, size_bytes: int) -> None:
-        """Make memory known to the network."""
-        memory = [(address, size_bytes, 0, "")]
-        self._call(lambda: self._registered.append(self._agent.register_memory(memory, "DRAM")))
+    def register(self, location: Location, size_bytes: int) -> None:
+        """Make memory known to the network. Raises TransferError where UCX cannot reach a GPU's."""
+        memory = [(location.address, size_bytes, location.device, "")]
+        self._call(lambda: self._registered.append(self._agent.register_memory(memory, location.kind)))
 
     def metadata(self) -> bytes:
         """What another agent needs in order to read our memory."""
@@ -58,8 +69,8 @@ class NixlAgent:
         """Learn of another agent. Returns its name."""
         return _text(self._call(lambda: self._agent.add_remote_agent(metadata)))
 
-    def read(self, agent: str, theirs: np.ndarray, ours: np.ndarray) -> None:
-        """Copy runs of another agent's memory to runs of ours: rows of (address, size, 0), in pairs of one size.
+    def read(self, agent: str, theirs: Side, ours: Side) -> None:
+        """Copy runs of another agent's memory to runs of ours, in pairs of one size.
 
         Returns when it is over. Raises TransferError where it failed.
         """
@@ -130,10 +141,10 @@ class NixlAgent:
         self._registered.clear()
         self._agent = None
 
-    def _start(self, agent: str, theirs: np.ndarray, ours: np.ndarray, done: Future[None]) -> None:
-        local = self._agent.prep_xfer_dlist("NIXL_INIT_AGENT", ours, "DRAM")
-        remote = self._agent.prep_xfer_dlist(agent, theirs, "DRAM")
-        order = np.arange(len(ours), dtype=np.int32)
+    def _start(self, agent: str, theirs: Side, ours: Side, done: Future[None]) -> None:
+        local = self._agent.prep_xfer_dlist("NIXL_INIT_AGENT", ours.runs, ours.kind)
+        remote = self._agent.prep_xfer_dlist(agent, theirs.runs, theirs.kind)
+        order = np.arange(len(ours.runs), dtype=np.int32)
         transfer = self._agent.make_prepped_xfer("READ", local, order, remote, order, b"")
         states = [self._agent.transfer(transfer)]
 
@@ -168,7 +179,7 @@ class _Library:
 def _library(devices: str | None) -> _Library:
     if not Path("/sys/class/infiniband").is_dir():
         # without RDMA hardware UCX's modules for it are of no use, and crash in their destructors when we exit
-        os.environ.setdefault("UCX_MODULES", "cma")
+        os.environ.setdefault("UCX_MODULES", "cma,cuda" if Path("/dev/nvidiactl").exists() else "cma")
     if devices is not None:
         os.environ["UCX_NET_DEVICES"] = devices
     try:

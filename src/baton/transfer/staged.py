@@ -28,6 +28,7 @@ class StagedMemory:
     def __init__(self, device: DeviceMemory, *, portion_bytes: int = PORTION_BYTES, lanes: int = LANES) -> None:
         self.portion_bytes = portion_bytes
         self.nbytes = device.nbytes
+        self.location = device.location
         self.reads = Lanes(device, portion_bytes, lanes)
         self.writes = Lanes(device, portion_bytes, lanes)
 

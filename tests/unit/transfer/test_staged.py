@@ -36,6 +36,26 @@ class CountedMemory(HostDeviceMemory):
         return made
 
 
+class LateBuffer(ThreadedBuffer):
+    """Copies when it is waited for, and not before: whoever forgets to wait moves other bytes."""
+
+    def __init__(self, device_address: int, size_bytes: int) -> None:
+        super().__init__(device_address, size_bytes, copy_one_by_one)
+        self._queue: list[np.ndarray] = []
+
+    def _begin(self, moves: np.ndarray) -> None:
+        self._queue.append(moves.astype(np.uint64))
+
+    def wait(self) -> None:
+        while self._queue:
+            copy_one_by_one(self._queue.pop(0))
+
+
+class LateMemory(HostDeviceMemory):
+    def buffer(self, size_bytes: int) -> LateBuffer:
+        return LateBuffer(self._address, size_bytes)
+
+
 def device_of(copy: Callable[[Moves], None] = copy_one_by_one) -> tuple[bytearray, CountedMemory]:
     memory = bytearray(random.Random(1).randbytes(SIZE_BYTES))
     return memory, CountedMemory(memoryview(memory), copy)
@@ -50,13 +70,15 @@ def read_all(spread: Spread, start: int, size_bytes: int) -> bytes:
     return b"".join(bytes(view) for views in portions for view in views)
 
 
-def test_any_run_is_read_and_written_as_it_is_of_host_memory() -> None:
+@pytest.mark.parametrize("kind", [CountedMemory, LateMemory])
+def test_any_run_is_read_and_written_as_it_is_of_host_memory(kind: type[HostDeviceMemory]) -> None:
+    """Whenever the device copies."""
     rng = random.Random(2)
     for _ in range(60):
         total = rng.randrange(1, SIZE_BYTES)
         extents = random_extents(rng, SIZE_BYTES, total_bytes=total)
-        memory, device = device_of()
-        staged = StagedMemory(device, portion_bytes=PORTION_BYTES, lanes=1)
+        memory = bytearray(rng.randbytes(SIZE_BYTES))
+        staged = StagedMemory(kind(memoryview(memory)), portion_bytes=PORTION_BYTES, lanes=1)
         spread = spread_of(staged, *extents)
         start = rng.randrange(total)
         size = rng.randrange(1, total - start + 1)
@@ -187,6 +209,24 @@ def test_a_device_that_fails_is_an_error_and_no_lane_is_lost() -> None:
             copy_portions(copy_one_by_one, fresh, spread, range(SIZE_BYTES))
     broken[0] = False
     assert read_all(spread, 0, SIZE_BYTES) == memory
+
+
+def test_the_last_copy_into_a_device_may_fail_too() -> None:
+    """What was given back as written would be other bytes."""
+    left = [SIZE_BYTES // PORTION_BYTES]
+
+    def copy(moves: Moves) -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise OSError("an uncorrectable error")
+        copy_one_by_one(moves)
+
+    _, device = device_of(copy)
+    fresh = spread_of(memoryview(bytearray(SIZE_BYTES)))
+    with pytest.raises(TransferError, match="uncorrectable"):
+        copy_portions(
+            copy_one_by_one, fresh, spread_of(StagedMemory(device, portion_bytes=PORTION_BYTES)), range(SIZE_BYTES)
+        )
 
 
 def test_a_host_without_memory_is_an_error_and_the_next_one_may_have_some() -> None:
