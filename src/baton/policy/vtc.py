@@ -43,13 +43,15 @@ class VirtualTokenCounter:
     def joined(self, request: Request) -> None:
         """See `FairnessPolicy.joined`. Whoever comes back is lifted to where the least served of the waiting is."""
         tenant = request.tenant
-        if tenant not in self._waiting:
-            lift = min((self.counter(other) for other in self._waiting), default=self._last)
-            self._served[tenant] = max(self.counter(tenant), lift)
-            self._version += 1
-            if len(self._served) > self.tenants_max:
-                self._forget()
-        self._waiting[tenant] = self._waiting.get(tenant, 0) + 1
+        if tenant in self._waiting:
+            self._waiting[tenant] += 1
+            return
+        lift = min((self.counter(other) for other in self._waiting), default=self._last)
+        self._served[tenant] = max(self.counter(tenant), lift)
+        self._waiting[tenant] = 1
+        self._version += 1
+        if len(self._served) > self.tenants_max:
+            self._forget()
 
     def left(self, request: Request) -> None:
         """See `FairnessPolicy.left`."""

@@ -94,6 +94,18 @@ def test_tenants_that_wait_for_nothing_are_forgotten_beyond_the_bound() -> None:
     assert counters.counter("c") > 0
 
 
+def test_who_comes_past_the_bound_is_not_who_is_forgotten() -> None:
+    """It was lifted to 10, less than what had been served to who waits for nothing: it lost its lift, and was first."""
+    counters = VirtualTokenCounter(tenants_max=2)
+    waiting, idle, late = (request(name, tenant=name) for name in ("waiting", "idle", "late"))
+    for served, prompt_tokens in ((waiting, 10), (idle, 30)):
+        counters.joined(served)
+        counters.served(served, prompt_tokens=prompt_tokens, output_tokens=0)
+    counters.left(idle)
+    counters.joined(late)
+    assert [counters.counter(name) for name in ("waiting", "late", "idle")] == [10.0, 10.0, 0.0]
+
+
 def test_two_backlogged_tenants_stay_within_the_bound_of_the_paper() -> None:
     """Theorem 4.4: |W_f - W_g| <= 2 max(w_p L_input, w_q M), here with M = 8 requests of at most 200 tokens."""
     draw, counters = Random(1), VirtualTokenCounter()
