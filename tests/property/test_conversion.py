@@ -93,20 +93,6 @@ def test_ranks_that_hold_the_same_head_are_given_the_same_bytes(case: Case, seed
             assert all(np.array_equal(target[other], target[first]) for other in others)
 
 
-@given(case=cases(), staging_bytes=st.integers(0, 2000), seed=st.integers(0, 99))
-def test_pieces_do_what_one_plan_does_within_their_staging(case: Case, staging_bytes: int, seed: int) -> None:
-    conversion = Conversion(case.source, case.target)
-    source, target = arena(case.source, case.source_blocks, seed), arena(case.target, case.target_blocks, seed + 1)
-    expected = pulled(conversion.plan(case.source_blocks, case.target_blocks, case.tokens), source, target)
-    pieces = conversion.pieces(case.tokens, staging_bytes)
-    assert [token for piece in pieces for token in piece] == list(case.tokens)
-    for piece in pieces:
-        plan = conversion.plan(case.source_blocks, case.target_blocks, piece)
-        assert plan.staging_bytes <= max(staging_bytes, case.source.block_bytes)
-        target = pulled(plan, source, target)
-    assert np.array_equal(target, expected)
-
-
 @given(case=cases(), cutting=CUTTINGS)
 def test_tables_may_begin_with_the_block_that_holds_the_first_token(case: Case, cutting: Cutting) -> None:
     conversion = Conversion(case.source, case.target, cutting=cutting)

@@ -14,7 +14,7 @@ from importlib import metadata
 from baton.cli import bench, explain, host, plan, pool, replay, serve, sim, top
 from baton.core.errors import BatonError, ConfigError
 
-EXIT_FINE, EXIT_SHORT, EXIT_USAGE = 0, 1, 2
+EXIT_USAGE = 2
 
 
 def build_parser() -> argparse.ArgumentParser:

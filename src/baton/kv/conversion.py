@@ -107,18 +107,6 @@ class Conversion:
             assembly.add(self._part(slots, target_slot), index - source_first, target_index - target_first)
         return assembly.finish()
 
-    def pieces(self, tokens: range, staging_bytes: int) -> list[range]:
-        """Cut a range at ends of source blocks, so that each piece's plan needs no larger staging buffer than this.
-
-        One block is staged whole in any case. Pieces of fewer than 128 tokens cost most transports more than they save.
-        """
-        size = self.source.block_tokens
-        step = max(1, staging_bytes // self.source.block_bytes) * size
-        first = tokens.start - tokens.start % size
-        return [
-            range(max(start, tokens.start), min(start + step, tokens.stop)) for start in range(first, tokens.stop, step)
-        ]
-
     def spare_end(self, end: int) -> int:
         """Where a range that ends at `end` may end instead, if nothing behind it in the last target block is of use.
 

@@ -60,11 +60,6 @@ class PrefixIndex:
         """Note that the host is gone."""
         self.remove(host, list(self._holders))
 
-    def held_by(self, host: HostId) -> set[BlockHash]:
-        """List what a host holds. Slow: for tests and snapshots."""
-        bit = self._bits.get(host, 0)
-        return {name for name, held in self._holders.items() if held & bit}
-
     def __len__(self) -> int:
         """Count the different blocks."""
         return len(self._holders)

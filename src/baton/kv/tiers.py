@@ -197,11 +197,6 @@ class Tiers:
         """Blocks of the arena that are being written, once for each write."""
         return (block for write in self._writes.values() for block in write.blocks)
 
-    @property
-    def is_busy(self) -> bool:
-        """Something is written or read now."""
-        return bool(self._writes or self._loads)
-
     def write_back(self) -> list[KeepingCommand]:
         """Begin to write what has become cached since the last call, and what waited, as much as may be under way."""
         fresh, self.arena.fresh = self.arena.fresh or [], []

@@ -57,7 +57,7 @@ def test_two_puts_with_one_tail_both_end_when_the_first_write_is_refused() -> No
     (store,) = [command for command in commands if isinstance(command, StoreBlocks)]
     assert store.hashes == names(1), "what the second alone wants is still tried"
     assert ended(answer(made, store, kept=True)) == [2]
-    assert not made.is_busy
+    assert not [*made.pinned()], "nothing is written any more"
 
 
 def test_no_more_blocks_are_urgent_than_the_arena_has() -> None:
