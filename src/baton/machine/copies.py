@@ -43,7 +43,7 @@ def paired(sources: Runs, targets: Runs) -> Moves:
         return np.column_stack((sources[:, 0], targets))
     ends = [runs[:, 1].cumsum() for runs in (sources, targets)]
     cuts = np.concatenate((np.zeros(1, np.uint64), *ends))
-    cuts.sort()
+    cuts.sort(kind="stable")  # which merges what is sorted already
     cuts = cuts[np.flatnonzero(np.diff(cuts, append=cuts[:1]))]  # each once; the last differs from the first
     starts = cuts[:-1]
     moves = np.empty((len(starts), 3), np.uint64)
