@@ -31,6 +31,13 @@ def test_what_is_no_json_is_text_and_no_crash(call: str) -> None:
     assert _read(HERMES, [f"<tool_call>{call}"]) == (f"<tool_call>{call}", [])
 
 
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+def test_white_space_without_end_is_kept_back_and_given_back(form: ToolFormat) -> None:
+    """A small model writes it in a loop. Whoever reads what is kept back anew for each blank needs hours for this."""
+    blanks = " \n" * 500_000
+    assert _read(form, [f"a{blanks}b{blanks}"]) == (f"a{blanks}b{blanks}", [])
+
+
 def _read(form: ToolFormat, pieces: list[str], calls_max: int | None = None) -> tuple[str, list[tuple[str, str]]]:
     """Return the text that is no call, and name and arguments of every call."""
     parser = ToolParser(form, name="answer", calls_max=calls_max)

@@ -86,8 +86,10 @@ class ToolParser:
         self._calls_max = calls_max
         self._head = re.compile(rf'\{{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"{form.arguments}"\s*:\s*')
         self._state: State = "start" if form.is_bare else "text"
-        self._held = ""
-        """White space and marks that may belong to a call. Given back as text where they do not."""
+        self._held: list[str] = []
+        """Characters, white space and marks, that may belong to a call. Given back as text where they do not."""
+        self._candidate = ""
+        """The end of these that may become a mark. White space before it is never read again, however much it is."""
         self._object = ""
         """The call's object as far as its arguments have not begun."""
         self._end = JsonEnd()
@@ -112,8 +114,8 @@ class ToolParser:
     def flush(self) -> Parsed:
         """The text is over: what began like a call and is none is text, white space around calls is not."""
         if self._state in ("start", "text", "before", "head"):
-            self._text.append(self._held + self._object)
-        self._held = self._object = ""
+            self._text.append(self._take_held())
+        self._take_held()
         return self._take()
 
     def _next(self, character: str) -> State:
@@ -153,7 +155,7 @@ class ToolParser:
             return self._begin(character)
         if not character.isspace():
             return self._in_text(character)
-        self._held += character
+        self._held.append(character)
         return "start"
 
     def _in_text(self, character: str) -> State:
@@ -162,20 +164,26 @@ class ToolParser:
         if not self._held and character != mark[0] and not character.isspace():
             self._text.append(character)
             return "text"
-        held = self._held + character
-        if held.endswith(mark):
-            self._held = held
+        self._held.append(character)
+        if not self._candidate and character.isspace():
+            return "text"
+        self._candidate += character
+        if self._candidate == mark:
+            self._candidate = ""
             return "before"
-        safe = next(start for start in range(len(held) + 1) if mark.startswith(held[start:].lstrip()))
-        self._text.append(held[:safe])
-        self._held = held[safe:]
+        text = self._candidate
+        safe = next(start for start in range(len(text) + 1) if mark.startswith(text[start:].lstrip()))
+        if safe:
+            kept = len(self._held) - (len(text) - safe)
+            self._text += self._held[:kept]
+            self._held, self._candidate = self._held[kept:], text[safe:].lstrip()
         return "text"
 
     def _before(self, character: str) -> State:
         """Between a mark and its object: white space, and the bracket of a list."""
         if character == "{":
             return self._begin(character)
-        self._held += character
+        self._held.append(character)
         return "before" if character.isspace() or character == "[" else self._give_back()
 
     def _begin(self, character: str) -> State:
@@ -217,24 +225,27 @@ class ToolParser:
         self._end_fragment()
         self._parts.append(CallPart(self.calls, "", call_id(f"{self._name}:{self.calls}"), name))
         self.calls += 1
-        self._held = self._object = ""
+        self._take_held()
 
     def _after(self, character: str) -> State:
         """After a call: its closing mark, the next one, or text."""
-        rest = (self._held + character).strip(_BETWEEN)
+        self._held.append(character)
+        if not self._candidate and character in _BETWEEN:
+            return "after"
+        self._candidate += character
+        rest = self._candidate.strip(_BETWEEN)
         if rest == "{":
-            self._held = ""
+            self._take_held()
             return self._begin(character)
-        self._held += character
-        if rest and rest == self._form.closing:
-            self._held = ""
+        if rest == self._form.closing:
+            self._take_held()
         elif not self._form.closing.startswith(rest):
             return self._give_back()
         return "after"
 
     def _give_back(self) -> State:
         """It was no call. What was kept back is looked through for a mark once more, but for its own."""
-        held, self._held, self._object = self._held + self._object, "", ""
+        held = self._take_held()
         mark = self._form.opening
         if mark in held:
             self._text.append(held)
@@ -242,3 +253,9 @@ class ToolParser:
         for character in held:
             self._state = self._in_text(character)
         return self._state
+
+    def _take_held(self) -> str:
+        """Return what was kept back, as text, and keep nothing."""
+        held = "".join(self._held) + self._object
+        self._held, self._candidate, self._object = [], "", ""
+        return held
