@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
 
 from starlette.types import Receive, Send
 
@@ -12,6 +11,7 @@ from baton.core.errors import RequestError
 from baton.server.arrival import send_bytes
 from baton.server.choice import Choice, Piece
 from baton.server.port import Timings
+from baton.server.requests import Done, all_of, hang_up
 from baton.server.wire.dialect import DONE, Dialect, Result
 from baton.server.wire.errors import error_body
 from baton.server.wire.responses import PromptTokensDetails, Usage
@@ -21,7 +21,6 @@ STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-Done = TypeVar("Done")
 
 
 class Answer:
@@ -66,14 +65,7 @@ class Answer:
 
     async def each(self, work: Callable[[Choice], Awaitable[Done]]) -> list[Done]:
         """Do the same for all choices at once. The first error ends the others, and is raised."""
-        if len(self._choices) == 1:
-            return [await work(self._choices[0])]
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(_awaited(work(choice))) for choice in self._choices]
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-        return [task.result() for task in tasks]
+        return await all_of([work(choice) for choice in self._choices])
 
     @property
     def choices(self) -> Sequence[Choice]:
@@ -156,12 +148,7 @@ class _Client:
 
     async def watch(self) -> None:
         """Wait for the client to hang up, then end all of its generations: their last news ends the answer."""
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+        await hang_up(self._receive)
         self.gone = True
         for choice in self._choices:
             choice.generation.cancel()
-
-
-async def _awaited(work: Awaitable[Done]) -> Done:
-    return await work

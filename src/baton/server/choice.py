@@ -9,6 +9,7 @@ from baton.core.types import FinishReason, OutputToken, TokenLogprob
 from baton.engine.tokenizer import StreamDecoder, Tokenizer
 from baton.server.hooks import Filters
 from baton.server.port import Finish, Generation, Update
+from baton.server.prompts import Echo, Prompt
 from baton.server.text import StopScanner
 from baton.server.tools.parser import CallPart, ToolParser
 from baton.server.wire.errors import refusal
@@ -56,29 +57,23 @@ class TextRules:
     """Special tokens that are text here: the marks of tool calls."""
 
 
-@dataclass(frozen=True, slots=True)
-class Echo:
-    """The prompt, to be shown before its completion."""
-
-    text: str
-    tokens: Sequence[int]
-
-
 @dataclass(slots=True)
 class Choice:
     """The state of one choice while its tokens come."""
 
     index: int
     prompt_index: int
+    prompt: Prompt
     generation: Generation
     rules: TextRules
     filters: Filters
-    echo: Echo | None = None
     calls: ToolParser | None = None
     """Reads tool calls out of the text. None: it has none."""
     finish_reason: FinishReason | None = None
     output_tokens: int = 0
     _unsent_tokens: int = 0
+    _echo: Echo | None = field(init=False)
+    """What is still to be shown of the prompt."""
     _decoder: StreamDecoder = field(init=False)
     _scanner: StopScanner = field(init=False)
     _entries: list[TokenEntry] = field(default_factory=list)
@@ -88,6 +83,7 @@ class Choice:
     """Before the filters, so that offsets do not depend on them."""
 
     def __post_init__(self) -> None:
+        self._echo = self.prompt.echo
         self._decoder = StreamDecoder(
             self.rules.tokenizer, follows_text=self.rules.follows_text, shown=self.rules.shown_tokens
         )
@@ -98,7 +94,7 @@ class Choice:
 
         Sets `finish_reason` when the choice is over, which a stop string may bring about before the generation ends.
         """
-        before, entries = self._take_echo(update) if self.echo and update.tokens else ("", ())
+        before, entries = self._take_echo(update) if self._echo and update.tokens else ("", ())
         text = "".join([self._take_token(token) for token in update.tokens if self.finish_reason is None])
         if self.finish_reason is None and update.finish is not None:
             text += self._take_finish(update.finish)
@@ -184,16 +180,11 @@ class Choice:
 
     def _take_echo(self, update: Update) -> tuple[str, tuple[TokenEntry, ...]]:
         """Show the prompt once, before the first token."""
-        echo, self.echo = self.echo, None
+        echo, self._echo = self._echo, None
         assert echo is not None, "the echo is shown once"
         self._decoded_characters = self._released_characters = len(echo.text)
         if not self.rules.with_logprobs:
             return echo.text, ()
-        decoder = StreamDecoder(self.rules.tokenizer)
         logprobs = (None, *update.tokens[0].prompt_logprobs)
-        entries: list[TokenEntry] = []
-        offset = 0
-        for token, logprob in zip(echo.tokens, logprobs, strict=True):
-            entries.append(TokenEntry(token, offset, logprob))
-            offset += len(decoder.push(token))
-        return echo.text, tuple(entries)
+        shown = zip(self.prompt.tokens, echo.offsets, logprobs, strict=True)
+        return echo.text, tuple(TokenEntry(token, offset, logprob) for token, offset, logprob in shown)

@@ -13,13 +13,14 @@ from msgspec import json
 from starlette.types import Receive, Scope, Send
 
 from baton.core.errors import RequestError
-from baton.core.types import Request, RequestId, Sampling
+from baton.core.types import Sampling
 from baton.engine.card import ModelCard
 from baton.server.arrival import Arrival, arrival_of, send_bytes
 from baton.server.body import ClientGone, read_body
 from baton.server.generate import check_model, check_ready
 from baton.server.port import Generation, Timings
-from baton.server.prompts import Limits, Prompt, PromptReader, off_loop
+from baton.server.prompts import Prompt, PromptReader
+from baton.server.requests import Requests, all_of, checked_prompts, hang_up
 from baton.server.services import Services
 from baton.server.wire.errors import refusal
 from baton.server.wire.parsing import convert, parse_object
@@ -67,23 +68,13 @@ class Embed:
 
     async def _prompts(self, body: EmbeddingRequest, *, size: int) -> list[Prompt]:
         services = self._services
-        limits = Limits(
-            request_tokens_max=services.gateway.request_tokens_max,
-            block_tokens=services.settings.block_tokens,
-            cache_salt=body.cache_salt or "",
-            param="input",
-        )
         reader = PromptReader(
             tokenizer=services.tokenizer,
             card=services.gateway.card,
             param="input",
             add_special=body.add_special_tokens is not False,
         )
-        return await off_loop(
-            lambda: [limits.check(prompt) for prompt in reader.read(body.input)],
-            size=size,
-            inline_max=services.settings.inline_bytes_max,
-        )
+        return await checked_prompts(services, lambda: reader.read(body.input), body, param="input", size=size)
 
 
 class _Embedding:
@@ -91,40 +82,20 @@ class _Embedding:
 
     def __init__(self, services: Services, body: EmbeddingRequest, arrival: Arrival) -> None:
         self._services = services
-        self._body = body
-        self._arrival = arrival
-        self._serial = next(services.serials)
+        self._requests = Requests(arrival, body, next(services.serials))
         self._gate = asyncio.Semaphore(IN_FLIGHT_MAX)
 
     async def all(self, prompts: Sequence[Prompt]) -> list[_Vector]:
         """Embed every prompt. The first error ends the others, and is raised."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._one(index, prompt)) for index, prompt in enumerate(prompts)]
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-        return [task.result() for task in tasks]
+        return await all_of([self._one(index, prompt) for index, prompt in enumerate(prompts)])
 
     async def _one(self, index: int, prompt: Prompt) -> _Vector:
         async with self._gate:
-            generation = self._services.gateway.submit(self._request(index, prompt), prompt.tokens)
+            generation = self._services.gateway.submit(self._requests.make(index, prompt, ASK, 1), prompt.tokens)
             try:
                 return await _vector(generation)
             finally:
                 generation.cancel()  # harmless after the end
-
-    def _request(self, index: int, prompt: Prompt) -> Request:
-        return Request(
-            id=RequestId(f"{self._arrival.request_id}-{self._serial}-{index}"),
-            prompt_tokens=len(prompt.tokens),
-            block_hashes=prompt.hashes,
-            output_tokens_max=1,
-            arrived_at_s=self._arrival.at_s,
-            sampling=ASK,
-            tenant=self._arrival.client or self._body.user or "",
-            priority=self._body.priority or 0,
-            cache_salt=self._body.cache_salt or "",
-        )
 
 
 async def _vector(generation: Generation) -> _Vector:
@@ -150,18 +121,13 @@ async def _vector(generation: Generation) -> _Vector:
 async def _until_hang_up(receive: Receive, work: _Embedding, prompts: Sequence[Prompt]) -> list[_Vector] | None:
     """Embed, and give up once the client is gone: then None."""
     embedding = asyncio.create_task(work.all(prompts))
-    watching = asyncio.create_task(_hang_up(receive))
+    watching = asyncio.create_task(hang_up(receive))
     try:
         await asyncio.wait((embedding, watching), return_when=asyncio.FIRST_COMPLETED)
         return await embedding if embedding.done() else None
     finally:
         for task in (embedding, watching):
             task.cancel()  # every generation that still runs is cancelled with it
-
-
-async def _hang_up(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _check(body: EmbeddingRequest, card: ModelCard) -> None:

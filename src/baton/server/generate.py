@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from starlette.types import Receive, Scope, Send
 
 from baton.core.errors import RequestError
-from baton.core.types import Request, RequestId, Sampling
+from baton.core.types import Sampling
 from baton.server.answer import Answer
 from baton.server.arrival import Arrival, arrival_of
 from baton.server.body import ClientGone, read_body
@@ -16,7 +16,8 @@ from baton.server.choice import Choice, TextRules
 from baton.server.clock import unix_s
 from baton.server.hooks import Filters
 from baton.server.port import Gateway
-from baton.server.prompts import Limits, Prompt, off_loop
+from baton.server.prompts import Prompt
+from baton.server.requests import Requests, checked_prompts
 from baton.server.routes import Ask, GeneratingRoute
 from baton.server.services import Services
 from baton.server.wire.constraint import Constraint
@@ -44,7 +45,9 @@ class Generate:
         check_model(ask.fields.model, self._services.gateway.card.name)
         check_ready(self._services.gateway)
         constraint = await self._constraint(ask)
-        prompts = await self._prompts(ask, size=len(raw))
+        prompts = await checked_prompts(
+            self._services, ask.prompts, ask.fields, param=self._route.prompt_param, size=len(raw)
+        )
         order = _Order(self._services, self._route, ask, prompts, arrival_of(scope))
         filters = [self._services.hooks.begin(sent, self._route.path) for _ in range(order.choices)]
         answer = Answer(
@@ -61,20 +64,6 @@ class Generate:
         if constraint is not None:
             await asyncio.to_thread(constraint.check, self._services.gateway.card)
         return constraint
-
-    async def _prompts(self, ask: Ask, *, size: int) -> list[Prompt]:
-        settings = self._services.settings
-        limits = Limits(
-            request_tokens_max=self._services.gateway.request_tokens_max,
-            block_tokens=settings.block_tokens,
-            cache_salt=ask.fields.cache_salt or "",
-            param=self._route.prompt_param,
-        )
-        return await off_loop(
-            lambda: [limits.check(prompt) for prompt in ask.prompts()],
-            size=size,
-            inline_max=settings.inline_bytes_max,
-        )
 
 
 class _Order:
@@ -94,7 +83,7 @@ class _Order:
         self._body = ask.fields
         self._prompts = prompts
         self._arrival = arrival
-        self._serial = next(services.serials)
+        self._requests = Requests(arrival, ask.fields, next(services.serials))
         self._per_prompt = ask.fields.n or 1
         self.choices = len(prompts) * self._per_prompt
         use = ask.tools()
@@ -128,29 +117,16 @@ class _Order:
         prompt = self._prompts[prompt_index]
         room = self._services.gateway.request_tokens_max - len(prompt.tokens)
         most = room if wanted is None else min(wanted, room)
-        request = self._request(index, prompt, for_choice(sampling, number, output_tokens_max=most), max(1, most))
-        echo, use = self._ask.echo(prompt), self._ask.tools()
+        request = self._requests.make(index, prompt, for_choice(sampling, number, output_tokens_max=most), max(1, most))
+        use = self._ask.tools()
         return Choice(
             index=index,
             prompt_index=prompt_index,
+            prompt=prompt,
             generation=self._services.gateway.submit(request, prompt.tokens),
             rules=self._rules(sampling, tokens_max=most),
             filters=filters,
-            echo=echo,
             calls=None if use is None else use.parser(request.id),
-        )
-
-    def _request(self, index: int, prompt: Prompt, sampling: Sampling, output_tokens_max: int) -> Request:
-        return Request(
-            id=RequestId(f"{self._arrival.request_id}-{self._serial}-{index}"),
-            prompt_tokens=len(prompt.tokens),
-            block_hashes=prompt.hashes,
-            output_tokens_max=output_tokens_max,
-            arrived_at_s=self._arrival.at_s,
-            sampling=sampling,
-            tenant=self._arrival.client or self._body.user or "",
-            priority=self._body.priority or 0,
-            cache_salt=self._body.cache_salt or "",
         )
 
     def _rules(self, sampling: Sampling, *, tokens_max: int) -> TextRules:

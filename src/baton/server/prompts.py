@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,7 +14,7 @@ from baton.core.errors import RequestError
 from baton.core.types import BlockHash
 from baton.engine.card import ModelCard
 from baton.engine.chat_template import ChatTemplate
-from baton.engine.tokenizer import Tokenizer
+from baton.engine.tokenizer import StreamDecoder, Tokenizer
 from baton.kv.hashing import block_hashes
 from baton.server.tools.formats import format_of
 from baton.server.tools.prompt import template_messages, tool_dicts
@@ -24,6 +25,15 @@ Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt, to be shown before its completion."""
+
+    text: str
+    offsets: Sequence[int] = ()
+    """Where in the text each token begins, in characters. Empty: nobody asks for its tokens."""
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
     """One prompt, ready for the cluster."""
 
@@ -31,6 +41,7 @@ class Prompt:
     text: str | None
     """As the client wrote it. None where it sent token ids."""
     hashes: tuple[BlockHash, ...] = ()
+    echo: Echo | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,15 +67,30 @@ class Limits:
                 code="context_length_exceeded",
             )
         hashes = block_hashes(prompt.tokens, block_tokens=self.block_tokens, cache_salt=self.cache_salt)
-        return Prompt(prompt.tokens, prompt.text, hashes)
+        return replace(prompt, hashes=hashes)
 
 
 def completion_prompts(body: CompletionRequest, tokenizer: Tokenizer, card: ModelCard) -> list[Prompt]:
-    """Tokenize the prompt of a completion: one text, one list of ids, or many of either. Raises RequestError (400)."""
+    """Tokenize the prompt of a completion: one text, one list of ids, or many of either. Raises RequestError (400).
+
+    Where they are to be echoed, that is made here too, once for all choices: for long prompts it is slow.
+    """
     reader = PromptReader(
         tokenizer=tokenizer, card=card, param="prompt", add_special=body.add_special_tokens is not False
     )
-    return reader.read(body.prompt)
+    prompts = reader.read(body.prompt)
+    if not body.echo:
+        return prompts
+    return [replace(prompt, echo=_echo(prompt, tokenizer, with_offsets=body.logprobs is not None)) for prompt in prompts]
+
+
+def _echo(prompt: Prompt, tokenizer: Tokenizer, *, with_offsets: bool) -> Echo:
+    text = prompt.text if prompt.text is not None else tokenizer.decode(prompt.tokens)
+    if not with_offsets:
+        return Echo(text)
+    decoder = StreamDecoder(tokenizer)
+    lengths = [len(decoder.push(token)) for token in prompt.tokens]
+    return Echo(text, list(accumulate(lengths[:-1], initial=0)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,6 @@ from baton.core.errors import RequestError
 from baton.engine.card import ModelCard
 from baton.engine.chat_template import ChatTemplate
 from baton.engine.tokenizer import Tokenizer
-from baton.server.choice import Echo
 from baton.server.prompts import Prompt, chat_prompt, completion_prompts
 from baton.server.tools.use import ToolUse, tool_use
 from baton.server.wire.chat import ChatDialect
@@ -37,8 +36,6 @@ class Ask(Protocol):
     def output_tokens(self) -> int | None:
         """Return how many tokens the client wants at most. None: as many as fit."""
         ...
-
-    def echo(self, prompt: Prompt) -> Echo | None: ...
 
     def constraint(self) -> Constraint | None:
         """Return what the output has to match. Raises RequestError (400)."""
@@ -113,12 +110,6 @@ class CompletionAsk:
             return self.fields.max_tokens
         return max(COMPLETION_TOKENS, self.fields.min_tokens or 0)
 
-    def echo(self, prompt: Prompt) -> Echo | None:
-        if not self.fields.echo:
-            return None
-        text = prompt.text if prompt.text is not None else self.tokenizer.decode(prompt.tokens)
-        return Echo(text, prompt.tokens)
-
     def constraint(self) -> Constraint | None:
         return constraint_of(self.fields)
 
@@ -164,9 +155,6 @@ class ChatAsk:
     def output_tokens(self) -> int | None:
         newer = self.fields.max_completion_tokens
         return self.fields.max_tokens if newer is None else newer
-
-    def echo(self, prompt: Prompt) -> Echo | None:
-        return None
 
     def constraint(self) -> Constraint | None:
         asked = constraint_of(self.fields)

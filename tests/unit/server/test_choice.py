@@ -8,10 +8,11 @@ from baton.core.errors import RequestError
 from baton.core.types import OutputToken, Request, RequestId, Sampling, TokenLogprob
 from baton.engine.hash_engine import hash_card
 from baton.engine.tokenizer import load_tokenizer
-from baton.server.choice import Choice, Echo, Piece, TextRules
+from baton.server.choice import Choice, Piece, TextRules
 from baton.server.hooks import Filters
 from baton.server.inprocess import InProcessGeneration
 from baton.server.port import Finish, Update
+from baton.server.prompts import Echo, Prompt
 from baton.server.wire.sampling import for_choice
 
 TOKENIZER = load_tokenizer(hash_card())
@@ -19,7 +20,7 @@ LENGTH = Finish(outcome="finished", reason="length")
 EOS = 0
 
 
-def make(*, stops: tuple[str, ...] = (), with_logprobs: bool = False, echo: Echo | None = None) -> Choice:
+def make(*, stops: tuple[str, ...] = (), with_logprobs: bool = False, prompt: Prompt | None = None) -> Choice:
     request = Request(id=RequestId("r"), prompt_tokens=1, output_tokens_max=99, arrived_at_s=0.0)
     rules = TextRules(
         tokenizer=TOKENIZER,
@@ -31,7 +32,14 @@ def make(*, stops: tuple[str, ...] = (), with_logprobs: bool = False, echo: Echo
         follows_text=True,
     )
     generation = InProcessGeneration(request, [5])
-    return Choice(index=0, prompt_index=0, generation=generation, rules=rules, filters=Filters(()), echo=echo)
+    return Choice(
+        index=0,
+        prompt_index=0,
+        prompt=prompt or Prompt([5], None),
+        generation=generation,
+        rules=rules,
+        filters=Filters(()),
+    )
 
 
 def news(data: bytes, finish: Finish | None = None, *, first: int = 0) -> Update:
@@ -90,7 +98,7 @@ def test_the_stop_token_counts_but_is_not_shown() -> None:
 
 
 def test_an_echo_shifts_the_offsets() -> None:
-    choice = make(with_logprobs=True, echo=Echo("hé", TOKENIZER.encode("hé")))
+    choice = make(with_logprobs=True, prompt=Prompt(TOKENIZER.encode("hé"), "hé", echo=Echo("hé", (0, 1, 1))))
     scores = tuple(TokenLogprob(token, -2.0) for token in TOKENIZER.encode("hé")[1:])
     [token] = news(b"a").tokens
     scored = OutputToken(token.request_id, 1, 0, token.token, token.logprob, scores)
