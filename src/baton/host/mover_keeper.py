@@ -12,6 +12,7 @@ import msgspec
 from baton.core.types import HostId
 from baton.host.child_process import ChildProcess
 from baton.host.clock import now_s
+from baton.host.untended import untended
 from baton.link.moving import (
     FromMoverMessage,
     MoverFailed,
@@ -76,7 +77,7 @@ class MoverKeeper:
 
     def start(self) -> None:
         """Start the mover. Returns at once; the audience is told when it is ready."""
-        self._tasks = [asyncio.create_task(self._keep()), asyncio.create_task(self._watch())]
+        self._tasks = [untended(work, self._tell) for work in (self._keep(), self._watch())]
 
     def send(self, generation: int, order: MoverOrder) -> None:
         """Pass an order on. One for a mover that has died goes nowhere: its loss ends what it was about."""
@@ -90,7 +91,7 @@ class MoverKeeper:
             self._process.kill()
         keeping, watching = self._tasks
         watching.cancel()
-        await keeping
+        await asyncio.wait({keeping})
 
     async def _keep(self) -> None:
         quick_deaths = 0

@@ -15,6 +15,7 @@ from baton.core.messages import RetireWorker, Shutdown, StartWorker, WorkerFaile
 from baton.core.types import WorkerId
 from baton.host.clock import now_s
 from baton.host.port import Audience
+from baton.host.untended import untended
 from baton.host.worker_process import WorkerProcess
 from baton.link.setup import Ping, Pong, WorkerSetup
 
@@ -83,7 +84,7 @@ class Supervisor:
         post.process = self._make(post)
         self._audience.add(post.process)
         for tasks, run in ((self._keepers, self._keep), (self._watchers, self._watch)):
-            task = asyncio.create_task(run(post))
+            task = untended(run(post), self._notices.tell)
             tasks.add(task)
             task.add_done_callback(tasks.discard)  # workers come and go for as long as the server lives
 
@@ -125,7 +126,8 @@ class Supervisor:
         for post in self._posts.values():
             if late and post.process is not None:
                 post.process.kill()
-        await asyncio.gather(*keepers)
+        if keepers:
+            await asyncio.wait(keepers)
         for task in list(self._watchers):
             task.cancel()
 

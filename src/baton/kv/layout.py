@@ -92,7 +92,17 @@ class KVLayout(Struct, frozen=True, kw_only=True):
 
     def problems(self) -> list[str]:
         """Say why this layout cannot be. Empty: it can."""
-        found: list[str] = []
+        counts = {
+            "layers": self.layers,
+            "kv_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "block_tokens": self.block_tokens,
+            "tensor_parallel": self.tensor_parallel,
+            "pipeline_parallel": self.pipeline_parallel,
+        }
+        found = [f"{name} is {count}; it is 1 or more" for name, count in counts.items() if count < 1]
+        if found:
+            return found
         heads, ranks = self.kv_heads, self.tensor_parallel
         if heads % ranks and ranks % heads:
             found.append(f"{heads} KV heads cannot be shared by {ranks} ranks; use a divisor or a multiple of {heads}")

@@ -35,6 +35,8 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _TOKENS_MAX = 256
 _TOKEN_S = 600.0
 """How long a token is good for: a host asks for one, makes its arena and starts its mover, and says it."""
+_BLOCKS_MAX = 1 << 24
+"""KV blocks of one host: more than any has, and few enough that we can keep the books of them."""
 _CONNECTIONS_MAX = 4096
 """Agents, and whoever else has found the port."""
 
@@ -110,13 +112,13 @@ class Hosts:
         if refusal is not None:
             self._tell(f"{hello.host} at {host.stream.peer} may not join: {refusal.reason}")
             return refusal
-        self._start_own_mover(host.stream.address)
-        self._strangers.discard(host)
-        self._joined[hello.host] = host
         layout = hello.form.layout
         window, tokens = window_of(self._parts.card), layout.block_tokens
         below = partial(pool_tiers, hello.mover.tiers, others=self.driver.pools.values())
         pool = make_pool(self._parts.config, window, hello.host, hello.blocks_total, tokens, below)
+        self._start_own_mover(host.stream.address)
+        self._strangers.discard(host)
+        self._joined[hello.host] = host
         self.driver.add_host(pool, layout)
         self._parts.gateway.limit_requests()
         self.copying.add_host(hello.host, host, layout)
@@ -133,8 +135,9 @@ class Hosts:
         if known is None or now_s() - self._tokens.pop(known) > _TOKEN_S:
             why = f"its token is unknown, was used, or is older than {_TOKEN_S:g} s"
             return Refused(f"{why}; ask POST /cluster/hosts for one", again=True)
-        if hello.blocks_total < 1:
-            return Refused(f"its arena has {hello.blocks_total} KV blocks; give it --kv-blocks 1 or more", again=False)
+        if not 0 < hello.blocks_total <= _BLOCKS_MAX:
+            why = f"its arena has {hello.blocks_total} KV blocks"
+            return Refused(f"{why}; give it --kv-blocks 1 to {_BLOCKS_MAX}", again=False)
         if not _NAME.fullmatch(hello.host):
             return Refused(f"{hello.host!r} is no name: give 1 to 64 letters, digits, - and _ with --name", again=False)
         if hello.host in self.driver.pools:

@@ -81,7 +81,9 @@ def completion_prompts(body: CompletionRequest, tokenizer: Tokenizer, card: Mode
     prompts = reader.read(body.prompt)
     if not body.echo:
         return prompts
-    return [replace(prompt, echo=_echo(prompt, tokenizer, with_offsets=body.logprobs is not None)) for prompt in prompts]
+    return [
+        replace(prompt, echo=_echo(prompt, tokenizer, with_offsets=body.logprobs is not None)) for prompt in prompts
+    ]
 
 
 def _echo(prompt: Prompt, tokenizer: Tokenizer, *, with_offsets: bool) -> Echo:

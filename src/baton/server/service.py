@@ -19,6 +19,7 @@ from baton.host.arena_bytes import bytes_of, movable
 from baton.host.prefault import prefault
 from baton.host.sizing import raise_files_max
 from baton.host.supervisor import Notices, Supervisor
+from baton.host.untended import untended
 from baton.server.app import build_app
 from baton.server.assembly import Parts
 from baton.server.hosts import Hosts
@@ -59,20 +60,34 @@ class Service:
         self._prepare()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
-        listener = _listen(parts.config.http.host, parts.config.http.port)
-        self._url = _url(parts.config.http.host, listener.getsockname()[1])
-        self._tell(f"listening on {self._url} (503 until the model is loaded)")
+        with _listen(parts.config.http.host, parts.config.http.port) as listener:
+            self._url = _url(parts.config.http.host, listener.getsockname()[1])
+            self._tell(f"listening on {self._url} (503 until the model is loaded)")
+            http = _HttpServer(self._http_config())  # before anything is started: it may refuse the model
+            try:
+                await self._serve(http, listener)
+            finally:
+                await self._close()
+        for pool in parts.driver.pools.values():
+            pool.check()
+        return 1 if self._failure else 0
+
+    async def _serve(self, http: uvicorn.Server, listener: socket.socket) -> None:
         await self._start_tiers()
-        supervisor = self._supervisor()
-        http = _HttpServer(self._http_config())
+        self._start_workers()
         serving = asyncio.create_task(http.serve(sockets=[listener]))
+        serving.add_done_callback(self._on_http_end)
         await self._stop.wait()
         await self._drain()
         http.should_exit = True
-        await serving
+        await asyncio.wait({serving})
+
+    async def _close(self) -> None:
+        """End what was started. No process is left when this returns."""
+        parts = self._parts
         await self._hosts.stop()
-        if supervisor is not None:
-            await supervisor.stop()
+        if self._own is not None:
+            await self._own.stop()
         for task in self._tasks:
             task.cancel()
         if parts.driver.log is not None:
@@ -81,9 +96,6 @@ class Service:
             await parts.own_tiers.close()
         if parts.own is not None:
             parts.own.arena.close()
-        for pool in parts.driver.pools.values():
-            pool.check()
-        return 1 if self._failure else 0
 
     async def _start_tiers(self) -> None:
         own, tiers = self._parts.own, self._parts.own_tiers
@@ -91,18 +103,17 @@ class Service:
             layout = self._parts.computing.layout
             await tiers.start(bytes_of(movable(own.arena, layout), layout.block_bytes), layout.block_bytes)
 
-    def _supervisor(self) -> Supervisor | None:
-        """Start the workers of this host. None: all of them are on others."""
+    def _start_workers(self) -> None:
+        """Start those of this host, if it has any."""
         parts = self._parts
         parts.driver.outside.on_resize = self._resize
         if parts.own is None:
             self._tell(f"waiting for {parts.config.hosts.expected} hosts: baton host --join {self._url}")
-            return None
+            return
         notices = Notices(tell=self._tell, ready=self._on_own_ready, failed=self._on_failed)
         own = parts.own
         self._own = Supervisor(OwnWorkers(parts.driver), own.setups, own.arena.fd, parts.config.survival, notices)
         self._own.start()
-        return self._own
 
     def _resize(self, command: StartWorker | RetireWorker) -> None:
         """Do what scaling wants: on the host of that worker, here if there are workers, else elsewhere."""
@@ -194,17 +205,16 @@ class Service:
             self._run(self._tick())
         self._tell(self._greeting())
 
-    def _run(self, work: Coroutine[None, None, None]) -> None:
-        """Run something beside the requests. If it fails, that is said: nobody waits for its result."""
-        task = asyncio.create_task(work)
-        task.add_done_callback(self._tell_failure)
-        self._tasks.append(task)
-
-    def _tell_failure(self, task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
+    def _on_http_end(self, serving: asyncio.Task[None]) -> None:
+        """Nobody can ask any more, whether we have ended it or not."""
+        error = None if serving.cancelled() else serving.exception()
         if error is not None:
-            what = f"{task.get_coro().__name__.strip('_')} ended: {type(error).__name__}: {error}"
-            self._tell(f"a bug of ours, please report it: {what}; requests go on, restart to get it back")
+            self._failure = f"HTTP has ended: {type(error).__name__}: {error}"
+            self._tell(self._failure)
+        self._stop.set()
+
+    def _run(self, work: Coroutine[None, None, None]) -> None:
+        self._tasks.append(untended(work, self._tell))
 
     def _on_failed(self, reason: str) -> None:
         self._failure = reason

@@ -89,23 +89,26 @@ def test_hosts_are_not_told_what_is_the_servers_alone() -> None:
     assert shared_config(_parts((own, shared))).tiers == (shared,)
 
 
-def _hello(parts: Parts, terms: HostTerms, blocks_total: int = 64) -> HostHello:
+def _hello(parts: Parts, terms: HostTerms, blocks_total: int = 64, block_tokens: int = 16) -> HostHello:
     return HostHello(
         token=terms.token,
         host=HostId("a"),
         pid=1,
-        form=KVForm(identity=kv_identity(parts.card), layout=parts.driver.layout),
+        form=KVForm(
+            identity=kv_identity(parts.card),
+            layout=msgspec.structs.replace(parts.driver.layout, block_tokens=block_tokens),
+        ),
         blocks_total=blocks_total,
         mover=MoverReady(pid=2, machine="m", transports=("tcp",), address="127.0.0.1:1"),
         mover_generation=1,
     )
 
 
-async def _answer_to(hosts: Hosts, parts: Parts, *, blocks_total: int = 64) -> Refused | Welcome:
+async def _answer_to(hosts: Hosts, parts: Parts, blocks_total: int, block_tokens: int) -> Refused | Welcome:
     """Ask for terms, and say hello with the token of it."""
     terms = await hosts.terms()
     reader, writer = await asyncio.open_connection("127.0.0.1", terms.port)
-    writer.write(frame(msgspec.msgpack.encode(_hello(parts, terms, blocks_total))))
+    writer.write(frame(msgspec.msgpack.encode(_hello(parts, terms, blocks_total, block_tokens))))
     frames = FrameReader()
     while True:
         for payload in frames.feed(await reader.read(1 << 16)):
@@ -113,12 +116,14 @@ async def _answer_to(hosts: Hosts, parts: Parts, *, blocks_total: int = 64) -> R
             return msgspec.msgpack.decode(payload, type=Refused | Welcome)
 
 
-def _asked(blocks_total: int = 64) -> Refused | Welcome:
+def _asked(blocks_total: int = 64, block_tokens: int = 16) -> Refused | Welcome:
     async def run() -> Refused | Welcome:
         parts = _parts()
         hosts = Hosts(parts, tell=lambda _line: None, changed=lambda: None)
         try:
-            return await _answer_to(hosts, parts, blocks_total=blocks_total)
+            answer = await _answer_to(hosts, parts, blocks_total, block_tokens)
+            assert hosts.joined == isinstance(answer, Welcome), "one that was refused counts as a host"
+            return answer
         finally:
             await hosts.stop()
 
@@ -135,10 +140,20 @@ def test_a_token_is_good_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> No
     assert "is older than" in answer.reason
 
 
-def test_a_host_without_blocks_is_told_so() -> None:
-    answer = _asked(blocks_total=0)
+@pytest.mark.parametrize(
+    ("blocks_total", "block_tokens", "why"),
+    [
+        (0, 16, "0 KV blocks"),
+        (1 << 60, 16, "KV blocks"),
+        (64, 0, "block_tokens is 0"),
+        (64, -16, "block_tokens is -16"),
+    ],
+)
+def test_a_host_whose_numbers_cannot_be_is_told_so(blocks_total: int, block_tokens: int, why: str) -> None:
+    """Nor is anything left of it here: so many blocks have no room in our books, and blocks of no tokens no place."""
+    answer = _asked(blocks_total, block_tokens)
     assert isinstance(answer, Refused)
-    assert "0 KV blocks" in answer.reason
+    assert why in answer.reason
 
 
 def test_what_a_host_was_to_start_will_not_come_once_it_is_gone(tmp_path: Path) -> None:
