@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import settings
+from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
@@ -19,12 +19,21 @@ from baton.core.keeping import (
     TierOpened,
     TierRests,
 )
-from baton.core.messages import BlocksGranted, PoolCommand, PreemptRequest, ReleaseBlocks, RequestDropped
+from baton.core.messages import (
+    BlocksGranted,
+    BlocksSealed,
+    BlocksWanted,
+    PoolCommand,
+    PreemptRequest,
+    ReleaseBlocks,
+    RequestDropped,
+    RequestFinished,
+)
 from baton.core.types import BlockHash, BlockId, HostId, Request, RequestId, WorkerId
 from baton.kv.host_pool import HostPool
 from baton.kv.tier import Tier, TierRules
 from baton.policy.eviction import LeastRecentlyUsed
-from tests.property.pool_machine import BLOCK_TOKENS, TOTAL, WORKERS, Part, PoolUnderAnyOrder, chain
+from tests.property.pool_machine import BLOCK_TOKENS, TOTAL, WORKERS, Part, PoolUnderAnyOrder, chain, workers
 
 TIER_BLOCKS = 5
 """Fewer than the arena has: the tier gives blocks up too."""
@@ -100,6 +109,51 @@ class PoolWithTiers(PoolUnderAnyOrder):
         reached = self.pool.tiers.reach(wish.hashes)
         blocks = reached[-1].blocks if reached and self.number % 2 else 0
         self.tell(ReadBack(wish.request_id, self.number, blocks * BLOCK_TOKENS))
+
+    def growing(self) -> list[Part]:
+        return [part for part in self.running() if part.table and not (part.told_to_yield or part.closed)]
+
+    @precondition(lambda self: len(self.growing()) > 1)
+    @rule()
+    def the_oldest_takes_all(self) -> None:
+        """Everybody else gives way to it, and asks again when it has gone: what they had is below the arena."""
+        old = min(self.growing(), key=lambda part: (part.request.priority, part.request.arrived_at_s, part.request.id))
+        assert old.worker is not None
+        for part in self.growing():
+            first, part.sealed_blocks = part.sealed_blocks, len(part.table)
+            self.sealed |= set(part.table)
+            hashes = chain(part.stream, len(part.table))[first:]
+            assert part.worker is not None
+            self.say(part, BlocksSealed(part.request.id, part.attempt, part.worker, first, hashes))
+        for _ in self.parts:
+            old.asked = TOTAL
+            self.say(old, BlocksWanted(old.request.id, old.attempt, old.worker, TOTAL, ()))
+            self.stores_are_done()
+            for part in [part for part in self.running() if part.told_to_yield and part is not old]:
+                self.one_turn(part)
+        worker, old.closed = old.worker, True
+        self.leave(old)
+        self.say(old, RequestFinished(old.request.id, old.attempt, worker, "length"))
+        self.say(old, ReleaseBlocks(old.request.id))
+        self.settle(old)
+        for part in [part for part in self.running() if not part.table and not part.asked]:
+            self.ask(part, 4)
+
+    @precondition(lambda self: self.back)
+    @rule(successor=workers, news_first=st.booleans())
+    def kill_while_it_is_read(self, successor: WorkerId, news_first: bool) -> None:
+        part = self.parts[min(self.back)]
+        assume(part.worker is not None and part.worker != successor)
+        assert part.worker is not None
+        self.die(part.worker, successor, news_first)
+
+    @precondition(lambda self: self.back)
+    @rule()
+    def cancel_while_it_is_read(self) -> None:
+        part = self.parts[min(self.back)]
+        part.closed = True
+        self.say(part, ReleaseBlocks(part.request.id))
+        self.settle(part)
 
     @precondition(lambda self: self.back)
     @rule(data=st.data(), luck=st.integers(0, 3))
@@ -218,4 +272,4 @@ class PoolWithTiers(PoolUnderAnyOrder):
 
 
 TestPoolWithTiers = PoolWithTiers.TestCase
-TestPoolWithTiers.settings = settings(max_examples=150, stateful_step_count=60)
+TestPoolWithTiers.settings = settings(max_examples=150, stateful_step_count=80)

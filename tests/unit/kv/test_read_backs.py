@@ -158,6 +158,25 @@ def test_a_successor_does_not_wait_for_what_a_dead_worker_was_to_get() -> None:
     assert host.pool.view().blocks_used == len(grant.block_table)
 
 
+def test_a_successor_may_come_before_the_news_of_the_death() -> None:
+    host = preempted()
+    come_back(host)
+    load = begin(host)
+    host.tell(StartDecode(request(YOUNG, 1.0), 2, B))
+    (grant,) = granted(host.tell(BlocksWanted(YOUNG, 2, B, 4)), YOUNG)
+    assert not set(grant.block_table) & set(load.write)
+
+
+def test_nothing_is_granted_to_a_request_that_was_cancelled_while_it_was_read() -> None:
+    host = preempted()
+    come_back(host)
+    begin(host)
+    host.tell(ReleaseBlocks(YOUNG))
+    assert host.tell(LoadEnded(YOUNG, 7, (True, True, True))) == []
+    host.tell(RequestDropped(YOUNG, 1, A, preempted=False))
+    assert (host.pool.view().blocks_used, host.pool.holders) == (0, 0)
+
+
 def test_a_request_that_is_over_is_freed_when_its_read_has_ended() -> None:
     host = preempted()
     come_back(host)
