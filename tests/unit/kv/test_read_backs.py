@@ -105,6 +105,7 @@ def test_its_sealed_blocks_are_written_when_it_gives_way_and_read_when_it_comes_
     assert come_back(host) == ReadBackWanted(YOUNG, HostId("h"), A, NAMES)
     load = begin(host)
     assert (load.hashes, load.back) == (NAMES, True)
+    assert host.pool.table(YOUNG) == ((), 0), "nobody can go on in them yet"
     (grant,) = granted(host.tell(LoadEnded(YOUNG, 7, (True, True, True))), YOUNG)
     assert grant.cached_blocks == 3
     assert grant.block_table[:3] == load.write
@@ -156,6 +157,47 @@ def test_a_successor_does_not_wait_for_what_a_dead_worker_was_to_get() -> None:
     assert not granted(host.tell(LoadEnded(YOUNG, 7, (True, True, True))), YOUNG)
     assert host.pool.table(YOUNG) == (grant.block_table, 0)
     assert host.pool.view().blocks_used == len(grant.block_table)
+
+
+def test_more_that_it_asks_for_meanwhile_it_gets_when_it_is_read() -> None:
+    host = preempted()
+    come_back(host)
+    begin(host)
+    assert host.tell(BlocksWanted(YOUNG, 1, A, 7)) == []
+    first, second = granted(host.tell(LoadEnded(YOUNG, 7, (True, True, True))), YOUNG)
+    assert (first.cached_blocks, len(second.block_table)) == (3, 7)
+
+
+def test_a_read_may_end_between_two_workers() -> None:
+    """What it has brought is not waited for by anybody: whoever comes next begins anew."""
+    host = preempted()
+    come_back(host)
+    begin(host)
+    host.tell(WorkerLost(A, "killed"))
+    assert host.tell(LoadEnded(YOUNG, 7, (True, True, True))) == []
+    assert (host.pool.table(YOUNG), host.pool.view().blocks_used) == (((), 0), 0)
+
+
+def test_the_end_of_an_older_read_is_not_that_of_the_one_that_is_waited_for() -> None:
+    """Its worker dies, the next one gives way in turn, and then reads the same again."""
+    host = preempted()
+    come_back(host)
+    begin(host)
+    host.tell(WorkerLost(A, "killed"))
+    host.tell(StartPrefill(request(OLD, 0.0), 1, B, "end"))
+    host.tell(BlocksWanted(OLD, 1, B, 1))
+    host.tell(StartDecode(request(YOUNG, 1.0), 2, B))
+    host.tell(BlocksWanted(YOUNG, 2, B, 1))
+    host.tell(BlocksWanted(OLD, 1, B, 4))
+    host.tell(RequestDropped(YOUNG, 2, B, preempted=True))
+    host.tell(RequestFinished(OLD, 1, B, "length"))
+    host.tell(ReleaseBlocks(OLD))
+    commands = host.tell(BlocksWanted(YOUNG, 2, B, 4, NAMES))
+    assert [command.worker for command in commands if isinstance(command, ReadBackWanted)] == [B]
+    begin(host, 8)
+    assert not granted(host.tell(LoadEnded(YOUNG, 7, (True, True, True))), YOUNG)
+    (grant,) = granted(host.tell(LoadEnded(YOUNG, 8, (True, True, True))), YOUNG)
+    assert (grant.attempt, grant.cached_blocks) == (2, 3)
 
 
 def test_a_successor_may_come_before_the_news_of_the_death() -> None:
