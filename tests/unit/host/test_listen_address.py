@@ -1,4 +1,4 @@
-"""An address that is not of this machine is told at once: no server that is asked again makes it one."""
+"""An address that is not of this machine, and a device that is none, are told at once: asking again changes neither."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ def test_an_address_of_another_machine_is_refused_with_exit_code_2(capsys: pytes
     said = capsys.readouterr().err
     assert "cannot listen on 192.0.2.7" in said
     assert "give --listen an address of this machine" in said
+
+
+def test_a_device_that_is_none_is_refused_with_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["host", "--join", "http://127.0.0.1:1", "--mixed", "1", "--device", "gpu"]) == 2
+    assert "--device is 'gpu', but must be auto, cpu, cuda or cuda:N" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("listen", ["", "127.0.0.1", "127.0.0.1:9000", "[::1]", "::1", "[::1]:9000"])

@@ -7,9 +7,10 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
 
+import numpy as np
 import pytest
 
-from baton.core.errors import StoreError
+from baton.core.errors import StoreError, TransferError
 from baton.core.keeping import (
     BlocksKept,
     DropBlocks,
@@ -23,11 +24,13 @@ from baton.core.keeping import (
 )
 from baton.core.types import BlockHash, BlockId, HostId, RequestId
 from baton.host import patience, tier_work
-from baton.host.arena_bytes import HostBytes
+from baton.host.arena_bytes import DeviceBytes, HostBytes
 from baton.host.tier_opening import OpenTier
 from baton.host.tier_work import TierWork
 from baton.kv.tier import TierRules
 from baton.store.memory import MemoryStore
+from baton.transfer.device import HostDeviceMemory
+from baton.transfer.staged import StagedMemory
 
 HOST = HostId("a")
 BLOCK_BYTES = 8
@@ -78,6 +81,19 @@ class LateStore(PlainStore):
     def drop(self, hashes: Iterable[BlockHash]) -> None:
         self.let_go.wait()
         super().drop(hashes)
+
+
+class BrokenArena:
+    """Implements `ArenaBytes` on a device that has failed."""
+
+    def read(self, blocks: Sequence[int]) -> np.ndarray:
+        raise TransferError("the GPU does not copy KV")
+
+    def write(self, blocks: Sequence[int], contents: np.ndarray) -> None:
+        raise TransferError("the GPU does not copy KV")
+
+    def close(self) -> None:
+        pass
 
 
 class Playing:
@@ -286,3 +302,35 @@ def test_a_tier_whose_store_could_not_be_opened_keeps_nothing_and_has_nothing() 
         assert isinstance(none, LoadEnded)
         assert (both.whole, set(both.took_s)) == ((True, False), {"file"})
         assert (none.whole, none.took_s) == ((False,), {})
+
+
+def test_a_device_that_fails_keeps_and_reads_nothing_and_is_answered_for() -> None:
+    """What is in the store stays there."""
+    store, news = PlainStore(), SimpleQueue[TierNews]()
+    store.put([(HEAD, memoryview(bytes(BLOCK_BYTES)))])
+    opened = [OpenTier(TierRules(name="tier", blocks_max=9), store)]
+    work = TierWork(opened, BrokenArena(), BLOCK_BYTES, news.put)
+    work.keep(StoreBlocks(1, HOST, "tier", (END,), (BlockId(1),)))
+    assert news.get(timeout=30) == BlocksKept(1, (False,))
+    work.keep(LoadBlocks(RequestId("r"), 2, HOST, ("tier",), (HEAD,), (BlockId(2),)))
+    ended = news.get(timeout=30)
+    assert isinstance(ended, LoadEnded)
+    assert ended.whole == (False,)
+    assert store.held() == [HEAD]
+    assert work.close() == []
+
+
+def test_an_arena_on_a_device_keeps_and_gets_blocks_as_one_of_the_host_does() -> None:
+    memory = bytearray(b"".join(bytes([block]) * BLOCK_BYTES for block in range(10)))
+    staged = StagedMemory(HostDeviceMemory(memoryview(memory)), portion_bytes=5, lanes=1)
+    opened = [OpenTier(TierRules(name="tier", blocks_max=9), PlainStore())]
+    news = SimpleQueue[TierNews]()
+    work = TierWork(opened, DeviceBytes(staged, BLOCK_BYTES), BLOCK_BYTES, news.put)
+    work.keep(StoreBlocks(1, HOST, "tier", (HEAD, END), (BlockId(3), BlockId(1))))
+    assert news.get(timeout=30) == BlocksKept(1, (True, True))
+    work.keep(LoadBlocks(RequestId("r"), 2, HOST, ("tier",) * 2, (HEAD, END), (BlockId(7), BlockId(6))))
+    ended = news.get(timeout=30)
+    assert isinstance(ended, LoadEnded)
+    assert ended.whole == (True, True)
+    assert bytes(memory) == b"".join(bytes([block]) * BLOCK_BYTES for block in (0, 1, 2, 3, 4, 5, 1, 3, 8, 9))
+    assert work.close() == []
