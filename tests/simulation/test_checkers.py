@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from msgspec.structs import replace
 
 from baton.core.messages import ReleaseBlocks, RequestDropped
+from baton.core.step import NOTHING, Step
 from baton.sim.checkers import (
     Violation,
     check_bounds,
@@ -85,13 +88,15 @@ def test_two_requests_in_one_block_break_inv_3() -> None:
     playing = stage(draw_scenario(SEED))
 
     def swap() -> None:
-        steps = [worker.executing for worker in playing.cluster.workers if worker.executing is not None]
-        parts = [part for step in steps for part in step.slices]
+        at_work = [worker for worker in playing.cluster.workers if worker.executing is not None]
+        parts = [(worker, part) for worker in at_work for part in (worker.executing or NOTHING).slices]
         if len(parts) < 2:
             playing.cluster.loop.after(0.001, swap)
             return
-        assert isinstance(parts[0].block_table, list)
-        parts[0].block_table[-1] = parts[1].block_table[-1]
+        (worker, part), (_, other) = parts[:2]
+        mixed_up = dataclasses.replace(part, block_table=(*part.block_table[:-1], other.block_table[-1]))
+        slices = (worker.executing or NOTHING).slices
+        worker.executing = Step(tuple(mixed_up if each is part else each for each in slices))
 
     playing.cluster.loop.at(0.01, swap)
     with pytest.raises(Violation, match="INV-3"):
