@@ -233,6 +233,7 @@ def test_a_host_takes_along_what_scaling_has_added_there() -> None:
     started = {WorkerId("prefill-0"), WorkerId("decode-0")}
     assert seen == [{*started, there}, {WorkerId("prefill-0"), other}, {*started, other}]
     assert failed == [late, WorkerId("unnoticed")]
+    assert cluster.server.carrier.keeping.kinds.keys() == cluster.server.carrier.hosts.keys()
     assert {worker.id for worker in cluster.workers} == {*started, other}
 
 

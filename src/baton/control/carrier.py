@@ -159,6 +159,7 @@ class Carrier:
             homes.discard(host)
         for worker in [worker for worker, where in self.hosts.items() if where == host]:
             del self.hosts[worker]
+            self.keeping.kinds.pop(worker, None)
         self._crossings.layering.lose(host)
         self._crossings.layering.layouts.pop(host, None)
         self._tell(HostLost(host, reason))

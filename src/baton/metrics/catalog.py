@@ -189,7 +189,7 @@ WAITING = Gauge(
 )
 KV_BLOCKS = Gauge(
     name="baton_kv_blocks",
-    help="KV blocks. free + used + cached is the tier's size.",
+    help="KV blocks. free + used + cached is the tier's size. A store that hosts share is shown at the first of them.",
     unit="blocks",
     labels=(HOST, TIER, KV_STATE),
 )

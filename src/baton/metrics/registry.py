@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from baton.core.types import HostView, WorkerView
-from baton.metrics.catalog import KV_BLOCKS, METRICS, RUNNING, WAITING, Counter, Gauge, Histogram, Metric
+from baton.core.types import HostId, HostView, WorkerView
+from baton.metrics.catalog import HOST, KV_BLOCKS, METRICS, RUNNING, WAITING, Counter, Gauge, Histogram, Metric
 
 Labels = tuple[str, ...]
 """Values in the order of the metric's labels."""
@@ -55,15 +55,21 @@ class Metrics:
             running.add((view.id, view.role)).sum = view.running_requests
             waiting.add((view.id, view.role)).sum = view.waiting_requests
 
-    def set_hosts(self, views: Iterable[HostView], *, tier: str = "host") -> None:
-        """Show exactly these hosts' KV blocks of one tier."""
+    def set_blocks(self, views: Iterable[tuple[str, HostView]]) -> None:
+        """Show exactly these KV blocks: each a tier, and what a host has there."""
         blocks = self._families[KV_BLOCKS.name]
-        for labels in [labels for labels in blocks.series if labels[1] == tier]:
-            del blocks.series[labels]
-        for view in views:
+        blocks.series.clear()
+        for tier, view in views:
             blocks.add((view.id, tier, "free")).sum = view.blocks_free
             blocks.add((view.id, tier, "used")).sum = view.blocks_used
             blocks.add((view.id, tier, "cached")).sum = view.blocks_cached
+
+    def forget_host(self, host: HostId) -> None:
+        """Show nothing of a host that is gone: hosts come and go under ever new names while the server lives."""
+        for family in self._families.values():
+            places = [place for place, label in enumerate(family.metric.labels) if label is HOST]
+            for labels in [labels for labels in family.series if any(labels[place] == host for place in places)]:
+                del family.series[labels]
 
     def render(self) -> bytes:
         """The text that Prometheus scrapes; its type is `CONTENT_TYPE`."""

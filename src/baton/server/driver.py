@@ -136,6 +136,7 @@ class Driver:
             del self.links[worker]
         self._orphan(lost)
         self._carrier.lose_host(host, reason, now_s())
+        self.outside.layouts.pop(host, None)
 
     def _orphan(self, workers: Set[WorkerId]) -> None:
         """Nobody works on their requests: another process under the same name is not who did."""

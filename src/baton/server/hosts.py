@@ -183,6 +183,7 @@ class Hosts:
         self.copying.lose_host(host.id, reason)
         self._movers.pop(host.id, None)
         self._parts.tiers.lose_host(host.id)
+        self._parts.metrics.forget_host(host.id)
         self._changed()
 
     def resize(self, command: StartWorker | RetireWorker) -> bool:

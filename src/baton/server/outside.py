@@ -36,7 +36,7 @@ class LiveOutside:
         self.live: dict[RequestId, LiveRequest] = {}
         self.links: dict[WorkerId, WorkerLink] = {}
         self.layouts: dict[HostId, KVLayout] = {}
-        """How KV lies on each host that ever joined, of those names."""
+        """How KV lies on each host that is there."""
         self.on_close: Callable[[], None] | None = None
         """Called after each request that has ended."""
         self.on_resize: Callable[[StartWorker | RetireWorker], None] | None = None

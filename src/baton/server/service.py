@@ -25,7 +25,7 @@ from baton.server.assembly import Parts
 from baton.server.hosts import Hosts
 from baton.server.own_workers import OwnWorkers
 from baton.server.settings import HttpSettings
-from baton.server.tiers import blocks_below
+from baton.server.tiers import kv_blocks
 
 _CHECK_S = 30.0
 _HTTP_CLOSE_S = 3.0
@@ -162,10 +162,7 @@ class Service:
     def _render_metrics(self) -> bytes:
         driver, metrics = self._parts.driver, self._parts.metrics
         metrics.set_workers(link.view for link in driver.links.values() if link.state != "lost")
-        metrics.set_hosts([pool.view() for pool in driver.pools.values()])
-        for pool in driver.pools.values():
-            for name, view in blocks_below(pool):
-                metrics.set_hosts([view], tier=name)
+        metrics.set_blocks(kv_blocks(driver.pools.values()))
         return metrics.render()
 
     def _on_signal(self) -> None:

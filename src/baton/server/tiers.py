@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
 from baton.control.keeping import Keeping
@@ -197,22 +197,29 @@ def pool_tiers(
     return [books.get((each.name, each.shared_as)) or Tier(each, eviction) for each in rules]
 
 
-def blocks_below(pool: HostPool) -> list[tuple[str, HostView]]:
-    """Count the blocks of each tier by state, as an arena's are counted: what is being written is used.
+def kv_blocks(pools: Collection[HostPool]) -> list[tuple[str, HostView]]:
+    """Count the blocks of every arena, and of each tier below: a tier, and what a host has there.
+
+    What several hosts share has one book, and is counted at the first of them.
+    """
+    arenas = [("host", pool.view()) for pool in pools]
+    books: dict[int, tuple[HostId, Tier]] = {}
+    for pool in pools:
+        for tier in pool.tiers.tiers if pool.tiers is not None else ():
+            books.setdefault(id(tier), (pool.host, tier))
+    return [*arenas, *((tier.name, _blocks_of(tier, host)) for host, tier in books.values())]
+
+
+def _blocks_of(tier: Tier, host: HostId) -> HostView:
+    """Count a tier's blocks by state, as an arena's are counted: what is being written is used.
 
     Where the other side decides how many it keeps, as many are there as are known, and none is free.
     """
-    tiers = pool.tiers.tiers if pool.tiers is not None else ()
-    return [
-        (
-            view.tier,
-            HostView(
-                id=pool.host,
-                blocks_total=view.blocks_total,
-                blocks_free=view.blocks_total - view.blocks_cached - view.blocks_writing,
-                blocks_used=view.blocks_writing,
-                blocks_cached=view.blocks_cached,
-            ),
-        )
-        for view in (tier.view() for tier in tiers)
-    ]
+    view = tier.view()
+    return HostView(
+        id=host,
+        blocks_total=view.blocks_total,
+        blocks_free=view.blocks_total - view.blocks_cached - view.blocks_writing,
+        blocks_used=view.blocks_writing,
+        blocks_cached=view.blocks_cached,
+    )

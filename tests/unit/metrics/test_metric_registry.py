@@ -47,7 +47,9 @@ def test_the_exposition_parses_and_adds_no_name() -> None:
     """Names of families are those of the catalogue; nothing like `_created` comes with them."""
     metrics = Metrics()
     metrics.set_workers([WorkerView(id=WorkerId("w0"), host=HostId("h0"), role="mixed")])
-    metrics.set_hosts([HostView(id=HostId("h0"), blocks_total=0, blocks_free=0, blocks_used=0, blocks_cached=0)])
+    metrics.set_blocks(
+        [("host", HostView(id=HostId("h0"), blocks_total=0, blocks_free=0, blocks_used=0, blocks_cached=0))]
+    )
     text = metrics.render().decode()
     typed = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
     assert typed == [name.partition("{")[0] for name in CONTRACT + BESIDE]
@@ -93,24 +95,40 @@ def test_gauges_show_the_views_and_forget_who_left() -> None:
     metrics = Metrics()
     worker = WorkerView(id=WorkerId("w0"), host=HostId("h0"), role="prefill", running_requests=2, waiting_requests=7)
     metrics.set_workers([worker])
-    metrics.set_hosts([HostView(id=HostId("h0"), blocks_total=9, blocks_free=4, blocks_used=3, blocks_cached=2)])
+    here, there = (
+        HostView(id=HostId(name), blocks_total=9, blocks_free=4, blocks_used=3, blocks_cached=2)
+        for name in ("h0", "h1")
+    )
+    metrics.set_blocks([("host", here), ("file", here), ("file", there)])
     shown = samples(metrics)
     assert shown['baton_requests_running{role="prefill",worker="w0"}'] == 2
     assert shown['baton_requests_waiting{role="prefill",worker="w0"}'] == 7
     blocks = {name: value for name, value in shown.items() if name.startswith("baton_kv_blocks")}
     assert blocks == {
-        'baton_kv_blocks{host="h0",state="free",tier="host"}': 4,
-        'baton_kv_blocks{host="h0",state="used",tier="host"}': 3,
-        'baton_kv_blocks{host="h0",state="cached",tier="host"}': 2,
+        f'baton_kv_blocks{{host="{host}",state="{state}",tier="{tier}"}}': count
+        for host, tier in (("h0", "host"), ("h0", "file"), ("h1", "file"))
+        for state, count in (("free", 4), ("used", 3), ("cached", 2))
     }
     metrics.set_workers([])
-    metrics.set_hosts(
-        [HostView(id=HostId("h1"), blocks_total=1, blocks_free=1, blocks_used=0, blocks_cached=0)], tier="disk"
-    )
+    metrics.set_blocks([("host", there)])
     shown = samples(metrics)
     assert not any(name.startswith("baton_requests_running") for name in shown)
-    assert 'baton_kv_blocks{host="h0",state="free",tier="host"}' in shown
-    assert 'baton_kv_blocks{host="h1",state="free",tier="disk"}' in shown
+    assert {name for name in shown if name.startswith("baton_kv_blocks")} == {
+        f'baton_kv_blocks{{host="h1",state="{state}",tier="host"}}' for state in ("free", "used", "cached")
+    }, "tiers and hosts that are gone are not shown"
+
+
+def test_nothing_is_shown_of_a_host_that_is_gone() -> None:
+    metrics = Metrics()
+    for name in ("h0", "h1"):
+        metrics.count(catalog.TIER_BLOCKS, name, "file", "stored", amount=3)
+        metrics.count(catalog.TIER_RESTS, name, "file")
+    metrics.count(catalog.FAILOVERS)
+    metrics.forget_host(HostId("h0"))
+    shown = samples(metrics)
+    assert not any("h0" in name for name in shown)
+    assert shown['baton_tier_blocks_total{host="h1",outcome="stored",tier="file"}'] == 3
+    assert shown["baton_failovers_total"] == 1
 
 
 def test_a_label_that_the_catalog_does_not_know_is_our_bug() -> None:

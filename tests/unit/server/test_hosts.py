@@ -182,6 +182,7 @@ def test_what_a_host_was_to_start_will_not_come_once_it_is_gone(tmp_path: Path) 
         await news.get()
         await hosts.stop()
         writer.close()
+        assert not parts.driver.outside.layouts, "hosts come and go for as long as the server lives"
 
     asyncio.run(asyncio.wait_for(run(), 30))
     failed = [entry.event.worker for entry in read_log(path)[1] if isinstance(entry.event, WorkerLost)]
