@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import threading
 from collections.abc import Iterator
 
 import msgspec
@@ -64,6 +65,36 @@ def test_nobody_there_is_an_error(tcp: Kit) -> None:
         target.transport.pull(ticket, target.whole()).wait(60)
     with pytest.raises(TransferError, match="address"):
         target.transport.pull(msgspec.structs.replace(ticket, address="nowhere"), target.whole())
+
+
+def test_an_address_that_is_no_name_is_an_error_every_time(tcp: Kit) -> None:
+    """Python refuses it with no OSError. More often than there are streams: none of them may be left behind dead."""
+    source, target = tcp.side(), tcp.side()
+    ticket, _ = offered(source)
+    wrong = msgspec.structs.replace(ticket, address="a..b:1")
+    for _ in range(6):
+        with pytest.raises(TransferError, match="broke 5 times"):
+            target.transport.pull(wrong, target.whole()).wait(60)
+
+
+def test_without_a_thread_that_receives_a_pull_fails_and_the_next_one_may_go(
+    tcp: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = tcp.side(), tcp.side()
+    ticket, content = offered(source)
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "baton-pull":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(TransferError, match="no thread can be started"):
+            target.transport.pull(ticket, target.whole()).wait(60)
+    target.transport.pull(ticket, target.whole()).wait(60)
+    assert target.content() == content
 
 
 def test_hostile_bytes_do_not_end_the_listener(tcp: Kit) -> None:

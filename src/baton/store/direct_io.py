@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Sequence
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -45,6 +47,28 @@ class Scratch:
         if self._blocks is None:
             self._blocks = _aligned(self._run_slots * self._padded_bytes)
         return self._blocks[index * self._padded_bytes : (index + 1) * self._padded_bytes]
+
+
+class Scratches:
+    """Scratches of one size that nobody uses now, for any number of threads."""
+
+    def __init__(self, *, run_slots: int, padded_bytes: int) -> None:
+        self._run_slots = run_slots
+        self._padded_bytes = padded_bytes
+        self._spare: queue.LifoQueue[Scratch] = queue.LifoQueue()
+        """Bounded by the threads that have been here at once."""
+
+    @contextmanager
+    def borrowed(self) -> Iterator[Scratch]:
+        """Lend one. Raises OSError where there is no memory for one more."""
+        try:
+            scratch = self._spare.get_nowait()
+        except queue.Empty:
+            scratch = Scratch(run_slots=self._run_slots, padded_bytes=self._padded_bytes)
+        try:
+            yield scratch
+        finally:
+            self._spare.put(scratch)
 
 
 def _aligned(size_bytes: int) -> memoryview:

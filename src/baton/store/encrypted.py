@@ -7,6 +7,7 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -44,12 +45,20 @@ class EncryptedStore:
         self._context = fingerprint_digest(fingerprint)
         self._inner = open_inner(fingerprint)
         self._lock = threading.Lock()
+        self._forged = 0
+        """Blocks that the store below took for whole."""
         self.name = f"encrypted {self._inner.name}"
-        self.capacity_blocks: int | None = self._inner.capacity_blocks
+
+    @property
+    def capacity_blocks(self) -> int | None:
+        """That of the store below, which may become less."""
+        return self._inner.capacity_blocks
 
     @property
     def counters(self) -> StoreCounters:
-        return self._inner.counters
+        """Those of the store below, and what it could not know."""
+        inner, forged = self._inner.counters, self._forged
+        return replace(inner, hits=inner.hits - forged, misses=inner.misses + forged, damaged=inner.damaged + forged)
 
     def put(self, blocks: Sequence[tuple[BlockHash, memoryview]]) -> list[bool]:
         return [kept for group in _groups(blocks) for kept in self._inner.put([self._encrypted(*b) for b in group])]
@@ -86,9 +95,7 @@ class EncryptedStore:
         except self._wrong:
             self._inner.drop([name])
             with self._lock:
-                self.counters.hits -= 1
-                self.counters.misses += 1
-                self.counters.damaged += 1
+                self._forged += 1
             return False
         return True
 

@@ -26,3 +26,12 @@ def opens(packed: bytes | memoryview, name: BlockHash, memory: memoryview, *, la
         and header.size_bytes == memory.nbytes
         and header.payload_checksum == checksum(memory)
     )
+
+
+def read_name(text: str) -> BlockHash | None:
+    """Read a block's name as stores on servers write it, in hexadecimal. None: somebody else has put that there."""
+    try:
+        name = BlockHash(bytes.fromhex(text))
+    except ValueError:
+        return None
+    return name if name.hex() == text else None

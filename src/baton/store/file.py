@@ -6,8 +6,8 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -100,13 +100,13 @@ class FileStore:
                     if open_ and fits and not self._table.refresh(name):
                         new[name] = memory
                 tasks = self._reserve(new)
-            self._do_all(self._io.writes(tasks))
+            try:
+                self._do_all(self._io.writes(tasks))
+            finally:
+                with self._changed:
+                    for task in tasks:
+                        self._end_write(task)
             with self._changed:
-                for task in tasks:
-                    if task.outcome == "whole":
-                        self.counters.put += self._table.keep(task.name, task.slot)
-                    else:
-                        self._table.add_free([task.slot])
                 written = {task.name for task in tasks if task.outcome == "whole"}
                 kept = [open_ and (name in written or self._is_held(name, memory)) for name, memory in blocks]
                 self.counters.refused += kept.count(False)
@@ -119,11 +119,14 @@ class FileStore:
                 for name, memory in blocks:
                     slot = self._table.begin_read(name) if open_ and memory.nbytes == self._block_bytes else None
                     tasks.append(None if slot is None else SlotTask(slot, name, memory.cast("B")))
-            self._do_all(self._io.reads([task for task in tasks if task is not None]))
-            with self._changed:
-                for task in tasks:
-                    if task is not None:
+            wanted = [task for task in tasks if task is not None]
+            try:
+                self._do_all(self._io.reads(wanted))
+            finally:
+                with self._changed:
+                    for task in wanted:
                         self._end_read(task)
+            with self._changed:
                 found = [task is not None and task.outcome == "whole" for task in tasks]
                 self.counters.hits += found.count(True)
                 self.counters.misses += found.count(False)
@@ -193,6 +196,12 @@ class FileStore:
             tasks.append(SlotTask(slot, name, memory.cast("B"), self._sequence))
         return tasks
 
+    def _end_write(self, task: SlotTask) -> None:
+        if task.outcome == "whole":
+            self.counters.put += self._table.keep(task.name, task.slot)
+        else:
+            self._table.add_free([task.slot])
+
     def _end_read(self, task: SlotTask) -> None:
         if task.outcome != "whole" and self._table.forget(task.name, slot=task.slot):
             self.counters.damaged += task.outcome == "damaged"
@@ -206,12 +215,19 @@ class FileStore:
             return [error for call in waiting if (error := call()) is not None]
 
         count = min(len(works), self._thread_count) if len(works) > 1 else 0
-        beside = [self._threads.submit(work) for _ in range(count)]
+        beside = [each for _ in range(count) if (each := self._submit(work)) is not None]
         errors = work() + [error for each in beside for error in each.result()]
         if errors:
             with self._changed:
                 for error in errors:
                     self._tell(error)
+
+    def _submit(self, work: Callable[[], list[OSError]]) -> Future[list[OSError]] | None:
+        """Let another thread help. None: the system has no more of them, so fewer do it."""
+        try:
+            return self._threads.submit(work)
+        except RuntimeError:
+            return None
 
     def _tell(self, error: OSError) -> None:
         self.counters.io_errors += 1

@@ -14,7 +14,7 @@ from baton.core.errors import StoreError
 from baton.core.types import BlockHash
 from baton.store.checksum import fingerprint_digest
 from baton.store.direct_io import copy_bytes
-from baton.store.envelope import opens, seal
+from baton.store.envelope import opens, read_name, seal
 from baton.store.port import StoreCounters
 from baton.store.reach import Reach
 from baton.store.slot_header import HEADER_BYTES
@@ -104,7 +104,7 @@ class ObjectStore:
         except self._failures as error:
             raise StoreError(f"{self._place} does not list its objects: {_first_line(error)}") from None
         aged = sorted(objects, key=lambda entry: entry["last_modified"])
-        return [BlockHash(bytes.fromhex(entry["path"])) for entry in aged]
+        return [name for entry in aged if (name := read_name(entry["path"])) is not None]
 
     def close(self) -> None:
         self._reach.close()

@@ -52,9 +52,13 @@ class Reach:
             self.counters.io_errors += 1
             if not self.is_open:
                 return
+            asking = threading.Thread(target=self._ask_again, name="baton-store-reach", daemon=True)
+            try:
+                asking.start()
+            except RuntimeError:
+                return  # nobody could say when it answers again: the next call tries
+            self._asking = asking
             self.counters.reachable = False
-            self._asking = threading.Thread(target=self._ask_again, name="baton-store-reach", daemon=True)
-            self._asking.start()
         log.warning("the KV store at %s does not answer (%s): its blocks are misses until it does", self._where, error)
 
     def refused(self, error: Exception) -> None:

@@ -10,7 +10,7 @@ from baton.core.errors import StoreError
 from baton.core.types import BlockHash
 from baton.store.checksum import fingerprint_digest
 from baton.store.direct_io import copy_bytes
-from baton.store.envelope import opens, seal
+from baton.store.envelope import opens, read_name, seal
 from baton.store.port import StoreCounters
 from baton.store.reach import Reach
 from baton.store.slot_header import HEADER_BYTES
@@ -105,7 +105,8 @@ class RedisStore:
             keys = [key[name_chars] for key in self._client.scan_iter(match=self._prefix + b"*", count=1000)]
         except self._refused as error:
             raise StoreError(f"the Redis at {self._where} does not list its keys: {error}") from None
-        return [BlockHash(bytes.fromhex(key.decode())) for key in dict.fromkeys(keys) if b":" not in key]
+        names = (read_name(key.decode(errors="replace")) for key in dict.fromkeys(keys))
+        return [name for name in names if name is not None]
 
     def close(self) -> None:
         self._reach.close()

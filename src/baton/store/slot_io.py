@@ -6,7 +6,6 @@ A block that is larger than such a run is read in parts, side by side, and each 
 from __future__ import annotations
 
 import os
-import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from typing import Literal
 
 from baton.core.types import BlockHash
 from baton.store.checksum import PART_BYTES, checksum, checksum_in_parts, joined
-from baton.store.direct_io import Scratch, copy_bytes, is_aligned, transfer_all
+from baton.store.direct_io import Scratch, Scratches, copy_bytes, is_aligned, transfer_all
 from baton.store.segments import Segments, padded_bytes
 from baton.store.slot_header import ALIGNMENT_BYTES, SlotHeader, is_empty, read_header
 
@@ -63,8 +62,8 @@ class SlotIo:
         self._block_bytes = block_bytes
         self._padded_bytes = padded_bytes(block_bytes)
         self._run_slots = max(1, min(_RUN_SLOTS_MAX, RUN_BYTES // segments.slot_bytes))
-        self._scratches: queue.LifoQueue[Scratch] = queue.LifoQueue()
-        self._part_scratches: queue.LifoQueue[Scratch] = queue.LifoQueue()
+        self._scratches = Scratches(run_slots=self._run_slots, padded_bytes=self._padded_bytes)
+        self._part_scratches = Scratches(run_slots=1, padded_bytes=PART_BYTES)
 
     def writes(self, tasks: Sequence[SlotTask]) -> list[Work]:
         """What writes these blocks and sets their outcomes, in the order of the disk."""
@@ -91,18 +90,16 @@ class SlotIo:
         return runs
 
     def _write(self, run: list[SlotTask]) -> OSError | None:
-        scratch = self._borrow()
         try:
-            memories: list[memoryview] = []
-            for index, task in enumerate(run):
-                self._header_of(task).pack_into(scratch.header(index))
-                memories += [scratch.header(index), *self._payload(task, scratch, index, fill=True)]
-            fd, offset_bytes = self._segments.place(run[0].slot)
-            moved = transfer_all(os.pwritev, fd, memories, offset_bytes)
+            with self._scratches.borrowed() as scratch:
+                memories: list[memoryview] = []
+                for index, task in enumerate(run):
+                    self._header_of(task).pack_into(scratch.header(index))
+                    memories += [scratch.header(index), *self._payload(task, scratch, index, fill=True)]
+                fd, offset_bytes = self._segments.place(run[0].slot)
+                moved = transfer_all(os.pwritev, fd, memories, offset_bytes)
         except OSError as error:
             return error
-        finally:
-            self._scratches.put(scratch)
         for index, task in enumerate(run):
             if moved >= (index + 1) * self._segments.slot_bytes:
                 task.outcome = "whole"
@@ -117,32 +114,28 @@ class SlotIo:
         return next((error for error in errors if error is not None), None)
 
     def _read_run(self, run: list[SlotTask]) -> OSError | None:
-        scratch = self._borrow()
         try:
-            memories: list[memoryview] = []
-            for index, task in enumerate(run):
-                memories += [scratch.header(index), *self._payload(task, scratch, index, fill=False)]
-            fd, offset_bytes = self._segments.place(run[0].slot)
-            moved = transfer_all(os.preadv, fd, memories, offset_bytes)
-            for index, task in enumerate(run):
-                whole = moved >= (index + 1) * self._segments.slot_bytes
-                task.outcome = "whole" if whole and self._verified(task, scratch, index) else "damaged"
+            with self._scratches.borrowed() as scratch:
+                memories: list[memoryview] = []
+                for index, task in enumerate(run):
+                    memories += [scratch.header(index), *self._payload(task, scratch, index, fill=False)]
+                fd, offset_bytes = self._segments.place(run[0].slot)
+                moved = transfer_all(os.preadv, fd, memories, offset_bytes)
+                for index, task in enumerate(run):
+                    whole = moved >= (index + 1) * self._segments.slot_bytes
+                    task.outcome = "whole" if whole and self._verified(task, scratch, index) else "damaged"
         except OSError as error:
             return error
-        finally:
-            self._scratches.put(scratch)
         return None
 
     def _read_part(self, coming: _Coming, part: int) -> OSError | None:
         """Read one part of a large block. The last one to come says how it went."""
-        scratch = self._borrow_for_part()
         error: OSError | None = None
         try:
-            coming.sums[part] = self._sum_of_part(coming, part, scratch)
+            with self._part_scratches.borrowed() as scratch:
+                coming.sums[part] = self._sum_of_part(coming, part, scratch)
         except OSError as failure:
             error = failure
-        finally:
-            self._part_scratches.put(scratch)
         with coming.lock:
             coming.failed |= error is not None
             coming.missing -= 1
@@ -174,8 +167,7 @@ class SlotIo:
 
     def read_header(self, slot: int) -> SlotHeader | Literal["empty", "damaged"]:
         """Look at what a slot says about itself, without reading its block. Raises OSError."""
-        scratch = self._borrow()
-        try:
+        with self._scratches.borrowed() as scratch:
             fd, offset_bytes = self._segments.place(slot)
             header = scratch.header(0)
             if transfer_all(os.preadv, fd, [header], offset_bytes) < ALIGNMENT_BYTES:
@@ -184,8 +176,6 @@ class SlotIo:
                 return "empty"
             found = read_header(header, layout=self._layout, slot=slot)
             return "damaged" if found is None or found.size_bytes != self._block_bytes else found
-        finally:
-            self._scratches.put(scratch)
 
     def _header_of(self, task: SlotTask) -> SlotHeader:
         return SlotHeader(
@@ -223,15 +213,3 @@ class SlotIo:
         header = read_header(memory, layout=self._layout, slot=task.slot)
         is_own = header is not None and header.name == task.name and header.size_bytes == self._block_bytes
         return header if is_own else None
-
-    def _borrow_for_part(self) -> Scratch:
-        try:
-            return self._part_scratches.get_nowait()
-        except queue.Empty:
-            return Scratch(run_slots=1, padded_bytes=PART_BYTES)
-
-    def _borrow(self) -> Scratch:
-        try:
-            return self._scratches.get_nowait()
-        except queue.Empty:
-            return Scratch(run_slots=self._run_slots, padded_bytes=self._padded_bytes)

@@ -14,7 +14,7 @@ from msgspec import Struct
 from baton.core.errors import TransferError
 from baton.transfer.listener import fit_buffers, hang_up, limit_waits
 from baton.transfer.offers import REFUSALS, Answer
-from baton.transfer.pulling import CLOSED, Piece, PiecewisePull
+from baton.transfer.pulling import BUG, CLOSED, Piece, PiecewisePull
 from baton.transfer.wire import (
     TRAILER_BYTES,
     BrokenStreamError,
@@ -63,6 +63,7 @@ class Peer:
 
     def add(self, pieces: Iterable[Piece]) -> None:
         """Put pieces in line, and see that somebody takes them."""
+        why = CLOSED
         with self._changed:
             self._wanted.extend(pieces)
             missing = min(len(self._wanted) - self._idle, self.limits.streams - len(self._streams))
@@ -70,9 +71,14 @@ class Peer:
                 stream = Stream(self)
                 thread = threading.Thread(target=stream.run, name="baton-pull", daemon=True)
                 self._streams[stream] = thread
-                thread.start()
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    del self._streams[stream]
+                    why = f"no thread can be started that receives: {error}"
+                    break
             self._changed.notify_all()
-        self._refuse_when_closed()
+        self._refuse_when_deserted(why)
 
     def take(self, stream: Stream, *, patient: bool) -> Piece | None:
         """Give a stream its next piece. None: there is none now; a patient stream that gets none has to end."""
@@ -92,7 +98,15 @@ class Peer:
         with self._changed:
             self._wanted.extendleft(pieces)
             self._changed.notify_all()
-        self._refuse_when_closed()
+        self._refuse_when_deserted()
+
+    def lose(self, stream: Stream, pieces: Iterable[Piece]) -> None:
+        """A bug has ended a stream. What it had asked for fails; others go on with the rest, if there are any."""
+        with self._changed:
+            self._streams.pop(stream, None)
+        for piece in pieces:
+            piece.pull.fail(BUG)
+        self._refuse_when_deserted(BUG)
 
     def pause(self, pause_s: float) -> None:
         """Wait, unless all is over."""
@@ -112,7 +126,7 @@ class Peer:
             self._closed = True
             streams = dict(self._streams)
             self._changed.notify_all()
-        self._refuse_when_closed()
+        self._refuse_when_deserted()
         for stream, thread in streams.items():
             stream.close()
             thread.join()
@@ -123,13 +137,14 @@ class Peer:
         with self._changed:
             return not self._streams and not self._wanted
 
-    def _refuse_when_closed(self) -> None:
+    def _refuse_when_deserted(self, why: str = CLOSED) -> None:
+        """Fail what is in line where nobody takes it."""
         with self._changed:
-            refused = list(self._wanted) if self._closed else []
+            refused = list(self._wanted) if self._closed or not self._streams else []
             if refused:
                 self._wanted.clear()
         for piece in refused:
-            piece.pull.fail(CLOSED)
+            piece.pull.fail(why)
 
     def _drop_unwanted(self) -> bool:
         while self._wanted and not self._wanted[0].pull.wanted:
@@ -152,17 +167,26 @@ class Stream:
         self._asked: deque[Piece] = deque()
 
     def run(self) -> None:
-        """Fetch pieces until there are none for long."""
+        """Fetch pieces until there are none for long. A bug ends what was asked for, and nothing else."""
+        is_over = False
+        try:
+            self._serve()
+            is_over = True
+        finally:
+            self._disconnect()
+            if not is_over:
+                self._peer.lose(self, self._asked)
+
+    def _serve(self) -> None:
         while True:
             try:
                 if not self._ask():
-                    break
+                    return
                 self._fetch(self._asked[0])
                 self._asked.popleft()
                 self._breaks = 0
-            except OSError as error:
+            except (OSError, ValueError) as error:  # a name that is no name is a ValueError
                 self._recover(error)
-        self._disconnect()
 
     def interrupt(self, pull: PiecewisePull) -> None:
         """Break the connection if it writes for this pull now."""
@@ -206,14 +230,15 @@ class Stream:
             raise BrokenStreamError(f"the source sends {size_bytes} bytes, {piece.size_bytes} were asked for")
         if not self._enter(pull):
             raise _NotWantedError
+        stood = False
         try:
             stood = self._write(piece, connection)
-        except OSError:
+        finally:
             self._leave()
-            pull.left()
-            raise
-        self._leave()
-        pull.landed(piece) if stood else pull.left()
+            if not stood:
+                pull.left()
+        if stood:
+            pull.landed(piece)
 
     def _write(self, piece: Piece, connection: socket.socket) -> bool:
         """Receive a piece. False: it is not to be trusted, and the pull has failed."""
@@ -268,7 +293,7 @@ class Stream:
         if connection is not None:
             connection.close()
 
-    def _recover(self, error: OSError) -> None:
+    def _recover(self, error: OSError | ValueError) -> None:
         """Give back what was asked for, and come again after a while: at most so often for one piece."""
         ours = self._interrupted or isinstance(error, _NotWantedError)
         self._disconnect()
@@ -281,7 +306,7 @@ class Stream:
             self._peer.pause(self._peer.limits.pause_s * 2 ** min(self._breaks, self._peer.limits.breaks_max))
             self._breaks += 1
 
-    def _count_break(self, pieces: list[Piece], error: OSError) -> None:
+    def _count_break(self, pieces: list[Piece], error: OSError | ValueError) -> None:
         for piece in pieces:
             piece.breaks += 1
             if piece.breaks > self._peer.limits.breaks_max:

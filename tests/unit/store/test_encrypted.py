@@ -35,6 +35,14 @@ def _below(inner: MemoryStore, name: bytes) -> bytearray:
     return memory
 
 
+def test_room_that_the_store_below_loses_is_known_above(inner: MemoryStore) -> None:
+    """A disk fills up while it is used."""
+    store = _around(inner)
+    assert store.capacity_blocks == 50
+    inner.capacity_blocks = 7
+    assert store.capacity_blocks == 7
+
+
 def test_below_nothing_can_be_read(inner: MemoryStore) -> None:
     """No run of the block's bytes is there, and the same block written twice looks different."""
     store, (name,) = _around(inner), names(1)
@@ -78,8 +86,9 @@ def test_blocks_that_changed_places_are_misses(inner: MemoryStore) -> None:
 @pytest.mark.parametrize(("key", "fingerprint"), [(OTHER_KEY, "a layout"), (KEY, "another layout")])
 def test_another_key_or_layout_finds_nothing(inner: MemoryStore, key: bytes, fingerprint: str) -> None:
     put(_around(inner), names(2), BLOCK_BYTES)
-    assert get(_around(inner, key=key, fingerprint=fingerprint), names(2), BLOCK_BYTES) == [False, False]
-    assert inner.counters.damaged == 2
+    other = _around(inner, key=key, fingerprint=fingerprint)
+    assert get(other, names(2), BLOCK_BYTES) == [False, False]
+    assert (other.counters.damaged, other.counters.misses, other.counters.hits) == (2, 2, 0)
 
 
 def _key_file(path: Path, data: bytes, mode: int = 0o600) -> Path:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from baton.core.errors import StoreError
+from baton.store.direct_io import Scratches
 from baton.store.file import FileStore
 from baton.store.segments import GROWTH_BYTES, slot_bytes
 from tests.stores import get, names, put
@@ -119,6 +123,39 @@ def test_a_disk_without_any_room_keeps_nothing(small_disk: Path, caplog: pytest.
     assert store.counters.io_errors == 1
     assert store.counters.refused == 6
     assert get(store, names(3), BLOCK_BYTES) == [False] * 3
+    store.close()
+
+
+def test_without_memory_for_a_call_nothing_is_kept_and_nothing_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slots that were meant for it are free again, and what is there is found when there is memory again."""
+    store = _open(tmp_path, 4)
+    assert put(store, names(2), BLOCK_BYTES) == [True] * 2
+
+    def refuse(size_bytes: int) -> memoryview:
+        raise OSError(errno.ENOMEM, f"no memory for {size_bytes} bytes")
+
+    monkeypatch.setattr(Scratches, "borrowed", lambda _self: nullcontext(refuse(1)))
+    for _ in range(3):
+        assert put(store, names(2, first=100), BLOCK_BYTES) == [False] * 2
+        assert get(store, names(2, first=100), BLOCK_BYTES) == [False] * 2
+    monkeypatch.undo()
+    assert put(store, names(2, first=100), BLOCK_BYTES) == [True] * 2
+    assert get(store, [*names(2), *names(2, first=100)], BLOCK_BYTES) == [True] * 4
+    store.close()
+
+
+def test_without_more_threads_a_call_is_done_by_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = _open(tmp_path, 600)
+
+    def refuse(_self: ThreadPoolExecutor, _work: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
+    some = names(300)
+    assert put(store, some, BLOCK_BYTES) == [True] * 300
+    assert get(store, some, BLOCK_BYTES) == [True] * 300
     store.close()
 
 
