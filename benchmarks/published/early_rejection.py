@@ -5,8 +5,8 @@
 Published, 8 prefill and 8 decode nodes, 23,000 requests replayed at twice their speed: 4,183 refused by a baseline that
 rejects before decode, 3,771 by early rejection, 3,589 with prediction. That trace was not obtained; here the
 conversation trace is replayed so fast that the cluster is overloaded, under a TPOT that decode can hardly keep. Our
-port has no refusal after prefill, so the baseline is not simulated. With --prefill P of the 16 nodes prefill instead of 8:
-with many, decode is what is short, and refuses. Writes benchmarks/results/published-early-rejection[-PpDd].json.
+port has no refusal after prefill, so the baseline is not simulated. With --prefill, P of the 16 nodes prefill, not 8:
+of many, decode is what is short, and refuses. Writes benchmarks/results/published-early-rejection[-PpDd].json.
 """
 
 from __future__ import annotations
