@@ -141,12 +141,12 @@ class Tiers:
                 return []
 
     def _shrink(self, event: TierShrunk) -> list[KeepingCommand]:
-        return [
-            command
-            for tier in self.tiers
-            if tier.name == event.tier
-            for command in self._drop(tier, tier.shrink(event.blocks_max))
-        ]
+        tier = self._tier(event.tier)
+        return [] if tier is None else self._drop(tier, tier.shrink(event.blocks_max))
+
+    def _tier(self, name: str) -> Tier | None:
+        """Find a tier. None: there is none of that name below this arena."""
+        return next((tier for tier in self.tiers if tier.name == name), None)
 
     def has(self, name: BlockHash) -> bool:
         """Some tier can serve the block."""
@@ -223,7 +223,8 @@ class Tiers:
 
     def _put(self, event: PutWanted) -> None:
         """Queue blocks before all others. Those that another host writes now are left to it."""
-        tier = next(tier for tier in self.tiers if tier.name == event.tier)
+        tier = self._tier(event.tier)
+        assert tier is not None, f"blocks are to be put into {event.tier}, which {self.host} does not have"
         writing = {name for write in self._writes.values() if write.tier is tier for name in write.names}
         left: set[BlockHash] = set()
         for name in event.hashes:
@@ -365,8 +366,5 @@ class Tiers:
         return commands
 
     def _open(self, event: TierOpened) -> list[KeepingCommand]:
-        tier = next((tier for tier in self.tiers if tier.name == event.tier), None)
-        if tier is None:
-            return []
-        gone = tuple(tier.fill(event.hashes))
-        return [DropBlocks(self.host, tier.name, gone)] if gone else []
+        tier = self._tier(event.tier)
+        return [] if tier is None else self._drop(tier, tier.fill(event.hashes))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from baton.core.types import BlockHash
-from baton.kv.blocks import BlockFacts
+from baton.core.keeping import BlocksKept, DropBlocks, StoreBlocks, TierOpened, TierShrunk
+from baton.core.types import BlockHash, HostId
+from baton.kv.blocks import BlockFacts, Blocks
 from baton.kv.tier import Tier, TierRules
+from baton.kv.tiers import Tiers
 from baton.policy.eviction import LeastRecentlyUsed
 
 NAMES = [BlockHash(b"%d" % number) for number in range(6)]
@@ -30,6 +32,32 @@ def test_what_is_in_use_stays() -> None:
     tier.begin_load(NAMES[:2])
     assert tier.shrink(0) == [NAMES[2]]
     assert tier.view().blocks_total == 2
+
+
+def test_what_goes_when_a_store_lists_more_than_fits_is_no_longer_backed() -> None:
+    """Whoever moves the bytes has died, and the next one lists the store: what the arena has it then has alone."""
+    arena, tier = Blocks(2, LeastRecentlyUsed()), Tier(TierRules(name="file", blocks_max=1), LeastRecentlyUsed)
+    tiers = Tiers(host=HostId("h"), arena=arena, tiers=[tier])
+    (block,), _ = arena.take(1)
+    arena.seal(block, BlockFacts(NAMES[0]))
+    arena.unpin((block,))
+    (store,) = tiers.write_back()
+    assert isinstance(store, StoreBlocks)
+    tiers.handle(BlocksKept(store.number, (True,)))
+    facts = arena.facts(block)
+    assert facts is not None
+    assert facts.is_backed
+    assert tiers.handle(TierOpened("file", (NAMES[1],))) == [DropBlocks(HostId("h"), "file", (NAMES[0],))]
+    assert not facts.is_backed
+
+
+def test_news_of_a_tier_that_is_not_there_change_nothing() -> None:
+    tier = Tier(TierRules(name="file", blocks_max=6), LeastRecentlyUsed)
+    tiers = Tiers(host=HostId("h"), arena=Blocks(2, LeastRecentlyUsed()), tiers=[tier])
+    tier.fill(NAMES)
+    assert tiers.handle(TierOpened("tape", (NAMES[1],))) == []
+    assert tiers.handle(TierShrunk("tape", 1)) == []
+    assert tier.view().blocks_cached == len(NAMES)
 
 
 @pytest.mark.parametrize(
