@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from baton.core.errors import TransferError
 from baton.transfer.device import Location
+from baton.transfer.pulling import BUG
 
 _SPINS = 200
 """Turns without news after which the thread pauses between two looks."""
@@ -48,6 +49,8 @@ class NixlAgent:
         self._calls: list[Callable[[], None]] = []
         self._moving: list[Callable[[], bool]] = []
         """Transfers under way: each looks after itself, and tells when it is over."""
+        self._waiting: set[Future[Any]] = set()
+        """What somebody waits for."""
         self._readers = 0
         self._closed = False
         self._agent: Any = None
@@ -74,8 +77,12 @@ class NixlAgent:
 
         Returns when it is over. Raises TransferError where it failed.
         """
-        done: Future[None] = Future()
-        self._call(lambda: self._start(agent, theirs, ours, done))
+        done = self._awaited()
+        try:
+            self._call(lambda: self._start(agent, theirs, ours, done))
+        except TransferError:
+            self._waiting.discard(done)
+            raise
         done.result()
 
     def add_readers(self, count: int) -> None:
@@ -96,7 +103,7 @@ class NixlAgent:
         self._thread.join()
 
     def _call(self, work: Callable[[], Done]) -> Done:
-        done: Future[Done] = Future()
+        done = self._awaited()
 
         def call() -> None:
             try:
@@ -105,13 +112,32 @@ class NixlAgent:
                 done.set_exception(TransferError(f"NIXL refuses: {error}"))
 
         with self._changed:
-            if self._closed:
-                raise TransferError("the NIXL agent is closed")
             self._calls.append(call)
             self._changed.notify_all()
         return done.result()
 
+    def _awaited(self) -> Future[Any]:
+        """Make what somebody will wait for: it has an end even if a bug ends our thread before."""
+        done: Future[Any] = Future()
+        with self._changed:
+            if self._closed:
+                raise TransferError("the NIXL agent is closed")
+            self._waiting.add(done)
+        done.add_done_callback(self._waiting.discard)
+        return done
+
     def _run(self) -> None:
+        try:
+            self._turn()
+        finally:
+            with self._changed:
+                self._closed = True
+                waiting = list(self._waiting)
+            for done in waiting:
+                done.set_exception(TransferError(BUG))
+
+    def _turn(self) -> None:
+        """Do what is asked, and look after what moves, until we are closed."""
         quiet_turns = 0
         while True:
             with self._changed:
