@@ -206,7 +206,6 @@ def play(
         "e2e_s": statistics.mean(life.closes[0][0] - life.request.arrived_at_s for life in finished),
         "requests_per_s": len(finished) / ended_s,
         "computed_ratio": computed[0] / (prompt_tokens * REQUESTS),
-        "chosen": dict(cluster.server.carrier.central.chosen),
     }
 
 

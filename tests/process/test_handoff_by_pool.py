@@ -3,22 +3,56 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import socket
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from baton.core.types import BlockHash
+from baton.store import node_wire as wire
 from baton.store.node import StoreNode
 from tests.hosting import RunningHost, cluster
 from tests.process.test_host_tiers import BLOCK_TOKENS, BODY, WHOLE_TOKENS, wait_for_hosts
 from tests.serving import RunningServer
 
 HANDED = {**BODY, "max_tokens": 30}
+END_BLOCKS = 12
+"""More than one run: of a prompt of 46 blocks eight are written at once."""
+
+
+class HeldNode(StoreNode):
+    """Answers no write of the end of a prompt before somebody has read of its beginning."""
+
+    ANSWER_S = 4.0
+    """Less than a host waits for a store."""
+
+    def __init__(self) -> None:
+        super().__init__(host="127.0.0.1", port=0, capacity_bytes=64_000_000)
+        self.put_names: set[BlockHash] = set()
+        self.was_read = threading.Event()
+        self.was_read_first = True
+
+    def _answer(self, connection: socket.socket, verb: bytes, names: list[BlockHash]) -> None:
+        if verb == wire.PUT:
+            self.put_names.update(names)
+            if len(self.put_names) > WHOLE_TOKENS // BLOCK_TOKENS - END_BLOCKS:
+                self.was_read_first &= self.was_read.wait(self.ANSWER_S)
+        elif verb == wire.GET:
+            self.was_read.set()
+        super()._answer(connection, verb, names)
+
+
+def plain_node() -> StoreNode:
+    return StoreNode(host="127.0.0.1", port=0, capacity_bytes=64_000_000)
 
 
 @contextmanager
-def by_pool(tmp_path: Path) -> Iterator[tuple[RunningServer, StoreNode, dict[str, RunningHost]]]:
+def by_pool(
+    tmp_path: Path, open_node: Callable[[], StoreNode] = plain_node
+) -> Iterator[tuple[RunningServer, StoreNode, dict[str, RunningHost]]]:
     """Two hosts, one that prefills and one that decodes, and a pool by which every handoff goes."""
-    node = StoreNode(host="127.0.0.1", port=0, capacity_bytes=64_000_000)
+    node = open_node()
     config = tmp_path / "baton.toml"
     config.write_text(
         f"[[tiers]]\nurl = 'pool://{node.address}'\n[policy.handoff]\nuse = 'baton.policy.handoff:AlwaysCentral'\n"
@@ -44,6 +78,19 @@ def test_decode_takes_from_the_pool_what_prefill_has_put_there(tmp_path: Path, h
         assert timings["handoff_s"] > 0
         (tier,) = wait_for_hosts(server, "a", "b")["b"]["tiers"]
         assert tier["loaded_blocks"] >= WHOLE_TOKENS // BLOCK_TOKENS
+        assert server.metric("baton_handoff_bytes_total") == 0
+
+
+def test_decode_takes_while_prefill_still_puts(tmp_path: Path, hash_server: RunningServer) -> None:
+    """The end of the prompt is not put before decode's host has read of its beginning, and nothing goes directly."""
+    with hash_server.client() as client:
+        expected = client.post("/v1/completions", json=HANDED).json()["choices"][0]["text"]
+    with by_pool(tmp_path, HeldNode) as (server, node, _), server.client() as client:
+        answer = client.post("/v1/completions", json=HANDED).raise_for_status().json()
+        assert answer["choices"][0]["text"] == expected
+        assert isinstance(node, HeldNode)
+        assert len(node.put_names) >= WHOLE_TOKENS // BLOCK_TOKENS
+        assert node.was_read_first
         assert server.metric("baton_handoff_bytes_total") == 0
 
 

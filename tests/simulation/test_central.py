@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from baton.control.decision_log import PoolDecision
 from baton.core.copies import LandingEnded
-from baton.core.keeping import PutEnded, PutWanted
+from baton.core.keeping import LoadEnded, LoadWanted, PutEnded, PutWanted
 from baton.core.types import HostId, RequestId, WorkerId
 from baton.kv.window import Window
 from baton.sim.cluster import SimCluster
@@ -23,6 +23,8 @@ POOL = SimTier(name="pool", blocks=1000, latency_s=0.001, bytes_per_s=1e6, token
 R = RequestId("r")
 LONG = request("r", tokens=42)
 """Ten blocks and half of one. The first token comes at 0.06 s or so."""
+STREAMED = request("r", tokens=600)
+"""150 blocks. A step computes 16 of them, and a run that is worth a copy of its own has 32."""
 
 
 def by_pool(
@@ -229,3 +231,116 @@ def test_the_pool_is_taken_where_it_was_measured_to_be_quicker() -> None:
     assert len(puts) - puts.count(None) == 3
     slow = play(by_pool(*turns, policy="baton", tier=replace(POOL, latency_s=0.05)))
     assert slow.wires.copies == 4
+
+
+# ---- takes in runs, while the rest is computed and put
+
+
+def landed(cluster: SimCluster) -> list[tuple[float, int]]:
+    """When KV landed at decode's host, and how many leading tokens that made."""
+    log = cluster.server.journal.log
+    return [
+        (entry.now_s, entry.event.computed_tokens)
+        for entry in log
+        if isinstance(entry, PoolDecision) and entry.host == B and isinstance(entry.event, LandingEnded)
+    ]
+
+
+def taken_blocks(cluster: SimCluster) -> list[int]:
+    """How many blocks each read of decode's host has asked the pool for."""
+    return [len(event.hashes) for event in events(cluster, B) if isinstance(event, LoadWanted)]
+
+
+def test_decode_takes_what_is_put_while_the_rest_is_computed() -> None:
+    """After the last layer less than two runs are left to take, and no block is read twice."""
+    cluster = play(by_pool(STREAMED))
+    assert finished(cluster)
+    ahead = [tokens for now_s, tokens in landed(cluster) if now_s < handed_off_s(cluster)]
+    assert len(ahead) >= 3
+    assert ahead == sorted(ahead)
+    *_, last = taken_blocks(cluster)
+    assert 0 < last < 2 * 32
+    assert sum(taken_blocks(cluster)) == 150
+    assert landed(cluster)[-1][1] == 600
+    assert cluster.wires.copies == 0
+
+
+def test_a_put_that_is_waited_for_is_taken_in_runs_too() -> None:
+    """Nothing is sent ahead of a prompt of 250 tokens: its put is cut in runs, and one is taken before its end."""
+    cluster = play(by_pool(request("r", tokens=250)))
+    assert finished(cluster)
+    assert taken_blocks(cluster) == [32, 30]
+    (put_ended_s,) = put_ends(cluster)
+    log = cluster.server.journal.log
+    asked_s = [entry.now_s for entry in log if isinstance(entry, PoolDecision) and isinstance(entry.event, LoadWanted)]
+    assert asked_s[0] < put_ended_s
+
+
+def test_what_the_pool_holds_already_is_taken_at_once() -> None:
+    """Turn one is in the pool and prefill's host has it; decode's host comes back empty, and reads it meanwhile."""
+    turns = (request("q", tokens=400), request("r", tokens=300, at_s=4.0, follows="q"))
+    kill = HostKill(host=B, at_s=2.0, notice_s=0.0, restart_s=0.5)
+    cluster = play(by_pool(*turns, faults=(kill,)))
+    assert finished(cluster)
+    first_s, tokens = next((now_s, tokens) for now_s, tokens in landed(cluster) if now_s > 4.0)
+    assert tokens >= 400
+    assert first_s < handed_off_s(cluster)
+
+
+def test_without_room_to_spare_all_is_taken_when_there_is() -> None:
+    """Decode's host is full of another request: what is put ahead stays in the pool until that one is over."""
+    crowd = (request("q", tokens=60, output=200), request("r", tokens=300, at_s=0.1))
+    cluster = play(by_pool(*crowd, blocks=80))
+    assert finished(cluster)
+    assert finished(cluster, RequestId("q"))
+    assert [tokens for now_s, tokens in landed(cluster) if now_s > handed_off_s(cluster)] == [300]
+
+
+def test_who_starts_where_it_is_read_waits_for_that() -> None:
+    """The read of what the pool has is slow: decode begins when it is over, in blocks that nobody writes any more."""
+    turns = (request("q", tokens=400), request("r", tokens=8, at_s=4.0, follows="q"))
+    kill = HostKill(host=B, at_s=2.0, notice_s=0.0, restart_s=0.5)
+    slow = StoreFault(host=A, tier="pool", what="slow", at_s=3.0, for_s=9.0)
+    cluster = play(by_pool(*turns, faults=(kill, slow)))
+    assert finished(cluster)
+    first_s = next(now_s for now_s, _ in landed(cluster) if now_s > 4.0)
+    assert first_s > handed_off_s(cluster)
+    assert decode_steps(cluster) <= 8 + 8
+
+
+def test_a_client_that_hangs_up_while_it_waits_for_a_read_leaves_nothing() -> None:
+    turns = (request("q", tokens=400), request("r", tokens=8, at_s=4.0, follows="q"))
+    kill = HostKill(host=B, at_s=2.0, notice_s=0.0, restart_s=0.5)
+    slow = StoreFault(host=A, tier="pool", what="slow", at_s=3.0, for_s=9.0)
+    hangs_up = Cancel(request_id=R, stage="handed_off", delay_s=0.001)
+    cluster = play(by_pool(*turns, faults=(kill, slow, hangs_up)))
+    assert outcome(cluster.server.journal.lives[R]) == "cancelled"
+    assert all(pool.view().blocks_used == 0 for pool in cluster.server.pools.values())
+
+
+@pytest.mark.parametrize("share", [0.2, 0.4, 0.6, 0.8, 0.95, 1.0])
+def test_whoever_dies_while_it_is_streamed_by_the_pool_leaves_no_wrong_token(share: float) -> None:
+    """Either host, the worker that decodes, and the pool: at any time from the first chunk to the last take."""
+    at_s = share * landed(play(by_pool(STREAMED)))[-1][0]
+    faults: tuple[Fault, ...] = (
+        HostKill(host=A, at_s=at_s, notice_s=0.001, restart_s=0.5),
+        HostKill(host=B, at_s=at_s, notice_s=0.001, restart_s=0.5),
+        Kill(worker=WorkerId("decode-0"), at_s=at_s, death=Death(restart_s=0.5)),
+        Kill(worker=WorkerId("prefill-0"), at_s=at_s, death=Death(restart_s=0.5)),
+    )
+    for fault in faults:
+        assert finished(play(by_pool(STREAMED, faults=(fault,))))
+    for what in ("full", "down", "slow", "damaged", "lost"):
+        trouble = StoreFault(host=A, tier="pool", what=what, at_s=at_s, for_s=0.3)
+        assert finished(play(by_pool(STREAMED, faults=(trouble,))))
+
+
+def test_a_read_ahead_that_finds_damage_is_not_tried_again_until_the_end() -> None:
+    """What the pool has damaged is put again where the source has it, and nothing is computed twice."""
+    first_s = landed(play(by_pool(STREAMED)))[0][0]
+    damage = StoreFault(host=A, tier="pool", what="damaged", at_s=first_s + 0.001, for_s=0.0)
+    cluster = play(by_pool(STREAMED, faults=(damage,)))
+    assert finished(cluster)
+    whole = [all(event.whole) for event in events(cluster, B) if isinstance(event, LoadEnded)]
+    assert whole.count(False) <= 2
+    assert landed(cluster)[-1][1] == 600

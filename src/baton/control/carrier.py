@@ -17,6 +17,7 @@ from baton.control.decision_log import Decision, PoolDecision
 from baton.control.handoffs import Move, Start
 from baton.control.keeping import Keeping
 from baton.control.outside import Outside
+from baton.control.survey import Survey
 from baton.core.copies import CopyBlocks, LandingGranted, LandingRefused, LayersDone
 from baton.core.keeping import DropBlocks, LoadBlocks, PutEnded, ReadBackWanted, StoreBlocks
 from baton.core.messages import (
@@ -73,26 +74,36 @@ class Carrier:
         self._homes: dict[RequestId, set[HostId]] = {}
         """Hosts whose pool knows the request."""
         self._now_s = 0.0
-        desk = Desk(tell=self._tell, tell_pool=self._tell_pool, begin=self._begin, copy=self._copy)
+        desk = Desk(
+            tell=self._tell,
+            tell_pool=self._tell_pool,
+            begin=self._begin,
+            copy=self._copy,
+            read_ahead=lambda move, landed: self.central.read_over(move, landed=landed),
+        )
         self._crossings = Crossings(desk, self.pools, self._homes)
+        self.survey = Survey(pools=self.pools, cost=coordinator.policies.cost, now_s=lambda: self._now_s)
+        """What every way is measured to take."""
         self.central = Central(
             PoolDesk(
                 crossings=self._crossings,
-                cost=coordinator.policies.cost,
                 way=coordinator.policies.way,
+                run_tokens=coordinator.policies.run_tokens,
                 tell_pool=self._tell_pool,
                 begin=self._begin_with_tiers,
+                place=self._place,
                 hosts=self.hosts,
-                now_s=lambda: self._now_s,
+                survey=self.survey,
             )
         )
-        """Handoffs by a pool that hosts share, and what every way is measured to take."""
+        """Handoffs by a pool that hosts share."""
         self.keeping = Keeping(
             cost=coordinator.policies.cost,
             crossings=self._crossings,
             tell_pool=self._tell_pool,
             outside=outside,
-            surveyor=self.central,
+            surveyor=self.survey,
+            written=self.central.kept,
             at=self._at,
         )
         """What stores answer goes there."""
@@ -154,7 +165,7 @@ class Carrier:
         if pool is not None and pool.tiers is not None:
             pool.tiers.abandon()
         given_up = self._crossings.handoffs.lose_host(host)
-        self.central.roads.lose_host(host)
+        self.survey.roads.lose_host(host)
         for homes in self._homes.values():
             homes.discard(host)
         for worker in [worker for worker, where in self.hosts.items() if where == host]:
@@ -212,7 +223,7 @@ class Carrier:
     def copied(self, copy: CopyBlocks, *, landed: bool, now_s: float) -> None:
         """A copy is over: nothing reads its source or writes its target any more."""
         self._now_s = now_s
-        self.central.ended(copy, landed=landed)
+        self.survey.ended(copy, landed=landed)
         self._crossings.ended(copy, blocks=len(copy.write) if landed else 0)
 
     # ---- events in, commands out
@@ -229,8 +240,8 @@ class Carrier:
 
     def _execute(self, command: CoordinatorCommand) -> None:
         match command:
-            case StartPrefill(fetch=source) | StartDecode(source=source):
-                self._start(command, source)
+            case StartPrefill() | StartDecode():
+                self._start(command)
             case SendAhead():
                 self._send_ahead(command)
             case StopRequest():
@@ -265,7 +276,7 @@ class Carrier:
                 case LandingGranted():
                     self._crossings.granted(host, command)
                 case LandingRefused(request_id=request_id):
-                    self._crossings.refused(request_id)
+                    self._crossings.refused(host, request_id)
                 case StoreBlocks() | DropBlocks() | LoadBlocks() | ReadBackWanted():
                     self.keeping.keep(command)
                 case PutEnded():
@@ -287,16 +298,24 @@ class Carrier:
 
     # ---- a request starts on a worker, with its KV or without
 
-    def _start(self, command: Start, source: HostId | None) -> None:
+    def _start(self, command: Start) -> None:
         """Start a request where it is told to, after its KV has come over from where it is, if it is elsewhere."""
         tokens_so_far = self._outside.assign(command)
         request_id, target = command.request.id, self.hosts[command.worker]
-        homes, crossings = self._homes.setdefault(request_id, set()), self._crossings
+        self._homes.setdefault(request_id, set())
         self.central.forget(request_id)  # of an attempt that was given up
-        if crossings.redirect(command, target, tokens_so_far):
+        if not self._crossings.redirect(command, target, tokens_so_far):
+            self._place(command, tokens_so_far)
+
+    def _place(self, command: Start, tokens_so_far: TokenBytes) -> None:
+        """Start a request that nothing is on its way for. Called again where it first waits for what is read there."""
+        request_id, target = command.request.id, self.hosts.get(command.worker)
+        if target is None:
+            return  # it died while the request waited: the coordinator has been told
+        if self.central.hold(command, tokens_so_far, target):
             return
-        if isinstance(command, StartDecode):
-            source = crossings.best_source(command, target)
+        homes, crossings = self._homes[request_id], self._crossings
+        source = command.fetch if isinstance(command, StartPrefill) else crossings.best_source(command, target)
         homes.add(target)
         if self.keeping.read(command, tokens_so_far, target=target, source=source):
             return
@@ -315,7 +334,7 @@ class Carrier:
             self._begin(command, tokens_so_far)
 
     def _copy(self, copy: CopyBlocks) -> None:
-        self.central.begun(copy)
+        self.survey.begun(copy)
         self._outside.copy(copy)
 
     def _begin(self, command: Start, tokens_so_far: TokenBytes) -> None:

@@ -1,8 +1,9 @@
 """Handoffs by a pool: the source puts a request's blocks into a tier that both hosts have, the target takes them there.
 
 Neither waits for the other: the source lets go of the request as soon as its blocks are put, whether or not the target
-has room by then, and may die after that. What the pool does not have in the end goes directly, while the source lives;
-what neither brings is computed again.
+has room by then, and may die after that. The target takes what has landed while the rest is put, as far as it has room
+to spare. What the pool does not have in the end goes directly, while the source lives; what neither brings is computed
+again.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from baton.control.crossings import Crossings, names_at, prefix_names
-from baton.control.handoffs import Start
-from baton.control.roads import Roads, tier_road
-from baton.core.copies import CopyBlocks
-from baton.core.keeping import LoadBlocks, PutEnded, PutWanted, StoreBlocks
+from baton.control.handoffs import Move, Start
+from baton.control.roads import tier_road
+from baton.control.survey import Survey, tier_s, wire_s
+from baton.control.takes import RUN_TOKENS, Flow, follow, run_blocks
+from baton.core.keeping import PutEnded, PutWanted
 from baton.core.messages import PoolEvent, ReleaseBlocks, SendAhead, StartDecode
-from baton.core.ports import CostModel
 from baton.core.types import BlockHash, HostId, Request, RequestId, TokenBytes, WorkerId
 from baton.kv.host_pool import HostPool
 from baton.kv.tier import Tier
@@ -28,15 +29,18 @@ class PoolDesk:
     """What handoffs by the pool need of the carrier."""
 
     crossings: Crossings
-    cost: CostModel
     way: Callable[[HandoffView], Way]
     """The policy."""
+    run_tokens: Callable[[Request], int]
+    """The shortest run of a request that is worth a copy of its own, as a policy says; 0: it sends nothing ahead."""
     tell_pool: Callable[[HostId, PoolEvent], None]
     begin: Callable[[Start, TokenBytes, HostId], None]
     """Starts the request there with whatever pays: what tiers have, or nothing."""
+    place: Callable[[Start, TokenBytes], None]
+    """Starts a request that has waited for a read ahead."""
     hosts: Mapping[WorkerId, HostId]
     """Of the living workers."""
-    now_s: Callable[[], float]
+    survey: Survey
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ class _Pair:
     tier: Tier
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Put:
     """A request that waits until its blocks are in the pool."""
 
@@ -56,8 +60,9 @@ class _Put:
     start: Start
     tokens_so_far: TokenBytes
     source: HostId
-    target: HostId
-    names: tuple[BlockHash, ...]
+    flow: Flow
+    is_put: bool = False
+    """It waits for what is read ahead, and no longer for the source."""
 
 
 @dataclass(slots=True)
@@ -65,25 +70,36 @@ class _Ahead:
     """A prompt whose blocks are put as they are sealed."""
 
     source: HostId
-    tier: str
-    run_blocks: int
+    flow: Flow
     sent_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A request that is to start where it is read ahead."""
+
+    start: Start
+    tokens_so_far: TokenBytes
+    target: HostId
 
 
 @dataclass(slots=True)
 class Central:
-    """Per request at most one put that it waits for, and one ahead of that. Bounded by the requests in the cluster."""
+    """Per request at most one put or read that it waits for, and one ahead of that.
+
+    Bounded by the requests in the cluster.
+    """
 
     desk: PoolDesk
-    roads: Roads = field(default_factory=Roads)
     _puts: dict[RequestId, _Put] = field(default_factory=dict[RequestId, _Put])
     _ahead: dict[RequestId, _Ahead] = field(default_factory=dict[RequestId, _Ahead])
+    _held: dict[RequestId, _Held] = field(default_factory=dict[RequestId, _Held])
     _begun: int = 0
 
     @property
     def waiting(self) -> tuple[RequestId, ...]:
-        """Requests that wait for a put, or are put as they are computed."""
-        return (*self._puts, *self._ahead)
+        """Requests that wait for a put or a read ahead, or are put as they are computed."""
+        return (*self._puts, *self._ahead, *self._held)
 
     # ---- what goes by the pool
 
@@ -100,17 +116,12 @@ class Central:
         if self._choose(request, pair, names, tokens) == "direct":
             return False
         self._begun += 1
-        put = _Put(
-            number=self._begun,
-            start=start,
-            tokens_so_far=tokens_so_far,
-            source=source,
-            target=target,
-            names=names,
-        )
-        self._puts[request.id] = put
-        missing = names[self._held_blocks(target, names) :]
-        self.desk.tell_pool(source, PutWanted(request.id, put.number, pair.tier.name, missing))
+        number, flow = self._begun, self._flow(start, pair, names)
+        missing = names[flow.taken_blocks :]
+        flow.run_blocks = self._run_blocks(request, target, len(missing))
+        self._puts[request.id] = _Put(number=number, start=start, tokens_so_far=tokens_so_far, source=source, flow=flow)
+        self.desk.tell_pool(source, PutWanted(request.id, number, pair.tier.name, missing, flow.run_blocks))
+        follow(flow, crossings)
         return True
 
     def send_ahead(self, command: SendAhead, target: HostId) -> bool:
@@ -122,20 +133,37 @@ class Central:
         names = prefix_names(pool, request)
         if self._choose(request, pair, names, request.prompt_tokens) == "direct":
             return False
-        self._ahead[request.id] = _Ahead(pair.source, pair.tier.name, max(1, command.run_tokens // pool.block_tokens))
+        flow = self._flow(command, pair, names)
+        flow.run_blocks = max(1, command.run_tokens // pool.block_tokens)
+        self._ahead[request.id] = _Ahead(pair.source, flow)
         self.sealed(request.id)
+        follow(flow, self.desk.crossings)
         return True
 
     def sealed(self, request_id: RequestId) -> None:
-        """More of a request is sealed than before."""
+        """More of a request is sealed than before. The end of its prompt goes at once, however short it is."""
         ahead = self._ahead.get(request_id)
         if ahead is None or ahead.source not in self._pools:
             return
-        names = self._pools[ahead.source].names(request_id)
+        names, flow = self._pools[ahead.source].names(request_id), ahead.flow
         fresh = names[ahead.sent_blocks :]
-        if len(fresh) >= ahead.run_blocks:
+        if len(fresh) >= flow.run_blocks or (fresh and len(names) >= len(flow.names)):
             ahead.sent_blocks = len(names)
-            self.desk.tell_pool(ahead.source, PutWanted(request_id, None, ahead.tier, fresh))
+            runs = run_blocks(len(fresh), flow.run_blocks)
+            self.desk.tell_pool(ahead.source, PutWanted(request_id, None, flow.tier.name, fresh, runs))
+
+    def _flow(self, command: StartDecode | SendAhead, pair: _Pair, names: tuple[BlockHash, ...]) -> Flow:
+        """Begin where the target's arena ends."""
+        held = self._held_blocks(pair.target, names)
+        return Flow(
+            request=command.request,
+            attempt=command.attempt,
+            target=pair.target,
+            tier=pair.tier,
+            names=names,
+            pooled_blocks=held,
+            taken_blocks=held,
+        )
 
     # ---- what pools answer, and what ends it
 
@@ -143,39 +171,79 @@ class Central:
         """The blocks of a request are in the pool, or will not get there. Of a put that was given up: nothing."""
         put = self._puts.get(ended.request_id)
         if put is not None and put.number == ended.number:
-            self._go_on(self._puts.pop(ended.request_id))
+            self._put_over(put)
+
+    def kept(self, tier: str) -> None:
+        """More is in this tier than before: what has landed of any request may be worth a read now."""
+        for flow in [*(put.flow for put in self._puts.values()), *(ahead.flow for ahead in self._ahead.values())]:
+            if flow.tier.name == tier:
+                follow(flow, self.desk.crossings)
+
+    def read_over(self, move: Move, *, landed: bool) -> None:
+        """A read ahead has ended: what has landed since is read next, or whoever has waited for it goes on."""
+        request_id, target = move.request.id, move.target
+        held, put, ahead = self._held.get(request_id), self._puts.get(request_id), self._ahead.get(request_id)
+        if held is not None and held.target == target:
+            del self._held[request_id]
+            self.desk.place(held.start, held.tokens_so_far)
+            return
+        if put is not None and put.is_put:
+            self._put_over(put)
+            return
+        waiting = put or ahead
+        if waiting is not None and waiting.flow.target == target:
+            waiting.flow.is_over = waiting.flow.is_over or not landed
+            follow(waiting.flow, self.desk.crossings)
+
+    def hold(self, start: Start, tokens_so_far: TokenBytes, target: HostId) -> bool:
+        """Let a request wait for what is read ahead where it is to start; then it is placed. False: nothing is read."""
+        if (start.request.id, target) not in self.desk.crossings.handoffs.reads_ahead:
+            return False
+        self._held[start.request.id] = _Held(start, tokens_so_far, target)
+        return True
 
     def lose_host(self, host: HostId) -> None:
         """A host is gone. What it had put is in the pool: who waits for more goes on with that."""
         self._ahead = {name: ahead for name, ahead in self._ahead.items() if ahead.source != host}
-        for put in [put for put in self._puts.values() if host in (put.source, put.target)]:
-            del self._puts[put.start.request.id]
-            if put.target != host:
-                self._go_on(put)
+        for put in [put for put in self._puts.values() if host in (put.source, put.flow.target)]:
+            if put.flow.target == host:
+                del self._puts[put.start.request.id]
+            else:
+                self._put_over(put)
 
-    def forget(self, request_id: RequestId) -> Start | None:
-        """Wait for no put of a request any more. Returns what waited."""
-        self._ahead.pop(request_id, None)
-        put = self._puts.pop(request_id, None)
-        return put.start if put is not None else None
+    def forget(self, request_id: RequestId) -> None:
+        """Wait for no put of a request any more, nor for what is read ahead of it."""
+        self._held.pop(request_id, None)
+        for given_up in (self._ahead.pop(request_id, None), self._puts.pop(request_id, None)):
+            if given_up is not None:
+                given_up.flow.is_over = True
 
     def find(self, request_id: RequestId) -> Start | None:
-        """Find what waits for a put of the request."""
-        put = self._puts.get(request_id)
-        return put.start if put is not None else None
+        """Find what waits for a put of the request, or for what is read ahead of it."""
+        waiting = self._puts.get(request_id) or self._held.get(request_id)
+        return waiting.start if waiting is not None else None
+
+    def _put_over(self, put: _Put) -> None:
+        """Nothing more is put. The request goes on when nothing is being read for it either."""
+        request_id, flow = put.start.request.id, put.flow
+        put.is_put = flow.is_over = True
+        if (request_id, flow.target) not in self.desk.crossings.handoffs.reads_ahead:
+            del self._puts[request_id]
+            self._go_on(put)
 
     def _go_on(self, put: _Put) -> None:
         """Take from the pool what was put. Where that is not all of it: directly, while the source lives."""
-        start, source, target, crossings = put.start, put.source, put.target, self.desk.crossings
+        start, source, flow, crossings = put.start, put.source, put.flow, self.desk.crossings
+        target, names = flow.target, flow.names
         if self.desk.hosts.get(start.worker) != target:
             return  # its worker died meanwhile: the coordinator has been told
         pool = self._pools[target]
-        reached = pool.tiers.reach(put.names) if pool.tiers is not None else []
-        there = reached[-1].blocks if reached else self._held_blocks(target, put.names)
-        if there == len(put.names):
+        reached = pool.tiers.reach(names) if pool.tiers is not None else []
+        there = reached[-1].blocks if reached else self._held_blocks(target, names)
+        if there == len(names):
             self._let_go(start.request.id, source)
             tokens = there * pool.block_tokens
-            crossings.fetch(start, put.tokens_so_far, source=target, target=target, tokens=tokens, names=put.names)
+            crossings.fetch(start, put.tokens_so_far, source=target, target=target, tokens=tokens, names=names)
             return
         tokens = crossings.tokens_at(source, start)
         if tokens:
@@ -198,19 +266,21 @@ class Central:
     def _view(self, request: Request, pair: _Pair, names: Sequence[BlockHash], tokens: int) -> HandoffView:
         """Predict what each way takes now."""
         source, target, tier = pair.source, pair.target, pair.tier
-        now_s, cost, block_tokens = self.desk.now_s(), self.desk.cost, self._pools[target].block_tokens
+        survey, block_tokens = self.desk.survey, self._pools[target].block_tokens
+        now_s, cost, roads = survey.now_s(), survey.cost, survey.roads
         held = self._held_blocks(target, names)
         held_tokens, full_tokens = held * block_tokens, len(names) * block_tokens
         pooled = [tier.has(name) for name in names[held:]]
         missing_tokens = pooled.count(False) * block_tokens
-        road, tier_s = tier_road(tier.name), _tier_s(tier, block_tokens)
+        road, get_s = tier_road(tier.name), tier_s(tier, block_tokens)
         return HandoffView(
             request=request,
             tokens=tokens - held_tokens,
             pooled_tokens=(pooled.index(False) if missing_tokens else len(pooled)) * block_tokens,
-            direct=self.roads.view((source, target), tokens - held_tokens, _wire_s(cost), now_s),
-            put=self.roads.view((source, road), missing_tokens, tier_s, now_s),
-            get=self.roads.view((road, target), full_tokens - held_tokens, tier_s, now_s),
+            direct=roads.view((source, target), tokens - held_tokens, wire_s(cost), now_s),
+            put=roads.view((source, road), missing_tokens, get_s, now_s),
+            get=roads.view((road, target), full_tokens - held_tokens, get_s, now_s),
+            run_ratio=min(1.0, self._run_blocks(request, target, len(names) - held) / max(1, len(names) - held)),
             rest_s=cost.prefill_s(new_tokens=max(0, tokens - full_tokens), cached_tokens=full_tokens),
         )
 
@@ -233,41 +303,10 @@ class Central:
         tiers = self._pools[target].tiers
         return tiers.held_blocks(names) if tiers is not None else 0
 
+    def _run_blocks(self, request: Request, target: HostId, blocks: int) -> int:
+        least_tokens = self.desk.run_tokens(request) or RUN_TOKENS
+        return run_blocks(blocks, least_tokens // self._pools[target].block_tokens)
+
     @property
     def _pools(self) -> Mapping[HostId, HostPool]:
         return self.desk.crossings.pools
-
-    # ---- what was measured
-
-    def begun(self, command: CopyBlocks | StoreBlocks | LoadBlocks) -> None:
-        """Bytes are about to go between two hosts, or between a host and a tier."""
-        now_s = self.desk.now_s()
-        if isinstance(command, CopyBlocks):
-            road = (command.source, command.target)
-            self.roads.begin(_key(command), road, command.whole_tokens, _wire_s(self.desk.cost), now_s)
-            return
-        pool = self._pools[command.host]
-        name = command.tier if isinstance(command, StoreBlocks) else command.tiers[0]
-        tier = next((tier for tier in pool.tiers.tiers if tier.name == name), None) if pool.tiers is not None else None
-        if tier is not None:
-            here, below = command.host, tier_road(name)
-            road = (here, below) if isinstance(command, StoreBlocks) else (below, here)
-            tokens = len(command.hashes) * pool.block_tokens
-            self.roads.begin(_key(command), road, tokens, _tier_s(tier, pool.block_tokens), now_s)
-
-    def ended(self, command: CopyBlocks | StoreBlocks | LoadBlocks, *, landed: bool) -> None:
-        """They are there, or did not get there."""
-        self.roads.end(_key(command), landed=landed, now_s=self.desk.now_s())
-
-
-def _key(command: CopyBlocks | StoreBlocks | LoadBlocks) -> tuple[str, str, int]:
-    where = command.target if isinstance(command, CopyBlocks) else command.host
-    return (type(command).__name__, where, command.number)
-
-
-def _wire_s(cost: CostModel) -> Callable[[int], float]:
-    return lambda tokens: cost.handoff_s(tokens=tokens, same_host=False)
-
-
-def _tier_s(tier: Tier, block_tokens: int) -> Callable[[int], float]:
-    return lambda tokens: tier.rules.move_s(-(-tokens // block_tokens))

@@ -32,6 +32,8 @@ class Desk:
     """Starts the request with what its host has of it now."""
     copy: Callable[[CopyBlocks], None]
     """Has blocks copied. `Crossings.ended` is called once for each, however it ends."""
+    read_ahead: Callable[[Move, bool], None]
+    """Called when a read ahead is over, or was refused blocks: whether all of it is there."""
 
 
 @dataclass(slots=True)
@@ -154,8 +156,13 @@ class Crossings:
         if ahead is not None and ahead.move is None:
             self._go_ahead(ahead)
 
-    def refused(self, request_id: RequestId) -> None:
+    def refused(self, target: HostId, request_id: RequestId) -> None:
         """There is no room for what is sent ahead. More of it will find none either, most likely: it is given up."""
+        read = self.handoffs.reads_ahead.get((request_id, target))
+        if read is not None and not read.is_copying:
+            self.handoffs.drop(read)
+            self.desk.read_ahead(read, False)
+            return
         ahead = self.handoffs.ahead[request_id]
         assert ahead.move is not None, f"{request_id} is refused blocks that nobody asked for"
         self.handoffs.drop(ahead.move)
@@ -283,6 +290,9 @@ class Crossings:
             there = move.cached_tokens + blocks * self.pools[move.target].block_tokens
             tokens = max(min(move.tokens, there), move.cached_tokens)
         self._land(move, tokens)
+        if move.is_read_ahead:
+            self.desk.read_ahead(move, tokens >= move.tokens)
+            return
         ahead = self.handoffs.ahead.get(move.request.id)
         if ahead is not None and ahead.move is move:
             ahead.move = None

@@ -64,6 +64,11 @@ class Move:
     chunk: Chunk | None = None
     """What of it is still being computed when it begins. It then has several copies, each with a number of its own."""
 
+    @property
+    def is_read_ahead(self) -> bool:
+        """It reads from the target's tiers what somebody will want there later."""
+        return self.start is None and self.source == self.target
+
 
 @dataclass(slots=True, kw_only=True)
 class Ahead:
@@ -91,6 +96,8 @@ class Handoffs:
 
     ahead: dict[RequestId, Ahead] = field(default_factory=dict[RequestId, Ahead])
     """Requests that are sent ahead as they grow."""
+    reads_ahead: dict[tuple[RequestId, HostId], Move] = field(default_factory=dict[tuple[RequestId, HostId], Move])
+    """What is read there from tiers, and not waited for. Whoever is to begin there waits until it is over."""
     _waited_for: dict[RequestId, Move] = field(default_factory=dict[RequestId, Move])
     _stopped: dict[int, Move] = field(default_factory=dict[int, Move])
     """Nobody waits for them, and their wires have not ended."""
@@ -106,6 +113,8 @@ class Handoffs:
             self._stopped[move.number] = move
         else:
             self._waited_for[move.request.id] = move
+        if move.is_read_ahead:
+            self.reads_ahead[move.request.id, move.target] = move
 
     def next_number(self) -> int:
         """Number another handoff."""
@@ -120,7 +129,7 @@ class Handoffs:
         """Find the handoff that waits for blocks there."""
         ahead = self.ahead.get(request_id)
         sent = ahead.move if ahead is not None else None
-        for move in (self._waited_for.get(request_id), sent):
+        for move in (self._waited_for.get(request_id), sent, self.reads_ahead.get((request_id, target))):
             if move is not None and move.target == target and not move.is_copying:
                 return move
         return None
@@ -128,7 +137,7 @@ class Handoffs:
     def revive(self, request_id: RequestId, target: HostId) -> Move | None:
         """Wait again for a stopped one of this request that still writes there: it brings what is wanted."""
         for move in self._stopped.values():
-            if move.request.id == request_id and move.target == target:
+            if move.request.id == request_id and move.target == target and not move.is_read_ahead:
                 self._waited_for[request_id] = self._stopped.pop(move.number)
                 return move
         return None
@@ -140,8 +149,9 @@ class Handoffs:
             self._stopped[move.number] = move
 
     def drop(self, move: Move) -> None:
-        """Forget what is sent ahead and was refused: it has no wire."""
+        """Forget what is sent or read ahead and was refused: it has no wire."""
         del self._stopped[move.number]
+        self._read(move)
 
     def lose_host(self, host: HostId) -> list[Ahead]:
         """Wait no longer for what was to land on a host that is gone, and send nothing ahead from it or to it.
@@ -159,5 +169,10 @@ class Handoffs:
         """Take out the handoff whose wires, or read, have ended. Returns it, and whether somebody has waited for it."""
         move = self._stopped.pop(number, None)
         if move is not None:
+            self._read(move)
             return move, False
         return self._waited_for.pop(request_id), True
+
+    def _read(self, move: Move) -> None:
+        if move.is_read_ahead:
+            del self.reads_ahead[move.request.id, move.target]

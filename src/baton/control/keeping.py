@@ -33,7 +33,7 @@ from baton.policy.prefix import best_prefix
 
 
 class Surveyor(Protocol):
-    """Measures what tiers take. See `Central`."""
+    """Measures what tiers take. See `Survey`."""
 
     def begun(self, command: StoreBlocks | LoadBlocks) -> None: ...
 
@@ -55,6 +55,8 @@ class Keeping:
     tell_pool: Callable[[HostId, PoolEvent], None]
     outside: Keeper
     surveyor: Surveyor
+    written: Callable[[str], None]
+    """Told of a tier that may have more than before, as its book says by now."""
     at: Callable[[float], None]
     """Notes what time it is."""
     preemption: Preemption = "cheaper"
@@ -128,6 +130,7 @@ class Keeping:
         self.surveyor.ended(store, landed=any(kept))
         if store.host in self.crossings.pools:
             self.tell_pool(store.host, BlocksKept(store.number, tuple(kept)))
+            self.written(store.tier)
 
     def loaded(self, load: LoadBlocks, end: LoadEnded, now_s: float) -> None:
         """A read is over: nothing writes its blocks any more."""

@@ -113,6 +113,8 @@ class PutWanted(Struct, frozen=True, tag=True):
     tier: str
     hashes: tuple[BlockHash, ...]
     """In the order of their chain."""
+    run_blocks: int
+    """Most blocks of one write: what was written can be taken while the next run is."""
 
 
 class PutEnded(Struct, frozen=True, tag=True):

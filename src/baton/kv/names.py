@@ -67,7 +67,8 @@ class Names:
         tiers = self.tiers.tiers if self.tiers is not None else ()
         tier = next((tier for tier in tiers if not tier.rests), None)
         if self.tiers is not None and tier is not None:
-            self.tiers.handle(PutWanted(holding.request.id, None, tier.name, tuple(holding.names)))
+            names = tuple(holding.names)
+            self.tiers.handle(PutWanted(holding.request.id, None, tier.name, names, len(names)))
         self.empty(holding)
         holding.preempted = True
 

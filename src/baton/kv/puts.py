@@ -33,6 +33,8 @@ class Puts:
     """Of each tier, how many may be urgent: as many as the arena has. It may have given some of them up by now."""
     _urgent: dict[str, BlockQueue] = field(default_factory=lambda: defaultdict[str, BlockQueue](OrderedDict))
     _waiting: dict[int, _Put] = field(default_factory=dict[int, _Put])
+    run_blocks: dict[str, int] = field(default_factory=dict[str, int])
+    """Of each tier, how many urgent blocks are written at once, as the newest put wants it."""
 
     def urgent(self, tier: str) -> BlockQueue:
         """What is written before all else. Whoever takes a block out writes it, or settles it."""

@@ -234,6 +234,7 @@ class Tiers:
             elif block is not None:
                 self._waiting[tier.name].pop(name, None)
                 self._puts.urgent(tier.name)[name] = block
+                self._puts.run_blocks[tier.name] = max(1, event.run_blocks)
                 left.add(name)
             if name in writing:
                 left.add(name)
@@ -260,7 +261,10 @@ class Tiers:
             return []
         room = min(rules.writing_blocks_max, max(1, self.arena.total // ARENA_PARTS)) - self._writing_to(tier)
         while room > 0 and (queue := self._puts.urgent(tier.name) or self._waiting[tier.name]):
-            batch = [queue.popitem(last=False) for _ in range(min(rules.batch_blocks, room, len(queue)))]
+            most = min(rules.batch_blocks, room, len(queue))
+            if queue is self._puts.urgent(tier.name):
+                most = min(most, self._puts.run_blocks[tier.name])
+            batch = [queue.popitem(last=False) for _ in range(most)]
             begun = self._writing_to(tier)
             commands += self._begin_write(tier, batch)
             room -= self._writing_to(tier) - begun

@@ -42,6 +42,8 @@ class HandoffView:
     """From the source into the pool, of what it does not have. 0 seconds where it has all."""
     get: RoadView
     """From the pool to the target."""
+    run_ratio: float
+    """Share of it that is put or taken at once: a run is taken while the next one is put."""
     rest_s: float
     """Computing what is no full block, which the pool does not take."""
 
@@ -92,7 +94,8 @@ class CheapestWay:
             return "direct" if is_pool_ill else "central"
         if not direct.is_measured:
             return "direct"
-        central_s = sum(road.expected_s for road in roads) + handoff.rest_s
+        shorter_s, longer_s = sorted(road.expected_s for road in roads)
+        central_s = longer_s + shorter_s * handoff.run_ratio + handoff.rest_s
         return "central" if central_s < self.gain_ratio * direct.expected_s else "direct"
 
 

@@ -78,6 +78,8 @@ class Scenario(Struct, frozen=True, kw_only=True):
     `restless-fleet` workers change roles, come and go for no reason too."""
 
 
+STREAMED_RATIO = 0.2
+"""Share of the scenarios with long prompts, on several hosts with a pool: their KV goes on while it is computed."""
 LARGE = "large-blocks"
 """Kind of workers whose host has larger blocks than the others."""
 
@@ -86,10 +88,14 @@ def draw_scenario(seed: int) -> Scenario:
     """Draw a scenario in which nothing goes wrong (and clients hang up on nobody)."""
     draw = Random(f"scenario {seed}")
     requests = _draw_requests(draw)
+    streams = Random(f"streams {seed}")
+    is_streamed = streams.random() < STREAMED_RATIO
+    if is_streamed:
+        requests = tuple(_lengthen(request, streams) for request in requests)
     prefill, decode, mixed = draw.choice(TOPOLOGIES)
     delay_s = draw.choice((0.0001, 0.001, 0.02))
-    window = _draw_window(seed)
-    blocks = _draw_blocks(draw, requests)
+    window = None if is_streamed else _draw_window(seed)
+    blocks = _draw_blocks(draw, requests) * (streams.choice((1, 2, 6)) if is_streamed else 1)
     if window is not None and seed % 2:  # less than the longest request has: it gets on in what its window takes
         blocks = min(blocks, -(-window.room_tokens(2 * BLOCK_TOKENS) // BLOCK_TOKENS))
     cluster = ClusterSpec(
@@ -110,9 +116,13 @@ def draw_scenario(seed: int) -> Scenario:
     )
     layers = Random(f"layers {seed}").choice((1, 2, 4, 5))
     preemption = Random(f"preemption {seed}").choice(_PREEMPTION)
-    cluster = replace(_spread(cluster, draw), tiers=_draw_tiers(seed), layers=layers, preemption=preemption)
+    tiers = (_pool(streams),) if is_streamed else _draw_tiers(seed)
+    cluster = _spread(cluster, draw, hosts_min=2 if is_streamed else 1)
+    cluster = replace(cluster, tiers=tiers, layers=layers, preemption=preemption)
     policy = _draw_policy(draw)
-    if len(cluster.hosts()) > 1 and any(tier.shared for tier in cluster.tiers):
+    if is_streamed:
+        policy = streams.choice((RESTLESS, RESTLESS, RESTLESS, "central"))
+    elif len(cluster.hosts()) > 1 and any(tier.shared for tier in cluster.tiers):
         policy = Random(f"pool {seed}").choice((policy, RESTLESS, "central"))
     return _with_restless_fleet(Scenario(seed=seed, cluster=cluster, requests=requests, policy=policy))
 
@@ -125,6 +135,26 @@ def _with_restless_fleet(scenario: Scenario) -> Scenario:
     tick_s, worker_start_s = draw.choice((0.02, 0.05, 0.1)), draw.choice((0.0, 0.03, 0.2))
     cluster = replace(scenario.cluster, tick_s=tick_s, worker_start_s=worker_start_s)
     return replace(scenario, cluster=cluster, policy=RESTLESS_FLEET)
+
+
+def _lengthen(request: PlannedRequest, draw: Random) -> PlannedRequest:
+    """Repeat a prompt until it is of several chunks."""
+    tokens = draw.randint(16, 64)
+    return replace(request, prompt=(request.prompt * tokens)[:tokens])
+
+
+def _pool(draw: Random) -> SimTier:
+    """A store of all hosts that takes a block while the next one is computed, or while the next few are."""
+    latency_s, token_bytes = draw.choice((0.0001, 0.002, 0.01)), draw.choice((1, 100, 1000))
+    return SimTier(
+        name="pool",
+        blocks=draw.choice((30, 1000, 1000)),
+        latency_s=latency_s,
+        bytes_per_s=1e6,
+        token_bytes=token_bytes,
+        shared=True,
+        answer_s=0.5,
+    )
 
 
 def _draw_tiers(seed: int) -> tuple[SimTier, ...]:
@@ -158,9 +188,9 @@ def _draw_policy(draw: Random) -> str:
     return draw.choice(("baton", "baton", RESTLESS, RESTLESS, draw.choice(sorted(NAMED))))
 
 
-def _spread(cluster: ClusterSpec, draw: Random) -> ClusterSpec:
+def _spread(cluster: ClusterSpec, draw: Random, *, hosts_min: int) -> ClusterSpec:
     """Put the workers on one host, on two, or each on its own."""
-    hosts = draw.choice((1, 1, 2, 9))
+    hosts = max(hosts_min, draw.choice((1, 1, 2, 9)))
     if hosts == 1:
         return cluster
     large = draw.choice((False, False, True))

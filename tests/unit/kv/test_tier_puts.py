@@ -31,8 +31,8 @@ def seal(made: Tiers, wanted: Sequence[BlockHash]) -> None:
     made.arena.fresh = []
 
 
-def put(made: Tiers, number: int, wanted: tuple[BlockHash, ...]) -> list[KeepingCommand]:
-    made.handle(PutWanted(RequestId(f"r{number}"), number, "pool", wanted))
+def put(made: Tiers, number: int, wanted: tuple[BlockHash, ...], run_blocks: int = 100) -> list[KeepingCommand]:
+    made.handle(PutWanted(RequestId(f"r{number}"), number, "pool", wanted, run_blocks))
     return made.write_back()
 
 
@@ -78,3 +78,17 @@ def test_no_more_blocks_are_urgent_than_the_arena_has() -> None:
         commands = answer(made, store, kept=True)
     assert ended(commands) == [3]
     assert all(made.has(name) for name in names(0, 5, 6))
+
+
+def test_a_put_is_written_in_runs_and_what_nobody_waits_for_is_not() -> None:
+    """Each run can be taken when it is there; what only becomes cached goes in batches as before."""
+    pool = Tier(TierRules(name="pool", blocks_max=100, batch_blocks=4), LeastRecentlyUsed)
+    made = Tiers(host=HostId("h"), arena=Blocks(80, LeastRecentlyUsed()), tiers=[pool])
+    seal(made, names(*range(9)))
+    made.arena.fresh = [block for name in names(5, 6, 7, 8) if (block := made.arena.find(name)) is not None]
+    stores = [command for command in put(made, 1, names(0, 1, 2, 3, 4), 2) if isinstance(command, StoreBlocks)]
+    assert [len(store.hashes) for store in stores] == [2, 2, 1, 4]
+    first, *rest = stores
+    assert ended(answer(made, first, kept=True)) == []
+    assert [pool.has(name) for name in names(0, 1, 2)] == [True, True, False], "the first run can be taken"
+    assert [ended(answer(made, store, kept=True)) for store in rest] == [[], [1], []]

@@ -17,8 +17,28 @@ def road(expected_s: float, *, is_measured: bool = True, failed_ago_s: float = m
     return RoadView(expected_s=expected_s, is_measured=is_measured, failed_ago_s=failed_ago_s)
 
 
-def handoff(direct: RoadView, put: RoadView, get: RoadView, *, rest_s: float = 0.0) -> HandoffView:
-    return HandoffView(request=REQUEST, tokens=1000, pooled_tokens=0, direct=direct, put=put, get=get, rest_s=rest_s)
+def handoff(
+    direct: RoadView, put: RoadView, get: RoadView, *, rest_s: float = 0.0, run_ratio: float = 1.0
+) -> HandoffView:
+    """All of it goes in one run, if nothing else is said: the take begins when the put has ended."""
+    return HandoffView(
+        request=REQUEST,
+        tokens=1000,
+        pooled_tokens=0,
+        direct=direct,
+        put=put,
+        get=get,
+        run_ratio=run_ratio,
+        rest_s=rest_s,
+    )
+
+
+def test_in_runs_the_shorter_stretch_is_behind_the_longer() -> None:
+    """0.6 s and 0.5 s one after the other are too long; in tenths, 0.05 s of the shorter one is left."""
+    policy = CheapestWay(gain_ratio=0.8)
+    assert policy.way(handoff(road(1.0), road(0.6), road(0.5))) == "direct"
+    assert policy.way(handoff(road(1.0), road(0.6), road(0.5), run_ratio=0.1)) == "central"
+    assert policy.way(handoff(road(1.0), road(0.5), road(0.6), run_ratio=0.1)) == "central"
 
 
 def test_the_pool_has_to_be_clearly_quicker() -> None:
