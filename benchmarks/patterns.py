@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,8 +30,9 @@ import record
 from msgspec.structs import replace
 
 from baton.core.config import BatchLimits, Plugin, PolicyConfig
+from baton.core.copies import LayerSpan
 from baton.core.step import Step, StepResult
-from baton.core.types import HostId, Request, RequestId, Sampling
+from baton.core.types import BlockId, HostId, Request, RequestId, Sampling
 from baton.kv.hashing import block_hashes
 from baton.policy.named import named
 from baton.sim.checkers import check_nothing_left
@@ -106,10 +107,17 @@ class Counting:
     def scribble(self, step: Step) -> None:
         """There are no bytes."""
 
-    def kv_of(self, table: object, slot: int) -> bytes:
+    @property
+    def layers(self) -> int:
+        return self.inner.layers
+
+    def compute_layers(self, step: Step, end: int) -> None:
+        """There are no bytes."""
+
+    def kv_of(self, table: Sequence[BlockId], slot: int, layers: LayerSpan | None = None) -> bytes:
         return b""
 
-    def write(self, table: object, slot: int, kv: bytes) -> None:
+    def write(self, table: Sequence[BlockId], slot: int, kv: bytes, layers: LayerSpan | None = None) -> None:
         """There are no bytes."""
 
 
