@@ -43,13 +43,18 @@ class SimStore:
     lines_busy_until_s: dict[HostId, float] = field(default_factory=dict[HostId, float])
 
     def begin(self, host: HostId, blocks: int, now_s: float) -> float | None:
-        """Begin a write or a read. Returns when it ends; None: not in time, and then it is not begun."""
-        work_s = self.work_s(blocks)
-        begin_s = max(now_s, self.busy_until_s, self.lines_busy_until_s.get(host, 0.0))
-        end_s = begin_s + max(work_s, self.latency_s + blocks * self.line_block_s)
+        """Begin a write or a read. Returns when it ends; None: not in time, and then it is not begun.
+
+        The store and the host's way to it each do one thing after the other: who waits for its own way holds up no
+        other host.
+        """
+        store_s = max(now_s, self.busy_until_s) + self.work_s(blocks)
+        way_s = self.latency_s + blocks * self.line_block_s
+        line_s = max(now_s, self.lines_busy_until_s.get(host, 0.0)) + way_s
+        end_s = max(store_s, line_s)
         if end_s > now_s + self.answer_s:
             return None
-        self.busy_until_s, self.lines_busy_until_s[host] = begin_s + work_s, end_s
+        self.busy_until_s, self.lines_busy_until_s[host] = store_s, line_s
         return end_s
 
     def work_s(self, blocks: int) -> float:
