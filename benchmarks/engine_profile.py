@@ -2,7 +2,7 @@
 
 python benchmarks/engine_profile.py [--threads 2] [--dtype bfloat16] [--weights dense] [--rounds 4]
 
-Writes benchmarks/results/NAME-steps.json (a StepLog) and NAME-fit.json (a FittedCost with its error on every fifth
+Writes benchmarks/results/NAME-steps.json (a StepProfile) and NAME-fit.json (a FittedCost with its error on every fifth
 step, which it was not fitted to). Rounds go over the whole grid; the least time of each step is kept.
 """
 
@@ -18,7 +18,7 @@ import record
 
 from baton.core.step import Slice, Step
 from baton.core.types import BlockId, RequestId, Sampling, prefill_pairs
-from baton.cost.fitted import StepLog, StepPoint, fit_cost, save_fitted
+from baton.cost.fitted import StepPoint, StepProfile, fit_cost, save_fitted
 from baton.engine.load import choose_engine, load_engine
 from baton.engine.port import StepEngine
 from baton.engine.resolve import resolve_model
@@ -120,7 +120,7 @@ def main() -> None:
         least = [min(before, timed(engine, step_of(case, tokens))) for before, case in zip(least, cases, strict=True)]
         print(f"round {number + 1} of {args.rounds}", flush=True)
     where = record.environment()
-    log = StepLog(
+    log = StepProfile(
         engine=f"{choice.kind}, {args.threads} threads, {args.dtype}, weights {args.weights}, {where['commit']}",
         llm=card.name,
         machine=f"{where['cpu']}, load before {where['load_before']}",

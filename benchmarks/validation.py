@@ -35,7 +35,7 @@ from baton.bench.options import BenchOptions, TraceFile, TraceTimes
 from baton.bench.run import Watcher, run_bench
 from baton.core.config import Topology
 from baton.core.types import Role
-from baton.cost.fitted import FittedCost, StepLog, fit_cost, save_fitted
+from baton.cost.fitted import FittedCost, StepProfile, fit_cost, save_fitted
 from baton.metrics.summary import RequestRecord, Results, SloTargets, summarize
 from baton.sim.replay_trace import replay_trace
 from baton.sim.spec import ClusterSpec, SimEdge, SimKind, SimKV, SimLink, SimWorkers
@@ -206,7 +206,7 @@ def measure(topology: Topology, requests: int, arguments: Sequence[str], seed: i
         steps = {file.stem: read_step_log(file) for file in sorted((folder / "steps").iterdir())}
     points = [step for written in steps.values() for step in written]
     engine, machine = " ".join([*roles(topology), *arguments]), record.environment()["cpu"]
-    cost = fit_cost(StepLog(engine=engine, llm="smollm2-135m", machine=machine, points=tuple(points)))
+    cost = fit_cost(StepProfile(engine=engine, llm="smollm2-135m", machine=machine, points=tuple(points)))
     between_ratio = sum(point.step_s - point.engine_s for point in points) / sum(point.step_s for point in points)
     notes = {
         "steps": len(points),

@@ -1,4 +1,4 @@
-"""A cost model fitted to an engine's own step log: the one to trust for the machine that was measured.
+"""A cost model fitted to the measured steps of an engine: the one to trust for the machine that was measured.
 
     step = start + sum over bands of tokens (price per token in the band) + sequences + pairs + context
 
@@ -19,7 +19,7 @@ from baton.cost.least_squares import fit_nonnegative
 
 BANDS = (8, 32, 128, 512)
 """Where the price of a token may change."""
-LOG_VERSION = 1
+PROFILE_VERSION = 1
 _REWEIGHTINGS = 3
 HELD_OUT_EVERY = 5
 """Every fifth point is not fitted to: the error is told on those."""
@@ -47,10 +47,10 @@ class StepPoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )
 
 
-class StepLog(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StepProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Measured steps of one engine with one model on one machine."""
 
-    version: int = LOG_VERSION
+    version: int = PROFILE_VERSION
     engine: str
     llm: str
     machine: str = ""
@@ -120,16 +120,16 @@ class FittedCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self
 
 
-def load_step_log(text: str) -> StepLog:
-    """Read measured steps. Raises ConfigError with what is wrong and what a log looks like."""
+def load_step_profile(text: str) -> StepProfile:
+    """Read measured steps. Raises ConfigError with what is wrong and what a profile looks like."""
     try:
-        log = msgspec.json.decode(text, type=StepLog)
+        log = msgspec.json.decode(text, type=StepProfile)
     except msgspec.MsgspecError as error:
-        raise ConfigError(f"not a step log: {error}; benchmarks/engine_profile.py writes one") from error
+        raise ConfigError(f"not a step profile: {error}; benchmarks/engine_profile.py writes one") from error
     bad = sum(1 for point in log.points if not point.step_s > 0)
     if bad or len(log.points) < 2 * HELD_OUT_EVERY:
         raise ConfigError(
-            f"a step log needs at least {2 * HELD_OUT_EVERY} points with step_s above 0: this one has "
+            f"a step profile needs at least {2 * HELD_OUT_EVERY} points with step_s above 0: this one has "
             f"{len(log.points)}, of which {bad} are not above 0"
         )
     return log
@@ -140,7 +140,7 @@ def load_fitted(text: str) -> FittedCost:
     try:
         cost = msgspec.json.decode(text, type=FittedCost)
     except msgspec.MsgspecError as error:
-        raise ConfigError(f"not a fitted cost model: {error}; `fit_cost` makes one from a step log") from error
+        raise ConfigError(f"not a fitted cost model: {error}; `fit_cost` makes one from a step profile") from error
     if len(cost.band_s) != len(BANDS) + 1:
         raise ConfigError(
             f"a fitted cost model needs {len(BANDS) + 1} prices in band_s, this one has {len(cost.band_s)}"
@@ -153,7 +153,7 @@ def save_fitted(cost: FittedCost) -> str:
     return msgspec.json.format(msgspec.json.encode(cost), indent=2).decode() + "\n"
 
 
-def fit_cost(log: StepLog) -> FittedCost:
+def fit_cost(log: StepProfile) -> FittedCost:
     """Fit a log, and tell the error on every fifth point, which the fit has not seen.
 
     Least squares of relative errors: a short step counts as much as a long one. Relative to what a first fit says of
@@ -168,7 +168,7 @@ def fit_cost(log: StepLog) -> FittedCost:
     return msgspec.structs.replace(cost, error=fit_error(cost, held_out))
 
 
-def _fit(log: StepLog, points: Sequence[StepPoint], scales_s: Sequence[float]) -> FittedCost:
+def _fit(log: StepProfile, points: Sequence[StepPoint], scales_s: Sequence[float]) -> FittedCost:
     """Fit with each point's error counted relative to its scale."""
     rows = [[value / scale_s for value in _features(point)] for point, scale_s in zip(points, scales_s, strict=True)]
     prices = fit_nonnegative(rows, [point.step_s / scale_s for point, scale_s in zip(points, scales_s, strict=True)])

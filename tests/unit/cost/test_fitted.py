@@ -1,4 +1,4 @@
-"""Fits of step logs: they find the prices that made a log, stay sane on noise, and tell the error on unseen steps."""
+"""Fits of step profiles: they find the prices that made one, stay sane on noise, and tell the error on unseen steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from baton.core.errors import ConfigError
 from baton.core.types import StepShape, prefill_pairs
-from baton.cost.fitted import FittedCost, StepLog, StepPoint, fit_cost, load_fitted, load_step_log, save_fitted
+from baton.cost.fitted import FittedCost, StepPoint, StepProfile, fit_cost, load_fitted, load_step_profile, save_fitted
 from baton.cost.least_squares import fit_nonnegative
 
 TRUTH = FittedCost(
@@ -21,7 +21,7 @@ TRUTH = FittedCost(
 )  # fmt: skip
 
 
-def measured(random: Random, noise_ratio: float) -> StepLog:
+def measured(random: Random, noise_ratio: float) -> StepProfile:
     """A log of an engine that costs what TRUTH says, give or take."""
     points: list[StepPoint] = []
     for _ in range(400):
@@ -34,7 +34,7 @@ def measured(random: Random, noise_ratio: float) -> StepLog:
         )  # fmt: skip
         step_s = TRUTH.step_s(shape) * (1 + random.uniform(-noise_ratio, noise_ratio))
         points.append(StepPoint(**msgspec.structs.asdict(shape), step_s=step_s))
-    return StepLog(engine="truth", llm="none", points=tuple(points))
+    return StepProfile(engine="truth", llm="none", points=tuple(points))
 
 
 def prices(cost: FittedCost) -> list[float]:
@@ -95,15 +95,15 @@ def test_a_run_is_its_steps_to_the_last_bit(requests: int, context: int, steps: 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "not a step log"),
+        ("{", "not a step profile"),
         ('{"engine": "e", "llm": "m", "points": [{"step_s": 1.0}]}', "at least 10 points .* this one has 1"),
         ('{"engine": "e", "llm": "m", "points": [' + ", ".join(['{"step_s": 0.0}'] * 10) + "]}", "10 are not above 0"),
         ('{"engine": "e", "llm": "m", "points": [{"step": 1.0}]}', "unknown field `step`"),
     ],
 )  # fmt: skip
-def test_logs_that_are_none(text: str, said: str) -> None:
+def test_profiles_that_are_none(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        load_step_log(text)
+        load_step_profile(text)
 
 
 @pytest.mark.parametrize(("text", "said"), [("{}", "missing required field"), ("[", "not a fitted cost model")])
