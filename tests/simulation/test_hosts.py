@@ -20,7 +20,7 @@ from baton.core.messages import (
 from baton.core.types import HostId, RequestId, WorkerId, WorkerView
 from baton.kv.hashing import block_hashes
 from baton.kv.window import Window
-from baton.sim.cluster import SimCluster, build_cluster
+from baton.sim.cluster import SimCluster, build_cluster, delay_messages
 from baton.sim.engines import LengthEngine
 from baton.sim.faults import Cancel, Death, Fault, HostKill, Kill, WireCut
 from baton.sim.journal import Journal
@@ -233,8 +233,24 @@ def test_a_host_takes_along_what_scaling_has_added_there() -> None:
     started = {WorkerId("prefill-0"), WorkerId("decode-0")}
     assert seen == [{*started, there}, {WorkerId("prefill-0"), other}, {*started, other}]
     assert failed == [late, WorkerId("unnoticed")]
+    assert cluster.server.outside.routes.keys() == cluster.server.carrier.hosts.keys()
     assert cluster.server.carrier.keeping.kinds.keys() == cluster.server.carrier.hosts.keys()
     assert {worker.id for worker in cluster.workers} == {*started, other}
+
+
+def test_a_retired_worker_whose_host_comes_back_is_not_taken_for_its_successor() -> None:
+    """Its last words take half a second. By then its host has been down, and has brought up another of its name."""
+    playing = stage(two_hosts(request("r", output=200)))
+    cluster, loop, retired = playing.cluster, playing.cluster.loop, WorkerId("decode-0")
+    loop.at(0.1, lambda: delay_messages(cluster, 0.5))
+    loop.at(0.15, lambda: cluster.reshape(RetireWorker(retired)))
+    loop.at(0.16, lambda: cluster.kill_host(B, notice_s=0.0, restart_s=0.01))
+    loop.at(0.17, lambda: delay_messages(cluster, 0.0))
+    seen: list[bool] = []
+    loop.at(0.9, lambda: seen.append(retired in cluster.server.carrier.hosts))
+    playing.run()
+    assert seen == [True]
+    assert outcome(cluster.server.journal.lives[RequestId("r")]) == "finished"
 
 
 def test_a_worker_that_dies_before_it_can_be_retired_does_not_come_back() -> None:

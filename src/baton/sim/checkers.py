@@ -181,6 +181,8 @@ def check_nothing_left(cluster: SimCluster) -> None:
     require(not waiting, "INV-2", f"handoffs of {waiting} are still under way")
     putting = cluster.server.carrier.central.waiting
     require(not putting, "INV-2", f"{putting} still wait until their blocks are in a pool")
+    routes, hosts = cluster.server.outside.routes.keys(), cluster.server.carrier.hosts.keys()
+    require(routes == hosts, "INV-9", f"the server talks to {sorted(routes)}, and {sorted(hosts)} are there")
     starting = cluster.server.coordinator.starting
     require(not starting, "INV-9", f"scaling waits for ever for the workers {dict(starting)}")
     live = cluster.server.coordinator.live_requests
