@@ -22,7 +22,8 @@ END_BLOCKS = 12
 
 
 class HeldNode(StoreNode):
-    """Answers no write of the end of a prompt before somebody has read of its beginning."""
+    """Answers no write of the end of a prompt before somebody has read of its beginning, over TCP: who is lent the
+    memory asks nothing to read it."""
 
     ANSWER_S = 4.0
     """Less than a host waits for a store."""
@@ -49,13 +50,14 @@ def plain_node() -> StoreNode:
 
 @contextmanager
 def by_pool(
-    tmp_path: Path, open_node: Callable[[], StoreNode] = plain_node
+    tmp_path: Path, open_node: Callable[[], StoreNode] = plain_node, options: str = ""
 ) -> Iterator[tuple[RunningServer, StoreNode, dict[str, RunningHost]]]:
     """Two hosts, one that prefills and one that decodes, and a pool by which every handoff goes."""
     node = open_node()
     config = tmp_path / "baton.toml"
     config.write_text(
-        f"[[tiers]]\nurl = 'pool://{node.address}'\n[policy.handoff]\nuse = 'baton.policy.handoff:AlwaysCentral'\n"
+        f"[[tiers]]\nurl = 'pool://{node.address}{options}'\n"
+        "[policy.handoff]\nuse = 'baton.policy.handoff:AlwaysCentral'\n"
     )
     try:
         hosts = {"a": ("--prefill", "1"), "b": ("--decode", "1")}
@@ -85,7 +87,7 @@ def test_decode_takes_while_prefill_still_puts(tmp_path: Path, hash_server: Runn
     """The end of the prompt is not put before decode's host has read of its beginning, and nothing goes directly."""
     with hash_server.client() as client:
         expected = client.post("/v1/completions", json=HANDED).json()["choices"][0]["text"]
-    with by_pool(tmp_path, HeldNode) as (server, node, _), server.client() as client:
+    with by_pool(tmp_path, HeldNode, "?via=tcp") as (server, node, _), server.client() as client:
         answer = client.post("/v1/completions", json=HANDED).raise_for_status().json()
         assert answer["choices"][0]["text"] == expected
         assert isinstance(node, HeldNode)
