@@ -13,6 +13,7 @@ from baton.control.advice import Policies, PolicyFailure
 from baton.control.bound import Bound
 from baton.control.fleet import Fleet
 from baton.control.flight import Flight
+from baton.control.prefixes import Prefixes
 from baton.control.reshaping import Reshaping
 from baton.core.messages import (
     AheadEnded,
@@ -54,8 +55,6 @@ from baton.core.types import (
     WorkerId,
     WorkerView,
 )
-from baton.kv.hashing import names_of
-from baton.kv.prefix_index import PrefixIndex
 from baton.kv.window import Window
 from baton.policy.predict import with_bound
 from baton.policy.prefix import prefix_on
@@ -74,13 +73,14 @@ class Coordinator:
     _reshaping: Reshaping = field(default_factory=Reshaping)
     _fleet: Fleet = field(default_factory=Fleet)
     _bound: Bound = field(default_factory=Bound)
-    _index: PrefixIndex = field(default_factory=PrefixIndex)
+    _prefixes: Prefixes = field(init=False)
     _flights: dict[RequestId, Flight] = field(default_factory=dict[RequestId, Flight])
-    _block_runs: dict[HostId, int] = field(default_factory=dict[HostId, int])
-    """Of hosts whose blocks are larger than what requests are hashed in."""
     _room: dict[RequestId, None] = field(default_factory=dict[RequestId, None])
     """Flights without a worker. Bounded by admission: every one of them was admitted."""
     _now_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._prefixes = Prefixes(self.block_tokens, self.window)
 
     def handle(self, event: CoordinatorEvent, now_s: float) -> list[CoordinatorCommand]:
         """Apply one event and return what must be done about it, in order.
@@ -107,8 +107,7 @@ class Coordinator:
                 self._reshaping.lost(worker, now_s)
                 return self._lose([worker], reason)
             case HostLost(host=host, reason=reason):
-                self._index.forget(host)
-                self._block_runs.pop(host, None)
+                self._prefixes.forget(host)
                 workers = [view.id for view in self._fleet.views() if view.host == host]
                 return self._lose(workers, reason)
             case RequestDropped():
@@ -121,18 +120,10 @@ class Coordinator:
             case Tick(window=window):
                 return self._reshape(window, now_s)
             case BlocksStored() | BlocksRemoved():
-                self._note_blocks(event)
+                self._prefixes.note(event)
                 return []
             case _:
                 assert_never(event)
-
-    def _note_blocks(self, event: BlocksStored | BlocksRemoved) -> None:
-        if isinstance(event, BlocksRemoved):
-            self._index.remove(event.host, event.hashes)
-            return
-        self._index.store(event.host, event.hashes)
-        if event.block_runs > 1:
-            self._block_runs[event.host] = event.block_runs
 
     @property
     def reshaping_failure(self) -> str:
@@ -359,16 +350,8 @@ class Coordinator:
         flight.worker, flight.queued_tokens = None, 0
 
     def _view(self, flight: Flight) -> ClusterView:
-        request = flight.request
-        longest = max(0, request.prompt_tokens - 1)
-        hits = self._index.hit_blocks(request.block_hashes, self.window, self.block_tokens)
-        hit_tokens = {host: min(blocks * self.block_tokens, longest) for host, blocks in hits.items()}
-        for runs in sorted({*self._block_runs.values()}):
-            names, block_tokens = names_of(request.block_hashes, runs), runs * self.block_tokens
-            for host, blocks in self._index.hit_blocks(names, self.window, block_tokens).items():
-                if self._block_runs.get(host) == runs:
-                    hit_tokens[host] = min(blocks * block_tokens, longest)
-        return self._cluster(hit_tokens, flight.tier_hits, self.policies.expected_tokens(request))
+        hits = self._prefixes.hit_tokens(flight.request)
+        return self._cluster(hits, flight.tier_hits, self.policies.expected_tokens(flight.request))
 
     def _cluster(
         self,
