@@ -31,10 +31,13 @@ def text_of(answer: dict) -> str:
     return answer["choices"][0]["text"]
 
 
-def stream(client: httpx.Client, body: dict) -> Iterator[dict]:
+def stream(client: httpx.Client, body: dict, on_first: Callable[[], None] = lambda: None) -> Iterator[dict]:
+    """Yield the events; `on_first` is called when the first one is there."""
     with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
         response.raise_for_status()
-        for line in response.iter_lines():
+        for number, line in enumerate(response.iter_lines()):
+            if number == 0:
+                on_first()
             if line.startswith("data: ") and line != "data: [DONE]":
                 yield json.loads(line[6:])
 
@@ -398,3 +401,28 @@ def test_with_every_host_gone_requests_are_refused_until_one_comes() -> None:
         with joining(server.url, "b", "--mixed", "1", "--kv-blocks", "96"):
             wait_until(server, lambda _: client.get("/ready").status_code == 200, what="a host is there again")
             assert text_of(ask(client, PROMPT)) == text
+
+
+def test_who_was_taken_before_every_host_went_is_told_when_none_comes(tmp_path: Path) -> None:
+    """A stream ends with the error as its last event, a whole answer is a 503; nothing of them is left for the next."""
+    config = tmp_path / "impatient.toml"
+    config.write_text("survival.wait_s = 0.5\n")
+    given = ("--hosts", "1", "--config", str(config))
+    whole: list[httpx.Response] = []
+    with listening("hash", *given) as server, server.client() as client:
+        with joining(server.url, "a", "--mixed", "1") as host:
+            server.wait_ready()
+            asking = threading.Thread(target=lambda: whole.append(client.post("/v1/completions", json=LONG)))
+            asking.start()
+            wait_until(server, lambda state: state["workers"][0]["running"] == 1, what="the first one runs")
+            *_, last = stream(client, LONG, on_first=host.process.kill)
+            asking.join()
+        for error in (last["error"], whole[0].json()["error"]):
+            assert (error["type"], error["code"]) == ("service_unavailable_error", "no_worker")
+            assert "no worker has been there for 0.5 s" in error["message"]
+        assert (whole[0].status_code, whole[0].headers["retry-after"]) == (503, "1")
+        assert server.metric('baton_requests_rejected_total{reason="no_worker"}') == 2
+        with joining(server.url, "b", "--mixed", "1"):
+            wait_until(server, lambda _: client.get("/ready").status_code == 200, what="a host is there again")
+            wait_until(server, nothing_used, what="no block is used")
+            assert ask(client, PROMPT)["usage"]["completion_tokens"] == PROMPT["max_tokens"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+from msgspec.structs import replace
+
 from baton.core.config import BatchLimits, Topology
 from baton.core.messages import PreemptRequest, ToWorker
 from baton.core.types import RequestId, Sampling, WorkerId
@@ -89,6 +92,22 @@ def test_with_no_worker_alive_requests_wait_for_one() -> None:
     life = lives_of(scenario(request("a", at_s=0.5), topology=(0, 0, 1), faults=kills))["a"]
     assert outcome(life) == "finished"
     assert life.token_times_s[0] > 2.0
+
+
+def test_with_no_worker_for_too_long_requests_are_turned_away() -> None:
+    """One has some of its tokens, one none; who comes when the worker is soon back is served. INV-2 holds at the end."""
+    kills = [Kill(worker=WorkerId("mixed-0"), at_s=0.05, death=Death(restart_s=2.0))]
+    requests = (request("a"), request("b", at_s=0.5), request("c", at_s=1.5))
+    made = scenario(*requests, topology=(0, 0, 1), faults=kills)
+    lives = lives_of(replace(made, cluster=replace(made.cluster, wait_s=1.0)))
+    assert {name: outcome(life) for name, life in lives.items()} == {
+        "a": "rejected",
+        "b": "rejected",
+        "c": "finished",
+    }
+    assert 0 < len(lives["a"].output) < 8
+    assert [lives[name].closes[0][1].reject for name in "ab"] == ["no_worker", "no_worker"]
+    assert [lives[name].closes[0][0] for name in "ab"] == pytest.approx([1.05, 1.5])
 
 
 def test_a_hung_worker_is_killed_and_its_requests_go_on() -> None:

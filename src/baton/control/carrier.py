@@ -50,6 +50,7 @@ from baton.core.messages import (
     StopRequest,
     Tick,
     ToWorker,
+    WaitedTooLong,
     WorkerJoined,
     WorkerLost,
     WorkerReported,
@@ -132,6 +133,11 @@ class Carrier:
         self._tell(Tick(window))
 
     # ---- what happens to hosts and workers
+
+    def turn_away(self, wait_s: float, now_s: float) -> None:
+        """Give up those that have waited for a worker for so long."""
+        self._now_s = now_s
+        self._tell(WaitedTooLong(wait_s))
 
     def add_host(self, pool: HostPool, layout: KVLayout) -> None:
         """Know of a host's arena, and of how KV lies there. Its workers may join from now on."""

@@ -15,6 +15,7 @@ from baton.control.fleet import Fleet
 from baton.control.flight import Flight
 from baton.control.prefixes import Prefixes
 from baton.control.reshaping import Reshaping
+from baton.control.room import WaitingRoom
 from baton.core.messages import (
     AheadEnded,
     CloseRequest,
@@ -24,6 +25,7 @@ from baton.core.messages import (
     HostLost,
     Outcome,
     PrefillFinished,
+    RejectReason,
     ReleaseBlocks,
     RequestArrived,
     RequestCancelled,
@@ -38,6 +40,7 @@ from baton.core.messages import (
     StartPrefill,
     StopRequest,
     Tick,
+    WaitedTooLong,
     WorkerJoined,
     WorkerLost,
     WorkerReported,
@@ -75,8 +78,8 @@ class Coordinator:
     _bound: Bound = field(default_factory=Bound)
     _prefixes: Prefixes = field(init=False)
     _flights: dict[RequestId, Flight] = field(default_factory=dict[RequestId, Flight])
-    _room: dict[RequestId, None] = field(default_factory=dict[RequestId, None])
-    """Flights without a worker. Bounded by admission: every one of them was admitted."""
+    _room: WaitingRoom = field(default_factory=WaitingRoom)
+    """Flights without a worker."""
     _now_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -110,6 +113,8 @@ class Coordinator:
                 self._prefixes.forget(host)
                 workers = [view.id for view in self._fleet.views() if view.host == host]
                 return self._lose(workers, reason)
+            case WaitedTooLong(wait_s=wait_s):
+                return self._turn_away(wait_s)
             case RequestDropped():
                 return self._move_on(event)
             case RoleSet(worker=worker, role=role):
@@ -136,6 +141,11 @@ class Coordinator:
         return self._reshaping.starting
 
     @property
+    def waiting_since_s(self) -> float | None:
+        """When the first of those came in that wait for a worker. None: nobody does. See `WaitedTooLong`."""
+        return self._room.since_s
+
+    @property
     def live_requests(self) -> int:
         """Requests that have arrived and are not closed."""
         return len(self._flights)
@@ -159,7 +169,7 @@ class Coordinator:
         """
         candidates = self._fleet.having(flight.stage) or list(cluster.workers)
         if not candidates:
-            self._room[flight.request.id] = None
+            self._room.enter(flight.request.id, self._now_s)
             return []
         if flight.stage == "prefill":
             return self._start_prefill(flight, candidates, cluster)
@@ -253,16 +263,24 @@ class Coordinator:
         flight.stage = "decode"
         return self._dispatch(flight, self._view(flight))
 
-    def _close(self, request_id: RequestId, outcome: Outcome, reason: str = "") -> list[CoordinatorCommand]:
+    def _turn_away(self, wait_s: float) -> list[CoordinatorCommand]:
+        """Close those that no worker has had for so long: their clients can ask elsewhere."""
+        why = f"no worker has been there for {wait_s:g} s; send the request again, later or to another server"
+        overdue = self._room.overdue(wait_s, self._now_s)
+        return [command for name in overdue for command in self._close(name, "rejected", why, "no_worker")]
+
+    def _close(
+        self, request_id: RequestId, outcome: Outcome, reason: str = "", reject: RejectReason | None = None
+    ) -> list[CoordinatorCommand]:
         flight = self._flights.pop(request_id, None)
         if flight is None:
             return []
-        self._room.pop(request_id, None)
+        self._room.leave(request_id)
         commands: list[CoordinatorCommand] = []
         if flight.worker is not None and outcome != "finished":
             commands.append(StopRequest(request_id, flight.attempt, flight.worker))
         self._unload(flight)
-        return [*commands, ReleaseBlocks(request_id), CloseRequest(request_id, outcome, reason)]
+        return [*commands, ReleaseBlocks(request_id), CloseRequest(request_id, outcome, reason, reject)]
 
     def _lose(self, workers: Sequence[WorkerId], reason: str) -> list[CoordinatorCommand]:
         """Give the dead workers' requests to others: their tokens are in the server, their KV is in the host."""

@@ -173,6 +173,9 @@ class SurvivalConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A worker that answers nothing for this long (between two steps) is killed; its requests go on elsewhere."""
     start_s: float = 300.0
     """Longest time that a worker may take to load its model."""
+    wait_s: float = 60.0
+    """Longest time that a request which was taken waits while no worker is there: all have died, or every host has
+    gone. Then its client gets 503 with the reason."""
     drain_s: float = 10.0
     """How long running requests may go on after SIGTERM or Ctrl-C. A second signal ends them at once."""
 
@@ -310,6 +313,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             ("survival.restarts_max", self.survival.restarts_max, 0, 1000),
             ("survival.restart_window_s", self.survival.restart_window_s, 1, 86400),
             ("survival.silent_s", self.survival.silent_s, 1, 86400),
+            ("survival.wait_s", self.survival.wait_s, 0.1, 86400),
             ("survival.drain_s", self.survival.drain_s, 0, 86400),
             ("survival.start_s", self.survival.start_s, 1, 86400),
             ("hosts.expected", self.hosts.expected, 0, 4096),

@@ -75,6 +75,15 @@ class RoleSet(Struct, frozen=True, tag=True):
     role: Role
 
 
+class WaitedTooLong(Struct, frozen=True, tag=True):
+    """Whoever has waited for a worker for so long, since the last one was lost or since it arrived, waits in vain.
+
+    Said by the driver when the first of them has: see `Coordinator.waiting_since_s`.
+    """
+
+    wait_s: float
+
+
 class Tick(Struct, frozen=True, tag=True):
     """Time for roles and scaling to be looked at, with what went through the cluster since the last one."""
 
@@ -292,6 +301,7 @@ CoordinatorEvent = (
     | WorkerReported
     | RoleSet
     | Tick
+    | WaitedTooLong
     | PrefillFinished
     | DecodeBegun
     | RequestFinished

@@ -28,6 +28,7 @@ from baton.core.messages import (
     StartPrefill,
     StopRequest,
     Tick,
+    WaitedTooLong,
     WorkerJoined,
     WorkerLost,
 )
@@ -231,6 +232,8 @@ def _event_words(event: CoordinatorEvent) -> str:
             return f"{view.id} joined"
         case RequestDropped(worker=worker):
             return f"{worker} has let go of it"
+        case WaitedTooLong(wait_s=wait_s):
+            return f"no worker has come for {wait_s:g} s"
         case Tick():
             return "a policy moves it to another worker"
         case _:

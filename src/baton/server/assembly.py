@@ -74,7 +74,7 @@ def assemble(config: Config, card: ModelCard) -> Parts:
         window=window_of(card),
     )
     metrics = Metrics()
-    driver = Driver(coordinator, layout, Recorder(metrics))
+    driver = Driver(coordinator, layout, Recorder(metrics), wait_s=config.survival.wait_s)
     driver.keeping.preemption = config.kv.preemption
     tiers = LiveTiers(metrics)
     tiers.keeping, driver.outside.on_keep = driver.keeping, tiers.keep

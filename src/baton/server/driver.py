@@ -6,6 +6,7 @@ before the next event. So the state machines see the same order of events here a
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence, Set
 
@@ -41,9 +42,13 @@ log = logging.getLogger("baton.server")
 class Driver:
     """Feeds the carrier of the live server with what clients, operators and workers do."""
 
-    def __init__(self, coordinator: Coordinator, layout: KVLayout, recorder: Recorder) -> None:
+    def __init__(self, coordinator: Coordinator, layout: KVLayout, recorder: Recorder, *, wait_s: float) -> None:
+        """`wait_s`: how long a request may wait while no worker is there."""
         self.layout = layout
         """Of the server's own blocks."""
+        self._wait_s = wait_s
+        self._waiting: asyncio.TimerHandle | None = None
+        """Rings when the first of those that wait for a worker has waited for too long."""
         self._log: LogWriter | None = None
         self._recorder = recorder
         self._meter = LoadMeter(taken_s=now_s())
@@ -84,6 +89,7 @@ class Driver:
         live = self._open(request, prompt)
         self._meter.arrived(request)
         self._carrier.arrive(request, now_s())
+        self._watch_room()
         return live
 
     def refuse(self, request: Request, prompt: Sequence[int], close: CloseRequest) -> LiveRequest:
@@ -123,6 +129,7 @@ class Driver:
             link.view = WorkerView(id=worker, host=link.view.host, role=link.view.role)
         self._orphan({worker})
         self._carrier.lose(worker, reason, now_s())
+        self._watch_room()
 
     def add_host(self, pool: HostPool, layout: KVLayout) -> None:
         """Know of a host's arena. Its workers may join from now on."""
@@ -137,6 +144,20 @@ class Driver:
         self._orphan(lost)
         self._carrier.lose_host(host, reason, now_s())
         self.outside.layouts.pop(host, None)
+        self._watch_room()
+
+    def _watch_room(self) -> None:
+        """Look again when the first of those that wait for a worker has waited for too long. One timer for all."""
+        since_s = self._carrier.coordinator.waiting_since_s
+        if since_s is not None and self._waiting is None:
+            left_s = max(0.0, since_s + self._wait_s - now_s())
+            self._waiting = asyncio.get_running_loop().call_later(left_s, self._turn_away)
+
+    def _turn_away(self) -> None:
+        self._waiting = None
+        if self._carrier.coordinator.waiting_since_s is not None:
+            self._carrier.turn_away(self._wait_s, now_s())
+            self._watch_room()
 
     def _orphan(self, workers: Set[WorkerId]) -> None:
         """Nobody works on their requests: another process under the same name is not who did."""

@@ -183,7 +183,10 @@ class Service:
         if gateway.state == "ready" and self._own is None and not self._hosts.joined:
             gateway.state = "deserted"
             waiting = len(self._parts.driver.live)
-            self._tell(f"all hosts are gone; {waiting} requests wait for one: baton host --join {self._url}")
+            wait_s = self._parts.config.survival.wait_s
+            self._tell(
+                f"all hosts are gone; {waiting} requests wait for one, for {wait_s:g} s: baton host --join {self._url}"
+            )
         elif gateway.state == "deserted" and self._hosts.ready:
             gateway.state = "ready"
             self._tell("there is a host again")

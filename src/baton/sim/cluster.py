@@ -369,7 +369,7 @@ def build_cluster(
     carrier = Carrier(cluster_coordinator(spec, policies), outside)
     carrier.log = outside.journal.sink
     carrier.keeping.preemption = spec.preemption
-    server = SimServer(loop=loop, carrier=carrier, outside=outside)
+    server = SimServer(loop=loop, carrier=carrier, outside=outside, wait_s=spec.wait_s)
     wires = Wires(
         loop=loop,
         seconds=lambda copy: cluster.copy_s(copy),

@@ -120,6 +120,7 @@ def draw_scenario(seed: int) -> Scenario:
     cluster = _spread(cluster, draw, hosts_min=2 if is_streamed else 1)
     cluster = replace(cluster, tiers=tiers, layers=layers, preemption=preemption)
     policy = _draw_policy(draw)
+    cluster = replace(cluster, wait_s=Random(f"wait {seed}").choice((60.0, 60.0, 0.3)))
     if is_streamed:
         policy = streams.choice((RESTLESS, RESTLESS, RESTLESS, "central"))
     elif len(cluster.hosts()) > 1 and any(tier.shared for tier in cluster.tiers):

@@ -36,6 +36,10 @@ class SimServer:
     loop: EventLoop
     carrier: Carrier
     outside: SimOutside
+    wait_s: float
+    """How long a request may wait while no worker is there."""
+    _is_watching: bool = False
+    """It is to be looked at who waits."""
 
     @property
     def journal(self) -> Journal:
@@ -55,6 +59,7 @@ class SimServer:
         self.journal.lives[request.id] = Life(request=request, tokens=array("I", prompt))
         self.outside.meter.arrived(request)
         self.carrier.arrive(request, self.loop.now_s)
+        self._watch_room()
 
     def cancel(self, request_id: RequestId) -> None:
         self.carrier.cancel(request_id, self.loop.now_s)
@@ -75,6 +80,7 @@ class SimServer:
         self.outside.routes.pop(worker, None)
         self._orphan({worker})
         self.carrier.lose(worker, reason, self.loop.now_s)
+        self._watch_room()
 
     def lose_host(self, host: HostId, reason: str) -> None:
         """Note a dead host, with all its workers."""
@@ -83,6 +89,20 @@ class SimServer:
             self.outside.routes.pop(worker, None)
         self._orphan(workers)
         self.carrier.lose_host(host, reason, self.loop.now_s)
+        self._watch_room()
+
+    def _watch_room(self) -> None:
+        """Look again when the first of those that wait for a worker has waited for too long."""
+        since_s = self.coordinator.waiting_since_s
+        if since_s is not None and not self._is_watching:
+            self._is_watching = True
+            self.loop.at(since_s + self.wait_s, self._turn_away)
+
+    def _turn_away(self) -> None:
+        self._is_watching = False
+        if self.coordinator.waiting_since_s is not None:
+            self.carrier.turn_away(self.wait_s, self.loop.now_s)
+            self._watch_room()
 
     def _orphan(self, workers: set[WorkerId]) -> None:
         for life in self.journal.lives.values():

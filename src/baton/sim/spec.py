@@ -174,6 +174,8 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """How long a worker takes from being asked for to being ready."""
     queue_requests_max: int = 1024
     """Most requests in the cluster; more are rejected."""
+    wait_s: float = 60.0
+    """How long a request waits while no worker is there; then it is rejected."""
     output_tokens_max: int = 4096
     """What every simulated client asks for at most: no policy can tell a short answer from a long one."""
 
@@ -275,6 +277,7 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             ("layers", self.layers, 1, math.inf),
             ("output_tokens_max", self.output_tokens_max, 1, math.inf),
             ("tick_s", self.tick_s, 0.001, math.inf),
+            ("wait_s", self.wait_s, 0.0, math.inf),
             ("worker_start_s", self.worker_start_s, 0.0, math.inf),
             ("link.delay_min_s", self.link.delay_min_s, 0.0, math.inf),
             ("link.delay_max_s", self.link.delay_max_s, self.link.delay_min_s, math.inf),

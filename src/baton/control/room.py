@@ -1,0 +1,44 @@
+"""The waiting room: requests that were taken and that no worker has, and since when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from baton.core.types import RequestId
+
+_ROUNDING_S = 1e-6
+"""Who looks when the first one's time is over must find that it is, however sums of times are rounded."""
+
+
+@dataclass(slots=True)
+class WaitingRoom:
+    """Bounded by admission: every one of them was admitted."""
+
+    _since_s: dict[RequestId, float] = field(default_factory=dict[RequestId, float])
+
+    def __len__(self) -> int:
+        return len(self._since_s)
+
+    def __iter__(self) -> Iterator[RequestId]:
+        return iter(self._since_s)
+
+    @property
+    def since_s(self) -> float | None:
+        """When the first of them came in. None: nobody waits."""
+        return next(iter(self._since_s.values()), None)
+
+    def enter(self, request_id: RequestId, now_s: float) -> None:
+        self._since_s[request_id] = now_s
+
+    def leave(self, request_id: RequestId) -> None:
+        """It need not be here."""
+        self._since_s.pop(request_id, None)
+
+    def clear(self) -> None:
+        """All go."""
+        self._since_s.clear()
+
+    def overdue(self, wait_s: float, now_s: float) -> list[RequestId]:
+        """List those that have waited for so long, the first first."""
+        return [request_id for request_id, since_s in self._since_s.items() if since_s + wait_s <= now_s + _ROUNDING_S]
