@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
+from msgspec.structs import replace
+
 from baton.control.advice import Policies, PolicyFailure
 from baton.control.bound import Bound
 from baton.control.fleet import Fleet
@@ -76,14 +78,11 @@ class Coordinator:
     _reshaping: Reshaping = field(default_factory=Reshaping)
     _fleet: Fleet = field(default_factory=Fleet)
     _bound: Bound = field(default_factory=Bound)
-    _prefixes: Prefixes = field(init=False)
+    _prefixes: Prefixes = field(default_factory=Prefixes)
     _flights: dict[RequestId, Flight] = field(default_factory=dict[RequestId, Flight])
     _room: WaitingRoom = field(default_factory=WaitingRoom)
     """Flights without a worker."""
     _now_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._prefixes = Prefixes(self.block_tokens, self.window)
 
     def handle(self, event: CoordinatorEvent, now_s: float) -> list[CoordinatorCommand]:
         """Apply one event and return what must be done about it, in order.
@@ -368,20 +367,20 @@ class Coordinator:
         flight.worker, flight.queued_tokens = None, 0
 
     def _view(self, flight: Flight) -> ClusterView:
-        hits = self._prefixes.hit_tokens(flight.request)
-        return self._cluster(hits, flight.tier_hits, self.policies.expected_tokens(flight.request))
+        request, policies = flight.request, self.policies
+        return replace(
+            self._cluster(),
+            prefix_hit_tokens=self._prefixes.hit_tokens(request, self.block_tokens, self.window),
+            tier_hits=flight.tier_hits,
+            expected_output_tokens=policies.expected_tokens(request),
+            first_token_by=policies.teller(request),
+            is_sent_ahead=policies.run_tokens(request) > 0,
+        )
 
-    def _cluster(
-        self,
-        hits: dict[HostId, int] | None = None,
-        tier_hits: dict[HostId, tuple[TierHit, ...]] | None = None,
-        expected_tokens: float = 0.0,
-    ) -> ClusterView:
+    def _cluster(self) -> ClusterView:
         return ClusterView(
             workers=self._fleet.views(),
-            prefix_hit_tokens=hits or {},
-            tier_hits=tier_hits or {},
-            expected_output_tokens=expected_tokens,
+            prefix_hit_tokens={},
             waiting_requests=len(self._room),
             starting=self._reshaping.starting,
             bound=self._bound.loads,

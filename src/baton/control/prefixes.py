@@ -15,9 +15,6 @@ from baton.kv.window import Window
 class Prefixes:
     """Bounded as its index is."""
 
-    block_tokens: int
-    """That prompts are hashed in."""
-    window: Window | None = None
     _index: PrefixIndex = field(default_factory=PrefixIndex)
     _block_runs: dict[HostId, int] = field(default_factory=dict[HostId, int])
     """Of hosts whose blocks are larger than what requests are hashed in."""
@@ -36,14 +33,17 @@ class Prefixes:
         self._index.forget(host)
         self._block_runs.pop(host, None)
 
-    def hit_tokens(self, request: Request) -> dict[HostId, int]:
-        """Count the leading tokens of a prompt that each host holds; never all of it, for its last is computed."""
+    def hit_tokens(self, request: Request, block_tokens: int, window: Window | None) -> dict[HostId, int]:
+        """Count the leading tokens of a prompt that each host holds; never all of it, for its last is computed.
+
+        `block_tokens`: in each block that prompts are hashed in. `window`: how far back the model sees.
+        """
         longest = max(0, request.prompt_tokens - 1)
-        hits = self._index.hit_blocks(request.block_hashes, self.window, self.block_tokens)
-        hit_tokens = {host: min(blocks * self.block_tokens, longest) for host, blocks in hits.items()}
+        hits = self._index.hit_blocks(request.block_hashes, window, block_tokens)
+        hit_tokens = {host: min(blocks * block_tokens, longest) for host, blocks in hits.items()}
         for runs in sorted({*self._block_runs.values()}):
-            names, block_tokens = names_of(request.block_hashes, runs), runs * self.block_tokens
-            for host, blocks in self._index.hit_blocks(names, self.window, block_tokens).items():
+            names, large_tokens = names_of(request.block_hashes, runs), runs * block_tokens
+            for host, blocks in self._index.hit_blocks(names, window, large_tokens).items():
                 if self._block_runs.get(host) == runs:
-                    hit_tokens[host] = min(blocks * block_tokens, longest)
+                    hit_tokens[host] = min(blocks * large_tokens, longest)
         return hit_tokens

@@ -252,6 +252,10 @@ class ClusterView(Struct, frozen=True, kw_only=True, gc=False):
     """Workers that were asked for and have not joined yet."""
     bound: dict[WorkerId, BoundLoad] = {}
     """What is to decode on a worker soon: its own view does not count it yet. Workers without any are left out."""
+    first_token_by: Literal["prefill", "decode"] = "prefill"
+    """Who draws the first token of the request in question, where its prompt is handed off."""
+    is_sent_ahead: bool = False
+    """Its KV goes to where it will be decoded while the prompt is computed."""
 
     def having(self, role: Role) -> list[WorkerView]:
         """Workers that may do this role's work: its own, and mixed ones."""

@@ -12,6 +12,7 @@ from baton.core.ports import CostModel
 from baton.core.types import ClusterView, Request, WorkerView
 from baton.policy.prefix import best_prefix
 from baton.policy.routing import queue_s
+from baton.policy.telling import after_prompt_s
 
 
 class Reject(Struct, frozen=True, kw_only=True):
@@ -58,7 +59,8 @@ class BoundedQueue:
         def first_token_s(worker: WorkerView) -> float:
             """Any arena's hit may be pulled over; what a tier has, only its own host can read."""
             hits, model, wait_s = cluster.tier_hits.get(worker.host, ()), cost.on(worker.kind), queue_s(worker, cost)
-            return best_prefix(request, hit_tokens, hits, model, wait_s=wait_s).ttft_s
+            prompt_s = best_prefix(request, hit_tokens, hits, model, wait_s=wait_s).ttft_s
+            return prompt_s + after_prompt_s(worker, request, cluster, cost, prompt_s=prompt_s - wait_s)
 
         waits_s = [first_token_s(worker) for worker in cluster.having("prefill")]
         if not waits_s or min(waits_s) <= self.ttft_slack * ttft_s:

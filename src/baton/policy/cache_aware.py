@@ -11,6 +11,7 @@ from baton.policy.draws import draw
 from baton.policy.predict import prompt_s
 from baton.policy.prefix import prefix_on
 from baton.policy.routing import Route, queue_s
+from baton.policy.telling import after_prompt_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,14 +30,18 @@ class GlobalCacheAware:
         best = min(hits, key=lambda host: (-hits[host], host), default=None)
         best_tokens = 0 if best is None else hits[best]
 
+        def left_s(worker: WorkerView, own_s: float) -> float:
+            return after_prompt_s(worker, request, cluster, cost, prompt_s=own_s)
+
         def key(worker: WorkerView) -> tuple[float, int, WorkerId]:
             here = hits.get(worker.host, 0)
             wait_s = queue_s(worker, cost)
             if best_tokens <= self.balance_ratio * here:
                 ttft_s = prefix_on(worker, request, cluster, cost, wait_s=wait_s).ttft_s
-                return (ttft_s, worker.running_requests, worker.id)
+                return (ttft_s + left_s(worker, ttft_s - wait_s), worker.running_requests, worker.id)
             wait_s += cost.handoff_s(tokens=best_tokens - here, same_host=False)
-            return (wait_s + prompt_s(worker, request, best_tokens, cost), worker.running_requests, worker.id)
+            own_s = prompt_s(worker, request, best_tokens, cost)
+            return (wait_s + own_s + left_s(worker, own_s), worker.running_requests, worker.id)
 
         chosen = min(candidates, key=key)
         fetch = best if best_tokens > self.balance_ratio * hits.get(chosen.host, 0) else None

@@ -8,14 +8,18 @@ from baton.core.ports import CostModel
 from baton.core.types import ClusterView, Request, StepShape, WorkerView
 from baton.policy.prefix import prefix_on
 from baton.policy.routing import queue_s
+from baton.policy.telling import after_prompt_s
 
 
 def first_token_s(worker: WorkerView, request: Request, cluster: ClusterView, cost: CostModel) -> float:
     """Predict how long the first token takes on this worker: its queue, then what its host does not hold already.
 
-    What its tiers hold is read while the queue is worked off, as far as that pays.
+    What its tiers hold is read while the queue is worked off, as far as that pays. Where whoever decodes draws it, the
+    handoff lies before it.
     """
-    return prefix_on(worker, request, cluster, cost, wait_s=queue_s(worker, cost)).ttft_s
+    wait_s = queue_s(worker, cost)
+    prompt_s = prefix_on(worker, request, cluster, cost, wait_s=wait_s).ttft_s
+    return prompt_s + after_prompt_s(worker, request, cluster, cost, prompt_s=prompt_s - wait_s)
 
 
 def prompt_s(worker: WorkerView, request: Request, hit_tokens: int, cost: CostModel) -> float:

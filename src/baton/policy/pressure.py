@@ -21,6 +21,7 @@ from baton.policy.mooncake import refuse_late
 from baton.policy.predict import decodes, kv_free_tokens, with_bound
 from baton.policy.prefix import prefix_on
 from baton.policy.routing import Route
+from baton.policy.telling import after_prompt_s
 
 _EMPTY = StepShape()
 CHUNK_TOKENS_MIN = 16
@@ -196,6 +197,7 @@ class LeastPressure:
             rest_s = self._compute_s(worker, _Work(request.prompt_tokens - there, 1, there), tpot_s, model)
             if wait_s + rest_s < ttft_s:
                 ttft_s, prompt_s, fetch = wait_s + rest_s, rest_s, best
+        ttft_s += after_prompt_s(worker, request, cluster, cost, prompt_s=prompt_s)
         late = ttft_s / self._promise(request, model).ttft_s
         slow = self._slow(worker, request, cluster, model, prompt_s)
         off_role, risk = 1.0, 1.0

@@ -11,6 +11,7 @@ from msgspec import Struct
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, HostId, Request, Until, WorkerId, WorkerView
 from baton.policy.prefix import prefix_on
+from baton.policy.telling import after_prompt_s
 
 
 class Route(Struct, frozen=True, kw_only=True):
@@ -60,16 +61,19 @@ class EarliestFirstToken:
 
         own_s: dict[tuple[str, int], float] = {}  # the same for all workers of one kind with the same hit
 
+        def left_s(worker: WorkerView, prompt_s: float) -> float:
+            return after_prompt_s(worker, request, cluster, cost, prompt_s=prompt_s)
+
         def key(worker: WorkerView) -> tuple[float, int, WorkerId]:
             wait_s = queue_s(worker, cost)
             if worker.host in cluster.tier_hits:
                 ttft_s = prefix_on(worker, request, cluster, cost, wait_s=wait_s).ttft_s
-                return (ttft_s, worker.running_requests, worker.id)
+                return (ttft_s + left_s(worker, ttft_s - wait_s), worker.running_requests, worker.id)
             hit_tokens = cluster.prefix_hit_tokens.get(worker.host, 0)
             alike = (worker.kind, hit_tokens)
             if alike not in own_s:
                 new_tokens = request.prompt_tokens - hit_tokens
                 own_s[alike] = cost.on(worker.kind).prefill_s(new_tokens=new_tokens, cached_tokens=hit_tokens)
-            return (wait_s + own_s[alike], worker.running_requests, worker.id)
+            return (wait_s + own_s[alike] + left_s(worker, own_s[alike]), worker.running_requests, worker.id)
 
         return min(candidates, key=key).id

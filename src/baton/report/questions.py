@@ -21,6 +21,7 @@ from baton.core.ports import CostModel
 from baton.core.types import ClusterView, HostId, Request, RequestId, Role, StepShape, WorkerId, WorkerView
 from baton.policy.prefix import prefix_on
 from baton.policy.routing import Route, queue_s
+from baton.policy.telling import after_prompt_s
 
 RANKED_MAX = 8
 """Places of a policy's own order that are asked for."""
@@ -48,7 +49,7 @@ class Option(Struct, frozen=True, kw_only=True):
     prefill_s: float | None = None
     """To compute this prompt."""
     ttft_s: float | None = None
-    """Sum of both."""
+    """Sum of both, and of the handoff where whoever decodes draws the first token."""
     step_s: float | None = None
     """A decode step with this request in it."""
     handoff_s: float | None = None
@@ -253,13 +254,14 @@ def _prefill_option(
     prefix = prefix_on(worker, request, cluster, cost, wait_s=queue_s(worker, cost))
     wait_s = max(queue_s(worker, cost), prefix.load_s)
     new_tokens = request.prompt_tokens - prefix.tokens
+    prompt_s = prefix.ttft_s - wait_s
     return structs.replace(
         _seen(worker, cluster, now_s),
         hit_tokens=prefix.tokens,
         load_s=prefix.load_s,
         queue_s=wait_s,
         prefill_s=cost.on(worker.kind).prefill_s(new_tokens=new_tokens, cached_tokens=prefix.tokens),
-        ttft_s=prefix.ttft_s,
+        ttft_s=prefix.ttft_s + after_prompt_s(worker, request, cluster, cost, prompt_s=prompt_s),
     )
 
 

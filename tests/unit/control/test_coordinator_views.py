@@ -5,14 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from baton.control.coordinator import Coordinator, Policies
-from baton.core.messages import PrefillFinished, RequestArrived, StartDecode, WorkerJoined
+from baton.core.messages import (
+    CloseRequest,
+    PrefillFinished,
+    RequestArrived,
+    StartDecode,
+    StartPrefill,
+    WorkerJoined,
+)
 from baton.core.ports import CostModel
 from baton.core.prefixes import BlocksStored
-from baton.core.types import BlockHash, ClusterView, HostId, Request, RequestId, WorkerId, WorkerView
+from baton.core.types import BlockHash, ClusterView, HostId, Request, RequestId, Slo, WorkerId, WorkerView
 from baton.cost.linear import LinearCost
 from baton.policy.admission import BoundedQueue
 from baton.policy.fairness import FirstComeFirstServed
+from baton.policy.handoff import ByDecode, ByPrefill, FirstTokenPolicy
 from baton.policy.placement import FastestStep
 
 HOST, P, D = HostId("h"), WorkerId("p"), WorkerId("d")
@@ -57,3 +67,33 @@ def test_a_hit_never_covers_the_last_token_and_a_decode_queues_nothing() -> None
     assert [cluster.prefix_hit_tokens for cluster in routing.seen] == [{HOST: 4}, {HOST: 7}, {HOST: 7}]
     loads = [[view.queued_tokens for view in cluster.workers] for cluster in routing.seen]
     assert loads == [[0, 0], [4, 0], [1, 0]]
+
+
+def test_a_promise_is_given_by_who_will_draw_the_first_token() -> None:
+    """Prefill alone would be in time; the handoff between two hosts comes before a token that decode draws."""
+    cost = LinearCost(
+        step_overhead_s=0.0,
+        prefill_token_s=0.1,
+        decode_request_s=0.01,
+        context_token_s=0.0,
+        handoff_local_s=0.0,
+        handoff_token_s=0.1,
+    )
+
+    def answered(first_token: FirstTokenPolicy) -> list[type]:
+        policies = Policies(
+            admission=BoundedQueue(),
+            routing=FirstThatRemembers(),
+            placement=FastestStep(),
+            fairness=FirstComeFirstServed(),
+            cost=cost,
+            first_token=first_token,
+        )
+        made = Coordinator(policies, block_tokens=4)
+        made.handle(WorkerJoined(WorkerView(id=P, host=HOST, role="prefill")), 0.0)
+        made.handle(WorkerJoined(WorkerView(id=D, host=HostId("other"), role="decode")), 0.0)
+        asked = replace(request("a"), slo=Slo(ttft_s=1.0, tpot_s=1.0))
+        return [type(command) for command in made.handle(RequestArrived(asked), 0.0)]
+
+    assert answered(ByPrefill()) == [StartPrefill]
+    assert answered(ByDecode()) == [CloseRequest]
