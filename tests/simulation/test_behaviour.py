@@ -95,7 +95,7 @@ def test_with_no_worker_alive_requests_wait_for_one() -> None:
 
 
 def test_with_no_worker_for_too_long_requests_are_turned_away() -> None:
-    """One has some of its tokens, one none; who comes when the worker is soon back is served. INV-2 holds at the end."""
+    """One has some of its tokens, one none; who comes when the worker is soon back is served."""
     kills = [Kill(worker=WorkerId("mixed-0"), at_s=0.05, death=Death(restart_s=2.0))]
     requests = (request("a"), request("b", at_s=0.5), request("c", at_s=1.5))
     made = scenario(*requests, topology=(0, 0, 1), faults=kills)

@@ -48,15 +48,14 @@ from baton.core.messages import (
     StartWorker,
     StepReport,
     StopRequest,
-    Tick,
     ToWorker,
-    WaitedTooLong,
     WorkerJoined,
     WorkerLost,
     WorkerReported,
 )
 from baton.core.prefixes import BlocksRemoved, BlocksStored
-from baton.core.types import HostId, LoadWindow, Request, RequestId, Role, TokenBytes, WorkerId, WorkerView
+from baton.core.ticking import Tick, WaitedTooLong
+from baton.core.types import HostId, LoadWindow, Request, RequestId, TokenBytes, WorkerId, WorkerView
 from baton.kv.host_pool import HostPool
 from baton.kv.layout import KVLayout
 
@@ -124,20 +123,16 @@ class Carrier:
         self._now_s = now_s
         self._tell(RequestCancelled(request_id))
 
-    def set_role(self, worker: WorkerId, role: Role, now_s: float) -> None:
+    def tell(self, event: RoleSet | WaitedTooLong, now_s: float) -> None:
+        """Pass on what an operator has done, or a timer has found."""
         self._now_s = now_s
-        self._tell(RoleSet(worker, role))
+        self._tell(event)
 
     def tick(self, window: LoadWindow, now_s: float) -> None:
         self._now_s = now_s
         self._tell(Tick(window))
 
     # ---- what happens to hosts and workers
-
-    def turn_away(self, wait_s: float, now_s: float) -> None:
-        """Give up those that have waited for a worker for so long."""
-        self._now_s = now_s
-        self._tell(WaitedTooLong(wait_s))
 
     def add_host(self, pool: HostPool, layout: KVLayout) -> None:
         """Know of a host's arena, and of how KV lies there. Its workers may join from now on."""

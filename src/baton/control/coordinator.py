@@ -41,13 +41,12 @@ from baton.core.messages import (
     StartDecode,
     StartPrefill,
     StopRequest,
-    Tick,
-    WaitedTooLong,
     WorkerJoined,
     WorkerLost,
     WorkerReported,
 )
 from baton.core.prefixes import BlocksRemoved, BlocksStored
+from baton.core.ticking import Tick, WaitedTooLong
 from baton.core.types import (
     ClusterView,
     FlightView,
@@ -56,7 +55,6 @@ from baton.core.types import (
     Request,
     RequestId,
     Role,
-    TierHit,
     WorkerId,
     WorkerView,
 )

@@ -1,4 +1,4 @@
-"""What the coordinator knows of prompts' blocks on the hosts, in tokens: blocks of one host may be larger than another's."""
+"""What the coordinator knows of prompts' blocks on the hosts, in tokens: not all hosts have blocks of one size."""
 
 from __future__ import annotations
 

@@ -13,12 +13,12 @@ from msgspec import Struct
 from baton.core.copies import LandingEnded, LandingGranted, LandingRefused, LandingWanted, LeaseEnded, LeaseWanted
 from baton.core.keeping import KeepingCommand, ReadBack, ReadBackWanted, TierEvent
 from baton.core.prefixes import BlocksRemoved, BlocksStored
+from baton.core.ticking import Tick, WaitedTooLong
 from baton.core.types import (
     BlockHash,
     BlockId,
     FinishReason,
     HostId,
-    LoadWindow,
     OutputToken,
     Request,
     RequestId,
@@ -73,21 +73,6 @@ class WorkerReported(Struct, frozen=True, tag=True, gc=False):
 class RoleSet(Struct, frozen=True, tag=True):
     worker: WorkerId
     role: Role
-
-
-class WaitedTooLong(Struct, frozen=True, tag=True):
-    """Whoever has waited for a worker for so long, since the last one was lost or since it arrived, waits in vain.
-
-    Said by the driver when the first of them has: see `Coordinator.waiting_since_s`.
-    """
-
-    wait_s: float
-
-
-class Tick(Struct, frozen=True, tag=True):
-    """Time for roles and scaling to be looked at, with what went through the cluster since the last one."""
-
-    window: LoadWindow
 
 
 class PrefillFinished(Struct, frozen=True, tag=True, gc=False):

@@ -29,7 +29,5 @@ def after_prompt_s(
 def _next_step_s(decoder: WorkerView, request: Request, cost: CostModel) -> float:
     """Predict a step of a worker with this request in it beside those that decode there."""
     decodes = max(0, decoder.running_requests - decoder.queued_requests)
-    shape = StepShape(
-        decode_requests=decodes + 1, context_tokens=decoder.context_tokens + request.prompt_tokens
-    )
+    shape = StepShape(decode_requests=decodes + 1, context_tokens=decoder.context_tokens + request.prompt_tokens)
     return cost.on(decoder.kind).step_s(shape)

@@ -27,11 +27,10 @@ from baton.core.messages import (
     StartDecode,
     StartPrefill,
     StopRequest,
-    Tick,
-    WaitedTooLong,
     WorkerJoined,
     WorkerLost,
 )
+from baton.core.ticking import Tick, WaitedTooLong
 from baton.core.types import RequestId, Slo
 from baton.report.questions import Question, watch
 

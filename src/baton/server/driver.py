@@ -23,8 +23,10 @@ from baton.core.messages import (
     CloseRequest,
     RequestDropped,
     RequestFinished,
+    RoleSet,
     StepReport,
 )
+from baton.core.ticking import WaitedTooLong
 from baton.core.types import HostId, Request, RequestId, Role, WorkerId, WorkerView
 from baton.host.port import WorkerLink
 from baton.kv.host_pool import HostPool
@@ -105,7 +107,7 @@ class Driver:
     def set_role(self, link: WorkerLink, role: Role) -> None:
         """Change a worker's role: from the next request on."""
         self.outside.flip(link, role)
-        self._carrier.set_role(link.view.id, role, now_s())
+        self._carrier.tell(RoleSet(link.view.id, role), now_s())
 
     def tick(self) -> None:
         """Let roles, scaling and moves be looked at, with what went through since the last time."""
@@ -156,7 +158,7 @@ class Driver:
     def _turn_away(self) -> None:
         self._waiting = None
         if self._carrier.coordinator.waiting_since_s is not None:
-            self._carrier.turn_away(self._wait_s, now_s())
+            self._carrier.tell(WaitedTooLong(self._wait_s), now_s())
             self._watch_room()
 
     def _orphan(self, workers: Set[WorkerId]) -> None:

@@ -9,8 +9,8 @@ from typing import Literal
 
 from baton.control.decision_log import replay
 from baton.core.errors import BatonError
-from baton.core.messages import Tick
 from baton.core.step import Slice, Step
+from baton.core.ticking import Tick
 from baton.core.types import BlockId, HostId, RequestId
 from baton.kv.host_pool import HostPool
 from baton.kv.window import Window

@@ -10,9 +10,11 @@ from baton.control.carrier import Carrier
 from baton.control.coordinator import Coordinator
 from baton.core.copies import LayersDone
 from baton.core.messages import (
+    RoleSet,
     StepReport,
     WorkerCommand,
 )
+from baton.core.ticking import WaitedTooLong
 from baton.core.types import (
     HostId,
     OutputToken,
@@ -65,7 +67,7 @@ class SimServer:
         self.carrier.cancel(request_id, self.loop.now_s)
 
     def set_role(self, worker: WorkerId, role: Role) -> None:
-        self.carrier.set_role(worker, role, self.loop.now_s)
+        self.carrier.tell(RoleSet(worker, role), self.loop.now_s)
 
     def tick(self) -> None:
         """Let roles, scaling and moves be looked at."""
@@ -101,7 +103,7 @@ class SimServer:
     def _turn_away(self) -> None:
         self._is_watching = False
         if self.coordinator.waiting_since_s is not None:
-            self.carrier.turn_away(self.wait_s, self.loop.now_s)
+            self.carrier.tell(WaitedTooLong(self.wait_s), self.loop.now_s)
             self._watch_room()
 
     def _orphan(self, workers: set[WorkerId]) -> None:

@@ -15,11 +15,11 @@ from baton.core.messages import (
     SetRole,
     StartPrefill,
     StartWorker,
-    Tick,
     WorkerJoined,
     WorkerLost,
 )
 from baton.core.ports import CostModel
+from baton.core.ticking import Tick
 from baton.core.types import ClusterView, HostId, LoadWindow, Request, RequestId, Role, WorkerId, WorkerView
 from baton.cost.linear import LinearCost
 from baton.policy.admission import BoundedQueue

@@ -9,9 +9,9 @@ from baton.core.messages import (
     ReleaseBlocks,
     RequestArrived,
     StartPrefill,
-    WaitedTooLong,
     WorkerJoined,
 )
+from baton.core.ticking import WaitedTooLong
 from baton.core.types import HostId, Request, RequestId, WorkerId, WorkerView
 from baton.cost.linear import LinearCost
 from baton.policy.admission import BoundedQueue

@@ -25,9 +25,7 @@ WAY_S = 0.0999
 STEP_S = 0.011
 
 
-def view(
-    *workers: WorkerView, by: Literal["prefill", "decode"] = "decode", is_sent_ahead: bool = False
-) -> ClusterView:
+def view(*workers: WorkerView, by: Literal["prefill", "decode"] = "decode", is_sent_ahead: bool = False) -> ClusterView:
     return replace(cluster(*(workers or (P, D))), first_token_by=by, is_sent_ahead=is_sent_ahead)
 
 
