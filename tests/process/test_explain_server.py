@@ -15,6 +15,7 @@ from baton.link.log_file import read_log
 from tests.serving import RunningServer, serving
 
 KEY = "operator"
+SALT = "known-to-one-tenant"
 HEADERS = {"authorization": f"Bearer {KEY}"}
 
 
@@ -29,7 +30,7 @@ def logging_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[R
 
 def _complete(server: RunningServer, request_id: str) -> None:
     with server.client() as client:
-        body = {"prompt": "a", "max_tokens": 4, "ignore_eos": True}
+        body = {"prompt": "a", "max_tokens": 4, "ignore_eos": True, "cache_salt": SALT}
         client.post("/v1/completions", json=body, headers={**HEADERS, "x-request-id": request_id}).raise_for_status()
 
 
@@ -66,6 +67,7 @@ def test_the_log_that_a_server_sends_is_the_one_on_its_disk(
     assert sent.headers["baton-log-full"] == "no"
     assert log.read_bytes().startswith(sent.content)
     assert any(isinstance(decision.event, RequestArrived) for decision in read_log(copy)[1])
+    assert SALT.encode() not in sent.content, "whoever reads the log must not learn how to share a tenant's blocks"
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from baton.control.coordinator import Coordinator
 from baton.core.config import PolicyConfig
-from baton.core.messages import CoordinatorCommand, CoordinatorEvent, PoolCommand, PoolEvent
+from baton.core.messages import (
+    CoordinatorCommand,
+    CoordinatorEvent,
+    PoolCommand,
+    PoolEvent,
+    RequestArrived,
+    SendAhead,
+    StartDecode,
+    StartPrefill,
+)
 from baton.core.types import HostId
 from baton.kv.window import Window
 
@@ -55,6 +65,23 @@ class PoolDecision(Struct, frozen=True, tag=True):
     host: HostId
     event: PoolEvent
     commands: tuple[PoolCommand, ...]
+
+
+_Said = TypeVar("_Said", bound=CoordinatorEvent | CoordinatorCommand)
+
+
+def decided(now_s: float, event: CoordinatorEvent, commands: Iterable[CoordinatorCommand]) -> Decision:
+    """Write down what was decided, without any `cache_salt`: it is its tenant's secret, and the log has other readers.
+
+    The coordinator looks at block hashes only, so the replay of what is written decides the same.
+    """
+    return Decision(now_s, _unsalted(event), tuple(_unsalted(command) for command in commands))
+
+
+def _unsalted(said: _Said) -> _Said:
+    if isinstance(said, RequestArrived | StartPrefill | StartDecode | SendAhead) and said.request.cache_salt:
+        return replace(said, request=replace(said.request, cache_salt=""))
+    return said
 
 
 LogEntry = LogHeader | SimHeader | Decision

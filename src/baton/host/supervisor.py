@@ -189,7 +189,8 @@ class Supervisor:
                 f"{post.setup.view.id} died {recent} times within {survival.restart_window_s:.0f} s: given up"
             )
             post.given_up = True
-            self._take_stock(reason)
+            if not post.is_added:  # scaling is told, and asks for another one: here, or where others live
+                self._take_stock(reason)
             return False
         await asyncio.sleep(0.05 * 2 ** min(recent - 1, 6))
         return not self._stopping

@@ -7,7 +7,7 @@ import pytest
 
 from baton.control.build import build_coordinator
 from baton.control.coordinator import Coordinator
-from baton.control.decision_log import Decision, LogEntry, LogHeader, replay
+from baton.control.decision_log import Decision, LogEntry, LogHeader, decided, replay
 from baton.core.config import Plugin, PolicyConfig
 from baton.core.errors import ConfigError
 from baton.core.messages import (
@@ -18,6 +18,9 @@ from baton.core.messages import (
     RequestCancelled,
     RequestFinished,
     RoleSet,
+    SendAhead,
+    StartDecode,
+    StartPrefill,
     WorkerJoined,
     WorkerLost,
     WorkerReported,
@@ -28,6 +31,7 @@ from baton.cost.linear import LinearCost
 
 HEADER = LogHeader(policy=PolicyConfig(name="distserve"), block_tokens=4, attempts_max=2)
 HOST, P, D = HostId("h"), WorkerId("p"), WorkerId("d")
+SALT = "known-to-one-tenant"
 HASHES = (BlockHash(b"one"), BlockHash(b"two"))
 
 
@@ -48,6 +52,7 @@ def request(name: str) -> Request:
         arrived_at_s=0.5,
         sampling=sampling,
         slo=slo,
+        cache_salt=SALT,
     )
 
 
@@ -72,8 +77,7 @@ def decisions() -> list[Decision]:
     """Every kind of event once, with what a coordinator made of it."""
     coordinator = fresh()
     return [
-        Decision(float(second), event, tuple(coordinator.handle(event, float(second))))
-        for second, event in enumerate(EVENTS)
+        decided(float(second), event, coordinator.handle(event, float(second))) for second, event in enumerate(EVENTS)
     ]
 
 
@@ -84,6 +88,16 @@ def test_a_log_that_was_stored_replays_to_the_same_decisions(decisions: list[Dec
     assert isinstance(header, LogHeader)
     assert sum(isinstance(command, CloseRequest) for entry in decisions for command in entry.commands) == 2
     assert replay(fresh(header), [entry for entry in read if isinstance(entry, Decision)]) == (len(EVENTS), None)
+
+
+def test_what_is_logged_has_no_salt_and_what_is_handled_has_it(decisions: list[Decision]) -> None:
+    """The replay of such a log is the test above: the coordinator looks at no salt."""
+    assert SALT.encode() not in msgspec.msgpack.encode(decisions)
+    assert any(isinstance(entry.event, RequestArrived) for entry in decisions)
+    salted = request("early")
+    ahead = [StartPrefill(salted, 1, P, "prompt"), SendAhead(salted, 1, HOST, D), StartDecode(salted, 1, D)]
+    assert SALT.encode() not in msgspec.msgpack.encode(decided(0.0, RequestArrived(salted), ahead))
+    assert {command.request.cache_salt for command in ahead} == {SALT}
 
 
 @pytest.mark.parametrize("index", [0, 1, 4, 7, len(EVENTS) - 1])
