@@ -163,16 +163,19 @@ def test_an_added_worker_that_cannot_be_kept_up_is_forgotten_and_the_coordinator
     (good, *_) = parts.own.setups
     broken = msgspec.structs.replace(good, batching=Plugin(use="baton.policy.batching:NoSuchPolicy"))
 
+    failures: list[str] = []
+
     async def live() -> None:
         lost: asyncio.Queue[str] = asyncio.Queue()
         notices = Notices(
             tell=lambda text: lost.put_nowait(text) if "given up" in text else None,
             ready=lambda: None,
-            failed=lambda reason: None,
+            failed=failures.append,
         )
         supervisor = Supervisor(
             OwnWorkers(parts.driver), [broken], parts.own.arena.fd, SurvivalConfig(restarts_max=0), notices
         )
+        supervisor._posts.clear()  # scaling has retired all others
         supervisor.resize(StartWorker(added, "decode"))
         try:
             await asyncio.wait_for(lost.get(), WAIT_S)
@@ -182,5 +185,6 @@ def test_an_added_worker_that_cannot_be_kept_up_is_forgotten_and_the_coordinator
     asyncio.run(live())
     writer.close()
     parts.own.arena.close()
+    assert failures == [], "a server whose other hosts serve ends with it"
     assert added not in parts.driver.links
     assert [entry.event.worker for entry in read_log(path)[1] if isinstance(entry.event, WorkerLost)] == [added]

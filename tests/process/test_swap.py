@@ -21,10 +21,12 @@ growth_tokens = 4
 def ask_all(server: RunningServer, requests: int, output_tokens: int) -> tuple[list[str], int]:
     """Ask for so many texts at once. Returns them, and how often their requests gave way."""
     texts, preemptions = [""] * requests, [0] * requests
+    together = threading.Barrier(requests)
 
     def ask(index: int) -> None:
         body = {"max_tokens": output_tokens, "ignore_eos": True, "temperature": 0}
         with server.client() as client:
+            together.wait()
             prompt = f"{index}: the story of a ship that found an island which was on no map"
             answer = client.post("/v1/completions", json={**body, "prompt": prompt}).json()
         texts[index] = answer["choices"][0]["text"]

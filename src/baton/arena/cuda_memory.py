@@ -8,7 +8,7 @@ Management".
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from ctypes import byref, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 
 import numpy as np
@@ -72,15 +72,20 @@ class CudaBuffer:
         self._copy("cuMemcpyHtoDAsync_v2", moves)
 
     def wait(self) -> None:
-        """See `CopyBuffer.wait`."""
-        for stream in self._streams:
-            stream.wait()
+        """See `CopyBuffer.wait`. Waits for every device, also where one fails: then none of them copies any more."""
+        with ExitStack() as stack:
+            for stream in self._streams:
+                stack.callback(stream.wait)
 
     def close(self) -> None:
         """See `CopyBuffer.close`."""
-        self.memory.release()
-        for stream in self._streams:
-            stream.close()
+        with ExitStack() as stack:  # all of it, whatever fails; the last one first
+            stack.callback(self._free)
+            for stream in self._streams:
+                stack.callback(stream.close)
+            stack.callback(self.memory.release)
+
+    def _free(self) -> None:
         with _as_transfer():
             self._first.call("cuMemFreeHost", c_void_p(self._address))
 

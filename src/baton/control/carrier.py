@@ -13,7 +13,7 @@ from typing import assert_never
 from baton.control.central import Central, PoolDesk
 from baton.control.coordinator import Coordinator
 from baton.control.crossings import Crossings, Desk
-from baton.control.decision_log import Decision, PoolDecision
+from baton.control.decision_log import Decision, PoolDecision, decided
 from baton.control.handoffs import Move, Start
 from baton.control.keeping import Keeping
 from baton.control.outside import Outside
@@ -235,7 +235,7 @@ class Carrier:
     def _tell(self, event: CoordinatorEvent) -> None:
         commands = self.coordinator.handle(event, self._now_s)
         if self.log is not None:
-            self.log(Decision(self._now_s, event, tuple(commands)))
+            self.log(decided(self._now_s, event, commands))
         for command in commands:
             self._execute(command)
 

@@ -63,6 +63,9 @@ class PostedRows:
     """The same rows, seen by another process."""
 
     def __init__(self, memory: memoryview, row_bytes: int) -> None:
+        """Raises ValueError where there is no room for a row: whoever lends that is none of ours."""
+        if len(memory) < row_bytes:
+            raise ValueError(f"a board of {len(memory)} bytes has no row of {row_bytes}")
         self._memory = memory
         self._rows = len(memory) // row_bytes
         self._row_bytes = row_bytes

@@ -106,7 +106,7 @@ class NearLink:
     def get(self, blocks: Sequence[Block]) -> list[bool | None]:
         """See `Link.get`."""
         self._check_alive()
-        shown = [self._lent.blocks.find(name) for name, _ in blocks]
+        shown = [self._shown(name, memory.nbytes) for name, memory in blocks]
         copies = [
             _Copying(self._slot(place[1], memory), memory, memory)
             for (_, memory), place in zip(blocks, shown, strict=True)
@@ -117,6 +117,11 @@ class NearLink:
         missing = [block for block, is_whole in zip(blocks, whole, strict=True) if not is_whole]
         came = iter(self._asked_for(missing) if missing else [])
         return [is_whole or next(came) for is_whole in whole]
+
+    def _shown(self, name: BlockHash, size_bytes: int) -> tuple[bytes, int] | None:
+        """What the board says of a block. None: ask, also where it says what cannot be."""
+        place = self._lent.blocks.find(name)
+        return place if place is not None and place[1] + size_bytes <= self._lent.memory.nbytes else None
 
     def _filled(self, name: BlockHash, memory: memoryview, offset: int) -> int:
         """Copy a block into our spare slot, and only then tell the node. Returns what became of it."""

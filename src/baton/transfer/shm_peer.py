@@ -36,8 +36,7 @@ class ShmPeer:
         ticket = inquiry.ticket
         with self._lock:
             if self._mapping is None or self._mapping.epoch != ticket.epoch:
-                board = PostedRows(self._map(inquiry, BOARD), POSTED.size)
-                self._mapping = _Mapping(ticket.epoch, board, {})
+                self._mapping = _Mapping(ticket.epoch, self._board(inquiry), {})
             missing = {extent.region for extent in ticket.extents} - self._mapping.regions.keys()
             if missing:
                 more = {region: self._map(inquiry, region) for region in missing}
@@ -80,6 +79,12 @@ class ShmPeer:
         number, secret, digest, until_s = POSTED.unpack(row)
         is_this = (number, secret, digest) == (ticket.number, ticket.secret, inquiry.digest)
         return is_this and now_s() < until_s and self.asker.is_connected()
+
+    def _board(self, inquiry: Inquiry) -> PostedRows:
+        try:
+            return PostedRows(self._map(inquiry, BOARD), POSTED.size)
+        except ValueError as error:
+            raise TransferError(str(error)) from None
 
     def _map(self, inquiry: Inquiry, region: int) -> memoryview:
         descriptor = self.asker.ask(inquiry, Verb.MAP, _receive_descriptor, region)

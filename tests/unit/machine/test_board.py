@@ -81,3 +81,9 @@ def test_nothing_is_found_where_the_processor_may_reorder_what_it_writes(
     board.post(1, _row(1))
     monkeypatch.setattr(boards, "ORDERED", False)
     assert seen.row(1) is None
+
+
+def test_a_board_without_room_for_a_row_is_refused() -> None:
+    """Whoever lends that is none of ours: there is no row to look into, at any number."""
+    with pytest.raises(ValueError, match="has no row of 40"):
+        PostedRows(memoryview(bytes(8)), ROW_BYTES)

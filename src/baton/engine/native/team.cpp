@@ -202,6 +202,7 @@ void Team::wait_for_items(const Waitable& done, uint32_t seen) {
 // They go on where the caller is, which sleeps as long as they hold what it waits for: at ordinary rank where the
 // system lets them, for on a machine with more work than cores somebody else may want this one too.
 void Team::call_home() {
+    const std::lock_guard<std::mutex> lock(moving_);
     if (home_.exchange(true)) return;
     recalls_.fetch_add(1, std::memory_order_relaxed);
     for (size_t guest = 0; guest < guests_.size(); guest++) {
@@ -222,6 +223,7 @@ void Team::send_out() {
     if (now < rest_until_ns_) return;
     rest_until_ns_ = 0;
     out_since_ns_ = now;
+    const std::lock_guard<std::mutex> lock(moving_);  // who calls them home may not have come to all of them yet
     for (size_t guest = 0; guest < guests_.size(); guest++) {
         rank(thread_of(guest), SCHED_IDLE);
         pin(thread_of(guest), guests_[guest]);

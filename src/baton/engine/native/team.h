@@ -13,6 +13,7 @@
 #include <ctime>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -117,6 +118,7 @@ private:
     std::atomic<int> guests_at_work_{0};   // that hold an item
     std::atomic<bool> home_{false};       // guests are called home, and take no items
     std::atomic<int64_t> recalls_{0};
+    std::mutex moving_;                    // of whoever calls them home or sends them out
     int64_t out_since_ns_ = 0;             // of guests
     int64_t rest_until_ns_ = 0, rest_ns_;  // until when they rest (0: they are out, or just called), and for how long
     std::vector<std::thread> helpers_;
