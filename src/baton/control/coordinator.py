@@ -217,7 +217,8 @@ class Coordinator:
         choice = self.policies.place(request, source, candidates, cluster)
         if isinstance(choice, PolicyFailure):
             return []  # it is asked again when the prompt is computed
-        self._bound.bind(request, choice)
+        if choice != flight.worker:
+            self._bound.bind(request, choice)  # who computes the prompt has the request in its load
         flight.ahead = self._fleet.view(choice).host
         return [SendAhead(request, flight.attempt, source, choice, run_tokens)] if flight.ahead != source else []
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from baton.control.bound import Bound
 from baton.control.coordinator import Coordinator, Policies
 from baton.core.messages import (
@@ -15,13 +18,14 @@ from baton.core.messages import (
     WorkerJoined,
     WorkerLost,
 )
+from baton.core.ports import CostModel
 from baton.core.types import BoundLoad, ClusterView, HostId, Request, RequestId, WorkerId, WorkerView
 from baton.cost.linear import LinearCost
 from baton.policy.admission import BoundedQueue
 from baton.policy.fairness import FirstComeFirstServed
 from baton.policy.placement import FastestStep
 from baton.policy.predict import with_bound
-from baton.policy.routing import EarliestFirstToken
+from baton.policy.routing import EarliestFirstToken, Route
 from baton.policy.streaming import WhileComputing
 
 D0, D1 = WorkerId("d0"), WorkerId("d1")
@@ -71,6 +75,41 @@ def test_who_decodes_has_ended_or_has_lost_its_worker_is_bound_no_more() -> None
     again = made.handle(WorkerLost(WorkerId("p"), "killed"), 1.0)
     assert [command.worker for command in again if isinstance(command, StartPrefill)] == [D1], "nobody prefills now"
     assert bound_to(made.handle(RequestArrived(request("last")), 1.0)) == []
+
+
+class OnOne:
+    """Prompts run on the first worker, and go on where they are."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[int]] = []
+        """Of every worker, how many requests it has."""
+
+    def route(
+        self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel
+    ) -> WorkerId | Route:
+        return Route(worker=candidates[0].id, until="first_token")
+
+    def place(
+        self,
+        request: Request,
+        source: HostId | None,
+        candidates: Sequence[WorkerView],
+        cluster: ClusterView,
+        cost: CostModel,
+    ) -> WorkerId:
+        self.seen.append([view.running_requests for view in cluster.workers])
+        return candidates[0].id
+
+
+def test_who_goes_on_where_its_prompt_is_computed_is_not_counted_there_twice() -> None:
+    """Its worker's load has it from the moment on that its prompt was given to it."""
+    one = OnOne()
+    made = Coordinator(replace(coordinator().policies, routing=one, placement=one), block_tokens=16)
+    for name in ("m0", "m1"):
+        made.handle(WorkerJoined(WorkerView(id=WorkerId(name), host=HostId(name), role="mixed")), 0.0)
+    for name in ("first", "second"):
+        made.handle(RequestArrived(request(name)), 0.0)
+    assert one.seen == [[0, 0], [1, 0]]
 
 
 def test_a_request_is_bound_once() -> None:
