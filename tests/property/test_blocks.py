@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -109,3 +110,15 @@ class BlocksAgainstAModel(RuleBasedStateMachine):
 
 
 TestBlocks = BlocksAgainstAModel.TestCase
+
+
+@pytest.mark.parametrize("block", [0, 1, TOTAL - 1])
+def test_a_free_block_is_not_unpinned_into_another_owners_hands(block: int) -> None:
+    """Others have blocks meanwhile, so that the numbers alone would still add up."""
+    blocks = Blocks(TOTAL, LeastRecentlyUsed())
+    taken, _ = blocks.take(4)
+    blocks.seal(taken[3], BlockFacts(name(0, 0)))
+    blocks.unpin(taken[:2])
+    with pytest.raises(AssertionError, match=f"block {block} is unpinned more often than it was pinned"):
+        blocks.unpin([BlockId(block)])
+    assert len(set(blocks.take(6)[0])) == 6

@@ -74,6 +74,8 @@ class Blocks:
         self.total = total
         self._eviction = eviction
         self._free: list[BlockId] = [BlockId(block) for block in range(total - 1, -1, -1)]
+        self._places: list[int] = list(range(total - 1, -1, -1))
+        """Where in `_free` each block was put when it was last let go of one by one."""
         self._pins: list[int] = [1] * total
         """Of a free block 1: that of whoever takes it. So nothing is counted for blocks that only one request has."""
         self._facts: list[BlockFacts | None] = [None] * total
@@ -210,7 +212,10 @@ class Blocks:
         return facts.name
 
     def _let_go(self, block: BlockId) -> None:
-        self._free.append(block)
+        free, place = self._free, self._places[block]
+        assert place >= len(free) or free[place] != block, f"block {block} is unpinned more often than it was pinned"
+        self._places[block] = len(free)
+        free.append(block)
         self._pins[block] = 1
 
     def check(self, pins_expected: Sequence[int]) -> None:
