@@ -105,13 +105,34 @@ def test_what_a_log_cannot_know_is_said(tmp_path: Path, capsys: pytest.CaptureFi
     assert found["as_logged"]["requests"] == 3
     assert found["log"]["ttft_s"]["mean"] == 0.75
     assert "2 requests of the log have no known length" in " ".join(found["notes"])
-    both = run_of_log(
-        [
-            Decision(1.0, RequestArrived(request("x")), ()),
-            Decision(3.0, RequestFinished(RequestId("x"), 1, P0, "stop", 5), (CLOSED,)),
-        ]
-    )
+    both = run_of_log(ended_where_it_began(5))
     assert (both.untimed, both.records[0].ttft_s, both.open) == (1, None, 0)
+
+
+def ended_where_it_began(output_tokens: int) -> list[Decision]:
+    return [
+        Decision(1.0, RequestArrived(request("x")), ()),
+        Decision(3.0, RequestFinished(RequestId("x"), 1, P0, "stop", output_tokens), (CLOSED,)),
+    ]
+
+
+def _simulated(path: Path, decisions: list[Decision], out: Path) -> dict:
+    writer = LogWriter(path, HEADER, 1 << 20)
+    view = WorkerView(id=P0, host=NEAR, role="mixed", kv_tokens_max=4000)
+    for decision in [Decision(0.5, WorkerJoined(view), ()), *decisions]:
+        writer.append(decision)
+    writer.close()
+    return _simulate(path, out, "--ttft-slo-s", "5")
+
+
+@pytest.mark.parametrize(("output_tokens", "is_known"), [(1, True), (5, False)])
+def test_an_answer_of_one_token_hides_nothing(output_tokens: int, is_known: bool, tmp_path: Path) -> None:
+    """Where one worker did all of it, the only token came when the request ended; of several, only the last did."""
+    found = _simulated(tmp_path / "live.log", ended_where_it_began(output_tokens), tmp_path / "found.json")
+    assert found["log"]["ttft_s"]["mean"] == (2.0 if is_known else None)
+    assert (found["log"]["attainment_ratio"] is not None) == is_known
+    assert (found["log"]["goodput_rps"] is not None) == is_known
+    assert ("1 requests of more than one token" in " ".join(found["notes"])) != is_known
 
 
 def test_the_first_token_is_the_first_attempts() -> None:

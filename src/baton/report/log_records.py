@@ -57,7 +57,8 @@ class LoggedRun:
     """Token times are the first and the last with as many as there were evenly between: TTFT, TPOT and E2E are those of
     the log, gaps between tokens are not."""
     untimed: int = 0
-    """Requests that finished, and whose first token's time is not in the log: one worker did both."""
+    """Requests that finished, and whose first token's time is not in the log: one worker computed the prompt and went
+    on to further tokens."""
     open: int = 0
     """Requests that the log ends before."""
     _lives: dict[RequestId, _Life] = field(default_factory=dict[RequestId, _Life])
@@ -88,7 +89,8 @@ class LoggedRun:
     def _close(self, life: _Life, close: CloseRequest, now_s: float) -> None:
         times_s = array("d")
         if close.outcome == "finished":
-            times_s = _token_times(life.first_s, now_s, life.output_tokens)
+            first_s = now_s if life.first_s is None and life.output_tokens == 1 else life.first_s
+            times_s = _token_times(first_s, now_s, life.output_tokens)
             self.untimed += not times_s
         self.records.append(
             RequestRecord(
