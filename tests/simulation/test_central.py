@@ -8,12 +8,15 @@ from msgspec.structs import replace
 from baton.control.decision_log import PoolDecision
 from baton.core.copies import LandingEnded
 from baton.core.keeping import LoadEnded, LoadWanted, PutEnded, PutWanted
-from baton.core.types import HostId, RequestId, WorkerId
+from baton.core.messages import SendAhead
+from baton.core.ports import CostModel
+from baton.core.types import HostId, Request, RequestId, WorkerId
 from baton.kv.window import Window
+from baton.sim import restless
 from baton.sim.cluster import SimCluster
 from baton.sim.faults import Cancel, Death, Fault, HostKill, Kill, StoreFault, WireCut
 from baton.sim.play import play
-from baton.sim.scenario import PlannedRequest, Scenario
+from baton.sim.scenario import RESTLESS, PlannedRequest, Scenario
 from baton.sim.spec import SimTier
 from tests.simulation.test_behaviour import outcome, request
 from tests.simulation.test_hosts import A, B, two_hosts
@@ -344,3 +347,29 @@ def test_a_read_ahead_that_finds_damage_is_not_tried_again_until_the_end() -> No
     whole = [all(event.whole) for event in events(cluster, B) if isinstance(event, LoadEnded)]
     assert whole.count(False) <= 2
     assert landed(cluster)[-1][1] == 600
+
+
+class ForgetsNothing:
+    """Sends the longer runs, the more often it was asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def run_tokens(self, request: Request, cost: CostModel) -> int:
+        self.asked += 1
+        return self.asked
+
+    def layer_groups(self, request: Request, chunk_tokens: int, cost: CostModel) -> int:
+        return 1
+
+
+def test_a_policy_that_remembers_what_it_was_asked_decides_the_same_in_the_replay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """INV-7 is checked at the end: only events ask it, so whoever is told the same is asked as often."""
+    monkeypatch.setattr(restless, "RestlessStreaming", ForgetsNothing)
+    requests = [request(f"r{place}", tokens=60, at_s=place * 0.3) for place in range(6)]
+    cluster = play(by_pool(*requests, policy=RESTLESS))
+    commands = [command for decision in cluster.server.journal.decisions() for command in decision.commands]
+    assert len({command.run_tokens for command in commands if isinstance(command, SendAhead)}) > 1
+    assert any(isinstance(event, PutWanted) and event.number for event in [*events(cluster, A), *events(cluster, B)])

@@ -88,7 +88,6 @@ class Carrier:
             PoolDesk(
                 crossings=self._crossings,
                 way=coordinator.policies.way,
-                run_tokens=coordinator.policies.run_tokens,
                 tell_pool=self._tell_pool,
                 begin=self._begin_with_tiers,
                 place=self._place,

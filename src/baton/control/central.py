@@ -31,8 +31,6 @@ class PoolDesk:
     crossings: Crossings
     way: Callable[[HandoffView], Way]
     """The policy."""
-    run_tokens: Callable[[Request], int]
-    """The shortest run of a request that is worth a copy of its own, as a policy says; 0: it sends nothing ahead."""
     tell_pool: Callable[[HostId, PoolEvent], None]
     begin: Callable[[Start, TokenBytes, HostId], None]
     """Starts the request there with whatever pays: what tiers have, or nothing."""
@@ -106,19 +104,20 @@ class Central:
     def take(self, start: StartDecode, tokens_so_far: TokenBytes, *, source: HostId, target: HostId) -> bool:
         """Let a request go on at the target by the pool, if the policy says so. False: nothing has changed."""
         request, crossings = start.request, self.desk.crossings
-        self._ahead.pop(request.id, None)
+        ahead = self._ahead.pop(request.id, None)
         pair = self._pair(source, target)
         if pair is None:
             return False
         tokens = crossings.tokens_at(source, start)
         known_tokens = len(memoryview(tokens_so_far).cast("I"))  # the last of them is computed where it goes on
         names = names_at(self._pools[source], self._pools[target], request, min(tokens, known_tokens - 1))
-        if self._choose(request, pair, names, tokens) == "direct":
+        least_blocks = ahead.flow.run_blocks if ahead is not None else self._blocks(RUN_TOKENS, target)
+        if self._choose(request, pair, names, tokens, least_blocks) == "direct":
             return False
         self._begun += 1
         number, flow = self._begun, self._flow(start, pair, names)
         missing = names[flow.taken_blocks :]
-        flow.run_blocks = self._run_blocks(request, target, len(missing))
+        flow.run_blocks = run_blocks(len(missing), least_blocks)
         self._puts[request.id] = _Put(number=number, start=start, tokens_so_far=tokens_so_far, source=source, flow=flow)
         self.desk.tell_pool(source, PutWanted(request.id, number, pair.tier.name, missing, flow.run_blocks))
         follow(flow, crossings)
@@ -129,12 +128,11 @@ class Central:
         request, pair = command.request, self._pair(command.source, target)
         if pair is None or not request.shares_blocks:
             return False
-        pool = self._pools[target]
-        names = prefix_names(pool, request)
-        if self._choose(request, pair, names, request.prompt_tokens) == "direct":
+        names, least_blocks = prefix_names(self._pools[target], request), self._blocks(command.run_tokens, target)
+        if self._choose(request, pair, names, request.prompt_tokens, least_blocks) == "direct":
             return False
         flow = self._flow(command, pair, names)
-        flow.run_blocks = max(1, command.run_tokens // pool.block_tokens)
+        flow.run_blocks = least_blocks
         self._ahead[request.id] = _Ahead(pair.source, flow)
         self.sealed(request.id)
         follow(flow, self.desk.crossings)
@@ -259,12 +257,14 @@ class Central:
 
     # ---- what each way costs
 
-    def _choose(self, request: Request, pair: _Pair, names: Sequence[BlockHash], tokens: int) -> Way:
+    def _choose(self, request: Request, pair: _Pair, names: Sequence[BlockHash], tokens: int, least_blocks: int) -> Way:
         """Ask the policy, with what was measured. Without a full block there is nothing to put."""
-        return self.desk.way(self._view(request, pair, names, tokens)) if names else "direct"
+        return self.desk.way(self._view(request, pair, names, tokens, least_blocks)) if names else "direct"
 
-    def _view(self, request: Request, pair: _Pair, names: Sequence[BlockHash], tokens: int) -> HandoffView:
-        """Predict what each way takes now."""
+    def _view(
+        self, request: Request, pair: _Pair, names: Sequence[BlockHash], tokens: int, least_blocks: int
+    ) -> HandoffView:
+        """Predict what each way takes now. `least_blocks`: fewer are no run of their own."""
         source, target, tier = pair.source, pair.target, pair.tier
         survey, block_tokens = self.desk.survey, self._pools[target].block_tokens
         now_s, cost, roads = survey.now_s(), survey.cost, survey.roads
@@ -280,7 +280,7 @@ class Central:
             direct=roads.view((source, target), tokens - held_tokens, wire_s(cost), now_s),
             put=roads.view((source, road), missing_tokens, get_s, now_s),
             get=roads.view((road, target), full_tokens - held_tokens, get_s, now_s),
-            run_ratio=min(1.0, self._run_blocks(request, target, len(names) - held) / max(1, len(names) - held)),
+            run_ratio=min(1.0, run_blocks(len(names) - held, least_blocks) / max(1, len(names) - held)),
             rest_s=cost.prefill_s(new_tokens=max(0, tokens - full_tokens), cached_tokens=full_tokens),
         )
 
@@ -303,9 +303,8 @@ class Central:
         tiers = self._pools[target].tiers
         return tiers.held_blocks(names) if tiers is not None else 0
 
-    def _run_blocks(self, request: Request, target: HostId, blocks: int) -> int:
-        least_tokens = self.desk.run_tokens(request) or RUN_TOKENS
-        return run_blocks(blocks, least_tokens // self._pools[target].block_tokens)
+    def _blocks(self, tokens: int, target: HostId) -> int:
+        return max(1, tokens // self._pools[target].block_tokens)
 
     @property
     def _pools(self) -> Mapping[HostId, HostPool]:

@@ -15,7 +15,7 @@ from baton.core.types import BlockHash, HostId, Request
 from baton.kv.tier import Tier
 
 RUN_TOKENS = 128
-"""Of a request that is not sent ahead, fewer are not worth a write and a read. See `WhileComputing.shortest_tokens`."""
+"""Of a request that is not put ahead, fewer are not worth a write and a read. See `WhileComputing.shortest_tokens`."""
 RUNS_MAX = 8
 """Most writes of one put that is short of filling what may be under way: each is taken while the next is written."""
 
