@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from baton.control.decision_log import PoolDecision
 from baton.core.config import Preemption
-from baton.core.keeping import LoadBlocks, ReadBack
+from baton.core.keeping import LoadBlocks, LoadEnded, ReadBack
 from baton.core.messages import RequestDropped
 from baton.core.types import RequestId, WorkerId
 from baton.sim.cluster import SimCluster
@@ -49,6 +49,12 @@ def reads(cluster: SimCluster) -> list[LoadBlocks]:
     return [each for entry in pool_log(cluster) for each in entry.commands if isinstance(each, LoadBlocks)]
 
 
+def unread_blocks(cluster: SimCluster) -> int:
+    """Blocks that were asked back and did not come."""
+    events = [entry.event for entry in pool_log(cluster)]
+    return sum(event.whole.count(False) for event in events if isinstance(event, LoadEnded))
+
+
 def end_s(cluster: SimCluster) -> float:
     return max(life.closes[0][0] for life in cluster.server.journal.lives.values())
 
@@ -75,11 +81,26 @@ def test_the_cheaper_way_leaves_a_slow_tier_unread_and_loses_nothing_by_it() -> 
     assert end_s(cluster) == end_s(played("recompute", tier=SLOW))
 
 
-@pytest.mark.parametrize("what", ["down", "damaged", "lost", "full"])
+def read_begun_s(cluster: SimCluster) -> float:
+    """When somebody was first read back."""
+    return next(entry.now_s for entry in pool_log(cluster) if isinstance(entry.event, ReadBack))
+
+
+@pytest.mark.parametrize("what", ["down", "damaged", "lost"])
 def test_a_store_that_does_not_give_back_what_it_took_costs_a_recompute(what: StoreTrouble) -> None:
-    """From here on it keeps nothing, or has nothing, or gives what nobody may use."""
-    faults = [StoreFault(host=HOST, tier="file", what=what, at_s=at_s, for_s=9.0) for at_s in (0.2, 0.4, 0.6)]
-    assert preemptions(played("swap", faults=tuple(faults))) > 0
+    """It has what was put, until somebody is about to be read back."""
+    whole = played("swap")
+    fault = StoreFault(host=HOST, tier="file", what=what, at_s=read_begun_s(whole) - 1e-6, for_s=9.0)
+    cluster = played("swap", faults=(fault,))
+    assert unread_blocks(whole) == 0
+    assert unread_blocks(cluster) > 0
+    assert end_s(cluster) > end_s(whole)
+
+
+def test_a_store_that_takes_nothing_is_not_read() -> None:
+    cluster = played("swap", faults=(StoreFault(host=HOST, tier="file", what="full", at_s=0.0, for_s=9.0),))
+    assert preemptions(cluster) > 0
+    assert reads(cluster) == []
 
 
 def test_a_read_that_hangs_holds_up_only_whoever_waits_for_it() -> None:
@@ -95,7 +116,7 @@ def test_a_read_that_hangs_holds_up_only_whoever_waits_for_it() -> None:
 
 def test_a_worker_that_dies_while_its_request_is_read_back_costs_an_attempt_and_no_token() -> None:
     tier = replace(FAST, latency_s=0.05)
-    begun_s = next(entry.now_s for entry in pool_log(played("swap", tier=tier)) if isinstance(entry.event, ReadBack))
+    begun_s = read_begun_s(played("swap", tier=tier))
     kill = Kill(worker=WorkerId("mixed-0"), at_s=begun_s + 0.02, death=Death(restart_s=0.0))
     cluster = played("swap", tier=tier, faults=(kill,))
     assert max(life.attempt for life in cluster.server.journal.lives.values()) == 2
