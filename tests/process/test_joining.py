@@ -32,6 +32,7 @@ def test_a_second_host_of_a_name_is_refused_and_a_foreign_model_for_good(tmp_pat
             [*command, "smollm2-135m", "--name", "b", "--mixed", "1"], capture_output=True, text=True, timeout=60
         )
         assert other.returncode == 2
+        assert "smollm2-135m" in other.stderr, "which one is foreign"
         assert "architecture hash and llama" in other.stderr or "architecture llama and hash" in other.stderr
         small = subprocess.run(
             [*command, "--name", "b", "--mixed", "1", "--kv-blocks", "4"], capture_output=True, text=True, timeout=60

@@ -132,6 +132,7 @@ def _config(terms: HostTerms, wishes: HostWishes) -> Config:
     return msgspec.structs.replace(
         terms.config,
         model=wishes.model or terms.config.model,
+        served_name="" if wishes.model else terms.config.served_name,  # its own one, for messages: nobody asks here
         topology=wishes.topology,
         parallel=ParallelConfig(
             tensor=wishes.tensor or terms.config.parallel.tensor,
