@@ -32,7 +32,7 @@ class Survey:
             return
         pool = self.pools[command.host]
         name = command.tier if isinstance(command, StoreBlocks) else command.tiers[0]
-        tier = next((tier for tier in pool.tiers.tiers if tier.name == name), None) if pool.tiers is not None else None
+        tier = None if pool.tiers is None else pool.tiers.named(name)
         if tier is not None:
             here, below = command.host, tier_road(name)
             road = (here, below) if isinstance(command, StoreBlocks) else (below, here)

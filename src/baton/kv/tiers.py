@@ -136,15 +136,15 @@ class Tiers:
             case TierShrunk():
                 return self._shrink(event)
             case TierRests(tier=name, rests=rests):
-                for tier in self.tiers:
-                    tier.rests = rests if tier.name == name else tier.rests
+                if (tier := self.named(name)) is not None:
+                    tier.rests = rests
                 return []
 
     def _shrink(self, event: TierShrunk) -> list[KeepingCommand]:
-        tier = self._tier(event.tier)
+        tier = self.named(event.tier)
         return [] if tier is None else self._drop(tier, tier.shrink(event.blocks_max))
 
-    def _tier(self, name: str) -> Tier | None:
+    def named(self, name: str) -> Tier | None:
         """Find a tier. None: there is none of that name below this arena."""
         return next((tier for tier in self.tiers if tier.name == name), None)
 
@@ -223,7 +223,7 @@ class Tiers:
 
     def _put(self, event: PutWanted) -> None:
         """Queue blocks before all others. Those that another host writes now are left to it."""
-        tier = self._tier(event.tier)
+        tier = self.named(event.tier)
         assert tier is not None, f"blocks are to be put into {event.tier}, which {self.host} does not have"
         writing = {name for write in self._writes.values() if write.tier is tier for name in write.names}
         left: set[BlockHash] = set()
@@ -370,5 +370,5 @@ class Tiers:
         return commands
 
     def _open(self, event: TierOpened) -> list[KeepingCommand]:
-        tier = self._tier(event.tier)
+        tier = self.named(event.tier)
         return [] if tier is None else self._drop(tier, tier.fill(event.hashes))

@@ -27,7 +27,7 @@ def trace_of_log(decisions: Iterable[Decision], *, block_tokens: int) -> Trace:
             case RequestArrived(request=request):
                 arrived[request.id] = (decision.now_s, request)
             case RequestFinished(request_id=request_id, output_tokens=output_tokens):
-                if output_tokens:  # an old log does not tell
+                if output_tokens:  # a trace has no request without an answer
                     answered[request_id] = output_tokens
             case _:
                 pass  # no arrival, and no length
