@@ -11,7 +11,7 @@ from baton.core.keeping import LoadBlocks, StoreBlocks
 from baton.core.ports import CostModel
 from baton.core.types import HostId
 from baton.kv.host_pool import HostPool
-from baton.kv.tier import Tier
+from baton.kv.tier import Tier, tier_named
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Survey:
             return
         pool = self.pools[command.host]
         name = command.tier if isinstance(command, StoreBlocks) else command.tiers[0]
-        tier = None if pool.tiers is None else pool.tiers.named(name)
+        tier = None if pool.tiers is None else tier_named(pool.tiers.tiers, name)
         if tier is not None:
             here, below = command.host, tier_road(name)
             road = (here, below) if isinstance(command, StoreBlocks) else (below, here)

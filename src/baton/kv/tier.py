@@ -169,3 +169,8 @@ class Tier:
             missed_blocks=self.missed,
             skipped_blocks=self.skipped,
         )
+
+
+def tier_named(tiers: Iterable[Tier], name: str) -> Tier | None:
+    """Find a tier. None: there is none of that name."""
+    return next((tier for tier in tiers if tier.name == name), None)

@@ -29,7 +29,7 @@ from baton.core.keeping import (
 from baton.core.types import BlockHash, BlockId, HostId
 from baton.kv.blocks import BlockFacts, Blocks, EvictionOrder
 from baton.kv.puts import BlockQueue, Puts
-from baton.kv.tier import Tier
+from baton.kv.tier import Tier, tier_named
 from baton.kv.window import Window
 
 ARENA_PARTS = 8
@@ -136,17 +136,13 @@ class Tiers:
             case TierShrunk():
                 return self._shrink(event)
             case TierRests(tier=name, rests=rests):
-                if (tier := self.named(name)) is not None:
+                if (tier := tier_named(self.tiers, name)) is not None:
                     tier.rests = rests
                 return []
 
     def _shrink(self, event: TierShrunk) -> list[KeepingCommand]:
-        tier = self.named(event.tier)
+        tier = tier_named(self.tiers, event.tier)
         return [] if tier is None else self._drop(tier, tier.shrink(event.blocks_max))
-
-    def named(self, name: str) -> Tier | None:
-        """Find a tier. None: there is none of that name below this arena."""
-        return next((tier for tier in self.tiers if tier.name == name), None)
 
     def has(self, name: BlockHash) -> bool:
         """Some tier can serve the block."""
@@ -223,7 +219,7 @@ class Tiers:
 
     def _put(self, event: PutWanted) -> None:
         """Queue blocks before all others. Those that another host writes now are left to it."""
-        tier = self.named(event.tier)
+        tier = tier_named(self.tiers, event.tier)
         assert tier is not None, f"blocks are to be put into {event.tier}, which {self.host} does not have"
         writing = {name for write in self._writes.values() if write.tier is tier for name in write.names}
         left: set[BlockHash] = set()
@@ -370,5 +366,5 @@ class Tiers:
         return commands
 
     def _open(self, event: TierOpened) -> list[KeepingCommand]:
-        tier = self.named(event.tier)
+        tier = tier_named(self.tiers, event.tier)
         return [] if tier is None else self._drop(tier, tier.fill(event.hashes))
