@@ -22,11 +22,15 @@ from baton.core.errors import ConfigError
 from baton.core.types import Slo
 from baton.link.log_file import LogWriter
 from baton.metrics.summary import Distribution, RequestRecord, Results, SloTargets, summarize
+from baton.policy.named import named
 from baton.report.perfetto import render_perfetto
 from baton.report.run_page import RunPage, render_run
 from baton.report.timeline import Timeline
+from baton.sim.cells import CellJob
+from baton.sim.fault_file import read_faults
+from baton.sim.faults import TimedFault
 from baton.sim.policies import CHOICES, build_policies
-from baton.sim.replay_trace import replay_trace
+from baton.sim.replay_trace import play_cell, replay_trace
 from baton.sim.spec import ClusterSpec, read_spec
 from baton.workload.arrivals import PoissonArrivals
 from baton.workload.request import Trace
@@ -76,6 +80,9 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="N",
         help="play at most N cells at once (default: one per core of this machine)",
     )
+    parser.add_argument(
+        "--faults", type=Path, metavar="FILE", help="what goes wrong meanwhile: docs/simulator.md (.toml, .yaml, .json)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON, in seconds")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page: latencies, load, roles and queues")
     parser.add_argument("--perfetto", type=Path, metavar="FILE", help="write a trace for ui.perfetto.dev")
@@ -86,10 +93,10 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Simulate and return the exit code. Raises ConfigError with every problem of the arguments and the files."""
     started_s = perf_counter()
-    spec, trace = _read(args)
+    spec, trace, faults = _read(args)
     slo = SloTargets(ttft_s=args.ttft_slo_s, tpot_s=args.tpot_slo_s)
     watching = _Watching(args, spec)
-    records = _play(args, spec, trace, watching.tap)
+    records = _play(args, spec, trace, faults, watching.tap)
     watching.close()
     results = summarize(records, slo=slo, wall_s=perf_counter() - started_s)
     _show(results)
@@ -113,10 +120,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _play(
-    args: argparse.Namespace, spec: ClusterSpec, trace: Trace, tap: Callable[[Decision | PoolDecision], None] | None
+    args: argparse.Namespace,
+    spec: ClusterSpec,
+    trace: Trace,
+    faults: tuple[TimedFault, ...],
+    tap: Callable[[Decision | PoolDecision], None] | None,
 ) -> list[RequestRecord]:
     """Play it: cells side by side, one cell here. The results are the same."""
     promise = _promise(args)
+    if faults:
+        job = CellJob(spec=spec, trace=trace, policy=named(args.policy), seed=args.seed, slo=promise, faults=faults)
+        return play_cell(job, tap)
     processes = min(spec.cells, args.processes or len(os.sched_getaffinity(0)))
     if processes > 1 and tap is None:
         return play_cells(spec, trace, policy=args.policy, seed=args.seed, slo=promise, processes=processes)
@@ -164,15 +178,18 @@ def _facts(args: argparse.Namespace) -> list[tuple[str, str]]:
     """What was played, for the page."""
     facts = [("cluster", str(args.cluster)), ("policy", args.policy), ("trace", str(args.trace))]
     facts += [("seed", str(args.seed)), ("rate scale", f"{args.rate_scale:g}")]
+    facts += [("faults", str(args.faults))] if args.faults is not None else []
     optional = (("Poisson arrivals, requests/s", args.rate), ("at most the first", args.limit))
     return facts + [(name, f"{value:g}") for name, value in optional if value is not None]
 
 
-def _read(args: argparse.Namespace) -> tuple[ClusterSpec, Trace]:
+def _read(args: argparse.Namespace) -> tuple[ClusterSpec, Trace, tuple[TimedFault, ...]]:
     problems = _argument_problems(args)
     spec, trace = ClusterSpec(), Trace(format="", timing="absolute", requests=())
+    faults: tuple[TimedFault, ...] = ()
     try:
         spec = read_cluster(args.cluster)
+        faults = read_faults(args.faults, spec) if args.faults is not None else ()
     except ConfigError as error:
         problems.append(str(error))
     try:
@@ -189,7 +206,7 @@ def _read(args: argparse.Namespace) -> tuple[ClusterSpec, Trace]:
         raise ConfigError("\n".join(problems))
     if args.rate is not None:
         trace = with_arrivals(trace, PoissonArrivals(args.rate * sessions_per_request(trace)), Random(args.seed))
-    return spec, scale_rate(trace, args.rate_scale)
+    return spec, scale_rate(trace, args.rate_scale), faults
 
 
 def read_cluster(path: Path) -> ClusterSpec:

@@ -27,6 +27,9 @@ def misfits(value: object, kind: object, place: str = "") -> list[str]:
             return []
         if len(given) == 1:
             return misfits(value, given[0], place)
+        tagged = [struct for each in given if (struct := _struct(each)) is not None and struct.__struct_config__.tag]
+        if tagged and len(tagged) == len(given):
+            return _in_tagged(value, tagged, place)
     return _in_many(value, kind, place) or _of_leaf(value, kind, place)
 
 
@@ -59,6 +62,20 @@ def _in_struct(value: object, kind: type[Struct], place: str) -> list[str]:
             found.append(f"unknown key {_below(place, key)}{did_you_mean(key, fields)}")
     missing = [name for name, field in fields.items() if field.required and name not in given]
     return found + [f"{_below(place, name)} is missing" for name in missing]
+
+
+def _in_tagged(value: object, kinds: list[type[Struct]], place: str) -> list[str]:
+    """Of a struct that says itself which one of several it is."""
+    known = {str(kind.__struct_config__.tag): kind for kind in kinds}
+    field = kinds[0].__struct_config__.tag_field or "type"
+    if not isinstance(value, dict):
+        return [f"{place} must be a section with {field} = one of {', '.join(known)}"]
+    given = dict(cast("dict[str, object]", value))
+    tag = given.pop(field, None)
+    if not isinstance(tag, str) or tag not in known:
+        said = f"{_below(place, field)} is missing" if tag is None else f"{_below(place, field)} is {tag!r}"
+        return [f"{said}{did_you_mean(str(tag), known)}: it must be one of {', '.join(known)}"]
+    return _in_struct(given, known[tag], place)
 
 
 def _of_leaf(value: object, kind: object, place: str) -> list[str]:

@@ -19,6 +19,7 @@ from baton.core.config import PolicyConfig
 from baton.core.messages import Outcome
 from baton.core.types import Slo
 from baton.metrics.summary import RequestRecord
+from baton.sim.faults import TimedFault
 from baton.sim.spec import ClusterSpec
 from baton.workload.request import Trace, TraceRequest
 
@@ -32,6 +33,8 @@ class CellJob(Struct, frozen=True, kw_only=True):
     policy: PolicyConfig
     seed: int
     slo: Slo | None
+    faults: tuple[TimedFault, ...] = ()
+    """What strikes it: those of a cluster of one cell, since they name its workers and hosts."""
 
 
 class _Told(Struct, frozen=True, array_like=True):

@@ -33,7 +33,7 @@ class Kill(Struct, frozen=True, tag=True, kw_only=True):
 
     worker: WorkerId
     at_s: float
-    death: Death
+    death: Death = Death()
 
 
 class KillAtStep(Struct, frozen=True, tag=True, kw_only=True):
@@ -52,7 +52,7 @@ class Hang(Struct, frozen=True, tag=True, kw_only=True):
     worker: WorkerId
     at_s: float
     silent_s: float
-    death: Death
+    death: Death = Death()
 
 
 class Slow(Struct, frozen=True, tag=True, kw_only=True):
@@ -128,4 +128,14 @@ class StartsFail(Struct, frozen=True, tag=True, kw_only=True):
     for_s: float
 
 
+class Herd(Struct, frozen=True, tag=True, kw_only=True):
+    """Nobody reaches the server for a while; whoever would have come then comes at its end, all at once."""
+
+    at_s: float
+    for_s: float
+
+
 Fault = Kill | KillAtStep | Hang | Slow | DelaySpike | Cancel | Flip | HostKill | WireCut | StoreFault | StartsFail
+"""What strikes a running cluster. A herd does not: it is a matter of who arrives when."""
+TimedFault = Kill | Hang | Slow | DelaySpike | Flip | HostKill | WireCut | StoreFault | StartsFail | Herd
+"""What a file for `baton sim --faults` may hold: it strikes at a time, whatever a request or a worker is at."""

@@ -2,46 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import assert_never
 
 from baton.core.types import Request, RequestId
 from baton.kv.hashing import block_hashes
 from baton.sim.checkers import Watch, check_end, check_refusal, check_text
-from baton.sim.cluster import SimCluster, build_cluster, delay_messages, hang_up
+from baton.sim.cluster import SimCluster, build_cluster
 from baton.sim.engines import ContentEngine
-from baton.sim.faults import (
-    Cancel,
-    DelaySpike,
-    Fault,
-    Flip,
-    Hang,
-    HostKill,
-    Kill,
-    KillAtStep,
-    Slow,
-    Stage,
-    StartsFail,
-    StoreFault,
-    WireCut,
-)
+from baton.sim.faults import Hang, HostKill, Kill, KillAtStep
 from baton.sim.journal import Journal, Life
 from baton.sim.restless import play_policies
 from baton.sim.scenario import PlannedRequest, Scenario
+from baton.sim.strikes import Strikes
 
 PLAY_S_MAX = 300.0
 """Virtual seconds within which every scenario must have come to its end."""
 EVENTS_MAX = 50_000
-
-
-@dataclass(slots=True)
-class Trigger:
-    """Something that waits for a condition, which is looked at between any two events."""
-
-    ready: Callable[[], bool]
-    fire: Callable[[], None]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,8 +28,8 @@ class Play:
     scenario: Scenario
     cluster: SimCluster
     watch: Watch
+    strikes: Strikes
     followers: dict[RequestId, list[PlannedRequest]] = field(default_factory=dict[RequestId, list[PlannedRequest]])
-    triggers: list[Trigger] = field(default_factory=list[Trigger])
 
     def schedule(self) -> None:
         loop = self.cluster.loop
@@ -61,8 +38,7 @@ class Play:
                 loop.at(planned.at_s, partial(self.submit, planned, ()))
             else:
                 self.followers.setdefault(planned.follows, []).append(planned)
-        for fault in self.scenario.faults:
-            self._schedule_fault(fault)
+        self.strikes.schedule(self.scenario.faults)
 
     def run(self) -> None:
         """Run to the end under all checkers. Raises Violation where an invariant breaks."""
@@ -74,9 +50,7 @@ class Play:
 
     def _after_each(self) -> None:
         self.watch.after_event()
-        for trigger in [trigger for trigger in self.triggers if trigger.ready()]:
-            self.triggers.remove(trigger)
-            trigger.fire()
+        self.strikes.after_event()
 
     def submit(self, planned: PlannedRequest, before: tuple[int, ...]) -> None:
         prompt = (*before, *planned.prompt)
@@ -100,88 +74,6 @@ class Play:
         for planned in self.followers.pop(life.request.id, ()):
             self.cluster.loop.after(planned.at_s, partial(self.submit, planned, tuple(life.tokens)))
 
-    def _schedule_fault(self, fault: Fault) -> None:
-        loop, cluster = self.cluster.loop, self.cluster
-        match fault:
-            case Kill():
-                loop.at(fault.at_s, partial(self._kill, fault))
-            case KillAtStep():
-                self.triggers.append(Trigger(partial(self._at_step, fault), partial(self._kill, fault)))
-            case Hang():
-                loop.at(fault.at_s, partial(self._hang, fault))
-            case Slow():
-                loop.at(fault.at_s, partial(self._slow_down, fault.worker, fault.factor))
-                loop.at(fault.at_s + fault.for_s, partial(self._slow_down, fault.worker, 1.0))
-            case DelaySpike():
-                loop.at(fault.at_s, partial(self._spike, fault.delay_s))
-                loop.at(fault.at_s + fault.for_s, partial(self._spike, 0.0))
-            case Cancel():
-                cancel = partial(loop.after, fault.delay_s, partial(hang_up, cluster, fault.request_id))
-                self.triggers.append(Trigger(partial(self._reached, fault.request_id, fault.stage), cancel))
-            case Flip():
-                loop.at(fault.at_s, partial(cluster.server.set_role, fault.worker, fault.role))
-            case HostKill():
-                loop.at(fault.at_s, partial(cluster.kill_host, fault.host, fault.notice_s, fault.restart_s))
-            case WireCut():
-                loop.at(fault.at_s, partial(cluster.wires.cut, fault.one, fault.other))
-                loop.at(fault.at_s + fault.for_s, partial(cluster.wires.mend, fault.one, fault.other))
-            case StoreFault():
-                loop.at(fault.at_s, partial(cluster.stores.break_store, fault.host, fault.tier, fault.what))
-                loop.at(fault.at_s + fault.for_s, partial(cluster.stores.mend_store, fault.host, fault.tier))
-            case StartsFail():
-                loop.at(fault.at_s, partial(self._allow_starts, allowed=False))
-                loop.at(fault.at_s + fault.for_s, partial(self._allow_starts, allowed=True))
-            case _:
-                assert_never(fault)
-
-    def _kill(self, fault: Kill | KillAtStep) -> None:
-        self.cluster.kill(fault.worker, fault.death, "killed by the scenario")
-
-    def _at_step(self, fault: KillAtStep) -> bool:
-        worker = self.cluster.worker(fault.worker)
-        if worker is None or worker.steps < fault.step:
-            return False
-        return fault.moment == "during" or worker.executing is None or worker.steps > fault.step
-
-    def _hang(self, fault: Hang) -> None:
-        worker = self.cluster.worker(fault.worker)
-        if worker is None:
-            return
-        worker.hang()
-        self.cluster.loop.after(fault.silent_s, partial(self._end_hung, fault))
-
-    def _end_hung(self, fault: Hang) -> None:
-        worker = self.cluster.worker(fault.worker)
-        if worker is not None and worker.hung:  # it may have been killed, and restarted, before
-            self.cluster.kill(fault.worker, fault.death, "silent for too long")
-
-    def _slow_down(self, worker_id: str, factor: float) -> None:
-        for worker in self.cluster.workers:
-            if worker.id == worker_id:
-                worker.slow_down(factor)
-
-    def _allow_starts(self, *, allowed: bool) -> None:
-        self.cluster.can_start = allowed
-
-    def _spike(self, delay_s: float) -> None:
-        delay_messages(self.cluster, delay_s)
-
-    def _reached(self, request_id: RequestId, stage: Stage) -> bool:
-        life = self.cluster.server.journal.lives.get(request_id)
-        if life is None:
-            return False
-        match stage:
-            case "arrived":
-                return True
-            case "prefilling":
-                return life.started_at_s is not None
-            case "handed_off":
-                return bool(life.handoffs_s)
-            case "decoding":
-                return len(life.token_times_s) >= 2
-            case _:
-                assert_never(stage)
-
 
 def stage(scenario: Scenario) -> Play:
     """Build a scenario's cluster and schedule everything that will happen."""
@@ -200,7 +92,7 @@ def stage(scenario: Scenario) -> Play:
         journal=Journal(keep_log=True),
         closed=lambda life: plays[0].closed(life),
     )
-    plays.append(Play(scenario=scenario, cluster=cluster, watch=Watch(cluster=cluster)))
+    plays.append(Play(scenario=scenario, cluster=cluster, watch=Watch(cluster=cluster), strikes=Strikes(cluster)))
     plays[0].schedule()
     return plays[0]
 

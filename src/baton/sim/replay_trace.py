@@ -21,9 +21,12 @@ from baton.sim.cells import CellJob, cell_jobs, merged
 from baton.sim.checkers import check_nothing_left
 from baton.sim.cluster import SimCluster, build_cluster
 from baton.sim.engines import STOP_TOKEN, LengthEngine
+from baton.sim.fault_file import herded
+from baton.sim.faults import Herd
 from baton.sim.journal import Journal, Life
 from baton.sim.policies import configured_policies
 from baton.sim.spec import ClusterSpec
+from baton.sim.strikes import Strikes
 from baton.workload.conversation import Conversations, Turn, conversations
 from baton.workload.prompts import PromptMaker
 from baton.workload.request import Trace, TraceRequest
@@ -175,30 +178,20 @@ def replay_trace(
     """
     config = named(policy) if isinstance(policy, str) else policy
     if spec.cells == 1:
-        return _replay_cell(spec, trace, config, seed, slo, tap)
+        return play_cell(CellJob(spec=spec, trace=trace, policy=config, seed=seed, slo=slo), tap)
     if tap is not None:
         raise ConfigError(f"a decision log is of one server, and the cluster has cells = {spec.cells}: log one cell")
     return merged([play_cell(job) for job in cell_jobs(spec, trace, config, seed=seed, slo=slo)])
 
 
-def play_cell(job: CellJob) -> list[RequestRecord]:
-    """Play one cell. Raises ConfigError for policies that do not fit."""
-    return _replay_cell(job.spec, job.trace, job.policy, job.seed, job.slo, None)
-
-
-def _replay_cell(
-    spec: ClusterSpec,
-    trace: Trace,
-    policy: PolicyConfig,
-    seed: int,
-    slo: Slo | None,
-    tap: Callable[[Decision | PoolDecision], None] | None,
-) -> list[RequestRecord]:
+def play_cell(job: CellJob, tap: Callable[[Decision | PoolDecision], None] | None = None) -> list[RequestRecord]:
+    """Play one cell, with its faults. Raises ConfigError for policies that do not fit."""
+    spec, trace, seed = job.spec, herded(job.trace, job.faults), job.seed
     linked = conversations(trace.requests)
     replaying = _Replay(
         spec=spec,
         prompts=PromptMaker(seed=seed),
-        slo=slo,
+        slo=job.slo,
         linked=linked,
         tokens_max=spec.request_tokens_max,
         shares_blocks=spec.window is not None  # what is behind it can be let go only if it has a name
@@ -208,7 +201,7 @@ def _replay_cell(
     clusters: list[SimCluster] = []
     cluster = build_cluster(
         spec,
-        configured_policies(policy, spec),
+        configured_policies(job.policy, spec),
         lambda host: LengthEngine(replaying.output_tokens, layers=spec.layers),
         seed=seed,
         journal=Journal(keep_log=False, tap=tap),
@@ -216,6 +209,7 @@ def _replay_cell(
     )
     clusters.append(cluster)
     replaying.open_next(cluster, iter(sorted(linked.openers, key=lambda opener: opener[1].at_s)))
+    Strikes(cluster).schedule(fault for fault in job.faults if not isinstance(fault, Herd))
     cluster.loop.run(until_s=math.inf, events_max=sys.maxsize)
     check_nothing_left(cluster)
     return replaying.records

@@ -1,0 +1,123 @@
+"""`baton sim --faults`: what goes wrong is plain data, strikes when the file says; what cannot be is told at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from msgspec.structs import replace
+
+from baton.cli.main import main
+from baton.core.config import Topology
+from baton.core.errors import ConfigError
+from baton.core.types import WorkerId
+from baton.metrics.summary import RequestRecord
+from baton.policy.named import named
+from baton.sim.cells import CellJob
+from baton.sim.fault_file import fault_problems, herded, read_faults
+from baton.sim.faults import Death, Herd, Kill, Slow, TimedFault
+from baton.sim.replay_trace import play_cell
+from baton.sim.spec import ClusterSpec
+from baton.workload.request import Trace, TraceRequest
+
+SPEC = ClusterSpec(topology=Topology(prefill=1, decode=1))
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "faults" / "bad-minute.toml"
+CLUSTER = EXAMPLE.parents[1] / "clusters" / "one-gpu-host.toml"
+
+
+def trace(count: int = 20, *, apart_s: float = 0.5) -> Trace:
+    requests = tuple(TraceRequest(at_s=apart_s * n, input_tokens=64, output_tokens=4) for n in range(count))
+    return Trace(format="test", timing="absolute", requests=requests)
+
+
+def played(*faults: TimedFault, spec: ClusterSpec = SPEC) -> list[RequestRecord]:
+    """In the order of arrival."""
+    records = play_cell(CellJob(spec=spec, trace=trace(), policy=named("baton"), seed=0, slo=None, faults=faults))
+    return sorted(records, key=lambda record: record.arrival_s)
+
+
+def tpot_s(records: list[RequestRecord]) -> float:
+    return fmean(record.tpot_s or 0.0 for record in records)
+
+
+def test_without_faults_it_is_the_same_run() -> None:
+    assert played() == played(Slow(worker=WorkerId("decode-0"), at_s=0.0, for_s=99.0, factor=1.0))
+
+
+def test_a_slow_worker_is_slow_for_as_long_as_it_says() -> None:
+    healthy = played()
+    slow = played(Slow(worker=WorkerId("decode-0"), at_s=3.0, for_s=3.0, factor=2.0))
+    begins, ends = 7, 11  # those that decode within: requests come every half second, and take less
+    assert tpot_s(slow[begins:ends]) == pytest.approx(2 * tpot_s(healthy[begins:ends]), rel=0.1)
+    assert tpot_s(slow[:5]) == tpot_s(healthy[:5])
+    assert tpot_s(slow[14:]) == pytest.approx(tpot_s(healthy[14:]))
+
+
+def test_a_dead_worker_loses_no_request_and_makes_those_wait_that_it_had() -> None:
+    death = Death(notice_s=0.5, restart_s=1.0)
+    records = played(Kill(worker=WorkerId("decode-0"), at_s=2.2, death=death))
+    assert [record.outcome for record in records] == ["finished"] * 20
+    healthy = played()
+    struck = [n for n in range(20) if records[n].end_s - records[n].arrival_s > healthy[n].end_s - healthy[n].arrival_s]
+    assert 4 in struck, "it arrived at 2.0 s and was decoding"
+    assert struck[0] >= 4
+
+
+def test_a_herd_comes_together_when_the_server_can_be_reached_again() -> None:
+    records = played(Herd(at_s=2.0, for_s=3.0))
+    arrivals = [record.arrival_s for record in records]
+    assert arrivals.count(5.0) == 7, "those of 2.0 to 4.5 s, and the one of 5.0 s"
+    assert not [at_s for at_s in arrivals if 2.0 <= at_s < 5.0]
+    assert herded(trace(), ()) == trace()
+
+
+def test_names_and_numbers_that_cannot_be_are_told_with_what_there_is() -> None:
+    faults = (
+        Kill(worker=WorkerId("decod-0"), at_s=-1.0),
+        Slow(worker=WorkerId("decode-0"), at_s=0.0, for_s=1.0, factor=0.0),
+    )
+    assert fault_problems(faults, SPEC) == [
+        "faults[0].worker: there is no 'decod-0' (did you mean 'decode-0'?), there is prefill-0, decode-0",
+        "faults[0].at_s is -1.0: it must be a time of 0 s or more",
+        "faults[1].factor is 0.0: it must be above 0; 2.0 makes steps take twice as long",
+    ]
+    (cells,) = fault_problems(faults, replace(SPEC, cells=2))
+    assert "cells = 2" in cells
+
+
+def test_a_death_that_takes_a_negative_time_is_told() -> None:
+    (problem,) = fault_problems((Kill(worker=WorkerId("decode-0"), at_s=1.0, death=Death(restart_s=-1.0)),), SPEC)
+    assert problem == "faults[0].death.restart_s is -1.0: it must be a time of 0 s or more"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[[faults]]\ntype = 'Slo'", "faults[0].type is 'Slo' (did you mean 'Slow'?): it must be one of Kill, "),
+        ("[[faults]]\nworker = 'x'", "faults[0].type is missing: it must be one of Kill, "),
+        ("[[faults]]\ntype = 'Herd'\nat = 1", "unknown key faults[0].at"),
+        ("[faults", "not a file of faults"),
+        ("", "faults is missing"),
+    ],
+)
+def test_a_file_that_is_none_says_what_is_wrong(text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "faults.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_faults(path, SPEC)
+    assert words in str(caught.value)
+    assert all(line.startswith(str(path)) for line in str(caught.value).splitlines())
+
+
+def test_the_example_plays_from_the_command_line_and_a_wrong_file_ends_with_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [f'{{"at_s": {n}, "input_tokens": 100, "output_tokens": 50}}' for n in range(60)]
+    (tmp_path / "trace.jsonl").write_text("\n".join(rows) + "\n")
+    sim = ["sim", "--cluster", str(CLUSTER), "--trace", str(tmp_path / "trace.jsonl"), "--faults"]
+    page = tmp_path / "run.html"
+    assert main([*sim, str(EXAMPLE), "--html", str(page)]) == 0
+    assert EXAMPLE.name in page.read_text()
+    assert main([*sim, str(tmp_path / "none.toml")]) == 2
+    assert "cannot read the faults" in capsys.readouterr().err
