@@ -66,11 +66,13 @@ class RunningServer:
     def worker_pids(self) -> list[int]:
         return [worker["pid"] for worker in self.cluster()["workers"]]
 
-    def metric(self, name: str) -> float:
-        """Sum all series of one metric."""
+    def metric(self, name: str, label: str = "") -> float:
+        """Sum the series of one metric: all, or those with a label, `outcome="stored"`. Fails where there is none."""
         with self.client() as client:
             lines = client.get("/metrics").raise_for_status().text.splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
+        assert f"# TYPE {name.removesuffix('_count')} " in "\n".join(lines), f"there is no metric {name}"
+        series = [line for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in series if label in line)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Send a signal and wait for the end. Returns the exit code."""

@@ -47,7 +47,7 @@ def test_who_was_taken_before_every_host_went_is_told_when_none_comes(tmp_path: 
             assert (error["type"], error["code"]) == ("service_unavailable_error", "no_worker")
             assert "no worker has been there for 0.5 s" in error["message"]
         assert (whole[0].status_code, whole[0].headers["retry-after"]) == (503, "1")
-        assert server.metric('baton_requests_rejected_total{reason="no_worker"}') == 2
+        assert server.metric("baton_requests_rejected_total", 'reason="no_worker"') == 2
         with joining(server.url, "b", "--mixed", "1"):
             wait_until(server, lambda _: client.get("/ready").status_code == 200, what="a host is there again")
             wait_until(server, nothing_used, what="no block is used")

@@ -20,11 +20,7 @@ PAGE_BYTES = 4096
 
 
 def tier_blocks(server: RunningServer, outcome: str) -> float:
-    """Sum one outcome of `baton_tier_blocks_total`."""
-    with server.client() as client:
-        lines = client.get("/metrics").text.splitlines()
-    wanted = [line for line in lines if line.startswith("baton_tier_blocks_total{") and f'outcome="{outcome}"' in line]
-    return sum(float(line.rsplit(" ", 1)[1]) for line in wanted)
+    return server.metric("baton_tier_blocks_total", f'outcome="{outcome}"')
 
 
 def complete(server: RunningServer, prompt: str = PROMPT) -> tuple[str, int]:
