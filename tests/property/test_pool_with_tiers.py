@@ -255,7 +255,7 @@ class PoolWithTiers(PoolUnderAnyOrder):
         """What it has stays there, and nothing is asked of it."""
         self.tell(TierRests(tier, rests))
         assert self.pool.tiers is not None
-        resting = {tier.name for tier in self.pool.tiers.tiers if tier.rests}
+        resting = set(self.pool.tiers.resting)
         assert not {found.name for found in self.pool.tiers.find(chain(2, 3))} & resting
 
     def one_turn(self, part: Part) -> None:

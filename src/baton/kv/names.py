@@ -64,9 +64,7 @@ class Names:
 
         What the fastest tier lacks of them is written before all that waits.
         """
-        tiers = self.tiers.tiers if self.tiers is not None else ()
-        tier = next((tier for tier in tiers if not tier.rests), None)
-        if self.tiers is not None and tier is not None:
+        if self.tiers is not None and (tier := self.tiers.fastest) is not None:
             names = tuple(holding.names)
             self.tiers.handle(PutWanted(holding.request.id, None, tier.name, names, len(names)))
         self.empty(holding)

@@ -56,8 +56,6 @@ class Tier:
         self.speed = TierSpeed(rules.latency_s, rules.block_load_s)
         self.blocks_max = rules.blocks_max
         """Places that there are: fewer than the rules say, once its store has told so."""
-        self.rests = False
-        """Its store is left alone: nothing is written and nothing read."""
         self.loading = 0
         """Blocks that are being read."""
         self.stored = self.refused = self.loaded = self.missed = self.skipped = 0

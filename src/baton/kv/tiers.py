@@ -102,6 +102,8 @@ class Tiers:
     block_tokens: int = 1
     window: Window | None = None
     """How far back the model sees. None: to the first token."""
+    resting: set[str] = field(default_factory=set[str])
+    """Tiers whose stores are left alone by this host: nothing is written and nothing read. Others may reach them."""
     _waiting: dict[str, BlockQueue] = field(default_factory=dict[str, BlockQueue])
     """By tier: blocks that are to be written to it, in the order in which they became cached: of a request, deepest
     first. So its head is let go last, here and in the tier, and given up last."""
@@ -136,13 +138,17 @@ class Tiers:
             case TierShrunk():
                 return self._shrink(event)
             case TierRests(tier=name, rests=rests):
-                if (tier := tier_named(self.tiers, name)) is not None:
-                    tier.rests = rests
+                (self.resting.add if rests else self.resting.discard)(name)
                 return []
 
     def _shrink(self, event: TierShrunk) -> list[KeepingCommand]:
         tier = tier_named(self.tiers, event.tier)
         return [] if tier is None else self._drop(tier, tier.shrink(event.blocks_max))
+
+    @property
+    def fastest(self) -> Tier | None:
+        """The fastest tier that is not left alone."""
+        return next((tier for tier in self.tiers if tier.name not in self.resting), None)
 
     def has(self, name: BlockHash) -> bool:
         """Some tier can serve the block."""
@@ -152,7 +158,7 @@ class Tiers:
         """Find, for the longest run of these that the tiers can serve, which tier serves each: the fastest."""
         found: list[Tier] = []
         for name in hashes:
-            tier = next((tier for tier in self.tiers if not tier.rests and tier.has(name)), None)
+            tier = next((tier for tier in self.tiers if tier.name not in self.resting and tier.has(name)), None)
             if tier is None:
                 break
             found.append(tier)
@@ -204,8 +210,10 @@ class Tiers:
         return [*commands, *self._puts.ended()]
 
     def shared_with(self, other: Tiers) -> Tier | None:
-        """Find the fastest tier that another host has too: what is put there can be taken here."""
-        return next((tier for tier in self.tiers if tier.rules.shared_as and tier in other.tiers), None)
+        """Find the fastest tier that another host has too and both can reach: what is put there can be taken here."""
+        resting = self.resting | other.resting
+        shared = [tier for tier in self.tiers if tier.rules.shared_as and tier in other.tiers]
+        return next((tier for tier in shared if tier.name not in resting), None)
 
     def abandon(self) -> None:
         """The host is gone: what it wrote into a tier that others use too is not there."""
@@ -252,7 +260,7 @@ class Tiers:
     def _write_to(self, tier: Tier) -> list[KeepingCommand]:
         commands: list[KeepingCommand] = []
         rules = tier.rules
-        if tier.rests:  # what waits goes on waiting, as far as there is room for it; nobody waits for it
+        if tier.name in self.resting:  # what waits goes on waiting, as far as there is room for it; nobody waits for it
             self._puts.rest(tier.name)
             return []
         room = min(rules.writing_blocks_max, max(1, self.arena.total // ARENA_PARTS)) - self._writing_to(tier)

@@ -13,6 +13,7 @@ from baton.engine.card import ModelCard
 from baton.host.port import WorkerLink
 from baton.kv.host_pool import HostPool
 from baton.kv.tier import Tier
+from baton.kv.tiers import Tiers
 from baton.kv.window import request_tokens_max
 from baton.link.hosting import HostTerms
 from baton.server.driver import Driver
@@ -93,7 +94,7 @@ class LiveGateway:
             kv_blocks_cached=view.blocks_cached,
             kv_block_tokens=layout.block_tokens,
             kv_block_bytes=layout.block_bytes,
-            tiers=tuple(_tier_status(tier) for tier in (pool.tiers.tiers if pool.tiers is not None else ())),
+            tiers=_tier_statuses(pool.tiers) if pool.tiers is not None else (),
         )
 
     def _status(self, link: WorkerLink) -> WorkerStatus:
@@ -142,11 +143,15 @@ class LiveGateway:
             live.cancel()
 
 
-def _tier_status(tier: Tier) -> TierStatus:
+def _tier_statuses(tiers: Tiers) -> tuple[TierStatus, ...]:
+    return tuple(_tier_status(tier, rests=tier.name in tiers.resting) for tier in tiers.tiers)
+
+
+def _tier_status(tier: Tier, *, rests: bool) -> TierStatus:
     view = tier.view()
     return TierStatus(
         name=view.tier,
-        state="left alone" if tier.rests else "used",
+        state="left alone" if rests else "used",
         kv_blocks_total=view.blocks_total,
         kv_blocks_cached=view.blocks_cached,
         kv_blocks_writing=view.blocks_writing,
