@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import httpx
-import pytest
 
 from baton.store.node import StoreNode
 from tests.hosting import joining
@@ -21,6 +20,7 @@ BLOCK_TOKENS = 16
 WHOLE_TOKENS = (len(PROMPT) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
 MIXED = ("--mixed", "1", "--kv-blocks", "96")
 ASKS_MAX = 20_000
+STORED = ("baton_tier_blocks_total", 'outcome="stored"')
 
 
 def complete(client: httpx.Client) -> tuple[str, int]:
@@ -38,6 +38,23 @@ def wait_for_hosts(server: RunningServer, *names: str, stored_blocks: int = 0) -
         ):
             return hosts
     raise AssertionError(f"{names} with {stored_blocks} blocks never came\n{server.output()}")
+
+
+def wait_for_tier(server: RunningServer, state: str) -> None:
+    """Wait until the one tier of the one host is in this state."""
+    for _ in range(ASKS_MAX):
+        hosts = server.cluster()["hosts"]
+        if [tier["state"] for host in hosts for tier in host["tiers"]] == [state]:
+            return
+    raise AssertionError(f"its tier was never {state}\n{server.output()}")
+
+
+def wait_for_more_than(stored_blocks: float, server: RunningServer) -> None:
+    """Wait until more blocks than these were written."""
+    for _ in range(ASKS_MAX):
+        if server.metric(*STORED) > stored_blocks:
+            return
+    raise AssertionError(f"nothing more is written\n{server.output()}")
 
 
 def test_a_host_finds_what_it_kept_before_it_was_killed(tmp_path: Path) -> None:
@@ -125,9 +142,11 @@ def test_a_host_reads_what_another_has_put_into_the_store_of_all(tmp_path: Path)
         node.close()
 
 
-def test_a_mover_that_starts_while_the_store_is_down_goes_without_it(capfd: pytest.CaptureFixture[str]) -> None:
-    """What is asked of that tier has failed, and nothing else: the text is the same, and the mover lives."""
+def test_a_mover_that_starts_while_the_store_is_down_goes_without_it_until_it_is_up() -> None:
+    """What is asked of that tier has failed, and nothing else: the text is the same, and the mover lives. When the
+    store is back it is used again, with no process started anew."""
     node = StoreNode(host="127.0.0.1", port=0, capacity_bytes=64_000_000)
+    port = int(node.address.rpartition(":")[2])
     with (
         listening("hash", "--hosts", "1", "--tier", f"pool://{node.address}") as server,
         server.client() as client,
@@ -138,14 +157,39 @@ def test_a_mover_that_starts_while_the_store_is_down_goes_without_it(capfd: pyte
         wait_for_hosts(server, "a", stored_blocks=len(PROMPT) // BLOCK_TOKENS)
         node.close()
         os.kill(host.mover(), signal.SIGKILL)
-        said = ""
-        for _ in range(ASKS_MAX):
-            wait_for_hosts(server, "a")
-            said += capfd.readouterr().out
-            if "goes without it" in said:
-                break
+        wait_for_tier(server, "left alone")
         mover = host.mover()
         for number in range(20):
             client.post("/v1/completions", json={**BODY, "prompt": f"{number} {PROMPT}"}).raise_for_status()
         assert complete(client)[0] == text
-        assert (host.mover(), "goes without it" in said) == (mover, True), said
+        again = StoreNode(host="127.0.0.1", port=port, capacity_bytes=64_000_000)
+        try:
+            wait_for_tier(server, "used")
+            before = server.metric(*STORED)
+            client.post("/v1/completions", json={**BODY, "prompt": f"new {PROMPT}"}).raise_for_status()
+            wait_for_more_than(before, server)
+            assert complete(client)[0] == text
+            assert host.mover() == mover
+        finally:
+            again.close()
+
+
+def test_a_host_that_joins_while_the_store_is_down_uses_it_when_it_is_up() -> None:
+    node = StoreNode(host="127.0.0.1", port=0, capacity_bytes=64_000_000)
+    port = int(node.address.rpartition(":")[2])
+    node.close()
+    with (
+        listening("hash", "--hosts", "1", "--tier", f"pool://127.0.0.1:{port}") as server,
+        server.client() as client,
+        joining(server.url, "a", *MIXED),
+    ):
+        server.wait_ready()
+        text, _ = complete(client)
+        wait_for_tier(server, "left alone")
+        again = StoreNode(host="127.0.0.1", port=port, capacity_bytes=64_000_000)
+        try:
+            wait_for_tier(server, "used")
+            assert complete(client)[0] == text
+            wait_for_hosts(server, "a", stored_blocks=len(PROMPT) // BLOCK_TOKENS)
+        finally:
+            again.close()

@@ -135,7 +135,7 @@ class TierOpened(Struct, frozen=True, tag=True):
 
 
 class TierRests(Struct, frozen=True, tag=True):
-    """A tier's store has failed again and again: it is left alone for a while, with what it has."""
+    """A tier's store has failed again and again, or is not open: this host leaves it alone for a while."""
 
     tier: str
     rests: bool
@@ -161,7 +161,7 @@ class TierView(Struct, frozen=True, kw_only=True):
 
 
 class TierShrunk(Struct, frozen=True, tag=True):
-    """A tier's store has room for fewer blocks than it was to have: its disk is full."""
+    """A tier's store has room for fewer blocks than it was to have: its disk is full, or it was opened only now."""
 
     tier: str
     blocks_max: int

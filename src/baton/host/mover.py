@@ -27,7 +27,7 @@ from baton.host.arena_bytes import bytes_of, movable
 from baton.host.arrival import Arrival
 from baton.host.clock import now_s
 from baton.host.crossing import ARENA, Staging, plan_of, whole
-from baton.host.tier_opening import open_usable_tiers
+from baton.host.tier_opening import UnopenedTier, open_usable_tiers
 from baton.host.tier_work import TierWork
 from baton.link.address import with_port
 from baton.link.inherited import InheritedSocket
@@ -90,13 +90,14 @@ class Mover:
         self._pulls: dict[int, _Pulling] = {}
         self._ending = ThreadPoolExecutor(_THREADS)
         self._lock = threading.Lock()
-        opened, problems = open_usable_tiers(setup.tiers, layout=setup.layout, fingerprint=setup.fingerprint)
-        for problem in problems:
-            log.warning("%s; this host goes without it until its mover starts again", problem)
-        self.rules = tuple(tier.rules for tier in opened)
+        found = open_usable_tiers(setup.tiers, layout=setup.layout, fingerprint=setup.fingerprint)
+        for tier in found:
+            if isinstance(tier, UnopenedTier):
+                log.warning("%s; this host goes without it until it can be opened", tier.problem)
+        self.rules = tuple(tier.rules for tier in found)
         """Of the tiers below the arena."""
         block_bytes = setup.layout.block_bytes
-        self._tiers = TierWork(opened, bytes_of(memory, block_bytes), block_bytes, outbox.put) if setup.tiers else None
+        self._tiers = TierWork(found, bytes_of(memory, block_bytes), block_bytes, outbox.put) if found else None
 
     def _build(self, name: str, setup: MoverSetup) -> Transport:
         if name == ShmTransport.name:

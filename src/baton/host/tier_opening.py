@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -35,6 +35,17 @@ class OpenTier:
         return self.rules.name
 
 
+@dataclass(frozen=True, slots=True)
+class UnopenedTier:
+    """A tier whose store could not be used when it was opened."""
+
+    rules: TierRules
+    """As far as they are known without it: room for as many blocks as are remembered at most."""
+    problem: str
+    open: Callable[[], OpenTier]
+    """Tries again. Raises StoreError where it still cannot be used, or ConfigError."""
+
+
 def is_shared(url: str) -> bool:
     """The store is one of all hosts, not of the machine that opens it."""
     return url.partition(":")[0] not in ("file", "memory")
@@ -57,62 +68,77 @@ def open_tiers(configs: Sequence[TierConfig], *, layout: KVLayout, fingerprint: 
 
     Raises ConfigError with what is wrong with any URL, or which stores cannot be used; none is open then.
     """
-    opened, problems = open_usable_tiers(configs, layout=layout, fingerprint=fingerprint)
+    found = open_usable_tiers(configs, layout=layout, fingerprint=fingerprint)
+    problems = [tier.problem for tier in found if isinstance(tier, UnopenedTier)]
     if problems:
-        _close(opened)
+        _close(found)
         raise ConfigError("\n".join(problems))
-    return opened
+    return [tier for tier in found if isinstance(tier, OpenTier)]
 
 
 def open_usable_tiers(
     configs: Sequence[TierConfig], *, layout: KVLayout, fingerprint: str
-) -> tuple[list[OpenTier], list[str]]:
+) -> list[OpenTier | UnopenedTier]:
     """Open the stores that can be used now, and say of each other one why it cannot. Names do not depend on that.
 
     Raises ConfigError with what is wrong with any URL, whatever state its store is in; none is open then.
     """
     check_tiers(configs)
-    opened: list[OpenTier] = []
-    problems: list[str] = []
+    found: list[OpenTier | UnopenedTier] = []
     kinds: set[str] = set()
     for number, config in enumerate(configs):
         kind = config.url.partition(":")[0]
         name = kind if kind not in kinds else f"{kind}-{number}"
         kinds.add(kind)
+        opens = _Opening(name, config, layout, fingerprint)
         try:
-            store = open_store(config.url, layout_fingerprint=fingerprint, block_bytes=layout.block_bytes)
+            found.append(opens())
         except StoreError as error:
-            problems.append(f"tiers[{number}]: {error}")
-            continue
+            found.append(UnopenedTier(opens.rules(), f"tiers[{number}]: {error}", opens))
         except ConfigError as error:
-            _close(opened)
+            _close(found)
             raise ConfigError(f"tiers[{number}]: {error}") from error
-        list_s = config.list_s if is_shared(config.url) else 0.0
-        shared_as = _store_id(config.url, fingerprint) if is_shared(config.url) else ""
-        opened.append(OpenTier(_rules(name, shared_as, config, store, layout), store, list_s))
-    return opened, problems
+    return found
 
 
-def _close(opened: Sequence[OpenTier]) -> None:
-    for tier in opened:
-        tier.store.close()
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """Opens one tier's store, as often as it is asked to."""
+
+    name: str
+    config: TierConfig
+    layout: KVLayout
+    fingerprint: str
+
+    def __call__(self) -> OpenTier:
+        config = self.config
+        store = open_store(config.url, layout_fingerprint=self.fingerprint, block_bytes=self.layout.block_bytes)
+        return OpenTier(self.rules(store), store, config.list_s if is_shared(config.url) else 0.0)
+
+    def rules(self, store: Store | None = None) -> TierRules:
+        """Say what is known of the tier. Without its store: a machine's own has a size, that of others is not told."""
+        config, shares = self.config, is_shared(self.config.url)
+        capacity_blocks = store.capacity_blocks if store is not None else None
+        return TierRules(
+            name=self.name,
+            shared_as=_store_id(config.url, self.fingerprint) if shares else "",
+            blocks_max=capacity_blocks or _PLACES_DEFAULT,
+            is_sized=capacity_blocks is not None if store is not None else not shares,
+            latency_s=config.latency_s,
+            block_load_s=self.layout.block_bytes / config.bytes_per_s,
+            when=config.when,
+        )
+
+
+def _close(found: Sequence[OpenTier | UnopenedTier]) -> None:
+    for tier in found:
+        if isinstance(tier, OpenTier):
+            tier.store.close()
 
 
 def _store_id(url: str, fingerprint: str) -> str:
     """Name a store, and the blocks in it that hosts of this model and layout can read. Tells nobody the URL."""
     return blake2b(f"{fingerprint} {url}".encode(), digest_size=16).hexdigest()
-
-
-def _rules(name: str, shared_as: str, config: TierConfig, store: Store, layout: KVLayout) -> TierRules:
-    return TierRules(
-        name=name,
-        shared_as=shared_as,
-        blocks_max=store.capacity_blocks or _PLACES_DEFAULT,
-        is_sized=store.capacity_blocks is not None,
-        latency_s=config.latency_s,
-        block_load_s=layout.block_bytes / config.bytes_per_s,
-        when=config.when,
-    )
 
 
 def fingerprint_of(identity: KVIdentity, layout: KVLayout, dtype: Dtype) -> str:

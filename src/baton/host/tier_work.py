@@ -24,14 +24,17 @@ from baton.core.keeping import (
     StoreBlocks,
     TierNews,
     TierOpened,
+    TierRests,
     TierShrunk,
 )
 from baton.core.types import BlockHash
 from baton.host.arena_bytes import ArenaBytes
 from baton.host.clock import now_s
+from baton.host.late_tiers import LateTiers
 from baton.host.patience import Patience
-from baton.host.tier_opening import OpenTier
+from baton.host.tier_opening import OpenTier, UnopenedTier
 from baton.machine.threads import WorkThreads
+from baton.store.port import Store
 
 log = logging.getLogger("baton.host")
 
@@ -64,71 +67,114 @@ class _Work:
     closed: bool = False
 
 
+@dataclass(slots=True)
+class _Served:
+    """A tier whose store is open, and who works for it."""
+
+    store: Store
+    list_s: float
+    blocks_max: int
+    """Blocks that it is known to have room for."""
+    writer: WorkThreads
+    readers: WorkThreads
+    patience: Patience
+    damaged: int = 0
+    """Blocks that were found damaged, as of the last answer."""
+
+
 class TierWork:
     """Carries out what a pool wants of its tiers. Whatever a store does, every command is answered once."""
 
     def __init__(
-        self, tiers: Sequence[OpenTier], arena: ArenaBytes, block_bytes: int, tell: Callable[[TierNews], None]
+        self,
+        tiers: Sequence[OpenTier | UnopenedTier],
+        arena: ArenaBytes,
+        block_bytes: int,
+        tell: Callable[[TierNews], None],
     ) -> None:
         """`tell` is called by any thread."""
         self._arena = arena
         self._block_bytes = block_bytes
         self._tell = tell
         self._piece_blocks = max(1, PIECE_BYTES // block_bytes)
-        self._tiers = {tier.name: tier.store for tier in tiers}
-        self._capacity = {tier.name: tier.rules.blocks_max for tier in tiers}
-        """Blocks that each is known to have room for."""
-        self._list_s = {tier.name: tier.list_s for tier in tiers}
-        self._damaged = dict.fromkeys(self._tiers, 0)
-        self._writers = {name: WorkThreads(f"{name}-writes", 1) for name in self._tiers}
-        self._readers = {name: WorkThreads(f"{name}-reads", READERS) for name in self._tiers}
-        self._patience = {name: Patience(name, tell) for name in self._tiers}
+        self._tiers: dict[str, _Served] = {}
+        for tier in tiers:
+            if isinstance(tier, OpenTier):
+                self._take_up(tier, tier.rules.blocks_max)
+        unopened = [tier for tier in tiers if isinstance(tier, UnopenedTier)]
+        self._late = LateTiers(unopened, tell=tell, add=self._add)
         self._begun: SimpleQueue[_Work | None] = SimpleQueue()
         self._closed = threading.Event()
         threading.Thread(target=self._watch, name="tiers-watch", daemon=True).start()
+
+    def _add(self, tier: OpenTier, known_blocks: int) -> None:
+        """Take up a tier that could not be opened at the start: tell that it can be used, and what is in it."""
+        self._take_up(tier, known_blocks)
+        self._look_for_room(tier.name)
+        self._tell(TierRests(tier.name, rests=False))
+        self._begin_list(tier.name)
+
+    def _take_up(self, tier: OpenTier, known_blocks: int) -> None:
+        name = tier.name
+        self._tiers[name] = _Served(
+            store=tier.store,
+            list_s=tier.list_s,
+            blocks_max=known_blocks,
+            writer=WorkThreads(f"{name}-writes", 1),
+            readers=WorkThreads(f"{name}-reads", READERS),
+            patience=Patience(name, self._tell),
+        )
 
     def keep(self, command: StoreBlocks | DropBlocks | LoadBlocks) -> None:
         """Begin to carry out a command. StoreBlocks is answered with BlocksKept, LoadBlocks with LoadEnded."""
         match command:
             case DropBlocks(tier=tier, hashes=hashes):
                 if tier in self._tiers:
-                    self._writers[tier].submit(partial(self._drop, tier, hashes))
+                    self._tiers[tier].writer.submit(partial(self._drop, tier, hashes))
             case StoreBlocks():
                 work = self._begin(command, {command.tier})
                 for tier in sorted(work.waiting):
-                    self._writers[tier].submit(partial(self._put, work, command))
+                    self._tiers[tier].writer.submit(partial(self._put, work, command))
             case LoadBlocks():
                 work = self._begin(command, set(command.tiers))
                 for tier in sorted(work.waiting):
-                    self._readers[tier].submit(partial(self._get, work, command, tier))
+                    self._tiers[tier].readers.submit(partial(self._get, work, command, tier))
 
     def list_held(self) -> None:
         """Tell of every tier what earlier runs have left in it: TierOpened, with nothing where that cannot be found.
 
-        Of stores that others use too, go on to tell what is new there.
+        Of stores that others use too, go on to tell what is new there. Those that could not be opened are tried again.
         """
-        for name, list_s in self._list_s.items():
-            threading.Thread(target=self._list, args=(name, list_s), name=f"{name}-lists", daemon=True).start()
+        opened = list(self._tiers)
+        self._late.begin()
+        for name in opened:
+            self._begin_list(name)
+
+    def _begin_list(self, name: str) -> None:
+        listing = partial(self._list, name, self._tiers[name].list_s)
+        threading.Thread(target=listing, name=f"{name}-lists", daemon=True).start()
 
     def close(self) -> list[str]:
         """Let writes that have begun end, forget the others, and let go of stores and arena.
 
         Returns the tiers whose stores have not ended in time. Nothing touches the arena after this.
         """
+        self._late.close()
         self._closed.set()
         self._begun.put(None)
         until_s = now_s() + CLOSE_S
-        for threads in (*self._writers.values(), *self._readers.values()):
-            threads.stop()
+        for served in self._tiers.values():
+            served.writer.stop()
+            served.readers.stop()
         hung: list[str] = []
 
         def left_s() -> float:
             return max(0.0, until_s - now_s())
 
-        for name, store in self._tiers.items():
-            self._patience[name].close()
-            has_ended = self._writers[name].join(left_s) and self._readers[name].join(left_s)
-            closing = threading.Thread(target=store.close, name=f"{name}-closes", daemon=True)
+        for name, served in self._tiers.items():
+            served.patience.close()
+            has_ended = served.writer.join(left_s) and served.readers.join(left_s)
+            closing = threading.Thread(target=served.store.close, name=f"{name}-closes", daemon=True)
             closing.start()
             closing.join(left_s())
             if not has_ended or closing.is_alive():
@@ -138,7 +184,7 @@ class TierWork:
 
     def _begin(self, command: StoreBlocks | LoadBlocks, tiers: set[str]) -> _Work:
         """Those of the tiers whose stores could not be opened keep nothing and have nothing."""
-        work = _Work(command, now_s(), [False] * len(command.hashes), tiers & self._tiers.keys())
+        work = _Work(command, now_s(), [False] * len(command.hashes), {name for name in tiers if name in self._tiers})
         if work.waiting:
             self._begun.put(work)
         else:
@@ -156,7 +202,7 @@ class TierWork:
                 work.closed = True
             for tier in late:
                 work.took_s[tier] = now_s() - work.began_s
-                self._patience[tier].failed(f"it has not answered for {ANSWER_S:g} s")
+                self._tiers[tier].patience.failed(f"it has not answered for {ANSWER_S:g} s")
             if late:
                 self._answer(work)
 
@@ -183,9 +229,10 @@ class TierWork:
         """Count what these stores have found damaged since the last time."""
         found: dict[str, int] = {}
         for name in tiers:
-            before, self._damaged[name] = self._damaged[name], self._tiers[name].counters.damaged
-            if self._damaged[name] > before:
-                found[name] = self._damaged[name] - before
+            served = self._tiers[name]
+            before, served.damaged = served.damaged, served.store.counters.damaged
+            if served.damaged > before:
+                found[name] = served.damaged - before
         return found
 
     # ---- in a thread
@@ -211,7 +258,7 @@ class TierWork:
                 return False
             copies = self._arena.read([command.blocks[place] for place in places])
         pairs = [(command.hashes[place], memoryview(copies[row])) for row, place in enumerate(places)]
-        kept = self._ask(command.tier, partial(self._tiers[command.tier].put, pairs), len(pairs))
+        kept = self._ask(command.tier, partial(self._tiers[command.tier].store.put, pairs), len(pairs))
         with work.lock:
             for place, is_kept in zip(places, kept, strict=True):
                 work.flags[place] = is_kept
@@ -219,9 +266,10 @@ class TierWork:
 
     def _look_for_room(self, tier: str) -> None:
         """Tell once where a store turns out to have less room than it was opened with."""
-        blocks_max = self._tiers[tier].capacity_blocks
-        if blocks_max is not None and blocks_max < self._capacity[tier]:
-            self._capacity[tier] = blocks_max
+        served = self._tiers[tier]
+        blocks_max = served.store.capacity_blocks
+        if blocks_max is not None and blocks_max < served.blocks_max:
+            served.blocks_max = blocks_max
             self._tell(TierShrunk(tier, blocks_max))
 
     def _get(self, work: _Work, command: LoadBlocks, tier: str) -> None:
@@ -240,7 +288,7 @@ class TierWork:
         """Read some blocks. Returns whether all of them are there."""
         read = np.empty((len(places), self._block_bytes), np.uint8)  # [blocks, bytes]
         pairs = [(command.hashes[place], memoryview(read[row])) for row, place in enumerate(places)]
-        whole = self._ask(tier, partial(self._tiers[tier].get, pairs), len(pairs))
+        whole = self._ask(tier, partial(self._tiers[tier].store.get, pairs), len(pairs))
         good = [row for row, is_whole in enumerate(whole) if is_whole]
         with work.lock:
             if work.closed:
@@ -252,7 +300,7 @@ class TierWork:
 
     def _drop(self, tier: str, hashes: Sequence[BlockHash]) -> None:
         try:
-            self._tiers[tier].drop(hashes)
+            self._tiers[tier].store.drop(hashes)
         except (StoreError, OSError) as error:
             log.warning("tier %s: %s; what was dropped stays there", tier, error)
 
@@ -263,7 +311,7 @@ class TierWork:
         while not self._closed.wait(pause_s):
             began_s = now_s()
             try:
-                held = self._tiers[tier].held()[-LISTED_MAX:]
+                held = self._tiers[tier].store.held()[-LISTED_MAX:]
             except (StoreError, OSError) as error:
                 log.warning("tier %s: %s; what others have put there is not found", tier, error)
                 held = []
@@ -278,13 +326,14 @@ class TierWork:
 
     def _ask(self, tier: str, ask: Callable[[], list[bool]], blocks: int) -> list[bool]:
         """Ask a store. One that fails altogether has done nothing."""
+        served = self._tiers[tier]
         try:
             answered = ask()
         except (StoreError, OSError) as error:
-            self._patience[tier].failed(str(error))
+            served.patience.failed(str(error))
             return [False] * blocks
-        if self._tiers[tier].counters.reachable:
-            self._patience[tier].answered()
+        if served.store.counters.reachable:
+            served.patience.answered()
         else:
-            self._patience[tier].failed("it is out of reach")
+            served.patience.failed("it is out of reach")
         return answered

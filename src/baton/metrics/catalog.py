@@ -202,7 +202,8 @@ TIER_BLOCKS = Counter(
 )
 TIER_RESTS = Counter(
     name="baton_tier_rests_total",
-    help="Times that a tier's store was left alone for a while, since it failed or hung again and again.",
+    help="Times that a host left a tier's store alone for a while: it failed or hung again and again, or could not be"
+    " opened when the host or its mover started.",
     unit="times",
     labels=(HOST, TIER),
 )

@@ -233,8 +233,6 @@ class Hosts:
         joined = self._joined.get(host)
         if joined is not None and ready.tiers:
             self._parts.tiers.add_host(host, partial(self._order, joined, host))
-        elif joined is not None:  # none of its stores answers, where it had any
-            self._parts.tiers.lose_host(host)
         self.copying.mover_ready(host, generation, ready)
 
     def mover_lost(self, host: HostId, generation: int, reason: str) -> None:

@@ -104,7 +104,7 @@ class TierStatus(Struct, frozen=True, kw_only=True):
 
     name: str
     state: str = "used"
-    """`used`, or `left alone`: its store has failed or hung again and again."""
+    """`used`, or `left alone` by this host: its store failed or hung again and again, or could not be opened yet."""
     kv_blocks_total: int
     """Where the other side decides how many it keeps: as many as are known to be there."""
     kv_blocks_cached: int

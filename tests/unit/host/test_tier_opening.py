@@ -9,7 +9,14 @@ import pytest
 from baton.cli.main import main
 from baton.core.config import TierConfig
 from baton.core.errors import ConfigError
-from baton.host.tier_opening import check_tiers, is_shared, open_tiers, open_usable_tiers
+from baton.host.tier_opening import (
+    OpenTier,
+    UnopenedTier,
+    check_tiers,
+    is_shared,
+    open_tiers,
+    open_usable_tiers,
+)
 from baton.kv.layout import KVLayout
 
 LAYOUT = KVLayout(layers=1, kv_heads=1, head_dim=16, block_tokens=16, dtype="uint8")
@@ -53,9 +60,17 @@ def test_a_store_that_is_down_is_left_out_and_the_others_keep_their_names(tmp_pa
     (tmp_path / "taken").write_text("a file")
     down = TierConfig(url=f"file://{tmp_path}/taken?bytes=64e6")
     good = TierConfig(url=f"file://{tmp_path}/kv?bytes=64e6")
-    (tier,), (problem,) = open_usable_tiers([down, good], layout=LAYOUT, fingerprint="a")
+    late, tier = open_usable_tiers([down, good], layout=LAYOUT, fingerprint="a")
+    assert isinstance(tier, OpenTier)
     assert tier.name == "file-1"
-    assert problem.startswith("tiers[0]: ")
     tier.store.close()
+    assert isinstance(late, UnopenedTier)
+    assert late.problem.startswith("tiers[0]: ")
+    assert (late.rules.name, late.rules.is_sized, late.rules.shared_as) == ("file", True, "")
+    (tmp_path / "taken").unlink()
+    opened = late.open()
+    assert opened.name == "file"
+    assert opened.rules.blocks_max < late.rules.blocks_max, "now its size is known"
+    opened.store.close()
     with pytest.raises(ConfigError, match="tape"):
         open_usable_tiers([good, TierConfig(url="tape://b")], layout=LAYOUT, fingerprint="a")

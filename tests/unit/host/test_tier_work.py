@@ -23,9 +23,9 @@ from baton.core.keeping import (
     TierShrunk,
 )
 from baton.core.types import BlockHash, BlockId, HostId, RequestId
-from baton.host import patience, tier_work
+from baton.host import late_tiers, patience, tier_work
 from baton.host.arena_bytes import DeviceBytes, HostBytes
-from baton.host.tier_opening import OpenTier
+from baton.host.tier_opening import OpenTier, UnopenedTier
 from baton.host.tier_work import TierWork
 from baton.kv.tier import TierRules
 from baton.store.memory import MemoryStore
@@ -334,3 +334,61 @@ def test_an_arena_on_a_device_keeps_and_gets_blocks_as_one_of_the_host_does() ->
     assert ended.whole == (True, True)
     assert bytes(memory) == b"".join(bytes([block]) * BLOCK_BYTES for block in (0, 1, 2, 3, 4, 5, 1, 3, 8, 9))
     assert work.close() == []
+
+
+def test_a_store_that_was_down_at_the_start_is_tried_until_it_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then its tier is left alone; then what it has is told, and that it has less room than was taken for it."""
+    monkeypatch.setattr(late_tiers, "FIRST_PAUSE_S", 0.001)
+    store, tries = PlainStore(), iter((StoreError("it is down"), StoreError("it is down"), None))
+    store.put([(HEAD, memoryview(bytes(BLOCK_BYTES)))])
+
+    def opened() -> OpenTier:
+        trouble = next(tries)
+        if trouble is not None:
+            raise trouble
+        return OpenTier(TierRules(name="late", blocks_max=100), store)
+
+    news: SimpleQueue[TierNews] = SimpleQueue()
+    unopened = UnopenedTier(TierRules(name="late", blocks_max=1000), "it is down", opened)
+    work = TierWork([unopened], HostBytes(memoryview(bytearray(BLOCK_BYTES * 10)), BLOCK_BYTES), BLOCK_BYTES, news.put)
+    work.keep(StoreBlocks(1, HOST, "late", (END,), (BlockId(1),)))
+    assert news.get(timeout=30) == BlocksKept(1, (False,)), "nobody waits for it"
+    work.list_held()
+    told = [news.get(timeout=30) for _ in range(4)]
+    assert told == [
+        TierRests("late", rests=True),
+        TierShrunk("late", 100),
+        TierRests("late", rests=False),
+        TierOpened("late", (HEAD,)),
+    ]
+    work.keep(StoreBlocks(2, HOST, "late", (END,), (BlockId(1),)))
+    assert news.get(timeout=30) == BlocksKept(2, (True,))
+    work.list_held()
+    assert news.get(timeout=30) == TierOpened("late", (HEAD, END)), "it is tried once only"
+    assert work.close() == []
+
+
+def test_a_store_that_opens_after_the_end_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It hung while it was opened, and nobody waits for it: what it brings is let go at once."""
+    monkeypatch.setattr(late_tiers, "FIRST_PAUSE_S", 0.001)
+    asked, let_go, closed = threading.Event(), threading.Event(), threading.Event()
+
+    class ToldStore(PlainStore):
+        def close(self) -> None:
+            closed.set()
+
+    def opened() -> OpenTier:
+        asked.set()
+        let_go.wait()
+        return OpenTier(TierRules(name="late", blocks_max=9), ToldStore())
+
+    news: SimpleQueue[TierNews] = SimpleQueue()
+    unopened = UnopenedTier(TierRules(name="late", blocks_max=9), "it hangs", opened)
+    work = TierWork([unopened], HostBytes(memoryview(bytearray(BLOCK_BYTES * 10)), BLOCK_BYTES), BLOCK_BYTES, news.put)
+    work.list_held()
+    assert asked.wait(30)
+    assert work.close() == [], "nobody waits for who opens it"
+    let_go.set()
+    assert closed.wait(30)
+    assert news.get(timeout=30) == TierRests("late", rests=True)
+    assert news.empty()
