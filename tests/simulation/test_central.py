@@ -11,6 +11,7 @@ from baton.core.keeping import LoadEnded, LoadWanted, PutEnded, PutWanted
 from baton.core.messages import SendAhead
 from baton.core.ports import CostModel
 from baton.core.types import HostId, Request, RequestId, WorkerId
+from baton.core.ways import HandoffView, Way, WayChosen
 from baton.kv.window import Window
 from baton.sim import restless
 from baton.sim.cluster import SimCluster
@@ -26,6 +27,7 @@ POOL = SimTier(name="pool", blocks=1000, latency_s=0.001, bytes_per_s=1e6, token
 R = RequestId("r")
 LONG = request("r", tokens=42)
 """Ten blocks and half of one. The first token comes at 0.06 s or so."""
+SIX = [request(f"r{place}", tokens=60, at_s=place * 0.3) for place in range(6)]
 STREAMED = request("r", tokens=600)
 """150 blocks. A step computes 16 of them, and a run that is worth a copy of its own has 32."""
 
@@ -368,8 +370,31 @@ def test_a_policy_that_remembers_what_it_was_asked_decides_the_same_in_the_repla
 ) -> None:
     """INV-7 is checked at the end: only events ask it, so whoever is told the same is asked as often."""
     monkeypatch.setattr(restless, "RestlessStreaming", ForgetsNothing)
-    requests = [request(f"r{place}", tokens=60, at_s=place * 0.3) for place in range(6)]
-    cluster = play(by_pool(*requests, policy=RESTLESS))
+    cluster = play(by_pool(*SIX, policy=RESTLESS))
     commands = [command for decision in cluster.server.journal.decisions() for command in decision.commands]
     assert len({command.run_tokens for command in commands if isinstance(command, SendAhead)}) > 1
     assert any(isinstance(event, PutWanted) and event.number for event in [*events(cluster, A), *events(cluster, B)])
+
+
+class RemembersWays(ForgetsNothing):
+    """Plays two families, as what a configuration names for both: the more ways it chose, the longer are its runs."""
+
+    def run_tokens(self, request: Request, cost: CostModel) -> int:
+        return 1 + self.asked
+
+    def way(self, handoff: HandoffView) -> Way:
+        self.asked += 1
+        return "central"
+
+
+def test_a_policy_that_remembers_which_ways_it_chose_decides_the_same_in_the_replay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The question which way is an event as all others (INV-7)."""
+    made: list[RemembersWays] = []
+    monkeypatch.setattr(restless, "RestlessStreaming", lambda: made.append(RemembersWays()) or made[-1])
+    monkeypatch.setattr(restless, "RestlessHandoff", lambda: made[-1])
+    journal = play(by_pool(*SIX, policy=RESTLESS)).server.journal
+    commands = [command for decision in journal.decisions() for command in decision.commands]
+    assert any(isinstance(command, WayChosen) for command in commands)
+    assert len({command.run_tokens for command in commands if isinstance(command, SendAhead)}) > 1

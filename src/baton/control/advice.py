@@ -11,9 +11,10 @@ from operator import attrgetter
 from baton.core.messages import CloseRequest
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, HostId, Request, Until, WorkerId, WorkerView
+from baton.core.ways import HandoffView, Way
 from baton.policy.admission import AdmissionPolicy
 from baton.policy.fairness import FairnessPolicy
-from baton.policy.handoff import AlwaysDirect, ByPrefill, FirstTokenPolicy, HandoffPolicy, HandoffView, Teller, Way
+from baton.policy.handoff import AlwaysDirect, ByPrefill, FirstTokenPolicy, HandoffPolicy, Teller
 from baton.policy.lengths import LengthsPolicy, RecentMean
 from baton.policy.moves import MovesPolicy, StayPut
 from baton.policy.placement import PlacementPolicy

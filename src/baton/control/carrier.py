@@ -56,6 +56,7 @@ from baton.core.messages import (
 from baton.core.prefixes import BlocksRemoved, BlocksStored
 from baton.core.ticking import Tick, WaitedTooLong
 from baton.core.types import HostId, LoadWindow, Request, RequestId, TokenBytes, WorkerId, WorkerView
+from baton.core.ways import WayChosen
 from baton.kv.host_pool import HostPool
 from baton.kv.layout import KVLayout
 
@@ -87,7 +88,7 @@ class Carrier:
         self.central = Central(
             PoolDesk(
                 crossings=self._crossings,
-                way=coordinator.policies.way,
+                ask=self._ask,
                 tell_pool=self._tell_pool,
                 begin=self._begin_with_tiers,
                 place=self._place,
@@ -232,11 +233,14 @@ class Carrier:
         self._now_s = now_s
 
     def _tell(self, event: CoordinatorEvent) -> None:
+        for command in self._ask(event):
+            self._execute(command)
+
+    def _ask(self, event: CoordinatorEvent) -> list[CoordinatorCommand]:
         commands = self.coordinator.handle(event, self._now_s)
         if self.log is not None:
             self.log(decided(self._now_s, event, commands))
-        for command in commands:
-            self._execute(command)
+        return commands
 
     def _execute(self, command: CoordinatorCommand) -> None:
         match command:
@@ -252,6 +256,8 @@ class Carrier:
                 self._outside.close(command)
             case SetRole() | StartWorker() | RetireWorker():
                 self._outside.reshape(command)
+            case WayChosen():
+                pass  # whoever has asked takes it
             case _:
                 assert_never(command)
 

@@ -17,11 +17,11 @@ from baton.control.roads import tier_road
 from baton.control.survey import Survey, tier_s, wire_s
 from baton.control.takes import RUN_TOKENS, Flow, follow, run_blocks
 from baton.core.keeping import PutEnded, PutWanted
-from baton.core.messages import PoolEvent, ReleaseBlocks, SendAhead, StartDecode
+from baton.core.messages import CoordinatorCommand, PoolEvent, ReleaseBlocks, SendAhead, StartDecode
 from baton.core.types import BlockHash, HostId, Request, RequestId, TokenBytes, WorkerId
+from baton.core.ways import HandoffView, Way, WayChosen, WayWanted
 from baton.kv.host_pool import HostPool
 from baton.kv.tier import Tier
-from baton.policy.handoff import HandoffView, Way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +29,8 @@ class PoolDesk:
     """What handoffs by the pool need of the carrier."""
 
     crossings: Crossings
-    way: Callable[[HandoffView], Way]
-    """The policy."""
+    ask: Callable[[WayWanted], Sequence[CoordinatorCommand]]
+    """Asks the coordinator, who asks the policy: so the log has the question with its answer (INV-7)."""
     tell_pool: Callable[[HostId, PoolEvent], None]
     begin: Callable[[Start, TokenBytes, HostId], None]
     """Starts the request there with whatever pays: what tiers have, or nothing."""
@@ -258,8 +258,12 @@ class Central:
     # ---- what each way costs
 
     def _choose(self, request: Request, pair: _Pair, names: Sequence[BlockHash], tokens: int, least_blocks: int) -> Way:
-        """Ask the policy, with what was measured. Without a full block there is nothing to put."""
-        return self.desk.way(self._view(request, pair, names, tokens, least_blocks)) if names else "direct"
+        """Ask, with what was measured. Without a full block there is nothing to put."""
+        if not names:
+            return "direct"
+        (chosen,) = self.desk.ask(WayWanted(self._view(request, pair, names, tokens, least_blocks)))
+        assert isinstance(chosen, WayChosen), f"{request.id} asks for a way, and is told {chosen}"
+        return chosen.way
 
     def _view(
         self, request: Request, pair: _Pair, names: Sequence[BlockHash], tokens: int, least_blocks: int

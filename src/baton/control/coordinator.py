@@ -58,6 +58,7 @@ from baton.core.types import (
     WorkerId,
     WorkerView,
 )
+from baton.core.ways import WayChosen, WayWanted
 from baton.kv.window import Window
 from baton.policy.predict import with_bound
 from baton.policy.prefix import prefix_on
@@ -114,16 +115,15 @@ class Coordinator:
                 return self._turn_away(wait_s)
             case RequestDropped():
                 return self._move_on(event)
-            case RoleSet(worker=worker, role=role):
-                self._fleet.set_role(worker, role)
-                return []
             case AheadEnded():
                 return self._stop_to_move(event)
             case Tick(window=window):
                 return self._reshape(window, now_s)
-            case BlocksStored() | BlocksRemoved():
-                self._prefixes.note(event)
+            case RoleSet() | BlocksStored() | BlocksRemoved():
+                self._note(event)
                 return []
+            case WayWanted(handoff=handoff):
+                return [WayChosen(handoff.request.id, self.policies.way(handoff))]
             case _:
                 assert_never(event)
 
@@ -146,6 +146,12 @@ class Coordinator:
     def live_requests(self) -> int:
         """Requests that have arrived and are not closed."""
         return len(self._flights)
+
+    def _note(self, event: RoleSet | BlocksStored | BlocksRemoved) -> None:
+        if isinstance(event, RoleSet):
+            self._fleet.set_role(event.worker, event.role)
+        else:
+            self._prefixes.note(event)
 
     def _arrive(self, event: RequestArrived, now_s: float) -> list[CoordinatorCommand]:
         request = event.request

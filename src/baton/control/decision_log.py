@@ -22,6 +22,7 @@ from baton.core.messages import (
     StartPrefill,
 )
 from baton.core.types import HostId
+from baton.core.ways import WayWanted
 from baton.kv.window import Window
 
 LOG_VERSION = 2
@@ -79,6 +80,8 @@ def decided(now_s: float, event: CoordinatorEvent, commands: Iterable[Coordinato
 
 
 def _unsalted(said: _Said) -> _Said:
+    if isinstance(said, WayWanted) and said.handoff.request.cache_salt:
+        return replace(said, handoff=replace(said.handoff, request=replace(said.handoff.request, cache_salt="")))
     if isinstance(said, RequestArrived | StartPrefill | StartDecode | SendAhead) and said.request.cache_salt:
         return replace(said, request=replace(said.request, cache_salt=""))
     return said

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
-from baton.policy.handoff import RoadView
+from baton.core.ways import RoadView
 
 Road = tuple[str, str]
 """From where to where: names of hosts, or of a tier, which begins with `tier:`."""

@@ -29,6 +29,7 @@ from baton.core.types import (
     WorkerId,
     WorkerView,
 )
+from baton.core.ways import WayChosen, WayWanted
 
 Outcome = Literal["finished", "rejected", "failed", "cancelled"]
 RejectReason = Literal["queue_full", "no_worker", "too_long", "slo", "share", "shutdown"]
@@ -220,6 +221,7 @@ CoordinatorCommand = (
     | SetRole
     | StartWorker
     | RetireWorker
+    | WayChosen
 )
 
 # ---- between a worker's batcher and its host pool ------------------------------------------------------------------
@@ -295,6 +297,7 @@ CoordinatorEvent = (
     | AheadEnded
     | BlocksStored
     | BlocksRemoved
+    | WayWanted
 )
 
 PoolEvent = (

@@ -27,12 +27,15 @@ from baton.core.messages import (
 )
 from baton.core.prefixes import BlocksRemoved, BlocksStored
 from baton.core.types import BlockHash, HostId, Request, RequestId, Sampling, Slo, WorkerId, WorkerView
+from baton.core.ways import HandoffView, RoadView, WayWanted
 from baton.cost.linear import LinearCost
 
 HEADER = LogHeader(policy=PolicyConfig(name="distserve"), block_tokens=4, attempts_max=2)
 HOST, P, D = HostId("h"), WorkerId("p"), WorkerId("d")
 SALT = "known-to-one-tenant"
 HASHES = (BlockHash(b"one"), BlockHash(b"two"))
+ROAD = RoadView(expected_s=0.1, is_measured=True)
+"""On which nothing has ever failed."""
 
 
 def fresh(header: LogHeader = HEADER) -> Coordinator:
@@ -66,6 +69,18 @@ EVENTS: list[CoordinatorEvent] = [
     PrefillFinished(RequestId("early"), 1, P, 9),
     RequestFinished(RequestId("early"), 1, D, "stop"),
     BlocksRemoved(HOST, HASHES[1:]),
+    WayWanted(
+        HandoffView(
+            request=request("second"),
+            tokens=9,
+            pooled_tokens=0,
+            direct=ROAD,
+            put=ROAD,
+            get=ROAD,
+            run_ratio=1.0,
+            rest_s=0.0,
+        )
+    ),
     RoleSet(D, "mixed"),
     WorkerLost(P, "killed"),
     RequestCancelled(RequestId("second")),

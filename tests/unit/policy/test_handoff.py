@@ -8,7 +8,8 @@ import pytest
 
 from baton.control.roads import FORGET_S, Roads, tier_road
 from baton.core.types import Request, RequestId
-from baton.policy.handoff import AlwaysCentral, AlwaysDirect, CheapestWay, HandoffView, RoadView
+from baton.core.ways import HandoffView, RoadView
+from baton.policy.handoff import AlwaysCentral, AlwaysDirect, CheapestWay
 
 REQUEST = Request(id=RequestId("r"), prompt_tokens=1000, output_tokens_max=10, arrived_at_s=0.0)
 
