@@ -11,7 +11,15 @@ import numpy as np
 
 from baton.core.errors import StoreError
 from baton.core.types import BlockHash
+from baton.store.opening import open_store
 from baton.store.port import Store
+
+BLOCK_BYTES = 100_000
+"""Of the blocks on a pool node, where nothing depends on it."""
+
+
+def open_pool(url: str, *, fingerprint: str = "a layout", block_bytes: int = BLOCK_BYTES) -> Store:
+    return open_store(url, layout_fingerprint=fingerprint, block_bytes=block_bytes)
 
 
 def names(count: int, *, first: int = 0) -> list[BlockHash]:

@@ -39,23 +39,9 @@ from baton.store.node_wire import (
     receive,
     send_all,
 )
-from baton.store.opening import open_store
-from baton.store.port import Store
-from tests.stores import content, get, names, put
+from tests.stores import BLOCK_BYTES, content, get, names, open_pool, put
 
-BLOCK_BYTES = 100_000
 SMALL_BYTES, SLOTS = 1000, 4 * SLOTS_A_SPARE
-
-
-@pytest.fixture
-def node() -> Iterator[StoreNode]:
-    node = StoreNode(host="127.0.0.1", port=0, capacity_bytes=10 * BLOCK_BYTES)
-    yield node
-    node.close()
-
-
-def _open(url: str, *, fingerprint: str = "a layout", block_bytes: int = BLOCK_BYTES) -> Store:
-    return open_store(url, layout_fingerprint=fingerprint, block_bytes=block_bytes)
 
 
 @dataclass
@@ -104,7 +90,7 @@ def _borrowing(node: StoreNode, block_bytes: int = BLOCK_BYTES) -> Iterator[_Bor
 
 def test_on_the_nodes_machine_its_memory_is_lent(node: StoreNode) -> None:
     """Bytes go over no socket then; `via=tcp` says that they shall. Both find what the other has put."""
-    near, far = _open(f"pool://{node.address}"), _open(f"pool://{node.address}?via=tcp")
+    near, far = open_pool(f"pool://{node.address}"), open_pool(f"pool://{node.address}?via=tcp")
     assert isinstance(near, NodeStore)
     assert isinstance(far, NodeStore)
     assert (near.is_near, far.is_near) == (True, False)
@@ -126,7 +112,7 @@ def many() -> Iterator[StoreNode]:
 
 def test_blocks_that_are_put_one_by_one_use_every_slot(many: StoreNode) -> None:
     """Though one waits for the next block all the while; what is put after that costs the oldest ones their place."""
-    store, wanted = _open(f"pool://{many.address}", block_bytes=SMALL_BYTES), names(SLOTS + 40)
+    store, wanted = open_pool(f"pool://{many.address}", block_bytes=SMALL_BYTES), names(SLOTS + 40)
     for name in wanted[:SLOTS]:
         assert put(store, [name], SMALL_BYTES) == [True]
     assert get(store, wanted[:SLOTS], SMALL_BYTES) == [True] * SLOTS
@@ -143,7 +129,7 @@ def test_blocks_that_are_put_one_by_one_use_every_slot(many: StoreNode) -> None:
 
 def test_a_block_that_is_there_already_leaves_the_spare_slot_spare(many: StoreNode) -> None:
     """Whether its board tells, or the node has to: then the copy was for nothing. It counts as young again."""
-    ours, theirs = (_open(f"pool://{many.address}", block_bytes=SMALL_BYTES) for _ in range(2))
+    ours, theirs = (open_pool(f"pool://{many.address}", block_bytes=SMALL_BYTES) for _ in range(2))
     for store in (ours, theirs, ours, theirs):
         for name in names(5):
             assert put(store, [name], SMALL_BYTES) == [True]
@@ -162,10 +148,10 @@ def test_a_block_that_is_there_already_leaves_the_spare_slot_spare(many: StoreNo
 
 def test_the_spare_slot_of_a_client_that_ends_is_free_again(many: StoreNode) -> None:
     for turn in range(6):
-        store = _open(f"pool://{many.address}", block_bytes=SMALL_BYTES)
+        store = open_pool(f"pool://{many.address}", block_bytes=SMALL_BYTES)
         assert put(store, names(1, first=turn), SMALL_BYTES) == [True]
         store.close()
-    store = _open(f"pool://{many.address}", block_bytes=SMALL_BYTES)
+    store = open_pool(f"pool://{many.address}", block_bytes=SMALL_BYTES)
     for _ in range(1000):  # the node's threads notice in their own time
         put(store, names(SLOTS), SMALL_BYTES)
         if len(store.held()) == SLOTS:
@@ -176,7 +162,7 @@ def test_the_spare_slot_of_a_client_that_ends_is_free_again(many: StoreNode) -> 
 
 def test_what_was_forgotten_is_a_miss_and_no_damage(node: StoreNode) -> None:
     """Rows of it may still stand where clients look; other blocks' bytes are in its slots."""
-    near, far = _open(f"pool://{node.address}"), _open(f"pool://{node.address}?via=tcp")
+    near, far = open_pool(f"pool://{node.address}"), open_pool(f"pool://{node.address}?via=tcp")
     put(near, names(10), BLOCK_BYTES)
     put(far, names(10, first=50), BLOCK_BYTES)
     assert get(near, names(10), BLOCK_BYTES) == [False] * 10
@@ -189,7 +175,7 @@ def test_what_was_forgotten_is_a_miss_and_no_damage(node: StoreNode) -> None:
 
 
 def test_a_borrower_that_ends_in_the_middle_of_a_block_leaves_nothing(node: StoreNode) -> None:
-    store, half = _open(f"pool://{node.address}"), names(10, first=100)
+    store, half = open_pool(f"pool://{node.address}"), names(10, first=100)
     with _borrowing(node) as borrower:
         send_all(borrower.connection, [REQUEST.pack(PUT, 10), *half])
         assert receive(borrower.connection, 10) == bytes([1] * 10)
@@ -205,7 +191,7 @@ def test_a_borrower_that_ends_in_the_middle_of_a_block_leaves_nothing(node: Stor
 
 def test_what_is_being_read_is_not_given_away(node: StoreNode) -> None:
     """Until the borrower says that it is done, or ends: the node forgets other blocks first."""
-    store = _open(f"pool://{node.address}")
+    store = open_pool(f"pool://{node.address}")
     put(store, names(10), BLOCK_BYTES)
     with _borrowing(node) as borrower:
         send_all(borrower.connection, [REQUEST.pack(GET, 1), *names(1)])
@@ -224,7 +210,7 @@ def test_what_is_being_read_is_not_given_away(node: StoreNode) -> None:
 
 
 def test_bytes_that_somebody_has_changed_in_lent_memory_are_a_miss(node: StoreNode) -> None:
-    store = _open(f"pool://{node.address}")
+    store = open_pool(f"pool://{node.address}")
     put(store, names(2), BLOCK_BYTES)
     with _borrowing(node) as borrower:
         send_all(borrower.connection, [REQUEST.pack(GET, 1), *names(1)])
@@ -238,7 +224,7 @@ def test_bytes_that_somebody_has_changed_in_lent_memory_are_a_miss(node: StoreNo
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_is_lent_nothing_and_goes_over_tcp(node: StoreNode) -> None:
-    store = _open(f"pool://{node.address}")
+    store = open_pool(f"pool://{node.address}")
     put(store, names(1), BLOCK_BYTES)
     program = (
         "import ctypes, encodings.idna, os, sys\n"
@@ -260,7 +246,7 @@ def test_another_user_is_lent_nothing_and_goes_over_tcp(node: StoreNode) -> None
 
 def test_a_node_that_ends_keeps_no_memory_for_those_who_still_have_it_mapped() -> None:
     node = StoreNode(host="127.0.0.1", port=0, capacity_bytes=10 * BLOCK_BYTES)
-    store = _open(f"pool://{node.address}")
+    store = open_pool(f"pool://{node.address}")
     put(store, names(5), BLOCK_BYTES)
     with _borrowing(node) as borrower:
         assert any(borrower.memory)

@@ -17,7 +17,6 @@ from baton.core.errors import StoreError
 from baton.store import node as module
 from baton.store.checksum import fingerprint_digest
 from baton.store.node import StoreNode
-from baton.store.node_slots import SLOTS_A_SPARE
 from baton.store.node_store import NodeStore
 from baton.store.node_wire import (
     ANSWER,
@@ -29,12 +28,7 @@ from baton.store.node_wire import (
     receive,
     send_all,
 )
-from baton.store.opening import open_store
-from baton.store.port import Store
-from tests.stores import ask_until_reachable, get, names, put
-
-BLOCK_BYTES = 100_000
-SMALL_BYTES, SLOTS = 1000, 4 * SLOTS_A_SPARE
+from tests.stores import BLOCK_BYTES, ask_until_reachable, get, names, open_pool, put
 
 
 @contextmanager
@@ -49,20 +43,9 @@ def _baton_pool(*, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]
             node.kill()
 
 
-@pytest.fixture
-def node() -> Iterator[StoreNode]:
-    node = StoreNode(host="127.0.0.1", port=0, capacity_bytes=10 * BLOCK_BYTES)
-    yield node
-    node.close()
-
-
-def _open(url: str, *, fingerprint: str = "a layout", block_bytes: int = BLOCK_BYTES) -> Store:
-    return open_store(url, layout_fingerprint=fingerprint, block_bytes=block_bytes)
-
-
 def test_a_node_that_is_killed_is_a_miss_and_comes_back() -> None:
     with _baton_pool() as (_, url):
-        ours, theirs = _open(url), _open(url)
+        ours, theirs = open_pool(url), open_pool(url)
         assert put(ours, names(5), BLOCK_BYTES) == [True] * 5
         assert get(theirs, names(5), BLOCK_BYTES) == [True] * 5
     for store in (ours, theirs):
@@ -72,7 +55,7 @@ def test_a_node_that_is_killed_is_a_miss_and_comes_back() -> None:
     with pytest.raises(StoreError, match="does not list"):
         ours.held()
     with pytest.raises(StoreError, match="start it with baton pool"):
-        _open(url)
+        open_pool(url)
     with _baton_pool(port=int(url.rpartition(":")[2])):
         ask_until_reachable(ours)
         assert get(ours, names(5), BLOCK_BYTES) == [False] * 5
@@ -86,7 +69,7 @@ def test_what_a_node_shows_is_read_without_a_word_from_it(monkeypatch: pytest.Mo
     """It is stopped. What it does not show, and a block that is put, must be asked for: it is not waited for long."""
     monkeypatch.setattr("baton.store.node_link.ANSWER_TIMEOUT_S", 0.2)
     with _baton_pool() as (node, url):
-        store = _open(url)
+        store = open_pool(url)
         put(store, names(5), BLOCK_BYTES)
         node.send_signal(signal.SIGSTOP)
         assert get(store, names(5), BLOCK_BYTES) == [True] * 5
@@ -101,7 +84,7 @@ def test_what_a_node_shows_is_read_without_a_word_from_it(monkeypatch: pytest.Mo
 
 def test_a_signal_ends_the_command_in_order() -> None:
     with _baton_pool() as (node, url):
-        store = _open(url)
+        store = open_pool(url)
         put(store, names(1), BLOCK_BYTES)
         node.send_signal(signal.SIGTERM)
         assert node.wait() == 0
@@ -119,9 +102,9 @@ def test_bad_arguments_are_told(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize(("fingerprint", "block_bytes"), [("another", BLOCK_BYTES), ("a layout", 50_000)])
 def test_another_layout_is_refused(node: StoreNode, fingerprint: str, block_bytes: int) -> None:
-    store = _open(f"pool://{node.address}")
+    store = open_pool(f"pool://{node.address}")
     with pytest.raises(StoreError, match=f"{BLOCK_BYTES} bytes each, ours have {block_bytes}"):
-        _open(f"pool://{node.address}", fingerprint=fingerprint, block_bytes=block_bytes)
+        open_pool(f"pool://{node.address}", fingerprint=fingerprint, block_bytes=block_bytes)
     store.close()
 
 
@@ -129,7 +112,7 @@ def test_however_small_the_first_blocks_are_slots_are_bounded(monkeypatch: pytes
     """Whoever comes first says how large blocks are: a node with 100 GB must not make as many slots for one byte."""
     monkeypatch.setattr(module, "SLOTS_MAX", 3)
     node = StoreNode(host="127.0.0.1", port=0, capacity_bytes=10 * BLOCK_BYTES)
-    store = _open(f"pool://{node.address}")
+    store = open_pool(f"pool://{node.address}")
     put(store, names(5), BLOCK_BYTES)
     assert len(store.held()) == 3
     store.close()
@@ -146,7 +129,7 @@ def _dial(node: StoreNode) -> socket.socket:
 
 def test_a_client_that_ends_in_the_middle_of_a_block_leaves_nothing(node: StoreNode) -> None:
     """Nothing of its blocks is named, and their slots are free again: ten blocks fit into ten slots."""
-    store = _open(f"pool://{node.address}")
+    store = open_pool(f"pool://{node.address}")
     half = names(10, first=100)
     with _dial(node) as connection:
         send_all(connection, [REQUEST.pack(PUT, 10), *half])
@@ -164,11 +147,11 @@ def test_a_node_that_says_nothing_is_not_waited_for_long(monkeypatch: pytest.Mon
     """It takes the connection and hangs: an error at the opening."""
     monkeypatch.setattr("baton.store.node_link.ANSWER_TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(StoreError, match="nothing came in time"):
-        _open(f"pool://127.0.0.1:{silent.getsockname()[1]}")
+        open_pool(f"pool://127.0.0.1:{silent.getsockname()[1]}")
 
 
 def test_what_is_no_request_ends_the_connection_only(node: StoreNode) -> None:
-    store = _open(f"pool://{node.address}")
+    store = open_pool(f"pool://{node.address}")
     put(store, names(2), BLOCK_BYTES)
     unlent = REQUEST.pack(FILL, 1) + names(1)[0] + bytes(16)  # a slot that nobody was told to fill
     for nonsense in (REQUEST.pack(b"x", 0), REQUEST.pack(PUT, 1 << 31), unlent):
@@ -181,7 +164,7 @@ def test_what_is_no_request_ends_the_connection_only(node: StoreNode) -> None:
 
 def test_bytes_that_changed_on_the_way_are_a_miss(node: StoreNode) -> None:
     """The checksum is of whoever put the block; whoever gets it compares."""
-    store = _open(f"pool://{node.address}")
+    store = open_pool(f"pool://{node.address}")
     assert isinstance(store, NodeStore)
     with _dial(node) as connection:
         send_all(connection, [REQUEST.pack(PUT, 1), *names(1)])
@@ -205,7 +188,7 @@ def test_a_node_that_had_no_descriptor_left_accepts_again(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(socket.socket, "accept", accept_later)
     node = StoreNode(host="127.0.0.1", port=0, capacity_bytes=10 * BLOCK_BYTES)
-    store = _open(f"pool://{node.address}")
+    store = open_pool(f"pool://{node.address}")
     assert put(store, names(1), BLOCK_BYTES) == [True]
     assert not failures
     store.close()
@@ -216,5 +199,5 @@ def test_a_node_that_hangs_up_may_be_of_another_version() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as threads:
         hung_up = threads.submit(lambda: listening.accept()[0].close())
         with pytest.raises(StoreError, match="or it is of another version of Baton"):
-            _open(f"pool://127.0.0.1:{listening.getsockname()[1]}")
+            open_pool(f"pool://127.0.0.1:{listening.getsockname()[1]}")
         hung_up.result()
