@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import mmap
 import os
-import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import combinations_with_replacement
+from typing import ClassVar
 
 import pytest
 
@@ -14,6 +16,8 @@ from baton.machine.board import Board, PostedRows
 from baton.machine.lending import mapped
 
 ROW_BYTES = 40
+WORD_BYTES = 8
+"""What a processor reads and writes at once, at least."""
 
 
 @pytest.fixture
@@ -54,25 +58,48 @@ def test_who_is_lent_a_board_cannot_write_it(board: Board) -> None:
         os.pwrite(board.descriptor, b"x", 0)
 
 
-def test_a_row_that_is_being_written_is_never_found_in_parts(board: Board, seen: PostedRows) -> None:
-    """A reader beside a writer sees whole rows, empty ones, or none."""
-    done = threading.Event()
+class Watched(mmap.mmap):
+    """Writes word by word, and keeps what stood in the first row after each."""
 
-    def write() -> None:
-        for number in range(1, 20_001):
-            board.post(0, _row(number))
-        done.set()
+    moments: ClassVar[list[bytes]] = []
 
-    writing = threading.Thread(target=write)
-    writing.start()
-    whole = 0
-    while not done.is_set():
-        row = seen.row(0)
-        if row is not None and any(row[:8]):
-            assert row == _row(int.from_bytes(row[:8], "little"))
-            whole += 1
-    writing.join()
-    assert whole or seen.row(0) == _row(20_000)
+    def __setitem__(self, place: slice, data: bytes) -> None:  # type: ignore[override]
+        for at in range(place.start, place.stop, WORD_BYTES):
+            super().__setitem__(slice(at, at + WORD_BYTES), data[at - place.start :][:WORD_BYTES])
+            self.moments.append(bytes(self[:ROW_BYTES]))
+
+
+class Changing:
+    """Memory that changes under a look: each word that is read is of a given moment."""
+
+    def __init__(self, moments: list[bytes], when: Iterable[int]) -> None:
+        self._moments, self._when = moments, iter(when)
+
+    def __len__(self) -> int:
+        return ROW_BYTES
+
+    def __getitem__(self, place: slice) -> bytes:
+        words = range(place.start or 0, place.stop, WORD_BYTES)
+        return b"".join(self._moments[next(self._when)][at : at + WORD_BYTES] for at in words)
+
+
+def test_a_row_that_is_being_written_is_never_found_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However a look falls among the writes of a post: it finds the old row, the new one, an empty one, or none."""
+    monkeypatch.setattr(Watched, "moments", [])
+    monkeypatch.setattr(boards.mmap, "mmap", Watched)
+    board = Board("test", rows=1, row_bytes=ROW_BYTES)
+    board.post(0, _row(1))
+    del Watched.moments[:-1]
+    board.post(0, _row(2))
+    moments = Watched.moments
+    assert (moments[0], moments[-1]) == (_row(1), _row(2))
+    looks = list(combinations_with_replacement(range(len(moments)), 2 * ROW_BYTES // WORD_BYTES))
+    found = Counter(PostedRows(Changing(moments, look), ROW_BYTES).row(0) for look in looks)  # type: ignore[arg-type]
+    empty = {row for row in found if row is not None and not any(row[:WORD_BYTES])}
+    assert found.keys() - empty == {None, _row(1), _row(2)}
+    once = {Changing(moments, look)[:ROW_BYTES] for look in looks}
+    assert any(row not in moments for row in once), "read once only, a row is found in parts"
+    board.close()
 
 
 def test_nothing_is_found_where_the_processor_may_reorder_what_it_writes(
