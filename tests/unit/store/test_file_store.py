@@ -37,6 +37,14 @@ def test_a_folder_has_one_owner(tmp_path: Path) -> None:
     _open(tmp_path, 4).close()
 
 
+@pytest.mark.parametrize("below", ["", "kv/below"])
+def test_a_file_is_no_folder(tmp_path: Path, below: str) -> None:
+    """Nor is there a folder in it. The operating system says that it exists, which sounds as it should be."""
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(StoreError, match=f"{tmp_path}/taken is a file, and a folder is wanted"):
+        _open(tmp_path / "taken" / below, 4)
+
+
 @pytest.mark.parametrize(
     ("there", "here"),
     [
