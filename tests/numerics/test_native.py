@@ -49,6 +49,23 @@ def test_float32_log_probabilities_equal_those_of_transformers(name: str, tmp_pa
         np.testing.assert_allclose(mine, expected, atol=FLOAT32_TOLERANCE, rtol=0, err_msg=kernels)
 
 
+def test_a_gate_beyond_what_an_exponential_can_hold_lets_nothing_through(tmp_path: Path) -> None:
+    """e to the 88.7 is the largest in float32; here every third gate or so is below -88.7."""
+    model = tiny_model(CONFIGS["llama_untied"])
+    gates: list[torch.Tensor] = []
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.mlp.gate_proj.weight.mul_(1000.0)
+            layer.mlp.down_proj.weight.div_(1000.0)
+            layer.mlp.gate_proj.register_forward_hook(lambda _module, _given, gate: gates.append(gate))
+    model.save_pretrained(tmp_path)
+    expected = huggingface_logprobs(model, TOKENS)
+    assert (torch.cat(gates) < -88.8).float().mean() > 0.2
+    for kernels in KERNELS:
+        mine = all_logprobs(_engine(tmp_path, kernels), TOKENS, range(18), VOCAB)
+        np.testing.assert_allclose(mine, expected, atol=FLOAT32_TOLERANCE, rtol=0, err_msg=kernels)
+
+
 @pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["llama_wide_heads", "qwen3", "mistral_window", "qwen2moe_every_expert"])

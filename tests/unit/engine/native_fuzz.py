@@ -52,6 +52,8 @@ class Shape:
     form: int
     biased: bool
     normed: bool
+    steep: float
+    """Factor of gates: many are far beyond what an exponential can hold."""
     experts: int = 0
     used: int = 0
     shared: bool = False
@@ -74,6 +76,7 @@ class Shape:
             block_tokens=rng.choice((1, 3, 16, 128)),
             biased=rng.random() < 0.3,
             normed=rng.random() < 0.3,
+            steep=rng.choice((1.0, 1.0, 300.0)),
         )
         shape.draw_experts(rng)
         return shape
@@ -141,27 +144,31 @@ class Weights:
 
     def mlp(self, width: int) -> NativeMlp:
         hidden = self.shape.hidden
-        return NativeMlp(self.matrix(2 * width, hidden), self.matrix(hidden, width))
+        return NativeMlp(self.matrix(2 * width, hidden, gates=width), self.matrix(hidden, width))
 
     def vector(self, count: int) -> int:
         return self.hold(self.rng.uniform(0.5, 1.5, count).astype(np.float32))
 
-    def matrix(self, rows: int, inputs: int, *, biased: bool | None = None) -> NativeMatrix:
+    def matrix(self, rows: int, inputs: int, *, biased: bool | None = None, gates: int = 0) -> NativeMatrix:
+        """gates: as many rows, the first ones, are steep."""
         if self.shape.form != DENSE:
-            return self.quantized(rows, -(-inputs // 32) * 32, biased=biased)
+            return self.quantized(rows, -(-inputs // 32) * 32, biased=biased, gates=gates)
         values = (self.rng.standard_normal((rows, inputs)) / np.sqrt(inputs)).astype(np.float32)
+        values[:gates] *= self.shape.steep
         if self.shape.number == BFLOAT16:
             values = (values.view(np.uint32) >> 16).astype(np.uint16)
         bias = self.vector(rows) if (self.shape.biased if biased is None else biased) else None
         return NativeMatrix(data=self.hold(values), bias=bias, rows=rows, inputs=inputs)
 
-    def quantized(self, rows: int, inputs: int, *, biased: bool | None) -> NativeMatrix:
+    def quantized(self, rows: int, inputs: int, *, biased: bool | None, gates: int) -> NativeMatrix:
         """Random codes, with scales that make weights of the order of dense ones."""
         form, bits = self.shape.form, 4 if self.shape.form in (Q4, Q4M) else 8
         codes = self.rng.integers(0, 1 << bits, (rows, inputs), dtype=np.uint8)
         size = 3.0 / np.sqrt(inputs) / (1 << bits)
         per_row = self.rng.uniform(0.5 * size, size, rows).astype(np.float32)
         per_run = self.rng.uniform(0.5 * size, size, (rows, inputs // 32)).astype(np.float16)
+        per_row[:gates] *= np.float32(self.shape.steep)
+        per_run[:gates] *= np.float16(self.shape.steep)
         minimums = self.hold((per_run * np.float16(-8)).astype(np.float16)) if form == Q4M else None
         bias = self.vector(rows) if (self.shape.biased if biased is None else biased) else None
         scales = self.hold(per_row if form == INT8 else per_run)

@@ -155,8 +155,7 @@ inline void put_gated(const float* c, int rows, Cell* out, int64_t stride) {
     for (int r = 0; r < rows; r++)
         for (int i = 0; i < PANEL / 2; i += LANES) {
             const Vec gate = load(c + r * PANEL + i), up = load(c + r * PANEL + PANEL / 2 + i);
-            const Vec silu = div(gate, add(all(1.0f), exponential(sub(zero(), gate))));
-            store(out + r * stride + i, mul(silu, up));
+            store(out + r * stride + i, mul(silu(gate), up));
         }
 }
 

@@ -43,6 +43,7 @@ inline Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
 inline Vec div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 inline Vec maximum(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+inline Vec minimum(Vec a, Vec b) { return _mm512_min_ps(a, b); }
 inline float sum(Vec a) { return _mm512_reduce_add_ps(a); }
 inline float largest(Vec a) { return _mm512_reduce_max_ps(a); }
 inline Vec load(const bf16* p) {
@@ -88,6 +89,7 @@ inline Vec mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
 inline Vec div(Vec a, Vec b) { return _mm256_div_ps(a, b); }
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
 inline Vec maximum(Vec a, Vec b) { return _mm256_max_ps(a, b); }
+inline Vec minimum(Vec a, Vec b) { return _mm256_min_ps(a, b); }
 inline float sum(Vec a) {
     __m128 half = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     half = _mm_add_ps(half, _mm_movehl_ps(half, half));
@@ -113,7 +115,7 @@ inline void store(bf16* p, Vec x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), half);
 }
 inline Vec nearest(Vec x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-inline Vec scale_by_power(Vec x, Vec n) {  // n in -127 .. 128
+inline Vec scale_by_power(Vec x, Vec n) {  // x from 1/2 to 2, n in -126 .. 127
     const __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), exponent));
 }
@@ -141,6 +143,7 @@ inline Vec mul(Vec a, Vec b) { return a * b; }
 inline Vec div(Vec a, Vec b) { return a / b; }
 inline Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
 inline Vec maximum(Vec a, Vec b) { return a > b ? a : b; }
+inline Vec minimum(Vec a, Vec b) { return a < b ? a : b; }
 inline float sum(Vec a) { return a; }
 inline float largest(Vec a) { return a; }
 inline Vec load(const bf16* p) { return from_bf16(*p); }
@@ -152,9 +155,9 @@ inline Vec keep_lanes(Vec x, int from, int to, float other) { return from <= 0 &
 
 #endif
 
-// e to the x, within two units of the last place; exactly 1 at 0, exactly 0 below -87.
+// e to the x, within two units of the last place; exactly 1 at 0, exactly 0 below -87, above 88 as at 88.
 inline Vec exponential(Vec x) {
-    const Vec clamped = maximum(x, all(-88.0f));
+    const Vec clamped = minimum(maximum(x, all(-88.0f)), all(88.0f));
     const Vec power = nearest(mul(clamped, all(1.44269504f)));
     Vec rest = fma(power, all(-0.693359375f), clamped);  // minus power * ln 2, in two parts
     rest = fma(power, all(2.12194440e-4f), rest);
@@ -166,6 +169,12 @@ inline Vec exponential(Vec x) {
     value = fma(value, rest, all(1.0f));
     value = fma(value, rest, all(1.0f));
     return zero_below(scale_by_power(value, power), x, -87.0f);
+}
+
+// x / (1 + e to the -x). Below -88 it is nothing; a product, so that what is not a number stays so.
+inline Vec silu(Vec x) {
+    const Vec share = div(all(1.0f), add(all(1.0f), exponential(sub(zero(), x))));
+    return mul(x, zero_below(share, x, -88.0f));
 }
 
 inline float exponential_of(float x) {
