@@ -16,13 +16,19 @@ from baton.host.tier_opening import check_tiers
 from baton.link.address import with_port
 from baton.transfer.tcp import split
 
+DESCRIPTION = """Join a server with this machine's workers and memory. Ctrl-C leaves it: requests go on elsewhere.
+
+Exit code: 0 after a signal; 1 if no server took this host for --join-wait-s, or no worker of it can be kept alive; 2
+for bad arguments, or where the server refuses it for good."""
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
         "host",
         help="join a server with this machine's workers and memory",
-        description="Join a server with this machine's workers and memory. Ctrl-C leaves it: requests go on elsewhere.",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
     parser.add_argument("--join", required=True, metavar="URL", help="the server, as in http://10.0.0.1:8000")
@@ -76,7 +82,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         type=float,
         default=300.0,
         metavar="T",
-        help="seconds to go on asking a server that is not there (default: %(default)g)",
+        help="seconds to go on asking a server that is not there or takes no host just now (default: %(default)g)",
     )
 
 

@@ -70,22 +70,24 @@ class Agent:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
-        gone_s, failures = now_s(), 0
+        gone_s, failures, said = now_s(), 0, ""
         while not self._stopped.is_set():
             try:
                 reason = await self._stay()
             except NotNowError as error:
                 failures += 1
-                if now_s() - gone_s > self._wishes.join_wait_s:
+                left_s = gone_s + self._wishes.join_wait_s - now_s()
+                if left_s < 0:
                     self._tell(f"given up after {self._wishes.join_wait_s:.0f} s: {error}")
                     return 1
-                if failures == 1:
-                    self._tell(f"{error}; trying again for {self._wishes.join_wait_s:.0f} s")
+                if str(error) != said:
+                    said = str(error)
+                    self._tell(f"{error}; trying again for {left_s:.0f} s")
                 await self._pause(_PAUSE_S * 2 ** min(failures, _DOUBLINGS_MAX))
                 continue
             if self._membership is not None and self._membership.failure:
                 return 1
-            gone_s, failures = now_s(), 0
+            gone_s, failures, said = now_s(), 0, ""
             if not self._stopped.is_set():
                 self._tell(f"out of the cluster: {reason}; every worker has ended, joining again")
                 await self._pause(_PAUSE_S)

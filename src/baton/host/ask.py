@@ -29,7 +29,8 @@ def ask_terms(url: str, api_key: str | None) -> HostTerms:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
             return msgspec.json.decode(answer.read(), type=HostTerms)
     except urllib.error.HTTPError as error:
-        said = _said(error.read(_ERROR_BYTES))
+        with error:
+            said = _said(error.read(_ERROR_BYTES))
         if error.code in (502, 503, 504):
             raise NotNowError(f"{url} answers {error.code}: {said}") from error
         hint = _HINTS.get(error.code, "")
