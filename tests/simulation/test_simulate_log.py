@@ -11,6 +11,7 @@ from baton.cli.main import main
 from baton.control.decision_log import Decision, LogHeader
 from baton.core.errors import ConfigError
 from baton.core.messages import CloseRequest, PrefillFinished, RequestArrived, RequestFinished, WorkerJoined
+from baton.core.ticking import WaitedTooLong
 from baton.core.types import HostId, RequestId, StepShape, WorkerId, WorkerView
 from baton.link.log_file import LogWriter
 from baton.report.log_records import run_of_log
@@ -52,6 +53,48 @@ def test_a_log_of_the_simulator_is_simulated_as_it_was(log: Path, tmp_path: Path
         assert found["log"][name] == pytest.approx(found["as_logged"][name], rel=1e-9)
     for name in ("requests", "completed", "rejected", "attainment_ratio"):
         assert found["log"][name] == found["as_logged"][name]
+
+
+def test_a_simulation_that_is_as_it_was_is_not_warned_of(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = _simulate(log, tmp_path / "found.json", "--seed", "3")
+    assert [means["off_ratio"] for means in found["baseline"].values()] == pytest.approx([0.0, 0.0], abs=1e-9)
+    assert found["warnings"] == []
+    assert main(["replay", str(log), "--simulate", "--seed", "3"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    mean_ms = found["log"]["tpot_s"]["mean"] * 1000
+    assert f"mean TPOT: {mean_ms:,.4g} ms in the log, {mean_ms:,.4g} ms simulated as it was (" in shown
+
+
+def test_a_simulation_that_is_far_from_what_was_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The server took 10 s for its first token and 10 s for each other; its cost model says a tenth of that."""
+    decisions = [
+        Decision(1.0, RequestArrived(request("x")), ()),
+        Decision(11.0, PrefillFinished(RequestId("x"), 1, P0, 400), ()),
+        Decision(51.0, RequestFinished(RequestId("x"), 1, P0, "stop", 5), (CLOSED,)),
+    ]
+    found = _simulated(tmp_path / "live.log", decisions, tmp_path / "found.json")
+    for name, means in found["baseline"].items():
+        assert means["log_s"] == found["log"][f"{name}_s"]["mean"] == 10.0
+        assert means["off_ratio"] == pytest.approx(means["simulated_s"] / 10.0 - 1.0)
+        assert means["off_ratio"] < -0.25
+    assert "misses the log's TTFT and TPOT by more than 25%" in " ".join(found["warnings"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "warning: the simulation of the log as it was misses" in shown
+
+
+def test_who_found_no_worker_was_refused_by_no_policy(tmp_path: Path) -> None:
+    gone = CloseRequest(RequestId("y"), "rejected", "no worker has been there", "no_worker")
+    decisions = [
+        *ended_where_it_began(1),
+        Decision(4.0, RequestArrived(request("y")), ()),
+        Decision(9.0, WaitedTooLong(5.0), (gone,)),
+    ]
+    found = _simulated(tmp_path / "live.log", decisions, tmp_path / "found.json")
+    assert (found["log"]["rejected"], found["log"]["no_worker"]) == (0, 1)
+    assert (found["as_logged"]["completed"], found["as_logged"]["no_worker"]) == (2, 0)
+    assert "1 requests of the log were given back because no worker was there" in " ".join(found["notes"])
 
 
 def test_another_policy_and_another_cluster_have_a_column(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -15,13 +14,25 @@ from baton.cli.sim import read_cluster
 from baton.control.decision_log import LogHeader
 from baton.core.config import PolicyConfig
 from baton.core.errors import ConfigError
-from baton.metrics.summary import Distribution, RequestRecord, SloTargets, summarize
+from baton.metrics.summary import Distribution, SloTargets
 from baton.policy.named import named
 from baton.report.log_records import LoggedRun, Outcomes, outcomes, run_of_log
 from baton.report.log_trace import trace_of_log
 from baton.sim.log_cluster import cluster_of_log
 from baton.sim.replay_trace import replay_trace
 from baton.sim.spec import ClusterSpec
+
+OFF_RATIO_MAX = 0.25
+"""A simulation of what was that is farther from it than this says little of what might have been."""
+
+
+class Baseline(Struct, frozen=True, kw_only=True):
+    """A mean of the log, and what the simulation of the log as it was makes of it."""
+
+    log_s: float
+    simulated_s: float
+    off_ratio: float
+    """0.25: a quarter too long."""
 
 
 class Simulated(Struct, frozen=True, kw_only=True):
@@ -32,8 +43,12 @@ class Simulated(Struct, frozen=True, kw_only=True):
     """Simulated with the log's policies on the log's cluster: what differs from `log` is the simulation's error."""
     other: Outcomes | None
     """Simulated with what was asked for instead. None: nothing was."""
+    baseline: dict[str, Baseline]
+    """Of TTFT and TPOT: how far `as_logged` is from `log`."""
     notes: tuple[str, ...]
     """What the comparison does not know."""
+    warnings: tuple[str, ...]
+    """Why it is not to be believed."""
 
 
 def simulate_log(args: argparse.Namespace) -> Simulated:
@@ -48,16 +63,20 @@ def simulate_log(args: argparse.Namespace) -> Simulated:
     targets = SloTargets(ttft_s=args.ttft_slo_s, tpot_s=args.tpot_slo_s)
 
     def played(spec: ClusterSpec, config: PolicyConfig) -> Outcomes:
-        return _outcomes(replay_trace(spec, trace, policy=config, seed=args.seed or 0), targets)
+        return outcomes(replay_trace(spec, trace, policy=config, seed=args.seed or 0), targets)
 
     asked_cluster = cluster if args.cluster is None else read_cluster(args.cluster)
     asked_policy = policy if args.policy is None else named(args.policy)
     is_other = args.cluster is not None or args.policy is not None
+    log, as_logged = outcomes(run.records, targets, is_timed=not run.untimed), played(cluster, policy)
+    baseline = _baseline(log, as_logged)
     return Simulated(
-        log=_outcomes(run.records, targets, is_timed=not run.untimed),
-        as_logged=played(cluster, policy),
+        log=log,
+        as_logged=as_logged,
         other=played(asked_cluster, asked_policy) if is_other else None,
-        notes=_notes(run),
+        baseline=baseline,
+        notes=_notes(run, log),
+        warnings=_warnings(baseline),
     )
 
 
@@ -71,14 +90,20 @@ def show_simulated(found: Simulated, other: str, console: Console) -> None:
     for label in next(iter(rows.values())):
         table.add_row(label, *(cells[label] for cells in rows.values()))
     console.print(table)
+    for name, means in found.baseline.items():
+        both = f"{means.log_s * 1000:,.4g} ms in the log, {means.simulated_s * 1000:,.4g} ms simulated as it was"
+        console.print(f"mean {name.upper()}: {both} ({means.off_ratio:+.1%})", markup=False, highlight=False)
     for note in found.notes:
         console.print(f"note: {note}", markup=False, highlight=False)
+    for warning in found.warnings:
+        console.print(f"warning: {warning}", markup=False, highlight=False)
 
 
 def _rows(outcome: Outcomes) -> dict[str, str]:
     rows = {
         "requests": f"{outcome.requests:,}",
         "completed, failed, refused": f"{outcome.completed:,}, {outcome.failed:,}, {outcome.rejected:,}",
+        "given back, as no worker was there": f"{outcome.no_worker:,}",
         "in SLO": "-" if outcome.attainment_ratio is None else f"{outcome.attainment_ratio:.1%}",
         "goodput, requests/s": "-" if outcome.goodput_rps is None else f"{outcome.goodput_rps:.4g}",
     }
@@ -92,17 +117,42 @@ def _milliseconds(values: Distribution) -> str:
     return "-" if values.mean is None else ", ".join(f"{(value or 0.0) * 1000:,.4g}" for value in shown)
 
 
-def _outcomes(records: Sequence[RequestRecord], targets: SloTargets, *, is_timed: bool = True) -> Outcomes:
-    return outcomes(summarize(records, slo=targets, wall_s=0.0), is_timed=is_timed)
+def _baseline(log: Outcomes, as_logged: Outcomes) -> dict[str, Baseline]:
+    """Hold the simulation of what was against what was, as far as both know."""
+    means = {
+        "ttft": (log.ttft_s.mean, as_logged.ttft_s.mean),
+        "tpot": (log.tpot_s.mean, as_logged.tpot_s.mean),
+    }
+    return {
+        name: Baseline(log_s=log_s, simulated_s=simulated_s, off_ratio=simulated_s / log_s - 1.0)
+        for name, (log_s, simulated_s) in means.items()
+        if log_s and simulated_s is not None
+    }
 
 
-def _notes(run: LoggedRun) -> tuple[str, ...]:
+def _warnings(baseline: dict[str, Baseline]) -> tuple[str, ...]:
+    off = [name.upper() for name, means in baseline.items() if abs(means.off_ratio) > OFF_RATIO_MAX]
+    if not off:
+        return ()
+    return (
+        f"the simulation of the log as it was misses the log's {' and '.join(off)} by more than {OFF_RATIO_MAX:.0%}: "
+        "believe it of nothing else either, until the server has a cost model that was fitted to it ([cost] in its "
+        "configuration)",
+    )
+
+
+def _notes(run: LoggedRun, log: Outcomes) -> tuple[str, ...]:
     notes: list[str] = []
     unfinished = run.open + sum(record.outcome != "finished" for record in run.records)
     if unfinished:
         notes.append(
             f"{unfinished} requests of the log have no known length (refused, cancelled, failed or still open): they "
             "are simulated as long as the others were on average, or as their clients asked for at most"
+        )
+    if log.no_worker:
+        notes.append(
+            f"{log.no_worker} requests of the log were given back because no worker was there: no policy refused them, "
+            "and the simulated fleet is there from the beginning"
         )
     if run.untimed:
         notes.append(

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from baton.core.messages import Outcome
+from baton.core.messages import Outcome, RejectReason
 from baton.core.types import Slo
 
 
@@ -33,6 +33,8 @@ class RequestRecord:
     end_s: float
     """When it was closed, whatever the outcome."""
     outcome: Outcome
+    reject: RejectReason | None = None
+    """Why it was rejected, where that is known."""
     input_tokens: int
     token_times_s: Sequence[float] = ()
     """When each output token came, ascending; empty unless it finished (or got that far)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import Struct
@@ -18,7 +18,7 @@ from baton.core.messages import (
     StartPrefill,
 )
 from baton.core.types import Request, RequestId
-from baton.metrics.summary import Distribution, RequestRecord, Results
+from baton.metrics.summary import Distribution, RequestRecord, SloTargets, summarize
 
 
 class Outcomes(Struct, frozen=True, kw_only=True):
@@ -28,6 +28,9 @@ class Outcomes(Struct, frozen=True, kw_only=True):
     completed: int
     failed: int
     rejected: int
+    """By a policy."""
+    no_worker: int
+    """Taken, and given back because no worker was there for `survival.wait_s`: that says nothing of a policy."""
     ttft_s: Distribution
     tpot_s: Distribution
     e2e_s: Distribution
@@ -97,6 +100,7 @@ class LoggedRun:
                 arrival_s=life.arrived_s,
                 end_s=now_s,
                 outcome=close.outcome,
+                reject=close.reject,
                 input_tokens=life.request.prompt_tokens,
                 token_times_s=times_s,
                 slo=life.request.slo,
@@ -113,13 +117,16 @@ def run_of_log(decisions: Iterable[Decision]) -> LoggedRun:
     return run
 
 
-def outcomes(results: Results, *, is_timed: bool = True) -> Outcomes:
-    """Keep of a run's results what a log knows as well. `is_timed`: every first token's time is known."""
+def outcomes(records: Sequence[RequestRecord], targets: SloTargets, *, is_timed: bool = True) -> Outcomes:
+    """Reduce a run to what a log knows as well. `is_timed`: every first token's time is known."""
+    results = summarize(records, slo=targets, wall_s=0.0)
+    no_worker = sum(record.reject == "no_worker" for record in records)
     return Outcomes(
         requests=results.requests,
         completed=results.completed,
         failed=results.failed,
-        rejected=results.rejected,
+        rejected=results.rejected - no_worker,
+        no_worker=no_worker,
         ttft_s=results.ttft_s,
         tpot_s=results.tpot_s,
         e2e_s=results.e2e_s,

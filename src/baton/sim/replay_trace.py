@@ -138,6 +138,7 @@ class _Replay:
             arrival_s=life.request.arrived_at_s - edge.before_s(life.request.prompt_tokens),
             end_s=ended_at_s + edge.token_s,
             outcome=close.outcome,
+            reject=close.reject,
             input_tokens=life.request.prompt_tokens,
             token_times_s=times_s,
             cached_tokens=life.cached_tokens,
