@@ -244,7 +244,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     batch: BatchLimits = BatchLimits()
     speculation: SpeculationConfig = SpeculationConfig()
     cost: dict[str, Any] = {}
-    """How long steps take on this machine: `model`, and its values. Empty: linear, with its defaults."""
+    """How long steps take on this machine: `model`, and its values. Empty, or without some prices of the linear model:
+    those come from the sizes of the served model, at rates of another machine."""
     http: HttpConfig = HttpConfig()
     policy: PolicyConfig = PolicyConfig()
     hooks: HooksConfig = HooksConfig()

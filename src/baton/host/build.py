@@ -15,7 +15,9 @@ from baton.core.errors import ConfigError
 from baton.core.types import HostId, WorkerView
 from baton.engine.card import ModelCard
 from baton.engine.dtype import Dtype, kv_dtype, resolve_dtype
+from baton.engine.native.build import can_be_built
 from baton.engine.parallel.place import rank_refusals
+from baton.engine.prices import linear_prices
 from baton.host.device import Device, choose_device, device_room
 from baton.host.sizing import blocks_total, host_room, neighbour_cores, share_cores, worker_views
 from baton.kv.layout import KVLayout
@@ -64,6 +66,26 @@ def choose_computing(config: Config, card: ModelCard, hash_tokens: int | None = 
     if problems:
         raise ConfigError("\n".join(problems))
     return Computing(device, dtype, layout, hash_tokens or layout.block_tokens)
+
+
+def priced(config: Config, card: ModelCard, computing: Computing) -> Config:
+    """Fill in what `cost` leaves open: the prices of steps of this model on the engine that is expected to serve it.
+
+    One that names another cost model than the linear one stays as it is. Prices are those of a worker of the topology.
+    """
+    if config.cost.get("model", "linear") != "linear" or "kinds" in config.cost:
+        return config
+    workers = len(worker_views(config.topology, HostId("")))
+    threads = share_cores(workers, config.threads)[0][0] if workers else 1
+    prices = linear_prices(
+        card,
+        kind="cuda" if computing.device.drivers else "native" if can_be_built() else "torch",
+        dtype=computing.dtype,
+        weights=config.weights,
+        threads=threads,
+        kv_token_bytes=computing.layout.token_bytes,
+    )
+    return msgspec.structs.replace(config, cost={**prices, **config.cost})
 
 
 def limit_context(config: Config, card: ModelCard) -> ModelCard:

@@ -17,7 +17,7 @@ from baton.core.types import HostId, Slo
 from baton.cost.load import load_cost
 from baton.engine.card import ModelCard
 from baton.engine.fingerprint import kv_identity
-from baton.host.build import Computing, HostParts, build_host, choose_computing, limit_context
+from baton.host.build import Computing, HostParts, build_host, choose_computing, limit_context, priced
 from baton.host.tier_opening import check_tiers, fingerprint_of, open_tiers
 from baton.kv.blocks import EvictionOrder
 from baton.kv.host_pool import HostPool
@@ -60,6 +60,7 @@ def assemble(config: Config, card: ModelCard) -> Parts:
     config = msgspec.structs.replace(config, policy=resolve(config.policy))
     _check_batching(config.policy.batching)
     computing = choose_computing(config, card)
+    config = priced(config, card, computing)
     layout = computing.layout
     card = limit_context(config, card)
     is_alone = config.topology == Topology() and config.hosts.expected > 0
