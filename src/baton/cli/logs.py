@@ -8,16 +8,19 @@ from pathlib import Path
 
 import msgspec
 
+from baton.cli.policy_choice import policy_of
 from baton.control.advice import Policies
 from baton.control.build import build_coordinator
 from baton.control.coordinator import Coordinator
 from baton.control.decision_log import Decision, LogHeader, SimHeader
+from baton.core.config import PolicyConfig
 from baton.core.errors import ConfigError
 from baton.core.ports import CostModel
 from baton.cost.load import load_cost
 from baton.link.log_file import read_log
+from baton.policy.named import named
 from baton.sim.cluster import cluster_coordinator
-from baton.sim.policies import build_policies
+from baton.sim.policies import configured_policies
 from baton.sim.spec import ClusterSpec
 
 Header = LogHeader | SimHeader
@@ -32,7 +35,7 @@ def fresh_coordinator(header: Header) -> Coordinator:
     """A coordinator as the one that wrote the log. Raises ConfigError where its policies are not there any more."""
     if isinstance(header, SimHeader):
         spec = spec_of(header)
-        return cluster_coordinator(spec, build_policies(header.policy, spec))
+        return cluster_coordinator(spec, configured_policies(policies_of(header), spec))
     return build_coordinator(
         header.policy,
         cost=load_cost(header.cost, folder=Path()).cost,
@@ -40,6 +43,11 @@ def fresh_coordinator(header: Header) -> Coordinator:
         attempts_max=header.attempts_max,
         window=header.window,
     )
+
+
+def policies_of(header: Header) -> PolicyConfig:
+    """What decided. Raises ConfigError for a name that is not known any more."""
+    return named(header.policy) if isinstance(header.policy, str) else header.policy
 
 
 def block_tokens(header: Header) -> int:
@@ -55,13 +63,13 @@ def spec_of(header: SimHeader) -> ClusterSpec:
         raise ConfigError(f"the log's cluster cannot be read: {error}; simulate again with this version") from error
 
 
-def other_policies(name: str, header: Header, cost: CostModel) -> Policies:
-    """The policies of a name, as `baton sim --policy` has them, with the cost model of the log.
+def other_policies(asked: str, header: Header, cost: CostModel) -> Policies:
+    """The policies that `--policy` asks for, as `baton sim` has them, with the cost model of the log.
 
     Raises ConfigError for an unknown name: it lists the known.
     """
     spec = spec_of(header) if isinstance(header, SimHeader) else ClusterSpec()
-    return replace(build_policies(name, spec).cluster, cost=cost)
+    return replace(configured_policies(policy_of(asked), spec).cluster, cost=cost)
 
 
 def write_file(path: Path, content: bytes) -> None:

@@ -14,11 +14,11 @@ from rich.table import Table
 
 from baton.cli.explain import wide_console, write_json
 from baton.cli.logs import Header, block_tokens, fresh_coordinator, open_log, other_policies, write_file
+from baton.cli.policy_choice import HELP as POLICY_HELP
 from baton.cli.simulate_log import show_simulated, simulate_log
 from baton.control.decision_log import Decision, replay
 from baton.core.errors import ConfigError
 from baton.link.log_file import cut_bytes
-from baton.policy.named import NAMED
 from baton.report.compare import Comparison, compare
 from baton.report.log_page import render_log
 from baton.report.log_trace import render_trace, trace_of_log
@@ -53,7 +53,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "log", type=Path, metavar="LOG", help="a file that `baton serve --log` or `baton sim --log` wrote"
     )
-    parser.add_argument("--policy", metavar="NAME", help=f"ask these policies too: {', '.join(NAMED)}")
+    parser.add_argument("--policy", metavar="NAME", help=f"ask these policies too: {POLICY_HELP}")
     parser.add_argument("--simulate", action="store_true", help="play the arrivals, and compare what came of them")
     parser.add_argument(
         "--cluster", type=Path, metavar="FILE", help="with --simulate: a cluster of docs/simulator.md, not the log's"

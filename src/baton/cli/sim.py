@@ -17,19 +17,20 @@ from rich.table import Table
 from baton.bench.flags import ATTAINMENT_MIN
 from baton.cli.cells import play_cells
 from baton.cli.logs import write_file
+from baton.cli.policy_choice import HELP as POLICY_HELP
+from baton.cli.policy_choice import policy_of
 from baton.control.decision_log import Decision, PoolDecision, SimHeader
 from baton.core.errors import ConfigError
 from baton.core.types import Slo
 from baton.link.log_file import LogWriter
 from baton.metrics.summary import Distribution, RequestRecord, Results, SloTargets, summarize
-from baton.policy.named import named
 from baton.report.perfetto import render_perfetto
 from baton.report.run_page import RunPage, render_run
 from baton.report.timeline import Timeline
 from baton.sim.cells import CellJob
 from baton.sim.fault_file import read_faults
 from baton.sim.faults import TimedFault
-from baton.sim.policies import CHOICES, build_policies
+from baton.sim.policies import configured_policies
 from baton.sim.replay_trace import play_cell, replay_trace
 from baton.sim.spec import ClusterSpec, read_spec
 from baton.workload.arrivals import PoissonArrivals
@@ -67,7 +68,7 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="FILE",
         help="a trace or a workload file (.toml): docs/workloads.md",
     )
-    parser.add_argument("--policy", default="baton", metavar="NAME", help=f"{', '.join(CHOICES)} (default baton)")
+    parser.add_argument("--policy", default="baton", metavar="NAME", help=f"{POLICY_HELP} (default baton)")
     parser.add_argument("--rate-scale", type=float, default=1.0, metavar="K", help="play the trace K times as fast")
     parser.add_argument("--rate", type=float, metavar="R", help="Poisson arrivals instead of the trace's own times")
     parser.add_argument("--limit", type=int, metavar="N", help="take at most the first N requests")
@@ -127,14 +128,14 @@ def _play(
     tap: Callable[[Decision | PoolDecision], None] | None,
 ) -> list[RequestRecord]:
     """Play it: cells side by side, one cell here. The results are the same."""
-    promise = _promise(args)
+    promise, policy = _promise(args), policy_of(args.policy)
     if faults:
-        job = CellJob(spec=spec, trace=trace, policy=named(args.policy), seed=args.seed, slo=promise, faults=faults)
+        job = CellJob(spec=spec, trace=trace, policy=policy, seed=args.seed, slo=promise, faults=faults)
         return play_cell(job, tap)
     processes = min(spec.cells, args.processes or len(os.sched_getaffinity(0)))
     if processes > 1 and tap is None:
-        return play_cells(spec, trace, policy=args.policy, seed=args.seed, slo=promise, processes=processes)
-    return replay_trace(spec, trace, policy=args.policy, seed=args.seed, slo=promise, tap=tap)
+        return play_cells(spec, trace, policy=policy, seed=args.seed, slo=promise, processes=processes)
+    return replay_trace(spec, trace, policy=policy, seed=args.seed, slo=promise, tap=tap)
 
 
 def _promise(args: argparse.Namespace) -> Slo | None:
@@ -153,7 +154,7 @@ class _Watching:
         self._drawn = args.html is not None or args.perfetto is not None
         self._log = None
         if args.log is not None:
-            header = SimHeader(cluster=msgspec.json.encode(spec).decode(), policy=args.policy)
+            header = SimHeader(cluster=msgspec.json.encode(spec).decode(), policy=policy_of(args.policy))
             self._log = LogWriter(args.log, header, LOG_BYTES_MAX)
         self.tap = self._take if self._drawn or self._log is not None else None
         """None: nobody wants any, and the run need not make them."""
@@ -193,7 +194,7 @@ def _read(args: argparse.Namespace) -> tuple[ClusterSpec, Trace, tuple[TimedFaul
     except ConfigError as error:
         problems.append(str(error))
     try:
-        build_policies(args.policy, spec)
+        configured_policies(policy_of(args.policy), spec)
     except ConfigError as error:
         problems.append(str(error))
     try:

@@ -9,13 +9,13 @@ from msgspec import Struct
 from rich.console import Console
 from rich.table import Table
 
-from baton.cli.logs import Header, block_tokens, open_log, spec_of
+from baton.cli.logs import Header, block_tokens, open_log, policies_of, spec_of
+from baton.cli.policy_choice import policy_of
 from baton.cli.sim import read_cluster
 from baton.control.decision_log import LogHeader
 from baton.core.config import PolicyConfig
 from baton.core.errors import ConfigError
 from baton.metrics.summary import Distribution, SloTargets
-from baton.policy.named import named
 from baton.report.log_records import LoggedRun, Outcomes, outcomes, run_of_log
 from baton.report.log_trace import trace_of_log
 from baton.sim.log_cluster import cluster_of_log
@@ -59,14 +59,14 @@ def simulate_log(args: argparse.Namespace) -> Simulated:
     if not trace.requests:
         raise ConfigError(f"{args.log}: no request arrived in this log, so there is nothing to simulate")
     cluster = _cluster(header, args.log)
-    policy = named(header.policy) if isinstance(header.policy, str) else header.policy
+    policy = policies_of(header)
     targets = SloTargets(ttft_s=args.ttft_slo_s, tpot_s=args.tpot_slo_s)
 
     def played(spec: ClusterSpec, config: PolicyConfig) -> Outcomes:
         return outcomes(replay_trace(spec, trace, policy=config, seed=args.seed or 0), targets)
 
     asked_cluster = cluster if args.cluster is None else read_cluster(args.cluster)
-    asked_policy = policy if args.policy is None else named(args.policy)
+    asked_policy = policy if args.policy is None else policy_of(args.policy)
     is_other = args.cluster is not None or args.policy is not None
     log, as_logged = outcomes(run.records, targets, is_timed=not run.untimed), played(cluster, policy)
     baseline = _baseline(log, as_logged)

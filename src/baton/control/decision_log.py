@@ -43,12 +43,12 @@ class LogHeader(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class SimHeader(Struct, frozen=True, kw_only=True, tag=True):
-    """As `LogHeader`, of a simulated coordinator: its cluster and the name of its policies say the same."""
+    """As `LogHeader`, of a simulated coordinator: its cluster and its policies, or their name, say the same."""
 
     version: int = LOG_VERSION
     cluster: str
     """The simulator's `ClusterSpec` as JSON."""
-    policy: str
+    policy: PolicyConfig | str
 
 
 class Decision(Struct, frozen=True, tag=True):

@@ -24,6 +24,8 @@ from baton.policy.routing import Route
 from baton.policy.telling import after_prompt_s
 
 _EMPTY = StepShape()
+TIME_S_MIN = 1e-9
+"""What a cost model says takes no time at all, takes so long: it is divided by."""
 CHUNK_TOKENS_MIN = 16
 """Prompt tokens that a step takes even where decodes leave it no time, as `SloChunked` does."""
 
@@ -167,7 +169,8 @@ class LeastPressure:
                 continue
             life_s = self._answer_tokens(worker, cluster) * _decode_s(worker, 0, 0, cost.on(worker.kind))
             decoding_ratio = decodes(worker) / max(1, worker.running_requests)
-            freed_tokens[host] = freed_tokens.get(host, 0.0) + worker.context_tokens * decoding_ratio / life_s
+            freed = worker.context_tokens * decoding_ratio / max(TIME_S_MIN, life_s)
+            freed_tokens[host] = freed_tokens.get(host, 0.0) + freed
         reach_tokens = request.prompt_tokens + self._expected_tokens(cluster) / 2
         arenas: dict[HostId, _Arena] = {}
         for worker in cluster.workers:
@@ -268,8 +271,8 @@ class LeastPressure:
         if request is not asked or model is not of:
             alone = StepShape(decode_requests=1, context_tokens=request.prompt_tokens)
             promise = Slo(
-                ttft_s=max(1e-9, model.prefill_s(new_tokens=request.prompt_tokens, cached_tokens=0)),
-                tpot_s=max(1e-9, model.step_s(alone)),
+                ttft_s=max(TIME_S_MIN, model.prefill_s(new_tokens=request.prompt_tokens, cached_tokens=0)),
+                tpot_s=max(TIME_S_MIN, model.step_s(alone)),
             )
             self._alone = (request, model, promise)
         return promise

@@ -12,12 +12,9 @@ from baton.core.plugin import load_plugin
 from baton.kv.blocks import EvictionOrder
 from baton.policy.batching import BatchingPolicy
 from baton.policy.fairness import FairnessPolicy
-from baton.policy.named import NAMED, named
+from baton.policy.named import named
 from baton.sim.cluster import SimPolicies
 from baton.sim.spec import ClusterSpec
-
-CHOICES = NAMED
-"""By the name that `baton sim --policy` takes."""
 
 
 def build_policies(name: str, spec: ClusterSpec) -> SimPolicies:

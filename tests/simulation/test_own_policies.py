@@ -1,0 +1,69 @@
+"""A policy of the user's own plays in the simulator, in a replay and live from one and the same file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from baton.cli.main import main
+
+ROOT = Path(__file__).resolve().parents[2]
+POLICIES = ROOT / "examples" / "policies"
+CLUSTER = ROOT / "examples" / "clusters" / "one-gpu-host.toml"
+
+
+@pytest.fixture
+def sim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The command, on a trace in which two tenants take turns."""
+    monkeypatch.syspath_prepend(str(POLICIES))
+    rows = [{"at_s": n / 4, "input_tokens": 400, "output_tokens": 20, "tenant": f"t{n % 2}"} for n in range(30)]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return ["sim", "--cluster", str(CLUSTER), "--trace", str(trace)]
+
+
+def test_it_is_simulated_logged_and_replayed(
+    sim: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, log = str(POLICIES / "sticky_tenant.toml"), str(tmp_path / "run.log")
+    assert main([*sim, "--policy", own, "--log", log]) == 0
+    assert main(["replay", log]) == 0, "the same decisions, from what the log says of the policies"
+    assert main(["replay", log, "--policy", own, "--json", str(tmp_path / "same.json")]) == 0
+    assert main(["replay", log, "--policy", "round-robin", "--json", str(tmp_path / "other.json")]) == 0
+    same, other = (json.loads((tmp_path / name).read_text()) for name in ("same.json", "other.json"))
+    assert sum(same["differing"].values()) == 0
+    assert sum(other["differing"].values()) > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[policy.routing]\nuse = 'no_such_module:X'", "no_such_module"),
+        ("[policy]\nname = 'batton'", "did you mean 'baton'?"),
+        ("[polcy]", "unknown key polcy"),
+        ("[policy", "not a TOML file"),
+        (None, "cannot read the policies"),
+    ],
+)
+def test_a_file_that_is_none_is_told(
+    text: str | None, words: str, sim: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "own.toml"
+    if text is not None:
+        path.write_text(text)
+    assert main([*sim, "--policy", str(path)]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_step_that_takes_no_time_fails_no_request(tmp_path: Path, sim: list[str]) -> None:
+    """Published peaks without an engine's overheads: an empty step is free, and the default policy divided by it."""
+    rows = [{"at_s": n / 200, "input_tokens": 400, "output_tokens": 200} for n in range(60)]
+    Path(sim[4]).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    cluster = tmp_path / "ideal.yaml"
+    kind = "{cost: {model: roofline, llm: llama3.1-8b, hardware: H100, engine: ideal}}"
+    roles = "\n".join(f"  - {{role: {role}, count: 1, kind: k}}" for role in ("prefill", "decode"))
+    cluster.write_text(f"workers:\n{roles}\nkinds:\n  k: {kind}\n")
+    sim[2] = str(cluster)
+    assert main(sim) == 0
