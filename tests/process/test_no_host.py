@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
-from tests.hosting import joining
+from tests.hosting import RunningHost, joining
 from tests.process.test_hosts import LONG, PROMPT, ask, nothing_used, stream, text_of, wait_until
 from tests.serving import listening
+
+WAIT_S = 0.1
+WORKER = "baton.worker"
+ASKS_AFTER = 300
+"""Of the server, each of which takes a millisecond at the least."""
 
 
 def test_with_every_host_gone_requests_are_refused_until_one_comes() -> None:
@@ -52,3 +63,70 @@ def test_who_was_taken_before_every_host_went_is_told_when_none_comes(tmp_path: 
             wait_until(server, lambda _: client.get("/ready").status_code == 200, what="a host is there again")
             wait_until(server, nothing_used, what="no block is used")
             assert ask(client, PROMPT)["usage"]["completion_tokens"] == PROMPT["max_tokens"]
+
+
+@dataclass
+class Waiting:
+    """A request waits, longer than `survival.wait_s` by now: its host is gone, and the next one's worker is held up."""
+
+    late: RunningHost
+    """The next one."""
+    held_up: int
+    """The process of its worker."""
+    following: threading.Thread
+    events: list[dict]
+    """The last one of the request's stream, once that has ended."""
+
+    def end(self) -> dict:
+        self.following.join()
+        return self.events[0]
+
+
+@contextmanager
+def waiting(tmp_path: Path) -> Iterator[Waiting]:
+    config, events = tmp_path / "impatient.toml", list[dict]()
+    config.write_text(f"survival.wait_s = {WAIT_S}\n")
+    with (
+        listening("hash", "--hosts", "1", "--config", str(config)) as server,
+        server.client() as client,
+        joining(server.url, "b", "--mixed", "1") as late,
+    ):
+        wait_until(server, lambda state: "b" in workers_of(state), what="it has joined")
+        wait_until(server, lambda _: bool(late.pids(WORKER)), what="it starts a worker")
+        (held_up,) = late.pids(WORKER)
+        os.kill(held_up, signal.SIGSTOP)
+        try:
+            with joining(server.url, "a", "--mixed", "1") as gone:
+                server.wait_ready()
+                assert workers_of(server.cluster()) == {"a": "ready", "b": "starting"}
+                following = threading.Thread(
+                    target=lambda: events.extend([*stream(client, LONG, on_first=gone.process.kill)][-1:])
+                )
+                following.start()
+                wait_until(server, lambda state: "a" not in workers_of(state), what="the first host is gone")
+                asks = itertools.count()
+                wait_until(server, lambda _: next(asks) > ASKS_AFTER, what="it waits for long")
+                yield Waiting(late, held_up, following, events)
+                following.join()
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(held_up, signal.SIGKILL)  # one that was held up early does not end with its parent
+
+
+def workers_of(state: dict) -> dict[str, str]:
+    """The state of the one worker of each host."""
+    return {worker["host"]: worker["state"] for worker in state["workers"]}
+
+
+def test_a_host_that_has_begun_to_join_is_waited_for(tmp_path: Path) -> None:
+    with waiting(tmp_path) as found:
+        os.kill(found.held_up, signal.SIGCONT)
+        assert found.end()["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_host_that_does_not_join_after_all_is_waited_for_no_longer(tmp_path: Path) -> None:
+    with waiting(tmp_path) as found:
+        found.late.process.kill()
+        error = found.end()["error"]
+        assert error["code"] == "no_worker"
+        assert f"no worker has been there for {WAIT_S} s" in error["message"]

@@ -175,7 +175,7 @@ class SurvivalConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Longest time that a worker may take to load its model."""
     wait_s: float = 60.0
     """Longest time that a request which was taken waits while no worker is there: all have died, or every host has
-    gone. Then its client gets 503 with the reason."""
+    gone. Then its client gets 503 with the reason. While a worker starts, or a host joins, `start_s` longer."""
     drain_s: float = 10.0
     """How long running requests may go on after SIGTERM or Ctrl-C. A second signal ends them at once."""
 

@@ -75,8 +75,8 @@ def assemble(config: Config, card: ModelCard) -> Parts:
         window=window_of(card),
     )
     metrics = Metrics()
-    driver = Driver(coordinator, layout, Recorder(metrics), wait_s=config.survival.wait_s)
-    driver.keeping.preemption = config.kv.preemption
+    survival = config.survival
+    driver = Driver(coordinator, layout, Recorder(metrics), wait_s=survival.wait_s, start_s=survival.start_s)
     tiers = LiveTiers(metrics)
     tiers.keeping, driver.outside.on_keep = driver.keeping, tiers.keep
     own_tiers: OwnTiers | None = None

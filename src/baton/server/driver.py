@@ -6,7 +6,6 @@ before the next event. So the state machines see the same order of events here a
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Sequence, Set
 
@@ -26,7 +25,6 @@ from baton.core.messages import (
     RoleSet,
     StepReport,
 )
-from baton.core.ticking import WaitedTooLong
 from baton.core.types import HostId, Request, RequestId, Role, WorkerId, WorkerView
 from baton.host.port import WorkerLink
 from baton.kv.host_pool import HostPool
@@ -37,6 +35,7 @@ from baton.server.copying import CopyEnd
 from baton.server.live_request import LiveRequest
 from baton.server.outside import LiveOutside
 from baton.server.recorder import Recorder
+from baton.server.waiting import RoomWatch
 
 log = logging.getLogger("baton.server")
 
@@ -44,13 +43,12 @@ log = logging.getLogger("baton.server")
 class Driver:
     """Feeds the carrier of the live server with what clients, operators and workers do."""
 
-    def __init__(self, coordinator: Coordinator, layout: KVLayout, recorder: Recorder, *, wait_s: float) -> None:
-        """`wait_s`: how long a request may wait while no worker is there."""
+    def __init__(
+        self, coordinator: Coordinator, layout: KVLayout, recorder: Recorder, *, wait_s: float, start_s: float
+    ) -> None:
+        """See `RoomWatch` for `wait_s` and `start_s`."""
         self.layout = layout
         """Of the server's own blocks."""
-        self._wait_s = wait_s
-        self._waiting: asyncio.TimerHandle | None = None
-        """Rings when the first of those that wait for a worker has waited for too long."""
         self._log: LogWriter | None = None
         self._recorder = recorder
         self._meter = LoadMeter(taken_s=now_s())
@@ -58,6 +56,7 @@ class Driver:
         self.live = self.outside.live
         self.links = self.outside.links
         self._carrier = Carrier(coordinator, self.outside)
+        self.room = RoomWatch(self._carrier, self.links, wait_s=wait_s, start_s=start_s)
 
     @property
     def log(self) -> LogWriter | None:
@@ -91,7 +90,7 @@ class Driver:
         live = self._open(request, prompt)
         self._meter.arrived(request)
         self._carrier.arrive(request, now_s())
-        self._watch_room()
+        self.room.look()
         return live
 
     def refuse(self, request: Request, prompt: Sequence[int], close: CloseRequest) -> LiveRequest:
@@ -131,7 +130,7 @@ class Driver:
             link.view = WorkerView(id=worker, host=link.view.host, role=link.view.role)
         self._orphan({worker})
         self._carrier.lose(worker, reason, now_s())
-        self._watch_room()
+        self.room.look()
 
     def add_host(self, pool: HostPool, layout: KVLayout) -> None:
         """Know of a host's arena. Its workers may join from now on."""
@@ -146,20 +145,7 @@ class Driver:
         self._orphan(lost)
         self._carrier.lose_host(host, reason, now_s())
         self.outside.layouts.pop(host, None)
-        self._watch_room()
-
-    def _watch_room(self) -> None:
-        """Look again when the first of those that wait for a worker has waited for too long. One timer for all."""
-        since_s = self._carrier.coordinator.waiting_since_s
-        if since_s is not None and self._waiting is None:
-            left_s = max(0.0, since_s + self._wait_s - now_s())
-            self._waiting = asyncio.get_running_loop().call_later(left_s, self._turn_away)
-
-    def _turn_away(self) -> None:
-        self._waiting = None
-        if self._carrier.coordinator.waiting_since_s is not None:
-            self._carrier.tell(WaitedTooLong(self._wait_s), now_s())
-            self._watch_room()
+        self.room.look()
 
     def _orphan(self, workers: Set[WorkerId]) -> None:
         """Nobody works on their requests: another process under the same name is not who did."""

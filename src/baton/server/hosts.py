@@ -61,6 +61,7 @@ class Hosts:
         """Of every host whose mover is ready, its generation."""
         self._form: KVForm | None = None
         self.driver.outside.on_copy = self.copying.begin
+        self.driver.room.is_host_coming = self._is_anybody_coming
 
     @property
     def joined(self) -> int:
@@ -172,6 +173,7 @@ class Hosts:
         """See `Registry.gone`."""
         self._strangers.discard(host)
         if self._joined.get(host.id) is not host:
+            self.driver.room.look()
             return
         del self._joined[host.id]
         self._parts.gateway.addresses.pop(host.id, None)
@@ -185,6 +187,9 @@ class Hosts:
         self._parts.tiers.lose_host(host.id)
         self._parts.metrics.forget_host(host.id)
         self._changed()
+
+    def _is_anybody_coming(self) -> bool:
+        return bool(self._strangers) or not all(host.has_workers for host in self._joined.values())
 
     def resize(self, command: StartWorker | RetireWorker) -> bool:
         """Let the host of that worker, or the one with the fewest, do what scaling wants. False: there is none."""
