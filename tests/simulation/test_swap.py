@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from baton.control.decision_log import PoolDecision
 from baton.core.config import Preemption
-from baton.core.keeping import LoadBlocks, LoadEnded, ReadBack
+from baton.core.keeping import LoadBlocks, LoadEnded, ReadBack, StoreBlocks
 from baton.core.messages import RequestDropped
 from baton.core.types import RequestId, WorkerId
 from baton.sim.cluster import SimCluster
@@ -69,16 +69,28 @@ def test_what_is_read_back_need_not_be_computed() -> None:
     assert end_s(swapped) < end_s(computed)
 
 
+def first_write_s(cluster: SimCluster) -> float:
+    return next(entry.now_s for entry in pool_log(cluster) for each in entry.commands if isinstance(each, StoreBlocks))
+
+
+def test_what_is_computed_again_is_not_written_when_it_gives_way() -> None:
+    """A write keeps blocks from those who grow. What is read again has to be written, and is at once."""
+    computed, swapped = played("recompute"), played("swap")
+    first_end_s = min(life.closes[0][0] for life in computed.server.journal.lives.values())
+    assert first_write_s(computed) >= first_end_s > first_write_s(swapped)
+
+
 def test_the_cheaper_way_reads_from_a_fast_tier() -> None:
     assert end_s(played("cheaper")) == end_s(played("swap"))
 
 
-def test_the_cheaper_way_leaves_a_slow_tier_unread_and_loses_nothing_by_it() -> None:
+def test_the_cheaper_way_leaves_a_slow_tier_unread() -> None:
+    """What was written there for nothing it has paid for: only `recompute` knows beforehand that nobody reads."""
     cluster = played("cheaper", tier=SLOW)
     answers = [entry.event for entry in pool_log(cluster) if isinstance(entry.event, ReadBack)]
     assert answers, "it was asked, and decided"
     assert reads(cluster) == []
-    assert end_s(cluster) == end_s(played("recompute", tier=SLOW))
+    assert end_s(played("recompute", tier=SLOW)) < end_s(cluster) < end_s(played("swap", tier=SLOW))
 
 
 def read_begun_s(cluster: SimCluster) -> float:
@@ -104,13 +116,14 @@ def test_a_store_that_takes_nothing_is_not_read() -> None:
 
 
 def test_a_read_that_hangs_holds_up_only_whoever_waits_for_it() -> None:
-    """The oldest request never waits for the store: it ends no later than where all is computed again."""
+    """The oldest request ends no later than where as much is written, and nothing read."""
     first = RequestId(NAMES[0])
     hung = StoreFault(host=HOST, tier="file", what="slow", at_s=0.0, for_s=99.0)
     far = replace(FAST, latency_s=0.4)
-    swapped, computed = (played(way, tier=far, faults=(hung,)) for way in ("swap", "recompute"))
-    ends = [each.server.journal.lives[first].closes[0][0] for each in (swapped, computed)]
+    swapped, unread = (played(way, tier=far, faults=(hung,)) for way in ("swap", "cheaper"))
+    ends = [each.server.journal.lives[first].closes[0][0] for each in (swapped, unread)]
     assert reads(swapped)
+    assert not reads(unread)
     assert ends[0] <= ends[1]
 
 

@@ -11,7 +11,6 @@ from typing import Protocol
 
 from baton.control.crossings import Crossings, prefix_names
 from baton.control.handoffs import Start
-from baton.core.config import Preemption
 from baton.core.keeping import (
     BlocksKept,
     DropBlocks,
@@ -59,8 +58,6 @@ class Keeping:
     """Told of a tier that may have more than before, as its book says by now."""
     at: Callable[[float], None]
     """Notes what time it is."""
-    preemption: Preemption = "cheaper"
-    """How preempted requests get back what they have lost."""
     kinds: dict[WorkerId, str] = field(default_factory=dict[WorkerId, str])
     """Of every worker, its hardware."""
 
@@ -111,8 +108,8 @@ class Keeping:
         assert pool.tiers is not None, f"{wish.host} wants to read {wish.request_id} back, and has no tiers"
         held_tokens = pool.tiers.held_blocks(wish.hashes) * pool.block_tokens
         full_tokens, hits = len(wish.hashes) * pool.block_tokens, _hits(pool, wish.hashes)
-        tokens = read_back_tokens(self.preemption, full_tokens, held_tokens, hits, cost, beside=wish.beside)
-        if hits and tokens <= held_tokens and self.preemption == "cheaper":
+        tokens = read_back_tokens(pool.tiers.preemption, full_tokens, held_tokens, hits, cost, beside=wish.beside)
+        if hits and tokens <= held_tokens and pool.tiers.preemption == "cheaper":
             pool.tiers.decline(wish.hashes)
         self.tell_pool(wish.host, ReadBack(wish.request_id, self.crossings.handoffs.next_number(), tokens))
 

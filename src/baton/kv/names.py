@@ -62,12 +62,17 @@ class Names:
     def preempt(self, holding: Holding) -> None:
         """Take the blocks of a request that will come back for them.
 
-        What the fastest tier lacks of them is written before all that waits.
+        What the fastest tier lacks of them is written before all that waits. Where they shall be computed again,
+        nothing is: they are written when the request has ended, as others are.
         """
-        if self.tiers is not None and (tier := self.tiers.fastest) is not None:
+        fresh, tiers = self.blocks.fresh, self.tiers
+        if tiers is not None and tiers.preemption == "recompute":
+            self.blocks.fresh = None
+        elif tiers is not None and tiers.fastest is not None:
             names = tuple(holding.names)
-            self.tiers.handle(PutWanted(holding.request.id, None, tier.name, names, len(names)))
+            tiers.handle(PutWanted(holding.request.id, None, tiers.fastest.name, names, len(names)))
         self.empty(holding)
+        self.blocks.fresh = fresh
         holding.preempted = True
 
     def empty(self, holding: Holding) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from baton.core.config import Preemption
 from baton.core.keeping import (
     BlocksKept,
     DropBlocks,
@@ -102,6 +103,8 @@ class Tiers:
     block_tokens: int = 1
     window: Window | None = None
     """How far back the model sees. None: to the first token."""
+    preemption: Preemption = "cheaper"
+    """How requests that give way get back what the arena loses of them."""
     resting: set[str] = field(default_factory=set[str])
     """Tiers whose stores are left alone by this host: nothing is written and nothing read. Others may reach them."""
     _waiting: dict[str, BlockQueue] = field(default_factory=dict[str, BlockQueue])

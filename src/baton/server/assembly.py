@@ -119,7 +119,7 @@ def make_pool(
     def eviction() -> EvictionOrder:
         return load_plugin(plugin.use, plugin.options, expects=EvictionOrder)
 
-    return HostPool(
+    pool = HostPool(
         host=host,
         blocks_total=blocks_total,
         block_tokens=block_tokens,
@@ -127,6 +127,9 @@ def make_pool(
         tiers=tiers(eviction),
         prompts=PromptRules(hash_tokens=config.kv.block_tokens, window=window),
     )
+    if pool.tiers is not None:
+        pool.tiers.preemption = config.kv.preemption
+    return pool
 
 
 def _open_tiers(

@@ -110,6 +110,8 @@ class SimCluster:
             prompts=PromptRules(hash_tokens=self.spec.kv.block_tokens, window=self.spec.window),
             tiers=self.stores.below(host, self.spec.tiers, kv.block_tokens, self.policies.eviction),
         )
+        if pool.tiers is not None:
+            pool.tiers.preemption = self.spec.preemption
         self.server.carrier.add_host(pool, content_layout(kv.block_tokens, self.spec.layers))
         for tier in self.spec.tiers:
             left = self.stores.left(host, tier)
@@ -368,7 +370,6 @@ def build_cluster(
     )
     carrier = Carrier(cluster_coordinator(spec, policies), outside)
     carrier.log = outside.journal.sink
-    carrier.keeping.preemption = spec.preemption
     server = SimServer(loop=loop, carrier=carrier, outside=outside, wait_s=spec.wait_s)
     wires = Wires(
         loop=loop,
