@@ -63,18 +63,20 @@ class Service:
         with _listen(parts.config.http.host, parts.config.http.port) as listener:
             self._url = _url(parts.config.http.host, listener.getsockname()[1])
             self._tell(f"listening on {self._url} (503 until the model is loaded)")
-            http = _HttpServer(self._http_config())  # before anything is started: it may refuse the model
             try:
-                await self._serve(http, listener)
+                await self._serve(listener)
             finally:
                 await self._close()
         for pool in parts.driver.pools.values():
             pool.check()
         return 1 if self._failure else 0
 
-    async def _serve(self, http: uvicorn.Server, listener: socket.socket) -> None:
+    async def _serve(self, listener: socket.socket) -> None:
+        """Raises ModelError where the vocabulary cannot be read."""
         await self._start_tiers()
         self._start_workers()
+        # The vocabulary is read beside that: it takes as long as a worker's imports.
+        http = _HttpServer(await asyncio.to_thread(self._http_config))
         serving = asyncio.create_task(http.serve(sockets=[listener]))
         serving.add_done_callback(self._on_http_end)
         await self._stop.wait()
