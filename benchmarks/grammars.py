@@ -13,8 +13,8 @@ import json
 import time
 from collections.abc import Callable
 
+import numpy as np
 import record
-import torch
 
 from baton.core.step import Slice, Step, StepResult
 from baton.core.types import BlockId, Grammar, RequestId, Sampling
@@ -74,7 +74,7 @@ def llguidance_s(repeats: int) -> dict[str, dict[str, float]]:
 
 def step_s(repeats: int) -> dict[str, dict[str, float]]:
     """Seconds of drawing one token, free and constrained, from logits that are there."""
-    logits = torch.randn(1, CARD.vocab_tokens, generator=torch.Generator().manual_seed(0))
+    logits = np.random.default_rng(0).standard_normal((1, CARD.vocab_tokens), dtype=np.float32)
     engine = ConstrainedEngine(_Drawing(logits), CARD)  # type: ignore[arg-type]
     engine.execute(Step((_part(3),)))
     return {
@@ -119,7 +119,7 @@ class _Drawing:
 
     layout = CARD.layout(block_tokens=16, dtype="float32")
 
-    def __init__(self, logits: torch.Tensor) -> None:
+    def __init__(self, logits: np.ndarray) -> None:
         self._logits = logits
 
     def execute(self, step: Step) -> StepResult:
@@ -151,7 +151,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=20)
     repeats = parser.parse_args().repeats
-    torch.set_num_threads(1)
     figures = {"llguidance": llguidance_s(repeats), "step": step_s(repeats)}
     if xgrammar is not None:
         figures["xgrammar"] = xgrammar_s(repeats)

@@ -51,7 +51,8 @@ def logits(engine: NativeEngine, *parts: tuple[list[int], int, int]) -> Tensor:
     blocks = -(-len(TOKENS) // BLOCK_TOKENS)
     slices = [part_of(tokens, range(first, first + blocks), start=start) for tokens, start, first in parts]
     firsts = engine._forward(slices)
-    return engine._logits([first + part.count - 1 for first, part in zip(firsts, slices, strict=True)]).clone()
+    rows = [first + part.count - 1 for first, part in zip(firsts, slices, strict=True)]
+    return torch.from_numpy(engine._logits(rows).copy())
 
 
 def first_layer(engine: NativeEngine, arena: bytearray) -> Tensor:

@@ -1,4 +1,4 @@
-"""Make the engine that a model card asks for. Torch is imported only if needed: the hash engine starts at once."""
+"""Make the engine that a model card asks for. Torch is imported by the torch engine alone: the others start at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from baton.engine.card import ModelCard
 from baton.engine.constrained import ConstrainedEngine
 from baton.engine.dtype import Dtype
 from baton.engine.hash_engine import HashEngine
+from baton.engine.load_native import load_native_engine, load_quantized_engine, native_refusal
 from baton.engine.native.build import library_path
+from baton.engine.native.library import NativeLibrary
 from baton.engine.parallel.orders import Orders
 from baton.engine.parallel.place import rank_place
 from baton.engine.port import StepEngine
@@ -51,9 +53,6 @@ def choose_engine(
     """
     if card.format == "hash":
         return EngineChoice(kind="hash")
-    from baton.engine.load_native import native_refusal
-    from baton.engine.native.library import NativeLibrary
-
     refusal = native_refusal(card, layout, device)
     if not refusal:
         try:
@@ -122,11 +121,9 @@ def load_engine(
     inner: StepEngine
     if chosen.kind == "hash":
         return ConstrainedEngine(HashEngine(layout, _on_host(memory), card.vocab_tokens, card.window_tokens), card)
-    from baton.engine.load_native import load_native_engine, load_quantized_engine
-    from baton.engine.load_torch import load_torch_engine
-    from baton.engine.native.library import NativeLibrary
-
     if chosen.library is None:
+        from baton.engine.load_torch import load_torch_engine
+
         inner = load_torch_engine(card, layout, memory, dtype=dtype, threads=threads, device=chosen.device)
     else:
         library, held = NativeLibrary(chosen.library), _on_host(memory)

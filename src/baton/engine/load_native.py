@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from baton.core.config import WeightsChoice
 from baton.engine.card import ModelCard
 from baton.engine.dtype import Dtype
-from baton.engine.kernels.paged import TORCH_DTYPES
 from baton.engine.model_config import Experts, ModelConfig
 from baton.engine.native.library import (
     KV_NUMBERS,
@@ -28,9 +27,9 @@ from baton.engine.native.library import (
 )
 from baton.engine.native_engine import NativeEngine
 from baton.engine.quantized import RUN_INPUTS, QuantizedMatrix, quantize_rows, quantize_runs, stacked
-from baton.engine.resolve import read_config
+from baton.engine.stored import to_bfloat16, to_float32
 from baton.engine.tensor_names import ExpertNames, expert_names
-from baton.engine.weights import WeightReader, open_weights
+from baton.engine.weights import WeightReader, open_model
 from baton.kv.layout import KVLayout
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2moe", "qwen3moe")
@@ -94,8 +93,7 @@ def _load(
     card: ModelCard, layout: KVLayout, memory: memoryview, library: NativeLibrary, computed: _Computed
 ) -> NativeEngine:
     dtype, threads = computed.dtype, computed.threads
-    torch.set_num_threads(threads)
-    config = read_config(card)
+    config, weights = open_model(card)
     model = NativeModel(
         layers=config.layers,
         hidden=config.hidden,
@@ -112,10 +110,8 @@ def _load(
         cores=_cores(threads),
     )
     engine = NativeEngine(library, library.new(model), config, layout, memory)
-    with torch.inference_mode():
-        reader = _MatrixReader(open_weights(card, config), TORCH_DTYPES[dtype], computed.weights)
-        _Weights(library.weights(engine.handle), config, reader).set_all()
-    torch.set_num_threads(1)  # what torch still does, drawing tokens, is too small to share and wakes nobody
+    reader = _MatrixReader(weights, dtype, computed.weights)
+    _Weights(library.weights(engine.handle), config, reader).set_all()
     return engine
 
 
@@ -128,19 +124,19 @@ def _cores(threads: int) -> ctypes.Array[ctypes.c_int32] | None:
 class _MatrixReader:
     """Reads matrices in the form that they are computed in: dense, as the file stores them, or rounded to 8 bits."""
 
-    def __init__(self, reader: WeightReader, dtype: torch.dtype, weights: WeightsChoice) -> None:
+    def __init__(self, reader: WeightReader, dtype: Dtype, weights: WeightsChoice) -> None:
         self._reader = reader
-        self._dtype = dtype
+        self._computed = {"float32": to_float32, "bfloat16": to_bfloat16}[dtype]
         self._weights = weights
 
-    def exact(self, name: str) -> Tensor:
-        return self._reader.read(name).float()
+    def exact(self, name: str) -> np.ndarray:
+        return to_float32(self._reader.read(name))
 
-    def matrix(self, names: list[str]) -> Tensor | QuantizedMatrix:
+    def matrix(self, names: list[str]) -> np.ndarray | QuantizedMatrix:
         """Stack matrices that read the same input: [rows, inputs]."""
         parts = [f"{name}.weight" for name in names]
         if self._weights == "dense":
-            return torch.cat([self._reader.read(part).to(self._dtype) for part in parts])
+            return _joined([self._computed(self._reader.read(part)) for part in parts])
         if self._weights == "int8":
             return stacked([quantize_rows(_aligned(self._reader.read(part))) for part in parts])
         return stacked([self._stored(part) for part in parts])
@@ -150,9 +146,15 @@ class _MatrixReader:
         return quantize_runs(_aligned(self._reader.read(name))) if kept is None else kept
 
 
-def _aligned(weight: Tensor) -> Tensor:
-    """Fill up inputs with zeros to whole runs."""
-    return torch.nn.functional.pad(weight.float(), (0, -weight.shape[1] % RUN_INPUTS))
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Put matrices on top of each other. One alone is not copied."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _aligned(stored: np.ndarray) -> np.ndarray:
+    """Return weights as float32, their inputs filled up with zeros to whole runs."""
+    weight, missing = to_float32(stored), -stored.shape[1] % RUN_INPUTS
+    return np.pad(weight, ((0, 0), (0, missing))) if missing else weight
 
 
 class _Weights:
@@ -162,7 +164,7 @@ class _Weights:
         self._target = target
         self._config = config
         self._reader = reader
-        self._alive: list[Tensor] = []
+        self._alive: list[np.ndarray] = []
 
     def set_all(self) -> None:
         for index in range(self._config.layers):
@@ -199,8 +201,8 @@ class _Weights:
     def _add_experts(self, index: int, experts: Experts, names: ExpertNames) -> None:
         prefix = f"model.layers.{index}."
         scores = [names.router, *([names.shared_gate] if experts.shared_gate else [])]
-        rows = self._hold(torch.cat([self._reader.exact(f"{prefix}{name}.weight") for name in scores]))
-        matrix = NativeMatrix(data=rows.data_ptr(), rows=len(rows), inputs=rows.shape[1])
+        rows = self._hold(np.concatenate([self._reader.exact(f"{prefix}{name}.weight") for name in scores]))
+        matrix = NativeMatrix(data=rows.ctypes.data, rows=len(rows), inputs=rows.shape[1])
         self._target.set_router(index, NativeRouter(matrix, experts.count, experts.used, experts.normalized))
         for expert in range(experts.count):
             self._add_mlp(index, *(prefix + part for part in names.expert(expert)))
@@ -215,25 +217,25 @@ class _Weights:
 
     def _matrix(self, names: list[str], *, biased: bool) -> NativeMatrix:
         found = self._reader.matrix(names)
-        bias = self._hold(torch.cat([self._reader.exact(f"{name}.bias") for name in names])) if biased else None
-        quantized = None if isinstance(found, Tensor) else found
-        weight = self._hold(found if isinstance(found, Tensor) else found.codes)
+        bias = self._hold(np.concatenate([self._reader.exact(f"{name}.bias") for name in names])) if biased else None
+        quantized = found if isinstance(found, QuantizedMatrix) else None
+        weight = self._hold(found.codes if isinstance(found, QuantizedMatrix) else found)
         minimums = None if quantized is None else quantized.minimums
         return NativeMatrix(
-            data=weight.data_ptr(),
-            bias=None if bias is None else bias.data_ptr(),
+            data=weight.ctypes.data,
+            bias=None if bias is None else bias.ctypes.data,
             rows=len(weight),
             inputs=weight.shape[1],
             number=WEIGHT_NUMBERS["dense" if quantized is None else quantized.kind],
-            scales=None if quantized is None else self._hold(quantized.scales).data_ptr(),
-            minimums=None if minimums is None else self._hold(minimums).data_ptr(),
+            scales=None if quantized is None else self._hold(quantized.scales).ctypes.data,
+            minimums=None if minimums is None else self._hold(minimums).ctypes.data,
         )
 
     def _vector(self, name: str) -> int:
-        return self._hold(self._reader.exact(name)).data_ptr()
+        return self._hold(self._reader.exact(name)).ctypes.data
 
-    def _hold(self, tensor: Tensor) -> Tensor:
-        """Keep a tensor until the library has copied it."""
-        kept = tensor.contiguous()
+    def _hold(self, array: np.ndarray) -> np.ndarray:
+        """Keep an array until the library has copied it."""
+        kept = np.ascontiguousarray(array)
         self._alive.append(kept)
         return kept

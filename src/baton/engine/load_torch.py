@@ -16,10 +16,9 @@ from baton.engine.kernels.torch_sdpa import SdpaBackend
 from baton.engine.model_config import ModelConfig
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.loader import Loader
-from baton.engine.resolve import read_config
 from baton.engine.step_runner import CudaCapture, EagerRunner, GraphRunner
 from baton.engine.torch_engine import TorchEngine
-from baton.engine.weights import open_weights
+from baton.engine.weights import open_model
 from baton.kv.layout import SCALE_BYTES, KVLayout
 
 
@@ -37,8 +36,7 @@ def load_torch_engine(
     torch.set_num_threads(threads)
     target = torch.device(device)
     memory = on_device(memory, target)
-    config = read_config(card)
-    number, weights = TORCH_DTYPES[dtype], open_weights(card, config)
+    number, (config, weights) = TORCH_DTYPES[dtype], open_model(card)
     if target.type == "cuda":
         return _on_cuda(config, Loader(weights, number, target), memory, layout)
     with torch.inference_mode():

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from baton.core.step import Slice, SliceResult, Step, StepResult
 from baton.core.types import BlockId, RequestId, Sampling, TokenLogprob
+from baton.engine.frequencies import inverse_frequencies
 from baton.engine.model_config import ModelConfig
 from baton.engine.native.library import NativeLibrary, NativeStep
 from baton.engine.progress import Progress
-from baton.engine.rope import Rotary
 from baton.engine.sampler import Drawn, drawn_rows, sample_drafted, token_logprob
 from baton.kv.layout import KVLayout
 
@@ -115,7 +113,7 @@ class NativeEngine:
         rows = [row for part, first in asking for row in drawn_rows(part, first)]
         return sample_drafted(self._logits(rows), [part for part, _ in asking])
 
-    def _logits(self, rows: Sequence[int]) -> Tensor:
+    def _logits(self, rows: Sequence[int]) -> np.ndarray:
         """Project rows of the last step: [rows, vocab], float32. The next call writes into the same memory."""
         indices = _int32(rows)
         vocab = self._config.vocab_tokens
@@ -123,7 +121,7 @@ class NativeEngine:
             self._room = np.empty(len(rows) * vocab, dtype=np.float32)
         logits = self._room[: len(rows) * vocab].reshape(len(rows), vocab)
         self._library.project(self.handle, indices.ctypes.data, len(rows), logits.ctypes.data)
-        return torch.as_tensor(logits)  # the same memory
+        return logits
 
     def _embedding(self, row: int) -> bytes:
         """Return the final hidden state of one row of the last step, as long as 1."""
@@ -146,18 +144,22 @@ class AngleTable:
     """Cosines and sines of all positions so far: [positions, head_dim] of float32, cosines in the first half."""
 
     def __init__(self, config: ModelConfig) -> None:
-        self._rotary = Rotary(config, dtype=torch.float32, device=torch.device("cpu"))
-        self._half = config.head_dim // 2
+        self._frequencies = inverse_frequencies(config)  # [head_dim / 2]
+        self._factor = np.float32(config.rope.attention_factor)
         self._table = np.empty((0, config.head_dim), dtype=np.float32)
 
     def to(self, positions: int) -> np.ndarray:
         """Return the table for at least so many positions."""
         while len(self._table) < positions:
             start = len(self._table)
-            cos, sin = self._rotary.at(torch.arange(start, start + ANGLE_POSITIONS))
-            piece = torch.cat((cos[:, 0, : self._half], sin[:, 0, self._half :]), 1)
-            self._table = np.concatenate((self._table, piece.numpy()))
+            self._table = np.concatenate((self._table, self._piece(start, start + ANGLE_POSITIONS)))
         return self._table
+
+    def _piece(self, start: int, end: int) -> np.ndarray:
+        """Angles are products in float32, as models were trained; their functions are rounded from float64."""
+        positions = np.arange(start, end, dtype=np.float32)
+        angles = (positions[:, None] * self._frequencies).astype(np.float64)
+        return np.concatenate((np.cos(angles), np.sin(angles)), 1).astype(np.float32) * self._factor
 
 
 def _int32(values: Sequence[int]) -> np.ndarray:

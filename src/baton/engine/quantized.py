@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 from gguf import GGMLQuantizationType
-from torch import Tensor
 
 from baton.engine.dtype import WeightKind
 
@@ -27,42 +26,45 @@ class QuantizedMatrix:
     """One matrix, [rows, inputs]."""
 
     kind: WeightKind
-    codes: Tensor  # [rows, inputs] uint8
-    scales: Tensor  # int8: [rows] float32; else [rows, inputs / 32] float16
-    minimums: Tensor | None = None  # q4m: [rows, inputs / 32] float16
+    codes: np.ndarray  # [rows, inputs] uint8
+    scales: np.ndarray  # int8: [rows] float32; else [rows, inputs / 32] float16
+    minimums: np.ndarray | None = None  # q4m: [rows, inputs / 32] float16
 
-    def dense(self) -> Tensor:
+    def dense(self) -> np.ndarray:
         """Return the weights that the codes stand for: [rows, inputs], float32. The oracle of the native kernels."""
-        codes = self.codes.float() - ZERO_CODES[self.kind]
+        codes = self.codes.astype(np.float32) - ZERO_CODES[self.kind]
         if self.kind == "int8":
             return codes * self.scales[:, None]
-        runs = codes.view(len(codes), -1, RUN_INPUTS) * self.scales.float()[:, :, None]
+        runs = codes.reshape(len(codes), -1, RUN_INPUTS) * self.scales.astype(np.float32)[:, :, None]
         if self.minimums is not None:
-            runs = runs + self.minimums.float()[:, :, None]
-        return runs.view(codes.shape)
+            runs += self.minimums.astype(np.float32)[:, :, None]
+        return runs.reshape(codes.shape)
 
-    def rows_in_order(self, order: Tensor) -> QuantizedMatrix:
+    def rows_in_order(self, order: np.ndarray) -> QuantizedMatrix:
         minimums = None if self.minimums is None else self.minimums[order]
         return QuantizedMatrix(self.kind, self.codes[order], self.scales[order], minimums)
 
 
-def quantize_rows(weight: Tensor) -> QuantizedMatrix:
-    """Round float weights [rows, inputs] to 8 bits with one scale per row."""
-    scales = weight.float().abs().amax(1) / 127.0
+def quantize_rows(weight: np.ndarray) -> QuantizedMatrix:
+    """Round float32 weights [rows, inputs] to 8 bits with one scale per row."""
+    scales = np.abs(weight).max(1) / 127.0
     return QuantizedMatrix("int8", _codes(weight, scales[:, None]), scales)
 
 
-def quantize_runs(weight: Tensor) -> QuantizedMatrix:
-    """Round float weights [rows, inputs] to 8 bits with one scale per run of 32 inputs, as Q8_0 does."""
-    runs = weight.float().view(len(weight), -1, RUN_INPUTS)
-    scales = (runs.abs().amax(2) / 127.0).half()  # [rows, runs]
-    codes = _codes(runs, scales.float()[:, :, None]).view(weight.shape)
+def quantize_runs(weight: np.ndarray) -> QuantizedMatrix:
+    """Round float32 weights [rows, inputs] to 8 bits with one scale per run of 32 inputs, as Q8_0 does."""
+    runs = weight.reshape(len(weight), -1, RUN_INPUTS)
+    scales = (np.abs(runs).max(2) / 127.0).astype(np.float16)  # [rows, runs]
+    codes = _codes(runs, scales.astype(np.float32)[:, :, None]).reshape(weight.shape)
     return QuantizedMatrix("q8", codes, scales)
 
 
-def _codes(values: Tensor, scales: Tensor) -> Tensor:
-    numbers = (values.float() / scales.clamp_min(1e-30)).round().clamp(-127, 127)
-    return (numbers + 128).to(torch.uint8)
+def _codes(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    numbers = values / np.maximum(scales, np.float32(1e-30))
+    np.rint(numbers, out=numbers)
+    np.clip(numbers, -127, 127, out=numbers)
+    numbers += 128
+    return numbers.astype(np.uint8)
 
 
 def stacked(parts: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
@@ -72,52 +74,52 @@ def stacked(parts: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
     minimums = [part.minimums for part in parts if part.minimums is not None]
     return QuantizedMatrix(
         parts[0].kind,
-        torch.cat([part.codes for part in parts]),
-        torch.cat([part.scales for part in parts]),
-        torch.cat(minimums) if minimums else None,
+        np.concatenate([part.codes for part in parts]),
+        np.concatenate([part.scales for part in parts]),
+        np.concatenate(minimums) if minimums else None,
     )
 
 
-def from_gguf(raw: Tensor, type_: GGMLQuantizationType, shape: tuple[int, ...]) -> QuantizedMatrix | None:
-    """Unpack a matrix of a GGUF file without changing a code. None for a type that has no such form here."""
+def from_gguf(raw: np.ndarray, type_: GGMLQuantizationType, shape: tuple[int, ...]) -> QuantizedMatrix | None:
+    """Unpack the bytes of a GGUF matrix without changing a code. None for a type that has no such form here."""
     match type_:
         case GGMLQuantizationType.Q8_0:
-            blocks = raw.view(-1, 2 + RUN_INPUTS)
+            blocks = raw.reshape(-1, 2 + RUN_INPUTS)
             codes = blocks[:, 2:] ^ 128  # a signed byte plus 128
             return QuantizedMatrix("q8", codes.reshape(shape), _halves(blocks[:, :2], shape))
         case GGMLQuantizationType.Q4_0:
-            blocks = raw.view(-1, 2 + RUN_INPUTS // 2)
-            return QuantizedMatrix("q4", _nibbles(blocks[:, 2:]).view(shape), _halves(blocks[:, :2], shape))
+            blocks = raw.reshape(-1, 2 + RUN_INPUTS // 2)
+            return QuantizedMatrix("q4", _nibbles(blocks[:, 2:]).reshape(shape), _halves(blocks[:, :2], shape))
         case GGMLQuantizationType.Q4_1:
-            blocks = raw.view(-1, 4 + RUN_INPUTS // 2)
+            blocks = raw.reshape(-1, 4 + RUN_INPUTS // 2)
             scales, minimums = _halves(blocks[:, :2], shape), _halves(blocks[:, 2:4], shape)
-            return QuantizedMatrix("q4m", _nibbles(blocks[:, 4:]).view(shape), scales, minimums)
+            return QuantizedMatrix("q4m", _nibbles(blocks[:, 4:]).reshape(shape), scales, minimums)
         case GGMLQuantizationType.Q4_K:
-            return _q4_k(raw.view(-1, 4 + 12 + K_INPUTS // 2), shape)
+            return _q4_k(raw.reshape(-1, 4 + 12 + K_INPUTS // 2), shape)
     return None
 
 
-def _halves(data: Tensor, shape: tuple[int, ...]) -> Tensor:
+def _halves(data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Read float16: [rows, runs]."""
-    return data.contiguous().view(torch.float16).view(shape[0], -1)
+    return np.ascontiguousarray(data).view(np.float16).reshape(shape[0], -1)
 
 
-def _nibbles(packed: Tensor) -> Tensor:
+def _nibbles(packed: np.ndarray) -> np.ndarray:
     """Unpack [runs, 16] bytes to [runs, 32] codes: low halves are the first 16, high halves the last 16."""
-    return torch.cat((packed & 15, packed >> 4), 1)
+    return np.concatenate((packed & 15, packed >> 4), 1)
 
 
-def _q4_k(blocks: Tensor, shape: tuple[int, ...]) -> QuantizedMatrix:
+def _q4_k(blocks: np.ndarray, shape: tuple[int, ...]) -> QuantizedMatrix:
     """Eight runs share two float16; each run has a scale and a minimum of six bits. Products are rounded to float16."""
-    factors = blocks[:, :4].contiguous().view(torch.float16).float()  # [blocks, 2]: of scales, of minimums
+    factors = np.ascontiguousarray(blocks[:, :4]).view(np.float16).astype(np.float32)  # [blocks, 2]: scale, minimum
     low, high, mixed = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]  # [blocks, 4] each
-    scales = torch.cat((low & 63, (mixed & 15) | ((low >> 6) << 4)), 1)  # [blocks, 8]
-    minimums = torch.cat((high & 63, (mixed >> 4) | ((high >> 6) << 4)), 1)
+    scales = np.concatenate((low & 63, (mixed & 15) | ((low >> 6) << 4)), 1)  # [blocks, 8]
+    minimums = np.concatenate((high & 63, (mixed >> 4) | ((high >> 6) << 4)), 1)
     pairs = blocks[:, 16:].reshape(-1, 4, RUN_INPUTS)  # 32 bytes hold two runs: low halves, then high halves
-    codes = torch.stack((pairs & 15, pairs >> 4), 2)  # [blocks, 4, 2, 32]
+    codes = np.stack((pairs & 15, pairs >> 4), 2)  # [blocks, 4, 2, 32]
     return QuantizedMatrix(
         "q4m",
         codes.reshape(shape),
-        (scales.float() * factors[:, :1]).half().view(shape[0], -1),
-        (minimums.float() * -factors[:, 1:]).half().view(shape[0], -1),
+        (scales.astype(np.float32) * factors[:, :1]).astype(np.float16).reshape(shape[0], -1),
+        (minimums.astype(np.float32) * -factors[:, 1:]).astype(np.float16).reshape(shape[0], -1),
     )

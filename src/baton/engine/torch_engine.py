@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from baton.core.step import Slice, SliceResult, Step, StepResult
 from baton.core.types import BlockId, RequestId, Sampling, TokenLogprob
 from baton.engine.kernels.paged import PagedKV, Row, ragged_rows, scratch_block
 from baton.engine.models.decoder import Decoder
-from baton.engine.sampler import Drawn, drawn_rows, sample_drafted, token_logprob
+from baton.engine.sampler import Drawn, Numbers, drawn_rows, sample_drafted, token_logprob
 from baton.engine.step_runner import StepRunner
 from baton.kv.layout import KVLayout
 
@@ -79,8 +79,12 @@ class TorchEngine:
         if not asking:
             return []
         wanted = [index for part, row in asking for index in drawn_rows(part, row.first)]
-        logits = self._runner.logits(hidden, wanted)
-        return sample_drafted(logits, [part for part, _ in asking])
+        return sample_drafted(self._logits(hidden, wanted), [part for part, _ in asking])
+
+    def _logits(self, hidden: Tensor, picked: Sequence[int]) -> Numbers:
+        """Project rows to the vocabulary: [picked, vocab]. What lies in host memory is numpy's to draw from."""
+        logits = self._runner.logits(hidden, picked)
+        return logits if logits.is_cuda else logits.numpy()
 
     def _embedding(self, row: Row, hidden: Tensor) -> bytes:
         """Return the last token's final hidden state, as long as 1: it has seen the whole prompt."""
@@ -93,7 +97,7 @@ class TorchEngine:
         count = min(row.count, part.prompt_tokens - 1 - part.start)
         for first in range(0, count, LOGPROB_ROWS):
             size = min(LOGPROB_ROWS, count - first)
-            logits = self._runner.logits(hidden, range(row.first + first, row.first + first + size))
+            logits = self._logits(hidden, range(row.first + first, row.first + first + size))
             for offset in range(size):
                 token = part.tokens[part.start + first + offset + 1]
                 yield token_logprob(logits[offset], token, part.sampling.top_logprobs or 0)

@@ -1,14 +1,17 @@
-"""The port for weights: tensors by their Hugging Face name, read one at a time."""
+"""The port for weights: tensors by their Hugging Face name, read one at a time. No torch: not every engine has it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Protocol
 
-from torch import Tensor
+import numpy as np
 
 from baton.engine.card import ModelCard
+from baton.engine.config_gguf import read_config_gguf
+from baton.engine.config_json import read_config_json
 from baton.engine.cut import Cut
+from baton.engine.gguf_file import open_gguf
 from baton.engine.model_config import ModelConfig
 from baton.engine.quantized import QuantizedMatrix
 from baton.engine.weights_gguf import GGUFWeights
@@ -16,8 +19,11 @@ from baton.engine.weights_safetensors import SafetensorsWeights
 
 
 class WeightReader(Protocol):
-    def read(self, name: str, cut: Cut | None = None) -> Tensor:
-        """Return one tensor, or a part of it, on the CPU, in the file's type (float32 where it was quantized)."""
+    def read(self, name: str, cut: Cut | None = None) -> np.ndarray:
+        """Return one tensor, or a part of it, in the file's type (float32 where it was quantized).
+
+        bfloat16 comes as its bits: see `baton.engine.stored`. It may be a view of the file, which nobody writes to.
+        """
         ...
 
     def read_quantized(self, name: str) -> QuantizedMatrix | None:
@@ -25,8 +31,14 @@ class WeightReader(Protocol):
         ...
 
 
-def open_weights(card: ModelCard, config: ModelConfig) -> WeightReader:
-    """Open a resolved model's weights. Raises ModelError for a type that cannot be read."""
+def open_model(card: ModelCard) -> tuple[ModelConfig, WeightReader]:
+    """Read a resolved model's configuration and open its weights: a GGUF file has both behind one long header.
+
+    Raises ModelError for a file that cannot be read.
+    """
+    path = Path(card.path)
     if card.format == "gguf":
-        return GGUFWeights(Path(card.path), config)
-    return SafetensorsWeights(Path(card.path))
+        file = open_gguf(path)
+        config = read_config_gguf(file)
+        return config, GGUFWeights(file, config)
+    return read_config_json(path), SafetensorsWeights(path)

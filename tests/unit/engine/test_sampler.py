@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -13,11 +14,17 @@ from hypothesis import strategies as st
 
 from baton.core.types import Sampling
 from baton.engine import sampler
-from baton.engine.sampler import largest, sample, uniform
+from baton.engine.sampler import Numbers, largest, sample, uniform
 from tests.unit.engine.models import part_of
 
 VOCAB = 40
-rows = st.lists(st.floats(-20, 20, width=32), min_size=VOCAB, max_size=VOCAB).map(torch.tensor)
+LIBRARIES: dict[str, Callable[[np.ndarray], Numbers]] = {"numpy": np.asarray, "torch": torch.from_numpy}
+"""Logits are drawn from where they lie: in host memory by numpy, on a GPU by torch."""
+if torch.cuda.is_available():
+    LIBRARIES["cuda"] = lambda array: torch.from_numpy(array).cuda()
+rows = st.lists(st.floats(-20, 20, width=32), min_size=VOCAB, max_size=VOCAB).map(
+    lambda values: np.array(values, dtype=np.float32)
+)
 prompts = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=8)
 samplings = st.builds(
     Sampling,
@@ -35,13 +42,13 @@ samplings = st.builds(
 )
 
 
-def _draw(logits: torch.Tensor, tokens: list[int], prompt_tokens: int, sampling: Sampling) -> int:
+def _draw(logits: Numbers, tokens: list[int], prompt_tokens: int, sampling: Sampling) -> int:
     part = part_of(tokens, [], sampling=sampling, prompt_tokens=prompt_tokens)
     return sample(logits[None], [part])[0][0]
 
 
 def _oracle(
-    logits: torch.Tensor, tokens: list[int], prompt_tokens: int, sampling: Sampling
+    logits: np.ndarray, tokens: list[int], prompt_tokens: int, sampling: Sampling
 ) -> tuple[list[float], list[int]]:
     """Return weights by id and the ids that may be drawn, in plain Python."""
     scores = [float(value) for value in logits]
@@ -71,14 +78,15 @@ def _oracle(
     return weights, [token for token in kept if weights[token] >= sampling.min_p or token == kept[0]]
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
 @settings(max_examples=300, deadline=None)
 @given(logits=rows, prompt=prompts, output=prompts, sampling=samplings)
 def test_what_is_drawn_is_what_the_oracle_allows(
-    logits: torch.Tensor, prompt: list[int], output: list[int], sampling: Sampling
+    library: str, logits: np.ndarray, prompt: list[int], output: list[int], sampling: Sampling
 ) -> None:
     """Every option at once. The oracle sums in another order, so a token at the very edge may go either way."""
     tokens = [*prompt, *output]
-    drawn = _draw(logits, tokens, len(prompt), sampling)
+    drawn = _draw(LIBRARIES[library](logits), tokens, len(prompt), sampling)
     weights, allowed = _oracle(logits, tokens, len(prompt), sampling)
     if sampling.temperature == 0.0:
         assert drawn == allowed[0]
@@ -87,27 +95,27 @@ def test_what_is_drawn_is_what_the_oracle_allows(
         assert drawn in allowed or weights[drawn] >= edge
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
 @settings(max_examples=100, deadline=None)
 @given(logits=rows, tokens=prompts, sampling=samplings, others=st.lists(st.tuples(rows, samplings), max_size=4))
 def test_a_draw_depends_on_nothing_but_its_row(
-    logits: torch.Tensor, tokens: list[int], sampling: Sampling, others: list[tuple[torch.Tensor, Sampling]]
+    library: str, logits: np.ndarray, tokens: list[int], sampling: Sampling, others: list[tuple[np.ndarray, Sampling]]
 ) -> None:
     """The same row, seed and position draw the same token in any company, at any place in the batch."""
-    alone = _draw(logits, tokens, 1, sampling)
+    alone = _draw(LIBRARIES[library](logits), tokens, 1, sampling)
     mine = part_of(tokens, [], sampling=sampling, prompt_tokens=1)
     beside = [part_of([1, 2], [], sampling=other, prompt_tokens=1) for _, other in others]
-    batch = torch.stack([*(row for row, _ in others), logits, *(row for row, _ in others)])
-    assert sample(batch, [*beside, mine, *beside])[len(others)][0] == alone
+    batch = np.stack([*(row for row, _ in others), logits, *(row for row, _ in others)])
+    assert sample(LIBRARIES[library](batch), [*beside, mine, *beside])[len(others)][0] == alone
 
 
 def test_draws_follow_the_distribution() -> None:
     """20,000 positions: each token's share is within four standard deviations of its probability."""
-    torch.manual_seed(0)
-    logits = torch.randn(8)
-    expected = (logits / 0.8).softmax(-1)
+    logits = np.random.default_rng(0).standard_normal(8, dtype=np.float32)
+    expected = np.exp(logits / 0.8) / np.exp(logits / 0.8).sum()
     count = 20_000
     parts = [part_of([0] * (2 + i % 7), [], sampling=Sampling(temperature=0.8, seed=i)) for i in range(count)]
-    drawn = Counter(token for token, _ in sample(logits.expand(count, -1), parts))
+    drawn = Counter(token for token, _ in sample(np.broadcast_to(logits, (count, 8)), parts))
     for token, share in enumerate(expected.tolist()):
         assert abs(drawn[token] / count - share) < 4 * math.sqrt(share * (1 - share) / count)
 
@@ -120,9 +128,10 @@ def test_position_and_seed_both_change_the_draw() -> None:
     assert abs(sum(values) / len(values) - 0.5) < 0.02
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("count", [0, 1, 3, VOCAB, 100])
-def test_largest_breaks_ties_by_id(count: int) -> None:
-    scores = torch.tensor([1.0, 3.0, 3.0, 2.0] * 10)
+def test_largest_breaks_ties_by_id(count: int, library: str) -> None:
+    scores = LIBRARIES[library](np.array([1.0, 3.0, 3.0, 2.0] * 10, dtype=np.float32))
     values, ids = largest(scores, count)
     order = sorted(range(VOCAB), key=lambda token: (-float(scores[token]), token))[:count]
     assert ids.tolist() == order
@@ -130,7 +139,7 @@ def test_largest_breaks_ties_by_id(count: int) -> None:
 
 
 def test_greedy_takes_the_lowest_id_among_equals() -> None:
-    logits = torch.zeros(2, VOCAB)
+    logits = np.zeros((2, VOCAB), dtype=np.float32)
     logits[:, [7, 9]] = 1.0
     plain = part_of([1], [], sampling=Sampling(temperature=0.0))
     biased = part_of([1], [], sampling=Sampling(temperature=0.0, logit_bias=((30, 0.5),)))
@@ -139,19 +148,19 @@ def test_greedy_takes_the_lowest_id_among_equals() -> None:
 
 def test_a_nucleus_wider_than_the_first_guess_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """top_p looks at the likeliest few first; when they do not suffice, the answer is the same as with all."""
-    torch.manual_seed(1)
-    logits = torch.randn(30, VOCAB)
+    logits = np.random.default_rng(1).standard_normal((30, VOCAB), dtype=np.float32)
     parts = [part_of([1], [], sampling=Sampling(temperature=1.0, top_p=0.95, seed=seed)) for seed in range(30)]
     expected = sample(logits, parts)
     monkeypatch.setattr(sampler, "NUCLEUS_GUESS_TOKENS", 3)
     assert sample(logits, parts) == expected
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"top_p": 0.5}, {"temperature": 0.0}, {"top_logprobs": 2}])
-def test_not_a_number_is_no_crash(options: dict[str, float]) -> None:
+def test_not_a_number_is_no_crash(options: dict[str, float], library: str) -> None:
     """A broken model says nonsense; its worker lives on for the others."""
-    logits = torch.full((1, VOCAB), float("nan"))
-    token, _ = sample(logits, [part_of([1], [], sampling=Sampling(**options))])[0]
+    logits = np.full((1, VOCAB), np.nan, dtype=np.float32)
+    token, _ = sample(LIBRARIES[library](logits), [part_of([1], [], sampling=Sampling(**options))])[0]
     assert 0 <= token < VOCAB
 
 
@@ -161,16 +170,16 @@ def test_a_temperature_too_small_for_float32_is_greedy_and_no_crash(
     temperature: float, options: dict[str, float]
 ) -> None:
     """One such request used to end the worker, and as often as it was tried again."""
-    logits = torch.linspace(-9, 9, 1000)
+    logits = np.linspace(-9, 9, 1000, dtype=np.float32)
     assert _draw(logits, [1, 2], 2, Sampling(temperature=temperature, **options)) == 999
 
 
-def test_logprobs_are_of_the_raw_logits() -> None:
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_logprobs_are_of_the_raw_logits(library: str) -> None:
     """Before penalties, bias and temperature: what the model said."""
-    torch.manual_seed(2)
-    logits = torch.randn(1, VOCAB)
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(2))
     sampling = Sampling(temperature=0.0, logit_bias=((11, 50.0),), top_logprobs=3)
-    token, logprob = sample(logits, [part_of([4], [], sampling=sampling)])[0]
+    token, logprob = sample(LIBRARIES[library](logits.numpy()), [part_of([4], [], sampling=sampling)])[0]
     expected = logits[0].double().log_softmax(-1)
     assert token == 11
     assert logprob is not None

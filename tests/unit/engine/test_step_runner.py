@@ -16,10 +16,10 @@ from baton.engine.kernels.torch_sdpa import SdpaBackend
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.loader import Loader
 from baton.engine.port import StepEngine
-from baton.engine.resolve import read_config, resolve_model
+from baton.engine.resolve import resolve_model
 from baton.engine.step_runner import Capture, EagerRunner, GraphRunner, NoCapture, Replay
 from baton.engine.torch_engine import TorchEngine
-from baton.engine.weights import open_weights
+from baton.engine.weights import open_model
 from tests.numerics.test_architectures import CONFIGS, TOKENS
 from tests.unit.engine.models import part_of, poison, run, tiny_model
 
@@ -36,13 +36,13 @@ class TracedCapture:
 
 def _engine(model_path: Path, capture: Capture | None) -> tuple[TorchEngine, bytearray]:
     card = resolve_model(str(model_path))
-    layout, config = card.layout(block_tokens=BLOCK_TOKENS, dtype="float32"), read_config(card)
+    layout, (config, weights) = card.layout(block_tokens=BLOCK_TOKENS, dtype="float32"), open_model(card)
     arena = bytearray(layout.block_bytes * BLOCKS)
     poison(arena)
     kv = PagedKV(memoryview(arena), layout)
     with torch.inference_mode():
         product = TorchRowProduct() if capture is not None else None
-        model = Decoder(config, Loader(open_weights(card, config), torch.float32, CPU, product))
+        model = Decoder(config, Loader(weights, torch.float32, CPU, product))
     eager = EagerRunner(model, SdpaBackend(), CPU)
     runner = eager if capture is None else GraphRunner(eager, kv, TorchDecodeKernel(), capture)
     return TorchEngine(model, kv, runner, CPU), arena

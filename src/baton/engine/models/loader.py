@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from baton.engine.kernels.expert_rows import RowProduct
 from baton.engine.kernels.linear import Linear, make_linear
+from baton.engine.stored import BFLOAT16
 from baton.engine.weights import WeightReader
 
 
@@ -23,11 +25,11 @@ class Loader:
         self.device = device
 
     def tensor(self, name: str) -> Tensor:
-        return self._reader.read(name).to(device=self.device, dtype=self.dtype).contiguous()
+        return _as_tensor(self._reader.read(name)).to(device=self.device, dtype=self.dtype).contiguous()
 
     def exact(self, name: str) -> Tensor:
         """Read a small tensor that decides something, in float32 whatever the model computes in."""
-        return self._reader.read(name).to(device=self.device, dtype=torch.float32).contiguous()
+        return _as_tensor(self._reader.read(name)).to(device=self.device, dtype=torch.float32).contiguous()
 
     def linear(self, *names: str, biased: bool = False) -> Linear:
         """Load projections that read the same input as one matrix, their outputs one after the other."""
@@ -39,3 +41,10 @@ class Loader:
         """Read tensors and put them one after the other."""
         parts = [self.tensor(name) for name in names]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _as_tensor(stored: np.ndarray) -> Tensor:
+    """See an array as a tensor on the CPU. Nothing is copied."""
+    if stored.dtype == BFLOAT16:
+        return torch.from_numpy(stored.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(stored)

@@ -20,9 +20,8 @@ from baton.engine.parallel.orders import Orders
 from baton.engine.parallel.place import rank_config, rank_layout, rank_refusals, rank_shard
 from baton.engine.parallel.runner import LeadRunner, RankParts
 from baton.engine.parallel.weights import RankWeights
-from baton.engine.resolve import read_config
 from baton.engine.torch_engine import TorchEngine
-from baton.engine.weights import open_weights
+from baton.engine.weights import open_model
 from baton.kv.layout import KVLayout
 
 CPU = torch.device("cpu")
@@ -78,9 +77,9 @@ def load_rank(
         raise ModelError(f"{card.name} cannot be computed by {layout.ranks} ranks: {'; '.join(refusals)}")
     device = arena.device
     memory = on_device(arena.memory, device)
-    config, place = read_config(card), ranks.place
+    (config, whole), place = open_model(card), ranks.place
     torch.set_num_threads(threads)
-    weights = RankWeights(open_weights(card, config), config, place, rank_shard(layout, place))
+    weights = RankWeights(whole, config, place, rank_shard(layout, place))
     mine, loader = rank_config(config, layout, place), Loader(weights, TORCH_DTYPES[dtype], device)
     backend = SdpaBackend() if device.type == "cpu" else triton_attention(mine, loader)[0]
     with torch.inference_mode():

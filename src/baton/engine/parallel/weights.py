@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from baton.engine.cut import Cut
 from baton.engine.model_config import ModelConfig
@@ -29,7 +28,7 @@ class RankWeights:
     place: RankPlace
     shard: Shard
 
-    def read(self, name: str, cut: Cut | None = None) -> Tensor:
+    def read(self, name: str, cut: Cut | None = None) -> np.ndarray:
         """See `WeightReader.read`. `name` counts the layers of the stage from 0."""
         assert cut is None, f"{name} is cut already"
         prefix, _, rest = name.removeprefix(LAYERS).partition(".")
@@ -39,21 +38,21 @@ class RankWeights:
         module, kind = name.split(".")[-2:]
         if module in ("o_proj", *WIDTHS_IN) and kind == "bias":
             bias = self.whole.read(name)  # every rank would add it to the sum: one of them has it
-            return bias if self.place.column == 0 else torch.zeros_like(bias)
+            return bias if self.place.column == 0 else np.zeros_like(bias)
         return self.whole.read(name, self._cut(name, module))
 
     def read_quantized(self, name: str) -> QuantizedMatrix | None:
         """See `WeightReader`. Ranks compute in floats."""
         return None
 
-    def _read_end(self, name: str) -> Tensor:
+    def _read_end(self, name: str) -> np.ndarray:
         """Read the embedding or the output projection, filled up with zeros to what each rank has, or a norm."""
         if name == "model.norm.weight":
             return self.whole.read(name)
         part, tokens = self.place.vocab(self.config.vocab_tokens), self.config.vocab_tokens
         rows = self.whole.read(name, Cut(0, part))
         missing = -(-tokens // self.place.tensor) - len(part)
-        return torch.nn.functional.pad(rows, (0, 0, 0, missing))
+        return np.pad(rows, ((0, missing), (0, 0))) if missing else rows
 
     def _cut(self, name: str, module: str) -> Cut | None:
         """Find the rank's part of a tensor of a layer. None: it has all of it."""
