@@ -24,7 +24,7 @@ TRACES = Path(__file__).parents[1] / "data" / "traces"
 
 def bench(*flags: str) -> int:
     parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
+    add_parser(parser.add_subparsers(), "measure")
     args = parser.parse_args(["bench", *flags])
     return args.run(args)
 

@@ -74,11 +74,11 @@ _RESULTS = (
 )
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
     """Add the command. Values are checked by `run`, so that every problem is told at once."""
     parser = subparsers.add_parser(
         "bench",
-        help="measure a server with a load",
+        help=purpose,
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

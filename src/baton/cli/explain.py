@@ -36,11 +36,11 @@ The log is replayed into a fresh coordinator, so what is shown is what the polic
 its log as far as it is written (GET /cluster/log); the replay is done here, and costs it no more than the sending."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
         "explain",
-        help="explain the decisions about one request",
+        help=purpose,
         description=DESCRIPTION,
         epilog="Exit code: 0 explained, 2 no such log, server or request.",
         formatter_class=argparse.RawDescriptionHelpFormatter,

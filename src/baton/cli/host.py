@@ -22,11 +22,11 @@ Exit code: 0 after a signal; 1 if no server took this host for --join-wait-s, or
 for bad arguments, or where the server refuses it for good."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
         "host",
-        help="join a server with this machine's workers and memory",
+        help=purpose,
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -8,36 +8,47 @@ import os
 import re
 import select
 import sys
-from collections.abc import Mapping
-from importlib import metadata
+from collections.abc import Collection, Sequence
+from importlib import import_module, metadata
 
-from baton.cli import bench, explain, host, plan, pool, replay, serve, sim, top
 from baton.core.errors import BatonError, ConfigError
 
 EXIT_USAGE = 2
+COMMANDS = {
+    "serve": "serve a model over HTTP (OpenAI API)",
+    "host": "join a server with this machine's workers and memory",
+    "pool": "give this machine's memory to hosts, for KV blocks that they share",
+    "bench": "measure a server with a load",
+    "sim": "simulate a cluster on a trace",
+    "plan": "find the hardware, the roles and the parallelism that meet an SLO",
+    "explain": "explain the decisions about one request",
+    "replay": "replay a decision log and compare",
+    "top": "show a server's workers and KV blocks, live",
+}
+"""Modules of this package, and what they are for. Only the one that is wanted is imported: the others' libraries take
+longer than to say what is wrong with a command line."""
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Describe every sub-command. `docs/cli.md` is generated from this."""
+def build_parser(wanted: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
+    """Describe the wanted sub-commands in full, and the others by a line. `docs/cli.md` is generated from this."""
     parser = argparse.ArgumentParser(
         prog="baton",
         description="Serve large language models, prefill and decode apart, over one KV cache per host.",
     )
     parser.add_argument("--version", action="version", version=f"baton {metadata.version('baton')}")
-    _add_commands(parser)
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, purpose in COMMANDS.items():
+        if name in wanted:
+            import_module(f"baton.cli.{name}").add_parser(subparsers, purpose)
+        else:
+            subparsers.add_parser(name, help=purpose)
     return parser
 
 
-def _add_commands(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (serve, host, pool, bench, sim, plan, explain, replay, top):
-        command.add_parser(subparsers)
-    return subparsers.choices
-
-
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run a sub-command. Exit codes: 0 fine, 1 ran but fell short, 2 bad arguments or configuration."""
-    args, unknown = build_parser().parse_known_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    args, unknown = build_parser(words).parse_known_args(words)
     try:
         if unknown:
             flags = [word for word in unknown if word.startswith("-")] or unknown
@@ -69,8 +80,9 @@ def _nobody_reads() -> bool:
 
 def _unknown(command: str, word: str) -> str:
     """Say that a command does not take a word, with the nearest flag that it has."""
-    commands = _add_commands(argparse.ArgumentParser(prog="baton"))
-    flags = re.findall(r"--[a-z][\w-]*", commands[command].format_help())
+    commands = argparse.ArgumentParser(prog="baton").add_subparsers()
+    import_module(f"baton.cli.{command}").add_parser(commands, COMMANDS[command])
+    flags = re.findall(r"--[a-z][\w-]*", commands.choices[command].format_help())
     close = difflib.get_close_matches(word.partition("=")[0], flags, n=1)
     hint = f"did you mean {close[0]}?" if close else f"see `baton {command} --help`"
     return f"baton {command} does not take {word}; {hint}"

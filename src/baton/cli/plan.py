@@ -29,11 +29,11 @@ model that does not fit, or an SLO that no hardware meets."""
 OBJECTIVES = ("goodput-per-dollar", "goodput-per-watt", "goodput-per-gpu", "cheapest")
 
 
-def add_parser(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
+def add_parser(subparsers: Subparsers[argparse.ArgumentParser], purpose: str) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
         "plan",
-        help="find the hardware, the roles and the parallelism that meet an SLO",
+        help=purpose,
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

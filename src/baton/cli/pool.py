@@ -14,11 +14,11 @@ PORT = 8700
 _BYTES_MAX = 1 << 50
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
         "pool",
-        help="give this machine's memory to hosts, for KV blocks that they share",
+        help=purpose,
         description="Keep KV blocks for hosts, which name it as the store pool://HOST:PORT. Ctrl-C ends it.",
     )
     parser.set_defaults(run=run)

@@ -39,11 +39,11 @@ policies (--policy) or on another cluster (--cluster), and TTFT, TPOT and goodpu
 the first simulation is from the log says how much of the second to believe."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
         "replay",
-        help="replay a decision log and compare",
+        help=purpose,
         description=DESCRIPTION,
         epilog="Exit code: 0 the same decisions (with --policy, --simulate: compared), 1 a difference (shown), "
         "2 no such log.",

@@ -14,18 +14,15 @@ import msgspec
 
 from baton.core.config import Config, TierConfig, Topology, load
 from baton.core.errors import ConfigError
-from baton.engine.resolve import resolve_model
-from baton.server.assembly import assemble
-from baton.server.service import Service
 
 Section = TypeVar("Section", bound=msgspec.Struct)
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
     """Add the command. What is not given here comes from --config, and else from the defaults."""
     parser = subparsers.add_parser(
         "serve",
-        help="serve a model over HTTP (OpenAI API)",
+        help=purpose,
         description="Serve a model over HTTP. Without arguments: SmolLM2-135M, 1 prefill + 1 decode, port 8000.",
     )
     parser.set_defaults(run=run)
@@ -84,6 +81,10 @@ def add_parallel(parser: argparse.ArgumentParser, *, default: str = "1") -> None
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal comes. Returns the exit code."""
     config = configuration(args)
+    from baton.engine.resolve import resolve_model  # what is wrong with the flags is told before
+    from baton.server.assembly import assemble
+    from baton.server.service import Service
+
     parts = assemble(config, resolve_model(config.model))
     return event_loop()(Service(parts, tell=tell).run())
 

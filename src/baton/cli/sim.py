@@ -50,11 +50,11 @@ only time, step durations and messages are simulated. No policy sees how long an
 Exit code: 0; 1 if a request failed, none completed, or the SLO attainment is too low; 2 for bad arguments."""
 
 
-def add_parser(subparsers: Subparsers) -> None:
+def add_parser(subparsers: Subparsers, purpose: str) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
         "sim",
-        help="simulate a cluster on a trace",
+        help=purpose,
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

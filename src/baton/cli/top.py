@@ -16,11 +16,11 @@ from baton.core.errors import BatonError, ConfigError
 from baton.server.port import ClusterStatus, HostStatus, TierStatus
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
         "top",
-        help="show a server's workers and KV blocks, live",
+        help=purpose,
         description="Show a server's workers and KV blocks, live. Ctrl-C ends it.",
     )
     parser.set_defaults(run=run)
