@@ -32,7 +32,8 @@ def test_with_every_host_gone_requests_are_refused_until_one_comes() -> None:
         wait_until(server, lambda state: not state["hosts"], what="the only host is gone")
         for answer in (client.get("/ready"), client.post("/v1/completions", json=PROMPT)):
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
-            assert "deserted" in answer.json()["error"]["message"]
+            message = f"deserted, waiting for 1 of 1 hosts to join (baton host --join {server.url})"
+            assert message in answer.json()["error"]["message"]
             assert float(answer.headers["retry-after"]) > 0
         assert "all hosts are gone; 0 requests wait for one" in server.output()
         with joining(server.url, "b", "--mixed", "1", "--kv-blocks", "96"):

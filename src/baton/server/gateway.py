@@ -32,6 +32,8 @@ class LiveGateway:
         self._slo = slo
         self.terms: Callable[[], Awaitable[HostTerms]] | None = None
         """Who knows what a host needs to join. None: none can."""
+        self.awaited: Callable[[], str] = str
+        """See `Gateway.awaited`. The service knows what it has started."""
         self.addresses: dict[str, str] = {}
         """Where the movers of hosts give KV blocks to others."""
         self.request_tokens_max = card.context_tokens

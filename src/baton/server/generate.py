@@ -160,8 +160,14 @@ def check_model(asked: str | None, served: str) -> None:
         raise RequestError(message, param="model", status=404, code="model_not_found")
 
 
+def not_ready(gateway: Gateway) -> str:
+    """Say that the cluster cannot take requests, and what it waits for."""
+    awaited = gateway.awaited()
+    return f"the server is not ready: {gateway.state}" + (f", waiting for {awaited}" if awaited else "")
+
+
 def check_ready(gateway: Gateway) -> None:
     """Raise Refused (503) while the cluster cannot take requests."""
     if gateway.state != "ready":
-        message = f"the server is not ready: {gateway.state}; wait for /health to answer 200"
+        message = f"{not_ready(gateway)}; wait for /health to answer 200"
         raise Refused(message, status=503, code="not_ready", retry_after_s=RETRY_AFTER_S)

@@ -14,7 +14,7 @@ from baton.core.types import WorkerId
 from baton.metrics.registry import CONTENT_TYPE
 from baton.server.body import read_body
 from baton.server.file_chunks import file_chunks
-from baton.server.generate import check_model
+from baton.server.generate import check_model, not_ready
 from baton.server.prompts import Prompt, chat_prompt, off_loop
 from baton.server.services import Services
 from baton.server.wire.errors import RETRY_AFTER_S, ErrorBody, ErrorInfo
@@ -114,8 +114,7 @@ class Pages:
         state = self._services.gateway.state
         if state == "ready":
             return _json(Health(state))
-        message = f"the server is not ready: {state}"
-        body = ErrorBody(ErrorInfo(message, "service_unavailable_error", None, "not_ready"))
+        body = ErrorBody(ErrorInfo(not_ready(self._services.gateway), "service_unavailable_error", None, "not_ready"))
         return _json(body, status=503, headers={"retry-after": f"{RETRY_AFTER_S:.0f}"})
 
     async def _metrics(self, request: Request) -> Response:

@@ -173,6 +173,10 @@ class Gateway(Protocol):
         """
         ...
 
+    def awaited(self) -> str:
+        """Name what has to come until it is ready, as in `decode-0 to load the model`. Empty: nothing that is known."""
+        ...
+
     def submit(self, request: Request, prompt: Sequence[int]) -> Generation:
         """Take a request whose limits were checked. Refusals are finishes, never exceptions."""
         ...

@@ -50,6 +50,7 @@ class Service:
         self._url = ""
         self._hosts = Hosts(parts, tell=tell, changed=self._on_hosts)
         parts.gateway.terms = self._hosts.terms
+        parts.gateway.awaited = self._awaited
         self._own: Supervisor | None = None
         self._is_own_ready = parts.own is None
 
@@ -174,6 +175,16 @@ class Service:
         else:
             self._parts.gateway.cancel_all()
         self._stop.set()
+
+    def _awaited(self) -> str:
+        """See `Gateway.awaited`."""
+        loading = [link.view.id for link in self._parts.driver.links.values() if link.state == "starting"]
+        found = [f"{', '.join(loading)} to load the model"] if loading else []
+        expected = self._parts.config.hosts.expected
+        missing = expected - self._hosts.joined
+        if missing > 0:
+            found.append(f"{missing} of {expected} hosts to join (baton host --join {self._url})")
+        return " and ".join(found)
 
     def _on_own_ready(self) -> None:
         self._is_own_ready = True
