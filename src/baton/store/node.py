@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from baton.core.errors import StoreError
 from baton.core.types import BlockHash
+from baton.machine.connections import Listener
 from baton.machine.lending import is_ours, listening_as, machine, sealed_file
 from baton.store import node_wire as wire
 from baton.store.checksum import CHECKSUM_BYTES
@@ -25,9 +26,7 @@ from baton.store.node_slots import NodeSlots, Spare
 log = logging.getLogger("baton.store")
 
 CONNECTIONS_MAX = 256
-_BACKLOG = 64
-_FULL_S = 0.1
-"""Until a refused `accept` is tried again."""
+"""Over TCP, and as many of our own machine."""
 SLOTS_MAX = 1 << 24
 """However small the blocks are that the first client announces: a slot takes memory of its own beside its block."""
 IDLE_S = 600.0
@@ -64,9 +63,8 @@ class StoreNode:
                 opened.callback(os.close, self._file)
                 flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
                 self._mapping = mmap.mmap(self._file, capacity_bytes, flags=flags)
-                far = opened.enter_context(socket.create_server((host, port), backlog=_BACKLOG))
+                far = opened.enter_context(socket.create_server((host, port)))
                 near = opened.enter_context(listening_as(name))
-                near.listen(_BACKLOG)
             except (OSError, ValueError, OverflowError) as error:
                 raise StoreError(
                     f"cannot serve {capacity_bytes} bytes at {host}:{port} ({error}): give less memory, or another port"
@@ -74,76 +72,29 @@ class StoreNode:
             self._opened = opened.pop_all()
         self._memory = memoryview(self._mapping)
         self.address = "{}:{}".format(*far.getsockname()[:2])
-        self._listeners = far, near
         self._lends_at = f"{machine()}/{name}"
         self._lock = threading.Lock()
         self._layout: bytes | None = None
         self._slots: NodeSlots | None = None
         """For blocks of that layout, which the first client has named."""
-        self._connections: set[socket.socket] = set()
-        self._threads: list[threading.Thread] = []
-        self._closed = threading.Event()
-        self._accepting = [
-            threading.Thread(target=self._accept, args=(listener,), name="baton-node") for listener in self._listeners
-        ]
-        for thread in self._accepting:
-            thread.start()
+        self._listeners = [Listener(each, self._serve, CONNECTIONS_MAX, full=_nothing_said) for each in (far, near)]
 
     def close(self) -> None:
         """End every connection. What was kept is gone."""
-        self._closed.set()
-        for listener, thread in zip(self._listeners, self._accepting, strict=True):
-            listener.shutdown(socket.SHUT_RDWR)
-            thread.join()
-        with self._lock:
-            connections, threads = list(self._connections), self._threads
-        for connection in connections:
-            _shut(connection)
-        for thread in threads:
-            thread.join()
+        for listener in self._listeners:
+            listener.close()
         with suppress(OSError):
             self._mapping.madvise(mmap.MADV_REMOVE)  # else they stay as long as anybody has them mapped
         if self._slots is not None:
             self._slots.board.close()
         self._opened.close()
 
-    def _accept(self, listener: socket.socket) -> None:
-        while not self._closed.is_set():
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                self._closed.wait(_FULL_S)  # the one that wanted to connect is gone, or descriptors have run out
-                continue
-            if not self._start(connection):
-                connection.close()
-
-    def _start(self, connection: socket.socket) -> bool:
-        """Serve a connection by a thread. False: there is no room for another."""
-        with self._lock:
-            self._threads = [thread for thread in self._threads if thread.is_alive()]
-            if len(self._threads) >= CONNECTIONS_MAX:
-                return False
-            thread = threading.Thread(target=self._serve, args=(connection,), name="baton-node")
-            try:
-                thread.start()
-            except RuntimeError:  # the system has no room for another thread
-                return False
-            self._connections.add(connection)
-            self._threads.append(thread)
-        return True
-
     def _serve(self, connection: socket.socket) -> None:
-        try:
-            wire.bound_waits(connection, IDLE_S)
-            slots = self._greet(connection)
-            if slots is not None:
-                self._converse(_Client(connection, slots))
-        except OSError:
-            return  # the client ended, or hangs: nothing of a block that was coming is named
-        finally:
-            with self._lock:
-                self._connections.discard(connection)
-            connection.close()
+        """Answer a client until it ends, or hangs (OSError): nothing of a block that was coming is named then."""
+        wire.bound_waits(connection, IDLE_S)
+        slots = self._greet(connection)
+        if slots is not None:
+            self._converse(_Client(connection, slots))
 
     def _greet(self, connection: socket.socket) -> NodeSlots | None:
         """Hear what a client's blocks are. Returns the slots for them; None where it may not have any."""
@@ -278,8 +229,5 @@ def _flags(names: Sequence[BlockHash], chosen: dict[BlockHash, int] | set[BlockH
     return bytes(flags)
 
 
-def _shut(connection: socket.socket) -> None:
-    try:
-        connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return  # its client was faster
+def _nothing_said(_connection: socket.socket) -> None:
+    """One client too many is hung up on: it does without us, as without a node that is not there."""

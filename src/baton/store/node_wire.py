@@ -24,6 +24,7 @@ import struct
 from collections.abc import Sequence
 
 from baton.core.types import BlockHash
+from baton.machine.connections import limit_waits
 
 NAME_BYTES = 16
 NAMES_MAX = 1 << 16
@@ -60,9 +61,7 @@ def bound_waits(connection: socket.socket, timeout_s: float) -> None:
     if connection.family != socket.AF_UNIX:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.settimeout(None)
-    limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    limit_waits(connection, receive_s=timeout_s, send_s=timeout_s)
 
 
 def send_all(connection: socket.socket, memories: Sequence[bytes | memoryview]) -> None:

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import TypeVar
 
 from baton.core.errors import TransferError
+from baton.machine.connections import hang_up, limit_waits
 from baton.machine.lending import has_ended
 from baton.transfer.extents import digest, total_bytes
-from baton.transfer.listener import hang_up, limit_waits
 from baton.transfer.offers import REFUSALS, SECRET_BYTES, Answer
 from baton.transfer.port import Ticket
 from baton.transfer.pulling import CLOSED

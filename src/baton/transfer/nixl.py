@@ -19,12 +19,13 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from baton.core.errors import TransferError
+from baton.machine.connections import limit_waits
 from baton.machine.copies import Moves, copy_one_by_one, paired
 from baton.transfer.asker import Asker, Inquiry
 from baton.transfer.copying import Copier, Move, no_interrupt
 from baton.transfer.device import Location
 from baton.transfer.extents import Spread, collated, cut_rows, located, location_of, rows_of, runs_of
-from baton.transfer.listener import Listener, limit_waits
+from baton.transfer.listener import answering
 from baton.transfer.nixl_agent import NixlAgent, Side
 from baton.transfer.offers import Answer, Offer, Source
 from baton.transfer.peers import Peers
@@ -81,7 +82,7 @@ class NixlTransport:
         self._peers = Peers(lambda address: _NixlPeer(address, self._agent))
         listening = listening_on(listen)
         self.address = joined(*listening.getsockname()[:2])
-        self._listener = Listener(listening, self._serve, _CONNECTIONS_MAX)
+        self._listener = answering(listening, self._serve, _CONNECTIONS_MAX)
 
     def register(self, memory: Memory, *, descriptor: int | None = None) -> int:
         """See `Transport.register`."""

@@ -17,7 +17,7 @@ from baton.machine.copies import Copy, fastest_copy
 from baton.machine.lending import listening_as, machine, shares_machine
 from baton.transfer.asker import Inquiry
 from baton.transfer.copying import Copier, no_interrupt
-from baton.transfer.listener import Listener
+from baton.transfer.listener import answering
 from baton.transfer.offers import Source
 from baton.transfer.peers import Peers
 from baton.transfer.port import Extent, Memory, Ticket
@@ -52,7 +52,7 @@ class ShmTransport:
         self._peers = Peers(self._meet)
         name = listen or f"baton-kv-{secrets.token_hex(8)}"
         self.address = f"{machine()}/{name}"
-        self._listener = Listener(
+        self._listener = answering(
             _listening(name),
             lambda connection: serve_maps(self._source, connection),
             _CONNECTIONS_MAX,

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from baton.core.errors import TransferError
 from baton.machine.board import PostedRows
+from baton.machine.connections import limit_waits
 from baton.machine.lending import is_ours, mapped
 from baton.transfer.asker import Asker, Inquiry
 from baton.transfer.clock import now_s
 from baton.transfer.extents import Spread, rows_of
-from baton.transfer.listener import limit_waits
 from baton.transfer.offers import BOARD, POSTED, Answer
 from baton.transfer.wire import ANSWER_BYTES, BrokenStreamError, Verb, receive_answer, unpack_answer
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 
+from baton.machine.connections import limit_waits
 from baton.machine.lending import is_ours
-from baton.transfer.listener import limit_waits
 from baton.transfer.offers import Answer, Offers, Source
 from baton.transfer.wire import Request, Verb, answer_head, receive_request
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 
 from baton.core.errors import TransferError
-from baton.transfer.listener import Listener
+from baton.transfer.listener import answering
 from baton.transfer.offers import Source
 from baton.transfer.port import Extent, Memory, Ticket
 from baton.transfer.pulling import CLOSED, PiecewisePull
@@ -42,7 +42,7 @@ class TcpTransport:
         listening = listening_on(listen)
         host, port = listening.getsockname()[:2]
         self.address = advertise or joined(host, port)
-        self._listener = Listener(
+        self._listener = answering(
             listening, lambda connection: serve_reads(self._source.offers, connection), self._limits.connections_max
         )
         self._lock = threading.Lock()

@@ -12,7 +12,8 @@ import xxhash
 from msgspec import Struct
 
 from baton.core.errors import TransferError
-from baton.transfer.listener import fit_buffers, hang_up, limit_waits
+from baton.machine.connections import hang_up, limit_waits
+from baton.transfer.listener import fit_buffers
 from baton.transfer.offers import REFUSALS, Answer
 from baton.transfer.pulling import BUG, CLOSED, Piece, PiecewisePull
 from baton.transfer.wire import (

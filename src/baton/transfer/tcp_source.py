@@ -10,7 +10,8 @@ from contextlib import closing
 import xxhash
 
 from baton.core.errors import TransferError
-from baton.transfer.listener import fit_buffers, limit_waits
+from baton.machine.connections import limit_waits
+from baton.transfer.listener import fit_buffers
 from baton.transfer.offers import Answer, Offer, Offers
 from baton.transfer.wire import (
     BrokenStreamError,
