@@ -32,6 +32,7 @@ from baton.core.messages import (
 )
 from baton.core.ticking import Tick, WaitedTooLong
 from baton.core.types import RequestId, Slo
+from baton.core.ways import WayChosen, WayWanted
 from baton.report.questions import Question, watch
 
 LATEST_MAX = 5
@@ -149,6 +150,7 @@ def _about(message: CoordinatorEvent | CoordinatorCommand) -> RequestId | None:
             | StopRequest(request_id=request_id)
             | ReleaseBlocks(request_id=request_id)
             | CloseRequest(request_id=request_id)
+            | WayChosen(request_id=request_id)
         ):
             return request_id
         case _:
@@ -235,6 +237,10 @@ def _event_words(event: CoordinatorEvent) -> str:
             return f"no worker has come for {wait_s:g} s"
         case Tick():
             return "a policy moves it to another worker"
+        case WayWanted(handoff=handoff):
+            direct_ms, put_ms, get_ms = (road.expected_s * 1000 for road in (handoff.direct, handoff.put, handoff.get))
+            by_pool = f"{put_ms:,.4g} ms into the pool and {get_ms:,.4g} ms out of it"
+            return f"KV of {handoff.tokens:,} tokens changes hosts: predicted {direct_ms:,.4g} ms, or {by_pool}"
         case _:
             return type(event).__name__
 
@@ -250,6 +256,8 @@ def _order(command: CoordinatorCommand) -> str:
             return f"{worker} goes on with it{pull} (attempt {attempt})"
         case StopRequest(worker=worker):
             return f"{worker} is told to let go of it"
+        case WayChosen(way=way):
+            return {"direct": "it goes from host to host", "central": "it goes by the pool"}[way]
         case CloseRequest(outcome=outcome, reason=reason):
             return f"closed: {outcome}{f', {reason}' if reason else ''}"
         case _:

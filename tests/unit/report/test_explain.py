@@ -8,6 +8,7 @@ import pytest
 
 from baton.control.decision_log import Decision
 from baton.core.messages import RequestArrived
+from baton.core.ways import HandoffView, RoadView, WayWanted
 from baton.policy.baselines import RoundRobin
 from baton.report.explain import explain, find_requests
 from baton.report.questions import watch
@@ -50,6 +51,21 @@ def test_a_policy_that_keeps_notes_is_asked_as_a_copy() -> None:
     story = explain(again, turned, "asked")
     assert story.differences == 0
     assert [(option.worker, option.rank) for option in story.moments[0].questions[1].options] == [(P0, 2), (P1, 1)]
+
+
+def test_which_way_its_kv_went_is_told_with_what_was_predicted() -> None:
+    roads = {"direct": 0.25, "put": 0.125, "get": 0.0625}
+    wanted = HandoffView(
+        request=request("asked"),
+        tokens=400,
+        pooled_tokens=0,
+        run_ratio=1.0,
+        rest_s=0.0,
+        **{name: RoadView(expected_s=expected_s, is_measured=True) for name, expected_s in roads.items()},
+    )
+    story = explain(fresh(), log_of([*EVENTS[:10], (12.75, WayWanted(wanted)), *EVENTS[10:]]), "asked")
+    said = next(moment.what for moment in story.moments if "changes hosts" in moment.what)
+    assert "predicted 250 ms, or 125 ms into the pool and 62.5 ms out of it; it goes by the pool" in said
 
 
 def test_the_times_are_those_of_the_log() -> None:
