@@ -19,8 +19,10 @@ import numpy as np
 from baton.core.step import Slice
 from baton.core.types import Sampling, TokenLogprob
 
-NUCLEUS_GUESS_TOKENS = 512
-"""top_p looks at so many of the likeliest tokens first; a whole vocabulary is sorted only if they do not suffice."""
+_RUN = 64
+"""Numbers of a row that are looked at together: a vocabulary is added up number by number only where it must be."""
+_BUCKET_BITS = 19
+"""Low bits of a float32 that a bucket of weights leaves out: those in one bucket differ by a sixteenth at most."""
 Drawn = tuple[int, TokenLogprob | None]
 """A token, and its log probability if asked for."""
 TEMPERATURE_MIN = 1e-30
@@ -97,7 +99,7 @@ def largest(scores: Numbers, count: int) -> tuple[Numbers, Numbers]:
     lib, count = _library(scores), min(count, len(scores))
     if count == 0:
         return scores[:0], lib.argsort(scores[:0])
-    (ids,) = lib.where(scores >= _least_of_largest(scores, count))  # ascending
+    (ids,) = lib.where(scores >= _reached_by(scores, count))  # ascending
     if len(ids) < count:  # not a number somewhere: a broken model shall say nonsense, and not end its worker
         (ids,) = lib.where(lib.ones_like(scores))
     order = lib.argsort(-scores[ids], stable=True)[:count]
@@ -109,12 +111,14 @@ def _library(numbers: Numbers) -> Any:  # noqa: ANN401
     return np if isinstance(numbers, np.ndarray) else sys.modules["torch"]
 
 
-def _least_of_largest(scores: Numbers, count: int) -> Numbers:
-    """Return the smallest of the `count` largest. Libraries leave open which of several equals are among these."""
-    if isinstance(scores, np.ndarray):
-        at = len(scores) - count
-        return np.partition(scores, at)[at]
-    return scores.topk(count).values[-1]
+def _reached_by(scores: Numbers, count: int) -> Numbers:
+    """Return a number that at least `count` of the scores reach, and not many more."""
+    if not isinstance(scores, np.ndarray):
+        return scores.topk(count).values[-1]
+    if len(scores) >= 2 * _RUN * count:  # the largest of each run: so many of them are large
+        scores = scores[: len(scores) // _RUN * _RUN].reshape(-1, _RUN).max(1)
+    at = len(scores) - count
+    return np.partition(scores, at)[at]
 
 
 def _is_plain_greedy(part: Slice) -> bool:
@@ -145,14 +149,13 @@ def _draw(logits: Numbers, part: Slice) -> int:
     if sampling.temperature == 0.0:
         return int(scores.argmax())
     scaled = (scores - scores.max()) / max(sampling.temperature, TEMPERATURE_MIN)
-    point = uniform(sampling.seed, part.start + part.count)
-    if sampling.top_k == 0 and sampling.top_p >= 1.0:
-        weights = lib.exp(scaled)
-        if sampling.min_p > 0.0:
-            weights = weights * (weights >= sampling.min_p)  # the likeliest token weighs 1
-        return _invert(weights, point)
-    values, ids = _kept(scaled, sampling)
-    return int(ids[_invert(lib.exp(values), point)])
+    if sampling.top_k > 0:
+        values, ids = largest(scaled, sampling.top_k)
+        weights = _kept(lib.exp(values), sampling)
+    else:
+        ids, weights = None, _kept(lib.exp(scaled), sampling)
+    index = _invert(weights, uniform(sampling.seed, part.start + part.count))
+    return index if ids is None else int(ids[index])
 
 
 def _adjusted(logits: Numbers, part: Slice) -> Numbers:
@@ -189,34 +192,52 @@ def _without(scores: Numbers, forbidden: Numbers) -> Numbers:
     return masked
 
 
-def _kept(scaled: Numbers, sampling: Sampling) -> tuple[Numbers, Numbers]:
-    """Return the scores that top_k, top_p and min_p leave, and their ids, likeliest first. scaled: [vocab], max 0."""
-    if sampling.top_k > 0:
-        values, ids = largest(scaled, sampling.top_k)
-        mass = _weights(values).sum()
-    else:
-        mass = _weights(scaled).sum()
-        values, ids = largest(scaled, NUCLEUS_GUESS_TOKENS)
-        if bool(_weights(values).sum() < sampling.top_p * mass):
-            values, ids = largest(scaled, len(scaled))
-    weights = _weights(values)
-    before = weights.cumsum(0) - weights  # what stands above a token; it stays if that alone does not reach top_p
-    keep = before < sampling.top_p * mass
-    keep[0] = True
+def _kept(weights: Numbers, sampling: Sampling) -> Numbers:
+    """Return the weights with those at 0 that top_p and min_p do not leave. The largest is 1; float32, [count]."""
+    if sampling.top_p < 1.0:
+        weights = weights * _nucleus(weights, sampling.top_p)
     if sampling.min_p > 0.0:
-        keep &= weights >= sampling.min_p
-    return values[keep], ids[keep]
+        weights = weights * (weights >= sampling.min_p)
+    return weights
 
 
-def _weights(scaled: Numbers) -> Numbers:
-    """Return what tokens weigh against the likeliest, in float64: sums of a whole vocabulary need it."""
-    lib = _library(scaled)
-    return lib.exp(lib.asarray(scaled, dtype=lib.float64))
+def _nucleus(weights: Numbers, top_p: float) -> Numbers:
+    """Tell which weights are above those that together make up `1 - top_p`, the lower id first among equals. [count].
+
+    Weights are counted into buckets by their leading bits, and only the bucket at the edge is sorted.
+    """
+    lib = _library(weights)
+    target = top_p * weights.sum(dtype=lib.float64)
+    if not bool(target < float("inf")):  # not a number somewhere: see `largest`
+        return lib.ones_like(weights)
+    keys = weights.view(lib.int32) >> _BUCKET_BITS
+    sums = lib.bincount(keys, weights=lib.asarray(weights, dtype=lib.float64))
+    from_above = lib.flip(lib.cumsum(lib.flip(sums, (0,)), 0), (0,))
+    edge = int(lib.where(from_above >= target)[0][-1])
+    (at_edge,) = lib.where(keys == edge)
+    at_edge = at_edge[lib.argsort(-weights[at_edge], stable=True)]
+    inside = lib.asarray(weights[at_edge], dtype=lib.float64)
+    above = from_above[edge] - sums[edge] + lib.cumsum(inside, 0) - inside  # what stands above each of them
+    kept = keys > edge
+    kept[at_edge[above < target]] = True
+    kept[weights.argmax()] = True
+    return kept
 
 
 def _invert(weights: Numbers, point: float) -> int:
     """Find the index at which the cumulated weights pass `point` (0..1) of their sum. Weightless ones are never hit."""
     lib = _library(weights)
-    sums = lib.cumsum(weights, 0, dtype=lib.float64)
-    index = int(lib.searchsorted(sums, point * sums[-1], side="right"))
-    return index if index < len(sums) else int(lib.where(weights)[0][-1])
+    whole = len(weights) // _RUN * _RUN
+    runs = weights[:whole].reshape(-1, _RUN).sum(1, dtype=lib.float64)
+    ends = lib.cumsum(lib.concatenate((runs, weights[whole:].sum(dtype=lib.float64)[None])), 0)
+    target = point * ends[-1]
+    run = int(lib.searchsorted(ends, target, side="right"))
+    if run < len(ends):
+        before = ends[run - 1] if run else 0.0
+        part = weights[run * _RUN : (run + 1) * _RUN]
+        index = int(lib.searchsorted(lib.cumsum(part, 0, dtype=lib.float64), target - before, side="right"))
+        if index < len(part):
+            return run * _RUN + index
+        weights = weights[: (run + 1) * _RUN]  # rounded away: the last of the run
+    (weighty,) = lib.where(weights)
+    return int(weighty[-1])

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.types import Sampling
-from baton.engine import sampler
 from baton.engine.sampler import Numbers, largest, sample, uniform
 from tests.unit.engine.models import part_of
 
@@ -146,13 +145,25 @@ def test_greedy_takes_the_lowest_id_among_equals() -> None:
     assert [token for token, _ in sample(logits, [plain, biased])] == [7, 7]
 
 
-def test_a_nucleus_wider_than_the_first_guess_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """top_p looks at the likeliest few first; when they do not suffice, the answer is the same as with all."""
-    logits = np.random.default_rng(1).standard_normal((30, VOCAB), dtype=np.float32)
-    parts = [part_of([1], [], sampling=Sampling(temperature=1.0, top_p=0.95, seed=seed)) for seed in range(30)]
-    expected = sample(logits, parts)
-    monkeypatch.setattr(sampler, "NUCLEUS_GUESS_TOKENS", 3)
-    assert sample(logits, parts) == expected
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 8.0])
+@pytest.mark.parametrize("options", [{}, {"top_p": 0.05}, {"top_p": 0.95}, {"top_k": 40}, {"top_k": 40, "top_p": 0.9}])
+def test_a_large_vocabulary_is_drawn_from_as_if_it_were_sorted(
+    library: str, spread: float, options: dict[str, float]
+) -> None:
+    """Runs and buckets are a shorter way to the same: equal weights, nearly equal ones, and a few that have it all."""
+    logits = (np.random.default_rng(3).standard_normal(20_011) * spread).astype(np.float32)
+    weights = np.exp((logits - logits.max()).astype(np.float64))
+    order = np.argsort(-weights, kind="stable")[: int(options.get("top_k", 0)) or None]
+    above = np.cumsum(weights[order]) - weights[order]
+    kept = order[above < options.get("top_p", 1.0) * weights[order].sum()]
+    kept = np.sort(kept) if "top_k" not in options else kept
+    ends = np.cumsum(weights[kept])
+    for seed in range(40):
+        drawn = _draw(LIBRARIES[library](logits), [1], 1, Sampling(temperature=1.0, seed=seed, **options))
+        expected = int(np.searchsorted(ends, uniform(seed, 1) * ends[-1], side="right"))
+        near = kept[max(0, expected - 1) : expected + 2]  # float32 weights: a draw at an edge may fall on either side
+        assert drawn in near
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
