@@ -19,7 +19,7 @@ from baton.engine.native.build import can_be_built
 from baton.engine.parallel.place import rank_refusals
 from baton.engine.prices import linear_prices
 from baton.host.device import Device, choose_device, device_room
-from baton.host.sizing import blocks_total, host_room, neighbour_cores, share_cores, worker_views
+from baton.host.sizing import blocks_total, cpu_quota, host_room, neighbour_cores, share_cores, worker_views
 from baton.kv.layout import KVLayout
 from baton.link.setup import WorkerSetup
 
@@ -135,7 +135,7 @@ def _setups(
         )
         for view in bare_views
     ]
-    shares = share_cores(len(views), config.threads)
+    shares = share_cores(len(views), config.threads, cpu_quota())
     guests = neighbour_cores(shares) if config.idle_cores == "lend" else [()] * len(shares)
     return [
         WorkerSetup(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,7 +15,15 @@ from baton.core.config import Config, KVConfig, Topology
 from baton.core.errors import ConfigError
 from baton.core.types import HostId
 from baton.engine.hash_engine import hash_card
-from baton.host.sizing import blocks_total, host_room, memory_free_bytes, neighbour_cores, share_cores, worker_views
+from baton.host.sizing import (
+    blocks_total,
+    cpu_quota,
+    host_room,
+    memory_free_bytes,
+    neighbour_cores,
+    share_cores,
+    worker_views,
+)
 from baton.kv.layout import KVLayout
 
 HOST = HostId("h")
@@ -70,6 +80,44 @@ def test_of_two_workers_each_may_use_the_others_cores() -> None:
 
 def test_workers_without_cores_of_their_own_lend_none() -> None:
     assert neighbour_cores([(4, ()), (4, ())]) == [(), ()]
+
+
+@given(workers=st.integers(1, 4), quota=st.floats(0.01, CORES, exclude_max=True))
+def test_under_a_quota_there_are_threads_for_that_much_time_and_nobody_is_pinned(workers: int, quota: float) -> None:
+    """The cores are others' too: who has the same quota on the same cores would pin to the same ones."""
+    each = max(1, math.ceil(quota) // workers)
+    assert share_cores(workers, 0, quota) == [(each, ())] * workers
+    assert share_cores(workers, 3, quota) == [(3, ())] * workers, "who asks for threads gets them"
+
+
+def test_a_quota_of_all_cores_is_none() -> None:
+    assert share_cores(1, 0, float(CORES)) == share_cores(1, 0)
+
+
+@pytest.mark.parametrize(
+    ("own", "limits", "cores"),
+    [
+        ("0::/a/b", {}, math.inf),
+        ("0::/a/b", {"a/b": "max 100000"}, math.inf),
+        ("0::/a/b", {"a/b": "150000 100000"}, 1.5),
+        ("0::/a/b", {"a/b": "400000 100000", "a": "50000 100000"}, 0.5),
+        ("0::/", {"": "200000 100000"}, 2.0),
+        ("1:cpu:/a\n0::/c", {"a": "100000 100000", "c": "300000 100000"}, 3.0),
+        ("0::/../elsewhere", {"": "200000 100000"}, 2.0),
+        ("0::/a", {"a": "what is this"}, math.inf),
+    ],
+)
+def test_the_least_quota_of_all_groups_around_counts(
+    own: str, limits: dict[str, str], cores: float, tmp_path: Path
+) -> None:
+    """As a container sees them: its own group is the root, or one below it."""
+    groups, mine = tmp_path / "groups", tmp_path / "cgroup"
+    mine.write_text(own + "\n")
+    for group, limit in limits.items():
+        (groups / group).mkdir(parents=True, exist_ok=True)
+        (groups / group / "cpu.max").write_text(limit + "\n")
+    assert cpu_quota(groups, mine) == cores
+    assert cpu_quota(groups, tmp_path / "none") == math.inf
 
 
 def test_one_worker_owns_all_cores() -> None:
