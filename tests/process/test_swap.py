@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -58,3 +60,13 @@ def test_a_tiny_arena_with_swap_gives_the_texts_of_an_ample_one(
         assert texts == expected
         assert tight.metric("baton_preemptions_total") == given_way > 0
         assert tight.metric("baton_read_back_blocks_total") > 0
+
+
+def test_swap_without_a_tier_is_refused_at_the_start(tmp_path: Path) -> None:
+    """It would compute everything again, and nobody would know."""
+    config = tmp_path / "baton.toml"
+    config.write_text(TIGHT.format(blocks=48))
+    command = [sys.executable, "-m", "baton.cli.main", "serve", "hash", "--config", str(config)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "kv.preemption is 'swap', but there are 0 tiers to read from: add --tier URL" in done.stderr

@@ -119,7 +119,7 @@ def configuration(args: argparse.Namespace) -> Config:
             "http": _with(config.http, http),
         },
     )
-    problems = config.problems()
+    problems = config.problems() + config.lacks()
     if problems:
         raise ConfigError("\n".join(problems))
     return config

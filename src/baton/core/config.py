@@ -286,6 +286,12 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             found.append("http.api_keys holds an empty key, which every client would match; remove it")
         return found
 
+    def lacks(self) -> list[str]:
+        """What is asked for and needs what is not there. Of the whole: a file alone may leave it to arguments."""
+        if self.kv.preemption == "swap" and not self.tiers and not self.hosts.expected:  # hosts may bring tiers
+            return ["kv.preemption is 'swap', but there are 0 tiers to read from: add --tier URL, or take 'recompute'"]
+        return []
+
     def _ranges(self) -> list[tuple[str, float, float, float]]:
         return [
             ("topology.prefill", self.topology.prefill, 0, 256),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.core.config import Config, HttpConfig, SloConfig, Topology, load
+from baton.core.config import Config, HostsConfig, HttpConfig, KVConfig, SloConfig, TierConfig, Topology, load
 from baton.core.errors import ConfigError
 
 
@@ -143,3 +143,14 @@ def test_a_time_out_of_range_is_refused(value: str) -> None:
 def test_every_range_is_held(text: str) -> None:
     ranges = [line for line in problems_of(text) if "must be between" in line]
     assert len(ranges) == 3 - text.startswith("batch")
+
+
+def test_a_swap_that_has_nowhere_to_read_from_is_lacking() -> None:
+    """A file alone may leave the tier to an argument, and a host that joins may bring one."""
+    swap = KVConfig(preemption="swap")
+    (lack,) = Config(kv=swap).lacks()
+    assert "add --tier URL" in lack
+    assert Config(kv=swap).problems() == []
+    assert Config(kv=swap, tiers=(TierConfig(url="file:///kv"),)).lacks() == []
+    assert Config(kv=swap, hosts=HostsConfig(expected=1)).lacks() == []
+    assert Config().lacks() == []
