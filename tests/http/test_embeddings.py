@@ -119,6 +119,16 @@ def test_a_model_without_vectors_says_so(build: Callable[..., House], serve: Cal
     assert answer.json()["error"]["message"] == "the model 'hash' makes no embeddings"
 
 
+def test_a_worker_without_vectors_says_where_to_look(
+    build: Callable[..., House], serve: Callable[[House], httpx.Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No option chooses the engine, so none is named."""
+    monkeypatch.setattr("baton.engine.hash_engine._unit_vector", lambda _digest: b"")
+    answer = serve(build()).post("/v1/embeddings", json={"input": "a"})
+    assert answer.status_code == 501
+    assert "run the same version of baton on every host" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("admitted", [False, True])
 def test_a_client_that_hangs_up_cancels_all_its_prompts(build: Callable[..., House], *, admitted: bool) -> None:
     """While they wait as well as while they hold blocks: every block is free at once."""

@@ -111,7 +111,8 @@ async def _vector(generation: Generation) -> _Vector:
             raise refusal(update.finish)
         if not values:
             raise RequestError(
-                "the engine of this server's workers computes no embeddings; start the server with the torch engine",
+                "no embedding came back: the worker of this prompt has an engine without them, such as one of an"
+                " earlier version on a host that joined; run the same version of baton on every host",
                 status=501,
                 code="embeddings_not_computed",
             )
