@@ -41,7 +41,9 @@ class Runner:
 
     kind: PeerKind
     weights: str
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | None
+    """None where its model could not be made."""
+    model: str = ""
     version: str = ""
     seconds: dict[str, list[float]] = field(default_factory=dict)
     """Of each case: the median step of each turn."""
@@ -49,7 +51,7 @@ class Runner:
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
         """Let it compute, and nobody else: it is stopped before and after. None when it has ended."""
-        if self.failed:
+        if self.process is None or self.failed:
             return None
         os.killpg(self.process.pid, signal.SIGCONT)
         try:
@@ -63,46 +65,60 @@ class Runner:
         os.killpg(self.process.pid, signal.SIGSTOP)
         return json.loads(answer)
 
+    def load(self, threads: int) -> None:
+        """Let it load its model."""
+        job = Job(
+            model=self.model,
+            weights=self.weights,
+            context_tokens=CONTEXT_TOKENS,
+            steps=STEPS,
+            batch_max=max(case["size"] for case in CASES if case["kind"] == "decode"),
+            threads=threads,
+        )
+        loaded = self.ask(asdict(job))
+        self.version = loaded["version"] if loaded else ""
+        print(f"{self.kind.name} {self.weights}: {self.version or self.failed}", flush=True)
+
     def turn(self, case: dict[str, Any]) -> None:
         answer = self.ask(case)
         if answer is not None:
             self.seconds.setdefault(f"{case['kind']}_{case['size']}", []).append(statistics.median(answer["seconds"]))
 
     def end(self) -> None:
+        if self.process is None:
+            return
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        self.process.communicate()  # waits, and closes its pipes
 
 
 def start(kind: PeerKind, weights: str, args: argparse.Namespace) -> Runner:
-    """Start a peer, let it load, and stop it."""
-    work = Path(args.work)
-    job = Job(
-        model=str(model_of(kind.name, weights, work, python_of(kind, Path(args.peers)))),
-        weights=weights,
-        context_tokens=CONTEXT_TOKENS,
-        steps=STEPS,
-        batch_max=max(case["size"] for case in CASES if case["kind"] == "decode"),
-        threads=args.threads,
-    )
-    settings = (*kind.settings, f"VLLM_CACHE_ROOT={work / 'vllm'}") if kind.settings else ()
-    command = ["env", *settings, str(python_of(kind, Path(args.peers))), str(HERE / kind.script)]
+    """Make a peer's model, and start its process."""
+    work, python = Path(args.work), python_of(kind, Path(args.peers))
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[: args.threads]))
+    settings = [setting.format(cores=cores) for setting in kind.settings]
+    command = ["env", f"VLLM_CACHE_ROOT={work / 'vllm'}", *settings, str(python), str(HERE / kind.script)]
     with (work / f"{kind.name}-{weights}.log").open("w") as log:
+        try:
+            model = model_of(kind.name, weights, work, python, log)
+        except subprocess.CalledProcessError as error:
+            words = f"its exporter ended with code {error.returncode}; its words are in {kind.name}-{weights}.log"
+            return Runner(kind, weights, None, failed=words)
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
         )
-    runner = Runner(kind, weights, process)
-    loaded = runner.ask(asdict(job))
-    runner.version = loaded["version"] if loaded else ""
-    print(f"{kind.name} {weights}: {runner.version or runner.failed}", flush=True)
-    return runner
+    return Runner(kind, weights, process, str(model))
 
 
 def compare(weights: str, limits: Limits, args: argparse.Namespace) -> list[Runner]:
     """Run all engines at one precision of the weights, in turns."""
     kinds = [kind for kind in PEERS if weights in kind.weights and (not args.only or kind.name in args.only)]
-    runners = [start(kind, weights, args) for kind in kinds if not missing(kind, Path(args.peers))]
+    runners: list[Runner] = []
     try:
+        for kind in kinds:
+            if not missing(kind, Path(args.peers)):
+                runners.append(start(kind, weights, args))  # before it is asked: what is stopped must be ended
+                runners[-1].load(args.threads)
         for number in range(args.rounds):
             limits.measure()
             for case in CASES:

@@ -24,7 +24,8 @@ class PeerKind:
     unwanted: tuple[str, ...] = ()
     """Packages that come with it, do not fit the CPU build of torch, and are not needed."""
     settings: tuple[str, ...] = ()
-    """Its own environment variables: each lets it use both cores, or keeps it in one process."""
+    """Its own environment variables: each lets it use all cores (`{cores}`: their numbers), or keeps it in one process.
+    """
 
 
 PEERS = (
@@ -46,7 +47,7 @@ PEERS = (
         settings=(
             "VLLM_ENABLE_V1_MULTIPROCESSING=0",
             "VLLM_CPU_KVCACHE_SPACE=2",
-            "VLLM_CPU_OMP_THREADS_BIND=0-1",
+            "VLLM_CPU_OMP_THREADS_BIND={cores}",
             "VLLM_LOGGING_LEVEL=ERROR",
         ),
     ),
@@ -59,22 +60,26 @@ def python_of(kind: PeerKind, folder: Path) -> Path:
 
 
 def missing(kind: PeerKind, folder: Path) -> str:
-    """Say how to install a peer that is not there; empty where it is."""
-    if python_of(kind, folder).exists():
+    """Say how to install a peer that is not there, or only in part; empty where it is."""
+    python, names = python_of(kind, folder), [package.partition("[")[0] for package in kind.packages]
+    ask = "import importlib.metadata, sys; [importlib.metadata.version(name) for name in sys.argv[1:]]"
+    if (
+        python.exists()
+        and subprocess.run([python, "-c", ask, *names], capture_output=True, check=False).returncode == 0
+    ):
         return ""
     return f"not installed: python benchmarks/engines.py --install {folder} (pip install {' '.join(kind.packages)})"
 
 
 def install(folder: Path) -> None:
-    """Make an environment for each peer. llama-cpp-python compiles for this machine, which takes minutes."""
+    """Make an environment for each peer, or complete it. llama-cpp-python compiles for this machine: minutes."""
     for kind in PEERS:
-        if not kind.packages or python_of(kind, folder).exists():
+        if not missing(kind, folder):
             continue
         venv.create(folder / kind.name, with_pip=True)
         pip = [str(python_of(kind, folder)), "-m", "pip"]
         done = subprocess.run([*pip, "install", "--quiet", *kind.packages], check=False)
         if done.returncode != 0:
             print(f"{kind.name} cannot be installed: pip ended with code {done.returncode}; it is left out")
-            python_of(kind, folder).unlink()
         elif kind.unwanted:
             subprocess.run([*pip, "uninstall", "--quiet", "--yes", *kind.unwanted], check=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import gguf
 import numpy as np
@@ -112,23 +112,26 @@ def write_gguf(path: Path, weights: str) -> Path:
     return path
 
 
-def model_of(engine: str, weights: str, work: Path, python: Path) -> Path:
-    """Return what an engine reads for a precision of the weights; made once in `work`."""
+def model_of(engine: str, weights: str, work: Path, python: Path, log: IO[str]) -> Path:
+    """Return what an engine reads for a precision of the weights; made once in `work`.
+
+    Raises CalledProcessError where the engine's own exporter fails; its words are in `log`.
+    """
     embedded = Path(resolve_model("smollm2-135m").path)
     if engine == "baton":
         return embedded if weights == "int4" else write_folder(work / "bfloat16")
     if engine == "llamacpp":
         return embedded if weights == "int4" else write_gguf(work / f"{weights}.gguf", weights)
     if engine == "openvino":
-        return _export_openvino(write_folder(work / "bfloat16"), work / f"openvino-{weights}", weights, python)
+        return _export_openvino(write_folder(work / "bfloat16"), work / f"openvino-{weights}", weights, python, log)
     return write_folder(work / "bfloat16")
 
 
-def _export_openvino(source: Path, target: Path, weights: str, python: Path) -> Path:
+def _export_openvino(source: Path, target: Path, weights: str, python: Path, log: IO[str]) -> Path:
     """Convert with Optimum. int4: asymmetric in groups of 32, as Q4_1 is; int8: per channel."""
     formats = {"bfloat16": ["fp16"], "int8": ["int8"], "int4": ["int4", "--group-size", "32", "--ratio", "1.0"]}
     if not (target / "openvino_model.xml").exists():
         command = [str(python.with_name("optimum-cli")), "export", "openvino", "--model", str(source)]
         task = ["--task", "text-generation-with-past", "--weight-format", *formats[weights], str(target)]
-        subprocess.run([*command, *task], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        subprocess.run([*command, *task], check=True, stdout=log, stderr=log)
     return target
