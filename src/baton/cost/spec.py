@@ -13,7 +13,6 @@ from baton.core.ports import CostModel
 from baton.cost.catalog import hardware, model_shape
 from baton.cost.config_json import shape_from_config
 from baton.cost.engine_profile import EngineProfile, Phase, engine_profile
-from baton.cost.fitted import load_fitted
 from baton.cost.handoff import Wire
 from baton.cost.hardware import Hardware
 from baton.cost.linear import LinearCost
@@ -21,6 +20,7 @@ from baton.cost.model import Format, ModelShape
 from baton.cost.parallel import Parallel, Precision, fit_problem, room
 from baton.cost.roofline import RooflineCost
 from baton.cost.speculative import SpeculativeCost
+from baton.cost.step_logs import read_fitted
 from baton.cost.table import Setting, distserve_table, splitwise_sim, splitwise_table, vidur_layer
 
 
@@ -117,7 +117,7 @@ class FittedSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`model: fitted`."""
 
     file: str
-    """A fit as `save_fitted` writes it."""
+    """A fit as `save_fitted` writes it, a step profile, a worker's step log, or the folder of them (`step_log`)."""
 
 
 AnySpec = RooflineSpec | TableSpec | SplitwiseSpec | LinearSpec | FittedSpec
@@ -139,7 +139,7 @@ def build(spec: AnySpec, folder: Path) -> Built:
                 raise ConfigError("\n".join(problems))
             return cost, KindFacts()
         case FittedSpec():
-            return load_fitted(_read(folder / spec.file)), KindFacts()
+            return read_fitted(folder / spec.file), KindFacts()
         case RooflineSpec():
             return _roofline(spec, folder)
         case TableSpec():
