@@ -1,7 +1,7 @@
 """Compile C++ of ours once per machine, where it is first needed.
 
-The result is cached under a hash of everything that it is made from, and put in place by a rename: whoever finds the
-file finds a whole one. No configuration: what the machine has decides.
+The result is cached under a hash of what it is made from and made for, and put in place by a rename: whoever finds the
+file finds a whole one, and needs no compiler. No configuration: what the machine has decides.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class NativeSources:
 
     def library_path(self) -> Path:
         """Return the compiled library, building it first where it is not cached. Raises NativeUnavailableError."""
-        compiler = find_compiler()
         try:
-            path = self._cached(compiler)
+            path = self._cached()
             if path.exists():
                 return path
+            compiler = find_compiler()
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.with_suffix(".lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # processes start together: one builds, the others find it built
@@ -56,7 +56,7 @@ class NativeSources:
     def has_to_be_built(self) -> bool:
         """Tell whether `library_path` would compile."""
         try:
-            return not self._cached(find_compiler()).exists()
+            return not self._cached().exists() and bool(find_compiler())
         except (NativeUnavailableError, OSError):
             return False
 
@@ -83,14 +83,20 @@ class NativeSources:
             _check(linked.returncode, linked.stderr)
             built.replace(path)
 
-    def _cached(self, compiler: str) -> Path:
-        digest = hashlib.sha256()
-        version = subprocess.run([compiler, "--version"], capture_output=True, check=False)
-        digest.update(version.stdout)
-        digest.update(repr((self.flags, dict(self.units))).encode())
+    def _cached(self) -> Path:
+        digest = hashlib.sha256(repr((_machine(), self.flags, dict(self.units))).encode())
         for source in sorted([*self.folder.glob("*.cpp"), *self.folder.glob("*.h")]):
             digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
         return _cache_folder() / f"{self.name}-{digest.hexdigest()[:20]}.so"
+
+
+def _machine() -> tuple[str, str, str]:
+    """What a library must have been made for to be loaded here: system, processor, and the C library's version.
+
+    Which instructions the processor has is asked when the library is there.
+    """
+    libc = os.confstr("CS_GNU_LIBC_VERSION") if "CS_GNU_LIBC_VERSION" in os.confstr_names else None
+    return sys.platform, platform.machine(), libc or "another C library"
 
 
 def find_compiler() -> str:

@@ -36,10 +36,30 @@ def test_without_a_compiler_torch_serves(
     architecture: str, card: ModelCard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     served = msgspec.structs.replace(card, architecture=architecture)
     choice = choose_engine(served, card.layout(block_tokens=16, dtype="float32"))
     assert choice.kind == "torch"
     assert "no C++ compiler (g++ or clang++) on PATH; install one" in str(choice)
+
+
+def test_a_library_that_is_there_serves_without_a_compiler(
+    card: ModelCard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An image is built where a compiler is, and runs where none is."""
+    built = library_path()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    choice = choose_engine(card, card.layout(block_tokens=16, dtype="float32"))
+    assert (choice.kind, choice.library) == ("native", built)
+
+
+def test_a_library_that_cannot_be_loaded_is_named_and_torch_serves(
+    card: ModelCard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fake_compiler(tmp_path, monkeypatch, ': > "$(eval echo \\${$#})"')
+    choice = choose_engine(card, card.layout(block_tokens=16, dtype="float32"))
+    assert choice.kind == "torch"
+    assert f"remove {library_path()} to have it built again" in choice.reason
 
 
 def test_with_a_compiler_that_fails_torch_serves_and_nothing_is_left(
@@ -54,15 +74,13 @@ def test_with_a_compiler_that_fails_torch_serves_and_nothing_is_left(
 
 
 def test_a_library_that_is_there_is_not_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Built once, found after that; another compiler makes another one."""
-    _fake_compiler(tmp_path, monkeypatch, '[ "$1" = --version ] || : > "$(eval echo \\${$#})"; echo "g++ 99"')
+    """Built once, found after that, whatever the compiler."""
+    _fake_compiler(tmp_path, monkeypatch, ': > "$(eval echo \\${$#})"')
     assert has_to_be_built()
     first = library_path()
     assert not has_to_be_built()
-    (tmp_path / "g++").write_text('#!/bin/sh\n[ "$1" = --version ] && echo "g++ 99" && exit 0\nexit 1\n')
+    _fake_compiler(tmp_path, monkeypatch, "exit 1")
     assert library_path() == first
-    _fake_compiler(tmp_path, monkeypatch, '[ "$1" = --version ] || : > "$(eval echo \\${$#})"; echo "g++ 100"')
-    assert library_path() != first
 
 
 def test_what_the_native_engine_does_not_serve_goes_to_torch(card: ModelCard) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import platform
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,7 +53,25 @@ def test_a_compiler_that_cannot_be_run_is_told(place: Place) -> None:
     (place.cache.parent / "g++").write_bytes(b"\x7fELF no program")
     with pytest.raises(NativeUnavailableError, match="Exec format error"):
         place.library.library_path()
+
+
+def test_what_was_built_needs_no_compiler_any_more(place: Place) -> None:
+    """As in an image whose first stage has one, and whose last has not."""
+    built = place.library.library_path()
+    (place.cache.parent / "g++").unlink()
+    assert place.library.library_path() == built
     assert not place.library.has_to_be_built()
+
+
+def test_another_c_library_or_processor_has_a_library_of_its_own(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = place.library.library_path()
+    monkeypatch.setattr(os, "confstr", lambda _name: "glibc 99.0")
+    newer = place.library.library_path()
+    assert newer not in (built, None)
+    (place.cache.parent / "g++").unlink()
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    with pytest.raises(NativeUnavailableError, match="on riscv64"):
+        place.library.library_path()
 
 
 def test_a_build_does_not_wait_for_that_of_another_library(place: Place) -> None:

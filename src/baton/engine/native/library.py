@@ -101,9 +101,12 @@ class NativeLibrary:
     def __init__(self, path: Path, kernels: str = "") -> None:
         """kernels: the instruction set to use; empty takes the best that this machine has.
 
-        Raises NativeUnavailableError where the best is plain C++: torch is faster.
+        Raises NativeUnavailableError where the best is plain C++, since torch is faster, and where the file is none.
         """
-        self._dll = ctypes.CDLL(str(path))
+        try:
+            self._dll = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise NativeUnavailableError(f"{error}; remove {path} to have it built again") from error
         self._dll.baton_new.restype = c_char_p
         self._dll.baton_usable_kernels.restype = c_char_p
         self._dll.baton_set_layer.restype = c_char_p
