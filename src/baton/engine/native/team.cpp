@@ -48,14 +48,13 @@ bool rank(pthread_t thread, int policy) {
 }
 
 // Keeps the calling thread on a core for as long as it lives. Without, the system may leave the caller on a helper's
-// core, where the two take turns until it moves one of them, milliseconds later.
+// core, where the two take turns until it moves one of them, milliseconds later. A thread that cannot be told where it
+// was is left alone: it would not come back. So it is where a machine has more cores than a cpu_set_t has bits.
 class Pinned {
 public:
-    explicit Pinned(const std::vector<int>& cores) : pinned_(!cores.empty()) {
-        if (!pinned_) return;
-        pthread_getaffinity_np(pthread_self(), sizeof before_, &before_);
-        pin(pthread_self(), cores[0]);
-    }
+    explicit Pinned(const std::vector<int>& cores)
+        : pinned_(!cores.empty() && pthread_getaffinity_np(pthread_self(), sizeof before_, &before_) == 0 &&
+                  pin(pthread_self(), cores[0])) {}
     ~Pinned() {
         if (pinned_) pthread_setaffinity_np(pthread_self(), sizeof before_, &before_);
     }
@@ -63,8 +62,8 @@ public:
     Pinned& operator=(const Pinned&) = delete;
 
 private:
-    const bool pinned_;
     cpu_set_t before_;
+    const bool pinned_;
 };
 
 }  // namespace
