@@ -100,7 +100,7 @@ class NativeEngine:
         angles = self._angles.to(max(part.start + part.count for part in slices))
         arrays = (tokens, counts, starts, blocks, block_counts, angles)
         addresses = (*(array.ctypes.data for array in arrays), self.progress.address)
-        self._library.forward(self.handle, NativeStep(len(slices), len(tokens), *addresses))
+        self._library.forward(self.handle, NativeStep(len(slices), len(tokens), len(blocks), len(angles), *addresses))
         return (np.cumsum(counts) - counts).tolist()
 
     def _blocks(self, part: Slice) -> int:

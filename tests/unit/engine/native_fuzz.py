@@ -1,7 +1,8 @@
-"""Drive the bare native library with random models and random steps: `native_fuzz.py LIBRARY SEEDS`, in a process of
-its own, because the library may be built with sanitizers. No torch here: what is judged is the library alone.
+"""Drive the bare native library with random models and random steps: `native_fuzz LIBRARY SEEDS`, as a module and in a
+process of its own, for the library may be built with sanitizers. No torch here: what is judged is the library alone.
 
-Every instruction set must give what PLAIN gives, and no byte of the arena may change outside of the new tokens' slots.
+Every instruction set must give what PLAIN gives, and the same bits as for a request alone, whole and on one thread; and
+no byte of the arena may change outside of the new tokens' slots.
 """
 
 from __future__ import annotations
@@ -9,13 +10,12 @@ from __future__ import annotations
 import ctypes
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from baton.core.errors import ModelError
 from baton.engine.native.library import (
     NativeLayer,
     NativeLibrary,
@@ -25,6 +25,7 @@ from baton.engine.native.library import (
     NativeRouter,
     NativeStep,
 )
+from tests.unit.engine.native_refusals import refuses_what_is_not_there
 
 FLOAT32, BFLOAT16 = 0, 1
 DENSE, INT8, Q8, Q4, Q4M = 0, 2, 3, 4, 5  # forms of weights
@@ -181,6 +182,42 @@ class Weights:
         return values.ctypes.data
 
 
+Part = tuple[list[int], int, list[int]]
+"""Tokens of a slice, the position of the first, and the block table."""
+
+
+@dataclass
+class Given:
+    """The arrays of a step."""
+
+    tokens: np.ndarray
+    counts: np.ndarray
+    starts: np.ndarray
+    blocks: np.ndarray
+    block_counts: np.ndarray
+    angles: np.ndarray
+    """[positions, head_dim]."""
+
+    @staticmethod
+    def of(slices: list[Part], head_dim: int) -> Given:
+        positions = max(start + len(tokens) for tokens, start, _ in slices)
+        angles = np.arange(positions)[:, None] / 7.0 ** np.linspace(0, 1, head_dim // 2)
+        return Given(
+            tokens=_int32([token for tokens, _, _ in slices for token in tokens]),
+            counts=_int32([len(tokens) for tokens, _, _ in slices]),
+            starts=_int32([start for _, start, _ in slices]),
+            blocks=_int32([block for _, _, table in slices for block in table]),
+            block_counts=_int32([len(table) for _, _, table in slices]),
+            angles=np.concatenate((np.cos(angles), np.sin(angles)), axis=1).astype(np.float32),
+        )
+
+    def step(self, layers_done: np.ndarray) -> NativeStep:
+        """Name the arrays, which must outlive what is returned."""
+        arrays = (self.tokens, self.counts, self.starts, self.blocks, self.block_counts, self.angles, layers_done)
+        lengths = (len(self.counts), len(self.tokens), len(self.blocks), len(self.angles))
+        return NativeStep(*lengths, *(array.ctypes.data for array in arrays))
+
+
 class Engine:
     """One handle of the library over an arena of its own."""
 
@@ -205,6 +242,7 @@ class Engine:
             kernels=library.kernels.encode(),
             cores=None if cores is None else (ctypes.c_int32 * threads)(*cores),
         )
+        self.blocks = blocks
         self.handle = library.new(model)
         target = library.weights(self.handle)
         for index, layer in enumerate(weights.layers):
@@ -218,24 +256,26 @@ class Engine:
         self.arena = np.full((planes, s.token_bytes), 0xFF, dtype=np.uint8)  # NaN in every number
         library.set_arena(self.handle, self.arena.ctypes.data, blocks)
 
-    def step(self, slices: list[tuple[list[int], int, list[int]]]) -> np.ndarray:
+    def step(self, slices: list[Part]) -> np.ndarray:
         """Compute (tokens, start, block table) of each slice. Returns the logits after every token: [rows, vocab]."""
-        tokens = _int32([token for part, _, _ in slices for token in part])
-        positions = max(start + len(part) for part, start, _ in slices)
-        angles = np.arange(positions)[:, None] / 7.0 ** np.linspace(0, 1, self.shape.head_dim // 2)
-        arrays = (
-            tokens,
-            _int32([len(part) for part, _, _ in slices]),
-            _int32([start for _, start, _ in slices]),
-            _int32([block for _, _, table in slices for block in table]),
-            _int32([len(table) for _, _, table in slices]),
-            np.concatenate((np.cos(angles), np.sin(angles)), axis=1).astype(np.float32),
-            self.layers_done,
-        )
-        self.library.forward(self.handle, NativeStep(len(slices), len(tokens), *(part.ctypes.data for part in arrays)))
-        rows, logits = _int32(range(len(tokens))), np.empty((len(tokens), self.shape.vocab), dtype=np.float32)
-        self.library.project(self.handle, rows.ctypes.data, len(rows), logits.ctypes.data)
+        return self.compute(Given.of(slices, self.shape.head_dim))
+
+    def compute(self, given: Given) -> np.ndarray:
+        """Compute a step that may be none. Raises ModelError."""
+        self.library.forward(self.handle, given.step(self.layers_done))
+        return self.project(range(len(given.tokens)))
+
+    def project(self, rows: Sequence[int]) -> np.ndarray:
+        """Return the logits of rows of the last step: [rows, vocab]. Raises ModelError."""
+        wanted, logits = _int32(rows), np.empty((len(rows), self.shape.vocab), dtype=np.float32)
+        self.library.project(self.handle, wanted.ctypes.data, len(rows), logits.ctypes.data)
         return logits
+
+    def read(self, rows: Sequence[int]) -> np.ndarray:
+        """Return rows of the last step after the final norm: [rows, hidden]. Raises ModelError."""
+        wanted, hidden = _int32(rows), np.empty((len(rows), self.shape.hidden), dtype=np.float32)
+        self.library.read(self.handle, wanted.ctypes.data, len(rows), hidden.ctypes.data)
+        return hidden
 
     def slots(self, tokens: int, start: int, table: list[int]) -> Iterator[int]:
         """List the rows of the arena that a slice writes."""
@@ -265,15 +305,23 @@ def play(path: Path, kernels: list[str], seed: int) -> None:
         Engine(NativeLibrary(path, name), weights, blocks, rng.choice((1, 2, 3))) for name in (*kernels, "PLAIN")
     ]
     done = [0] * len(requests)
+    alone = rng.randrange(len(requests))
+    seen: list[list[np.ndarray]] = [[] for _ in engines]
     while waiting := [index for index, (tokens, _) in enumerate(requests) if done[index] < len(tokens)]:
-        slices = []
+        slices, chosen = [], []
         for index in rng.sample(waiting, rng.randint(1, len(waiting))):
             tokens, table = requests[index]
             end = done[index] + rng.randint(1, len(tokens) - done[index])
             slices.append((tokens[done[index] : end], done[index], table[: -(-end // s.block_tokens)]))
             done[index] = end
+            chosen.append(index)
         before = [engine.arena.copy() for engine in engines]
         results = [engine.step(slices) for engine in engines]
+        if alone in chosen:
+            first = sum(len(tokens) for tokens, _, _ in slices[: chosen.index(alone)])
+            rows = slice(first, first + len(slices[chosen.index(alone)][0]))
+            for bits, result in zip(seen, results, strict=True):
+                bits.append(result[rows])
         written = [row for tokens, start, table in slices for row in engines[0].slots(len(tokens), start, table)]
         for engine, result, old in zip(engines, results, before, strict=True):
             changed = (engine.arena != old).any(axis=1).nonzero()[0]
@@ -282,23 +330,28 @@ def play(path: Path, kernels: list[str], seed: int) -> None:
             )
             error = np.abs(result - results[-1]).max()
             assert error < s.tolerance, f"{engine.library.kernels} {error} seed {seed}: {s}"
-    refuses_what_is_not_there(engines[0], requests[0], blocks)
+    for engine, bits in zip(engines, seen, strict=True):
+        judge_company(engine, weights, requests[alone], np.concatenate(bits), f"seed {seed}: {s}")
+    parts = [(tokens[1:], 1, table) for tokens, table in requests if len(tokens) > 1] or [([0], 0, requests[0][1])]
+    refuses_what_is_not_there(engines[0], Given.of(parts, s.head_dim))
     for engine in engines:
         engine.library.free(engine.handle)
 
 
-def refuses_what_is_not_there(engine: Engine, request: tuple[list[int], list[int]], blocks: int) -> None:
-    """A token or block out of range is an error, and nothing is written."""
-    before = engine.arena.copy()
-    table = request[1]
-    for token, wrong in ((engine.shape.vocab, table), (-1, table), (0, [blocks]), (0, [-1]), (0, [])):
-        refused = False
-        try:
-            engine.step([([token], 0, wrong[:1])])
-        except ModelError:
-            refused = True
-        assert refused, f"token {token} and blocks {wrong} were taken"
-    assert (engine.arena == before).all()
+def judge_company(
+    engine: Engine, weights: Weights, request: tuple[list[int], list[int]], seen: np.ndarray, what: str
+) -> None:
+    """Logits and KV of a request that had company have the bits that they have alone, whole and on one thread."""
+    tokens, table = request
+    alone = Engine(engine.library, weights, len(table), 1)
+    expected = alone.step([(tokens, 0, list(range(len(table))))])
+    assert (seen.view(np.int32) == expected.view(np.int32)).all(), f"{engine.library.kernels} other logits, {what}"
+    slots = (
+        list(each.slots(len(tokens), 0, blocks)) for each, blocks in ((engine, table), (alone, [*range(len(table))]))
+    )
+    mine, theirs = (each.arena[rows] for each, rows in zip((engine, alone), slots, strict=True))
+    assert (mine == theirs).all(), f"{engine.library.kernels} other KV, {what}"
+    alone.library.free(alone.handle)
 
 
 def _int32(values: object) -> np.ndarray:
@@ -307,7 +360,7 @@ def _int32(values: object) -> np.ndarray:
 
 def main() -> None:
     path, seeds = Path(sys.argv[1]), int(sys.argv[2])
-    assert ctypes.sizeof(NativeStep) == 64
+    assert ctypes.sizeof(NativeStep) == 72
     kernels = NativeLibrary(path).usable_kernels()[:-1]
     for seed in range(seeds):
         play(path, kernels, seed)

@@ -44,8 +44,8 @@ def _fuzz(library: Path) -> subprocess.CompletedProcess[str]:
         "ASAN_OPTIONS": "detect_leaks=0",  # Python itself keeps memory to the end
         "PYTHONMALLOC": "malloc",
     }
-    command = [sys.executable, str(ROOT / "tests/unit/engine/native_fuzz.py"), str(library), str(SEEDS)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    command = [sys.executable, "-m", "tests.unit.engine.native_fuzz", str(library), str(SEEDS)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
 
 
 def test_no_read_or_write_goes_astray(library: Path) -> None:

@@ -71,25 +71,14 @@ const char* guarded(Engine& engine, F body) {
     return guarded(engine.error, body);
 }
 
-// An id that is out of range, or a table that is too short, would read or write where nothing of ours is.
-std::string check(const Engine& engine, const Batch& batch, const int32_t* block_counts, const int32_t* blocks,
-                  int64_t block_count) {
-    const int64_t block_tokens = engine.model.arena.block_tokens;
-    for (size_t i = 0; i < batch.slices.size(); i++) {
-        const Slice& slice = batch.slices[i];
-        const int64_t end = int64_t{slice.start} + slice.count;
-        if (slice.start < 0 || slice.count < 1 || block_counts[i] * block_tokens < end)
-            return "a slice ends at token " + std::to_string(end) + ", its block table holds " +
-                   std::to_string(block_counts[i] * block_tokens);
-    }
-    for (int row = 0; row < batch.rows; row++)
-        if (batch.tokens[row] < 0 || batch.tokens[row] >= engine.model.sizes.vocab)
-            return "token " + std::to_string(batch.tokens[row]) + " is outside of a vocabulary of " +
-                   std::to_string(engine.model.sizes.vocab);
-    for (int64_t i = 0; i < block_count; i++)
-        if (blocks[i] < 0 || blocks[i] >= engine.model.arena.blocks)
-            return "block " + std::to_string(blocks[i]) + " is outside of an arena of " +
-                   std::to_string(engine.model.arena.blocks);
+std::string disagree(const char* what, int64_t value, const char* where, int64_t bound) {
+    return what + std::to_string(value) + where + std::to_string(bound);
+}
+
+// Every one of `values` is at least 0 and below `end`; else a message.
+std::string check_below(const int32_t* values, int32_t count, int64_t end, const char* what, const char* where) {
+    for (int32_t i = 0; i < count; i++)
+        if (values[i] < 0 || values[i] >= end) return disagree(what, values[i], where, end);
     return "";
 }
 
@@ -146,14 +135,48 @@ struct BatonRouter {
 };
 
 struct BatonStep {
-    int32_t slices, rows;
+    int32_t slices, rows, entries, positions;
     const int32_t *tokens;             // [rows]
     const int32_t *counts, *starts;    // [slices]
-    const int32_t *blocks;             // the slices' block tables, one after the other
+    const int32_t *blocks;             // [entries]: the slices' block tables, one after the other
     const int32_t *block_counts;       // [slices]
     const float* angles;               // [positions][head_dim]
     int32_t* layers_done;              // counts the layers whose keys and values are written
 };
+
+// Every slice must lie within its block table and the angles, and all together must be what the arrays hold.
+static std::string check_slices(const BatonStep& step, int64_t block_tokens) {
+    int64_t rows = 0, entries = 0;
+    for (int32_t i = 0; i < step.slices; i++) {
+        const int64_t start = step.starts[i], count = step.counts[i], blocks = step.block_counts[i];
+        if (start < 0 || count < 1) return disagree("a slice of ", count, " tokens starts at token ", start);
+        if (blocks < 0 || blocks * block_tokens < start + count)
+            return disagree("a slice ends at token ", start + count, ", its block table holds ", blocks * block_tokens);
+        if (start + count > step.positions)
+            return disagree("a slice ends at token ", start + count, ", there are angles for ", step.positions);
+        rows += count, entries += blocks;
+    }
+    if (step.slices < 1 || rows != step.rows) return disagree("the slices have ", rows, " tokens, the step has ", step.rows);
+    if (entries != step.entries)
+        return disagree("the block tables have ", entries, " entries, the step has ", step.entries);
+    return "";
+}
+
+// What is not there would be read or written outside of anything of ours.
+static std::string check(const Model& model, const BatonStep& step) {
+    std::string problem = check_slices(step, model.arena.block_tokens);
+    if (problem.empty())
+        problem = check_below(step.tokens, step.rows, model.sizes.vocab, "token ", " is outside of a vocabulary of ");
+    if (problem.empty())
+        problem = check_below(step.blocks, step.entries, model.arena.blocks, "block ", " is outside of an arena of ");
+    return problem;
+}
+
+// Rows that are asked for must be of the last step.
+static std::string check_rows(const Engine& engine, const int32_t* rows, int32_t count) {
+    if (count < 0) return disagree("asked for ", count, " rows of a step of ", engine.stepper.rows());
+    return check_below(rows, count, engine.stepper.rows(), "row ", " is outside of a step of ");
+}
 
 static Linear pack_any(Model& model, const BatonMatrix& m, bool interleaved) {
     const Matrix matrix{m.data, m.bias, m.rows, m.inputs, interleaved};
@@ -243,6 +266,7 @@ EXPORT const char* baton_set_ends(Engine* engine, const float* final_norm, const
 
 EXPORT const char* baton_forward(Engine* engine, const BatonStep* step) {
     return guarded(*engine, [&] {
+        if (std::string problem = check(engine->model, *step); !problem.empty()) return problem;
         Batch batch{{}, step->tokens, step->angles, {}, step->rows, step->layers_done};
         const int32_t* blocks = step->blocks;
         for (int32_t slice = 0, first = 0; slice < step->slices; slice++) {
@@ -251,23 +275,24 @@ EXPORT const char* baton_forward(Engine* engine, const BatonStep* step) {
             first += step->counts[slice];
             blocks += step->block_counts[slice];
         }
-        std::string problem = check(*engine, batch, step->block_counts, step->blocks, blocks - step->blocks);
-        if (problem.empty()) engine->stepper.forward(batch);
-        return problem;
+        engine->stepper.forward(batch);
+        return std::string();
     });
 }
 
 EXPORT const char* baton_project(Engine* engine, const int32_t* rows, int32_t count, float* logits) {
     return guarded(*engine, [&] {
-        engine->stepper.project(rows, count, logits);
-        return std::string();
+        std::string problem = check_rows(*engine, rows, count);
+        if (problem.empty()) engine->stepper.project(rows, count, logits);
+        return problem;
     });
 }
 
 EXPORT const char* baton_read(Engine* engine, const int32_t* rows, int32_t count, float* hidden) {
     return guarded(*engine, [&] {
-        engine->stepper.read(rows, count, hidden);
-        return std::string();
+        std::string problem = check_rows(*engine, rows, count);
+        if (problem.empty()) engine->stepper.read(rows, count, hidden);
+        return problem;
     });
 }
 

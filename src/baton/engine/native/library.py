@@ -85,6 +85,8 @@ class NativeStep(Structure):
     _fields_ = (
         ("slices", c_int32),
         ("rows", c_int32),
+        ("entries", c_int32),
+        ("positions", c_int32),
         ("tokens", c_void_p),
         ("counts", c_void_p),
         ("starts", c_void_p),

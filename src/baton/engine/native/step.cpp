@@ -75,6 +75,7 @@ void Stepper::plan(const Batch& batch) {
 }
 
 void Stepper::forward(const Batch& batch) {
+    rows_ = 0;
     reserve(batch.rows);
     plan(batch);
     Model& m = model_;
@@ -94,6 +95,7 @@ void Stepper::forward(const Batch& batch) {
         }
         m.kernels.leave();
     });
+    rows_ = batch.rows;
 }
 
 // Norm, queries, keys and values, attention, and its projection onto the residual stream.

@@ -25,6 +25,8 @@ public:
     // Compute all rows; write their keys and values into their blocks. Their hidden states stay until the next step.
     void forward(const Batch& batch);
 
+    int rows() const { return rows_; }  // of the last step; none where it failed
+
     // Project some rows of the last step to the vocabulary: logits [count][vocab].
     void project(const int32_t* rows, int count, float* logits);
     // Rows of the last step after the final norm: [count, hidden].
@@ -46,6 +48,7 @@ private:
     void place_row(const Batch& batch, int layer, int slice, int row);
 
     Model& model_;
+    int rows_ = 0;
     std::map<int, AttentionPlan> plans_;  // by window
     std::vector<int32_t> slice_of_row_;
     Deal deal_;
