@@ -29,7 +29,6 @@ SRC = Path(__file__).resolve().parents[1] / "src"
 SERVERS = {
     "1 mixed": ("--mixed", "1"),
     "1 prefill + 1 decode": (),
-    "1 mixed, stored weights": ("--mixed", "1", "--weights", "stored"),
     "hash, 1 mixed": ("hash", "--mixed", "1"),
 }
 COMMAND_LINES = (("--help",), ("serve", "--help"), ("serve", "--port", "70000"), ("srve",), ("sim", "--help"))
