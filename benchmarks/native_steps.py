@@ -66,13 +66,23 @@ MIXTURE = {
 """A small config.json of Mixtral's kind."""
 
 
+@dataclass(frozen=True)
+class Needs:
+    """What must be read and multiplied."""
+
+    bytes_read: float
+    flops: float
+
+    def limit_s(self, bytes_per_s: float, flops_per_s: float) -> float:
+        return max(self.bytes_read / bytes_per_s, self.flops / flops_per_s)
+
+
 @dataclass
 class Case:
     """One kind of step: what it must read and multiply, and how long it took."""
 
     parts: list[Slice]
-    bytes_read: float
-    flops: float
+    needs: Needs
     wall_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
 
@@ -84,15 +94,16 @@ def cases(config: ModelConfig, dtype: str) -> dict[str, Case]:
     found: dict[str, Case] = {}
     for batch in (1, 8, 32):
         prompts = [[rng.randrange(TOKEN_MAX) for _ in range(CONTEXT_TOKENS + 1)] for _ in range(batch)]
-        parts = [_slice(index, tokens, CONTEXT_TOKENS, blocks_each) for index, tokens in enumerate(prompts)]
-        found[f"decode_{batch}"] = _case(config, dtype, parts)
+        parts = [slice_of(index, tokens, CONTEXT_TOKENS, blocks_each) for index, tokens in enumerate(prompts)]
+        found[f"decode_{batch}"] = Case(parts, total(needs(config, dtype, parts)))
     for count in (512, 2048):
         tokens = [rng.randrange(TOKEN_MAX) for _ in range(count)]
-        found[f"prefill_{count}"] = _case(config, dtype, [_slice(0, tokens, 0, count // BLOCK_TOKENS)])
+        parts = [slice_of(0, tokens, 0, count // BLOCK_TOKENS)]
+        found[f"prefill_{count}"] = Case(parts, total(needs(config, dtype, parts)))
     return found
 
 
-def _slice(index: int, tokens: list[int], start: int, blocks: int) -> Slice:
+def slice_of(index: int, tokens: list[int], start: int, blocks: int) -> Slice:
     return Slice(
         request_id=RequestId(str(index)),
         tokens=tokens,
@@ -105,7 +116,8 @@ def _slice(index: int, tokens: list[int], start: int, blocks: int) -> Slice:
     )
 
 
-def _case(config: ModelConfig, dtype: str, parts: list[Slice]) -> Case:
+def needs(config: ModelConfig, dtype: str, parts: list[Slice]) -> dict[str, Needs]:
+    """Tell what the layers' products, attention and the output projection need."""
     width = config.heads * config.head_dim
     kv_width = config.kv_heads * config.head_dim
     attention = config.hidden * (2 * width + 2 * kv_width)
@@ -114,11 +126,16 @@ def _case(config: ModelConfig, dtype: str, parts: list[Slice]) -> Case:
     mlp_read, mlp_multiplied = _mlp(config, rows)
     pairs = sum(part.count * (part.start + (part.count + 1) / 2) for part in parts)  # query and key
     kv_tokens = sum(part.start + part.count for part in parts)
-    return Case(
-        parts,
-        bytes_read=CELL_BYTES[dtype] * (layers * (attention + mlp_read + 2 * kv_width * kv_tokens) + head),
-        flops=2.0 * (rows * layers * (attention + mlp_multiplied) + len(parts) * head) + 4.0 * layers * width * pairs,
-    )
+    cell = CELL_BYTES[dtype]
+    return {
+        "products": Needs(cell * layers * (attention + mlp_read), 2.0 * rows * layers * (attention + mlp_multiplied)),
+        "attention": Needs(cell * layers * 2 * kv_width * kv_tokens, 4.0 * layers * width * pairs),
+        "projection": Needs(cell * head, 2.0 * len(parts) * head),
+    }
+
+
+def total(parts: dict[str, Needs]) -> Needs:
+    return Needs(sum(part.bytes_read for part in parts.values()), sum(part.flops for part in parts.values()))
 
 
 def _mlp(config: ModelConfig, rows: int) -> tuple[float, float]:
@@ -158,16 +175,11 @@ def measure(model: str, dtype: str, threads: int, repeats: int, kind: str) -> di
     config = read_config(resolve_model(model))
     engine, name = load(model, dtype, threads, kind)
     engine.warm_up()
-    found, limits = cases(config, dtype), dict.fromkeys(_names(dtype), 0.0)
+    found, limits = cases(config, dtype), dict.fromkeys(limit_names(dtype), 0.0)
     with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder) / "limits"
-        flags = ("-O3", "-w", "-mavx512f", "-mavx512bw", "-mavx512vl", "-pthread")
-        subprocess.run([find_compiler(), *flags, str(LIMITS), "-o", str(program)], check=True)
+        program = compiled_limits(Path(folder))
         for _ in range(repeats):
-            size = str(CELL_BYTES[dtype] * 134_500_000)
-            done = subprocess.run([str(program), str(threads), size], capture_output=True, check=True, text=True)
-            seen = msgspec.json.decode(done.stdout)
-            limits = {key: max(best, seen[key]) for key, best in limits.items()}
+            limits = raised(limits, program, threads, dtype)
             for case in found.values():
                 cpu_s, wall_s = time.process_time(), time.perf_counter()
                 engine.execute(Step(tuple(case.parts)))
@@ -180,14 +192,29 @@ def measure(model: str, dtype: str, threads: int, repeats: int, kind: str) -> di
     }
 
 
-def _names(dtype: str) -> tuple[str, ...]:
+def compiled_limits(folder: Path) -> Path:
+    program = folder / "limits"
+    flags = ("-O3", "-w", "-mavx512f", "-mavx512bw", "-mavx512vl", "-pthread")
+    subprocess.run([find_compiler(), *flags, str(LIMITS), "-o", str(program)], check=True)
+    return program
+
+
+def raised(limits: dict[str, float], program: Path, threads: int, dtype: str) -> dict[str, float]:
+    """Measure what the machine can do now. Returns the best seen so far."""
+    size = str(CELL_BYTES[dtype] * 134_500_000)
+    done = subprocess.run([str(program), str(threads), size], capture_output=True, check=True, text=True)
+    seen = msgspec.json.decode(done.stdout)
+    return {key: max(best, seen[key]) for key, best in limits.items()}
+
+
+def limit_names(dtype: str) -> tuple[str, ...]:
     return ("bytes_per_s", f"{dtype}_flops", "cpu_bytes_per_s", f"cpu_{dtype}_flops")
 
 
 def report(case: Case, limits: dict[str, float], threads: int) -> dict[str, float]:
     bytes_per_s, flops_per_s, cpu_bytes_per_s, cpu_flops_per_s = limits.values()
-    limit_s = max(case.bytes_read / bytes_per_s, case.flops / flops_per_s)
-    cpu_limit_s = max(case.bytes_read / cpu_bytes_per_s, case.flops / cpu_flops_per_s)
+    limit_s = case.needs.limit_s(bytes_per_s, flops_per_s)
+    cpu_limit_s = case.needs.limit_s(cpu_bytes_per_s, cpu_flops_per_s)
     best = min(case.wall_s)
     tokens = sum(part.count for part in case.parts)
     return {
@@ -197,8 +224,8 @@ def report(case: Case, limits: dict[str, float], threads: int) -> dict[str, floa
         "limit_s": limit_s,
         "share": limit_s / best,
         "cpu_share": cpu_limit_s * threads / min(case.cpu_s),
-        "bandwidth_share": case.bytes_read / best / bytes_per_s,
-        "rate_share": case.flops / best / flops_per_s,
+        "bandwidth_share": case.needs.bytes_read / best / bytes_per_s,
+        "rate_share": case.needs.flops / best / flops_per_s,
         "tokens_per_s": tokens / best,
     }
 
