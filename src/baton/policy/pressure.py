@@ -81,9 +81,9 @@ class LeastPressure:
     """Admit while predicted TTFT <= slack * SLO."""
     tpot_slack: float = 1.0
     """The same of TPOT."""
-    off_role_ratio: float = 1.3
-    """Work that is not of a worker's role counts as this many times as pressing; a prompt on a decode worker the more,
-    the fuller its arena is: answers that prompts slow down hold their KV for longer."""
+    mixing_ratio: float = 2.0
+    """Work of both kinds on one worker counts as this many times as pressing: whoever comes to decode when a step with a
+    prompt in it has just begun waits for two, and an answer of a few tokens does not make up for that."""
     step_slack: float = 0.9
     """Share of the TPOT that a step beside decodes takes: `SloChunked.tpot_slack`, as far as policies go together."""
     output_tokens: float = 200.0
@@ -138,8 +138,8 @@ class LeastPressure:
         def key(worker: WorkerView) -> tuple[bool, float, WorkerId]:
             handoff_s = stays_s if source is None or source == worker.host else moves_s
             tpot_s = self._tpot_s(worker, request, cluster, cost) + handoff_s
-            off_role = self.off_role_ratio if worker.role == "prefill" else 1.0
-            return (kv_free_tokens(worker) < tokens, tpot_s * off_role, worker.id)
+            mixing = self.mixing_ratio if worker.role == "prefill" else 1.0
+            return (kv_free_tokens(worker) < tokens, tpot_s * mixing, worker.id)
 
         chosen = min(candidates if request.slo is None else cluster.workers, key=key)
         self._note_answer(chosen, cluster)
@@ -150,12 +150,13 @@ class LeastPressure:
     def _plan(self, request: Request, workers: Sequence[WorkerView], cluster: ClusterView, cost: CostModel) -> _Plan:
         """Choose one of the workers, and what it fetches, under the least pressure: first of those that keep promises.
 
-        What is off its role weighs more, but only among plans that keep them all or that all break one.
+        Prompts beside decodes weigh more, but only among plans that keep them all or that all break one. Of equals the
+        worker whose role it is goes first.
         """
         arenas = self._arenas(request, cluster, cost)
         looked_at = _not_alike(workers)
         plans = [self._on(worker, request, cluster, cost, arenas[worker.host]) for worker in looked_at]
-        return min(plans, key=lambda plan: (plan.breaks_promise, plan.pressure, plan.ttft_s, plan.worker.id))
+        return min(plans, key=_order)
 
     def _arenas(self, request: Request, cluster: ClusterView, cost: CostModel) -> dict[HostId, _Arena]:
         """See how full each host's arena is, and when it has room for the request: as answers end, KV is given back."""
@@ -203,11 +204,11 @@ class LeastPressure:
         ttft_s += after_prompt_s(worker, request, cluster, cost, prompt_s=prompt_s)
         late = ttft_s / self._promise(request, model).ttft_s
         slow = self._slow(worker, request, cluster, model, prompt_s)
-        off_role, risk = 1.0, 1.0
-        if worker.role == "decode":
-            off_role, risk = self.off_role_ratio, 1.0 + arena.fill_ratio
+        mixing, risk = 1.0, 1.0
+        if request.slo is not None and decodes(worker):
+            mixing, risk = self.mixing_ratio, 1.0 + arena.fill_ratio
         return _Plan(
-            worker=worker, fetch=fetch, ttft_s=ttft_s, prompt_s=prompt_s, pressure=max(late, slow) * risk * off_role,
+            worker=worker, fetch=fetch, ttft_s=ttft_s, prompt_s=prompt_s, pressure=max(late, slow) * risk * mixing,
             breaks_promise=request.slo is not None and max(late, slow * risk) > self.ttft_slack,
         )  # fmt: skip
 
@@ -299,6 +300,12 @@ class LeastPressure:
         known = {worker.id for worker in cluster.workers}
         self._shares = {worker: share for worker, share in self._shares.items() if worker in known}
         self._answers = {worker: tokens for worker, tokens in self._answers.items() if worker in known}
+
+
+def _order(plan: _Plan) -> tuple[bool, float, float, bool, WorkerId]:
+    """What plans are sorted by, the best first."""
+    worker = plan.worker
+    return (plan.breaks_promise, plan.pressure, plan.ttft_s, worker.role == "decode", worker.id)
 
 
 def _not_alike(workers: Sequence[WorkerView]) -> list[WorkerView]:

@@ -60,7 +60,7 @@ def test_one_class_with_the_same_options_plays_several_families_as_one_object() 
     pressure = Plugin(use="baton.policy.pressure:LeastPressure")
     policies = build_policies(PolicyConfig(admission=pressure, routing=pressure, placement=pressure), COST)
     assert policies.admission is policies.routing is policies.placement
-    other = Plugin(use="baton.policy.pressure:LeastPressure", options={"off_role_ratio": 3.0})
+    other = Plugin(use="baton.policy.pressure:LeastPressure", options={"mixing_ratio": 3.0})
     apart = build_policies(PolicyConfig(admission=pressure, routing=pressure, placement=other), COST)
     assert apart.placement is not apart.routing
 

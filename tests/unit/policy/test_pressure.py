@@ -19,7 +19,7 @@ def test_of_equals_the_worker_of_the_role_is_taken() -> None:
 
 
 def test_a_decode_worker_computes_a_prompt_when_its_own_answers_bear_it() -> None:
-    """Prefill: (3.0 + 1.0) / 2 = 2 and more. Decode, off its role: 1.3 * max(1 / 2, (0.012 + 1.0 / 200) / 0.05)."""
+    """Prefill: (3.0 + 1.0) / 2 = 2 and more, late. Decode: 2 * max(1 / 2, (0.012 + 1.0 / 200) / 0.05), all kept."""
     behind, decode = worker("p", queued_tokens=3000), worker("d", "decode", running_requests=2)
     chosen = LeastPressure().route(request(slo=SLO), [behind], cluster(behind, decode), COST)
     assert chosen.worker == "d"
@@ -28,16 +28,28 @@ def test_a_decode_worker_computes_a_prompt_when_its_own_answers_bear_it() -> Non
 
 
 def test_a_full_arena_keeps_prompts_away_from_those_who_decode() -> None:
-    """Prefill: 1.82 s of 2. Decode: 1.3 * 0.69 (33 tokens fit into a step), but 1.9 times that in a full arena."""
-    behind = worker("p", queued_tokens=800, kv_tokens_max=100_000)
+    """Beside two decodes 0.69 of the promise, 1.9 times that in a full arena; beside six, on another host, 0.78."""
+    behind = worker("p", queued_tokens=3000, kv_tokens_max=100_000)
     empty = worker("d", "decode", running_requests=2, kv_tokens_max=100_000)
     full = worker("d", "decode", running_requests=2, context_tokens=90_000, kv_tokens_max=100_000)
-    assert LeastPressure().route(request(slo=SLO), [behind], cluster(behind, empty), COST).worker == "d"
-    assert LeastPressure().route(request(slo=SLO), [behind], cluster(behind, full), COST).worker == "p"
+    far = worker("e", "decode", running_requests=6, host="far", kv_tokens_max=100_000)
+    assert LeastPressure().route(request(slo=SLO), [behind], cluster(behind, empty, far), COST).worker == "d"
+    assert LeastPressure().route(request(slo=SLO), [behind], cluster(behind, full, far), COST).worker == "e"
+
+
+def test_a_prompt_goes_apart_from_those_who_decode_whatever_the_role() -> None:
+    """Prefill: 1.52 s of 2. Beside two decodes 0.69, which counts twice. Where nobody decodes it is 0.5."""
+    behind = worker("p", queued_tokens=500)
+    decodes, free = worker("d", "decode", running_requests=2), worker("e", "decode")
+    route = LeastPressure().route
+    assert route(request(slo=SLO), [behind], cluster(behind, decodes), COST).worker == "p"
+    assert route(request(slo=SLO), [behind], cluster(behind, decodes, free), COST).worker == "e"
+    weighless = LeastPressure(mixing_ratio=1.0).route(request(slo=SLO), [behind], cluster(behind, decodes), COST)
+    assert weighless.worker == "d"
 
 
 def test_a_plan_that_keeps_every_promise_goes_before_one_that_only_presses_less() -> None:
-    """Prefill: 1.97 s of 2, past the slack. Decode keeps all, though 1.3 * (1 + 0.2) * 0.69 = 1.07 weighs more."""
+    """Prefill: 1.97 s of 2, past the slack. Decode keeps all, though 2 * (1 + 0.2) * 0.69 = 1.66 weighs more."""
     behind = worker("p", queued_tokens=950, kv_tokens_max=100_000)
     full = worker("d", "decode", running_requests=2, context_tokens=20_000, kv_tokens_max=100_000)
     view = cluster(behind, full)
@@ -49,7 +61,7 @@ def test_what_a_prompt_costs_answers_is_shared_out_over_their_length_not_over_th
     """Answers of 500 tokens decode. A prompt of a second for an answer of 10 costs them 2 ms a token, not 100."""
     slo = Slo(ttft_s=2.0, tpot_s=0.1)
     policy = LeastPressure()
-    idle, behind = worker("d", "decode"), worker("p", queued_tokens=500)
+    idle, behind = worker("d", "decode"), worker("p", queued_tokens=950)
     policy.place(request(slo=slo), None, [idle], cluster(idle, behind, expected_tokens=500), COST)
     busy = worker("d", "decode", running_requests=1)
     view = cluster(behind, busy, expected_tokens=10)
@@ -71,7 +83,7 @@ def test_beside_decodes_a_prompt_takes_the_steps_that_their_promise_leaves() -> 
 def test_prompts_given_to_a_decode_worker_add_up_until_its_answers_bear_no_more() -> None:
     """Each second of prompts beside answers of 200 tokens costs them 5 ms a token, however the queue drains."""
     behind, decode = worker("p", queued_tokens=3000), worker("d", "decode", running_requests=2)
-    policy = LeastPressure(off_role_ratio=1.0)
+    policy = LeastPressure(mixing_ratio=1.0)
     chosen = [policy.route(request(slo=SLO), [behind], cluster(behind, decode), COST).worker for _ in range(20)]
     assert chosen[0] == "d"
     assert chosen[-1] == "p"
