@@ -1,25 +1,28 @@
 """Goodput of every named policy on equal hardware: real traces near and above capacity, and a load that shifts.
 
-    python benchmarks/policies.py [--half first|second] [--best-split] [--requests N] [--case NAME] [--policy NAME]
+    python benchmarks/policies.py [--half first|second] [--case NAME] [--policy NAME] [--split 2P2D] [--table]
 
-Four accelerators of one host (examples/clusters/one-gpu-host.toml), two that prefill and two that decode. With
---best-split a policy that keeps its workers' roles is given the best of 1P3D, 2P2D and 3P1D, found by trying.
-Options were chosen on the first half (in time) of each trace; the second half was held out. Writes
-benchmarks/results/policies-HALF.json: the share of all requests that met both TTFT and TPOT, and that times the offered
-rate, which is the goodput.
+Four accelerators of one host (examples/clusters/one-gpu-host.toml). A set that keeps its workers' roles has the best of
+1P3D, 2P2D and 3P1D, found by trying; ours starts from each of them. Options of ours were chosen on the first half (in
+time) of each trace; the second half was held out, and some loads (`_policy_loads.py`) were not played before at all.
+Writes benchmarks/results/policies-HALF.json: the share of all requests that met both TTFT and TPOT, of every
+split, and the best one's times the offered rate, which is the goodput. What is not played again stays in the file as it
+is, with its commit. --table plays nothing, and prints the file as docs/simulator.md has it.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from time import perf_counter
+from typing import Any
 
+from _policy_loads import CASES, Case, Half
 from msgspec.structs import replace
-from record import write
+from record import RESULTS, environment, table, write
 
 from baton.core.config import Topology
 from baton.core.types import Slo
@@ -27,125 +30,125 @@ from baton.metrics.summary import SloTargets, summarize
 from baton.policy.named import NAMED
 from baton.sim.replay_trace import replay_trace
 from baton.sim.spec import ClusterSpec, read_spec
-from baton.workload.load import read_trace
-from baton.workload.request import Trace, TraceRequest
-from baton.workload.schedule import cut, scale_rate, spread
+from baton.workload.request import Trace
 
-ROOT = Path(__file__).resolve().parent.parent
-TRACES = ROOT.parent / "shared" / "traces"
-CLUSTER = ROOT / "examples" / "clusters" / "one-gpu-host.toml"
-SPLITS = ((1, 3), (2, 2), (3, 1))
-FREE = ("baton", "sarathi", "llumnix")
-"""Their choices do not depend on roles, or change them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A load, and what its clients were promised."""
-
-    name: str
-    trace: Callable[[str, int], Trace]
-    """Makes it, of the first or the second half in time, with at most so many requests."""
-    slo: Slo
+CLUSTER = Path(__file__).resolve().parent.parent / "examples" / "clusters" / "one-gpu-host.toml"
+SPLITS = {"1P3D": (1, 3), "2P2D": (2, 2), "3P1D": (3, 1)}
+EVEN = "2P2D"
+OURS = "baton"
+FREE = (OURS, "sarathi", "llumnix")
+"""Their choices do not depend on roles, or change them: they are given no split."""
+ALIKE = ("direct", "central", "first-token-by-decode")
+"""Differ from ours between hosts only."""
 
 
-def from_file(file: str, rate_scale: float, spread_s: float, half: str, requests_max: int) -> Trace:
-    """Take half of a trace, played faster so that the four accelerators are near their capacity or above."""
-    trace = read_trace(TRACES / file)
-    middle_s = trace.requests[-1].at_s / 2
-    start_s, duration_s = (0.0, middle_s) if half == "first" else (middle_s, None)
-    trace = cut(trace, start_s=start_s, duration_s=duration_s, skip=0)
-    if spread_s:
-        trace = spread(trace, spread_s)
-    return scale_rate(replace(trace, requests=trace.requests[:requests_max]), rate_scale)
-
-
-def shifting(half: str, requests_max: int) -> Trace:
-    """Long prompts with short answers, then short prompts with long answers, in turns of 8 s.
-
-    The first keeps three of the four accelerators busy with prompts, the second three with answers.
-    """
-    turn_s, requests, at_s = 8.0, [], 0.0
-    offset = 0 if half == "first" else 1
-    while len(requests) < requests_max:
-        heavy = int(at_s / turn_s + offset) % 2 == 0
-        place = len(requests)
-        prompt, answer, gap_s = (6000, 20, 0.085) if heavy else (250, 500, 0.020)
-        jitter = 0.5 + ((place * 7919) % 1000) / 1000
-        at_s += gap_s * jitter
-        wide = 0.6 + ((place * 104_729) % 800) / 1000
-        requests.append(TraceRequest(at_s=at_s, input_tokens=int(prompt * wide), output_tokens=int(answer * wide)))
-    return Trace(format="made", timing="absolute", requests=tuple(requests))
-
-
-CHAT, CODE, LONG = Slo(ttft_s=1.0, tpot_s=0.03), Slo(ttft_s=1.5, tpot_s=0.03), Slo(ttft_s=5.0, tpot_s=0.05)
-CONV_FILE, CODE_FILE = "azure2023/conv.first80.csv.gz", "azure2023/code.first80.csv.gz"
-MOON_FILE, TOOL_FILE = "mooncake/conversation.first80.jsonl.gz", "mooncake/synthetic.first80.jsonl.gz"
-CASES = (
-    Case("azure-conv", partial(from_file, CONV_FILE, 9.0, 0.0), CHAT),
-    Case("azure-conv-tight", partial(from_file, CONV_FILE, 9.0, 0.0), Slo(ttft_s=0.5, tpot_s=0.015)),
-    Case("azure-conv-over", partial(from_file, CONV_FILE, 13.0, 0.0), CHAT),
-    Case("azure-code", partial(from_file, CODE_FILE, 9.0, 0.0), CODE),
-    Case("mooncake-conversation", partial(from_file, MOON_FILE, 1.5, 3.0), LONG),
-    Case("mooncake-synthetic", partial(from_file, TOOL_FILE, 1.5, 0.0), LONG),
-    Case("rtp-llm", partial(from_file, "rtpllm/online_pd.first80.jsonl.gz", 1.0, 0.0), LONG),
-    Case("shifting", shifting, Slo(ttft_s=1.5, tpot_s=0.03)),
-)
-
-
-def attainment(spec: ClusterSpec, split: tuple[int, int], trace: Trace, slo: Slo, policy: str) -> tuple[float, float]:
-    """Return the share of requests that met both targets, and the seconds that the run took."""
-    shaped = replace(spec, topology=Topology(prefill=split[0], decode=split[1]))
-    started_s = perf_counter()
+def attainment(spec: ClusterSpec, split: str, trace: Trace, slo: Slo, policy: str) -> float:
+    """Return the share of requests that met both targets."""
+    prefill, decode = SPLITS[split]
+    shaped = replace(spec, topology=Topology(prefill=prefill, decode=decode))
     records = replay_trace(shaped, trace, policy=policy, seed=0, slo=slo)
-    targets = SloTargets(ttft_s=slo.ttft_s, tpot_s=slo.tpot_s)
-    results = summarize(records, slo=targets, wall_s=0.0)
-    return results.slo.attainment_ratio or 0.0, perf_counter() - started_s
+    results = summarize(records, slo=SloTargets(ttft_s=slo.ttft_s, tpot_s=slo.tpot_s), wall_s=0.0)
+    return results.slo.attainment_ratio or 0.0
 
 
-def run_case(
-    case: Case, policies: Sequence[str], splits: Sequence[tuple[int, int]], half: str, requests_max: int
-) -> dict[str, object]:
+def splits_of(policy: str, asked: Sequence[str]) -> Sequence[str]:
+    """Choose what a policy is played on: ours from each split, to see that it needs none; others that are free, one."""
+    return (EVEN,) if policy in FREE and policy != OURS else asked
+
+
+def play(case: Case, policies: Sequence[str], splits: Sequence[str], half: Half) -> Iterator[dict[str, Any]]:
+    """Yield what the file says of the case, one policy at a time."""
     spec = replace(read_spec(CLUSTER), queue_requests_max=100_000, output_tokens_max=8192)
-    trace = case.trace(half, requests_max)
+    trace = case.trace(half, case.requests)
     offered_rps = len(trace.requests) / trace.requests[-1].at_s
-    rows: dict[str, dict[str, object]] = {}
     for policy in policies:
-        tries = ((2, 2),) if policy in FREE else splits
-        tried = {f"{x}P{y}D": attainment(spec, (x, y), trace, case.slo, policy) for x, y in tries}
-        best = max(tried, key=lambda split: tried[split][0])
-        ratio = tried[best][0]
-        rows[policy] = {
-            "attainment_ratio": round(ratio, 4),
-            "goodput_rps": round(ratio * offered_rps, 3),
-            "split": best,
+        tried = {split: attainment(spec, split, trace, case.slo, policy) for split in splits_of(policy, splits)}
+        split = EVEN if policy in FREE else max(tried, key=lambda name: tried[name])
+        row = {
+            "attainment_ratio": round(tried[split], 4),
+            "goodput_rps": round(tried[split] * offered_rps, 3),
+            "split": split,
+            "splits": {name: round(ratio, 4) for name, ratio in tried.items()},
+            "commit": environment()["commit"],
         }
-        print(f"{case.name:22} {policy:24} {ratio:.4f} {best} {tried[best][1]:.1f} s", flush=True)
-    return {
-        "requests": len(trace.requests),
-        "offered_rps": round(offered_rps, 3),
-        "slo": {"ttft_s": case.slo.ttft_s, "tpot_s": case.slo.tpot_s},
-        "policies": rows,
-    }
+        yield {
+            "requests": len(trace.requests),
+            "offered_rps": round(offered_rps, 3),
+            "slo": {"ttft_s": case.slo.ttft_s, "tpot_s": case.slo.tpot_s},
+            "policies": {policy: row},
+        }
+
+
+def kept(name: str) -> dict[str, Any]:
+    """Read the cases of the result file; none where there is no such file yet."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text())["cases"] if path.exists() else {}
+
+
+def store(name: str, half: Half, case: str, figures: dict[str, Any]) -> None:
+    """Put what was played beside what the file has of other cases and policies; several may play at once."""
+    folder = os.open(RESULTS, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    cases = kept(name)
+    rows = {**cases.get(case, {}).get("policies", {}), **figures["policies"]}
+    cases[case] = {**figures, "policies": {policy: rows[policy] for policy in NAMED if policy in rows}}
+    ordered = {known.name: cases[known.name] for known in CASES if known.name in cases}
+    write(name, {"half": half, "cluster": CLUSTER.name, "cases": ordered})
+    os.close(folder)
+
+
+def print_table(cases: Mapping[str, Any]) -> None:
+    """Print a row per set, the best in all first, and bold what no other set exceeds."""
+    heads = [
+        f"{name}<br>{case['requests']}, {case['offered_rps']:.1f}/s; {case['slo']['ttft_s']:g} s, "
+        f"{1000 * case['slo']['tpot_s']:g} ms"
+        for name, case in cases.items()
+    ]
+    best = {name: max(row["attainment_ratio"] for row in case["policies"].values()) for name, case in cases.items()}
+    policies = {policy for case in cases.values() for policy in case["policies"]}
+
+    def ratio(name: str, policy: str) -> float:
+        return cases[name]["policies"].get(policy, {}).get("attainment_ratio", 0.0)
+
+    def cell(name: str, policy: str) -> str:
+        row = cases[name]["policies"].get(policy)
+        if row is None:
+            return ""
+        figure = f"{row['attainment_ratio']:.3f}"
+        figure = f"**{figure}**" if row["attainment_ratio"] == best[name] else figure
+        return figure if policy in FREE else f"{figure} ({row['split']})"
+
+    order = sorted(policies, key=lambda policy: (policy != OURS, -sum(ratio(name, policy) for name in cases)))
+    rows = [[f"`{policy}`", *(cell(name, policy) for name in cases)] for policy in order]
+    starts = [case["policies"].get(OURS, {}).get("splits", {}) for case in cases.values()]
+    rows.insert(
+        1, [f"`{OURS}` from {', '.join(SPLITS)}", *(", ".join(f"{x:.3f}" for x in each.values()) for each in starts)]
+    )
+    print(table(["Share of requests in SLO (split)", *heads], rows))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--half", choices=("first", "second"), default="second")
-    parser.add_argument("--requests", type=int, default=600)
-    parser.add_argument("--best-split", action="store_true", help="try 1P3D, 2P2D and 3P1D for each static policy")
-    parser.add_argument("--name", default="", help="of the result file, after the half")
     parser.add_argument("--case", action="append", choices=[case.name for case in CASES])
     parser.add_argument("--policy", action="append", choices=sorted(NAMED))
+    parser.add_argument("--split", action="append", choices=sorted(SPLITS))
+    parser.add_argument("--table", action="store_true", help="print the result file as a table, and play nothing")
     args = parser.parse_args()
-    cases = [case for case in CASES if not args.case or case.name in args.case]
-    policies = args.policy or list(NAMED)
-    splits = SPLITS if args.best_split else ((2, 2),)
-    name = "-".join(part for part in ("policies", args.half, args.name) if part)
-    figures: dict[str, dict[str, object]] = {}
-    for case in cases:
-        figures[case.name] = run_case(case, policies, splits, args.half, args.requests)
-        write(name, {"half": args.half, "cluster": CLUSTER.name, "cases": figures})
+    name = f"policies-{args.half}"
+    if args.table:
+        cases = kept(name)
+        for is_tuned_on in (True, False):
+            print_table(
+                {one.name: cases[one.name] for one in CASES if one.is_tuned_on == is_tuned_on and one.name in cases}
+            )
+            print()
+        return
+    policies = args.policy or [policy for policy in NAMED if policy not in ALIKE]
+    for case in CASES:
+        if case.name in args.case if args.case else case.is_tuned_on or args.half == "second":
+            for figures in play(case, policies, args.split or list(SPLITS), args.half):
+                store(name, args.half, case.name, figures)
 
 
 if __name__ == "__main__":
