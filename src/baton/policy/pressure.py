@@ -131,17 +131,18 @@ class LeastPressure:
         cluster: ClusterView,
         cost: CostModel,
     ) -> WorkerId:
-        """See `PlacementPolicy.place`."""
-        tokens, output_tokens = request.prompt_tokens, self._expected_tokens(cluster)
+        """See `PlacementPolicy.place`. Workers that are predicted to keep the promised TPOT go first."""
+        tokens, output_tokens, slo = request.prompt_tokens, self._expected_tokens(cluster), request.slo
         stays_s, moves_s = (cost.handoff_s(tokens=tokens, same_host=same) / output_tokens for same in (True, False))
 
-        def key(worker: WorkerView) -> tuple[bool, float, WorkerId]:
+        def key(worker: WorkerView) -> tuple[bool, bool, float, WorkerId]:
             handoff_s = stays_s if source is None or source == worker.host else moves_s
             tpot_s = self._tpot_s(worker, request, cluster, cost) + handoff_s
+            is_slow = slo is not None and tpot_s > self.tpot_slack * slo.tpot_s
             mixing = self.mixing_ratio if worker.role == "prefill" else 1.0
-            return (kv_free_tokens(worker) < tokens, tpot_s * mixing, worker.id)
+            return (kv_free_tokens(worker) < tokens, is_slow, tpot_s * mixing, worker.id)
 
-        chosen = min(candidates if request.slo is None else cluster.workers, key=key)
+        chosen = min(candidates if slo is None else cluster.workers, key=key)
         self._note_answer(chosen, cluster)
         return chosen.id
 

@@ -131,6 +131,15 @@ def test_a_prefill_worker_without_work_decodes_when_the_decode_workers_are_press
     assert LeastPressure().place(request(slo=SLO), None, [calm], cluster(idle, calm), COST) == "d"
 
 
+def test_an_answer_leaves_the_decode_worker_that_is_too_slow_for_it() -> None:
+    """Decode: 21 ms a token. Prefill: 11 ms, which counts twice: only where 21 ms are too slow is it better."""
+    idle, busy = worker("p"), worker("d", "decode", running_requests=10)
+    place = LeastPressure().place
+    assert place(request(slo=SLO), None, [busy], cluster(idle, busy), COST) == "d"
+    tight = Slo(ttft_s=2.0, tpot_s=0.02)
+    assert place(request(slo=tight), None, [busy], cluster(idle, busy), COST) == "p"
+
+
 def test_a_full_arena_makes_a_request_wait_for_answers_to_end() -> None:
     """9,500 tokens are used; 9,000 are given back over 200 tokens of 19 ms: 600 too many take 600 / (9,000 / 3.8) s."""
     full = worker("d", "mixed", running_requests=9, context_tokens=9500, kv_tokens_max=10_000)
