@@ -82,7 +82,7 @@ class LeastPressure:
     tpot_slack: float = 1.0
     """The same of TPOT."""
     mixing_ratio: float = 2.0
-    """Work of both kinds on one worker counts as this many times as pressing: whoever comes to decode when a step with a
+    """Work of both kinds on one worker counts as this many times as pressing: who comes to decode when a step with a
     prompt in it has just begun waits for two, and an answer of a few tokens does not make up for that."""
     step_slack: float = 0.9
     """Share of the TPOT that a step beside decodes takes: `SloChunked.tpot_slack`, as far as policies go together."""
