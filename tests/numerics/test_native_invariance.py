@@ -16,11 +16,12 @@ import pytest
 import torch
 import transformers
 
+from baton.core.config import WeightsChoice
 from baton.core.step import Slice, Step
 from baton.core.types import BlockId, RequestId, Sampling
 from baton.engine.card import ModelCard
 from baton.engine.dtype import Dtype
-from baton.engine.load_native import load_native_engine
+from baton.engine.load_native import load_native_engine, load_quantized_engine
 from baton.engine.native.build import library_path
 from baton.engine.native.library import NativeLibrary
 from baton.engine.native_engine import NativeEngine
@@ -143,6 +144,41 @@ def test_bits_do_not_depend_on_company_chunks_threads_or_blocks(card: ModelCard,
                 assert bits == expected[index][0][requests[index].done - 1], (threads, block_tokens, index)
         for request, (_, kv) in zip(requests, expected, strict=True):
             assert run.kv(request) == kv
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize(("weights", "kv_dtype"), [("stored", "int8"), ("int8", "fp8")])
+def test_bits_of_8_bit_weights_and_kv_depend_on_nothing_else_either(
+    weights: WeightsChoice, kv_dtype: KVDtype, kernels: str, tmp_path: Path
+) -> None:
+    """Past a split of attention, in blocks of two sizes, and over a prefix that another engine has made."""
+    tiny_model(CONFIGS["grouped"]).save_pretrained(tmp_path)
+    card = resolve_model(str(tmp_path))
+
+    def run(threads: int, block_tokens: int) -> Run:
+        layout = card.layout(block_tokens=block_tokens, dtype=kv_dtype)
+        arena, library = bytearray(b"\xff" * layout.block_bytes * 640), NativeLibrary(library_path(), kernels)
+        engine = load_quantized_engine(card, layout, memoryview(arena), library, weights=weights, threads=threads)
+        return Run(engine, np.frombuffer(arena, dtype=np.uint8))
+
+    rng = random.Random(f"{kernels} {weights}")
+    prompts = [[rng.randrange(VOCAB) for _ in range(length)] for length in (65, 300)]
+    lonely = run(1, 16)
+    expected = [_alone(lonely, prompt) for prompt in prompts]
+    for threads, block_tokens in ((2, 16), (3, 4)):
+        company = run(threads, block_tokens)
+        tables = _tables(rng, 640, block_tokens, prompts)
+        requests = [Request(prompt, table) for prompt, table in zip(prompts, tables, strict=True)]
+        while waiting := [index for index, request in enumerate(requests) if request.done < len(request.tokens)]:
+            counts = [_chunk(rng, len(requests[index].tokens) - requests[index].done) for index in waiting]
+            seen = company.step([requests[index] for index in waiting], counts)
+            assert seen == [expected[index][0][requests[index].done - 1] for index in waiting], (threads, block_tokens)
+        assert [company.kv(request) for request in requests] == [kv for _, kv in expected]
+    other = run(2, 16)
+    other.arena[:] = lonely.arena  # the longer prompt was computed last, from block 0 on
+    for found in (16, 256, 288):
+        request = Request(prompts[1], [*range(found // 16), *range(100, 119 - found // 16)], done=found)
+        assert other.step([request], [300 - found]) == [expected[1][0][-1]]
 
 
 def _chunk(rng: random.Random, left: int) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
 import pytest
 
 from tests.serving import RunningServer, serving
@@ -34,6 +37,26 @@ def test_every_topology_gives_the_text_of_one_prefill_and_one_decode_worker(
     expected = _texts(hash_server)
     with serving("hash", *topology) as server:
         assert _texts(server) == expected
+
+
+EIGHT_BITS = ("--weights", "stored", "--dtype", "bfloat16", "--kv-dtype", "int8", "--threads", "1")
+
+
+def _story(server: RunningServer, index: int) -> str:
+    prompt = f"Story {index}: there was a fox who lived near the river and " * (1 + 6 * index)
+    body = {"prompt": prompt, "max_tokens": 32, "ignore_eos": True, "seed": index, "temperature": 0.7 * (index % 2)}
+    with server.client() as client:
+        answer = client.post("/v1/completions", json=body).raise_for_status().json()
+    return answer["choices"][0]["text"]
+
+
+def test_8_bits_in_company_and_handed_over_say_what_they_say_alone() -> None:
+    """INV-8 with weights as a file stores them, sums of bfloat16 and KV of 8 bits: what is rounded is so in one way."""
+    with serving("--mixed", "1", *EIGHT_BITS) as server:
+        alone = [_story(server, index) for index in range(4)]
+    with serving("--prefill", "1", "--decode", "1", *EIGHT_BITS) as server, ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(partial(_story, server), range(4))) == alone
+        assert server.metric("baton_handoff_seconds_count") == 4
 
 
 def test_the_handoff_copies_no_byte_and_both_workers_take_part(hash_server: RunningServer) -> None:
