@@ -220,7 +220,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     device: str = "auto"
     """Where it computes: `cpu`, `cuda` or `cuda:N`. `auto` is the first GPU that PyTorch can use, else the CPU."""
     threads: int = 0
-    """Threads of each worker. 0 divides the cores among the workers, at least one each."""
+    """Threads of each worker. 0 divides the cores among the workers, at least one each; where a container has a CPU
+    quota, as many as that is worth."""
     idle_cores: IdleCores = "lend"
     """What a worker's cores do while it sleeps. `lend`: the native engine of another worker of the host computes on
     them, until the owner wakes. `keep`: nothing."""
