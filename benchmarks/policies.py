@@ -118,7 +118,7 @@ def print_table(cases: Mapping[str, Any]) -> None:
         figure = f"**{figure}**" if row["attainment_ratio"] == best[name] else figure
         return figure if policy in FREE else f"{figure} ({row['split']})"
 
-    order = sorted(policies, key=lambda policy: (policy != OURS, -sum(ratio(name, policy) for name in cases)))
+    order = sorted(policies, key=lambda policy: (policy != OURS, -sum(ratio(name, policy) for name in cases), policy))
     rows = [[f"`{policy}`", *(cell(name, policy) for name in cases)] for policy in order]
     starts = [case["policies"].get(OURS, {}).get("splits", {}) for case in cases.values()]
     rows.insert(
