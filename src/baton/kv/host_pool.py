@@ -18,7 +18,6 @@ from baton.core.messages import (
     BlocksWanted,
     PoolCommand,
     PoolEvent,
-    PreemptRequest,
     PrefillFinished,
     ReleaseBlocks,
     RequestDropped,
@@ -26,13 +25,13 @@ from baton.core.messages import (
     RequestFinished,
     StartDecode,
     StartPrefill,
-    ToWorker,
     WorkerLost,
 )
 from baton.core.types import BlockHash, BlockId, HostId, HostView, RequestId, WorkerId
-from baton.kv.blocks import EvictionOrder, Hit
+from baton.kv.blocks import EvictionOrder
+from baton.kv.grants import Grants
 from baton.kv.hashing import names_of, runs_per_block
-from baton.kv.holding import KEPT_FREE_RATIO, Holding, granted, idle_younger, youngest_to_preempt
+from baton.kv.holding import KEPT_FREE_RATIO, Holding, granted
 from baton.kv.names import named_blocks
 from baton.kv.read_backs import ReadBacks
 from baton.kv.tier import Tier
@@ -59,12 +58,16 @@ class HostPool:
         self._names = named_blocks(self, blocks_total, eviction, tiers)
         self._blocks, self.tiers = self._names.blocks, self._names.tiers
         """What is below the arena. None: nothing, and what is given up is gone."""
-        self._ahead_blocks = None if self.window is None else -(-self.window.ahead_tokens // block_tokens)
         self._read_backs = ReadBacks(host, self.block_tokens, self._names, self._settle)
         self._holdings: dict[RequestId, Holding] = {}
-        self._wanting: dict[RequestId, None] = {}
-        self.kept_free_blocks = int(blocks_total * KEPT_FREE_RATIO) if self.window is None else blocks_total
-        """See `Holding.stock_blocks`. All blocks: nobody is given more than was asked for."""
+        self.grants = Grants(
+            names=self._names,
+            read_backs=self._read_backs,
+            holdings=self._holdings,
+            kept_free_blocks=int(blocks_total * KEPT_FREE_RATIO) if self.window is None else blocks_total,
+            ahead_blocks=None if self.window is None else -(-self.window.ahead_tokens // block_tokens),
+        )
+        """Who gets blocks."""
 
     def handle(self, event: PoolEvent) -> list[PoolCommand]:
         """Apply one event and return what follows from it. Late and repeated events change nothing."""
@@ -76,7 +79,7 @@ class HostPool:
             case StartPrefill() | StartDecode():
                 self._assign(event)
             case BlocksSealed():
-                return [*self._seal(event), *self._serve()]  # a longer hit leaves less to be waited for
+                return [*self._seal(event), *self.grants.serve()]  # a longer hit leaves less to be waited for
             case BlocksWanted():
                 self._want(event)
             case PrefillFinished() | RequestFinished() | RequestFailed():
@@ -90,19 +93,19 @@ class HostPool:
             case ReleaseBlocks(request_id=request_id):
                 self._release(request_id)
             case LandingWanted() | LandingEnded() | LeaseWanted() | LeaseEnded():
-                return [*self._handle_wire(event), *self._serve()]
+                return [*self._handle_wire(event), *self.grants.serve()]
             case ReadBack() | LoadEnded():
                 told = self._read_backs.handle(self._holdings.get(event.request_id), event)
-                return [*told, *self._serve()]
+                return [*told, *self.grants.serve()]
             case BlocksKept() | LoadWanted() | PutWanted() | TierOpened() | TierRests() | TierShrunk():
                 told = self.tiers.handle(event) if self.tiers is not None else []
-                return [*told, *self._serve()]
+                return [*told, *self.grants.serve()]
             case WorkerLost(worker=worker):
                 for holding in [held for held in self._holdings.values() if held.user == worker]:
                     self._leave(holding)
             case _:
                 assert_never(event)
-        return self._serve()
+        return self.grants.serve()
 
     def table(self, request_id: RequestId) -> tuple[tuple[BlockId, ...], int]:
         """Return the request's block table and how many leading tokens of KV it holds: where a worker goes on."""
@@ -179,7 +182,7 @@ class HostPool:
             return
         holding.wanted = event.blocks
         holding.prefix = event.prefix
-        self._wanting[event.request_id] = None
+        self.grants.want(event.request_id)
 
     def _seal(self, event: BlocksSealed) -> list[PoolCommand]:
         holding = self._current(event)
@@ -249,19 +252,19 @@ class HostPool:
         holding.wanted, holding.prefix, holding.released = event.blocks, event.prefix, False
         if len(holding.table) >= event.blocks:
             return [granted(holding, self.block_tokens)]
-        self._wanting[event.request.id] = None
+        self.grants.want(event.request.id)
         return []
 
     def _expect_ahead(self, event: LandingWanted) -> list[PoolCommand]:
         """Give blocks to what is sent ahead if they are to spare. Who holds something here is not sent ahead to."""
         request_id = event.request.id
         holding = Holding(event.request, event.attempt, None, wanted=event.blocks, prefix=event.prefix, landing=True)
-        hit = self._names.hit(event.prefix, event.first_block)
-        if request_id in self._holdings or self._wanting or not self._has_room(holding, hit):
+        hit = None if request_id in self._holdings else self.grants.to_spare(holding, event.first_block)
+        if hit is None:
             return [LandingRefused(request_id, event.attempt)]
         self._holdings[request_id] = holding
         commands: list[PoolCommand] = []
-        self._hold(holding, hit, commands)
+        self.grants.hold(holding, hit, commands)
         return commands
 
     def _land(self, event: LandingEnded) -> list[PoolCommand]:
@@ -300,96 +303,3 @@ class HostPool:
     def _free(self, holding: Holding) -> None:
         self._names.empty(holding)
         del self._holdings[holding.request.id]
-
-    def _serve(self) -> list[PoolCommand]:
-        """Grant what can be granted, oldest request first; growth of running requests before new ones.
-
-        What comes from another host goes before what begins here, and does not wait behind it: it frees blocks there.
-        """
-        if not self._wanting:
-            return []
-        commands: list[PoolCommand] = []
-        wanting = [held for key in self._wanting if (held := self._holdings.get(key))]
-        waiting = [held for held in wanting if self._goal(held) > len(held.table)]
-        waiting.sort(key=lambda held: held.age)
-        for holding in waiting:
-            if holding.table and not (holding.preempting or holding.reading) and not self._grow(holding, commands):
-                break
-        else:
-            for is_landing in (True, False):
-                for holding in waiting:
-                    if not holding.table and holding.landing == is_landing and not self._open(holding, commands):
-                        break
-        unmet = [held.request.id for held in wanting if held.wanted > len(held.table)]
-        self._wanting = {request_id: None for request_id in unmet if request_id in self._holdings}
-        return commands
-
-    def _goal(self, holding: Holding) -> int:
-        return holding.goal(holding.computed_tokens // self.block_tokens, self._ahead_blocks)
-
-    def _grow(self, holding: Holding, commands: list[PoolCommand]) -> bool:
-        missing = self._goal(holding) - len(holding.table)
-        while missing > self._blocks.available:
-            if not self._preempt_youngest(holding, missing, commands):
-                return False
-        self._take(holding, missing, commands)
-        commands.append(granted(holding, self.block_tokens))
-        return True
-
-    def _open(self, holding: Holding, commands: list[PoolCommand]) -> bool:
-        """Give a request its first blocks: the prefix that is here, and room for the rest of what it wants."""
-        hit = self._names.hit(holding.prefix, holding.behind)
-        if holding.landing:
-            self._reclaim(holding, hit)
-        if not self._has_room(holding, hit):
-            return False
-        self._hold(holding, hit, commands)
-        return True
-
-    def _hold(self, holding: Holding, hit: Hit, commands: list[PoolCommand]) -> None:
-        """Give a request its prefix hit and as many blocks more as it wants."""
-        was_preempted = holding.preempted and not holding.landing
-        self._names.adopt(holding, hit, holding.prefix)
-        self._take(holding, holding.goal(hit.count, self._ahead_blocks) - hit.count, commands)
-        wish = self._read_backs.wish(holding, self._holdings.values()) if was_preempted else None
-        commands.append(wish or granted(holding, self.block_tokens, cached_blocks=hit.count))
-
-    def _has_room(self, holding: Holding, hit: Hit) -> bool:
-        """Tell whether a request can begin with this hit, and leave a block to each that runs: it preempts nobody."""
-        needed = holding.goal(hit.count, self._ahead_blocks) - hit.count + self._blocks.unpinned(hit.blocks)
-        left = self._blocks.available - needed
-        return left >= len(self._holdings) or left >= len([held for held in self._holdings.values() if held.table])
-
-    def _reclaim(self, holding: Holding, hit: Hit) -> None:
-        """Take back blocks of younger requests that nobody touches: they wait to land on another host.
-
-        Without it two hosts that are full of what waits for the other wait for ever. The younger is computed again.
-        """
-        for held in idle_younger(self._holdings.values(), holding):
-            if self._has_room(holding, hit):
-                return
-            self._names.preempt(held)
-
-    def _take(self, holding: Holding, count: int, commands: list[PoolCommand]) -> None:
-        spare_blocks = (self._blocks.free - count - self.kept_free_blocks) // len(self._holdings)
-        taken, news = self._names.take(count + holding.stock_blocks(count, spare_blocks, self.block_tokens))
-        holding.table += tuple(taken)
-        commands += news
-
-    def _preempt_youngest(self, growing: Holding, missing: int, commands: list[PoolCommand]) -> bool:
-        """Make room by taking the youngest request's blocks. True where room was made at once.
-
-        False: the room comes when a worker answers (it gives blocks back between two steps, never inside one).
-        """
-        coming = sum(held.blocks for held in self._holdings.values() if held.preempting or held.released)
-        if coming + self._blocks.available >= missing:
-            return False
-        victim = youngest_to_preempt(self._holdings.values(), growing)
-        if victim is None:
-            return False  # wires and reads hold what there is: they end, and say so
-        if victim.user is None:
-            self._names.preempt(victim)
-            return True
-        victim.preempting = True
-        commands.append(ToWorker(victim.user, PreemptRequest(victim.request.id, victim.attempt)))
-        return False

@@ -60,7 +60,7 @@ class Bench:
         self.pool = HostPool(
             host=HostId("h"), blocks_total=blocks, block_tokens=BLOCK_TOKENS, eviction=LeastRecentlyUsed
         )
-        self.pool.kept_free_blocks = blocks
+        self.pool.grants.kept_free_blocks = blocks
         self.arena = Arena()
         self.computed: dict[RequestId, int] = {}
         self.reports: list[StepReport] = []
@@ -275,7 +275,7 @@ def test_who_was_given_more_room_than_it_asked_for_does_not_ask_for_it_again() -
     bench = Bench(blocks=16)
     bench.start("a", list(range(6)), output=30)
     bench.step()
-    bench.pool.kept_free_blocks = 4
+    bench.pool.grants.kept_free_blocks = 4
     while bench.step().slices:
         pass
     wanted = [event.blocks for report in bench.reports for event in report.events if isinstance(event, BlocksWanted)]

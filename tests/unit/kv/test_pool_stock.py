@@ -56,7 +56,7 @@ def test_the_part_gets_smaller_the_more_are_here() -> None:
 
 def test_a_pool_that_keeps_all_of_it_free_gives_what_is_asked_for() -> None:
     made = pool(100)
-    made.kept_free_blocks = 100
+    made.grants.kept_free_blocks = 100
     assert begin(made, "alone", 3, 30) == [3]
 
 
