@@ -41,6 +41,7 @@ from baton.core.types import (
 )
 from baton.kv.hashing import block_hashes
 from baton.kv.host_pool import HostPool
+from baton.kv.window import PromptRules
 from baton.policy.eviction import LeastRecentlyUsed
 from tests.property.little_cluster import BLOCK_TOKENS, STOP, Arena, Held, Part, Process, new_batcher, text_alone
 
@@ -52,9 +53,7 @@ workers = st.sampled_from(WORKERS)
 class BatchersUnderAnyOrder(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.pool = HostPool(
-            host=HostId("h"), blocks_total=BLOCKS, block_tokens=BLOCK_TOKENS, eviction=LeastRecentlyUsed
-        )
+        self.pool = self.new_pool(PromptRules())
         self.arena = Arena()
         self.parts: dict[RequestId, Part] = {}
         self.limits = BatchLimits()
@@ -62,13 +61,25 @@ class BatchersUnderAnyOrder(RuleBasedStateMachine):
         self.processes: dict[WorkerId, Process] = {}
         self.number = 0
 
+    def new_pool(self, prompts: PromptRules) -> HostPool:
+        return HostPool(
+            host=HostId("h"),
+            blocks_total=BLOCKS,
+            block_tokens=BLOCK_TOKENS,
+            eviction=LeastRecentlyUsed,
+            prompts=prompts,
+        )
+
     @initialize(
         step_tokens=st.integers(1, 9),
         requests=st.integers(1, 4),
         growth=st.sampled_from((1, 4, 9)),
         hash_tokens=st.sampled_from((BLOCK_TOKENS, BLOCK_TOKENS, 2, 1)),
+        asks_always=st.booleans(),
     )
-    def boot(self, step_tokens: int, requests: int, growth: int, hash_tokens: int) -> None:
+    def boot(self, step_tokens: int, requests: int, growth: int, hash_tokens: int, asks_always: bool) -> None:
+        """`asks_always`: no prompt gets its first blocks with its start."""
+        self.pool = self.new_pool(PromptRules(hash_tokens=hash_tokens, growth_tokens=None if asks_always else growth))
         self.hash_tokens = hash_tokens
         self.limits = BatchLimits(step_tokens_max=step_tokens, requests_max=requests, growth_tokens=growth)
         self.processes = {worker: self.process(worker) for worker in WORKERS}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from baton.core.types import BlockHash, HostId
 from baton.kv.host_pool import HostPool
@@ -66,14 +67,16 @@ class BatchersBehindAWindow(BatchersUnderAnyOrder):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = HostPool(
+        self.arena = Arena(window_tokens=self.window.tokens)
+
+    def new_pool(self, prompts: PromptRules) -> HostPool:
+        return HostPool(
             host=HostId("h"),
             blocks_total=self.window.room_tokens(BLOCK_TOKENS) // BLOCK_TOKENS,
             block_tokens=BLOCK_TOKENS,
             eviction=LeastRecentlyUsed,
-            prompts=PromptRules(window=self.window),
+            prompts=replace(prompts, window=self.window),
         )
-        self.arena = Arena(window_tokens=self.window.tokens)
 
 
 TestBatchersBehindAWindow = BatchersBehindAWindow.TestCase

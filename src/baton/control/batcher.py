@@ -115,6 +115,9 @@ class Batcher:
         self._news.is_load_new = True
         if command.block_table:
             lane.hold(command.block_table, command.computed_tokens)
+            if lane.remaining_tokens > 1 and not lane.output_tokens:
+                self._fairness.joined(lane.request)
+                self._take_turn(lane)
             self._make_ready(lane)
         else:
             self._wait(lane)
@@ -124,21 +127,23 @@ class Batcher:
         lane.key = self._fairness.key(lane.request)
         insort(self._waiting, lane, key=in_order)
 
+    def _take_turn(self, lane: Lane) -> None:
+        self._fairness.left(lane.request)
+        self._fairness.served(lane.request, prompt_tokens=lane.remaining_tokens, output_tokens=0)
+
     def _find(self, request_id: RequestId, attempt: int) -> Lane | None:
         lane = self._lanes.get(request_id)
         return lane if lane is not None and lane.attempt == attempt else None
 
     def _grant(self, command: BlocksGranted) -> None:
         lane = self._find(command.request_id, command.attempt)
-        if lane is None:
-            return
+        if lane is None or lane.state == "waiting":
+            return  # an answer from before a preemption
         if lane.state == "ready":
             if len(command.block_table) > len(lane.table):
                 lane.table = command.block_table
                 lane.expect(max(lane.asked_blocks, len(lane.table)))
             return
-        if lane.state == "waiting":
-            return  # an answer from before a preemption
         lane.hold(command.block_table, command.cached_blocks * self._block_tokens)
         self._waiting.remove(lane)
         self._make_ready(lane)
@@ -194,7 +199,7 @@ class Batcher:
         for lane in run.lanes:
             length = len(lane.tokens) + run.asks_after
             if length >= lane.grow_at_tokens:
-                self._ask_for_more(lane, length)
+                self._ask(lane, length)
         run.asks_after = asks_after(run.lanes)
 
     def widen(self, run: DecodeRun, granted: BlocksGranted) -> bool:
@@ -215,7 +220,7 @@ class Batcher:
             self._ask_for_first_blocks()
         for lane in self._ready:
             if len(lane.tokens) >= lane.grow_at_tokens:
-                self._ask_for_more(lane, len(lane.tokens))
+                self._ask(lane, len(lane.tokens))
         return self._rules.batching.select(self._ready, self._limits, self._rules.cost) if self._ready else []
 
     def _step(self, chosen: Sequence[tuple[int, int]]) -> Step:
@@ -248,10 +253,8 @@ class Batcher:
             if lane.is_worth_waiting(soon):
                 continue
             lane.state = "asking"
-            self._fairness.left(lane.request)
-            self._fairness.served(lane.request, prompt_tokens=lane.remaining_tokens, output_tokens=0)
-            lane.expect(lane.blocks_for(len(lane.tokens) + self._growth_tokens))
-            self._say(self._want(lane, lane.prefix()))
+            self._take_turn(lane)
+            self._ask(lane, len(lane.tokens), lane.prefix())
             soon |= self._being_computed([lane]) - here
             room -= 1
             tokens += lane.remaining_tokens
@@ -271,12 +274,9 @@ class Batcher:
     def _being_computed(self, lanes: Sequence[Lane]) -> set[BlockHash]:
         return {name for lane in lanes if lane.hashes for name in lane.known_names(lane.sealed_blocks)}
 
-    def _ask_for_more(self, lane: Lane, length_tokens: int) -> None:
+    def _ask(self, lane: Lane, length_tokens: int, prefix: tuple[BlockHash, ...] = ()) -> None:
         lane.expect(lane.blocks_for(length_tokens + self._growth_tokens))
-        self._say(self._want(lane, ()))
-
-    def _want(self, lane: Lane, prefix: tuple[BlockHash, ...]) -> BlocksWanted:
-        return BlocksWanted(lane.request.id, lane.attempt, self.worker, lane.asked_blocks, prefix)
+        self._say(BlocksWanted(lane.request.id, lane.attempt, self.worker, lane.asked_blocks, prefix))
 
     def _slice(self, lane: Lane, count: int, drafts: Sequence[int]) -> Slice:
         self._news.start(lane)

@@ -16,7 +16,7 @@ from baton.core.copies import CopyBlocks, LandingEnded, LandingGranted, LandingW
 from baton.core.keeping import LoadBlocks, LoadWanted
 from baton.core.messages import AheadEnded, PoolEvent, ReleaseBlocks, RequestDropped, SendAhead, StartDecode
 from baton.core.types import BlockHash, BlockId, HostId, Request, RequestId, TokenBytes
-from baton.kv.hashing import names_of
+from baton.kv.hashing import names_of, prefix_of
 from baton.kv.host_pool import HostPool
 
 
@@ -344,11 +344,8 @@ class Crossings:
 
 
 def prefix_names(pool: HostPool, request: Request) -> tuple[BlockHash, ...]:
-    """Name the full blocks of a prompt that others may go on from, as this host cuts it.
-
-    Never all of the prompt: whoever goes on in these blocks computes its last token, and others read them.
-    """
-    return names_of(request.block_hashes, pool.block_runs)[: (request.prompt_tokens - 1) // pool.block_tokens]
+    """Name the full blocks of a prompt that others may go on from, as this host cuts it. See `prefix_of`."""
+    return prefix_of(request, block_runs=pool.block_runs, block_tokens=pool.block_tokens)
 
 
 def names_at(giver: HostPool, taker: HostPool, request: Request, tokens: int) -> tuple[BlockHash, ...]:

@@ -115,7 +115,7 @@ def build_host(config: Config, card: ModelCard, computing: Computing, host: Host
     return HostParts(host, total, arena, _setups(config, card, computing, views, total))
 
 
-def _limits(config: Config) -> BatchLimits:
+def batch_limits(config: Config) -> BatchLimits:
     """Bound a worker's batch. Blocks for the longest output are growth that is asked for once."""
     if config.kv.allocate == "on_demand":
         return config.batch
@@ -125,7 +125,7 @@ def _limits(config: Config) -> BatchLimits:
 def _setups(
     config: Config, card: ModelCard, computing: Computing, bare_views: Sequence[WorkerView], blocks: int
 ) -> list[WorkerSetup]:
-    limits, layout = _limits(config), computing.layout
+    limits, layout = batch_limits(config), computing.layout
     views = [
         msgspec.structs.replace(
             view,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from baton.core.messages import PoolCommand, PreemptRequest, ToWorker
+from baton.core.prefixes import BlocksRemoved
 from baton.core.types import RequestId
 from baton.kv.blocks import Hit
 from baton.kv.holding import Holding, granted, idle_younger, youngest_to_preempt
@@ -56,20 +57,17 @@ class Grants:
         return commands
 
     def to_spare(self, holding: Holding, first: int) -> Hit | None:
-        """Find what is here of a request that is to land, if there are blocks for all of it that nobody waits for.
+        """Find what is here of a request, if there are blocks for the rest that it wants, and nobody waits for any.
 
-        `first`: as in `Names.hit`. None: there are none to spare.
+        `first`: as in `Names.hit`. None: it has to wait.
         """
         hit = self.names.hit(holding.prefix, first)
         return None if self._wanting or not self._has_room(holding, hit) else hit
 
-    def hold(self, holding: Holding, hit: Hit, commands: list[PoolCommand]) -> None:
-        """Give a request its prefix hit and as many blocks more as it wants."""
-        was_preempted = holding.preempted and not holding.landing
+    def hold(self, holding: Holding, hit: Hit) -> list[BlocksRemoved]:
+        """Give a request its prefix hit and as many blocks more as it wants. Tells of what was given up for them."""
         self.names.adopt(holding, hit, holding.prefix)
-        self._take(holding, holding.goal(hit.count, self.ahead_blocks) - hit.count, commands)
-        wish = self.read_backs.wish(holding, self.holdings.values()) if was_preempted else None
-        commands.append(wish or granted(holding, self.names.block_tokens, cached_blocks=hit.count))
+        return self._take(holding, holding.goal(hit.count, self.ahead_blocks) - hit.count)
 
     def _goal(self, holding: Holding) -> int:
         return holding.goal(holding.computed_tokens // self.names.block_tokens, self.ahead_blocks)
@@ -79,7 +77,7 @@ class Grants:
         while missing > self.names.blocks.available:
             if not self._preempt_youngest(holding, missing, commands):
                 return False
-        self._take(holding, missing, commands)
+        commands += self._take(holding, missing)
         commands.append(granted(holding, self.names.block_tokens))
         return True
 
@@ -90,7 +88,10 @@ class Grants:
             self._reclaim(holding, hit)
         if not self._has_room(holding, hit):
             return False
-        self.hold(holding, hit, commands)
+        was_preempted = holding.preempted and not holding.landing
+        commands += self.hold(holding, hit)
+        wish = self.read_backs.wish(holding, self.holdings.values()) if was_preempted else None
+        commands.append(wish or granted(holding, self.names.block_tokens, cached_blocks=hit.count))
         return True
 
     def _has_room(self, holding: Holding, hit: Hit) -> bool:
@@ -110,12 +111,12 @@ class Grants:
                 return
             self.names.preempt(held)
 
-    def _take(self, holding: Holding, count: int, commands: list[PoolCommand]) -> None:
+    def _take(self, holding: Holding, count: int) -> list[BlocksRemoved]:
         names = self.names
         spare_blocks = (names.blocks.free - count - self.kept_free_blocks) // len(self.holdings)
         taken, news = names.take(count + holding.stock_blocks(count, spare_blocks, names.block_tokens))
         holding.table += tuple(taken)
-        commands += news
+        return news
 
     def _preempt_youngest(self, growing: Holding, missing: int, commands: list[PoolCommand]) -> bool:
         """Make room by taking the youngest request's blocks. True where room was made at once.

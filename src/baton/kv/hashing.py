@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from baton.core.types import BlockHash, pack_tokens
+from baton.core.types import BlockHash, Request, pack_tokens
 
 HASH_BYTES = 16
 _TOKEN_BYTES = 4
@@ -46,6 +46,14 @@ def runs_per_block(block_tokens: int, hash_tokens: int) -> int:
     runs, rest = divmod(block_tokens, hash_tokens)
     assert rest == 0 < runs, f"a block of {block_tokens} tokens is no whole number of hashed runs of {hash_tokens}"
     return runs
+
+
+def prefix_of(request: Request, *, block_runs: int, block_tokens: int) -> tuple[BlockHash, ...]:
+    """Name the full blocks of a prompt that others may go on from, on a host whose blocks are cut so.
+
+    Never all of the prompt: whoever goes on in these blocks computes its last token, and others read them.
+    """
+    return names_of(request.block_hashes, block_runs)[: (request.prompt_tokens - 1) // block_tokens]
 
 
 def names_of(hashes: Sequence[BlockHash], runs: int) -> tuple[BlockHash, ...]:

@@ -27,10 +27,11 @@ from baton.core.messages import (
     StartPrefill,
     WorkerLost,
 )
+from baton.core.prefixes import BlocksRemoved
 from baton.core.types import BlockHash, BlockId, HostId, HostView, RequestId, WorkerId
 from baton.kv.blocks import EvictionOrder
 from baton.kv.grants import Grants
-from baton.kv.hashing import names_of, runs_per_block
+from baton.kv.hashing import names_of, prefix_of, runs_per_block
 from baton.kv.holding import KEPT_FREE_RATIO, Holding, granted
 from baton.kv.names import named_blocks
 from baton.kv.read_backs import ReadBacks
@@ -59,7 +60,10 @@ class HostPool:
         self._blocks, self.tiers = self._names.blocks, self._names.tiers
         """What is below the arena. None: nothing, and what is given up is gone."""
         self._read_backs = ReadBacks(host, self.block_tokens, self._names, self._settle)
+        self._growth_tokens = prompts.growth_tokens
         self._holdings: dict[RequestId, Holding] = {}
+        self._users: dict[WorkerId, int] = {}
+        """How many holdings each worker may touch. Those that touch none are left out."""
         self.grants = Grants(
             names=self._names,
             read_backs=self._read_backs,
@@ -78,6 +82,7 @@ class HostPool:
         match event:
             case StartPrefill() | StartDecode():
                 self._assign(event)
+                return [*self._give_first(event), *self.grants.serve()]
             case BlocksSealed():
                 return [*self._seal(event), *self.grants.serve()]  # a longer hit leaves less to be waited for
             case BlocksWanted():
@@ -157,15 +162,48 @@ class HostPool:
     def _assign(self, event: StartPrefill | StartDecode) -> None:
         holding = self._holdings.get(event.request.id)
         if holding is None:
-            self._holdings[event.request.id] = Holding(event.request, event.attempt, event.worker)
+            holding = self._holdings[event.request.id] = Holding(event.request, event.attempt, None)
+            self._use(holding, event.worker)
             return
         again = isinstance(event, StartPrefill) and event.request.sampling.prompt_logprobs
         if holding.preempting or holding.reading or again:
             # A dead worker cannot answer any more, and what it had found out about the prompt died with it.
             self._names.empty(holding)
-        holding.attempt, holding.user, holding.released = event.attempt, event.worker, False
+        holding.attempt, holding.released = event.attempt, False
+        self._use(holding, event.worker)
         if not holding.landing:
             holding.wanted = 0
+
+    def _use(self, holding: Holding, worker: WorkerId | None) -> None:
+        """Let a worker touch the holding's blocks from now on, or nobody."""
+        users = self._users
+        if holding.user is not None:
+            users[holding.user] -= 1
+            if not users[holding.user]:
+                del users[holding.user]
+        if worker is not None:
+            users[worker] = users.get(worker, 0) + 1
+        holding.user = worker
+
+    def _give_first(self, event: StartPrefill | StartDecode) -> list[BlocksRemoved]:
+        """Give a prompt its first blocks with its start, where its worker would ask for them at once and get them.
+
+        One that has other requests asks when their turns have come: by then more of the prompt may be found here.
+        """
+        if isinstance(event, StartDecode) or self._growth_tokens is None or self._users[event.worker] > 1:
+            return []
+        request, holding = event.request, self._holdings[event.request.id]
+        if holding.table or holding.landing or holding.preempted:
+            return []
+        if not request.sampling.prompt_logprobs:
+            holding.prefix = prefix_of(request, block_runs=self.block_runs, block_tokens=self.block_tokens)
+        tokens = request.prompt_tokens + min(self._growth_tokens, request.output_tokens_max)
+        holding.wanted = -(-tokens // self.block_tokens)
+        hit = self.grants.to_spare(holding, 0)
+        if hit is None:
+            holding.wanted = 0
+            return []
+        return self.grants.hold(holding, hit)
 
     def _current(
         self, event: BlocksWanted | RequestDropped | PrefillFinished | RequestFinished | RequestFailed | BlocksSealed
@@ -203,7 +241,7 @@ class HostPool:
 
     def _leave(self, holding: Holding) -> None:
         """No worker touches the holding any more. Whoever goes on with it does not wait for what is being read back."""
-        holding.user = None
+        self._use(holding, None)
         if holding.reading:
             self._names.empty(holding)
         if not holding.landing:
@@ -248,8 +286,9 @@ class HostPool:
         if holding.user is None and not holding.landing and len(holding.table) < event.first_block:
             self._names.empty(holding)  # all that is left of it here is behind what is to come
             holding.behind = event.first_block
-        holding.attempt, holding.user, holding.landing = event.attempt, event.worker, True
-        holding.wanted, holding.prefix, holding.released = event.blocks, event.prefix, False
+        self._use(holding, event.worker)
+        holding.attempt, holding.landing, holding.released = event.attempt, True, False
+        holding.wanted, holding.prefix = event.blocks, event.prefix
         if len(holding.table) >= event.blocks:
             return [granted(holding, self.block_tokens)]
         self.grants.want(event.request.id)
@@ -263,9 +302,7 @@ class HostPool:
         if hit is None:
             return [LandingRefused(request_id, event.attempt)]
         self._holdings[request_id] = holding
-        commands: list[PoolCommand] = []
-        self.grants.hold(holding, hit, commands)
-        return commands
+        return [*self.grants.hold(holding, hit), granted(holding, self.block_tokens)]
 
     def _land(self, event: LandingEnded) -> list[PoolCommand]:
         holding = self._holdings.get(event.request_id)

@@ -46,6 +46,9 @@ class PromptRules(Struct, frozen=True, kw_only=True):
     """How many tokens each of a request's hashes is of. None: of a block."""
     window: Window | None = None
     """None: at least one layer sees everything, and nothing is let go while a request needs it."""
+    growth_tokens: int | None = None
+    """Room for output that a prompt gets where its first blocks come with its start: as much as its worker would ask
+    for. None: they never do."""
 
 
 ONE_HASH_A_BLOCK = PromptRules()

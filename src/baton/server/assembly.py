@@ -17,7 +17,7 @@ from baton.core.types import HostId, Slo
 from baton.cost.load import load_cost
 from baton.engine.card import ModelCard
 from baton.engine.fingerprint import kv_identity
-from baton.host.build import Computing, HostParts, build_host, choose_computing, limit_context, priced
+from baton.host.build import Computing, HostParts, batch_limits, build_host, choose_computing, limit_context, priced
 from baton.host.tier_opening import check_tiers, fingerprint_of, open_tiers
 from baton.kv.blocks import EvictionOrder
 from baton.kv.host_pool import HostPool
@@ -125,7 +125,9 @@ def make_pool(
         block_tokens=block_tokens,
         eviction=eviction,
         tiers=tiers(eviction),
-        prompts=PromptRules(hash_tokens=config.kv.block_tokens, window=window),
+        prompts=PromptRules(
+            hash_tokens=config.kv.block_tokens, window=window, growth_tokens=batch_limits(config).growth_tokens
+        ),
     )
     if pool.tiers is not None:
         pool.tiers.preemption = config.kv.preemption

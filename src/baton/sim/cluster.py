@@ -21,7 +21,6 @@ from baton.core.messages import RetireWorker, SetRole, StartWorker, StepReport, 
 from baton.core.types import HostId, RequestId, WorkerId, WorkerView
 from baton.kv.blocks import EvictionOrder
 from baton.kv.host_pool import HostPool
-from baton.kv.window import PromptRules
 from baton.policy.batching import BatchingPolicy
 from baton.policy.fairness import FairnessPolicy
 from baton.sim.engines import SimEngine, content_layout
@@ -107,7 +106,7 @@ class SimCluster:
             blocks_total=kv.blocks,
             block_tokens=kv.block_tokens,
             eviction=self.policies.eviction,
-            prompts=PromptRules(hash_tokens=self.spec.kv.block_tokens, window=self.spec.window),
+            prompts=self.spec.prompt_rules,
             tiers=self.stores.below(host, self.spec.tiers, kv.block_tokens, self.policies.eviction),
         )
         if pool.tiers is not None:

@@ -21,7 +21,7 @@ from baton.cost.heterogeneous import HeterogeneousCost
 from baton.cost.load import LoadedCost, load_cost
 from baton.cost.spec import LinearSpec
 from baton.kv.tier import TierRules
-from baton.kv.window import Window, request_tokens_max
+from baton.kv.window import PromptRules, Window, request_tokens_max
 
 HOST = HostId("host-0")
 """Where workers are whose host is not named."""
@@ -185,6 +185,12 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         blocks, block_tokens = min(self.kv_of(host).blocks for host in self.hosts()), self.kv.block_tokens
         most = request_tokens_max(self.window, blocks * block_tokens, block_tokens)
         return sys.maxsize if most is None else most
+
+    @property
+    def prompt_rules(self) -> PromptRules:
+        """What every host's pool has to know of prompts."""
+        growth_tokens = self.batch.growth_tokens
+        return PromptRules(hash_tokens=self.kv.block_tokens, window=self.window, growth_tokens=growth_tokens)
 
     def views(self) -> list[WorkerView]:
         """The workers."""
