@@ -189,8 +189,8 @@ class Batcher:
         if chosen and chosen[0][1] == 1 and not guesses and not self._asks_later():
             run = plan_decode_run([self._ready[index] for index, _ in chosen])
             if run is not None:
-                for lane in [lane for lane in run.lanes if not lane.started]:
-                    self._news.start(lane)
+                for lane in run.lanes:
+                    lane.started = True  # no news: all of them have tokens
                 return run
         return self._step(chosen) if chosen else NOTHING
 
@@ -379,8 +379,8 @@ class Batcher:
         `unbooked_tokens`: what a run under way has computed so far.
         """
         news = self._news
-        if not (news.events or news.tokens or news.started or step_s):
-            news.is_load_new = False  # who only waits is told when it asks
+        if not (news.events or news.tokens or step_s):
+            news.is_load_new = False  # who only waits is told when it asks, and who has started, with its step
             return None
         return news.take(self.view(now_s, unbooked_tokens), step_s)
 

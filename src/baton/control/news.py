@@ -21,10 +21,11 @@ class News:
     accepted_tokens: int = 0
 
     def start(self, lane: Lane) -> None:
-        """A lane is in a step; that is news once."""
+        """A lane is in a step; that is news once, and none of one that goes on: its next token tells."""
         if not lane.started:
             lane.started = True
-            self.started.append(lane.request.id)
+            if not lane.output_tokens:
+                self.started.append(lane.request.id)
 
     def take(self, view: WorkerView, step_s: float) -> StepReport:
         """Hand out all of it, and begin anew. `view`: the load as it is now."""

@@ -368,7 +368,8 @@ class StepReport(Struct, frozen=True, tag=True, gc=False):
     step_s: float = 0.0
     """How long the forward pass took. 0 where there was none."""
     started: tuple[RequestId, ...] = ()
-    """Requests of which this step computed the first slice on this worker: ends their queue time."""
+    """Requests without a token of which this step computed the first slice on this worker: when it began, their queue
+    time ended."""
     drafted_tokens: int = 0
     """Guesses that the step verified."""
     accepted_tokens: int = 0

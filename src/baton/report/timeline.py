@@ -43,7 +43,10 @@ class RoleSpan:
 
 @dataclass(slots=True)
 class WorkerLine:
-    """One worker: its reports, each valid until the next, and its roles. A gap between roles: it was dead."""
+    """One worker: its reports and what it was given since, each valid until the next, and its roles.
+
+    A gap between roles: it was dead.
+    """
 
     worker: WorkerId
     host: HostId | None = None
@@ -55,10 +58,25 @@ class WorkerLine:
     roles: list[RoleSpan] = field(default_factory=list[RoleSpan])
 
     def report(self, now_s: float, view: WorkerView) -> None:
+        self._note(now_s, (view.running_requests, view.waiting_requests, view.queued_tokens))
+
+    def take(self, now_s: float, start: StartPrefill | StartDecode) -> None:
+        """It was given a request. It reports that with the first step that the request is in."""
+        running, waiting, queued_tokens = self.last
+        if isinstance(start, StartPrefill):
+            queued_tokens += start.request.prompt_tokens
+        waits = isinstance(start, StartPrefill) and running + waiting > 0
+        self._note(now_s, (running + (not waits), waiting + waits, queued_tokens))
+
+    @property
+    def last(self) -> tuple[int, int, int]:
+        """Running, waiting, and the prompt tokens of those that wait: as far as it is known now."""
+        return (self.running[-1], self.waiting[-1], self.queued_tokens[-1]) if self.times_s else (0, 0, 0)
+
+    def _note(self, now_s: float, load: tuple[int, int, int]) -> None:
         self.times_s.append(now_s)
-        self.running.append(view.running_requests)
-        self.waiting.append(view.waiting_requests)
-        self.queued_tokens.append(view.queued_tokens)
+        for values, value in zip((self.running, self.waiting, self.queued_tokens), load, strict=True):
+            values.append(value)
 
     def enter(self, now_s: float, role: Role) -> None:
         """Begin a role, and end the one before."""
@@ -72,9 +90,7 @@ class WorkerLine:
     def silence(self, now_s: float) -> None:
         """It is dead: nothing runs and nothing waits there."""
         self.leave(now_s)
-        for values in (self.running, self.waiting, self.queued_tokens):
-            values.append(0)
-        self.times_s.append(now_s)
+        self._note(now_s, (0, 0, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +119,10 @@ class RequestLine:
 
 @dataclass(slots=True)
 class Timeline:
-    """Fold decisions, in order; then read. Grows with the log: by four numbers a report, and one line a request."""
+    """Fold decisions, in order; then read.
+
+    Grows with the log: by four numbers for a report or a start, and one line for a request.
+    """
 
     start_s: float | None = None
     end_s: float = 0.0
@@ -149,6 +168,7 @@ class Timeline:
                 stage: Stage = "prefill" if isinstance(command, StartPrefill) else "decode"
                 hop = Hop(now_s, stage, command.worker, command.attempt)
                 self.requests[command.request.id].hops.append(hop)
+                self.line(command.worker).take(now_s, command)
             case CloseRequest(request_id=request_id, outcome=outcome, reason=reason):
                 line = self.requests[request_id]
                 line.closed_s, line.outcome, line.reason = now_s, outcome, reason

@@ -172,10 +172,12 @@ class Driver:
         link.view = msgspec.structs.replace(report.view, role=link.view.role)
         self._recorder.step(report, link.view.role)
         for request_id in report.started:
-            self._started(request_id, report.worker, moment_s)
+            self._started(request_id, report.worker, moment_s - report.step_s)
         for token in report.tokens:
             live = self.live.get(token.request_id)
-            if live is not None and live.push(token, report.worker, moment_s) and token.index == 0:
+            if live is None or not live.push(token, report.worker, moment_s, report.step_s):
+                continue
+            if token.index == 0:
                 self._meter.prefilled(moment_s - live.request.arrived_at_s)
         for event in report.events:
             self._note(event)

@@ -23,6 +23,7 @@ class Stamps:
     left_s: float | None = None
     """Before that: the prompt was computed, and the first token left to another worker."""
     decoding_s: float | None = None
+    """Another worker than the one that computed the prompt began the step that drew its first token of it."""
     second_token_s: float | None = None
     first_sent_s: float | None = None
     last_sent_s: float | None = None
@@ -37,14 +38,9 @@ class Stamps:
     decode_worker: WorkerId | None = None
 
     def start(self, worker: WorkerId, now_s: float) -> None:
-        """A worker has the request in a step for the first time (of its own)."""
+        """A worker has a request that has no token in a step for the first time (of its own)."""
         if self.started_s is None:
             self.started_s, self.prefill_worker = now_s, self.prefill_worker or worker
-        if self.handed_s is None:
-            return
-        if self.decoding_s is None and worker != self.prefill_worker:
-            self.decoding_s = now_s
-        self.decode_worker = worker
 
     @property
     def handed_s(self) -> float | None:
@@ -56,16 +52,18 @@ class Stamps:
         if self.left_s is None and self.prefilled_s is None:
             self.left_s, self.prefill_worker = now_s, worker
 
-    def token(self, worker: WorkerId, index: int, now_s: float) -> None:
-        """A token has come in from a worker."""
+    def token(self, worker: WorkerId, index: int, now_s: float, step_s: float = 0.0) -> None:
+        """A token has come in from a worker. `step_s`: what the step took that drew it."""
         if index == 0:
             self.prefilled_s = now_s
         elif index == 1:
             self.second_token_s = now_s
         if index == 0 and self.left_s is None:
             self.prefill_worker = worker
-        else:
-            self.decode_worker = worker
+            return
+        self.decode_worker = worker
+        if self.decoding_s is None and worker != self.prefill_worker:
+            self.decoding_s = now_s - step_s
 
     def sent(self, tokens: int, now_s: float) -> None:
         if self.first_sent_s is None:
@@ -136,11 +134,14 @@ class LiveRequest:
         """Its reader has taken every token that came."""
         return not self._pending
 
-    def push(self, token: OutputToken, worker: WorkerId, now_s: float) -> bool:
-        """Take a token in. False for one that is not the next: a repeated one, or of an attempt that was given up."""
+    def push(self, token: OutputToken, worker: WorkerId, now_s: float, step_s: float = 0.0) -> bool:
+        """Take a token in, of a step that took `step_s`.
+
+        False for one that is not the next: a repeated one, or of an attempt that was given up.
+        """
         if token.attempt != self.attempt or token.index != self.output_tokens:
             return False
-        self.stamps.token(worker, token.index, now_s)
+        self.stamps.token(worker, token.index, now_s, step_s)
         self.tokens.append(token.token)
         self._pending.append(token)
         self._notify()

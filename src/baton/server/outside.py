@@ -20,7 +20,7 @@ from baton.core.messages import (
     StartWorker,
     WorkerCommand,
 )
-from baton.core.types import HostId, RequestId, Role, TokenBytes, WorkerId, pack_tokens
+from baton.core.types import HostId, RequestId, Role, TokenBytes, WorkerId, WorkerView, pack_tokens
 from baton.host.port import WorkerLink
 from baton.kv.layout import KVLayout
 from baton.server.clock import now_s
@@ -58,6 +58,7 @@ class LiveOutside:
             self._note_hit(command.request_id, command.cached_blocks * block_tokens)
         elif isinstance(command, StartRequest):
             self._note_hit(command.request.id, command.computed_tokens)
+            link.view = _given(link.view, command)
         link.send(command)
 
     def copy(self, copy: CopyBlocks) -> None:
@@ -123,3 +124,10 @@ class LiveOutside:
         """A policy has moved it from a worker that lives on: that is no failover."""
         link = self.links.get(live.worker) if live.worker is not None else None
         return link is not None and link.state == "ready"
+
+
+def _given(view: WorkerView, start: StartRequest) -> WorkerView:
+    """Count a request that the worker has been given: it reports it with the first step that it is in."""
+    if start.block_table:
+        return msgspec.structs.replace(view, running_requests=view.running_requests + 1)
+    return msgspec.structs.replace(view, waiting_requests=view.waiting_requests + 1)

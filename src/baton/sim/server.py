@@ -124,7 +124,8 @@ class SimServer:
         for request_id in message.started:
             life = self.outside.journal.lives.get(request_id)
             if life is not None and life.started_at_s is None:
-                life.started_at_s = message.view.observed_at_s
+                began_s = message.view.observed_at_s - message.step_s
+                life.started_at_s = max(began_s, life.request.arrived_at_s)  # however the difference is rounded
         for token in message.tokens:
             self._record(token, message.worker)
         self.carrier.hear(message, self.loop.now_s)

@@ -119,6 +119,11 @@ class Strikes:
     def _spike(self, delay_s: float) -> None:
         delay_messages(self.cluster, delay_s)
 
+    def _is_computed(self, request_id: RequestId) -> bool:
+        """Tell whether a step is under way that the request is in."""
+        steps = [worker.executing for worker in self.cluster.workers if worker.executing is not None]
+        return any(part.request_id == request_id for step in steps for part in step.slices)
+
     def _reached(self, request_id: RequestId, stage: Stage) -> bool:
         life = self.cluster.server.journal.lives.get(request_id)
         if life is None:
@@ -127,7 +132,7 @@ class Strikes:
             case "arrived":
                 return True
             case "prefilling":
-                return life.started_at_s is not None
+                return life.started_at_s is not None or self._is_computed(request_id)
             case "handed_off":
                 return bool(life.handoffs_s)
             case "decoding":

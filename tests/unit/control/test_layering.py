@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from baton.core.copies import LandingEnded, LayersDone
-from baton.core.messages import PrefillFinished
+from baton.core.messages import PrefillFinished, StepReport
 from baton.core.types import RequestId, WorkerId
 from baton.sim.cluster import SimCluster
 from baton.sim.play import Play, stage
@@ -39,9 +39,7 @@ def test_the_end_of_another_attempt_completes_nothing() -> None:
     late = PrefillFinished(R, 0, PREFILL, 300)
     before = len(cluster.wires.under_way)
     for word in (late, replace(late, attempt=1, worker=WorkerId("prefill-9"))):
-        report = worker.batcher.take_report(now_s=now_s, step_s=1.0)
-        assert report is not None
-        carrier.hear(replace(report, events=(word,)), now_s)
+        carrier.hear(StepReport(PREFILL, (), (word,), worker.batcher.view(now_s)), now_s)
     assert len(cluster.wires.under_way) == before, "no layer is copied that is not done"
     playing.run()
     assert landed(cluster) == [300]

@@ -18,14 +18,25 @@ def test_workers_have_roles_and_loads() -> None:
     assert list(timeline.workers) == [P0, P1, D0, D1]
     assert timeline.workers[P1].roles == [RoleSpan(10.0, 13.0, "prefill"), RoleSpan(13.0, None, "decode")]
     assert timeline.workers[D1].roles == [RoleSpan(10.0, 13.5, "decode")]
-    line = timeline.workers[P0]
-    assert (list(line.times_s), list(line.running), list(line.queued_tokens)) == ([11.5], [1], [200])
+
+
+def test_what_a_worker_was_given_shows_before_it_reports_it() -> None:
+    """It gets one prompt, says that it runs it, and gets another one, which waits behind the first."""
+    line = read_timeline(log_of()).workers[P0]
+    assert (list(line.times_s), list(line.queued_tokens)) == ([11.0, 11.5, 12.0], [200, 200, 600])
+    assert (list(line.running), list(line.waiting)) == ([1, 1, 1], [0, 0, 1])
 
 
 def test_a_dead_worker_runs_nothing() -> None:
     busy = WorkerReported(WorkerView(id=D0, host=NEAR, role="decode", running_requests=7, waiting_requests=2))
     line = read_timeline(log_of([*EVENTS[:4], (10.5, busy), *EVENTS[4:]])).workers[D0]
-    assert (list(line.times_s), list(line.running), list(line.waiting)) == ([10.5, 13.75], [7, 0], [2, 0])
+    assert (line.times_s[0], line.running[0], line.waiting[0]) == (10.5, 7, 2)
+    assert (line.times_s[-1], line.running[-1], line.waiting[-1]) == (13.75, 0, 0)
+
+
+def test_a_handoff_shows_before_its_worker_reports_it() -> None:
+    line = read_timeline(log_of()).workers[D0]
+    assert (list(line.times_s), list(line.running)) == ([12.25, 12.75, 13.75], [1, 2, 0])
 
 
 def test_a_dead_host_takes_its_workers_along() -> None:

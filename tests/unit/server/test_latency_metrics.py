@@ -105,3 +105,28 @@ def test_a_cancelled_request_has_no_latency(parts: Parts) -> None:
     live.cancel()
     live.mark_sent(1)
     assert _latencies(parts) == [0, 0, 0]
+
+
+def test_a_prompt_has_started_when_its_first_step_began(parts: Parts) -> None:
+    """The worker tells it with the report of that step, which took 5 s."""
+    live = _submit(parts)
+    view = WorkerView(id=parts.own.setups[0].view.id, host=HOST, role="mixed")
+    token = OutputToken(REQUEST, 1, 0, 7)
+    parts.driver.hear(StepReport(view.id, (token,), (), view, step_s=5.0, started=(REQUEST,)))
+    prefill_s = live.timings().prefill_s
+    assert prefill_s is not None
+    assert abs(prefill_s - 5.0) < 1e-6
+
+
+def test_a_worker_shows_what_it_was_given_before_it_reports_it(parts: Parts) -> None:
+    """The first request has its blocks and runs; the second waits until the worker asks for some."""
+    loads: list[tuple[int, int]] = []
+    (worker,) = parts.driver.links
+    for name in ("r", "another"):
+        request = Request(id=RequestId(name), prompt_tokens=2, output_tokens_max=3, arrived_at_s=now_s())
+        parts.gateway.submit(request, [5, 6])
+        view = parts.driver.links[worker].view
+        loads.append((view.running_requests, view.waiting_requests))
+    assert loads == [(1, 0), (1, 1)]
+    _hear(parts, 0)
+    assert parts.driver.links[worker].view.running_requests == 0

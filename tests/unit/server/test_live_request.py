@@ -28,9 +28,8 @@ def test_a_request_that_was_handed_off() -> None:
     stamps.start(P, 11.0)
     stamps.token(P, 0, 13.0)
     stamps.sent(1, 13.5)
-    stamps.start(D, 14.0)
-    stamps.token(D, 1, 16.0)
-    stamps.token(D, 2, 17.0)
+    stamps.token(D, 1, 16.0, step_s=2.0)
+    stamps.token(D, 2, 17.0, step_s=1.0)
     stamps.sent(2, 17.5)
     assert stamps.timings(1) == Timings(
         queue_s=1.0,
@@ -51,7 +50,7 @@ def test_a_first_token_that_was_left_to_decode() -> None:
     stamps.start(P, 11.0)
     stamps.leave(P, 13.0)
     stamps.start(D, 14.0)
-    stamps.token(D, 0, 16.0)
+    stamps.token(D, 0, 16.0, step_s=2.0)
     stamps.sent(1, 16.5)
     stamps.token(D, 1, 17.0)
     stamps.sent(1, 17.5)
@@ -74,7 +73,7 @@ def test_a_prompt_that_was_all_there_is_left_without_a_step() -> None:
     stamps.leave(P, 11.0)
     stamps.leave(D, 12.0)
     stamps.start(D, 13.0)
-    stamps.token(D, 0, 14.0)
+    stamps.token(D, 0, 14.0, step_s=1.0)
     timings = stamps.timings(1)
     assert (timings.queue_s, timings.prefill_s, timings.handoff_s) == (3.0, 0.0, 2.0)
     assert (timings.prefill_worker, timings.decode_worker) == (P, D)
@@ -90,11 +89,11 @@ def test_one_mixed_worker_has_both_legs_and_no_handoff() -> None:
 
 
 def test_a_worker_that_does_both_legs_hands_nothing_off() -> None:
-    """It started the request once, and again after the first token: its own queue, no handoff."""
+    """It began the request once, and again after the first token: its own queue, no handoff."""
     stamps = Stamps(arrived_s=0.0)
     stamps.start(P, 1.0)
     stamps.token(P, 0, 2.0)
-    stamps.start(P, 5.0)
+    stamps.token(P, 1, 6.0, step_s=1.0)
     assert stamps.timings(1).handoff_s is None
     assert stamps.decode_worker == P
 
@@ -123,10 +122,8 @@ def test_a_failover_while_decoding_does_not_lengthen_the_handoff() -> None:
     stamps = Stamps(arrived_s=0.0)
     stamps.start(P, 1.0)
     stamps.token(P, 0, 2.0)
-    stamps.start(D, 3.0)
-    stamps.token(D, 1, 4.0)
-    stamps.start(E, 9.0)
-    stamps.token(E, 2, 10.0)
+    stamps.token(D, 1, 4.0, step_s=1.0)
+    stamps.token(E, 2, 10.0, step_s=1.0)
     timings = stamps.timings(2)
     assert (timings.handoff_s, timings.first_decode_s, timings.decode_worker) == (1.0, 2.0, E)
 
