@@ -24,8 +24,6 @@ from baton.policy.scaling import FixedFleet, ScalingPolicy
 from baton.policy.streaming import StreamingPolicy, WhenDone
 
 _ID = attrgetter("id")
-_WHATEVER = suppress(Exception)
-"""A user's policy may raise anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,25 +92,26 @@ class Policies:
 
     def run_tokens(self, request: Request) -> int:
         """Ask in what runs the prompt's KV is sent ahead; 0, not at all, where the policy fails."""
-        with _WHATEVER:
+        try:
             return int(self.streaming.run_tokens(request, self.cost))
-        return 0
+        except Exception:  # noqa: BLE001  see `admit`
+            return 0
 
     def layer_groups(self, request: Request, worker: WorkerView) -> int:
         """Ask in how many groups of layers what is computed last is sent ahead; 1 where the policy fails."""
         step_tokens = worker.step_tokens_max or request.prompt_tokens
         chunk_tokens = (request.prompt_tokens - 1) % step_tokens + 1  # where the worker has nothing else to do
-        groups = 1
-        with _WHATEVER:
-            groups = int(self.streaming.layer_groups(request, chunk_tokens, self.cost))
-        return max(1, groups)
+        try:
+            return max(1, int(self.streaming.layer_groups(request, chunk_tokens, self.cost)))
+        except Exception:  # noqa: BLE001  see `admit`
+            return 1
 
     def way(self, handoff: HandoffView) -> Way:
         """Ask which way a request's KV goes; direct where the policy fails."""
-        way: Way = "direct"
-        with _WHATEVER:
-            way = self.handoff.way(handoff)
-        return way if way == "central" else "direct"
+        try:
+            return "central" if self.handoff.way(handoff) == "central" else "direct"
+        except Exception:  # noqa: BLE001  see `admit`
+            return "direct"
 
     def until(self, request: Request, until: Until) -> Until:
         """Say how far a worker computes a prompt that is handed off at its first token, or was to go so far."""
@@ -120,23 +119,24 @@ class Policies:
 
     def teller(self, request: Request) -> Teller:
         """Ask who draws the first token; prefill where the policy fails, or where more comes with that token."""
-        teller: Teller = "prefill"
         if request.prompt_tokens == 1 or request.sampling.prompt_logprobs or request.sampling.embedding:
-            return teller
-        with _WHATEVER:
-            teller = self.first_token.teller(request, self.cost)
-        return teller if teller == "decode" else "prefill"
+            return "prefill"
+        try:
+            return "decode" if self.first_token.teller(request, self.cost) == "decode" else "prefill"
+        except Exception:  # noqa: BLE001  see `admit`
+            return "prefill"
 
     def learn(self, request: Request, output_tokens: int) -> None:
         """Let predictions of lengths learn from an answer. Where the policy fails, they know one answer less."""
-        with _WHATEVER:
+        with suppress(Exception):  # see `admit`
             self.lengths.finished(request, output_tokens)
 
     def expected_tokens(self, request: Request) -> float:
         """Ask how long the answer will be; 0, as before anything is known, where the policy fails."""
-        with _WHATEVER:
+        try:
             return float(self.lengths.expected_tokens(request))
-        return 0.0
+        except Exception:  # noqa: BLE001  see `admit`
+            return 0.0
 
 
 def _failure(policy: object, error: Exception) -> PolicyFailure:
