@@ -9,7 +9,7 @@ Without an SLO nobody can say what a prompt between two tokens may cost: then ro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from math import exp
 
@@ -105,7 +105,8 @@ class LeastPressure:
             return full
         cluster = with_bound(cluster)
         plan = self._plan(request, cluster.workers, cluster, cost)
-        tpot_s = min(self._tpot_s(worker, request, cluster, cost) for worker in cluster.workers)
+        decoders = _not_alike(cluster.workers, self._shares)
+        tpot_s = min(self._tpot_s(worker, request, cluster, cost) for worker in decoders)
         return refuse_late(request.slo, plan.ttft_s / self.ttft_slack, tpot_s / self.tpot_slack)
 
     def route(self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel) -> Route:
@@ -142,7 +143,7 @@ class LeastPressure:
             mixing = self.mixing_ratio if worker.role == "prefill" else 1.0
             return (kv_free_tokens(worker) < tokens, is_slow, tpot_s * mixing, worker.id)
 
-        chosen = min(candidates if slo is None else cluster.workers, key=key)
+        chosen = min(_not_alike(candidates if slo is None else cluster.workers, self._shares), key=key)
         self._note_answer(chosen, cluster)
         return chosen.id
 
@@ -155,33 +156,38 @@ class LeastPressure:
         worker whose role it is goes first.
         """
         arenas = self._arenas(request, cluster, cost)
-        looked_at = _not_alike(workers)
+        looked_at = _not_alike(workers, ())
         plans = [self._on(worker, request, cluster, cost, arenas[worker.host]) for worker in looked_at]
         return min(plans, key=_order)
 
     def _arenas(self, request: Request, cluster: ClusterView, cost: CostModel) -> dict[HostId, _Arena]:
         """See how full each host's arena is, and when it has room for the request: as answers end, KV is given back."""
         used: dict[HostId, int] = {}
-        freed_tokens: dict[HostId, float] = {}
+        arena_tokens: dict[HostId, int] = {}
         for worker in cluster.workers:
             host = worker.host
             used[host] = used.get(host, 0) + worker.context_tokens
-            if not worker.context_tokens:
-                freed_tokens.setdefault(host, 0.0)
-                continue
-            life_s = self._answer_tokens(worker, cluster) * _decode_s(worker, 0, 0, cost.on(worker.kind))
-            decoding_ratio = decodes(worker) / max(1, worker.running_requests)
-            freed = worker.context_tokens * decoding_ratio / max(TIME_S_MIN, life_s)
-            freed_tokens[host] = freed_tokens.get(host, 0.0) + freed
+            arena_tokens.setdefault(host, worker.kv_tokens_max)
         reach_tokens = request.prompt_tokens + self._expected_tokens(cluster) / 2
         arenas: dict[HostId, _Arena] = {}
-        for worker in cluster.workers:
-            host, tokens_max = worker.host, worker.kv_tokens_max
-            if host not in arenas:
-                missing_tokens = max(0.0, used[host] + reach_tokens - tokens_max) if tokens_max else 0.0
-                fill_ratio = min(1.0, used[host] / tokens_max) if tokens_max else 0.0
-                arenas[host] = _Arena(missing_tokens / max(1.0, freed_tokens[host]), fill_ratio)
+        for host, tokens_max in arena_tokens.items():
+            if not tokens_max:
+                arenas[host] = _Arena(0.0, 0.0)
+                continue
+            missing_tokens = used[host] + reach_tokens - tokens_max
+            room_s = missing_tokens / self._freed_tokens(host, cluster, cost) if missing_tokens > 0 else 0.0
+            arenas[host] = _Arena(room_s, min(1.0, used[host] / tokens_max))
         return arenas
+
+    def _freed_tokens(self, host: HostId, cluster: ClusterView, cost: CostModel) -> float:
+        """Predict how many tokens' KV is given back on a host in a second, at least one."""
+        freed_tokens = 0.0
+        for worker in cluster.workers:
+            if worker.host == host and worker.context_tokens:
+                life_s = self._answer_tokens(worker, cluster) * _decode_s(worker, 0, 0, cost.on(worker.kind))
+                decoding_ratio = decodes(worker) / max(1, worker.running_requests)
+                freed_tokens += worker.context_tokens * decoding_ratio / max(TIME_S_MIN, life_s)
+        return max(1.0, freed_tokens)
 
     def _on(self, worker: WorkerView, request: Request, cluster: ClusterView, cost: CostModel, arena: _Arena) -> _Plan:
         model, hits = cost.on(worker.kind), cluster.prefix_hit_tokens
@@ -226,8 +232,9 @@ class LeastPressure:
     def _tpot_s(self, worker: WorkerView, request: Request, cluster: ClusterView, cost: CostModel) -> float:
         """Predict the time per token of a request that decodes on this worker, beside the prompts that it is given."""
         model = cost.on(worker.kind)
+        alone_s = _decode_s(worker, 1, request.prompt_tokens, model)
         shared_s = self._shared_s(worker, request, cluster, model)
-        return _decode_s(worker, 1, request.prompt_tokens, model) + shared_s / self._answer_tokens(worker, cluster)
+        return alone_s + shared_s / self._answer_tokens(worker, cluster) if shared_s else alone_s
 
     def _shared_s(self, worker: WorkerView, request: Request, cluster: ClusterView, model: CostModel) -> float:
         share = self._shares.get(worker.id)
@@ -309,15 +316,21 @@ def _order(plan: _Plan) -> tuple[bool, float, float, bool, WorkerId]:
     return (plan.breaks_promise, plan.pressure, plan.ttft_s, worker.role == "decode", worker.id)
 
 
-def _not_alike(workers: Sequence[WorkerView]) -> list[WorkerView]:
-    """Leave out idle workers that differ from another idle one by a higher id alone: they are no better choice."""
-    idle: dict[tuple[HostId, str, str, int], WorkerView] = {}
+def _not_alike(workers: Sequence[WorkerView], apart: Container[WorkerId]) -> list[WorkerView]:
+    """Leave out idle workers that differ from another idle one by a higher id alone: they are no better choice.
+
+    `apart`: of whom more is to be said than their views say.
+    """
+    idle: dict[tuple[HostId, str, str, int, int, int], WorkerView] = {}
     busy: list[WorkerView] = []
     for worker in workers:
-        if worker.running_requests or worker.queued_requests or worker.queued_tokens or worker.context_tokens:
+        is_busy = worker.running_requests or worker.queued_requests or worker.queued_tokens or worker.context_tokens
+        if is_busy or worker.id in apart:
             busy.append(worker)
             continue
-        alike = (worker.host, worker.kind, worker.role, worker.step_tokens_max)
+        alike = (
+            worker.host, worker.kind, worker.role, worker.step_tokens_max, worker.requests_max, worker.kv_tokens_max,
+        )  # fmt: skip
         if alike not in idle or worker.id < idle[alike].id:
             idle[alike] = worker
     return [*busy, *idle.values()]
