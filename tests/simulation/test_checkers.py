@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from msgspec.structs import replace
 
@@ -94,7 +92,7 @@ def test_two_requests_in_one_block_break_inv_3() -> None:
             playing.cluster.loop.after(0.001, swap)
             return
         (worker, part), (_, other) = parts[:2]
-        mixed_up = dataclasses.replace(part, block_table=(*part.block_table[:-1], other.block_table[-1]))
+        mixed_up = replace(part, block_table=(*part.block_table[:-1], other.block_table[-1]))
         slices = (worker.executing or NOTHING).slices
         worker.executing = Step(tuple(mixed_up if each is part else each for each in slices))
 

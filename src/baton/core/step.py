@@ -1,10 +1,17 @@
-"""What one forward pass is given and what it gives back. Lives in one process, so plain dataclasses."""
+"""What one forward pass is given and what it gives back.
+
+Lives in one process. Structs all the same: there is a slice and a result for every request of every step, and a frozen
+dataclass takes several times as long to make.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from baton.core.types import BlockId, RequestId, Sampling, StepShape, TokenLogprob, prefill_pairs
 
@@ -41,8 +48,7 @@ class LayerStream:
     groups: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slice:
+class Slice(Struct, frozen=True, kw_only=True, gc=False):
     """`count` tokens of one request in one step: many while its prompt is computed, one while it decodes."""
 
     request_id: RequestId
@@ -73,8 +79,7 @@ class Slice:
         return replace(self, count=self.count - self.drafts + draft, drafts=0, allowed=allowed)
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True, gc=False):
     """One forward pass: slices of different requests, in one batch, without padding."""
 
     slices: tuple[Slice, ...]
@@ -124,8 +129,7 @@ NOTHING = Step(())
 """There is nothing to do now."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SliceResult:
+class SliceResult(Struct, frozen=True, kw_only=True, gc=False):
     """What a step found out about one slice."""
 
     token: int | None = None
@@ -139,8 +143,7 @@ class SliceResult:
     """The tokens after the next one, for as long as drafts came true."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(Struct, frozen=True, gc=False):
     """One result per slice, in the step's order."""
 
-    slices: Sequence[SliceResult] = field(default_factory=tuple)
+    slices: Sequence[SliceResult] = ()

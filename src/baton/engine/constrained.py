@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from llguidance import LLTokenizer
+from msgspec.structs import replace
 
 from baton.core.errors import RequestError
 from baton.core.step import Slice, Step, StepResult

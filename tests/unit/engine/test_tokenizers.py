@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -13,6 +12,7 @@ import tokenizers
 import transformers
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from baton.core.errors import ModelError, RequestError
@@ -335,7 +335,7 @@ def test_every_vocabulary_spells_what_a_grammar_asks_for(any_tokenizer: Tokenize
     tokens = [eos]
     while tokens[-1] != eos or len(tokens) == 1:
         part = part_of(tokens, [], sampling=Sampling(grammar=Grammar(kind="choice", text=json.dumps([text]))))
-        (row,) = masks.rows(dataclasses.replace(part, prompt_tokens=1))
+        (row,) = masks.rows(replace(part, prompt_tokens=1))
         allowed = [token for token in range(vocab_tokens) if row[token // 8] >> token % 8 & 1]
         assert allowed
         tokens.append(max(allowed, key=lambda token: len(any_tokenizer.token_bytes(token)) * (token != eos)))
