@@ -67,7 +67,7 @@ def test_a_handoff_computes_nothing_twice() -> None:
 
 def test_a_mixed_worker_hands_nothing_off() -> None:
     life = lives_of(scenario(request("a"), topology=(0, 0, 1)))["a"]
-    assert life.handoffs_s == []
+    assert life.handoffs_s == ()
     assert len(life.output) == 8
 
 

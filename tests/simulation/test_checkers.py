@@ -40,14 +40,14 @@ def finished_life(cluster: SimCluster) -> Life:
 
 def test_a_second_close_breaks_inv_1(cluster: SimCluster) -> None:
     life = finished_life(cluster)
-    life.closes.append(life.closes[0])
+    life.closes += (life.closes[0],)
     with pytest.raises(Violation, match="INV-1"):
         check_close(life, failures_allowed=True)
 
 
 def test_a_failure_without_a_dead_worker_breaks_inv_1(cluster: SimCluster) -> None:
     life = finished_life(cluster)
-    life.closes[0] = (life.closes[0][0], replace(life.closes[0][1], outcome="failed"))
+    life.closes = ((life.closes[0][0], replace(life.closes[0][1], outcome="failed")),)
     check_close(life, failures_allowed=True)
     with pytest.raises(Violation, match="INV-1"):
         check_close(life, failures_allowed=False)

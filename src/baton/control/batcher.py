@@ -34,7 +34,7 @@ from baton.core.messages import (
     WorkerCommand,
 )
 from baton.core.step import NOTHING, LayerStream, Slice, SliceResult, Step, StepResult
-from baton.core.types import BlockHash, HostId, OutputToken, RequestId, Role, WorkerId, WorkerView, unpack_tokens
+from baton.core.types import BlockHash, HostId, RequestId, Role, WorkerId, WorkerView, unpack_tokens
 from baton.kv.hashing import runs_per_block
 
 
@@ -67,6 +67,11 @@ class Batcher:
         self._keys_version = rules.fairness.version
         self._newest: RequestId | None = None
         self._news = News()
+
+    @property
+    def is_idle(self) -> bool:
+        """It has no request."""
+        return not self._lanes
 
     # ---- commands in
 
@@ -326,7 +331,7 @@ class Batcher:
         if count > 1:
             self._news.is_load_new = True
         lane.computed_tokens += count
-        lane.prompt_logprobs.extend(outcome.prompt_logprobs)
+        lane.prompt_logprobs += outcome.prompt_logprobs
         self._book_token(lane, outcome)
         if lane.drafter is None or not part.drafts:
             return
@@ -349,15 +354,8 @@ class Batcher:
             self._hand_off(lane)
 
     def _emit(self, lane: Lane, outcome: SliceResult) -> None:
-        assert outcome.token is not None
         self._fairness.served(lane.request, prompt_tokens=0, output_tokens=1)
-        request_id, index = lane.request.id, lane.output_tokens - 1
-        prompt_logprobs = tuple(lane.prompt_logprobs) if index == 0 else ()
-        self._news.tokens.append(
-            OutputToken(
-                request_id, lane.attempt, index, outcome.token, outcome.logprob, prompt_logprobs, outcome.embedding
-            )
-        )
+        self._news.draw(lane, outcome)
         self._end(lane)
 
     def _end(self, lane: Lane) -> None:

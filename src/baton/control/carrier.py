@@ -60,6 +60,9 @@ from baton.core.ways import WayChosen
 from baton.kv.host_pool import HostPool
 from baton.kv.layout import KVLayout
 
+_ENDS = (PrefillFinished, RequestFinished)
+"""Who says this goes on elsewhere, or not at all."""
+
 
 class Carrier:
     """The machines of one cluster, wired together. Calls must not be nested, except through `Outside.close`."""
@@ -216,7 +219,7 @@ class Carrier:
         """Tell of those that have begun to decode and stay where they are."""
         begun = [token for token in report.tokens if token.index == 0]
         if begun:
-            gone = {event.request_id for event in report.events if isinstance(event, PrefillFinished | RequestFinished)}
+            gone = {event.request_id for event in report.events if isinstance(event, _ENDS)}
             for token in begun:
                 if token.request_id not in gone:
                     self._tell(DecodeBegun(token.request_id, token.attempt, report.worker))

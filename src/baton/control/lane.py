@@ -45,7 +45,7 @@ class Lane:
     """Runs that tokens are hashed in, to a block. See `names_of`."""
     hashes: list[BlockHash] = field(default_factory=list[BlockHash])
     """Of the full runs of `tokens`, as far as they were asked for."""
-    prompt_logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
     stream: LayerStream | None = None
     """See `Slice.stream`."""
     drafter: Drafter | None = None
@@ -112,7 +112,7 @@ class Lane:
         """Forget the blocks: everything has to be computed again, or found again in the cache."""
         self.table = ()
         self.computed_tokens = self.sealed_blocks = self.asked_blocks = 0
-        self.prompt_logprobs = []
+        self.prompt_logprobs = ()
         self.state = "waiting"
 
     def seal(self) -> tuple[int, tuple[BlockHash, ...]]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from baton.control.lane import Lane
 from baton.core.messages import BatcherEvent, StepReport
+from baton.core.step import SliceResult
 from baton.core.types import OutputToken, RequestId, WorkerView
 
 
@@ -26,6 +27,15 @@ class News:
             lane.started = True
             if not lane.output_tokens:
                 self.started.append(lane.request.id)
+
+    def draw(self, lane: Lane, outcome: SliceResult) -> None:
+        """A lane has a token more."""
+        assert outcome.token is not None, f"{lane.request.id} has drawn no token"
+        request_id, index = lane.request.id, lane.output_tokens - 1
+        told = lane.prompt_logprobs if index == 0 else ()
+        self.tokens.append(
+            OutputToken(request_id, lane.attempt, index, outcome.token, outcome.logprob, told, outcome.embedding)
+        )
 
     def take(self, view: WorkerView, step_s: float) -> StepReport:
         """Hand out all of it, and begin anew. `view`: the load as it is now."""

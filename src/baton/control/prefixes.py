@@ -38,6 +38,8 @@ class Prefixes:
 
         `block_tokens`: in each block that prompts are hashed in. `window`: how far back the model sees.
         """
+        if not request.block_hashes:
+            return {}
         longest = max(0, request.prompt_tokens - 1)
         hits = self._index.hit_blocks(request.block_hashes, window, block_tokens)
         hit_tokens = {host: min(blocks * block_tokens, longest) for host, blocks in hits.items()}

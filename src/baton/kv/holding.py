@@ -43,7 +43,7 @@ class Holding:
     """Its KV comes over from another host: first the blocks are waited for, then a wire writes into them."""
     leases: int = 0
     """Wires that read its blocks, and reads from tiers into them."""
-    leased: list[BlockId] = field(default_factory=list[BlockId])
+    leased: tuple[BlockId, ...] = ()
     """What they may touch, pinned once more for each of them."""
 
     @property

@@ -57,7 +57,7 @@ class Names:
         holding.leases -= 1
         if not holding.leases:
             self.blocks.unpin(holding.leased)
-            holding.leased = []
+            holding.leased = ()
 
     def preempt(self, holding: Holding) -> None:
         """Take the blocks of a request that will come back for them.

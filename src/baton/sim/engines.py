@@ -145,7 +145,8 @@ class LengthEngine:
 
     def ends(self, run: DecodeRun) -> tuple[int, Mapping[RequestId, int]]:
         """See `Foresight.ends`."""
-        steps, ended = run.steps, dict[RequestId, int]()
+        steps = run.steps
+        ended: dict[RequestId, int] = {}
         for lane in run.lanes:
             request = lane.request
             left = max(1, self.output_tokens[request.id] + request.prompt_tokens - len(lane.tokens))

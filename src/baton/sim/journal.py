@@ -27,14 +27,14 @@ class Life:
     """Start of the first step that computed a part of it."""
     leaves_first_token: bool = False
     """Some attempt left the first token to whoever decodes."""
-    handoffs_s: list[float] = field(default_factory=list[float])
+    handoffs_s: tuple[float, ...] = ()
     """When a worker was told to go on with it."""
     token_times_s: array[float] = field(default_factory=lambda: array("d"))
     prompt_logprobs: int = 0
     """Log probabilities of prompt tokens that came with the first token."""
     cached_tokens: int | None = None
     """Of the first grant."""
-    closes: list[tuple[float, CloseRequest]] = field(default_factory=list[tuple[float, CloseRequest]])
+    closes: tuple[tuple[float, CloseRequest], ...] = ()
 
     @property
     def output(self) -> list[int]:

@@ -69,7 +69,7 @@ class SimOutside:
         life = self.journal.lives[command.request.id]
         life.attempt, life.worker = command.attempt, command.worker
         if isinstance(command, StartDecode):
-            life.handoffs_s.append(self.loop.now_s)
+            life.handoffs_s += (self.loop.now_s,)
         elif command.until == "prompt":
             life.leaves_first_token = True
         return TokenBytes(life.tokens.tobytes())
@@ -77,7 +77,7 @@ class SimOutside:
     def close(self, command: CloseRequest) -> None:
         """See `Outside.close`."""
         life = self.journal.lives[command.request_id]
-        life.closes.append((self.loop.now_s, command))
+        life.closes += ((self.loop.now_s, command),)
         times_s = life.token_times_s
         decode_s = times_s[-1] - times_s[0] if times_s else 0.0
         self.meter.closed(command.outcome, output_tokens=len(times_s), decode_s=decode_s)

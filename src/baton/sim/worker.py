@@ -56,7 +56,7 @@ class _Running:
     """Of its steps. The last may end requests."""
     ended: Mapping[RequestId, int]
     """Whom the last step ends, and with which token."""
-    begun: list[Flock] = field(default_factory=list[Flock])
+    begun: list[Flock]
     """News of steps that are on their way to the server and not booked."""
     begun_steps: int = 0
     """Steps whose news have begun their way."""
@@ -88,6 +88,10 @@ class SimWorker:
     """Most commands that ever waited for a step to end."""
     _inbox: list[WorkerCommand] = field(default_factory=list[WorkerCommand])
     _running: _Running | None = None
+    _foresight: Foresight | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._foresight = self.engine.foresight
 
     @property
     def id(self) -> WorkerId:
@@ -129,9 +133,12 @@ class SimWorker:
             self._book(running, bisect_right(running.ends_s, self.loop.now_s) - running.done)
 
     def _turn(self) -> None:
-        self.batcher.apply(self._inbox)
-        self._inbox = []
-        foresight = self.engine.foresight
+        if self._inbox:
+            self.batcher.apply(self._inbox)
+            self._inbox = []
+        elif self.batcher.is_idle:
+            return
+        foresight = self._foresight
         planned = self.batcher.plan() if foresight is None else self.batcher.plan_run()
         self._send(step_s=0.0)  # questions for blocks travel while the step runs
         if isinstance(planned, DecodeRun):
@@ -182,7 +189,7 @@ class SimWorker:
             if lane.said is None:
                 lane.said = foresight.token(lane.request)
             parts.append((lane.request.id, lane.attempt, lane.said))
-        self._running = _Running(run, parts, ends_s, ended)
+        self._running = _Running(run, parts, ends_s, ended, [])
         self._wake_for(self._running)
 
     def _ends_s(self, run: DecodeRun, steps: int) -> array[float]:
