@@ -11,6 +11,7 @@ from itertools import count
 from typing import Generic, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 Action = Callable[[], None]
 Message = TypeVar("Message")
@@ -150,15 +151,19 @@ def arrivals_s(sent_s: array[float], flocks: Sequence[Flock]) -> array[float]:
     """Say when each of these messages arrives. `sent_s`: when they were sent, of all flocks in order."""
     if len(sent_s) < ARRAY_MIN:
         return _one_by_one(sent_s, flocks)
-    delayed_s = [np.frombuffer(flock.drawn_s) + flock.spike_s for flock in flocks]
-    arrives_s = np.concatenate(delayed_s) if len(flocks) > 1 else delayed_s[0]
-    arrives_s += np.frombuffer(sent_s)
+    delays_s = [_delays_s(flock) for flock in flocks]
+    arrives_s = (np.concatenate(delays_s) if len(flocks) > 1 else delays_s[0]) + np.frombuffer(sent_s)
     begin = 0
     for flock in flocks:
         if arrives_s.item(begin) < flock.behind_s:
             arrives_s[begin] = flock.behind_s
         begin += flock.messages
     return array("d", np.maximum.accumulate(arrives_s, out=arrives_s).tobytes())
+
+
+def _delays_s(flock: Flock) -> npt.NDArray[np.float64]:
+    drawn_s = np.frombuffer(flock.drawn_s)
+    return drawn_s + flock.spike_s if flock.spike_s else drawn_s
 
 
 def _one_by_one(sent_s: array[float], flocks: Sequence[Flock]) -> array[float]:

@@ -197,8 +197,9 @@ class SimWorker:
         steps_s = self.cost.decode_run_s(requests=len(run.lanes), context_tokens=run.context_tokens, steps=steps)
         if steps >= ARRAY_MIN:
             times = np.array(steps_s, np.float64)
-            times *= self.slowdown
-            times[0] += self.loop.now_s
+            if self.slowdown != 1.0:
+                times *= self.slowdown
+            times[0] = steps_s[0] * self.slowdown + self.loop.now_s
             return array("d", np.add.accumulate(times, out=times).tobytes())
         if self.slowdown != 1.0:
             steps_s = [step_s * self.slowdown for step_s in steps_s]
