@@ -1,10 +1,11 @@
 """Steps of the native engine against what the machine can do at the same moment, and against the torch engine.
 
 python benchmarks/native_steps.py [--threads 1 2] [--dtype float32 bfloat16] [--repeats 5] [--torch] [--rounds 1]
-                                  [--experts]
+                                  [--experts | --latent]
 
 With --torch the two engines take turns, a process each, `rounds` times; of each step, the round that took the least CPU
-time counts. --experts takes a random mixture of experts, made like Mixtral, instead of SmolLM2-135M.
+time counts. --experts takes a random mixture of experts, made like Mixtral, instead of SmolLM2-135M; --latent a random
+model with latent attention and experts, made like DeepSeek-V2-Lite.
 
 A limit is the larger of two times: bytes that must be read over the bandwidth, products over the rate of products, both
 measured between the steps (native_limits.cpp). `share` is limit / step, by the clock. `cpu_share` is the same by CPU
@@ -49,21 +50,41 @@ TOKEN_MAX = 40000
 LIMITS = Path(__file__).parent / "native_limits.cpp"
 CELL_BYTES = {"float32": 4, "bfloat16": 2}
 DENSE_MODEL = "smollm2-135m"
-MIXTURE = {
-    "architectures": ["MixtralForCausalLM"],
+SMALL = {
     "hidden_size": 1024,
-    "intermediate_size": 2048,
     "num_hidden_layers": 4,
     "num_attention_heads": 16,
+    "vocab_size": TOKEN_MAX,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 16384,
+    "rms_norm_eps": 1e-5,
+}
+MIXTURE = SMALL | {
+    "architectures": ["MixtralForCausalLM"],
+    "intermediate_size": 2048,
     "num_key_value_heads": 4,
     "num_local_experts": 8,
     "num_experts_per_tok": 2,
-    "vocab_size": TOKEN_MAX,
-    "tie_word_embeddings": True,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5,
 }
-"""A small config.json of Mixtral's kind."""
+"""A small config.json of Mixtral's kind: 253 million weights, 212 in the layers, of which a token meets 61."""
+LATENT = SMALL | {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "intermediate_size": 4096,
+    "num_key_value_heads": 16,
+    "kv_lora_rank": 512,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 4,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 704,
+    "first_k_dense_replace": 1,
+}
+"""One of DeepSeek-V2-Lite's kind, with its attention and half of its other widths: 202 million weights."""
+RANDOM = {"experts": ("random mixture of experts", MIXTURE), "latent": ("random latent attention", LATENT)}
+"""What is made instead of read: what it is, and its config.json."""
 
 
 @dataclass(frozen=True)
@@ -118,18 +139,16 @@ def slice_of(index: int, tokens: list[int], start: int, blocks: int) -> Slice:
 
 def needs(config: ModelConfig, dtype: str, parts: list[Slice]) -> dict[str, Needs]:
     """Tell what the layers' products, attention and the output projection need."""
-    width = config.heads * config.head_dim
-    kv_width = config.kv_heads * config.head_dim
-    attention = config.hidden * (2 * width + 2 * kv_width)
+    attention, cached, per_pair = _attention(config)
     head = config.hidden * config.vocab_tokens
     rows, layers = sum(part.count for part in parts), config.layers
-    mlp_read, mlp_multiplied = _mlp(config, rows)
+    mlps_read, mlps_multiplied = _mlps(config, rows)
     pairs = sum(part.count * (part.start + (part.count + 1) / 2) for part in parts)  # query and key
     kv_tokens = sum(part.start + part.count for part in parts)
     cell = CELL_BYTES[dtype]
     return {
-        "products": Needs(cell * layers * (attention + mlp_read), 2.0 * rows * layers * (attention + mlp_multiplied)),
-        "attention": Needs(cell * layers * 2 * kv_width * kv_tokens, 4.0 * layers * width * pairs),
+        "products": Needs(cell * (layers * attention + mlps_read), 2.0 * rows * (layers * attention + mlps_multiplied)),
+        "attention": Needs(cell * layers * cached * kv_tokens, 2.0 * layers * per_pair * pairs),
         "projection": Needs(cell * head, 2.0 * len(parts) * head),
     }
 
@@ -138,19 +157,38 @@ def total(parts: dict[str, Needs]) -> Needs:
     return Needs(sum(part.bytes_read for part in parts.values()), sum(part.flops for part in parts.values()))
 
 
-def _mlp(config: ModelConfig, rows: int) -> tuple[float, float]:
-    """Weights of a layer's MLPs that a step must read (of experts, if choices are even), and those that a row meets."""
+def _attention(config: ModelConfig) -> tuple[int, int, int]:
+    """Of one layer: its weights, what is cached of a token, and products of a query with a key and its value.
+
+    Latent attention is counted as it is computed natively, absorbed.
+    """
+    latent, hidden, heads = config.latent, config.hidden, config.heads
+    if latent is None:
+        width, kv_width = heads * config.head_dim, config.kv_heads * config.head_dim
+        return hidden * (2 * width + 2 * kv_width), 2 * kv_width, 2 * width
+    query, values = heads * (latent.nope_dim + latent.rope_dim), heads * latent.value_dim
+    queries = hidden * query if latent.q_rank is None else latent.q_rank * (hidden + query)
+    up = latent.kv_rank * heads * (latent.nope_dim + latent.value_dim)
+    weights = queries + hidden * config.head_dim + up + values * hidden
+    return weights, config.head_dim, heads * (config.head_dim + latent.kv_rank)
+
+
+def _mlps(config: ModelConfig, rows: int) -> tuple[float, float]:
+    """Weights of all MLPs that a step must read (of experts, if choices are even), and those that a row meets."""
+    routed = 0 if config.experts is None else len(config.experts.layers)
+    whole = 3.0 * config.hidden * config.intermediate * (config.layers - routed)
     if config.experts is None:
-        whole = 3.0 * config.hidden * config.intermediate
         return whole, whole
     count, used = config.experts.count, config.experts.used
     expert = 3.0 * config.hidden * config.experts.intermediate
-    return expert * count * (1.0 - (1.0 - used / count) ** rows), expert * used
+    shared = 3.0 * config.hidden * config.experts.shared_intermediate
+    met = expert * count * (1.0 - (1.0 - used / count) ** rows)
+    return whole + routed * (met + shared), whole + routed * (expert * used + shared)
 
 
-def make_mixture(folder: Path) -> None:
-    """Write 253 million random weights: 212 in the layers, of which a token meets 61, and 41 in the embedding."""
-    (folder / "config.json").write_text(json.dumps(MIXTURE))
+def make_random(config: dict[str, Any], folder: Path) -> None:
+    """Write a model with random weights."""
+    (folder / "config.json").write_text(json.dumps(config))
     torch.manual_seed(0)
     tensors = {
         name: torch.ones(shape) if "norm" in name else torch.randn(shape) / 50
@@ -237,7 +275,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--torch", action="store_true", help="the torch engine beside it")
-    parser.add_argument("--experts", action="store_true", help="a random mixture of experts instead of SmolLM2-135M")
+    instead = parser.add_mutually_exclusive_group()
+    for name, (what, _) in RANDOM.items():
+        instead.add_argument(
+            f"--{name}", dest="random", action="store_const", const=name, help=f"{what} instead of SmolLM2-135M"
+        )
     parser.add_argument("--one", nargs=2, metavar=("ENGINE", "MODEL"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:  # in a process of its own: threads are pinned, and pools do not outlive their setting
@@ -247,9 +289,10 @@ def main() -> None:
         return
     kinds = ("native", "torch") if args.torch else ("native",)
     with tempfile.TemporaryDirectory() as folder:
-        if args.experts:
-            make_mixture(Path(folder))
-        model = folder if args.experts else DENSE_MODEL
+        what, made = RANDOM.get(args.random, ("SmolLM2-135M", None))
+        if made is not None:
+            make_random(made, Path(folder))
+        model = DENSE_MODEL if made is None else folder
         figures: dict[str, dict[str, Any]] = {}
         for _, threads, dtype, kind in itertools.product(range(args.rounds), args.threads, args.dtype, kinds):
             command = [sys.executable, __file__, "--one", kind, model, "--threads", str(threads), "--dtype", dtype]
@@ -257,9 +300,8 @@ def main() -> None:
             done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
             name = f"{kind}, {dtype}, {threads} threads"
             figures[name] = quicker(figures.get(name), msgspec.json.decode(done.stdout))
-    what = "random mixture of experts" if args.experts else "SmolLM2-135M"
     record.write(
-        "-".join(["native-steps", *(["experts"] if args.experts else []), *args.dtype]),
+        "-".join(["native-steps", *([args.random] if args.random else []), *args.dtype]),
         {"what": f"{what}, one step; decode after 500 tokens", "figures": figures},
     )
 

@@ -109,6 +109,12 @@ CONFIGS: dict[str, transformers.PretrainedConfig] = {
         norm_topk_prob=False,
         rope_interleave=False,
     ),
+    "deepseek2_biased_without_bottleneck": transformers.DeepseekV2Config(
+        **LATENT, q_lora_rank=None, attention_bias=True, tie_word_embeddings=True
+    ),
+    "deepseek3_every_expert": transformers.DeepseekV3Config(
+        **LATENT | {"num_experts_per_tok": 4, "n_shared_experts": 2}, q_lora_rank=20, n_group=1, topk_group=1
+    ),
     "qwen3_biased_tied": transformers.Qwen3Config(**TINY, head_dim=10, attention_bias=True, tie_word_embeddings=True),
 }
 

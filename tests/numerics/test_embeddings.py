@@ -19,7 +19,14 @@ EMBED = Sampling(temperature=0.0, embedding=True)
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("llama_tied", None), ("llama_tied", "torch"), ("qwen2moe", None), ("qwen2moe", "torch"), ("deepseek3", "torch")],
+    [
+        ("llama_tied", None),
+        ("llama_tied", "torch"),
+        ("qwen2moe", None),
+        ("qwen2moe", "torch"),
+        ("deepseek3", None),
+        ("deepseek3", "torch"),
+    ],
 )
 def test_the_vector_equals_the_last_hidden_state(name: str, kind: Literal["torch"] | None, tmp_path: Path) -> None:
     """Whole, in chunks, and beside requests that want no vector."""

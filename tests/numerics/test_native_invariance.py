@@ -27,6 +27,7 @@ from baton.engine.native.library import NativeLibrary
 from baton.engine.native_engine import NativeEngine
 from baton.engine.resolve import resolve_model
 from baton.kv.layout import KVDtype
+from tests.numerics.test_architectures import LATENT
 from tests.unit.engine.models import TINY, VOCAB, tiny_model
 
 KERNELS = NativeLibrary(library_path()).usable_kernels()
@@ -48,6 +49,17 @@ CONFIGS = {
         moe_intermediate_size=40,
         shared_expert_intermediate_size=56,
         mlp_only_layers=[1],
+    ),
+    "latents_and_experts_of_groups": transformers.DeepseekV3Config(
+        **LATENT | {"max_position_embeddings": 1024, "n_routed_experts": 12, "num_experts_per_tok": 4},
+        q_lora_rank=20,
+        n_group=3,
+        topk_group=2,
+    ),
+    "latents_of_many_heads": transformers.DeepseekV2Config(
+        **LATENT
+        | {"max_position_embeddings": 1024, "kv_lora_rank": 40, "num_attention_heads": 16, "num_key_value_heads": 16},
+        q_lora_rank=None,
     ),
 }
 
@@ -91,8 +103,10 @@ class Run:
     def kv(self, request: Request) -> bytes:
         """Return the KV of all its tokens, in order: independent of block size and block ids."""
         layout = self.engine.layout
-        blocks = self.arena.reshape(-1, layout.layers, 2, layout.block_tokens, layout.token_bytes // 2 // layout.layers)
-        rows = blocks[request.table].transpose(1, 2, 0, 3, 4).reshape(layout.layers, 2, -1, blocks.shape[-1])
+        planes = (layout.layers, layout.planes)
+        row_bytes = layout.token_bytes // layout.layers // layout.planes
+        blocks = self.arena.reshape(-1, *planes, layout.block_tokens, row_bytes)
+        rows = blocks[request.table].transpose(1, 2, 0, 3, 4).reshape(*planes, -1, row_bytes)
         return rows[:, :, : request.done].tobytes()
 
 

@@ -1,10 +1,11 @@
-"""Latent attention through the real server: what one process prefills and another decodes is one text (INV-8)."""
+"""Latents and experts through the real server: what one process prefills and another decodes is one text (INV-8)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
+import pytest
 import tokenizers
 import torch
 import transformers
@@ -53,13 +54,16 @@ def _answers(server: RunningServer) -> list[tuple[list[int], str]]:
     return found
 
 
-def test_the_text_is_transformers_text_whoever_decodes(tmp_path: Path) -> None:
-    """One latent vector per token in the arena's blocks, experts in most layers; the vector of a prompt as well."""
-    model = save_with_bytes(CONFIGS["deepseek3"], tmp_path)
+@pytest.mark.parametrize("name", ["deepseek3", "qwen2moe"])
+def test_the_text_is_transformers_text_whoever_decodes(name: str, tmp_path: Path) -> None:
+    """Experts, and of DeepSeek one latent vector per token in the arena's blocks; the vector of a prompt as well."""
+    model = save_with_bytes(CONFIGS[name], tmp_path)
     with serving(str(tmp_path), "--dtype", "float32", "--threads", "1", "--block-tokens", "8") as server:
         apart = _answers(server)
         assert server.metric("baton_prefix_hit_tokens_total") > 0
+        assert server.metric("baton_handoff_seconds_count") >= len(apart)
         assert server.metric("baton_handoff_bytes_total") == 0
+        assert "native engine" in server.output()
         with server.client() as client:
             vector = client.post("/v1/embeddings", json={"input": PROMPTS[2]}).raise_for_status().json()["data"][0]
             decode = client.post("/detokenize", json={"tokens": _expected(model, apart[2][0])}).json()["prompt"]

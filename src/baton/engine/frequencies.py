@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from baton.engine.model_config import ModelConfig, RopeScaling
+from baton.engine.model_config import Latent, ModelConfig, RopeScaling
 
 
 def inverse_frequencies(config: ModelConfig) -> np.ndarray:
@@ -58,3 +58,12 @@ def _yarn(plain: np.ndarray, config: ModelConfig) -> np.ndarray:
     span = high - low if high != low else 0.001
     stretch = np.clip((np.arange(half, dtype=np.float32) - low) / span, 0.0, 1.0)
     return plain / rope.factor * stretch + plain * (1.0 - stretch)
+
+
+def rotary_order(rows: int, latent: Latent) -> np.ndarray:
+    """Order a projection's rows so that among the last rope_dim dimension i pairs with i + rope_dim / 2: [rows]."""
+    order = np.arange(rows)
+    if not latent.rope_pairs:
+        return order
+    plain, turned = np.split(order, [rows - latent.rope_dim])
+    return np.concatenate((plain, turned[0::2], turned[1::2]))

@@ -141,12 +141,12 @@ class NativeEngine:
 
 
 class AngleTable:
-    """Cosines and sines of all positions so far: [positions, head_dim] of float32, cosines in the first half."""
+    """Cosines and sines of all positions so far: [positions, rotary_dim] of float32, cosines in the first half."""
 
     def __init__(self, config: ModelConfig) -> None:
-        self._frequencies = inverse_frequencies(config)  # [head_dim / 2]
+        self._frequencies = inverse_frequencies(config)  # [rotary_dim / 2]
         self._factor = np.float32(config.rope.attention_factor)
-        self._table = np.empty((0, config.head_dim), dtype=np.float32)
+        self._table = np.empty((0, config.rotary_dim), dtype=np.float32)
 
     def to(self, positions: int) -> np.ndarray:
         """Return the table for at least so many positions."""

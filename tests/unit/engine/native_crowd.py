@@ -13,7 +13,8 @@ import numpy as np
 from baton.core.errors import ModelError
 from baton.engine.native.build import library_path
 from baton.engine.native.library import NativeLibrary
-from tests.unit.engine.native_fuzz import Engine, Shape, Weights
+from tests.unit.engine.native_fuzz import Engine
+from tests.unit.engine.native_models import Shape, Weights
 
 THREADS = 1000
 SPARE_BYTES = 64 << 20

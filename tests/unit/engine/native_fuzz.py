@@ -11,176 +11,19 @@ import ctypes
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from baton.engine.native.library import (
-    NativeLayer,
+    NativeLatentSizes,
     NativeLibrary,
-    NativeMatrix,
-    NativeMlp,
     NativeModel,
-    NativeRouter,
     NativeStep,
 )
+from tests.unit.engine.native_models import DENSE, FLOAT32, Shape, Weights
 from tests.unit.engine.native_refusals import refuses_what_is_not_there
-
-FLOAT32, BFLOAT16 = 0, 1
-DENSE, INT8, Q8, Q4, Q4M = 0, 2, 3, 4, 5  # forms of weights
-KV_INT8, KV_E4M3 = 6, 7
-TOLERANCE = {FLOAT32: 2e-4, BFLOAT16: 0.15}
-"""Largest difference of a logit; they are of the order of one. Only the orders of sums and roundings differ."""
-COARSE_TOLERANCE = 1.0
-"""Where numbers are rounded to 8 bits, a last bit may turn into a whole code."""
-
-
-@dataclass
-class Shape:
-    """A random model's sizes, few of them round."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    hidden: int
-    intermediate: int
-    vocab: int
-    windows: list[int]
-    number: int
-    kv_number: int
-    block_tokens: int
-    form: int
-    biased: bool
-    normed: bool
-    steep: float
-    """Factor of gates: many are far beyond what an exponential can hold."""
-    experts: int = 0
-    used: int = 0
-    shared: bool = False
-    gated: bool = False
-
-    @staticmethod
-    def draw(rng: random.Random) -> Shape:
-        kv_heads = rng.choice((1, 2, 3))
-        shape = Shape(
-            heads=kv_heads * rng.choice((1, 2, 3, 7)),
-            kv_heads=kv_heads,
-            head_dim=rng.choice((2, 8, 24, 32, 64, 80, 256)),
-            hidden=rng.choice((4, 31, 32, 48, 100)),
-            intermediate=rng.choice((1, 16, 40, 72)),
-            vocab=rng.choice((5, 32, 97)),
-            windows=[rng.choice((0, 0, 3, 70)) for _ in range(2)],
-            number=rng.choice((FLOAT32, BFLOAT16)),
-            kv_number=rng.choice((FLOAT32, BFLOAT16, KV_INT8, KV_E4M3)),
-            form=rng.choice((DENSE, DENSE, DENSE, INT8, Q8, Q4, Q4M)),
-            block_tokens=rng.choice((1, 3, 16, 128)),
-            biased=rng.random() < 0.3,
-            normed=rng.random() < 0.3,
-            steep=rng.choice((1.0, 1.0, 300.0)),
-        )
-        shape.draw_experts(rng)
-        return shape
-
-    def draw_experts(self, rng: random.Random) -> None:
-        """Where sums are rounded coarsely, a token comes to all experts: else two sets would send it elsewhere."""
-        self.experts = rng.choice((0, 1, 5, 40))
-        self.used = rng.randint(1, min(self.experts, 8)) if self.experts else 0
-        if self.tolerance > TOLERANCE[FLOAT32]:
-            self.experts = self.used
-        self.shared, self.gated = rng.random() < 0.5, rng.random() < 0.5
-
-    @property
-    def token_bytes(self) -> int:
-        scaled = self.head_dim + 4  # a byte each, and the scale
-        return self.kv_heads * {FLOAT32: self.head_dim * 4, BFLOAT16: self.head_dim * 2}.get(self.kv_number, scaled)
-
-    @property
-    def tolerance(self) -> float:
-        coarse = self.form != DENSE or self.kv_number in (KV_INT8, KV_E4M3)
-        return COARSE_TOLERANCE if coarse else TOLERANCE[max(self.number, self.kv_number)]
-
-
-@dataclass
-class Weights:
-    """Arrays of one model, and the structures that point at them."""
-
-    shape: Shape
-    rng: np.random.Generator
-    alive: list[np.ndarray] = field(default_factory=list)
-    layers: list[NativeLayer] = field(default_factory=list)
-    mlps: list[NativeMlp] = field(default_factory=list)
-    routers: list[NativeRouter] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        s = self.shape
-        width = s.heads * s.head_dim
-        for window in s.windows:
-            self.layers.append(
-                NativeLayer(
-                    input_norm=self.vector(s.hidden),
-                    mlp_norm=self.vector(s.hidden),
-                    q_norm=self.vector(s.head_dim) if s.normed else None,
-                    k_norm=self.vector(s.head_dim) if s.normed else None,
-                    qkv=self.matrix(width + 2 * s.kv_heads * s.head_dim, s.hidden),
-                    o=self.matrix(s.hidden, width),
-                    window=window,
-                )
-            )
-            if s.experts:
-                scores = s.experts + (s.shared and s.gated)
-                self.routers.append(self.router(scores, normalized=bool(self.routers)))
-        for _ in range(max(1, s.experts)):
-            self.mlps.append(self.mlp(s.intermediate))
-        if s.experts and s.shared:
-            self.mlps.append(self.mlp(2 * s.intermediate + 1))
-        self.final_norm = self.vector(s.hidden)
-        self.head = self.matrix(s.vocab, s.hidden, biased=False)
-        self.embedding = self.matrix(s.vocab, s.hidden, biased=False) if s.biased else None
-
-    def router(self, scores: int, *, normalized: bool) -> NativeRouter:
-        rows = self.rng.standard_normal((scores, self.shape.hidden)).astype(np.float32)
-        matrix = NativeMatrix(data=self.hold(rows), rows=scores, inputs=self.shape.hidden)
-        return NativeRouter(matrix, self.shape.experts, self.shape.used, normalized)
-
-    def mlp(self, width: int) -> NativeMlp:
-        hidden = self.shape.hidden
-        return NativeMlp(self.matrix(2 * width, hidden, gates=width), self.matrix(hidden, width))
-
-    def vector(self, count: int) -> int:
-        return self.hold(self.rng.uniform(0.5, 1.5, count).astype(np.float32))
-
-    def matrix(self, rows: int, inputs: int, *, biased: bool | None = None, gates: int = 0) -> NativeMatrix:
-        """gates: as many rows, the first ones, are steep."""
-        if self.shape.form != DENSE:
-            return self.quantized(rows, -(-inputs // 32) * 32, biased=biased, gates=gates)
-        values = (self.rng.standard_normal((rows, inputs)) / np.sqrt(inputs)).astype(np.float32)
-        values[:gates] *= self.shape.steep
-        if self.shape.number == BFLOAT16:
-            values = (values.view(np.uint32) >> 16).astype(np.uint16)
-        bias = self.vector(rows) if (self.shape.biased if biased is None else biased) else None
-        return NativeMatrix(data=self.hold(values), bias=bias, rows=rows, inputs=inputs)
-
-    def quantized(self, rows: int, inputs: int, *, biased: bool | None, gates: int) -> NativeMatrix:
-        """Random codes, with scales that make weights of the order of dense ones."""
-        form, bits = self.shape.form, 4 if self.shape.form in (Q4, Q4M) else 8
-        codes = self.rng.integers(0, 1 << bits, (rows, inputs), dtype=np.uint8)
-        size = 3.0 / np.sqrt(inputs) / (1 << bits)
-        per_row = self.rng.uniform(0.5 * size, size, rows).astype(np.float32)
-        per_run = self.rng.uniform(0.5 * size, size, (rows, inputs // 32)).astype(np.float16)
-        per_row[:gates] *= np.float32(self.shape.steep)
-        per_run[:gates] *= np.float16(self.shape.steep)
-        minimums = self.hold((per_run * np.float16(-8)).astype(np.float16)) if form == Q4M else None
-        bias = self.vector(rows) if (self.shape.biased if biased is None else biased) else None
-        scales = self.hold(per_row if form == INT8 else per_run)
-        return NativeMatrix(
-            data=self.hold(codes), bias=bias, rows=rows, inputs=inputs, number=form, scales=scales, minimums=minimums
-        )
-
-    def hold(self, values: np.ndarray) -> int:
-        self.alive.append(values)
-        return values.ctypes.data
-
 
 Part = tuple[list[int], int, list[int]]
 """Tokens of a slice, the position of the first, and the block table."""
@@ -196,12 +39,12 @@ class Given:
     blocks: np.ndarray
     block_counts: np.ndarray
     angles: np.ndarray
-    """[positions, head_dim]."""
+    """[positions, rotary_dim]."""
 
     @staticmethod
-    def of(slices: list[Part], head_dim: int) -> Given:
+    def of(slices: list[Part], rotary_dim: int) -> Given:
         positions = max(start + len(tokens) for tokens, start, _ in slices)
-        angles = np.arange(positions)[:, None] / 7.0 ** np.linspace(0, 1, head_dim // 2)
+        angles = np.arange(positions)[:, None] / 7.0 ** np.linspace(0, 1, rotary_dim // 2)
         return Given(
             tokens=_int32([token for tokens, _, _ in slices for token in tokens]),
             counts=_int32([len(tokens) for tokens, _, _ in slices]),
@@ -241,6 +84,7 @@ class Engine:
             threads=threads,
             kernels=library.kernels.encode(),
             cores=None if cores is None else (ctypes.c_int32 * threads)(*cores),
+            latent=s.latent or NativeLatentSizes(),
         )
         self.blocks = blocks
         self.handle = library.new(model)
@@ -249,16 +93,18 @@ class Engine:
             target.set_layer(index, layer)
             for mlp in weights.mlps:
                 target.add_mlp(index, mlp)
+        for index, latent in enumerate(weights.latents):
+            target.set_latent(index, latent)
         for index, router in enumerate(weights.routers):
             target.set_router(index, router)
         target.set_ends(weights.final_norm, weights.head, weights.embedding)
-        planes = blocks * len(s.windows) * 2 * s.block_tokens
-        self.arena = np.full((planes, s.token_bytes), 0xFF, dtype=np.uint8)  # NaN in every number
+        rows = blocks * s.planes * s.block_tokens
+        self.arena = np.full((rows, s.token_bytes), 0xFF, dtype=np.uint8)  # NaN in every number
         library.set_arena(self.handle, self.arena.ctypes.data, blocks)
 
     def step(self, slices: list[Part]) -> np.ndarray:
         """Compute (tokens, start, block table) of each slice. Returns the logits after every token: [rows, vocab]."""
-        return self.compute(Given.of(slices, self.shape.head_dim))
+        return self.compute(Given.of(slices, self.shape.rotary_dim))
 
     def compute(self, given: Given) -> np.ndarray:
         """Compute a step that may be none. Raises ModelError."""
@@ -281,8 +127,8 @@ class Engine:
         """List the rows of the arena that a slice writes."""
         for position in range(start, start + tokens):
             block, slot = table[position // self.shape.block_tokens], position % self.shape.block_tokens
-            for plane in range(2 * len(self.shape.windows)):
-                yield (block * 2 * len(self.shape.windows) + plane) * self.shape.block_tokens + slot
+            for plane in range(self.shape.planes):
+                yield (block * self.shape.planes + plane) * self.shape.block_tokens + slot
 
 
 def play(path: Path, kernels: list[str], seed: int) -> None:
@@ -292,6 +138,9 @@ def play(path: Path, kernels: list[str], seed: int) -> None:
     if seed % 3 == 0:  # often enough that a router leaves experts out
         s.number, s.kv_number, s.form = FLOAT32, FLOAT32, DENSE
         s.experts, s.used = rng.choice(((5, 2), (7, 1), (40, 6)))
+        s.draw_groups(rng)
+    if seed % 4 == 0:
+        s.draw_latent(rng)
     weights = Weights(s, np.random.default_rng(seed))
     lengths = [rng.choice((1, 2, 5, 33, 66, 300)) for _ in range(rng.randint(1, 4))]
     counts = [-(-length // s.block_tokens) for length in lengths]
@@ -333,7 +182,7 @@ def play(path: Path, kernels: list[str], seed: int) -> None:
     for engine, bits in zip(engines, seen, strict=True):
         judge_company(engine, weights, requests[alone], np.concatenate(bits), f"seed {seed}: {s}")
     parts = [(tokens[1:], 1, table) for tokens, table in requests if len(tokens) > 1] or [([0], 0, requests[0][1])]
-    refuses_what_is_not_there(engines[0], Given.of(parts, s.head_dim))
+    refuses_what_is_not_there(engines[0], Given.of(parts, s.rotary_dim))
     for engine in engines:
         engine.library.free(engine.handle)
 

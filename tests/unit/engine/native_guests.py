@@ -19,7 +19,8 @@ import numpy as np
 
 from baton.engine.native.build import library_path
 from baton.engine.native.library import NativeLibrary
-from tests.unit.engine.native_fuzz import BFLOAT16, DENSE, Engine, Shape, Weights
+from tests.unit.engine.native_fuzz import Engine
+from tests.unit.engine.native_models import BFLOAT16, DENSE, Shape, Weights
 from tests.unit.engine.native_threads import ran_ns, state_of, threads
 
 SHAPE = Shape(

@@ -15,7 +15,8 @@ import numpy as np
 
 from baton.engine.native.build import library_path
 from baton.engine.native.library import NativeLibrary
-from tests.unit.engine.native_fuzz import Engine, Shape, Weights
+from tests.unit.engine.native_fuzz import Engine
+from tests.unit.engine.native_models import Shape, Weights
 
 WORK = 300_000
 """Loop turns of the main thread during which the helper is watched: some ten milliseconds."""

@@ -31,7 +31,7 @@ def _fake_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> 
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2moe"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2moe", "deepseek3"])
 def test_without_a_compiler_torch_serves(
     architecture: str, card: ModelCard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,14 +85,15 @@ def test_a_library_that_is_there_is_not_built_again(tmp_path: Path, monkeypatch:
 
 def test_what_the_native_engine_does_not_serve_goes_to_torch(card: ModelCard) -> None:
     """Each refusal names what is wrong."""
-    layout = card.layout(block_tokens=16, dtype="float32")
-    latent = msgspec.structs.replace(card, architecture="deepseek2")
+    other = msgspec.structs.replace(card, architecture="of tomorrow")
+    wide = msgspec.structs.replace(card, head_dim=1026)
     for refused, dtype, device, word in (
         (card, "float16", "cpu", "float16"),
         (card, "float32", "cuda", "cuda"),
-        (latent, "float32", "cpu", "deepseek2"),
+        (other, "float32", "cpu", "of tomorrow"),
+        (wide, "float32", "cpu", "1026"),
     ):
-        choice = choose_engine(refused, msgspec.structs.replace(layout, dtype=dtype), device=device)
+        choice = choose_engine(refused, refused.layout(block_tokens=16, dtype=dtype), device=device)
         assert (choice.kind, word in choice.reason) == ("torch", True)
 
 

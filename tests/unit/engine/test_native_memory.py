@@ -16,7 +16,7 @@ from baton.engine.native.build import ENGINE
 from baton.machine.compiling import find_compiler
 
 ROOT = Path(__file__).resolve().parents[3]
-SEEDS = 10
+SEEDS = 14
 SANITIZED = (
     "-O1",
     "-fsanitize=address,undefined",

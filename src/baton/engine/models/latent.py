@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from baton.engine.frequencies import rotary_order
 from baton.engine.kernels.backend import AttentionBackend
 from baton.engine.kernels.latent import LatentPlan, UpProjection, plan_latent
 from baton.engine.kernels.linear import Linear, make_linear
@@ -105,7 +106,4 @@ def _load(config: ModelConfig, latent: Latent, loader: Loader, prefix: str) -> _
 
 def _rotary_last(rows: Tensor, latent: Latent) -> Tensor:
     """Reorder the last rope_dim rows of a projection so that dimension i pairs with i + rope_dim / 2."""
-    if not latent.rope_pairs:
-        return rows
-    plain, turned = rows[: -latent.rope_dim], rows[-latent.rope_dim :]
-    return torch.cat((plain, turned[0::2], turned[1::2]))
+    return rows[torch.from_numpy(rotary_order(len(rows), latent))]

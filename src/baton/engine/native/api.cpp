@@ -3,6 +3,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <exception>
 #include <string>
@@ -90,7 +92,27 @@ std::string check(const Mlps& mlps) {
         scores > found)
         return "a layer of " + std::to_string(experts) + " experts, " + std::to_string(mlps.used) +
                " of them for each token, has " + std::to_string(found) + " MLPs and " + std::to_string(scores) + " scores";
+    const int size = mlps.groups < 1 ? 0 : experts / mlps.groups;
+    if (size * mlps.groups != experts || mlps.groups_used < 1 || mlps.groups_used > mlps.groups || mlps.group_best < 1 ||
+        mlps.group_best > std::min(size, 2) || mlps.used > size * mlps.groups_used)
+        return std::to_string(mlps.used) + " of " + std::to_string(experts) + " experts cannot come from " +
+               std::to_string(mlps.groups_used) + " of " + std::to_string(mlps.groups) + " groups by the best " +
+               std::to_string(mlps.group_best) + " of each";
     return "";
+}
+
+// Every layer's matrices must have the sizes that steps count on.
+std::string check(const Sizes& sizes, const Layer& layer) {
+    const LatentSizes& l = sizes.latent;
+    const int queries = sizes.heads * (sizes.is_latent() ? l.query_dim() : sizes.head_dim);
+    const int first = l.q_rank > 0 ? l.q_rank : queries, cached = sizes.kv_heads * sizes.head_dim;
+    const int outputs = first + (sizes.is_latent() ? cached : 2 * cached);
+    const bool narrow = l.q_rank == 0 || layer.latent.queries.outputs == queries;
+    const size_t heads = sizes.is_latent() ? size_t(sizes.heads) : 0;
+    if (layer.qkv.outputs == outputs && narrow && layer.latent.keys.size() == heads) return "";
+    return "a layer's attention has " + std::to_string(layer.qkv.outputs) + " outputs and " +
+           std::to_string(layer.latent.keys.size()) + " projections of latents; it should have " +
+           std::to_string(outputs) + " and " + std::to_string(heads);
 }
 
 }  // namespace
@@ -100,6 +122,11 @@ std::string check(const Mlps& mlps) {
 extern "C" {
 
 // Fields as in library.py.
+struct BatonLatentSizes {  // as LatentSizes; kv_rank is 0 where heads have keys and values
+    int32_t q_rank, kv_rank, rope_dim, nope_dim, value_dim;
+    float score_scale;
+};
+
 struct BatonModel {
     int32_t layers, hidden, heads, kv_heads, head_dim, vocab;
     float rms_eps;
@@ -109,6 +136,7 @@ struct BatonModel {
     int32_t threads;
     const char* kernels;
     const int32_t* cores;  // [threads], or null
+    BatonLatentSizes latent;
 };
 
 struct BatonMatrix {
@@ -125,13 +153,22 @@ struct BatonLayer {
     int32_t window;
 };
 
+struct BatonLatent {
+    const float *q_norm, *kv_norm;  // [q_rank] or null, [kv_rank]
+    BatonMatrix queries;            // from q_rank; without data where that is 0
+    BatonMatrix keys, values;       // [heads * kv_rank, nope_dim] and [heads * value_dim, kv_rank], never quantized
+};
+
 struct BatonMlp {
     BatonMatrix gate_up, down;
 };
 
 struct BatonRouter {
     BatonMatrix scores;  // float32, whatever the model's number
-    int32_t experts, used, normalized;
+    int32_t experts, used, normalized, sigmoid;
+    int32_t groups, groups_used, group_best;
+    float scale;
+    const float* choice_bias;  // [experts], or null
 };
 
 struct BatonStep {
@@ -140,7 +177,7 @@ struct BatonStep {
     const int32_t *counts, *starts;    // [slices]
     const int32_t *blocks;             // [entries]: the slices' block tables, one after the other
     const int32_t *block_counts;       // [slices]
-    const float* angles;               // [positions][head_dim]
+    const float* angles;               // [positions][rotary dimensions of a head]
     int32_t* layers_done;              // counts the layers whose keys and values are written
 };
 
@@ -184,11 +221,31 @@ static Linear pack_any(Model& model, const BatonMatrix& m, bool interleaved) {
     return pack_quant(model, {matrix, Number(m.number), m.scales, static_cast<const uint16_t*>(m.minimums)});
 }
 
+// One matrix per head of those that stand on top of each other.
+static std::vector<Linear> pack_heads(Model& model, const BatonMatrix& m) {
+    const int heads = model.sizes.heads, rows = m.rows / heads;
+    const int64_t head_bytes = int64_t{rows} * m.inputs * model.cell_bytes();
+    std::vector<Linear> packed;
+    for (int head = 0; head < heads; head++) {
+        const void* data = static_cast<const uint8_t*>(m.data) + head * head_bytes;
+        packed.push_back(pack(model, {data, nullptr, rows, m.inputs, false}, model.number));
+    }
+    return packed;
+}
+
+static Sizes sizes_of(const BatonModel& m) {
+    const BatonLatentSizes& l = m.latent;
+    const float scale = l.kv_rank > 0 ? l.score_scale : 1.0f / std::sqrt(float(m.head_dim));
+    return {m.layers, m.hidden, m.heads, m.kv_heads, m.head_dim, m.vocab, m.rms_eps, scale,
+            {l.q_rank, l.kv_rank, l.rope_dim, l.nope_dim, l.value_dim}};
+}
+
 static Engine* new_engine(const BatonModel* m, const Kernels& kernels) {
-    const Sizes sizes{m->layers, m->hidden, m->heads, m->kv_heads, m->head_dim, m->vocab, m->rms_eps};
+    const Sizes sizes = sizes_of(*m);
     const Number kv_number = Number(m->kv_number);
     const int64_t token_bytes = m->kv_heads * kv_head_bytes(kv_number, m->head_dim);
-    const Arena arena{nullptr, 0, m->block_tokens, m->layers, token_bytes, kv_number};
+    const int planes = sizes.is_latent() ? 1 : 2;
+    const Arena arena{nullptr, 0, m->block_tokens, m->layers, planes, token_bytes, kv_number};
     Places places{m->threads, {}};
     if (m->cores != nullptr) places.cores.assign(m->cores, m->cores + m->threads);
     return new Engine(sizes, Number(m->number), arena, kernels, places);
@@ -228,6 +285,19 @@ EXPORT const char* baton_set_layer(Engine* engine, int32_t index, const BatonLay
     });
 }
 
+// Give a layer of latent attention what it has beside its qkv.
+EXPORT const char* baton_set_latent(Engine* engine, int32_t index, const BatonLatent* l) {
+    return guarded(*engine, [&] {
+        Model& model = engine->model;
+        LatentLayer& latent = model.layers[size_t(index)].latent;
+        latent.q_norm = keep(model, l->q_norm, model.sizes.latent.q_rank);
+        latent.kv_norm = keep(model, l->kv_norm, model.sizes.latent.kv_rank);
+        if (l->queries.data != nullptr) latent.queries = pack_any(model, l->queries, false);
+        latent.keys = pack_heads(model, l->keys), latent.values = pack_heads(model, l->values);
+        return std::string();
+    });
+}
+
 // Make a layer one of experts.
 EXPORT const char* baton_set_router(Engine* engine, int32_t index, const BatonRouter* r) {
     return guarded(*engine, [&] {
@@ -235,6 +305,9 @@ EXPORT const char* baton_set_router(Engine* engine, int32_t index, const BatonRo
         const Matrix scores{r->scores.data, nullptr, r->scores.rows, r->scores.inputs, false};
         mlps.router = pack(engine->model, scores, Number::F32);
         mlps.experts = r->experts, mlps.used = r->used, mlps.normalized = r->normalized != 0;
+        mlps.sigmoid = r->sigmoid != 0, mlps.scale = r->scale;
+        mlps.groups = r->groups, mlps.groups_used = r->groups_used, mlps.group_best = r->group_best;
+        mlps.choice_bias = keep(engine->model, r->choice_bias, r->experts);
         return std::string();
     });
 }
@@ -253,6 +326,8 @@ EXPORT const char* baton_set_ends(Engine* engine, const float* final_norm, const
                            const BatonMatrix* embedding) {
     return guarded(*engine, [&] {
         Model& model = engine->model;
+        for (const Layer& layer : model.layers)
+            if (std::string problem = check(model.sizes, layer); !problem.empty()) return problem;
         for (const Mlps& mlps : model.mlps)
             if (std::string problem = check(mlps); !problem.empty()) return problem;
         model.final_norm = keep(model, final_norm, model.sizes.hidden);

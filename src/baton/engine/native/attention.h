@@ -15,15 +15,15 @@ struct Work {
     float *scores, *weights, *maximum, *total, *out, *all_maximum, *all_total, *all_out, *keys, *values, *tile;
 
     static int64_t floats(const Sizes& s, int rows, int states) {
-        const int64_t pad = s.head_pad();
-        return rows * 2 * TILE_KEYS + states * (4 + 2 * pad) + 3 * TILE_KEYS * pad + 16 * PIECES;
+        const int64_t pad = s.head_pad(), value_pad = s.value_pad();
+        return rows * 2 * TILE_KEYS + states * (4 + 2 * value_pad) + TILE_KEYS * (2 * pad + value_pad) + 16 * PIECES;
     }
     Work(float* memory, const Sizes& s, int rows, int states) : end(memory) {
-        const int64_t pad = s.head_pad();
+        const int64_t pad = s.head_pad(), value_pad = s.value_pad();
         scores = take(rows * TILE_KEYS), weights = take(rows * TILE_KEYS);
-        maximum = take(states), total = take(states), out = take(states * pad);
-        all_maximum = take(states), all_total = take(states), all_out = take(states * pad);
-        keys = take(TILE_KEYS * pad), values = take(TILE_KEYS * pad), tile = take(TILE_KEYS * pad);
+        maximum = take(states), total = take(states), out = take(states * value_pad);
+        all_maximum = take(states), all_total = take(states), all_out = take(states * value_pad);
+        keys = take(TILE_KEYS * pad), values = take(TILE_KEYS * value_pad), tile = take(TILE_KEYS * pad);
     }
 
 private:
@@ -48,8 +48,8 @@ inline void tile_rows(const Attention& call, const Tile& tile, int plane, int he
     for (int key = 0; key < TILE_KEYS; key++) rows[key] = key < tile.valid ? tile.keys[key] + offset : nullptr;
     for (int key = tile.valid; key < TILE_KEYS; key++) rows[key] = nothing;
     if (in_place) return;
+    float row[HEAD_DIM_MAX] = {};
     for (int key = 0; key < tile.valid; key++) {
-        float row[HEAD_DIM_MAX] = {};
         load_kv_head(kv_number, rows[key], row, sizes.head_dim);
         Cell* copy = copies + int64_t{key} * sizes.head_pad();
         store_row(copy, row, sizes.head_pad());
@@ -134,11 +134,11 @@ inline void attend_tile(const Attention& call, const AttentionItem& item, int he
     using Cell = typename In::Cell;
     const Sizes& sizes = *call.sizes;
     const Slice& slice = call.slices[item.slice];
-    const int pad = sizes.head_pad(), group = sizes.group(), rows = item.count * group;
+    const int pad = sizes.head_pad(), value_pad = sizes.value_pad(), group = sizes.group(), rows = item.count * group;
     const int keys = padded(tile.valid, PANEL);
     const void* found[TILE_KEYS];
     Cell *copies = reinterpret_cast<Cell*>(work.tile), *weights = reinterpret_cast<Cell*>(work.weights);
-    float* out = work.out + int64_t{state} * pad;
+    float* out = work.out + int64_t{state} * value_pad;
     const Cell* q = static_cast<const Cell*>(call.queries.data) + call.queries.at(sizes, head, slice.first + item.query);
     tile_rows(call, tile, 0, head, copies, found);
     score<In>(q, rows, pad, found, keys, work, next);
@@ -147,13 +147,13 @@ inline void attend_tile(const Attention& call, const AttentionItem& item, int he
         const int from = call.window == 0 ? 0 : position - call.window + 1;
         const float shrink = soften(work.scores + row * TILE_KEYS, weights + row * TILE_KEYS, keys, from, position + 1,
                                     call.scale, work.maximum + state + row, work.total + state + row);
-        scale_row(out + int64_t{row} * pad, pad, shrink);
+        scale_row(out + int64_t{row} * value_pad, value_pad, shrink);
     }
-    tile_rows(call, tile, 1, head, copies, found);
+    if (tile.plane_bytes != 0) tile_rows(call, tile, 1, head, copies, found);
     // Behind the window may lie anything, NaN too: the weights there are 0, and 0 times a value that is seen is 0.
     const int seen = call.window == 0 ? 0 : slice.start + item.query - call.window + 1 - tile.first_key;
     for (int key = 0; key < seen; key++) found[key] = found[seen];
-    weigh<In>(weights, rows, pad, found, keys, out, work, next);
+    weigh<In>(weights, rows, value_pad, found, keys, out, work, next);
 }
 
 // ---- splits and their merge --------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ inline void attend_split(const Attention& call, const AttentionItem& item, int s
     Tile tiles[2];
     int current = 0;
     tiles[current].find(call, call.slices[item.slice], first, end);
-    forget(work.maximum, work.total, work.out, rows * heads, call.sizes->head_pad());
+    forget(work.maximum, work.total, work.out, rows * heads, call.sizes->value_pad());
     for (int key = first; key < split_end; key += TILE_KEYS, current = 1 - current) {
         Tile& following = tiles[1 - current];
         const AttentionItem* owner = following_tile(call, item, key, next, following);
@@ -222,16 +222,16 @@ inline void attend_split(const Attention& call, const AttentionItem& item, int s
 }
 
 inline void put_head(const Attention& call, int token, int head, const float* out, float total) {
-    const int dim = call.sizes->head_dim;
+    const int dim = call.sizes->value_dim();
     float row[HEAD_DIM_MAX];
     const float factor = 1.0f / total;
     for (int i = 0; i < dim; i++) row[i] = out[i] * factor;
-    store_row(call.out_number, call.out.data, token * call.out.stride + int64_t{head} * dim, row, dim);
+    store_row(call.out_number, call.out.data, token * call.out.stride + int64_t{head} * call.out_dim, row, dim);
 }
 
 // Hand on the finished sums of one head's rows: to the output, or as a part that merge_parts() will fetch.
 inline void put_rows(const Attention& call, const AttentionItem& item, int head, int state, const Work& work) {
-    const int group = call.sizes->group(), pad = call.sizes->head_pad(), rows = item.count * group;
+    const int group = call.sizes->group(), pad = call.sizes->value_pad(), rows = item.count * group;
     for (int row = 0; row < rows; row++) {
         const float* out = work.all_out + int64_t{state + row} * pad;
         if (item.part == WHOLE) {
@@ -247,7 +247,7 @@ inline void put_rows(const Attention& call, const AttentionItem& item, int head,
 
 template <class In>
 inline void attend_item(const Attention& call, const AttentionItem& item, const AttentionItem* next, Work& work) {
-    const int pad = call.sizes->head_pad(), rows = item.count * call.sizes->group();
+    const int pad = call.sizes->value_pad(), rows = item.count * call.sizes->group();
     const int states = rows * (item.head_end - item.head);
     forget(work.all_maximum, work.all_total, work.all_out, states, pad);
     for (int split = item.split; split < item.split_end; split++) {
@@ -269,7 +269,7 @@ void attend(const Attention& call, const AttentionItem& item, const AttentionIte
 
 // Merge the parts of queries whose splits were shared out: parts [split][kv_head][row], from item.part.
 void merge_parts(const Attention& call, const AttentionItem& item, float* memory) {
-    const int group = call.sizes->group(), pad = call.sizes->head_pad(), rows = item.count * group;
+    const int group = call.sizes->group(), pad = call.sizes->value_pad(), rows = item.count * group;
     const int64_t record = 2 + pad;
     for (int head = item.head; head < item.head_end; head++)
         for (int row = 0; row < rows; row++) {

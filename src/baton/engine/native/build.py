@@ -29,6 +29,7 @@ ENGINE = NativeSources(
         "quant_pack": (),
         "step": (),
         "step_experts": (),
+        "step_latent": (),
         "team": (),
         "isa_plain": (),
         "isa_avx2": _AVX2,

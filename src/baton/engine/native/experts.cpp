@@ -6,7 +6,7 @@
 namespace baton {
 namespace {
 
-constexpr float TAKEN = -1.0f;            // below every probability
+constexpr float TAKEN = -INFINITY;        // below every probability, biased or not
 constexpr float WEIGHT_SUM_MIN = 1e-20f;  // as in models/experts.py
 
 int portions_of(int rows, int portion_rows) { return (rows + portion_rows - 1) / portion_rows; }
@@ -16,9 +16,48 @@ void grow(std::vector<T>& list, int count) {
     if (list.size() < size_t(count)) list.resize(size_t(count));
 }
 
+float sigmoid(float score) { return 1.0f / (1.0f + std::exp(-score)); }
+
+void to_probabilities(const Mlps& mlps, float* scores) {
+    float* const end = scores + mlps.experts;
+    if (mlps.sigmoid) return void(std::transform(scores, end, scores, sigmoid));
+    const float most = *std::max_element(scores, end);
+    float total = 0;
+    for (float* score = scores; score < end; score++) {
+        *score = std::exp(*score - most);
+        total += *score;
+    }
+    for (float* score = scores; score < end; score++) *score /= total;
+}
+
+// The sum of a group's best one or two.
+float group_score(const float* choice, int size, int best) {
+    float first = -INFINITY, second = -INFINITY;
+    for (int i = 0; i < size; i++) {
+        if (choice[i] > first) second = first, first = choice[i];
+        else if (choice[i] > second) second = choice[i];
+    }
+    return best == 1 ? first : first + second;
+}
+
+// Take the experts of all groups but the best out of a token's choice; of equal groups the first is the better one.
+void rule_out_groups(const Mlps& mlps, float* choice, float* groups) {
+    const int size = mlps.experts / mlps.groups;
+    for (int group = 0; group < mlps.groups; group++)
+        groups[group] = group_score(choice + group * size, size, mlps.group_best);
+    for (int group = 0; group < mlps.groups; group++) {
+        int better = 0;
+        for (int other = 0; other < mlps.groups; other++)
+            better += groups[other] > groups[group] || (groups[other] == groups[group] && other < group);
+        if (better >= mlps.groups_used) std::fill_n(choice + group * size, size, TAKEN);
+    }
+}
+
 }  // namespace
 
 void Deal::reserve(const Mlps& mlps, int step_rows, int portion_rows) {
+    grow(choice, step_rows * mlps.experts);
+    grow(groups, step_rows * mlps.groups);
     grow(chosen, step_rows * mlps.used);
     grow(weights, step_rows * mlps.choices());
     grow(places, step_rows * mlps.choices());
@@ -32,27 +71,27 @@ int portions_max(const Mlps& mlps, int rows, int portion_rows) {
     return busy + (places - busy) / portion_rows;  // one each; another for as many rows as it can still take
 }
 
-void choose(const Mlps& mlps, float* scores, int32_t* chosen, float* weights) {
-    float* const end = scores + mlps.experts;
-    const float most = *std::max_element(scores, end);
-    float total = 0, weight_sum = 0;
-    for (float* score = scores; score < end; score++) {
-        *score = std::exp(*score - most);
-        total += *score;
-    }
-    for (float* score = scores; score < end; score++) *score /= total;
-    for (int choice = 0; choice < mlps.used; choice++) {
-        float* const best = std::max_element(scores, end);  // the first of equals
-        chosen[choice] = int32_t(best - scores);
-        weights[choice] = *best;
-        weight_sum += *best;
+void choose(const Mlps& mlps, float* scores, int row, Deal& deal) {
+    float* const choice = &deal.choice[size_t(row * mlps.experts)];
+    int32_t* const chosen = &deal.chosen[size_t(row * mlps.used)];
+    float* const weights = &deal.weights[size_t(row * mlps.choices())];
+    to_probabilities(mlps, scores);
+    for (int expert = 0; expert < mlps.experts; expert++)
+        choice[expert] = mlps.choice_bias == nullptr ? scores[expert] : scores[expert] + mlps.choice_bias[expert];
+    if (mlps.groups_used < mlps.groups) rule_out_groups(mlps, choice, &deal.groups[size_t(row * mlps.groups)]);
+    float weight_sum = 0;
+    for (int i = 0; i < mlps.used; i++) {
+        float* const best = std::max_element(choice, choice + mlps.experts);  // the first of equals
+        chosen[i] = int32_t(best - choice);
+        weights[i] = scores[chosen[i]];
+        weight_sum += weights[i];
         *best = TAKEN;
     }
-    if (mlps.normalized)
-        for (int choice = 0; choice < mlps.used; choice++) weights[choice] /= weight_sum + WEIGHT_SUM_MIN;
+    const float divisor = mlps.normalized ? weight_sum + WEIGHT_SUM_MIN : 1.0f;
+    for (int i = 0; i < mlps.used; i++) weights[i] = weights[i] / divisor * mlps.scale;
     if (!mlps.shared()) return;
     const bool gated = mlps.router.outputs > mlps.experts;
-    weights[mlps.used] = gated ? 1.0f / (1.0f + std::exp(-scores[mlps.experts])) : 1.0f;
+    weights[mlps.used] = gated ? sigmoid(scores[mlps.experts]) : 1.0f;
 }
 
 void deal_out(const Mlps& mlps, int rows, int portion_rows, Deal& deal) {

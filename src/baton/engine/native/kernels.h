@@ -12,8 +12,8 @@ struct Kernels {
     void (*enter)();  // every thread calls it when a step begins for it, and leave() when it ends
     void (*leave)();
     void (*weight_row)(const Linear& w, int output, float* out, int count);
-    void (*normalize_rows)(const float* x, int hidden, const float* weight, float eps, int first, int count,
-                           Number number, Rows out);
+    void (*normalize_rows)(const float* x, int64_t stride, int hidden, const float* weight, float eps, int first,
+                           int count, Number number, Rows out);
     // Round rows of `inputs` numbers to 8 bits, for quantized weights; see QuantRow.
     void (*quantize_rows)(Rows in, Number number, int inputs, int first, int count, void* out);
     int64_t (*quant_row_bytes)(int inputs);
@@ -23,6 +23,9 @@ struct Kernels {
                          int count);
     void (*place_token)(const Sizes& sizes, const Layer& layer, float* qkv, const float* angles, int token,
                         Queries queries, Number kv_number, uint8_t* keys, uint8_t* values);
+    void (*place_latent)(const Sizes& sizes, const float* kv_norm, const LatentToken& from, Queries queries, Rows nope,
+                         Number number, Number kv_number, uint8_t* slot);
+    void (*linear_rounded)(const Linear& w, Rows a, int first, int count, int panel, Rows out, Number number);
     int64_t (*attention_floats)(const Sizes& sizes, int rows, int states);  // memory that attend() needs for so many rows
     // next: the item that this thread will probably attend next, whose first keys it may fetch; or null.
     void (*attend)(const Attention& call, const AttentionItem& item, const AttentionItem* next, float* memory);

@@ -19,6 +19,19 @@ WEIGHT_NUMBERS: dict[WeightKind, int] = {"dense": 1, "int8": 2, "q8": 3, "q4": 4
 """`enum class Number` of weights; dense ones are in the model's number."""
 
 
+class NativeLatentSizes(Structure):
+    """`BatonLatentSizes`: all zero where heads have keys and values. q_rank is 0 where queries have no bottleneck."""
+
+    _fields_ = (
+        ("q_rank", c_int32),
+        ("kv_rank", c_int32),
+        ("rope_dim", c_int32),
+        ("nope_dim", c_int32),
+        ("value_dim", c_int32),
+        ("score_scale", c_float),
+    )
+
+
 class NativeModel(Structure):
     """`BatonModel`."""
 
@@ -36,6 +49,7 @@ class NativeModel(Structure):
         ("threads", c_int32),
         ("kernels", c_char_p),
         ("cores", POINTER(c_int32)),
+        ("latent", NativeLatentSizes),
     )
 
 
@@ -67,6 +81,18 @@ class NativeLayer(Structure):
     )
 
 
+class NativeLatent(Structure):
+    """`BatonLatent`. q_norm may be null, and then `queries` has no data; keys and values are dense, head by head."""
+
+    _fields_ = (
+        ("q_norm", c_void_p),
+        ("kv_norm", c_void_p),
+        ("queries", NativeMatrix),
+        ("keys", NativeMatrix),
+        ("values", NativeMatrix),
+    )
+
+
 class NativeMlp(Structure):
     """`BatonMlp`."""
 
@@ -74,9 +100,23 @@ class NativeMlp(Structure):
 
 
 class NativeRouter(Structure):
-    """`BatonRouter`: scores, [experts, hidden] in float32, and below them perhaps the gate of the shared MLP."""
+    """`BatonRouter`: scores, [experts, hidden] in float32, and below them perhaps the gate of the shared MLP.
 
-    _fields_ = (("scores", NativeMatrix), ("experts", c_int32), ("used", c_int32), ("normalized", c_int32))
+    choice_bias: [experts] of float32, or null.
+    """
+
+    _fields_ = (
+        ("scores", NativeMatrix),
+        ("experts", c_int32),
+        ("used", c_int32),
+        ("normalized", c_int32),
+        ("sigmoid", c_int32),
+        ("groups", c_int32),
+        ("groups_used", c_int32),
+        ("group_best", c_int32),
+        ("scale", c_float),
+        ("choice_bias", c_void_p),
+    )
 
 
 class NativeStep(Structure):
@@ -112,6 +152,7 @@ class NativeLibrary:
         self._dll.baton_new.restype = c_char_p
         self._dll.baton_usable_kernels.restype = c_char_p
         self._dll.baton_set_layer.restype = c_char_p
+        self._dll.baton_set_latent.restype = c_char_p
         self._dll.baton_set_router.restype = c_char_p
         self._dll.baton_add_mlp.restype = c_char_p
         self._dll.baton_set_ends.restype = c_char_p
@@ -181,6 +222,10 @@ class NativeWeights:
     def set_layer(self, index: int, layer: NativeLayer) -> None:
         """Give a layer its norms and its attention."""
         _raise(self._dll.baton_set_layer(self._handle, c_int32(index), ctypes.byref(layer)))
+
+    def set_latent(self, index: int, latent: NativeLatent) -> None:
+        """Give a layer of latent attention what it has beside its qkv."""
+        _raise(self._dll.baton_set_latent(self._handle, c_int32(index), ctypes.byref(latent)))
 
     def set_router(self, index: int, router: NativeRouter) -> None:
         """Make a layer one of experts."""

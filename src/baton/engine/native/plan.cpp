@@ -40,7 +40,8 @@ AttentionPlan plan_attention(const Sizes& sizes, const std::vector<Slice>& slice
     for (const Block& b : blocks) {
         const int rows = b.count * group;
         plan.rows_max = std::max(plan.rows_max, rows);
-        const bool shared = few && rows <= SHARED_ROWS && b.split_end - b.split > 1;
+        // Queries of latent attention are many rows, and have one KV head: there is nothing else to share out.
+        const bool shared = few && (rows <= SHARED_ROWS || sizes.kv_heads == 1) && b.split_end - b.split > 1;
         const bool by_head = few || rows > SHARED_ROWS;
         const int heads = by_head ? 1 : sizes.kv_heads, splits = shared ? 1 : b.split_end - b.split;
         plan.states_max = std::max(plan.states_max, rows * heads);

@@ -5,7 +5,7 @@
 namespace baton {
 namespace {
 
-constexpr int HEAD_DIM_MAX = 256;
+constexpr int HEAD_DIM_MAX = 1024;  // DeepSeek's latents have 576
 
 template <class Cell>
 inline void store_row(Cell* out, const float* row, int count) {
@@ -45,12 +45,13 @@ inline void normalize(const float* row, const float* weight, float* out, int cou
     for (; i < count; i++) out[i] = row[i] * factor * weight[i];
 }
 
-// Rows [first, first + count) of x [tokens][hidden], normalized, into the precision of products.
-void normalize_rows(const float* x, int hidden, const float* weight, float eps, int first, int count, Number number,
-                    Rows out) {
+// The first `hidden` numbers of rows [first, first + count) of x [tokens][stride], normalized, into the precision of
+// products.
+void normalize_rows(const float* x, int64_t stride, int hidden, const float* weight, float eps, int first, int count,
+                    Number number, Rows out) {
     for (int row = first; row < first + count; row++) {
         float piece[1024];
-        const float* in = x + int64_t{row} * hidden;
+        const float* in = x + row * stride;
         const float factor = 1.0f / std::sqrt(sum_of_squares(in, hidden) / float(hidden) + eps);
         for (int from = 0; from < hidden; from += 1024) {
             const int size = hidden - from < 1024 ? hidden - from : 1024;

@@ -9,28 +9,32 @@
 namespace baton {
 namespace {
 
-constexpr int DENSE_PHASES = 13, EXPERTS_PHASES = 22;  // of a layer
+constexpr int DENSE_PHASES = 13, EXPERTS_PHASES = 22, LATENT_PHASES = 5;  // of a layer; the last come on top
 
 }  // namespace
 
 void Stepper::reserve(int rows) {
     const Sizes& s = model_.sizes;
-    const int64_t cell = model_.cell_bytes(), width = s.heads + 2 * s.kv_heads;
-    const int64_t hidden = padded(s.hidden, INPUTS_ALIGN), heads = padded(s.heads * s.head_dim, INPUTS_ALIGN);
+    const Layer& layer = model_.layers[0];  // attention has the same sizes in all
+    const int64_t cell = model_.cell_bytes(), hidden = padded(s.hidden, INPUTS_ALIGN), heads = layer.o.inputs;
+    const int64_t narrow = padded(s.latent.q_rank, INPUTS_ALIGN);
     int gated = 0;
     for (const Mlps& mlps : model_.mlps)
         gated = std::max({gated, mlps.all.front().down.inputs, mlps.all.back().down.inputs});
     const int64_t n = padded(rows, 16);  // an AMX tile reads 16 rows
     const int64_t dealt = padded(reserve_experts(rows), 16);
     x_ = hidden_.reserve_of<float>(n * s.hidden);
-    qkv_rows_ = qkv_.reserve_of<float>(n * width * s.head_dim);
+    qkv_rows_ = qkv_.reserve_of<float>(n * layer.qkv.outputs);
     in_ = {inputs_.reserve(size_t(n * hidden * cell)), hidden};
     attended_rows_ = {attended_.reserve(size_t(n * heads * cell)), heads};
-    rounded_.reserve(size_t(dealt * model_.kernels.quant_row_bytes(int(std::max({hidden, heads, int64_t{gated}})))));
+    const int64_t widest = std::max({hidden, heads, narrow, int64_t{gated}});
+    rounded_.reserve(size_t(dealt * model_.kernels.quant_row_bytes(int(widest))));
     gated_rows_ = {gated_.reserve(size_t(dealt * gated * cell)), gated};
     const Number number = model_.number == Number::BF16 && model_.arena.number != Number::F32 ? Number::BF16
                                                                                                 : Number::F32;
-    query_rows_ = {queries_.reserve(size_t((n + 16) * s.heads * s.head_pad() * 4)), number, rows};
+    const int64_t query_bytes = int64_t{s.heads} * s.head_pad() * (number == Number::BF16 ? 2 : 4);
+    query_rows_ = {queries_.reserve(size_t((n + 16) * query_bytes)), number, rows};
+    if (s.is_latent()) reserve_latent(rows);
 }
 
 // Rows as a product takes them: quantized weights have them rounded first.
@@ -44,12 +48,21 @@ Rows Stepper::rounded(const Linear& w, Rows in, int rows, int& phase) {
     return {out, 0};
 }
 
+// out [rows][outputs] = in x w
+void Stepper::multiply(const Linear& w, Rows in, int rows, float* out, int& phase) {
+    const Cut cut(rows, w, model_.cell_bytes());
+    const Rows taken = rounded(w, in, rows, phase);
+    model_.team.phase(phase++, cut.items(), [&](int item) {
+        model_.kernels.linear(w, taken, cut.first(item), cut.count(item), cut.panel(item), out, w.outputs);
+    });
+}
+
 // Rows of the residual stream, normalized.
 void Stepper::normalize(const float* weight, int rows, Number number, Rows out, int& phase) {
     const Sizes& s = model_.sizes;
     model_.team.phase(phase++, norm_items(rows), [&](int item) {
         const int first = item * NORM_ROWS, count = std::min(NORM_ROWS, rows - first);
-        model_.kernels.normalize_rows(x_, s.hidden, weight, s.rms_eps, first, count, number, out);
+        model_.kernels.normalize_rows(x_, s.hidden, s.hidden, weight, s.rms_eps, first, count, number, out);
     });
 }
 
@@ -69,7 +82,7 @@ void Stepper::plan(const Batch& batch) {
         rows = std::max(rows, plan.rows_max);
         states = std::max(states, plan.states_max);
     }
-    parts_.reserve_of<float>(parts * (2 + model_.sizes.head_pad()));
+    parts_.reserve_of<float>(parts * (2 + model_.sizes.value_pad()));
     work_floats_ = padded(int(model_.kernels.attention_floats(model_.sizes, rows, states)), 16);
     work_.reserve_of<float>(work_floats_ * model_.team.threads());
 }
@@ -82,6 +95,7 @@ void Stepper::forward(const Batch& batch) {
     float* work = work_.reserve_of<float>(0);
     int phases = 1;
     for (const Mlps& mlps : m.mlps) phases += mlps.routed() ? EXPERTS_PHASES : DENSE_PHASES;
+    if (m.sizes.is_latent()) phases += m.sizes.layers * LATENT_PHASES;
     m.team.run(phases, [&](int thread) {
         m.kernels.enter();
         int phase = 0;
@@ -104,25 +118,23 @@ void Stepper::attend_layer(const Batch& batch, int index, int& phase, float* mem
     const Kernels& k = m.kernels;
     const Layer& layer = m.layers[size_t(index)];
     const Sizes& s = m.sizes;
-    const int64_t cell = m.cell_bytes(), width = int64_t{s.heads + 2 * s.kv_heads} * s.head_dim;
     normalize(layer.input_norm, batch.rows, m.number, in_, phase);
-    const Cut qkv(batch.rows, layer.qkv, cell);
-    const Rows qkv_in = rounded(layer.qkv, in_, batch.rows, phase);
-    m.team.phase(phase++, qkv.items(), [&](int item) {
-        k.linear(layer.qkv, qkv_in, qkv.first(item), qkv.count(item), qkv.panel(item), qkv_rows_, width);
-    });
-    m.team.phase(phase++, batch.rows, [&](int row) { place_row(batch, index, slice_of_row_[size_t(row)], row); });
+    multiply(layer.qkv, in_, batch.rows, qkv_rows_, phase);
+    if (s.is_latent()) place_latents(batch, index, phase);
+    else m.team.phase(phase++, batch.rows, [&](int row) { place_row(batch, index, row); });
 
     const AttentionPlan& plan = plans_.at(layer.window);
-    const Attention call{&s, &m.arena, batch.slices.data(), index, layer.window, 1.0f / std::sqrt(float(s.head_dim)),
-                         query_rows_, attended_rows_, m.number, parts_.reserve_of<float>(0)};
+    const Attention call{&s, &m.arena, batch.slices.data(), index, layer.window, s.score_scale, query_rows_,
+                         s.is_latent() ? read_rows_ : attended_rows_, s.is_latent() ? s.value_pad() : s.head_dim,
+                         m.number, parts_.reserve_of<float>(0)};
     m.team.phase(phase++, int(plan.items.size()), [&](int item) {
         const size_t next = size_t(item + m.team.threads());  // threads take items in turn, more or less
         k.attend(call, plan.items[size_t(item)], next < plan.items.size() ? &plan.items[next] : nullptr, memory);
     });
     m.team.phase(phase++, int(plan.merges.size()),
                  [&](int item) { k.merge_parts(call, plan.merges[size_t(item)], memory); });
-    const Cut o(batch.rows, layer.o, cell);
+    if (s.is_latent()) read_values(layer, batch.rows, phase);
+    const Cut o(batch.rows, layer.o, m.cell_bytes());
     const Rows o_in = rounded(layer.o, attended_rows_, batch.rows, phase);
     m.team.phase(phase++, o.items(), [&](int item) {
         k.linear_sum(layer.o, o_in, o.first(item), o.count(item), o.panel(item), x_, s.hidden);
@@ -155,15 +167,19 @@ void Stepper::pass(const Mlp& mlp, Rows in, int rows, Product finish, float* out
     });
 }
 
-void Stepper::place_row(const Batch& batch, int layer, int slice, int row) {
+void Stepper::place_row(const Batch& batch, int index, int row) {
     const Sizes& s = model_.sizes;
-    const int64_t width = int64_t{s.heads + 2 * s.kv_heads} * s.head_dim;
+    const Layer& layer = model_.layers[size_t(index)];
+    const int64_t position = batch.positions[size_t(row)], width = layer.qkv.outputs;
+    model_.kernels.place_token(s, layer, qkv_rows_ + row * width, batch.angles + position * s.head_dim, row, query_rows_,
+                               model_.arena.number, slot(batch, index, 0, row), slot(batch, index, 1, row));
+}
+
+// Where a row's keys, values or latent go.
+uint8_t* Stepper::slot(const Batch& batch, int layer, int plane, int row) const {
     const int position = batch.positions[size_t(row)], tokens = model_.arena.block_tokens;
-    const int32_t block = batch.slices[size_t(slice)].blocks[position / tokens];
-    model_.kernels.place_token(s, model_.layers[size_t(layer)], qkv_rows_ + row * width,
-                               batch.angles + int64_t{position} * s.head_dim, row, query_rows_, model_.arena.number,
-                               model_.arena.row(block, layer, 0, position % tokens),
-                               model_.arena.row(block, layer, 1, position % tokens));
+    const Slice& slice = batch.slices[size_t(slice_of_row_[size_t(row)])];
+    return model_.arena.row(slice.blocks[position / tokens], layer, plane, position % tokens);
 }
 
 void Stepper::project(const int32_t* rows, int count, float* logits) {
@@ -181,7 +197,7 @@ void Stepper::project(const int32_t* rows, int count, float* logits) {
         int phase = 0;
         m.team.phase(phase++, norm_items(count), [&](int item) {
             const int first = item * NORM_ROWS, size = std::min(NORM_ROWS, count - first);
-            m.kernels.normalize_rows(picked, s.hidden, m.final_norm, s.rms_eps, first, size, m.number, in);
+            m.kernels.normalize_rows(picked, s.hidden, s.hidden, m.final_norm, s.rms_eps, first, size, m.number, in);
         });
         const Rows head_in = rounded(m.head, in, count, phase);
         m.team.phase(phase++, cut.items(), [&](int item) {

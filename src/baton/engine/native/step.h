@@ -35,9 +35,11 @@ public:
 private:
     void reserve(int rows);
     int reserve_experts(int rows);
+    void reserve_latent(int rows);
     Rows rounded(const Linear& w, Rows in, int rows, int& phase);
     void route(const Mlps& mlps, const float* norm, int rows, int& phase);
     void pass_experts(const Mlps& mlps, Rows in, int rows, int& phase);
+    void multiply(const Linear& w, Rows in, int rows, float* out, int& phase);
     Rows gather(const Mlp& expert, Rows in, int places, int& phase);
     int portion_rows(const Mlps& mlps) const;
     void normalize(const float* weight, int rows, Number number, Rows out, int& phase);
@@ -45,7 +47,12 @@ private:
     void plan(const Batch& batch);
     void compute_layer(const Batch& batch, int layer, int& phase);
     void attend_layer(const Batch& batch, int layer, int& phase, float* memory);
-    void place_row(const Batch& batch, int layer, int slice, int row);
+    void place_row(const Batch& batch, int layer, int row);
+    void place_latents(const Batch& batch, int layer, int& phase);
+    void read_values(const Layer& layer, int rows, int& phase);
+    void project_heads(const std::vector<Linear>& heads, Rows in, int rows, Rows out, int width, Number number,
+                       int& phase);
+    uint8_t* slot(const Batch& batch, int layer, int plane, int row) const;
 
     Model& model_;
     int rows_ = 0;
@@ -54,8 +61,9 @@ private:
     Deal deal_;
     Memory hidden_, inputs_, qkv_, queries_, attended_, gated_, parts_, picked_, work_, rounded_;
     Memory exact_, scores_, gathered_, results_;  // of experts
-    float *x_ = nullptr, *qkv_rows_ = nullptr;
-    Rows in_{}, attended_rows_{}, gated_rows_{};
+    Memory narrow_, wide_, nope_, read_;          // of latent attention
+    float *x_ = nullptr, *qkv_rows_ = nullptr, *wide_rows_ = nullptr;
+    Rows in_{}, attended_rows_{}, gated_rows_{}, narrow_rows_{}, nope_rows_{}, read_rows_{};
     Queries query_rows_{};
     int64_t work_floats_ = 0;
 };

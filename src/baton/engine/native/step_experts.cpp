@@ -47,8 +47,7 @@ void Stepper::route(const Mlps& mlps, const float* norm, int rows, int& phase) {
     });
     m.team.phase(phase++, norm_items(rows), [&](int item) {
         for (int row = item * NORM_ROWS; row < std::min(rows, (item + 1) * NORM_ROWS); row++)
-            choose(mlps, scores + int64_t{row} * mlps.router.outputs, &deal_.chosen[size_t(row * mlps.used)],
-                   &deal_.weights[size_t(row * mlps.choices())]);
+            choose(mlps, scores + int64_t{row} * mlps.router.outputs, row, deal_);
     });
     m.team.phase(phase++, 1, [&](int) { deal_out(mlps, rows, portion_rows(mlps), deal_); });
 }

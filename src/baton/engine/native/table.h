@@ -3,6 +3,7 @@
 
 #include "attention.h"
 #include "kernels.h"
+#include "latent.h"
 
 namespace baton {
 namespace {
@@ -29,7 +30,7 @@ void leave() {
 #define TEXT(name) TEXT_OF(name)
 extern const Kernels TABLE = {
     TEXT(TABLE), enter,       leave,         weight_row,   normalize_rows, quantize_rows, QuantRow::bytes, linear, linear_sum,
-    linear_gated, add_weighted, place_token, Work::floats, attend,       merge_parts,
+    linear_gated, add_weighted, place_token, place_latent, linear_rounded, Work::floats, attend, merge_parts,
 };
 
 }  // namespace baton

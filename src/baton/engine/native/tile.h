@@ -5,7 +5,8 @@
 namespace baton {
 namespace {
 
-// Where the keys of a tile lie: all KV heads of a token stand side by side, and its values one plane further.
+// Where the keys of a tile lie: all KV heads of a token stand side by side, and its values one plane further, or in the
+// same place: a latent is both.
 struct Tile {
     int first_key, valid;  // keys from `valid` on are not there, or not yet
     const uint8_t* keys[TILE_KEYS];
@@ -15,7 +16,7 @@ struct Tile {
         const Arena& arena = *call.arena;
         first_key = first;
         valid = end - first_key < TILE_KEYS ? end - first_key : TILE_KEYS;
-        plane_bytes = arena.block_tokens * arena.token_bytes;
+        plane_bytes = (arena.planes - 1) * arena.plane_bytes();
         int block = first_key / arena.block_tokens, slot = first_key % arena.block_tokens;
         for (int key = 0; key < valid; key++) {
             keys[key] = slot == 0 || key == 0 ? arena.row(slice.blocks[block], call.layer, 0, slot)
@@ -33,12 +34,12 @@ public:
     // null: nothing follows.
     Prefetch(const Tile* tile, int64_t from, int64_t to, int heads)
         : tile_(tile), from_(from), to_(to), head_rows_((2 * TILE_KEYS + heads - 1) / heads),
-          left_(tile == nullptr ? 0 : 2 * tile->valid) {}
+          rows_(tile == nullptr ? 0 : tile->plane_bytes == 0 ? tile->valid : 2 * tile->valid), left_(rows_) {}
 
     // Fetch what is due in one of `parts` equal parts of a head's work: keys first, and then values, as they lie.
     void part(int parts) {
         for (int due = (head_rows_ + parts - 1) / parts; due > 0 && left_ > 0; due--, left_--) {
-            const int key = 2 * tile_->valid - left_;
+            const int key = rows_ - left_;
             const uint8_t* row = key < tile_->valid ? tile_->keys[key]
                                                     : tile_->keys[key - tile_->valid] + tile_->plane_bytes;
             // Into the second level: a tile is larger than the first.
@@ -49,7 +50,7 @@ public:
 private:
     const Tile* tile_;
     int64_t from_, to_;
-    int head_rows_, left_;
+    int head_rows_, rows_, left_;
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace baton {
 
@@ -40,35 +41,68 @@ struct Linear {
     int panel_count() const { return (outputs + PANEL - 1) / PANEL; }
 };
 
+// What a layer of latent attention has beside `qkv`, whose outputs there are the narrow query and the latent.
+struct LatentLayer {
+    const float* q_norm = nullptr;   // [q_rank], or null
+    const float* kv_norm = nullptr;  // [kv_rank]
+    Linear queries;                  // from the narrow query, where q_rank is not 0
+    std::vector<Linear> keys;        // of each head, from nope_dim to kv_rank: a query in the latent space
+    std::vector<Linear> values;      // of each head, from kv_rank to value_dim: what was read there
+};
+
 struct Layer {
     const float* input_norm = nullptr;  // [hidden]
     const float* mlp_norm = nullptr;
     const float* q_norm = nullptr;  // [head_dim], or null
     const float* k_norm = nullptr;
     Linear qkv, o;
+    LatentLayer latent;
     int window = 0;  // tokens back that a token sees, its own included; 0: all
+};
+
+// Latent attention keeps one vector of a token for all heads, [kv_rank + rope_dim]: it is their key, and its first
+// kv_rank numbers are their value. To the model's sizes that is one KV head. All zero where heads have keys and values.
+// Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1.
+constexpr float LATENT_NORM_EPS = 1e-6f;  // whatever the model's other norms have, as in models/latent.py
+struct LatentSizes {
+    int q_rank = 0;  // queries come through a bottleneck of this width; 0: straight from the hidden state
+    int kv_rank = 0, rope_dim = 0;
+    int nope_dim = 0;   // of a query that is projected into the latent space
+    int value_dim = 0;  // of a head's output, projected back from there
+
+    int query_dim() const { return nope_dim + rope_dim; }
+    int nope_pad() const { return padded(nope_dim, INPUTS_ALIGN); }
 };
 
 struct Sizes {
     int layers, hidden, heads, kv_heads, head_dim, vocab;
     float rms_eps;
+    float score_scale;  // multiplies scores before the softmax
+    LatentSizes latent;
 
+    bool is_latent() const { return latent.kv_rank > 0; }
     int group() const { return heads / kv_heads; }
     int head_pad() const { return padded(head_dim, INPUTS_ALIGN); }
+    int rotary_dim() const { return is_latent() ? latent.rope_dim : head_dim; }
+    // Numbers of a value, which attention sums up.
+    int value_dim() const { return is_latent() ? latent.kv_rank : head_dim; }
+    int value_pad() const { return padded(value_dim(), INPUTS_ALIGN); }
 };
 
-// KV blocks as the arena holds them: [block][layers][2 (K, V)][block_tokens][kv_heads][head_dim].
+// KV blocks as the arena holds them: [block][layers][planes][block_tokens][kv_heads][head_dim].
 struct Arena {
     uint8_t* bytes = nullptr;
     int64_t blocks = 0;
     int block_tokens = 0;
     int layers = 0;
-    int64_t token_bytes = 0;  // of one token's keys (or values) in one layer
+    int planes = 2;           // keys and values; 1: latents
+    int64_t token_bytes = 0;  // of one token in one plane
     Number number = Number::F32;
 
+    int64_t plane_bytes() const { return block_tokens * token_bytes; }
     uint8_t* row(int32_t block, int layer, int plane, int slot) const {
-        const int64_t planes = (int64_t{block} * layers + layer) * 2 + plane;
-        return bytes + (planes * block_tokens + slot) * token_bytes;
+        const int64_t before = (int64_t{block} * layers + layer) * planes + plane;
+        return bytes + before * plane_bytes() + slot * token_bytes;
     }
 };
 
@@ -104,6 +138,14 @@ struct Queries {
     }
 };
 
+// One token's queries and latent, before they are rotated, and where it stands.
+struct LatentToken {
+    float* queries;       // [heads][nope_dim + rope_dim]
+    float* latent;        // [kv_rank + rope_dim]
+    const float* angles;  // [rope_dim]
+    int token;
+};
+
 // What all attention items of one layer share.
 struct Attention {
     const Sizes* sizes;
@@ -113,9 +155,10 @@ struct Attention {
     int window;
     float scale;
     Queries queries;
-    Rows out;      // [token][heads * head_dim]
+    Rows out;      // [token][heads][out_dim], the first value_dim of these
+    int out_dim;
     Number out_number;
-    float* parts;  // [part][2 + head_pad]: maximum, sum, output
+    float* parts;  // [part][2 + value_pad]: maximum, sum, output
 };
 
 }  // namespace baton
