@@ -207,12 +207,12 @@ def _nucleus(weights: Numbers, top_p: float) -> Numbers:
     Weights are counted into buckets by their leading bits, and only the bucket at the edge is sorted.
     """
     lib = _library(weights)
-    target = top_p * weights.sum(dtype=lib.float64)
-    if not bool(target < float("inf")):  # not a number somewhere: see `largest`
+    if not bool(weights.sum() < float("inf")):  # not a number somewhere: see `largest`
         return lib.ones_like(weights)
     keys = weights.view(lib.int32) >> _BUCKET_BITS
     sums = lib.bincount(keys, weights=lib.asarray(weights, dtype=lib.float64))
     from_above = lib.flip(lib.cumsum(lib.flip(sums, (0,)), 0), (0,))
+    target = top_p * from_above[0]  # of this very sum: added up in another order, it may be less than the target
     edge = int(lib.where(from_above >= target)[0][-1])
     (at_edge,) = lib.where(keys == edge)
     at_edge = at_edge[lib.argsort(-weights[at_edge], stable=True)]

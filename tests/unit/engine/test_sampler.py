@@ -167,6 +167,16 @@ def test_a_large_vocabulary_is_drawn_from_as_if_it_were_sorted(
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
+def test_a_top_p_next_to_1_leaves_what_no_top_p_does(library: str) -> None:
+    """It takes all but the last bit of the sum, which rounding may take too: every third such draw ended its worker."""
+    numbers = np.random.default_rng(0)
+    for seed in range(20):
+        logits = LIBRARIES[library]((numbers.standard_normal(20_011) * 3).astype(np.float32))
+        next_to_1 = _draw(logits, [1], 1, Sampling(temperature=1.0, seed=seed, top_p=math.nextafter(1.0, 0.0)))
+        assert next_to_1 == _draw(logits, [1], 1, Sampling(temperature=1.0, seed=seed))
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"top_p": 0.5}, {"temperature": 0.0}, {"top_logprobs": 2}])
 def test_not_a_number_is_no_crash(options: dict[str, float], library: str) -> None:
     """A broken model says nonsense; its worker lives on for the others."""
