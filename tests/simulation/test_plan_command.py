@@ -34,7 +34,7 @@ def test_the_answer_says_what_why_and_what_not(answered: Path) -> None:
     assert found["gpus"] <= 4
     assert found["rate_rps"] > 1
     assert found["simulated"]["slo"]["attainment_ratio"] >= 0.9
-    assert found["simulated"]["completed"] == 120
+    assert found["simulated"]["completed"] >= 120
     assert {each["admission"] for each in found["admissions"]} == {"slo", "all"}
     assert found["usd_per_hour"] == pytest.approx(4.7625 * found["gpus"])
     assert found["value"] == pytest.approx(found["rate_rps"] / found["usd_per_hour"])

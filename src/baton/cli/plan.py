@@ -63,7 +63,7 @@ def add_parser(subparsers: Subparsers[argparse.ArgumentParser], purpose: str) ->
     add("--admission", metavar="LIST", help="of requests that would be late, to try: slo (refuse), all (default both)")
     add("--reach", choices=("node", "network"), help="whether handoffs stay in a node (default: if one holds all GPUs)")
     add("--finalists", type=int, metavar="N", help="fleets to simulate (default 2; 0: trust the screening)")
-    add("--requests", type=int, metavar="N", help="requests of each simulation (default 400)")
+    add("--requests", type=int, metavar="N", help="requests judged in each simulation, at least (default 400)")
     add("--seed", type=int, metavar="S", help="of the simulations (default 0)")
     for flag, what in (
         ("--json", "the answer as JSON"), ("--html", "the answer as a page"),

@@ -17,7 +17,7 @@ from baton.plan.reasons import not_recommended, reasons
 from baton.plan.search import Fleet, Search, Shape
 from baton.plan.spec import Question
 from baton.plan.tiers import TierAdvice, choose_tier, tier_words
-from baton.plan.verify import Verified, verify
+from baton.plan.verify import Verified, span_words, verify
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +86,7 @@ def answer(question: Question) -> Answer:
         reasons=[
             *_shape_words(best, verified, points),
             *reasons(best, question.demand),
+            *(span_words(each, search.demand) for each in verified.values() if each.fleet.name == best.name),
             *tier_words(tiers),
             *admission_words(admissions),
             *(link_words(link, tokens=tokens) for link in links),

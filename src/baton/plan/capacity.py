@@ -22,6 +22,8 @@ BISECTIONS = 18
 """Of a search for the largest rate: 4 parts in a million."""
 KV_MAX_RATIO = 0.95
 """Share of the arena that running requests may fill."""
+REQUESTS_MAX = 256
+"""Requests that an attention group of a worker may run at once: no batch limit that the planner writes is larger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,12 +118,12 @@ def decode_capacity(option: Option, demand: Demand, *, workers: int, same_host: 
         step_s = _decode_s(cost, _crowded(requests, workers, demand), context)
         return step_s + (handoff_s + JOIN_STEPS * step_s) / gaps
 
-    fitting = _fitting(option, demand, workers)
+    fitting, full = _fitting(option, demand, workers)
     requests = largest(lambda count: tpot_s(count) <= demand.slo.tpot_s, fitting)
     if requests <= 0:
         return NOTHING
     step_s = _decode_s(cost, requests, context)
-    limit = "KV memory" if requests >= fitting - 1e-2 * fitting else "TPOT"
+    limit = full if requests >= fitting - 1e-2 * fitting else "TPOT"
     return Capacity(
         rate_rps=requests / (demand.output_tokens * step_s), step_tokens_max=512, requests=requests, ttft_s=0.0,
         tpot_s=tpot_s(requests), limit=limit,
@@ -138,7 +140,7 @@ def mixed_capacity_at(option: Option, demand: Demand, *, workers: int, step_toke
     """The same with one batch limit: the largest rate before TTFT, TPOT or memory breaks."""
     cost, context = option.cost, demand.context_tokens
     new = max(1.0, demand.input_tokens * (1 - demand.cached_ratio))
-    fitting = _fitting(option, demand, workers)
+    fitting, full = _fitting(option, demand, workers)
 
     def state(rate_rps: float) -> tuple[float, float, float, float]:
         """Decoding requests, share of time in steps with prompts, seconds of such a step, TPOT."""
@@ -173,7 +175,7 @@ def mixed_capacity_at(option: Option, demand: Demand, *, workers: int, step_toke
     longest = demand.input_quantile(demand.attainment_ratio) * (1 - demand.cached_ratio)
     ttft_s = math.ceil(longest / max(1.0, step_tokens - requests)) * both_s
     more = state(rate_rps * 1.02)
-    limit = "KV memory" if more[0] > fitting else "TPOT" if more[3] > demand.slo.tpot_s else "TTFT beside decode"
+    limit = full if more[0] > fitting else "TPOT" if more[3] > demand.slo.tpot_s else "TTFT beside decode"
     return Capacity(
         rate_rps=rate_rps, step_tokens_max=step_tokens, requests=requests, ttft_s=min(demand.slo.ttft_s, ttft_s),
         tpot_s=tpot_s, limit=limit,
@@ -233,10 +235,16 @@ def _crowded(requests: float, workers: int, demand: Demand) -> float:
     return requests + max(0.0, normal_quantile(demand.attainment_ratio)) * math.sqrt(requests / workers)
 
 
-def _fitting(option: Option, demand: Demand, workers: int) -> float:
-    """Mean number of requests whose KV fits even when it is crowded."""
+def requests_max(option: Option) -> int:
+    """Most requests that a worker may run at once."""
+    return REQUESTS_MAX * option.cost.parallel.dp
+
+
+def _fitting(option: Option, demand: Demand, workers: int) -> tuple[float, str]:
+    """Mean number of requests that a worker takes even when it is crowded, and what bounds it, in words."""
     held = KV_MAX_RATIO * option.facts.kv_tokens_max / (demand.context_tokens + demand.output_tokens / 2)
-    return largest(lambda count: _crowded(count, workers, demand) <= held, held)
+    most, full = min((held, "KV memory"), (requests_max(option), "requests at once"))
+    return largest(lambda count: _crowded(count, workers, demand) <= most, most), full
 
 
 def largest(holds: Callable[[float], bool], top: float) -> float:

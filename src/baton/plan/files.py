@@ -10,7 +10,7 @@ from baton.core.config import BatchLimits, Config, KVConfig, SloConfig, Topology
 from baton.core.types import Role
 from baton.plan.answer import Answer
 from baton.plan.search import Fleet, Group
-from baton.plan.verify import BLOCK_TOKENS, REQUESTS_MAX, cluster_spec, kind_name, step_tokens_max
+from baton.plan.verify import BLOCK_TOKENS, batch_requests_max, cluster_spec, kind_name, step_tokens_max
 
 IMAGE = "baton:latest"
 PORT = 8000
@@ -33,7 +33,7 @@ def serve_config(found: Answer) -> Config:
         topology=Topology(prefill=_count(best, "prefill"), decode=_count(best, "decode"), mixed=_count(best, "mixed")),
         batch=BatchLimits(
             step_tokens_max=max(step_tokens_max(group) for group in groups),
-            requests_max=min(REQUESTS_MAX, max(1, *(round(2 * group.capacity.requests) + 8 for group in groups))),
+            requests_max=max(batch_requests_max(group) for group in groups),
         ),
         kv=KVConfig(block_tokens=BLOCK_TOKENS, blocks=kv_tokens // BLOCK_TOKENS),
         slo=SloConfig(ttft_s=slo.ttft_s, tpot_s=slo.tpot_s) if refuses(found) else SloConfig(),

@@ -86,7 +86,7 @@ class PlanSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     finalists: int = 2
     """Fleets that are simulated."""
     requests: int = 400
-    """Of each simulation."""
+    """Judged in each simulation, at least."""
     seed: int = 0
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from math import ceil
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import structs
 
 from baton.core.config import BatchLimits
 from baton.cost.handoff import Wire
 from baton.metrics.summary import Results, SloTargets, summarize
+from baton.plan.capacity import requests_max
 from baton.plan.demand import Demand
 from baton.plan.search import Fleet, Group, Search, Shape
 from baton.sim.replay_trace import replay_trace
@@ -21,8 +23,23 @@ from baton.workload.request import Trace, TraceRequest
 DERATE, ROUNDS_MAX = 0.93, 6
 """A fleet that misses the SLO in simulation is searched for again with this much less trust, at most so often."""
 BLOCK_TOKENS = 16
-REQUESTS_MAX = 256
-"""Decoding requests of one worker at most."""
+WARM, JUDGED, AFTER = 2.0, 2.0, 1.0
+"""Lifetimes of a request that a simulation has before those that are judged, while they come, and behind them."""
+PLAYED_MAX = 6_000
+"""Requests of a simulation, where not more are asked for: it takes seconds. A fleet with many at once gets shorter
+spans."""
+
+
+class Span(NamedTuple):
+    """Requests of a simulation, in order of arrival: those that fill the workers, those that are judged, the rest."""
+
+    warm: int
+    judged: int
+    after: int
+
+    @property
+    def requests(self) -> int:
+        return sum(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +50,7 @@ class Verified:
     results: Results
     derate: float
     """What was left of the screening's trust."""
+    span: Span
 
     @property
     def attainment_ratio(self) -> float:
@@ -48,7 +66,8 @@ def verify(search: Search, shape: Shape, *, requests: int, seed: int) -> Verifie
         fleet = replace(search, derate=derate).fleet(shape)
         if fleet is None or not fleet.groups:
             return last
-        last = Verified(fleet=fleet, results=simulate(search, fleet, requests=requests, seed=seed), derate=derate)
+        results = simulate(search, fleet, requests=requests, seed=seed)
+        last = Verified(fleet=fleet, results=results, derate=derate, span=span(fleet, search.demand, requests=requests))
         if last.attainment_ratio >= search.demand.attainment_ratio:
             return last
         derate *= DERATE
@@ -58,15 +77,46 @@ def verify(search: Search, shape: Shape, *, requests: int, seed: int) -> Verifie
 def simulate(
     search: Search, fleet: Fleet, *, requests: int, seed: int, load: float = 1.0, promised: bool = False
 ) -> Results:
-    """Play Poisson arrivals of the demand's lengths at `load` times the fleet's rate.
+    """Play Poisson arrivals of the demand's lengths at `load` times the fleet's rate, and judge those of its `span`.
 
     `promised`: requests are promised the SLO, so that what is predicted to miss it is refused. If not, all are taken.
     """
     demand = search.demand
-    trace = sample_trace(demand, rate_rps=load * fleet.rate_rps, requests=requests, seed=seed)
+    judged = span(fleet, demand, requests=requests, load=load)
+    trace = sample_trace(demand, rate_rps=load * fleet.rate_rps, requests=judged.requests, seed=seed)
     spec = cluster_spec(fleet, same_host=search.same_host)
     records = replay_trace(spec, trace, policy="baton", seed=seed, slo=demand.slo if promised else None)
-    return summarize(records, slo=SloTargets(ttft_s=demand.slo.ttft_s, tpot_s=demand.slo.tpot_s), wall_s=0.0)
+    steady = sorted(records, key=lambda record: record.arrival_s)[judged.warm : judged.warm + judged.judged]
+    return summarize(steady, slo=SloTargets(ttft_s=demand.slo.ttft_s, tpot_s=demand.slo.tpot_s), wall_s=0.0)
+
+
+def span(fleet: Fleet, demand: Demand, *, requests: int, load: float = 1.0) -> Span:
+    """How long a simulation has to be: workers that start empty, or that get nothing more to do, keep any promise.
+
+    At least `requests` are judged.
+    """
+    at_once = load * fleet.rate_rps * lifetime_s(fleet, demand)
+    wanted = (WARM * at_once, max(requests, JUDGED * at_once), AFTER * at_once)
+    share = min(1.0, max(PLAYED_MAX, requests) / sum(wanted))
+    return Span(*(ceil(share * each) for each in wanted))
+
+
+def lifetime_s(fleet: Fleet, demand: Demand) -> float:
+    """Of a mean request, from its arrival to its last token, as slow as the screening lets it be."""
+    ttft_s = max(group.capacity.ttft_s for group in fleet.groups)
+    return ttft_s + demand.output_tokens * max(group.capacity.tpot_s for group in fleet.groups)
+
+
+def span_words(found: Verified, demand: Demand) -> str:
+    """Say how long the simulation was, and where that was too short for workers to be as full as they get."""
+    lives = found.span.warm / max(1e-9, found.fleet.rate_rps * lifetime_s(found.fleet, demand))
+    words = f"simulated: {found.span.judged} requests were judged, after {found.span.warm} that filled the workers"
+    if lives > 0.99 * WARM:
+        return words
+    return (
+        f"{words}, which is {lives:.1f} lifetimes of a request and not {WARM:g}: they may get fuller; --requests "
+        f"{ceil(found.span.requests * WARM / lives)} plays that long"
+    )
 
 
 def sample_trace(demand: Demand, *, rate_rps: float, requests: int, seed: int) -> Trace:
@@ -105,12 +155,16 @@ def kind_name(group: Group) -> str:
 
 def _kind(group: Group, *, same_host: bool) -> SimKind:
     blocks = max(1, group.option.facts.kv_tokens_max // BLOCK_TOKENS)
-    requests = max(1, min(REQUESTS_MAX, round(2 * group.capacity.requests) + 64))
     return SimKind(
         cost=cost_section(group, same_host=same_host),
         kv=SimKV(blocks=blocks, block_tokens=BLOCK_TOKENS),
-        batch=BatchLimits(step_tokens_max=step_tokens_max(group), requests_max=requests),
+        batch=BatchLimits(step_tokens_max=step_tokens_max(group), requests_max=batch_requests_max(group)),
     )
+
+
+def batch_requests_max(group: Group) -> int:
+    """Requests at once that the plan lets a worker of the group have: twice the mean, and room for a few."""
+    return min(requests_max(group.option), round(2 * group.capacity.requests) + 64)
 
 
 def step_tokens_max(group: Group) -> int:

@@ -1,0 +1,69 @@
+"""What the planner promises holds when it goes on: not only until the workers are full."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton.core.types import Slo
+from baton.metrics.summary import SloTargets, summarize
+from baton.plan.capacity import REQUESTS_MAX
+from baton.plan.verify import PLAYED_MAX, cluster_spec, sample_trace, simulate, span, span_words, verify
+from baton.sim.replay_trace import replay_trace
+from tests.unit.plan.questions import search
+
+ROOMY: dict[str, Any] = {
+    "llm": "llama3.1-8b", "objective": "goodput-per-gpu", "weights": ["fp8"], "kv": ["fp8"],
+    "hardware": [{"name": "H200", "gpus": 1}], "slo": {"ttft_s": 2.0, "tpot_s": 0.1},
+    "workload": {"input_tokens": 200, "output_tokens": 200},
+}  # fmt: skip
+"""Short requests, a loose TPOT and much memory: 5,000 would fit."""
+
+
+def test_a_worker_is_planned_with_no_more_requests_than_its_batch_limit_lets_it_have() -> None:
+    found = search(ROOMY)
+    fleet = found.fleet("mixed")
+    assert fleet is not None
+    (group,) = fleet.groups
+    assert group.capacity.limit == "requests at once"
+    (kind,) = cluster_spec(fleet, same_host=True).kinds.values()
+    assert group.capacity.requests < kind.batch.requests_max == REQUESTS_MAX
+
+
+def test_the_rate_of_a_roomy_fleet_holds_for_many_lifetimes_of_a_request() -> None:
+    """400 requests are over before the first of them is: any fleet looks good then."""
+    found = search(ROOMY)
+    held = verify(found, "mixed", requests=400, seed=0)
+    assert held is not None
+    assert held.attainment_ratio >= 0.9
+    rate_rps = held.fleet.rate_rps
+    trace = sample_trace(found.demand, rate_rps=rate_rps, requests=2_500, seed=1)
+    records = replay_trace(cluster_spec(held.fleet, same_host=True), trace, policy="baton", seed=1, slo=None)
+    slo: Slo = found.demand.slo
+    played = summarize(records, slo=SloTargets(ttft_s=slo.ttft_s, tpot_s=slo.tpot_s), wall_s=0.0)
+    assert (played.slo.attainment_ratio or 0.0) >= 0.9
+
+
+def test_those_that_find_the_workers_empty_are_not_judged() -> None:
+    """At twice its rate a fleet is late for nearly all, once it is full; the first are not."""
+    found = search(ROOMY)
+    fleet = found.fleet("mixed")
+    assert fleet is not None
+    judged = span(fleet, found.demand, requests=100, load=2.0)
+    assert judged.judged < judged.requests <= PLAYED_MAX + 3
+    late = simulate(found, fleet, requests=100, seed=0, load=2.0)
+    assert late.requests == judged.judged
+    assert (late.slo.attainment_ratio or 0.0) < 0.1
+
+
+@pytest.mark.parametrize(("gpus", "short"), [(1, False), (16, True)])
+def test_a_fleet_that_is_too_large_to_be_filled_in_seconds_says_so(gpus: int, short: bool) -> None:
+    found = search(
+        ROOMY, hardware=[{"name": "H200", "gpus": gpus}], workload={**ROOMY["workload"], "rate_rps": 40 * gpus}
+    )
+    verified = verify(found, "mixed", requests=400, seed=0)
+    assert verified is not None
+    assert verified.span.requests <= PLAYED_MAX + 3
+    words = span_words(verified, found.demand)
+    assert ("they may get fuller; --requests" in words) is short
