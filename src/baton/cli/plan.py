@@ -87,7 +87,8 @@ def _merged(args: argparse.Namespace) -> dict[str, Any]:
     """The file's keys, and over them what the flags say."""
     raw = _read(args.file) if args.file is not None else {}
     plain = {
-        "llm": args.llm, "objective": args.objective, "engine": args.engine, "shape": args.shape, "reach": args.reach,
+        "llm": _from_here(args.llm, args.file) if (args.llm or "").endswith(".json") else args.llm,
+        "objective": args.objective, "engine": args.engine, "shape": args.shape, "reach": args.reach,
         "finalists": args.finalists, "requests": args.requests, "seed": args.seed,
         "weights": _words(args.weights), "kv": _words(args.kv), "tp": _numbers("--tp", args.tp),
         "pp": _numbers("--pp", args.pp), "cp": _numbers("--cp", args.cp),
@@ -98,7 +99,8 @@ def _merged(args: argparse.Namespace) -> dict[str, Any]:
     below = {
         "slo": {"ttft_s": args.ttft_slo_s, "tpot_s": args.tpot_slo_s, "attainment_ratio": args.attainment},
         "workload": {
-            "trace": args.trace, "input_tokens": args.input_tokens, "output_tokens": args.output_tokens,
+            "trace": _from_here(args.trace, args.file),
+            "input_tokens": args.input_tokens, "output_tokens": args.output_tokens,
             "rate_rps": args.rate, "cached_ratio": args.cached_ratio,
         },
     }  # fmt: skip
@@ -116,6 +118,11 @@ def _merged(args: argparse.Namespace) -> dict[str, Any]:
     if missing:
         raise ConfigError(f"baton plan needs {', '.join(missing)} (or their keys in FILE)")
     return raw
+
+
+def _from_here(path: str | None, file: Path | None) -> str | None:
+    """A flag's path is of the working directory; those in FILE are of its folder."""
+    return path if path is None or file is None else str(Path(path).absolute())
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -174,7 +181,10 @@ def _show(found: Answer) -> None:
     if found.results is not None:
         ratio = found.results.slo.attainment_ratio or 0.0
         console.print(f"simulated: {ratio:.1%} of {found.results.requests} requests met the SLO")
-    for title, lines in (("Why", found.reasons), ("Not recommended", found.not_recommended)):
+    said = (("Why", found.reasons), ("Not recommended", found.not_recommended), ("Cannot be built", found.out))
+    for title, lines in said:
+        if not lines:
+            continue
         console.print(f"\n[bold]{title}[/bold]")
         for line in lines:
             console.print(f"- {line}", markup=False, highlight=False, soft_wrap=True)

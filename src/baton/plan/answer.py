@@ -154,6 +154,8 @@ class Report(Struct, frozen=True, kw_only=True):
     tiers: list[TierAdvice]
     reasons: list[str]
     not_recommended: list[str]
+    out: list[str]
+    """Workers that could not be built, and why."""
     links: list[LinkAdvice]
     crossover_tokens_per_s: float | None
     frontier: list[Point]
@@ -181,6 +183,6 @@ def report(found: Answer) -> Report:
         fleet=best.name, groups=groups, rate_rps=best.rate_rps, gpus=best.gpus, usd_per_hour=best.usd_per_hour,
         power_w=best.power_w, objective=objective, value=best.value(objective), simulated=found.results,
         admissions=found.admissions, tiers=found.tiers,
-        reasons=found.reasons, not_recommended=found.not_recommended, links=found.links,
+        reasons=found.reasons, not_recommended=found.not_recommended, out=found.out, links=found.links,
         crossover_tokens_per_s=crossover(found.points), frontier=found.points, notes=sorted(notes),
     )  # fmt: skip

@@ -25,7 +25,9 @@ def minimize(
         import numpy as np
         from scipy.optimize import Bounds, LinearConstraint, milp
     except ImportError as error:
-        raise ConfigError("baton plan needs SciPy's solver: pip install 'baton[plan]'") from error
+        raise ConfigError(
+            "baton plan needs SciPy's solver: .venv/bin/pip install -e '.[plan]' in the checkout"
+        ) from error
     found = milp(
         c=np.array(goal),
         constraints=LinearConstraint(np.array(rows), ub=np.array(limits)),  # pyright: ignore[reportArgumentType]

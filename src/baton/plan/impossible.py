@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from msgspec import structs
@@ -10,11 +11,13 @@ from baton.plan.capacity import STEP_TOKENS, prompt_s
 from baton.plan.demand import Demand
 from baton.plan.frontier import fastest_tpot_s
 from baton.plan.options import Option
-from baton.plan.search import Search
+from baton.plan.search import Fleet, Search
 
 LOOSEN = 1.25
-"""TTFT and TPOT targets are loosened by this factor until something meets them."""
+"""TTFT and TPOT targets are loosened by this factor, from the fastest option's times, until something meets them."""
 ROUNDS_MAX = 24
+TIGHTENINGS = 7
+"""Halvings between a target that works and one that did not: what is suggested is nearly the tightest."""
 
 
 def why_impossible(search: Search) -> list[str]:
@@ -38,7 +41,7 @@ def why_impossible(search: Search) -> list[str]:
             f"no fleet meets TTFT {demand.slo.ttft_s:g} s and TPOT {demand.slo.tpot_s:g} s for "
             f"{demand.attainment_ratio:.0%} of the requests: each is possible for one request alone, not under load"
         )
-    return [*found, _nearest(search)]
+    return [*found, _nearest(search, (ttft_s, tpot_s))]
 
 
 def _alone_s(option: Option, demand: Demand, tokens: int) -> float:
@@ -46,16 +49,53 @@ def _alone_s(option: Option, demand: Demand, tokens: int) -> float:
     return min(prompt_s(option.cost, new=new, cached=tokens - new, step_tokens=limit) for limit in STEP_TOKENS)
 
 
-def _nearest(search: Search) -> str:
-    """Loosen what is missed, then both, until a fleet meets it."""
+Targets = tuple[float, float]
+"""TTFT and TPOT, seconds."""
+
+
+def _nearest(search: Search, fastest: Targets) -> str:
+    """Loosen what is missed, then both, from what the fastest option needs, until a fleet meets it; then tighten it."""
     slo = search.demand.slo
-    for name in ("ttft_s", "tpot_s", "both"):
-        for rounds in range(1, ROUNDS_MAX):
+    asked = (slo.ttft_s, slo.tpot_s)
+    least = (max(asked[0], fastest[0]), max(asked[1], fastest[1]))
+    missed = {place for place in (0, 1) if least[place] > asked[place]}
+    for places in ((0,), (1,), (0, 1)):
+        for rounds in range(ROUNDS_MAX) if missed <= set(places) else ():
             factor = LOOSEN**rounds
-            ttft_s = slo.ttft_s * (factor if name != "tpot_s" else 1.0)
-            tpot_s = slo.tpot_s * (factor if name != "ttft_s" else 1.0)
-            looser = structs.replace(slo, ttft_s=ttft_s, tpot_s=tpot_s)
-            fleet = replace(search, demand=replace(search.demand, slo=looser)).fleet("best")
-            if fleet is not None:
-                return f"nearest that works: --ttft-slo-s {ttft_s:.3g} --tpot-slo-s {tpot_s:.3g}, with {fleet.name}"
+            found = (least[0] * (factor if 0 in places else 1), least[1] * (factor if 1 in places else 1))
+            if _fleet(search, found) is not None:
+                return _suggested(search, least, found)
     return "nothing near works: take faster hardware, a smaller model, or shorter prompts"
+
+
+def _suggested(search: Search, least: Targets, found: Targets) -> str:
+    for place in (0, 1):
+        found = _tightened(search, least, found, place)
+    ttft_s, tpot_s = (target if target == known else _up(target) for target, known in zip(found, least, strict=True))
+    fleet = _fleet(search, (ttft_s, tpot_s))
+    assert fleet is not None, "what is looser than a target that works, works"
+    return f"nearest that works: --ttft-slo-s {ttft_s:.6g} --tpot-slo-s {tpot_s:.6g}, with {fleet.name}"
+
+
+def _tightened(search: Search, least: Targets, found: Targets, place: int) -> Targets:
+    """The same with one of both nearer to its least, if that still works."""
+    low, high = least[place], found[place]
+    for _ in range(TIGHTENINGS if high > low else 0):
+        middle = (low + high) / 2
+        tried = (middle, found[1]) if place == 0 else (found[0], middle)
+        if _fleet(search, tried) is None:
+            low = middle
+        else:
+            high, found = middle, tried
+    return found
+
+
+def _fleet(search: Search, targets: Targets) -> Fleet | None:
+    slo = structs.replace(search.demand.slo, ttft_s=targets[0], tpot_s=targets[1])
+    return replace(search, demand=replace(search.demand, slo=slo)).fleet("best")
+
+
+def _up(target_s: float) -> float:
+    """Rounded up to three digits: rounded down it might work no more."""
+    unit = 10.0 ** (math.floor(math.log10(target_s)) - 2)
+    return math.ceil(target_s / unit) * unit

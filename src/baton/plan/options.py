@@ -9,7 +9,7 @@ from typing import Literal
 from baton.cost.engine_profile import engine_profile
 from baton.cost.handoff import Wire
 from baton.cost.hardware import Hardware
-from baton.cost.model import Format, ModelShape
+from baton.cost.model import ModelShape
 from baton.cost.parallel import Parallel, Precision, fit_problem
 from baton.cost.roofline import RooflineCost
 from baton.cost.spec import KindFacts, facts_of
@@ -79,19 +79,35 @@ def options(choices: Choices, stocks: tuple[Stock, ...], wire: Wire | None) -> t
     found: list[Option] = []
     out: list[str] = []
     for stock in stocks:
-        for parallel in _cuts(choices, stock):
+        cuts = list(_cuts(choices, stock))
+        if not cuts:
+            out.append(_no_cut(choices, stock))
+        for parallel in cuts:
             problems = parallel.problems(choices.model)
             for precision in choices.precisions:
-                problem = problems[0] if problems else fit_problem(choices.model, stock.hardware, parallel, precision)
-                if problem is None and _computes(stock.hardware, precision.weights):
+                problem = problems[0] if problems else _problem(choices, stock.hardware, parallel, precision)
+                if problem is None:
                     found.append(_option(choices, stock, parallel, precision, wire))
-                elif problem is not None:
+                else:
                     out.append(problem)
     return found, list(dict.fromkeys(out))  # what does not fit, fits no better with other degrees of context
 
 
-def _computes(hardware: Hardware, weights: Format) -> bool:
-    return weights != "fp8" or hardware.fp8_flops is not None
+def _problem(choices: Choices, hardware: Hardware, parallel: Parallel, precision: Precision) -> str | None:
+    if precision.weights == "fp8" and hardware.fp8_flops is None:
+        return f"{hardware.name} does not compute in fp8: try --weights bf16 or int8, or a GPU that does, such as H100"
+    return fit_problem(choices.model, hardware, parallel, precision)
+
+
+def _no_cut(choices: Choices, stock: Stock) -> str:
+    """Say why none of the degrees can be had, and the widest that can."""
+    name, node = stock.hardware.name, stock.hardware.gpus_per_node
+    tp, pp, cp = min(choices.tp), min(choices.pp), min(choices.cp)
+    widest = max((degree for degree in (1, 2, 4, 8, 16) if degree <= min(node, stock.gpus)), default=1)
+    asked = f"a worker of tp {tp}, pp {pp} and cp {cp} takes {tp * pp * cp} GPUs"
+    if tp * cp > node:
+        return f"{asked}, tp x cp of them in one node, and a node of {name} has {node}: the widest is --tp {widest}"
+    return f"{asked}, but there are {stock.gpus} of {name}: try --tp {widest} --pp 1 --cp 1, or more GPUs"
 
 
 def _cuts(choices: Choices, stock: Stock) -> Iterator[Parallel]:

@@ -11,6 +11,8 @@ from baton.plan.verify import Verified
 
 CUTS_MAX = 3
 """Other cuts of a role that are named; the rest are counted."""
+LOW_RATIO = 0.3
+"""Where neither arithmetic nor bandwidth is used more than this, a step's time goes elsewhere."""
 UNIT: Mapping[Objective, str] = {
     "cheapest": "req/s per USD/h", "goodput-per-dollar": "req/s per USD/h", "goodput-per-watt": "req/s per W",
     "goodput-per-gpu": "req/s per GPU",
@@ -44,6 +46,8 @@ def _bound(group: Group, demand: Demand) -> str:
         what = f"a step of {requests} requests takes {cost.step_s(shape) * 1e3:.1f} ms"
     compute, memory = cost.peak_ratios(shape)
     bound = "memory bandwidth" if memory > compute else "arithmetic"
+    if max(compute, memory) < LOW_RATIO:
+        bound = "overhead and exchange between GPUs" if cost.parallel.gpus > 1 else "overhead"
     return (
         f"{group.role} on {group.option.name} is bound by {bound}: {what}, which uses {compute:.0%} of the peak FLOP/s "
         f"and {memory:.0%} of the peak memory bandwidth; its limit is {capacity.limit}, at "

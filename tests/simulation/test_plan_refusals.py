@@ -1,0 +1,71 @@
+"""What `baton plan` says where nothing can be built, or nothing is fast enough: a reason, and what would do."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from baton.cli.main import main
+
+ASKED = ["plan", "--objective", "goodput-per-gpu", "--finalists", "0", "--input-tokens", "1000",
+         "--output-tokens", "100", "--ttft-slo-s", "1", "--tpot-slo-s", "0.05"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--hardware", "A100=8", "--weights", "fp8"], "A100-80G-SXM does not compute in fp8: try --weights bf16"),
+        (["--hardware", "H100=16", "--tp", "16"], "a node of H100-80G-SXM has 8: the widest is --tp 8"),
+        (["--hardware", "H100=1", "--tp", "2"], "but there are 1 of H100-80G-SXM: try --tp 1"),
+    ],
+)
+def test_a_worker_that_cannot_be_had_has_a_reason(
+    flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*ASKED, "--llm", "llama3.1-8b", *flags]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("ttft_s", "tpot_s"), [(0.01, 0.0001), (0.001, 0.05)])
+def test_the_nearest_that_works_works_and_is_near(
+    ttft_s: float, tpot_s: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the fastest option's own times, however far the asked ones are from them."""
+    asked = ["plan", "--objective", "goodput-per-gpu", "--finalists", "0", "--llm", "llama3.1-70b", "--hardware",
+             "H100=8", "--tp", "8", "--input-tokens", "8000", "--output-tokens", "250"]  # fmt: skip
+    assert main([*asked, "--ttft-slo-s", str(ttft_s), "--tpot-slo-s", str(tpot_s)]) == 2
+    errors = capsys.readouterr().err
+    fastest = re.search(r"takes ([0-9.]+) s for a prompt", errors)
+    nearest = re.search(r"nearest that works: --ttft-slo-s ([0-9.]+) --tpot-slo-s ([0-9.]+)", errors)
+    assert fastest, errors
+    assert nearest, errors
+    assert float(nearest[1]) < 1.5 * float(fastest[1])
+    assert main([*asked, "--ttft-slo-s", nearest[1], "--tpot-slo-s", nearest[2]]) == 0
+
+
+def test_what_cannot_be_built_is_in_the_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "a.json"
+    flags = ["--llm", "llama3.1-8b", "--tp", "1", "--hardware", "A100=1", "--weights", "bf16,fp8", "--json", str(out)]
+    assert main([*ASKED, *flags]) == 0
+    assert "Cannot be built" in capsys.readouterr().out
+    assert any("does not compute in fp8" in line for line in json.loads(out.read_text())["out"])
+
+
+def test_paths_of_flags_are_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "questions").mkdir()
+    (tmp_path / "traces").mkdir()
+    (tmp_path / "traces" / "t.jsonl").write_text(
+        '{"timestamp": 0, "input_length": 100, "output_length": 10, "hash_ids": [1]}\n'
+        '{"timestamp": 900, "input_length": 100, "output_length": 10, "hash_ids": [2]}\n'
+    )
+    (tmp_path / "questions" / "q.toml").write_text(
+        'llm = "llama3.1-8b"\nhardware = [{name = "H100", gpus = 1}]\ntp = [1]\nfinalists = 0\n'
+        "[slo]\nttft_s = 1\ntpot_s = 0.05\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", "questions/q.toml", "--trace", "traces/t.jsonl"]) == 0, capsys.readouterr().err
