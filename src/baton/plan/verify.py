@@ -23,8 +23,9 @@ from baton.workload.request import Trace, TraceRequest
 DERATE, ROUNDS_MAX = 0.93, 6
 """A fleet that misses the SLO in simulation is searched for again with this much less trust, at most so often."""
 BLOCK_TOKENS = 16
-WARM, JUDGED, AFTER = 2.0, 2.0, 1.0
-"""Lifetimes of a request that a simulation has before those that are judged, while they come, and behind them."""
+WARM, JUDGED, AFTER = 4.0, 8.0, 1.0
+"""Lifetimes of a request that a simulation has before those that are judged, while they come, and behind them: a queue
+that grows slowly is seen late."""
 PLAYED_MAX = 6_000
 """Requests of a simulation, where not more are asked for: it takes seconds. A fleet with many at once gets shorter
 spans."""
