@@ -12,9 +12,10 @@ from rich.table import Table
 
 from baton.core.errors import ConfigError
 from baton.plan.answer import Answer, answer, report
-from baton.plan.files import cluster_yaml, group_lines, kubernetes_yaml, serve_toml
+from baton.plan.files import cluster_yaml, group_lines, kubernetes_yaml
 from baton.plan.page import GROUP_HEAD, plan_page
 from baton.plan.reasons import UNIT
+from baton.plan.serving import not_served, serve_toml
 from baton.plan.spec import read_question
 
 Subparsers = argparse._SubParsersAction  # pyright: ignore[reportPrivateUsage]
@@ -181,7 +182,10 @@ def _show(found: Answer) -> None:
     if found.results is not None:
         ratio = found.results.slo.attainment_ratio or 0.0
         console.print(f"simulated: {ratio:.1%} of {found.results.requests} requests met the SLO")
-    said = (("Why", found.reasons), ("Not recommended", found.not_recommended), ("Cannot be built", found.out))
+    said = (
+        ("Why", found.reasons), ("Not served as planned", not_served(best)),
+        ("Not recommended", found.not_recommended), ("Cannot be built", found.out),
+    )  # fmt: skip
     for title, lines in said:
         if not lines:
             continue

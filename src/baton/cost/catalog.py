@@ -35,6 +35,17 @@ def models() -> dict[str, ModelShape]:
     return {shape.name: shape for shape in msgspec.json.decode(data_text("models.json"), type=list[ModelShape])}
 
 
+@cache
+def hub_names() -> dict[str, str]:
+    """Where the models that are known by name lie on the Hugging Face hub."""
+    return msgspec.json.decode(data_text("hub.json"), type=dict[str, str])
+
+
+def hub_name(name: str) -> str | None:
+    """The hub name of a model of the catalogue. None: not known."""
+    return hub_names().get(name)
+
+
 def model_shape(name: str) -> ModelShape:
     """Find a model by its name or its hub name. Raises ConfigError with the nearest known one."""
     known = models()

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from baton.core.config import SloConfig
 from baton.core.errors import ConfigError
 from baton.plan.answer import answer
-from baton.plan.files import serve_config
+from baton.plan.serving import serve_config
 from baton.plan.spec import read_question
 from baton.plan.tiers import TierAdvice, TierSpec, choose_tier, hit_ratio, tier_words
 from baton.workload.request import TraceRequest

@@ -1,0 +1,109 @@
+"""What `baton plan` writes is taken by `baton serve`, `baton host` and Kubernetes as it stands."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from baton.cli import host, serve
+from baton.cli.main import main
+from baton.cost.catalog import hub_names, models
+from baton.engine.resolve import HUB_NAME
+from baton.plan.answer import Answer, answer
+from baton.plan.files import kubernetes_yaml
+from baton.plan.serving import serve_toml, served_model
+from baton.plan.spec import read_question
+
+QUESTION: dict[str, Any] = {
+    "llm": "llama3.1-70b", "objective": "goodput-per-gpu", "finalists": 0, "tp": [4],
+    "hardware": [{"name": "H100-80G-SXM", "gpus": 8}],
+    "shape": "disaggregated", "slo": {"ttft_s": 1.0, "tpot_s": 0.05},
+    "workload": {"input_tokens": 1500, "output_tokens": 250},
+}  # fmt: skip
+
+
+def planned(**more: Any) -> Answer:
+    return answer(read_question({**QUESTION, **more}, Path()))
+
+
+def parsed(parser: Any, words: list[str]) -> argparse.Namespace:
+    """The words as the command itself would take them."""
+    commands = argparse.ArgumentParser()
+    parser.add_parser(commands.add_subparsers())
+    return commands.parse_args(words[1:])
+
+
+def documents(found: Answer) -> list[dict[str, Any]]:
+    return [msgspec.yaml.decode(part) for part in kubernetes_yaml(found).split("---\n")]
+
+
+def test_serve_takes_the_configuration_and_waits_for_a_host_per_worker(tmp_path: Path) -> None:
+    found, path = planned(), tmp_path / "serve.toml"
+    path.write_text(serve_toml(found))
+    config = serve.configuration(parsed(serve, ["baton", "serve", "--config", str(path)]))
+    assert HUB_NAME.fullmatch(config.model), "a name that `baton serve` downloads, not one of the catalogue"
+    workers = sum(group.workers for group in found.best.groups)
+    assert (config.hosts.expected, config.hosts.port) == (workers, 8001)
+    assert config.topology.prefill + config.topology.decode + config.topology.mixed == 0
+
+
+def test_the_hosts_of_a_group_are_as_the_plan_has_them() -> None:
+    found = planned()
+    pods = [each["spec"] for each in documents(found) if each["kind"] == "Deployment"][1:]
+    assert [pod["replicas"] for pod in pods] == [group.workers for group in found.best.groups]
+    for pod, group in zip(pods, found.best.groups, strict=True):
+        (container,) = pod["template"]["spec"]["containers"]
+        told = parsed(host, container["command"])
+        assert {"prefill": told.prefill, "decode": told.decode, "mixed": told.mixed}[group.role] == 1
+        assert (told.tp, told.pp) == (group.option.cost.parallel.tp, group.option.cost.parallel.pp)
+        assert told.kv_blocks == group.option.facts.kv_tokens_max // 16
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == told.tp * told.pp
+
+
+def test_a_single_worker_is_the_servers_own(tmp_path: Path) -> None:
+    found, path = (
+        planned(llm="llama3.1-8b", tp=[2], shape="mixed", hardware=[{"name": "H100", "gpus": 2}]),
+        tmp_path / "serve.toml",
+    )
+    path.write_text(serve_toml(found))
+    config = serve.configuration(parsed(serve, ["baton", "serve", "--config", str(path)]))
+    assert (config.topology.mixed, config.parallel.tensor, config.hosts.expected) == (1, 2, 0)
+    assert config.kv.blocks == found.best.groups[0].option.facts.kv_tokens_max // 16
+    assert [each["kind"] for each in documents(found)] == ["ConfigMap", "Service", "Deployment"]
+
+
+def test_what_batons_own_engine_lacks_is_said_in_the_file_and_on_the_console(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "serve.toml"
+    flags = ["--llm", "llama3.1-8b", "--hardware", "H100=1", "--tp", "1", "--weights", "fp8", "--ttft-slo-s", "1",
+             "--tpot-slo-s", "0.05", "--input-tokens", "500", "--output-tokens", "100", "--objective",
+             "goodput-per-gpu", "--finalists", "0", "--serve-config", str(path)]  # fmt: skip
+    assert main(["plan", *flags]) == 0
+    assert "Baton's own engine has no weights in fp8" in capsys.readouterr().out
+    assert "# not as planned: mixed on H100-80G-SXM tp1 fp8" in path.read_text()
+    assert "\nblocks" not in path.read_text(), "so many would not fit beside weights in bfloat16"
+
+
+def test_names_are_those_that_kubernetes_takes(tmp_path: Path) -> None:
+    folder = tmp_path / "Org_Model-7B.with-a-name-that-is-longer-than-any-label-may-be-in-Kubernetes"
+    folder.mkdir()
+    shape = {"num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+             "num_key_value_heads": 8, "vocab_size": 128256, "model_type": "llama"}  # fmt: skip
+    (folder / "config.json").write_bytes(msgspec.json.encode(shape))
+    found = planned(llm=str(folder / "config.json"))
+    names = [each["metadata"]["name"] for each in documents(found)]
+    assert all(re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name) for name in names), names
+    assert served_model(found.question.spec.llm) == str(folder)
+
+
+def test_hub_names_are_of_models_of_the_catalogue() -> None:
+    assert hub_names().keys() < models().keys()
+    assert all(HUB_NAME.fullmatch(name) for name in hub_names().values())
+    nameless = planned(llm="opt-175b", tp=[8], weights=["int8"], shape="best")
+    assert "no hub name of this model is known" in serve_toml(nameless)
