@@ -62,8 +62,8 @@ def test_a_fleet_that_is_too_large_to_be_filled_in_seconds_says_so(gpus: int, sh
     found = search(
         ROOMY, hardware=[{"name": "H200", "gpus": gpus}], workload={**ROOMY["workload"], "rate_rps": 40 * gpus}
     )
-    verified = verify(found, "mixed", requests=400, seed=0)
-    assert verified is not None
-    assert verified.span.requests <= PLAYED_MAX + 3
-    words = span_words(verified, found.demand)
-    assert ("they may get fuller; --requests" in words) is short
+    fleet = found.fleet("mixed")
+    assert fleet is not None
+    played = span(fleet, found.demand, requests=400)
+    assert played.requests <= PLAYED_MAX + 3
+    assert ("they may get fuller; --requests" in span_words(fleet, played, found.demand)) is short

@@ -86,7 +86,7 @@ def answer(question: Question) -> Answer:
         reasons=[
             *_shape_words(best, verified, points),
             *reasons(best, question.demand),
-            *(span_words(each, search.demand) for each in verified.values() if each.fleet.name == best.name),
+            *(span_words(best, each.span, search.demand) for each in verified.values() if each.fleet.name == best.name),
             *tier_words(tiers),
             *admission_words(admissions),
             *(link_words(link, tokens=tokens) for link in links),

@@ -108,15 +108,15 @@ def lifetime_s(fleet: Fleet, demand: Demand) -> float:
     return ttft_s + demand.output_tokens * max(group.capacity.tpot_s for group in fleet.groups)
 
 
-def span_words(found: Verified, demand: Demand) -> str:
+def span_words(fleet: Fleet, played: Span, demand: Demand) -> str:
     """Say how long the simulation was, and where that was too short for workers to be as full as they get."""
-    lives = found.span.warm / max(1e-9, found.fleet.rate_rps * lifetime_s(found.fleet, demand))
-    words = f"simulated: {found.span.judged} requests were judged, after {found.span.warm} that filled the workers"
+    lives = played.warm / max(1e-9, fleet.rate_rps * lifetime_s(fleet, demand))
+    words = f"simulated: {played.judged} requests were judged, after {played.warm} that filled the workers"
     if lives > 0.99 * WARM:
         return words
     return (
         f"{words}, which is {lives:.1f} lifetimes of a request and not {WARM:g}: they may get fuller; --requests "
-        f"{ceil(found.span.requests * WARM / lives)} plays that long"
+        f"{ceil(played.requests * WARM / lives)} plays that long"
     )
 
 
