@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton.cli import host, serve
-from baton.cli.main import main
+from baton.cli import serve
+from baton.cli.main import build_parser, main
 from baton.cost.catalog import hub_names, models
 from baton.engine.resolve import HUB_NAME
 from baton.plan.answer import Answer, answer
@@ -31,13 +30,6 @@ def planned(**more: Any) -> Answer:
     return answer(read_question({**QUESTION, **more}, Path()))
 
 
-def parsed(parser: Any, words: list[str]) -> argparse.Namespace:
-    """The words as the command itself would take them."""
-    commands = argparse.ArgumentParser()
-    parser.add_parser(commands.add_subparsers())
-    return commands.parse_args(words[1:])
-
-
 def documents(found: Answer) -> list[dict[str, Any]]:
     return [msgspec.yaml.decode(part) for part in kubernetes_yaml(found).split("---\n")]
 
@@ -45,7 +37,7 @@ def documents(found: Answer) -> list[dict[str, Any]]:
 def test_serve_takes_the_configuration_and_waits_for_a_host_per_worker(tmp_path: Path) -> None:
     found, path = planned(), tmp_path / "serve.toml"
     path.write_text(serve_toml(found))
-    config = serve.configuration(parsed(serve, ["baton", "serve", "--config", str(path)]))
+    config = serve.configuration(build_parser().parse_args(["serve", "--config", str(path)]))
     assert HUB_NAME.fullmatch(config.model), "a name that `baton serve` downloads, not one of the catalogue"
     workers = sum(group.workers for group in found.best.groups)
     assert (config.hosts.expected, config.hosts.port) == (workers, 8001)
@@ -58,7 +50,7 @@ def test_the_hosts_of_a_group_are_as_the_plan_has_them() -> None:
     assert [pod["replicas"] for pod in pods] == [group.workers for group in found.best.groups]
     for pod, group in zip(pods, found.best.groups, strict=True):
         (container,) = pod["template"]["spec"]["containers"]
-        told = parsed(host, container["command"])
+        told = build_parser().parse_args(container["command"][1:])
         assert {"prefill": told.prefill, "decode": told.decode, "mixed": told.mixed}[group.role] == 1
         assert (told.tp, told.pp) == (group.option.cost.parallel.tp, group.option.cost.parallel.pp)
         assert told.kv_blocks == group.option.facts.kv_tokens_max // 16
@@ -71,7 +63,7 @@ def test_a_single_worker_is_the_servers_own(tmp_path: Path) -> None:
         tmp_path / "serve.toml",
     )
     path.write_text(serve_toml(found))
-    config = serve.configuration(parsed(serve, ["baton", "serve", "--config", str(path)]))
+    config = serve.configuration(build_parser().parse_args(["serve", "--config", str(path)]))
     assert (config.topology.mixed, config.parallel.tensor, config.hosts.expected) == (1, 2, 0)
     assert config.kv.blocks == found.best.groups[0].option.facts.kv_tokens_max // 16
     assert [each["kind"] for each in documents(found)] == ["ConfigMap", "Service", "Deployment"]
