@@ -54,7 +54,8 @@ def test_who_serves_without_torch_never_loads_it(model: str) -> None:
 
 
 def test_without_a_compiler_torch_computes_and_is_loaded_by_the_worker_only(tmp_path: Path) -> None:
-    with serving("--mixed", "1", environment={"PATH": str(tmp_path)}) as server, server.client() as client:
+    environment = {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}  # nor a library from earlier
+    with serving("--mixed", "1", environment=environment) as server, server.client() as client:
         body = {"prompt": "One, two, three", "max_tokens": 4, "temperature": 1, "top_p": 0.9}
         client.post("/v1/completions", json=body).raise_for_status()
         assert "torch engine (no C++ compiler" in server.output()
