@@ -51,10 +51,12 @@ def linear_prices(
 ) -> dict[str, float]:
     """Return the keys of `LinearCost` for a model on one of our engines. Nothing for the hash engine: it is no model.
 
-    threads: those of one worker. kv_token_bytes: KV of a token, in all layers.
+    threads: those of one worker, which say nothing of a GPU. kv_token_bytes: KV of a token, in all layers.
     """
     if card.format == "hash":
         return {}
+    if kind == "cuda":
+        threads = 1
     config, rates = read_config(card), _rates(kind, dtype, weights)
     held, used = _parameters(config)
     bytes_each = _weight_bytes(card, held, dtype, weights)

@@ -15,9 +15,10 @@ from baton.core.errors import ConfigError
 from baton.core.types import HostId, WorkerView
 from baton.engine.card import ModelCard
 from baton.engine.dtype import Dtype, kv_dtype, resolve_dtype
+from baton.engine.load_native import native_refusal
 from baton.engine.native.build import can_be_built
 from baton.engine.parallel.place import rank_refusals
-from baton.engine.prices import linear_prices
+from baton.engine.prices import EngineKind, linear_prices
 from baton.host.device import Device, choose_device, device_room
 from baton.host.sizing import blocks_total, cpu_quota, host_room, neighbour_cores, share_cores, worker_views
 from baton.kv.layout import KVLayout
@@ -76,16 +77,24 @@ def priced(config: Config, card: ModelCard, computing: Computing) -> Config:
     if config.cost.get("model", "linear") != "linear" or "kinds" in config.cost:
         return config
     workers = len(worker_views(config.topology, HostId("")))
-    threads = share_cores(workers, config.threads)[0][0] if workers else 1
+    threads = share_cores(workers, config.threads, cpu_quota())[0][0] if workers else 1
     prices = linear_prices(
         card,
-        kind="cuda" if computing.device.drivers else "native" if can_be_built() else "torch",
+        kind=_engine_kind(card, computing),
         dtype=computing.dtype,
         weights=config.weights,
         threads=threads,
         kv_token_bytes=computing.layout.token_bytes,
     )
     return msgspec.structs.replace(config, cost={**prices, **config.cost})
+
+
+def _engine_kind(card: ModelCard, computing: Computing) -> EngineKind:
+    """Say which engine is expected to serve, as `choose_engine` finds it. Nothing is built here: it takes seconds."""
+    if computing.device.drivers:
+        return "cuda"
+    refusal = native_refusal(card, computing.layout, computing.device.name)
+    return "native" if not refusal and can_be_built() else "torch"
 
 
 def limit_context(config: Config, card: ModelCard) -> ModelCard:

@@ -60,6 +60,13 @@ class NativeSources:
         except (NativeUnavailableError, OSError):
             return False
 
+    def can_be_built(self) -> bool:
+        """Tell whether the library is cached, or there is a compiler for it."""
+        try:
+            return self._cached().exists() or bool(find_compiler())
+        except (NativeUnavailableError, OSError):
+            return False
+
     def compile(self, compiler: str, path: Path, extra: tuple[str, ...] = ()) -> None:
         """Compile all units, side by side, and link them.
 

@@ -72,6 +72,34 @@ def test_a_server_fills_in_what_its_configuration_leaves_open(
     assert found["handoff_token_s"] == 0.5, "what was said stays"
 
 
+def test_who_may_use_one_core_is_not_priced_as_if_all_were_theirs(
+    card: ModelCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.host.build.cpu_quota", lambda: 1.0)
+    monkeypatch.setattr("baton.host.build.can_be_built", lambda: True)
+    config = Config(topology=Topology(mixed=1), dtype="float32", device="cpu")
+    found = priced(config, card, choose_computing(config, card)).cost
+    assert found["prefill_token_s"] == cost(card, "float32", threads=1).prefill_token_s
+
+
+def test_what_the_native_engine_does_not_serve_has_the_prices_of_the_torch_engine(
+    card: ModelCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.host.build.can_be_built", lambda: True)
+    config = Config(topology=Topology(mixed=1), device="cpu", threads=1)
+    other = replace(card, architecture="gemma2")
+    found = priced(config, other, choose_computing(config, other)).cost
+    assert found["step_overhead_s"] > cost(card, "float32").step_overhead_s
+
+
+def test_cores_make_no_gpu_faster(card: ModelCard) -> None:
+    one, many = (
+        linear_prices(card, kind="cuda", dtype="bfloat16", weights="dense", threads=threads, kv_token_bytes=1)
+        for threads in (1, 64)
+    )
+    assert one == many
+
+
 def test_another_model_of_costs_stays_as_it_is(card: ModelCard) -> None:
     config = Config(cost={"model": "fitted", "file": "my.json"})
     computing = choose_computing(config, card)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from baton.machine.compiling import NativeSources, NativeUnavailableError, find_compiler
+from baton.machine.compiling import NativeSources, NativeUnavailableError
 from baton.machine.copies import COPIES
 
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
@@ -43,15 +43,7 @@ rests on it. gcc warns of its own headers' deliberately undefined vectors, so th
 
 library_path = ENGINE.library_path
 has_to_be_built = ENGINE.has_to_be_built
-
-
-def can_be_built() -> bool:
-    """Tell whether the library is there or there is a compiler for it."""
-    try:
-        find_compiler()
-    except NativeUnavailableError:
-        return False
-    return True
+can_be_built = ENGINE.can_be_built
 
 
 if __name__ == "__main__":
