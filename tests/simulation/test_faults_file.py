@@ -72,6 +72,24 @@ def test_a_herd_comes_together_when_the_server_can_be_reached_again() -> None:
     assert herded(trace(), ()) == trace()
 
 
+def test_herds_that_follow_each_other_are_one() -> None:
+    later, sooner = Herd(at_s=4.0, for_s=4.0), Herd(at_s=2.0, for_s=3.0)
+    assert herded(trace(), (later, sooner)) == herded(trace(), (Herd(at_s=2.0, for_s=6.0),))
+
+
+@pytest.mark.parametrize("name", ["faults.toml", "faults.yaml", "faults.json"])
+def test_the_three_forms_of_a_file_say_the_same(name: str, tmp_path: Path) -> None:
+    """In YAML, a number with an exponent and no point is a word: JSON has a decoder of its own."""
+    texts = {
+        "faults.toml": "[[faults]]\ntype = 'Herd'\nat_s = 1e1\nfor_s = 5",
+        "faults.yaml": "faults:\n- {type: Herd, at_s: 10, for_s: 5}",
+        "faults.json": '{"faults": [{"type": "Herd", "at_s": 1e1, "for_s": 5}]}',
+    }
+    path = tmp_path / name
+    path.write_text(texts[name])
+    assert read_faults(path, SPEC) == (Herd(at_s=10.0, for_s=5.0),)
+
+
 def test_names_and_numbers_that_cannot_be_are_told_with_what_there_is() -> None:
     faults = (
         Kill(worker=WorkerId("decod-0"), at_s=-1.0),

@@ -45,8 +45,8 @@ def read_faults(path: Path, spec: ClusterSpec) -> tuple[TimedFault, ...]:
 
 
 def _decode(path: Path) -> tuple[TimedFault, ...]:
-    text = path.read_text()
-    raw = msgspec.toml.decode(text) if path.suffix == ".toml" else msgspec.yaml.decode(text)  # JSON is YAML too
+    decode = {".toml": msgspec.toml.decode, ".json": msgspec.json.decode}.get(path.suffix, msgspec.yaml.decode)
+    raw: object = decode(path.read_text())  # not JSON as YAML: there 1e1 is a word
     if not isinstance(raw, dict):
         raise ConfigError("it must have `faults`, a list")
     wrong = misfits(cast("dict[str, Any]", raw), FaultFile)
@@ -90,14 +90,15 @@ def _impossible(part: Struct, known: Mapping[str, Sequence[str]], place: str) ->
 
 def herded(trace: Trace, faults: Iterable[TimedFault]) -> Trace:
     """The trace as it arrives: those who could not reach the server for a while come together at the end of it."""
-    herds = [fault for fault in faults if isinstance(fault, Herd)]
+    herds = sorted((fault for fault in faults if isinstance(fault, Herd)), key=lambda herd: herd.at_s)
     if not herds:
         return trace
     return replace(trace, requests=tuple(_with_herds(request, herds) for request in trace.requests))
 
 
 def _with_herds(request: TraceRequest, herds: Sequence[Herd]) -> TraceRequest:
+    """Herds in the order of time: who would come at the end of one may meet the next."""
     for herd in herds:
         if herd.at_s <= request.at_s < herd.at_s + herd.for_s:
-            return replace(request, at_s=herd.at_s + herd.for_s)
+            request = replace(request, at_s=herd.at_s + herd.for_s)
     return request
