@@ -63,7 +63,7 @@ def play(case: Case, policies: Sequence[str], splits: Sequence[str], half: Half)
     offered_rps = len(trace.requests) / trace.requests[-1].at_s
     for policy in policies:
         tried = {split: attainment(spec, split, trace, case.slo, policy) for split in splits_of(policy, splits)}
-        split = EVEN if policy in FREE else max(tried, key=lambda name: tried[name])
+        split = EVEN if policy in FREE and EVEN in tried else max(tried, key=lambda name: tried[name])
         row = {
             "attainment_ratio": round(tried[split], 4),
             "goodput_rps": round(tried[split] * offered_rps, 3),
