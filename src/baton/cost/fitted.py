@@ -141,6 +141,11 @@ def load_fitted(text: str) -> FittedCost:
         cost = msgspec.json.decode(text, type=FittedCost)
     except msgspec.MsgspecError as error:
         raise ConfigError(f"not a fitted cost model: {error}; `fit_cost` makes one from a step profile") from error
+    return checked(cost)
+
+
+def checked(cost: FittedCost) -> FittedCost:
+    """Return a fit that came from outside. Raises ConfigError where it does not have a price for every band."""
     if len(cost.band_s) != len(BANDS) + 1:
         raise ConfigError(
             f"a fitted cost model needs {len(BANDS) + 1} prices in band_s, this one has {len(cost.band_s)}"

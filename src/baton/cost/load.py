@@ -20,6 +20,7 @@ from baton.core.names import did_you_mean
 from baton.core.ports import CostModel
 from baton.cost.heterogeneous import HeterogeneousCost
 from baton.cost.spec import SPECS, Built, KindFacts, build
+from baton.cost.step_logs import read_fitted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,36 @@ class LoadedCost:
     cost: CostModel
     kinds: Mapping[str, KindFacts]
     """By kind. Without `kinds` in the section: one, the empty name."""
+
+
+def settled(raw: Mapping[str, Any], *, folder: Path) -> dict[str, Any]:
+    """Put what the files of fitted models say into the section itself.
+
+    Workers, hosts that join and a replay get the section later and elsewhere, where those files say something else, as
+    step logs do that are begun anew, or are not there at all (INV-7). What is wrong with the rest, `load_cost` says.
+    Raises ConfigError for a file that is no fit.
+    """
+    kinds = raw.get("kinds")
+    if not isinstance(kinds, Mapping):
+        return _settled_kind(raw, folder, "cost")
+    shared = {key: value for key, value in raw.items() if key != "kinds"}
+    sections: dict[str, Any] = {}
+    for name, section in cast("Mapping[str, Any]", kinds).items():
+        own = cast("Mapping[str, Any]", section)
+        is_section = isinstance(section, Mapping)
+        sections[name] = _settled_kind({**shared, **own}, folder, f"cost.kinds.{name}") if is_section else section
+    return {"kinds": sections}
+
+
+def _settled_kind(section: Mapping[str, Any], folder: Path, where: str) -> dict[str, Any]:
+    file = section.get("file")
+    if section.get("model") != "fitted" or not isinstance(file, str) or not file or "fit" in section:
+        return dict(section)
+    try:
+        fit = read_fitted(folder / file)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    return {**{key: value for key, value in section.items() if key != "file"}, "fit": msgspec.to_builtins(fit)}
 
 
 def load_cost(raw: Mapping[str, Any], *, folder: Path) -> LoadedCost:

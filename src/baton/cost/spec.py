@@ -13,6 +13,7 @@ from baton.core.ports import CostModel
 from baton.cost.catalog import hardware, model_shape
 from baton.cost.config_json import shape_from_config
 from baton.cost.engine_profile import EngineProfile, Phase, engine_profile
+from baton.cost.fitted import FittedCost, checked
 from baton.cost.handoff import Wire
 from baton.cost.hardware import Hardware
 from baton.cost.linear import LinearCost
@@ -116,8 +117,10 @@ class LinearSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class FittedSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`model: fitted`."""
 
-    file: str
+    file: str = ""
     """A fit as `save_fitted` writes it, a step profile, a worker's step log, or the folder of them (`step_log`)."""
+    fit: FittedCost | None = None
+    """Instead of `file`: what was read there."""
 
 
 AnySpec = RooflineSpec | TableSpec | SplitwiseSpec | LinearSpec | FittedSpec
@@ -130,6 +133,12 @@ SPECS: dict[str, type[AnySpec]] = {
 }
 
 
+def _fitted(spec: FittedSpec, folder: Path) -> FittedCost:
+    if (spec.fit is None) != bool(spec.file):
+        raise ConfigError("a fitted model has one of `file` and `fit`: name a saved fit, a step profile or step logs")
+    return checked(spec.fit) if spec.fit is not None else read_fitted(folder / spec.file)
+
+
 def build(spec: AnySpec, folder: Path) -> Built:
     """Build the cost model; files are relative to `folder`. Raises ConfigError with every problem."""
     match spec:
@@ -139,7 +148,7 @@ def build(spec: AnySpec, folder: Path) -> Built:
                 raise ConfigError("\n".join(problems))
             return cost, KindFacts()
         case FittedSpec():
-            return read_fitted(folder / spec.file), KindFacts()
+            return _fitted(spec, folder), KindFacts()
         case RooflineSpec():
             return _roofline(spec, folder)
         case TableSpec():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -13,6 +14,7 @@ from baton.arena.opening import places_of
 from baton.core.config import BatchLimits, Config
 from baton.core.errors import ConfigError
 from baton.core.types import HostId, WorkerView
+from baton.cost.load import settled
 from baton.engine.card import ModelCard
 from baton.engine.dtype import Dtype, kv_dtype, resolve_dtype
 from baton.engine.load_native import native_refusal
@@ -72,10 +74,11 @@ def choose_computing(config: Config, card: ModelCard, hash_tokens: int | None = 
 def priced(config: Config, card: ModelCard, computing: Computing) -> Config:
     """Fill in what `cost` leaves open: the prices of steps of this model on the engine that is expected to serve it.
 
-    One that names another cost model than the linear one stays as it is. Prices are those of a worker of the topology.
+    One that names another cost model than the linear one stays, with what its files say. Prices are those of a worker
+    of the topology.
     """
     if config.cost.get("model", "linear") != "linear" or "kinds" in config.cost:
-        return config
+        return msgspec.structs.replace(config, cost=settled(config.cost, folder=Path()))
     workers = len(worker_views(config.topology, HostId("")))
     threads = share_cores(workers, config.threads, cpu_quota())[0][0] if workers else 1
     prices = linear_prices(

@@ -11,7 +11,7 @@ import pytest
 from baton.core.errors import ConfigError
 from baton.core.types import StepShape, WorkerId
 from baton.cost.fitted import StepPoint, StepProfile, fit_cost, save_fitted
-from baton.cost.load import load_cost
+from baton.cost.load import load_cost, settled
 from baton.cost.step_logs import POINTS_MIN, read_fitted
 from baton.worker.step_log import StepLogWriter
 
@@ -76,3 +76,28 @@ def test_what_is_none_of_them_is_told(name: str, content: str | None, words: str
         (tmp_path / name).write_text(content)
     with pytest.raises(ConfigError, match=words):
         read_fitted(tmp_path / name)
+
+
+def test_a_settled_section_says_the_same_when_the_logs_have_been_begun_anew(tmp_path: Path) -> None:
+    """A server's workers, hosts that join and the replay of its log read it later than the server, or elsewhere."""
+    write_log(tmp_path, "mixed-0", points(80))
+    raw = {"model": "fitted", "file": "mixed-0.jsonl"}
+    kinds = {"model": "fitted", "kinds": {"old": {"file": "mixed-0.jsonl"}, "new": {"model": "linear"}}}
+    expected = load_cost(raw, folder=tmp_path).cost
+    told = [settled(each, folder=tmp_path) for each in (raw, kinds)]
+    write_log(tmp_path, "mixed-0", [])
+    with pytest.raises(ConfigError, match="0 steps"):
+        load_cost(raw, folder=tmp_path)
+    alone, several = (
+        load_cost(msgspec.msgpack.decode(msgspec.msgpack.encode(each)), folder=Path("elsewhere")).cost for each in told
+    )
+    assert alone == several.on("old") == expected
+
+
+def test_a_fit_is_named_or_given_and_has_a_price_for_every_band(tmp_path: Path) -> None:
+    fit = msgspec.to_builtins(read_fitted(write_log(tmp_path, "mixed-0", points(80))))
+    for wrong in ({}, {"file": "mixed-0.jsonl", "fit": fit}):
+        with pytest.raises(ConfigError, match="cost: a fitted model has one of `file` and `fit`"):
+            load_cost({"model": "fitted", **wrong}, folder=tmp_path)
+    with pytest.raises(ConfigError, match="prices in band_s, this one has 1"):
+        load_cost({"model": "fitted", "fit": {**fit, "band_s": [1.0]}}, folder=tmp_path)

@@ -101,7 +101,7 @@ def test_cores_make_no_gpu_faster(card: ModelCard) -> None:
 
 
 def test_another_model_of_costs_stays_as_it_is(card: ModelCard) -> None:
-    config = Config(cost={"model": "fitted", "file": "my.json"})
+    config = Config(cost={"model": "roofline", "llm": "llama3-8b", "hardware": "H100-80G-SXM"})
     computing = choose_computing(config, card)
     assert priced(config, card, computing) == config
     kinds = replace(config, cost={"kinds": {"a": {"model": "linear"}}})

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from baton.cli.logs import fresh_coordinator
 from baton.core.config import Config, Plugin, PolicyConfig
 from baton.core.errors import ConfigError
+from baton.cost.fitted import FittedCost, save_fitted
 from baton.engine.resolve import resolve_model
+from baton.link.log_file import read_log
 from baton.server.assembly import assemble
 
 
@@ -27,3 +31,20 @@ def test_a_batching_policy_that_does_not_fit_is_told_at_the_start(
     config = Config(model="hash", policy=PolicyConfig(batching=Plugin(use=use, options=options)))
     with pytest.raises(ConfigError, match=words):
         assemble(config, resolve_model("hash"))
+
+
+def test_a_log_has_the_fitted_prices_and_not_the_name_of_their_file(tmp_path: Path) -> None:
+    """INV-7: the file may be another one, or gone, when the log is replayed; so may it be for a host that joins."""
+    cost = FittedCost(
+        start_s=0.01, band_s=(0.001,) * 5, sequence_s=0.0, decode_s=0.002, pair_s=0.0, context_token_s=0.0
+    )
+    fit, log = tmp_path / "fit.json", tmp_path / "decisions.log"
+    fit.write_text(save_fitted(cost))
+    config = Config(model="hash", cost={"model": "fitted", "file": str(fit)}, log=str(log))
+    parts = assemble(config, resolve_model("hash"))
+    assert parts.driver.log is not None
+    parts.driver.log.close()
+    fit.unlink()
+    header, _ = read_log(log)
+    assert fresh_coordinator(header).policies.cost == cost
+    assert "file" not in parts.config.cost
