@@ -29,6 +29,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import record
+from msgspec import structs
 from native_steps import (
     BLOCK_TOKENS,
     CONTEXT_TOKENS,
@@ -92,10 +93,10 @@ def steps(batch: int) -> dict[str, list[Slice]]:
     rng = random.Random(batch)
     prompts = [[rng.randrange(TOKEN_MAX) for _ in range(CONTEXT_TOKENS + 1)] for _ in range(batch)]
     whole = [slice_of(index, tokens, CONTEXT_TOKENS, _blocks_each()) for index, tokens in enumerate(prompts)]
-    unsampled = [dataclasses.replace(part, sample=False) for part in whole]
+    unsampled = [structs.replace(part, sample=False) for part in whole]
     prefix = whole[0].block_table[:-1]
-    shared = [dataclasses.replace(part, block_table=[*prefix, part.block_table[-1]]) for part in unsampled]
-    alone = [dataclasses.replace(part, tokens=part.tokens[:1], start=0) for part in unsampled]
+    shared = [structs.replace(part, block_table=[*prefix, part.block_table[-1]]) for part in unsampled]
+    alone = [structs.replace(part, tokens=part.tokens[:1], start=0) for part in unsampled]
     return {"whole": whole, "unsampled": unsampled, "shared": shared, "alone": alone}
 
 
