@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from baton.cli.logs import spec_of
 from baton.cli.main import main
-from baton.control.decision_log import Decision, PoolDecision
+from baton.control.decision_log import Decision, PoolDecision, SimHeader
 from baton.core.messages import CloseRequest, RequestArrived
+from baton.cost.fitted import FittedCost, save_fitted
 from baton.sim.replay_trace import replay_trace
-from baton.sim.spec import load_spec
+from baton.sim.spec import load_spec, read_spec
 from baton.workload.source import read_workload
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,3 +138,17 @@ def test_a_file_that_cannot_be_written_is_told_before_the_run(
     assert simulate(talk, *flags) == 2
     said = capsys.readouterr().err
     assert all(f"{flag} " in said for flag in ("--html", "--perfetto", "--log"))
+
+
+def test_a_log_is_replayed_without_the_file_of_its_cost_model(tmp_path: Path) -> None:
+    """INV-7: what a fitted model was made of may be something else by then."""
+    fit = FittedCost(start_s=0.01, band_s=(0.001,) * 5, sequence_s=0.0, decode_s=0.0, pair_s=0.0, context_token_s=0.0)
+    (tmp_path / "fit.json").write_text(save_fitted(fit))
+    cluster = tmp_path / "cluster.toml"
+    cluster.write_text(
+        '[[workers]]\nrole = "mixed"\nkind = "a"\n[kinds.a]\ncost = { model = "fitted", file = "fit.json" }\n'
+    )
+    spec = read_spec(cluster)
+    (tmp_path / "fit.json").unlink()
+    told = spec_of(SimHeader(cluster=msgspec.json.encode(spec).decode(), policy="baton"))
+    assert told.cost_model().on("a") == fit

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from baton.core.config import BatchLimits, Preemption, Topology
 from baton.core.errors import ConfigError
@@ -18,7 +18,7 @@ from baton.core.names import did_you_mean
 from baton.core.ports import CostModel
 from baton.core.types import HostId, Role, WorkerId, WorkerView
 from baton.cost.heterogeneous import HeterogeneousCost
-from baton.cost.load import LoadedCost, load_cost
+from baton.cost.load import LoadedCost, load_cost, settled
 from baton.cost.spec import LinearSpec
 from baton.kv.tier import TierRules
 from baton.kv.window import PromptRules, Window, request_tokens_max
@@ -355,4 +355,7 @@ def load_spec(text: str, *, form: Literal["toml", "yaml"] = "toml", folder: str 
     problems = spec.problems()
     if problems:
         raise ConfigError("\n".join(problems))
-    return spec
+    kinds = {
+        name: structs.replace(kind, cost=settled(kind.cost, folder=Path(folder))) for name, kind in spec.kinds.items()
+    }
+    return structs.replace(spec, kinds=kinds)
