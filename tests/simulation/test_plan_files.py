@@ -12,6 +12,7 @@ import pytest
 from baton.cli import serve
 from baton.cli.main import build_parser, main
 from baton.cost.catalog import hub_names, models
+from baton.cost.load import load_cost
 from baton.engine.resolve import HUB_NAME
 from baton.plan.answer import Answer, answer
 from baton.plan.files import kubernetes_yaml
@@ -42,6 +43,18 @@ def test_serve_takes_the_configuration_and_waits_for_a_host_per_worker(tmp_path:
     workers = sum(group.workers for group in found.best.groups)
     assert (config.hosts.expected, config.hosts.port) == (workers, 8001)
     assert config.topology.prefill + config.topology.decode + config.topology.mixed == 0
+
+
+def test_the_server_has_the_prices_of_the_plan_and_not_those_of_its_own_cpu(tmp_path: Path) -> None:
+    """It has no GPU, its hosts have: by its own prices an answer of 70B parameters would take seconds a token."""
+    found, path = planned(), tmp_path / "serve.toml"
+    path.write_text(serve_toml(found))
+    config = serve.configuration(build_parser().parse_args(["serve", "--config", str(path)]))
+    (decode,) = (group for group in found.best.groups if group.role == "decode")
+    (expected_s,) = decode.option.cost.decode_run_s(requests=8, context_tokens=8000, steps=1)
+    (step_s,) = load_cost(config.cost, folder=tmp_path).cost.decode_run_s(requests=8, context_tokens=8000, steps=1)
+    assert step_s == pytest.approx(expected_s)
+    assert step_s < config.slo.tpot_s
 
 
 def test_the_hosts_of_a_group_are_as_the_plan_has_them() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 from msgspec import structs
@@ -11,7 +13,7 @@ from baton.core.config import BatchLimits, Config, HostsConfig, KVConfig, Parall
 from baton.cost.catalog import hub_name, model_shape, models
 from baton.plan.answer import Answer
 from baton.plan.search import Fleet, Group
-from baton.plan.verify import BLOCK_TOKENS, batch_requests_max, step_tokens_max
+from baton.plan.verify import BLOCK_TOKENS, batch_requests_max, cost_section, step_tokens_max
 
 HTTP_PORT, HOSTS_PORT = 8000, 8001
 """Of the server: for clients, and for hosts that have joined."""
@@ -49,8 +51,26 @@ def serve_config(found: Answer) -> Config:
         ),
         kv=KVConfig(block_tokens=BLOCK_TOKENS),
         slo=SloConfig(ttft_s=slo.ttft_s, tpot_s=slo.tpot_s) if refuses(found) else SloConfig(),
+        cost=_prices(found.best),
     )
     return _with_own(config, groups[0]) if is_alone(found.best) else _with_hosts(config, found.best)
+
+
+def _prices(fleet: Fleet) -> dict[str, Any]:
+    """What the plan says of steps, of those who decode where groups differ: a promised TPOT is held against it.
+
+    Else a server without a GPU, whose hosts have them, would refuse everything by the prices of its own CPU.
+    """
+    group = next((each for each in fleet.groups if each.role != "prefill"), fleet.groups[0])
+    return cast("dict[str, Any]", _said(msgspec.to_builtins(cost_section(group, same_host=False))))
+
+
+def _said(value: object) -> object:
+    """Leave out what is none: TOML has no word for it."""
+    if not isinstance(value, Mapping):
+        return value
+    items = cast("Mapping[str, object]", value).items()
+    return {key: _said(each) for key, each in items if each is not None}
 
 
 def _with_own(config: Config, group: Group) -> Config:
@@ -136,6 +156,7 @@ def serve_toml(found: Answer) -> str:
         keys = {key: value for key, value in said.items() if value != known[key] or key in _ALWAYS}
         if section != usual:
             lines += ["", f"[{name}]", *(f"{key} = {_value(value)}" for key, value in keys.items())]
+    lines += ["", "[cost]", *(f"{key} = {_value(value)}" for key, value in config.cost.items())]
     return "\n".join(lines) + "\n"
 
 
@@ -155,4 +176,7 @@ def _host_lines(fleet: Fleet) -> list[str]:
 
 
 def _value(value: object) -> str:
+    if isinstance(value, Mapping):
+        items = cast("Mapping[str, object]", value).items()
+        return "{" + ", ".join(f"{key} = {_value(each)}" for key, each in items) + "}"
     return msgspec.json.encode(value).decode()
