@@ -46,8 +46,10 @@ def lock_folder(folder: Path) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        file = next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None)
-        why = str(error) if file is None else f"{file} is a file, and a folder is wanted"
+        why = str(error)
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            file = next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), folder)
+            why = f"{file} is a file, and a folder is wanted"
         raise StoreError(f"cannot use {folder} as a KV store: {why}; give it a folder that can be written") from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

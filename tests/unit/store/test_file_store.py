@@ -45,6 +45,19 @@ def test_a_file_is_no_folder(tmp_path: Path, below: str) -> None:
         _open(tmp_path / "taken" / below, 4)
 
 
+def test_a_folder_that_may_not_be_looked_into_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor may its neighbours be asked about then, whether they are files."""
+
+    def refuse(path: Path, **_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "mkdir", refuse)
+        patched.setattr(Path, "stat", refuse)
+        with pytest.raises(StoreError, match=r"Permission denied.*; give it a folder that can be written"):
+            _open(tmp_path / "closed", 4)
+
+
 @pytest.mark.parametrize(
     ("there", "here"),
     [
