@@ -66,4 +66,16 @@ def test_a_fleet_that_is_too_large_to_be_filled_in_seconds_says_so(gpus: int, sh
     assert fleet is not None
     played = span(fleet, found.demand, requests=400)
     assert played.requests <= PLAYED_MAX + 3
-    assert ("they may get fuller; --requests" in span_words(fleet, played, found.demand)) is short
+    words = span_words(fleet, played, found.demand)
+    assert ("they may get fuller; --requests" in words) is short
+    if short:
+        asked = int(words.partition("--requests ")[2].split()[0])
+        assert "fuller" not in span_words(fleet, span(fleet, found.demand, requests=asked), found.demand)
+
+
+@pytest.mark.parametrize("requests", [400, 5_000, 50_000])
+def test_no_fewer_are_judged_than_were_asked_for(requests: int) -> None:
+    found = search(ROOMY, hardware=[{"name": "H200", "gpus": 16}], workload={**ROOMY["workload"], "rate_rps": 640})
+    fleet = found.fleet("mixed")
+    assert fleet is not None
+    assert span(fleet, found.demand, requests=requests).judged >= requests

@@ -27,7 +27,7 @@ WARM, JUDGED, AFTER = 4.0, 8.0, 1.0
 """Lifetimes of a request that a simulation has before those that are judged, while they come, and behind them: a queue
 that grows slowly is seen late."""
 PLAYED_MAX = 6_000
-"""Requests of a simulation, where not more are asked for: it takes seconds. A fleet with many at once gets shorter
+"""Requests of a simulation, where no more are to be judged: it takes seconds. A fleet with many at once gets shorter
 spans."""
 
 
@@ -96,10 +96,10 @@ def span(fleet: Fleet, demand: Demand, *, requests: int, load: float = 1.0) -> S
 
     At least `requests` are judged.
     """
-    at_once = load * fleet.rate_rps * lifetime_s(fleet, demand)
-    wanted = (WARM * at_once, max(requests, JUDGED * at_once), AFTER * at_once)
-    share = min(1.0, max(PLAYED_MAX, requests) / sum(wanted))
-    return Span(*(ceil(share * each) for each in wanted))
+    at_once = max(1e-9, load * fleet.rate_rps * lifetime_s(fleet, demand))
+    warm, judged, after = WARM * at_once, JUDGED * at_once, AFTER * at_once
+    share = min(1.0, max(PLAYED_MAX / (warm + judged + after), requests / judged))
+    return Span(ceil(share * warm), max(requests, ceil(share * judged)), ceil(share * after))
 
 
 def lifetime_s(fleet: Fleet, demand: Demand) -> float:
@@ -116,7 +116,7 @@ def span_words(fleet: Fleet, played: Span, demand: Demand) -> str:
         return words
     return (
         f"{words}, which is {lives:.1f} lifetimes of a request and not {WARM:g}: they may get fuller; --requests "
-        f"{ceil(played.requests * WARM / lives)} plays that long"
+        f"{ceil(played.judged * WARM / lives)} plays that long"
     )
 
 
