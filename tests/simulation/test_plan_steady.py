@@ -58,7 +58,7 @@ def test_those_that_find_the_workers_empty_are_not_judged() -> None:
     assert fleet is not None
     judged = span(fleet, found.demand, requests=100, load=2.0)
     assert judged.judged < judged.requests <= PLAYED_MAX + 3
-    late = simulate(found, fleet, requests=100, seed=0, load=2.0)
+    late = simulate(found, fleet, judged, seed=0, load=2.0)
     assert late.requests == judged.judged
     assert (late.slo.attainment_ratio or 0.0) < 0.1
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from baton.metrics.summary import Results
 from baton.plan.admission import admission_words, play_admissions
-from baton.plan.search import Fleet
-from baton.plan.verify import cluster_spec, sample_trace, simulate, verify
+from baton.plan.search import Fleet, Search
+from baton.plan.verify import Span, cluster_spec, sample_trace, simulate, span, verify
 from tests.unit.plan.questions import WORKED, search
 
 
@@ -17,13 +19,31 @@ def test_a_fleet_that_promises_too_much_is_searched_for_again() -> None:
     bold = replace(search(WORKED, tp=[1]), derate=1.25)
     promised = bold.fleet("disaggregated")
     assert promised is not None
-    missed = simulate(bold, promised, requests=300, seed=1)
+    missed = simulate(bold, promised, span(promised, bold.demand, requests=300), seed=1)
     assert (missed.slo.attainment_ratio or 0.0) < 0.9
     found = verify(bold, "disaggregated", requests=300, seed=1)
     assert found is not None
     assert found.derate < 1.25
     assert found.attainment_ratio >= 0.9
     assert found.fleet.rate_rps < promised.rate_rps
+
+
+def test_a_short_look_spares_the_long_simulation_of_a_fleet_that_is_far_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It spares time and nothing else: what is found has been played whole."""
+    bold, played = replace(search(WORKED, tp=[1]), derate=1.25), list[int]()
+    monkeypatch.setattr("baton.plan.verify.LOOK_REQUESTS", 200)
+
+    def counted(search: Search, fleet: Fleet, judged: Span, **more: Any) -> Results:
+        played.append(judged.requests)
+        return simulate(search, fleet, judged, **more)
+
+    monkeypatch.setattr("baton.plan.verify.simulate", counted)
+    found = verify(bold, "disaggregated", requests=300, seed=1)
+    assert found is not None
+    assert found.attainment_ratio >= 0.9
+    assert found.span.requests == played[-1] > 250
+    assert played[0] < 250, "the first fleet was far off"
+    assert played[1] < 250, "and was not played whole"
 
 
 def test_above_its_rate_a_fleet_that_refuses_what_would_be_late_keeps_more_promises() -> None:

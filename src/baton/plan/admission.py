@@ -8,10 +8,12 @@ from typing import Literal
 from msgspec import Struct
 
 from baton.plan.search import Fleet, Search
-from baton.plan.verify import simulate
+from baton.plan.verify import simulate, span
 
 Admission = Literal["slo", "all"]
 """Refuse what is predicted to miss the SLO, or take everything while the queue has room."""
+PLAYED_MAX = 1_000
+"""Requests of a simulation: which of the two is better shows early."""
 OVERLOAD = 1.5
 """Times the planned rate: what the two differ in is seen above capacity."""
 
@@ -38,7 +40,8 @@ def play_admissions(
     """
 
     def attained(admission: Admission, load: float) -> float:
-        played = simulate(search, fleet, requests=requests, seed=seed, load=load, promised=admission == "slo")
+        judged = span(fleet, search.demand, requests=requests, load=load).shortened(PLAYED_MAX)
+        played = simulate(search, fleet, judged, seed=seed, load=load, promised=admission == "slo")
         return played.slo.attainment_ratio or 0.0
 
     found: list[Admitted] = []
