@@ -29,7 +29,7 @@ that grows slowly is seen late."""
 LOOK_REQUESTS, LOOK_MARGIN = 1_000, 0.05
 """A long simulation is played after a short one, unless that is so much below the wanted attainment: it begins with
 empty workers and flatters, so who misses it by far misses the long one."""
-PLAYED_MAX = 3_500
+PLAYED_MAX = 6_000
 """Requests of a simulation, where no more are to be judged: it takes seconds. A fleet with many at once gets shorter
 spans."""
 
