@@ -17,6 +17,7 @@ from baton.plan.page import GROUP_HEAD, plan_page
 from baton.plan.reasons import UNIT
 from baton.plan.serving import not_served, serve_toml
 from baton.plan.spec import read_question
+from baton.plan.verify import HEADROOM
 
 Subparsers = argparse._SubParsersAction  # pyright: ignore[reportPrivateUsage]
 """What `add_subparsers` returns; argparse has no public name for it."""
@@ -181,7 +182,9 @@ def _show(found: Answer) -> None:
     )
     if found.results is not None:
         ratio = found.results.slo.attainment_ratio or 0.0
-        console.print(f"simulated: {ratio:.1%} of {found.results.requests} requests met the SLO")
+        console.print(
+            f"simulated: {ratio:.1%} of {found.results.requests} requests met the SLO, at {HEADROOM:g} times the rate"
+        )
     said = (
         ("Why", found.reasons), ("Not served as planned", not_served(best)),
         ("Not recommended", found.not_recommended), ("Cannot be built", found.out),

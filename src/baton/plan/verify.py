@@ -26,6 +26,9 @@ BLOCK_TOKENS = 16
 WARM, JUDGED, AFTER = 4.0, 8.0, 1.0
 """Lifetimes of a request that a simulation has before those that are judged, while they come, and behind them: a queue
 that grows slowly is seen late."""
+HEADROOM = 1.05
+"""Times its rate that a fleet has to carry in simulation: nearer to saturation one sequence of arrivals is kept up with
+and the next is not."""
 LOOK_REQUESTS, LOOK_MARGIN = 1_000, 0.05
 """A long simulation is played after a short one, unless that is so much below the wanted attainment: it begins with
 empty workers and flatters, so who misses it by far misses the long one."""
@@ -75,7 +78,7 @@ def verify(search: Search, shape: Shape, *, requests: int, seed: int) -> Verifie
         fleet = replace(search, derate=derate).fleet(shape)
         if fleet is None or not fleet.groups:
             return last
-        whole = span(fleet, search.demand, requests=requests)
+        whole = span(fleet, search.demand, requests=requests, load=HEADROOM)
         last = _verified(search, fleet, whole.shortened(LOOK_REQUESTS), derate=derate, seed=seed)
         if last.span != whole and last.attainment_ratio >= wanted - LOOK_MARGIN:
             last = _verified(search, fleet, whole, derate=derate, seed=seed)
@@ -86,7 +89,8 @@ def verify(search: Search, shape: Shape, *, requests: int, seed: int) -> Verifie
 
 
 def _verified(search: Search, fleet: Fleet, judged: Span, *, derate: float, seed: int) -> Verified:
-    return Verified(fleet=fleet, results=simulate(search, fleet, judged, seed=seed), derate=derate, span=judged)
+    results = simulate(search, fleet, judged, seed=seed, load=HEADROOM)
+    return Verified(fleet=fleet, results=results, derate=derate, span=judged)
 
 
 def simulate(
