@@ -53,7 +53,7 @@ class LateTiers:
         while not self._closed.wait(pause_s):
             try:
                 opened = tier.open()
-            except (StoreError, ConfigError) as error:
+            except (StoreError, ConfigError, OSError) as error:  # a library of a store may let the network through
                 pause_s = min(PAUSE_S_MAX, 2 * pause_s)
                 log.warning("tier %s: %s; tried again in %g s", tier.rules.name, error, pause_s)
                 continue
