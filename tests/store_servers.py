@@ -64,5 +64,5 @@ def s3_server(bucket: str) -> Iterator[str]:
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(_free_port())]
     with _running(command, ready="Running on") as line:
         endpoint = line.split()[-1]
-        httpx.put(f"{endpoint}/{bucket}").raise_for_status()
+        httpx.put(f"{endpoint}/{bucket}", timeout=60.0).raise_for_status()  # the first request loads all that it plays
         yield endpoint
