@@ -25,7 +25,7 @@ from tests.unit.engine.native_threads import ran_ns, state_of, threads
 
 SHAPE = Shape(
     heads=6, kv_heads=3, head_dim=32, hidden=256, intermediate=512, vocab=97, windows=[0] * 8,
-    number=BFLOAT16, kv_number=BFLOAT16, block_tokens=16, form=DENSE, biased=False, normed=False,
+    number=BFLOAT16, kv_number=BFLOAT16, block_tokens=16, form=DENSE, biased=False, normed=False, steep=1.0,
 )  # fmt: skip
 TOKENS = 48
 QUIET_STEPS = 200
