@@ -38,13 +38,13 @@ from baton.bench.run import Watcher, run_bench
 from baton.core.config import Topology
 from baton.core.types import Role, WorkerId
 from baton.cost.fitted import FittedCost, StepProfile, fit_cost, save_fitted
+from baton.cost.step_logs import LoggedStep, read_step_log
 from baton.metrics.summary import RequestRecord
 from baton.policy.named import named
 from baton.sim.cells import CellJob
 from baton.sim.faults import Slow
 from baton.sim.replay_trace import play_cell
 from baton.sim.spec import ClusterSpec, SimEdge, SimKind, SimKV, SimLink, SimWorkers
-from baton.worker.step_log import LoggedStep, read_step_log
 from baton.workload.arrivals import PoissonArrivals
 from baton.workload.request import Trace, TraceRequest
 from baton.workload.schedule import with_arrivals

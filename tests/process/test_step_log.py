@@ -8,7 +8,8 @@ import pytest
 
 from baton.core.errors import ConfigError
 from baton.core.types import StepShape, WorkerId
-from baton.worker.step_log import StepLogWriter, read_step_log
+from baton.cost.step_logs import read_step_log
+from baton.worker.step_log import StepLogWriter
 from tests.serving import serving
 
 

@@ -13,8 +13,13 @@ POINTS_MIN = 50
 """Steps of which fewer say nothing: seven prices are fitted, and every fifth step is kept to tell the error."""
 
 
-class _LoggedPoint(StepPoint, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    """A line of a step log: it says more than a profile's point."""
+class LoggedStep(StepPoint, frozen=True, kw_only=True):
+    """A line of the log. `step_s` is the whole turn: commands, plan, forward pass, report."""
+
+    at_s: float
+    """When the turn began, on the clock of the host."""
+    engine_s: float
+    """The forward pass alone."""
 
 
 def read_fitted(path: Path) -> FittedCost:
@@ -44,7 +49,7 @@ def _has_points(text: str) -> bool:
 
 
 def _fit(path: Path, logs: list[Path]) -> FittedCost:
-    points = tuple(point for log in logs for point in _points(log))
+    points = tuple(step for log in logs for step in read_step_log(log) if step.step_s > 0)
     if len(points) < POINTS_MIN:
         raise ConfigError(
             f"{path}: {len(points)} steps in {len(logs)} step logs, and a fit needs {POINTS_MIN}; serve more requests "
@@ -53,11 +58,13 @@ def _fit(path: Path, logs: list[Path]) -> FittedCost:
     return fit_cost(StepProfile(engine="step logs", llm="", machine=str(path), points=points))
 
 
-def _points(log: Path) -> list[StepPoint]:
-    """The steps of a log. A last line without its end was being written: it is left out."""
-    lines = log.read_bytes().split(b"\n")[:-1]
+def read_step_log(path: Path) -> list[LoggedStep]:
+    """Read a worker's steps. A last line that was cut off is left out. Raises ConfigError for what is no such log."""
+    lines = path.read_bytes().split(b"\n")[:-1]
     try:
-        points = [msgspec.json.decode(line, type=_LoggedPoint) for line in lines]
+        return [msgspec.json.decode(line, type=LoggedStep) for line in lines]
     except msgspec.MsgspecError as error:
-        raise ConfigError(f"{log}: not a step log: {error}") from error
-    return [point for point in points if point.step_s > 0]
+        raise ConfigError(
+            f"{path} is no step log, or not a step log of this version: {error}; "
+            "`step_log` in the configuration writes one"
+        ) from error

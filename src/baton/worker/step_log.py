@@ -9,18 +9,9 @@ import msgspec
 
 from baton.core.errors import ConfigError
 from baton.core.types import StepShape, WorkerId
-from baton.cost.fitted import StepPoint
+from baton.cost.step_logs import LoggedStep
 
 _BUFFER_BYTES = 1 << 16
-
-
-class LoggedStep(StepPoint, frozen=True, kw_only=True):
-    """A line of the log. `step_s` is the whole turn: commands, plan, forward pass, report."""
-
-    at_s: float
-    """When the turn began, on the clock of the host."""
-    engine_s: float
-    """The forward pass alone."""
 
 
 class StepLogWriter:
@@ -62,12 +53,3 @@ class StepLogWriter:
         """Write what is still in memory. A worker that is killed loses its last lines."""
         with contextlib.suppress(OSError):
             self._file.close()
-
-
-def read_step_log(path: Path) -> list[LoggedStep]:
-    """Read a worker's steps. A last line that was cut off is left out. Raises ConfigError for what is no such log."""
-    lines = path.read_bytes().split(b"\n")[:-1]
-    try:
-        return [msgspec.json.decode(line, type=LoggedStep) for line in lines]
-    except msgspec.MsgspecError as error:
-        raise ConfigError(f"{path} is no step log: {error}; `step_log` in the configuration writes one") from error
