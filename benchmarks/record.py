@@ -9,7 +9,7 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,13 @@ def write(name: str, figures: dict[str, Any]) -> None:
     text = json.dumps(record, indent=2)
     (RESULTS / f"{name}.json").write_text(text + "\n")
     print(text)
+
+
+def earlier(name: str, parts: Iterable[str]) -> dict[str, Any]:
+    """Read what a result file has of these parts: a run of one of them leaves the others'."""
+    file = RESULTS / f"{name}.json"
+    figures = json.loads(file.read_text()) if file.exists() else {}
+    return {part: figures[part] for part in parts if part in figures}
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -390,7 +390,8 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    record.write("validation", {name: validate(name, args) for name in args.topology or TOPOLOGIES})
+    measured = {name: {"taken": record.environment(), **validate(name, args)} for name in args.topology or TOPOLOGIES}
+    record.write("validation", {**record.earlier("validation", TOPOLOGIES), **measured})
 
 
 if __name__ == "__main__":
