@@ -115,8 +115,10 @@ def test_a_death_that_takes_a_negative_time_is_told() -> None:
         ("[[faults]]\ntype = 'Slo'", "faults[0].type is 'Slo' (did you mean 'Slow'?): it must be one of Kill, "),
         ("[[faults]]\nworker = 'x'", "faults[0].type is missing: it must be one of Kill, "),
         ("[[faults]]\ntype = 'Herd'\nat = 1", "unknown key faults[0].at"),
-        ("[faults", "not a file of faults"),
+        ("[faults", "not a TOML file"),
         ("", "faults is missing"),
+        ("[[faults]]\ntype = 'Herd'\nat_s = -1\nfor_s = 'x'", "faults[0].at_s is -1"),
+        ("[[faults]]\ntype = 'Herd'\nat_s = -1\nfor_s = 'x'", "faults[0].for_s does not fit"),
     ],
 )
 def test_a_file_that_is_none_says_what_is_wrong(text: str, words: str, tmp_path: Path) -> None:

@@ -7,9 +7,7 @@ import asyncio
 import resource
 import signal
 import sys
-from pathlib import Path
 
-import msgspec
 import uvloop
 from rich.console import Console
 
@@ -20,11 +18,14 @@ from baton.bench.probe import TargetError
 from baton.bench.progress import watching
 from baton.bench.run import Report, Watcher, run_bench
 from baton.bench.table import facts_table, latency_table, remarks
+from baton.cli.output import STANDARD_OUTPUT, write_file, write_json
 from baton.core.errors import ConfigError
 from baton.workload.prompts import VOCAB_TOKENS
 
 Subparsers = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]
 """What `add_subparsers` returns; argparse has no public name for it."""
+
+ABOVE = "the results are above"
 
 DESCRIPTION = """Measure any server that speaks OpenAI's API.
 
@@ -103,7 +104,8 @@ def run(args: argparse.Namespace) -> int:
         _raise_open_files()
         with watching(errors) as watcher, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             report = runner.run(_stoppable(options, watcher))
-        _show(report, console)
+        if options.json != STANDARD_OUTPUT:
+            _show(report, console)
         _write(report)
     except ConfigError as error:
         _say(error)
@@ -140,17 +142,9 @@ def _show(report: Report, console: Console) -> None:
 
 def _write(report: Report) -> None:
     if report.options.json is not None:
-        text = msgspec.json.format(msgspec.json.encode(report.results), indent=2) + b"\n"
-        _write_file(report.options.json, text)
+        write_json(report.options.json, report.results, otherwise=ABOVE)
     if report.options.html is not None:
-        _write_file(report.options.html, render_html(report).encode())
-
-
-def _write_file(path: Path, content: bytes) -> None:
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}; the results are above") from error
+        write_file(report.options.html, render_html(report).encode(), otherwise=ABOVE)
 
 
 def _say(error: Exception) -> None:

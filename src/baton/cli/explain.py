@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from baton.cli.ask_server import URL, check_url, fetch
-from baton.cli.logs import fresh_coordinator, open_log, write_file
+from baton.cli.logs import fresh_coordinator, open_log
+from baton.cli.output import STANDARD_OUTPUT, wide_console, write_json
 from baton.core.errors import ConfigError
 from baton.report.explain import Explanation, Found, explain, find_requests
 from baton.report.questions import Option, Question
@@ -25,8 +25,6 @@ OPTIONS_MAX = 12
 """Workers of a question that the screen shows, in the order of the policy; `--json` has all."""
 CHOICES_MAX = 8
 """Choices of one client's request that are explained."""
-WIDTH = 120
-"""Characters of a line where nobody says how many fit."""
 
 DESCRIPTION = """Explain one request of a running server, or of a decision log: what happened to it and when, what each
 policy was asked, what it saw of every worker (load, prefix hits, age of the report), what the cost model predicted
@@ -74,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
             stories.append(explain(fresh_coordinator(header), decisions, request_id))
     if args.json is not None:
         write_json(args.json, stories[0] if len(stories) == 1 else stories)
-    if args.json != Path("-"):
+    if args.json != STANDARD_OUTPUT:
         console = wide_console()
         for story in stories:
             show(story, console)
@@ -116,21 +114,6 @@ def _nobody(request_id: str, found: Found, log: _Log) -> str:
         f"{log.name}: no request {request_id!r} among its {found.requests}{latest}{full}; "
         "give the id that the server returned as X-Request-Id"
     )
-
-
-def write_json(path: Path, value: object) -> None:
-    """Write a struct, readable; `-` is standard output. Raises ConfigError where the file cannot be written."""
-    text = msgspec.json.format(msgspec.json.encode(value), indent=2)
-    if path == Path("-"):
-        print(text.decode())  # noqa: T201
-        return
-    write_file(path, text + b"\n")
-
-
-def wide_console() -> Console:
-    """A terminal as wide as it is; a pipe or a file as wide as the tables need."""
-    console = Console()
-    return console if console.is_terminal else Console(width=max(console.width, WIDTH))
 
 
 def show(explanation: Explanation, console: Console) -> None:

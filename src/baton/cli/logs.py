@@ -70,11 +70,3 @@ def other_policies(asked: str, header: Header, cost: CostModel) -> Policies:
     """
     spec = spec_of(header) if isinstance(header, SimHeader) else ClusterSpec()
     return replace(configured_policies(policy_of(asked), spec).cluster, cost=cost)
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Raises ConfigError where the file cannot be written."""
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}; choose another file") from error

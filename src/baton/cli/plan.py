@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from baton.cli.output import json_text, write_file
 from baton.core.errors import ConfigError
+from baton.core.files import form_of, in_file, keys_of
 from baton.plan.answer import Answer, answer, report
 from baton.plan.files import cluster_yaml, group_lines, kubernetes_yaml
 from baton.plan.page import GROUP_HEAD, plan_page
@@ -128,20 +129,12 @@ def _from_here(path: str | None, file: Path | None) -> str | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-        raw = msgspec.yaml.decode(text) if path.suffix in (".yaml", ".yml") else msgspec.toml.decode(text)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read the plan: {error.strerror}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not a plan: {error}") from error
-    if not isinstance(raw, dict):
-        raise ConfigError(f'{path}: not a plan: it must be keys with values, such as llm = "llama3.1-8b"')
-    found = cast("dict[str, Any]", raw)
-    for key in ("slo", "workload"):
-        if not isinstance(found.get(key, {}), dict):
-            raise ConfigError(f"{path}: {key} must be a section: write [{key}] and its keys below")
-    return found
+    with in_file(path, "the plan"):
+        found = keys_of(path.read_text(encoding="utf-8"), form_of(path), example='llm = "llama3.1-8b"')
+        wrong = [key for key in ("slo", "workload") if not isinstance(found.get(key, {}), dict)]
+        if wrong:
+            raise ConfigError("\n".join(f"{key} must be a section: write [{key}] and its keys below" for key in wrong))
+        return found
 
 
 def _hardware(text: str) -> dict[str, Any]:
@@ -205,16 +198,12 @@ def _show(found: Answer) -> None:
 
 def _write(args: argparse.Namespace, found: Answer) -> None:
     made = (
-        (args.json, lambda: msgspec.json.format(msgspec.json.encode(report(found)), indent=2).decode() + "\n"),
+        (args.json, lambda: json_text(report(found)) + "\n"),
         (args.html, lambda: plan_page(found)),
         (args.serve_config, lambda: serve_toml(found)),
         (args.kubernetes, lambda: kubernetes_yaml(found)),
         (args.cluster, lambda: cluster_yaml(found)),
     )
     for path, make in made:
-        if path is None:
-            continue
-        try:
-            path.write_text(make(), encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot write it: {error.strerror}") from error
+        if path is not None:
+            write_file(path, make().encode())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from baton.core.config import PolicyConfig, load
-from baton.core.errors import ConfigError
+from baton.core.files import in_file
 from baton.policy.named import NAMED, named, resolve
 
 HELP = f"{', '.join(NAMED)}; or a FILE.toml: the [policy] section of a configuration, with policies of your own"
@@ -15,11 +15,5 @@ def policy_of(asked: str) -> PolicyConfig:
     """Return the policies of a name or of a `.toml` file. Raises ConfigError for what is neither."""
     if not asked.endswith(".toml"):
         return named(asked)
-    try:
-        text = Path(asked).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{asked}: cannot read the policies: {error}") from error
-    try:
-        return resolve(load(text).policy)
-    except ConfigError as error:
-        raise ConfigError("\n".join(f"{asked}: {line}" for line in str(error).splitlines())) from error
+    with in_file(asked, "the policies"):
+        return resolve(load(Path(asked).read_text(encoding="utf-8")).policy)

@@ -8,12 +8,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from baton.cli.explain import wide_console, write_json
-from baton.cli.logs import Header, block_tokens, fresh_coordinator, open_log, other_policies, write_file
+from baton.cli.logs import Header, block_tokens, fresh_coordinator, open_log, other_policies
+from baton.cli.output import STANDARD_OUTPUT, json_text, wide_console, write_file, write_json
 from baton.cli.policy_choice import HELP as POLICY_HELP
 from baton.cli.simulate_log import show_simulated, simulate_log
 from baton.control.decision_log import Decision, replay
@@ -131,8 +130,7 @@ def _replay(header: Header, decisions: Iterator[Decision]) -> int:
         "recorded": difference.recorded.commands,
         "replayed": difference.replayed,
     }
-    text = msgspec.json.format(msgspec.json.encode(shown), indent=2).decode()
-    print(f"{agreed} events agree; event {difference.index} does not:\n{text}")  # noqa: T201
+    print(f"{agreed} events agree; event {difference.index} does not:\n{json_text(shown)}")  # noqa: T201
     return 1
 
 
@@ -141,7 +139,7 @@ def _compare(args: argparse.Namespace, header: Header, decisions: Iterator[Decis
     found = compare(coordinator, decisions, other_policies(args.policy, header, coordinator.policies.cost))
     if args.json is not None:
         write_json(args.json, found)
-    if args.json != Path("-"):
+    if args.json != STANDARD_OUTPUT:
         _show(found, args.policy, args.rows, wide_console())
     return 0
 
@@ -150,7 +148,7 @@ def _simulate(args: argparse.Namespace) -> int:
     found = simulate_log(args)
     if args.json is not None:
         write_json(args.json, found)
-    if args.json != Path("-"):
+    if args.json != STANDARD_OUTPUT:
         what = [args.policy or "its policies", *([] if args.cluster is None else [f"on {args.cluster.name}"])]
         show_simulated(found, " ".join(what), wide_console())
     return 0

@@ -14,6 +14,7 @@ import msgspec
 
 from baton.core.config import Config, TierConfig, Topology, load
 from baton.core.errors import ConfigError
+from baton.core.files import in_file
 
 Section = TypeVar("Section", bound=msgspec.Struct)
 
@@ -131,10 +132,8 @@ def _with(struct: Section, given: Mapping[str, Any]) -> Section:
 
 
 def _read(path: Path) -> str:
-    try:
+    with in_file(path, "the configuration"):
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the configuration {path}: {error}") from error
 
 
 def event_loop() -> Any:  # noqa: ANN401

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from baton.bench.flags import ATTAINMENT_MIN
 from baton.cli.cells import play_cells
-from baton.cli.logs import write_file
+from baton.cli.output import STANDARD_OUTPUT, write_file, write_json
 from baton.cli.policy_choice import HELP as POLICY_HELP
 from baton.cli.policy_choice import policy_of
 from baton.control.decision_log import Decision, PoolDecision, SimHeader
@@ -84,7 +84,7 @@ def add_parser(subparsers: Subparsers, purpose: str) -> None:
     parser.add_argument(
         "--faults", type=Path, metavar="FILE", help="what goes wrong meanwhile: docs/simulator.md (.toml, .yaml, .json)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON, in seconds")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON, in seconds; - for standard output")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page: latencies, load, roles and queues")
     parser.add_argument("--perfetto", type=Path, metavar="FILE", help="write a trace for ui.perfetto.dev")
     parser.add_argument("--log", type=Path, metavar="FILE", help="write every decision, for baton explain and replay")
@@ -100,9 +100,10 @@ def run(args: argparse.Namespace) -> int:
     records = _play(args, spec, trace, faults, watching.tap)
     watching.close()
     results = summarize(records, slo=slo, wall_s=perf_counter() - started_s)
-    _show(results)
+    if args.json != STANDARD_OUTPUT:
+        _show(results)
     if args.json is not None:
-        write_file(args.json, msgspec.json.format(msgspec.json.encode(results), indent=2) + b"\n")
+        write_json(args.json, results)
     if args.perfetto is not None:
         write_file(args.perfetto, render_perfetto(watching.timeline))
     if args.html is not None:
@@ -189,7 +190,7 @@ def _read(args: argparse.Namespace) -> tuple[ClusterSpec, Trace, tuple[TimedFaul
     spec, trace = ClusterSpec(), Trace(format="", timing="absolute", requests=())
     faults: tuple[TimedFault, ...] = ()
     try:
-        spec = read_cluster(args.cluster)
+        spec = read_spec(args.cluster)
         faults = read_faults(args.faults, spec) if args.faults is not None else ()
     except ConfigError as error:
         problems.append(str(error))
@@ -208,16 +209,6 @@ def _read(args: argparse.Namespace) -> tuple[ClusterSpec, Trace, tuple[TimedFaul
     if args.rate is not None:
         trace = with_arrivals(trace, PoissonArrivals(args.rate * sessions_per_request(trace)), Random(args.seed))
     return spec, scale_rate(trace, args.rate_scale), faults
-
-
-def read_cluster(path: Path) -> ClusterSpec:
-    """Read a cluster file. Raises ConfigError with every problem, each beside the file's name."""
-    try:
-        return read_spec(path)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read the cluster: {error.strerror}") from error
-    except (ConfigError, UnicodeDecodeError) as error:
-        raise ConfigError("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from error
 
 
 def _argument_problems(args: argparse.Namespace) -> list[str]:

@@ -11,7 +11,6 @@ from rich.table import Table
 
 from baton.cli.logs import Header, block_tokens, open_log, policies_of, spec_of
 from baton.cli.policy_choice import policy_of
-from baton.cli.sim import read_cluster
 from baton.control.decision_log import LogHeader
 from baton.core.config import PolicyConfig
 from baton.core.errors import ConfigError
@@ -20,7 +19,7 @@ from baton.report.log_records import LoggedRun, Outcomes, outcomes, run_of_log
 from baton.report.log_trace import trace_of_log
 from baton.sim.log_cluster import cluster_of_log
 from baton.sim.replay_trace import replay_trace
-from baton.sim.spec import ClusterSpec
+from baton.sim.spec import ClusterSpec, read_spec
 
 OFF_RATIO_MAX = 0.25
 """A simulation of what was that is farther from it than this says little of what might have been."""
@@ -65,7 +64,7 @@ def simulate_log(args: argparse.Namespace) -> Simulated:
     def played(spec: ClusterSpec, config: PolicyConfig) -> Outcomes:
         return outcomes(replay_trace(spec, trace, policy=config, seed=args.seed or 0), targets)
 
-    asked_cluster = cluster if args.cluster is None else read_cluster(args.cluster)
+    asked_cluster = cluster if args.cluster is None else read_spec(args.cluster)
     asked_policy = policy if args.policy is None else policy_of(args.policy)
     is_other = args.cluster is not None or args.policy is not None
     log, as_logged = outcomes(run.records, targets, is_timed=not run.untimed), played(cluster, policy)

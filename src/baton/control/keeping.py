@@ -115,6 +115,11 @@ class Keeping:
 
     # ---- what stores answer
 
+    def resting(self, host: HostId) -> tuple[str, ...]:
+        """Name the tiers whose stores this host leaves alone now."""
+        pool = self.crossings.pools.get(host)
+        return tuple(sorted(pool.tiers.resting)) if pool is not None and pool.tiers is not None else ()
+
     def heard(self, host: HostId, news: TierOpened | TierRests | TierShrunk, now_s: float) -> None:
         """A host's tier has told something that nobody waits for."""
         self.at(now_s)

@@ -16,6 +16,7 @@ from typing import Any, cast
 import msgspec
 
 from baton.core.errors import ConfigError
+from baton.core.files import placed
 from baton.core.names import did_you_mean
 from baton.core.ports import CostModel
 from baton.cost.heterogeneous import HeterogeneousCost
@@ -58,7 +59,7 @@ def _settled_kind(section: Mapping[str, Any], folder: Path, where: str) -> dict[
     try:
         fit = read_fitted(folder / file)
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
+        raise ConfigError("\n".join(placed(where, error))) from error
     return {**{key: value for key, value in section.items() if key != "file"}, "fit": msgspec.to_builtins(fit)}
 
 
@@ -110,7 +111,7 @@ def _load_kind(raw: dict[str, Any], folder: Path, where: str) -> Built:
         problems.append(f"{where}: {error}")
         raise ConfigError("\n".join(problems)) from error
     except ConfigError as error:
-        problems += [f"{where}: {line}" for line in str(error).splitlines()]
+        problems += placed(where, error)
         raise ConfigError("\n".join(problems)) from error
     if problems:
         raise ConfigError("\n".join(problems))

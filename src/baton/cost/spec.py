@@ -8,6 +8,7 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from baton.core.errors import ConfigError
+from baton.core.files import in_file
 from baton.core.names import did_you_mean
 from baton.core.ports import CostModel
 from baton.cost.catalog import hardware, model_shape
@@ -158,13 +159,6 @@ def build(spec: AnySpec, folder: Path) -> Built:
             return splitwise_sim(setting), facts
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read it: {error.strerror}") from error
-
-
 def read_model(llm: str | ModelShape, folder: Path) -> ModelShape:
     """Find a model: by its name, its `config.json`, or its sizes. Raises ConfigError."""
     if isinstance(llm, ModelShape):
@@ -174,7 +168,8 @@ def read_model(llm: str | ModelShape, folder: Path) -> ModelShape:
         return llm
     if llm.endswith(".json"):
         path = folder / llm
-        return shape_from_config(_read(path), name=path.parent.name or path.stem)
+        with in_file(path, "the model"):
+            return shape_from_config(path.read_text(encoding="utf-8"), name=path.parent.name or path.stem)
     return model_shape(llm)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from baton.core.errors import ConfigError
+from baton.core.files import in_file
 from baton.cost.fitted import FittedCost, StepPoint, StepProfile, fit_cost, load_fitted, load_step_profile
 
 POINTS_MIN = 50
@@ -27,17 +28,13 @@ def read_fitted(path: Path) -> FittedCost:
 
     Raises ConfigError for a file that is none of them, or that has too few steps.
     """
-    try:
+    with in_file(path, "the prices of steps"):
         if path.is_dir():
             return _fit(path, sorted(path.glob("*.jsonl")))
         if path.suffix == ".jsonl":
             return _fit(path, [path])
         text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read it: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not a text file: {error}") from error
-    return fit_cost(load_step_profile(text)) if _has_points(text) else load_fitted(text)
+        return fit_cost(load_step_profile(text)) if _has_points(text) else load_fitted(text)
 
 
 def _has_points(text: str) -> bool:
@@ -52,7 +49,7 @@ def _fit(path: Path, logs: list[Path]) -> FittedCost:
     points = tuple(step for log in logs for step in read_step_log(log) if step.step_s > 0)
     if len(points) < POINTS_MIN:
         raise ConfigError(
-            f"{path}: {len(points)} steps in {len(logs)} step logs, and a fit needs {POINTS_MIN}; serve more requests "
+            f"{len(points)} steps in {len(logs)} step logs, and a fit needs {POINTS_MIN}; serve more requests "
             "with `step_log` set, of all lengths that count"
         )
     return fit_cost(StepProfile(engine="step logs", llm="", machine=str(path), points=points))

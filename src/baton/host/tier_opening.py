@@ -10,6 +10,7 @@ import msgspec
 
 from baton.core.config import TierConfig
 from baton.core.errors import ConfigError, StoreError
+from baton.core.files import placed
 from baton.engine.dtype import Dtype
 from baton.kv.identity import KVIdentity
 from baton.kv.layout import KVLayout
@@ -58,7 +59,7 @@ def check_tiers(configs: Sequence[TierConfig]) -> None:
         try:
             parse_store_url(config.url)
         except ConfigError as error:
-            problems += [f"tiers[{number}]: {line}" for line in str(error).splitlines()]
+            problems += placed(f"tiers[{number}]", error)
     if problems:
         raise ConfigError("\n".join(problems))
 
@@ -97,7 +98,7 @@ def open_usable_tiers(
             found.append(UnopenedTier(opens.rules(), f"tiers[{number}]: {error}", opens))
         except ConfigError as error:
             _close(found)
-            raise ConfigError(f"tiers[{number}]: {error}") from error
+            raise ConfigError("\n".join(placed(f"tiers[{number}]", error))) from error
     return found
 
 

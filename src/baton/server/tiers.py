@@ -53,8 +53,6 @@ class LiveTiers:
         self._ways: dict[HostId, Way] = {}
         self._writes: dict[tuple[HostId, int], StoreBlocks] = {}
         self._loads: dict[int, LoadBlocks] = {}
-        self._resting: set[tuple[HostId, str]] = set()
-        """Hosts and tiers whose stores are left alone."""
 
     def add_host(self, host: HostId, way: Way) -> None:
         """Know who moves a host's bytes, and have told what is in its tiers; again where those have died."""
@@ -72,8 +70,8 @@ class LiveTiers:
             self.heard(place[0], _failure(write))
         for load in [load for load in self._loads.values() if load.host == host]:
             self.heard(host, _failure(load))
-        for place in [place for place in self._resting if place[0] == host]:
-            self.heard(host, TierRests(place[1], rests=False))  # who comes next knows of no failures
+        for tier in self.keeping.resting(host) if self.keeping is not None else ():
+            self.heard(host, TierRests(tier, rests=False))  # who comes next knows of no failures
 
     def keep(self, command: StoreBlocks | DropBlocks | LoadBlocks) -> None:
         """See `Outside.keep`."""
@@ -103,16 +101,9 @@ class LiveTiers:
                     self._count_load(load, news)
                     self.keeping.loaded(load, news, now_s())
             case TierOpened() | TierRests() | TierShrunk():
-                if isinstance(news, TierRests):
-                    self._note_rest(host, news)
+                if isinstance(news, TierRests) and news.rests:
+                    self._metrics.count(TIER_RESTS, host, news.tier, amount=1)
                 self.keeping.heard(host, news, now_s())
-
-    def _note_rest(self, host: HostId, news: TierRests) -> None:
-        if news.rests:
-            self._resting.add((host, news.tier))
-            self._metrics.count(TIER_RESTS, host, news.tier, amount=1)
-        else:
-            self._resting.discard((host, news.tier))
 
     def _count_load(self, load: LoadBlocks, end: LoadEnded) -> None:
         for tier, is_whole in zip(load.tiers, end.whole, strict=True):

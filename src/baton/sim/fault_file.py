@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from baton.core.errors import ConfigError
-from baton.core.misfits import misfits
+from baton.core.files import form_of, in_file, keys_of
+from baton.core.misfits import Judge, misfits
 from baton.core.names import did_you_mean
 from baton.sim.faults import Herd, TimedFault
 from baton.sim.spec import ClusterSpec
@@ -30,62 +31,55 @@ def read_faults(path: Path, spec: ClusterSpec) -> tuple[TimedFault, ...]:
 
     Raises ConfigError with every problem, each beside the file's name.
     """
-    try:
-        faults = _decode(path)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read the faults: {error.strerror}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not a file of faults: {error}") from error
-    except ConfigError as error:
-        raise ConfigError("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from error
-    problems = fault_problems(faults, spec)
-    if problems:
-        raise ConfigError("\n".join(f"{path}: {problem}" for problem in problems))
-    return faults
-
-
-def _decode(path: Path) -> tuple[TimedFault, ...]:
-    decode = {".toml": msgspec.toml.decode, ".json": msgspec.json.decode}.get(path.suffix, msgspec.yaml.decode)
-    raw: object = decode(path.read_text())  # not JSON as YAML: there 1e1 is a word
-    if not isinstance(raw, dict):
-        raise ConfigError("it must have `faults`, a list")
-    wrong = misfits(cast("dict[str, Any]", raw), FaultFile)
-    if wrong:
-        raise ConfigError("\n".join(wrong))
-    return msgspec.convert(raw, FaultFile).faults
+    with in_file(path, "the faults"):
+        raw = keys_of(path.read_text(encoding="utf-8"), form_of(path), example="`faults`, a list")
+        problems = _problems(raw, spec)
+        if problems:
+            raise ConfigError("\n".join(problems))
+        return msgspec.convert(raw, FaultFile).faults
 
 
 def fault_problems(faults: Sequence[TimedFault], spec: ClusterSpec) -> list[str]:
     """Say what of these faults cannot strike this cluster: nobody has that name, or a time or factor is impossible."""
-    if faults and spec.cells > 1:
-        return [f"faults name the workers of one server, and the cluster has cells = {spec.cells}: play one cell"]
-    known = {
+    return _problems(msgspec.to_builtins(FaultFile(tuple(faults))), spec)
+
+
+def _problems(raw: dict[str, Any], spec: ClusterSpec) -> list[str]:
+    if spec.cells == 1 or not raw.get("faults"):
+        return misfits(raw, FaultFile, judge=_judge(spec))
+    cells = f"faults name the workers of one server, and the cluster has cells = {spec.cells}: play one cell"
+    return [*misfits(raw, FaultFile), cells]
+
+
+def _judge(spec: ClusterSpec) -> Judge:
+    """Who there is, and which times and factors can be."""
+    hosts = [*spec.hosts()]
+    known: dict[str, list[str]] = {
         "worker": [view.id for view in spec.views()],
-        "host": [*spec.hosts()],
-        "one": [*spec.hosts()],
-        "other": [*spec.hosts()],
+        "host": hosts,
+        "one": hosts,
+        "other": hosts,
         "tier": [tier.name for tier in spec.tiers],
     }
-    found: list[str] = []
-    for index, fault in enumerate(faults):
-        found += _impossible(fault, known, f"faults[{index}]")
-    return found
 
-
-def _impossible(part: Struct, known: Mapping[str, Sequence[str]], place: str) -> list[str]:
-    found: list[str] = []
-    for key, value in msgspec.structs.asdict(part).items():
-        below = f"{place}.{key}"
-        if isinstance(value, Struct):
-            found += _impossible(value, known, below)
-        elif key in known and value not in known[key]:
+    def judge(place: str, value: object) -> list[str]:
+        key = place.rpartition(".")[2]
+        if isinstance(value, str) and value not in known.get(key, [value]):
             there = ", ".join(known[key][:8]) or "none"
-            found.append(f"{below}: there is no {value!r}{did_you_mean(value, known[key])}, there is {there}")
-        elif key.endswith("_s") and not 0 <= value < math.inf:
-            found.append(f"{below} is {value}: it must be a time of 0 s or more")
-        elif key == "factor" and not 0 < value < math.inf:
-            found.append(f"{below} is {value}: it must be above 0; 2.0 makes steps take twice as long")
-    return found
+            return [f"{place}: there is no {value!r}{did_you_mean(value, known[key])}, there is {there}"]
+        if isinstance(value, float | int):
+            return _number_problems(place, key, value)
+        return []
+
+    return judge
+
+
+def _number_problems(place: str, key: str, value: float) -> list[str]:
+    if key.endswith("_s") and not 0 <= value < math.inf:
+        return [f"{place} is {value}: it must be a time of 0 s or more"]
+    if key == "factor" and not 0 < value < math.inf:
+        return [f"{place} is {value}: it must be above 0; 2.0 makes steps take twice as long"]
+    return []
 
 
 def herded(trace: Trace, faults: Iterable[TimedFault]) -> Trace:

@@ -6,13 +6,14 @@ import math
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct, structs
 
 from baton.core.config import BatchLimits, Preemption, Topology
 from baton.core.errors import ConfigError
+from baton.core.files import Form, form_of, in_file, keys_of, placed
 from baton.core.misfits import misfits
 from baton.core.names import did_you_mean
 from baton.core.ports import CostModel
@@ -312,7 +313,7 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             try:
                 self._load(kind)
             except ConfigError as error:
-                found += [f"kinds.{name}.cost: {line}" for line in str(error).splitlines()]
+                found += placed(f"kinds.{name}.cost", error)
         return found
 
 
@@ -333,22 +334,17 @@ def _bounds(low: float, high: float) -> str:
 
 
 def read_spec(path: Path) -> ClusterSpec:
-    """Read a cluster file, `.toml` or `.yaml`. Raises ConfigError with every problem, and OSError."""
-    form: Literal["toml", "yaml"] = "yaml" if path.suffix in (".yaml", ".yml") else "toml"
-    return load_spec(path.read_text(), form=form, folder=str(path.parent))
+    """Read a cluster file, `.toml`, `.yaml` or `.json`. Raises ConfigError with every problem, each beside its name."""
+    with in_file(path, "the cluster"):
+        return load_spec(path.read_text(encoding="utf-8"), form=form_of(path), folder=str(path.parent))
 
 
-def load_spec(text: str, *, form: Literal["toml", "yaml"] = "toml", folder: str = "") -> ClusterSpec:
+def load_spec(text: str, *, form: Form = "toml", folder: str = "") -> ClusterSpec:
     """Decode and check a cluster file's text. Raises ConfigError with every problem that was found, one per line."""
-    try:
-        raw = msgspec.toml.decode(text) if form == "toml" else msgspec.yaml.decode(text)
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"not a {form.upper()} file: {error}") from error
-    if not isinstance(raw, dict):
-        raise ConfigError("not a cluster: it must be keys with values, such as `topology:` with `prefill: 1` below")
+    raw = keys_of(text, form, example="`topology` with `prefill = 1` below")
     if not raw:
         raise ConfigError("the cluster file is empty: say at least how many workers there are, in `topology`")
-    wrong = misfits(cast("dict[str, Any]", raw), ClusterSpec)
+    wrong = misfits(raw, ClusterSpec)
     if wrong:
         raise ConfigError("\n".join(f"not a valid cluster: {problem}" for problem in wrong))
     spec = msgspec.convert({"folder": folder, **raw}, ClusterSpec)

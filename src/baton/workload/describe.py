@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from baton.core.errors import ConfigError
+from baton.core.misfits import misfits
 from baton.core.names import did_you_mean
 from baton.core.types import Slo
 from baton.workload.amounts import Amount, amount_problems
@@ -108,30 +108,14 @@ def load_workload(text: str) -> Workload:
         raw = msgspec.toml.decode(text)
     except msgspec.DecodeError as error:
         raise ConfigError(f"not a TOML file: {error}") from error
-    found, values = _converted(raw)
+    found = misfits(raw, Workload)
     if found:
         raise ConfigError("\n".join(found))
-    workload = Workload(**values)
+    workload = msgspec.convert(raw, Workload)
     found = _problems(workload, set(raw))
     if found:
         raise ConfigError("\n".join(found))
     return workload
-
-
-def _converted(raw: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
-    """Convert key by key, so that every wrong one is told."""
-    kinds = {field.name: field.type for field in structs.fields(Workload)}
-    found: list[str] = []
-    values: dict[str, Any] = {}
-    for key, value in raw.items():
-        if key not in kinds:
-            found.append(f"unknown key {key}{did_you_mean(key, kinds)}")
-            continue
-        try:
-            values[key] = msgspec.convert(value, kinds[key])
-        except msgspec.ValidationError as error:
-            found.append(f"{key}: {str(error).replace(' - at `$', ' - at `' + key)}")
-    return found, values
 
 
 def _problems(workload: Workload, given: set[str]) -> list[str]:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import structs
 
 from baton.core.errors import ConfigError
+from baton.core.files import in_file
 from baton.workload.describe import ServeGen, TraceCut, Workload, load_workload
 from baton.workload.formats import Fields
 from baton.workload.generate import bounded, generate
@@ -37,12 +38,8 @@ def read_workload(path: Path, *, seed: int, limit: int | None = None) -> Trace:
 
 
 def _described(path: Path) -> Workload:
-    try:
+    with in_file(path, "the workload"):
         return load_workload(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read the workload: {error.strerror}") from error
-    except (ConfigError, UnicodeDecodeError) as error:
-        raise ConfigError("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from error
 
 
 def _from_trace(folder: Path, section: TraceCut, workload: Workload, limit: int | None) -> Trace:

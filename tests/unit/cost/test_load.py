@@ -91,7 +91,7 @@ def test_nothing_fits_a_small_gpu() -> None:
         ({"tp": 4, "weights": "fp7"}, "Invalid enum value 'fp7'"),
         ({"tp": 4, "draft": {"llm": "llama3.1-8b", "acceptance_ratio": 2}}, "must be between 0 and 1"),
         ({"llm": "lama2-70b", "tp": 4}, "unknown model 'lama2-70b' (did you mean 'llama2-70b'?)"),
-        ({"llm": "nowhere/config.json", "tp": 4}, "cannot read it: No such file or directory"),
+        ({"llm": "nowhere/config.json", "tp": 4}, "cannot read the model: No such file or directory"),
     ],
 )
 def test_what_a_section_may_get_wrong(extra: dict[str, object], said: str) -> None:

@@ -68,7 +68,7 @@ def test_a_line_that_was_being_written_is_left_out(tmp_path: Path) -> None:
         ("few.jsonl", "", f"0 steps in 1 step logs, and a fit needs {POINTS_MIN}"),
         ("junk.jsonl", "{}\n", "not a step log"),
         ("other.json", "{}", "not a fitted cost model"),
-        ("none.json", None, "cannot read it"),
+        ("none.json", None, "cannot read the prices of steps: No such file"),
     ],
 )
 def test_what_is_none_of_them_is_told(name: str, content: str | None, words: str, tmp_path: Path) -> None:
