@@ -37,6 +37,24 @@ def test_it_is_simulated_logged_and_replayed(
     assert sum(other["differing"].values()) > 0
 
 
+def test_a_policy_that_was_edited_since_is_told(
+    sim: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A log names it, and holds what its file was: a replay that differs has a reason then."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = tmp_path / "edited_since.py"
+    module.write_text((POLICIES / "sticky_tenant.py").read_text())
+    own, log = tmp_path / "own.toml", str(tmp_path / "run.log")
+    own.write_text("[policy.routing]\nuse = 'edited_since:StickyTenant'\n")
+    assert main([*sim, "--policy", str(own), "--log", log]) == 0
+    assert main(["replay", log]) == 0
+    assert "has changed" not in capsys.readouterr().err
+    module.write_text(f"{module.read_text()}# one more line\n")
+    for command in (["replay", log], ["explain", "request-3", "--log", log]):
+        assert main(command) == 0
+        assert "the policy edited_since:StickyTenant is not the one that decided" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -140,6 +140,27 @@ def test_a_file_that_cannot_be_written_is_told_before_the_run(
     assert all(f"{flag} " in said for flag in ("--html", "--perfetto", "--log"))
 
 
+def test_a_log_is_replayed_without_the_config_json_of_its_model(tmp_path: Path) -> None:
+    """INV-7: on another machine there is none, and the next model may lie there by then."""
+    sizes = {
+        "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "intermediate_size": 14336, "vocab_size": 128256,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    cluster = tmp_path / "cluster.toml"
+    cluster.write_text(
+        '[[workers]]\nrole = "mixed"\nkind = "a"\n'
+        '[kinds.a]\ncost = { model = "roofline", llm = "config.json", hardware = "H100-80G-SXM" }\n'
+    )
+    expected = read_spec(cluster).cost_model().on("a")
+    told = msgspec.json.encode(read_spec(cluster)).decode()
+    (tmp_path / "config.json").unlink()
+    assert str(tmp_path) not in told
+    found = spec_of(SimHeader(cluster=told, policy="baton")).cost_model().on("a")
+    assert found == expected
+    assert found.prefill_s(new_tokens=1000, cached_tokens=0) > 0
+
+
 def test_a_log_is_replayed_without_the_file_of_its_cost_model(tmp_path: Path) -> None:
     """INV-7: what a fitted model was made of may be something else by then."""
     fit = FittedCost(start_s=0.01, band_s=(0.001,) * 5, sequence_s=0.0, decode_s=0.0, pair_s=0.0, context_token_s=0.0)

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.cli.ask_server import URL, check_url, fetch
-from baton.cli.logs import fresh_coordinator, open_log
-from baton.cli.output import STANDARD_OUTPUT, wide_console, write_json
+from baton.cli.logs import changed_policies, fresh_coordinator, open_log
+from baton.cli.output import STANDARD_OUTPUT, warn, wide_console, write_json
 from baton.core.errors import ConfigError
 from baton.report.explain import Explanation, Found, explain, find_requests
 from baton.report.questions import Option, Question
@@ -63,7 +63,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
 def run(args: argparse.Namespace) -> int:
     """Explain. Raises BatonError where the log, the server or the request cannot be found."""
     with _log(args) as log:
-        found = find_requests(open_log(log.path)[1], args.request_id)
+        header, decisions = open_log(log.path, log.name)
+        warn(changed_policies(header))
+        found = find_requests(decisions, args.request_id)
         if not found.ids:
             raise ConfigError(_nobody(args.request_id, found, log))
         stories: list[Explanation] = []

@@ -15,6 +15,7 @@ from baton.control.coordinator import Coordinator
 from baton.control.decision_log import Decision, LogHeader, SimHeader
 from baton.core.config import PolicyConfig
 from baton.core.errors import ConfigError
+from baton.core.plugin import source_digests
 from baton.core.ports import CostModel
 from baton.cost.load import load_cost
 from baton.link.log_file import read_log
@@ -26,9 +27,19 @@ from baton.sim.spec import ClusterSpec
 Header = LogHeader | SimHeader
 
 
-def open_log(path: Path) -> tuple[Header, Iterator[Decision]]:
-    """Raises ConfigError for what is no log, here or while it is read."""
-    return read_log(path)
+def open_log(path: Path, name: str = "") -> tuple[Header, Iterator[Decision]]:
+    """Raises ConfigError for what is no log, here or while it is read. `name`: what its reader calls it."""
+    return read_log(path, name)
+
+
+def changed_policies(header: Header) -> list[str]:
+    """Say which policies of the user's own are not what they were when the log was written."""
+    now = source_digests(header.sources)
+    return [
+        f"the policy {use} is not the one that decided: its file has changed since the log was written"
+        for use, digest in header.sources.items()
+        if now.get(use) != digest
+    ]
 
 
 def fresh_coordinator(header: Header) -> Coordinator:

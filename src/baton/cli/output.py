@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -14,6 +16,12 @@ WIDTH = 120
 
 STANDARD_OUTPUT = Path("-")
 """What `--json -` names: the JSON is then all that is printed there."""
+
+
+def warn(remarks: Iterable[str]) -> None:
+    """Tell what the reader should know, beside what a program may read."""
+    for remark in remarks:
+        print(f"baton: {remark}", file=sys.stderr)  # noqa: T201
 
 
 def write_file(path: Path, content: bytes, *, otherwise: str = "choose another file") -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from baton.cli.logs import Header, block_tokens, fresh_coordinator, open_log, other_policies
-from baton.cli.output import STANDARD_OUTPUT, json_text, wide_console, write_file, write_json
+from baton.cli.logs import Header, block_tokens, changed_policies, fresh_coordinator, open_log, other_policies
+from baton.cli.output import STANDARD_OUTPUT, json_text, warn, wide_console, write_file, write_json
 from baton.cli.policy_choice import HELP as POLICY_HELP
 from baton.cli.simulate_log import show_simulated, simulate_log
 from baton.control.decision_log import Decision, replay
@@ -89,10 +88,10 @@ def run(args: argparse.Namespace) -> int:
         code = _simulate(args)
     else:
         code = _compare(args, header, decisions) if args.policy is not None else _replay(header, decisions)
+    warn(changed_policies(header))
     cut = cut_bytes(args.log)
     if cut:
-        words = f"{args.log} ends in the middle of an entry, {cut} bytes of which are there: what followed is not in it"
-        print(f"baton: {words}", file=sys.stderr)  # noqa: T201
+        warn([f"{args.log} ends in the middle of an entry, {cut} bytes of which are there: what followed is not in it"])
     return 1 if cut else code
 
 

@@ -24,6 +24,7 @@ from baton.core.errors import ConfigError
 from baton.core.types import Slo
 from baton.link.log_file import LogWriter
 from baton.metrics.summary import Distribution, RequestRecord, Results, SloTargets, summarize
+from baton.policy.named import own_sources
 from baton.report.perfetto import render_perfetto
 from baton.report.run_page import RunPage, render_run
 from baton.report.timeline import Timeline
@@ -155,7 +156,9 @@ class _Watching:
         self._drawn = args.html is not None or args.perfetto is not None
         self._log = None
         if args.log is not None:
-            header = SimHeader(cluster=msgspec.json.encode(spec).decode(), policy=policy_of(args.policy))
+            policy = policy_of(args.policy)
+            cluster = msgspec.json.encode(spec).decode()
+            header = SimHeader(cluster=cluster, policy=policy, sources=own_sources(policy))
             self._log = LogWriter(args.log, header, LOG_BYTES_MAX)
         self.tap = self._take if self._drawn or self._log is not None else None
         """None: nobody wants any, and the run need not make them."""

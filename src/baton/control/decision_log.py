@@ -25,8 +25,9 @@ from baton.core.types import HostId
 from baton.core.ways import WayWanted
 from baton.kv.window import Window
 
-LOG_VERSION = 2
-"""2: whom scaling starts has a name."""
+LOG_VERSION = 3
+"""Raised with every change of what stands in a log, which a test notices. 3: which way KV goes is asked by an entry, and
+what the files say that a configuration names stands in the header. 2: whom scaling starts has a name."""
 
 
 class LogHeader(Struct, frozen=True, kw_only=True, tag=True):
@@ -40,6 +41,8 @@ class LogHeader(Struct, frozen=True, kw_only=True, tag=True):
     """The configuration's section: policies choose by it."""
     window: Window | None = None
     """How far back the model sees, where no layer sees everything."""
+    sources: dict[str, str] = {}
+    """Of every policy that is not ours, by its `module:Class`: the digest of its source. See `source_digests`."""
 
 
 class SimHeader(Struct, frozen=True, kw_only=True, tag=True):
@@ -49,6 +52,8 @@ class SimHeader(Struct, frozen=True, kw_only=True, tag=True):
     cluster: str
     """The simulator's `ClusterSpec` as JSON."""
     policy: PolicyConfig | str
+    sources: dict[str, str] = {}
+    """See `LogHeader.sources`."""
 
 
 class Decision(Struct, frozen=True, tag=True):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from hashlib import sha256
+from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -27,6 +29,23 @@ def load_plugin(spec: str, options: Mapping[str, Any], *, expects: type[Port]) -
     except (TypeError, ValueError, LookupError) as error:
         raise ConfigError(f"plug-in {spec}: its constructor refused the options {dict(options)}: {error}") from error
     return check_port(spec, made, expects)
+
+
+def source_digests(specs: Iterable[str]) -> dict[str, str]:
+    """Digest the source of every plug-in that is not ours: SHA-256 of its module's file, in hex.
+
+    Modules that it imports itself are not looked at, and one without a file has none. Raises ConfigError where it
+    cannot be imported.
+    """
+    digests: dict[str, str] = {}
+    for spec in sorted(set(specs)):
+        module_name = spec.partition(":")[0]
+        if module_name.partition(".")[0] == __name__.partition(".")[0]:
+            continue
+        file = _import(spec, module_name).__file__
+        if file is not None:
+            digests[spec] = sha256(Path(file).read_bytes()).hexdigest()
+    return digests
 
 
 def check_port(spec: str, made: object, expects: type[Port]) -> Port:

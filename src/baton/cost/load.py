@@ -20,7 +20,7 @@ from baton.core.files import placed
 from baton.core.names import did_you_mean
 from baton.core.ports import CostModel
 from baton.cost.heterogeneous import HeterogeneousCost
-from baton.cost.spec import SPECS, Built, KindFacts, build
+from baton.cost.spec import SPECS, Built, KindFacts, build, is_model_file, read_model
 from baton.cost.step_logs import read_fitted
 
 
@@ -34,11 +34,11 @@ class LoadedCost:
 
 
 def settled(raw: Mapping[str, Any], *, folder: Path) -> dict[str, Any]:
-    """Put what the files of fitted models say into the section itself.
+    """Put what the files say that the section names into the section itself: a fitted model's, a model's sizes.
 
     Workers, hosts that join and a replay get the section later and elsewhere, where those files say something else, as
     step logs do that are begun anew, or are not there at all (INV-7). What is wrong with the rest, `load_cost` says.
-    Raises ConfigError for a file that is no fit.
+    Raises ConfigError for a file that is no fit, or no model.
     """
     kinds = raw.get("kinds")
     if not isinstance(kinds, Mapping):
@@ -53,14 +53,16 @@ def settled(raw: Mapping[str, Any], *, folder: Path) -> dict[str, Any]:
 
 
 def _settled_kind(section: Mapping[str, Any], folder: Path, where: str) -> dict[str, Any]:
-    file = section.get("file")
-    if section.get("model") != "fitted" or not isinstance(file, str) or not file or "fit" in section:
-        return dict(section)
+    found, llm, file = dict(section), section.get("llm"), section.get("file")
     try:
-        fit = read_fitted(folder / file)
+        if isinstance(llm, str) and is_model_file(llm):
+            found["llm"] = msgspec.to_builtins(read_model(llm, folder))
+        if section.get("model") == "fitted" and isinstance(file, str) and file and "fit" not in section:
+            found["fit"] = msgspec.to_builtins(read_fitted(folder / file))
+            del found["file"]
     except ConfigError as error:
         raise ConfigError("\n".join(placed(where, error))) from error
-    return {**{key: value for key, value in section.items() if key != "file"}, "fit": msgspec.to_builtins(fit)}
+    return found
 
 
 def load_cost(raw: Mapping[str, Any], *, folder: Path) -> LoadedCost:

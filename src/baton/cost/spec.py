@@ -79,7 +79,7 @@ class TableSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     profile: str
     """splitwise, distserve or vidur."""
-    llm: str
+    llm: str | ModelShape
     hardware: str = "A100-80G-SXM"
     tp: int = 1
     pp: int = 1
@@ -93,7 +93,7 @@ class TableSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class SplitwiseSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`model: splitwise-sim`."""
 
-    llm: str
+    llm: str | ModelShape
     hardware: str
     tp: int = 8
     prompt_factor: float = 1.0
@@ -153,10 +153,15 @@ def build(spec: AnySpec, folder: Path) -> Built:
         case RooflineSpec():
             return _roofline(spec, folder)
         case TableSpec():
-            return _table(spec)
+            return _table(spec, folder)
         case SplitwiseSpec():
-            setting, facts = _setting(spec)
+            setting, facts = _setting(spec, folder)
             return splitwise_sim(setting), facts
+
+
+def is_model_file(llm: str) -> bool:
+    """A model is named by its `config.json`, not as the catalogue names it."""
+    return llm.endswith(".json")
 
 
 def read_model(llm: str | ModelShape, folder: Path) -> ModelShape:
@@ -166,7 +171,7 @@ def read_model(llm: str | ModelShape, folder: Path) -> ModelShape:
         if problems:
             raise ConfigError("\n".join(problems))
         return llm
-    if llm.endswith(".json"):
+    if is_model_file(llm):
         path = folder / llm
         with in_file(path, "the model"):
             return shape_from_config(path.read_text(encoding="utf-8"), name=path.parent.name or path.stem)
@@ -259,9 +264,9 @@ def facts_of(cost: RooflineCost) -> KindFacts:
     )
 
 
-def _setting(spec: TableSpec | SplitwiseSpec) -> tuple[Setting, KindFacts]:
+def _setting(spec: TableSpec | SplitwiseSpec, folder: Path) -> tuple[Setting, KindFacts]:
     """The facts are those of the same worker under the roofline: a table knows no memory."""
-    model, gpu = _named(spec.llm, spec.hardware, Path())
+    model, gpu = _named(spec.llm, spec.hardware, folder)
     pp = spec.pp if isinstance(spec, TableSpec) else 1
     likeness = RooflineCost(model=model, hardware=gpu, parallel=Parallel(tp=spec.tp, pp=pp), engine=IDEAL)
     facts = facts_of(likeness)
@@ -276,8 +281,8 @@ def _setting(spec: TableSpec | SplitwiseSpec) -> tuple[Setting, KindFacts]:
     return setting, facts
 
 
-def _table(spec: TableSpec) -> Built:
-    setting, facts = _setting(spec)
+def _table(spec: TableSpec, folder: Path) -> Built:
+    setting, facts = _setting(spec, folder)
     match spec.profile:
         case "splitwise":
             return splitwise_table(setting), facts

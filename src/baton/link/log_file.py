@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from io import SEEK_CUR
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
+from msgspec import Struct
 
 from baton.control.decision_log import LOG_VERSION, Decision, LogEntry, LogHeader, SimHeader
 from baton.core.errors import ConfigError
@@ -66,16 +67,47 @@ class LogWriter:
         self._file.close()
 
 
-def read_log(path: Path) -> tuple[LogHeader | SimHeader, Iterator[Decision]]:
+class _AnyHeader(Struct):
+    """What the header of every version has."""
+
+    type: str = ""
+    version: int = 0
+
+
+def read_log(path: Path, name: str = "") -> tuple[LogHeader | SimHeader, Iterator[Decision]]:
     """Open a log. A last entry that was cut off by a crash is left out.
 
-    Raises ConfigError for what is no such log, here or while it is read.
+    `name`: what its reader calls it, where that is not the path. Raises ConfigError for what is no such log, or one of
+    another version, here or while it is read.
     """
-    entries = _entries(path)
-    header = next(entries, None)
-    if not isinstance(header, LogHeader | SimHeader) or header.version != LOG_VERSION:
-        raise ConfigError(f"{path} is no decision log of version {LOG_VERSION}; `baton serve --log FILE` writes one")
-    return header, (entry for entry in entries if isinstance(entry, Decision))
+    name = name or str(path)
+    payloads = _payloads(path, name)
+    first = next(payloads, b"")
+    _check_version(first, name)
+    header, decisions = _decoded([first], name), _decoded(payloads, name)
+    return next(entry for entry in header if not isinstance(entry, Decision)), (
+        entry for entry in decisions if isinstance(entry, Decision)
+    )
+
+
+def _check_version(first: bytes, name: str) -> None:
+    """Tell a log of another version from what is none: its entries may be of kinds that are not known here."""
+    try:
+        header = msgspec.msgpack.decode(first, type=_AnyHeader)
+    except msgspec.MsgspecError as error:
+        raise _no_log(name, error) from error
+    if header.type not in (LogHeader.__name__, SimHeader.__name__):
+        raise _no_log(name, "it does not begin with the header of one")
+    if header.version != LOG_VERSION:
+        by = "an older Baton" if header.version < LOG_VERSION else "a newer Baton"
+        raise ConfigError(
+            f"{name} is a decision log of version {header.version}, by {by}, and this one reads version {LOG_VERSION}: "
+            "read it with the Baton that wrote it, or write it anew (`baton serve --log FILE`, `baton sim --log FILE`)"
+        )
+
+
+def _no_log(name: str, why: object) -> ConfigError:
+    return ConfigError(f"{name} is no decision log: {why}; `baton serve --log FILE` writes one")
 
 
 def cut_bytes(path: Path) -> int:
@@ -90,13 +122,20 @@ def cut_bytes(path: Path) -> int:
         return len(head)
 
 
-def _entries(path: Path) -> Iterator[LogEntry]:
-    decoder = msgspec.msgpack.Decoder(LogEntry)
+def _payloads(path: Path, name: str) -> Iterator[bytes]:
     reader = FrameReader()
     try:
         with path.open("rb") as file:
             while data := file.read(_READ_BYTES):
-                for payload in reader.feed(data):
-                    yield decoder.decode(payload)
-    except (ValueError, OSError) as error:  # msgspec.DecodeError is a ValueError
-        raise ConfigError(f"{path} is no decision log: {error}; `baton serve --log FILE` writes one") from error
+                yield from reader.feed(data)
+    except (ValueError, OSError) as error:
+        raise _no_log(name, error) from error
+
+
+def _decoded(payloads: Iterable[bytes], name: str) -> Iterator[LogEntry]:
+    decoder = msgspec.msgpack.Decoder(LogEntry)
+    try:
+        for payload in payloads:
+            yield decoder.decode(payload)
+    except msgspec.MsgspecError as error:
+        raise _no_log(name, error) from error

@@ -10,6 +10,7 @@ from msgspec.structs import asdict, replace
 from baton.core.config import Plugin, PolicyConfig
 from baton.core.errors import ConfigError
 from baton.core.names import did_you_mean
+from baton.core.plugin import source_digests
 
 _P = "baton.policy"
 TAKE_ALL = Plugin(use=f"{_P}.baselines:TakeAll")
@@ -83,6 +84,11 @@ def plugin_names(policy: PolicyConfig) -> dict[str, str]:
     """Return what is used for each family, and the set's own name under `name` where it has one."""
     plugins = {family: use.use for family, use in asdict(policy).items() if isinstance(use, Plugin)}
     return {"name": policy.name, **plugins} if policy.name else plugins
+
+
+def own_sources(policy: PolicyConfig) -> dict[str, str]:
+    """Digest the sources of the policies that are the user's own. See `source_digests`."""
+    return source_digests(use for family, use in plugin_names(policy).items() if family != "name")
 
 
 def resolve(policy: PolicyConfig) -> PolicyConfig:

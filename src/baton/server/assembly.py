@@ -26,7 +26,7 @@ from baton.kv.window import PromptRules, Window
 from baton.link.log_file import LogWriter
 from baton.metrics.registry import Metrics
 from baton.policy.batching import BatchingPolicy
-from baton.policy.named import plugin_names, resolve
+from baton.policy.named import own_sources, plugin_names, resolve
 from baton.server.driver import Driver
 from baton.server.gateway import LiveGateway
 from baton.server.hooks import Hooks, load_hooks
@@ -95,6 +95,7 @@ def assemble(config: Config, card: ModelCard) -> Parts:
             attempts_max=attempts_max,
             cost=config.cost,
             window=window_of(card),
+            sources=own_sources(config.policy),
         )
         driver.log = LogWriter(Path(config.log), header, config.log_bytes_max)
     return Parts(config, card, driver, gateway, metrics, hooks, computing, own, tiers, own_tiers)

@@ -351,7 +351,6 @@ def load_spec(text: str, *, form: Form = "toml", folder: str = "") -> ClusterSpe
     problems = spec.problems()
     if problems:
         raise ConfigError("\n".join(problems))
-    kinds = {
-        name: structs.replace(kind, cost=settled(kind.cost, folder=Path(folder))) for name, kind in spec.kinds.items()
-    }
-    return structs.replace(spec, kinds=kinds)
+    here = Path(spec.folder)
+    kinds = {name: structs.replace(kind, cost=settled(kind.cost, folder=here)) for name, kind in spec.kinds.items()}
+    return structs.replace(spec, kinds=kinds, folder="")  # whatever was named there is in it now

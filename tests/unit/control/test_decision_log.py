@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from hashlib import sha256
+
 import msgspec
 import pytest
 
 from baton.control.build import build_coordinator
 from baton.control.coordinator import Coordinator
-from baton.control.decision_log import Decision, LogEntry, LogHeader, decided, replay
+from baton.control.decision_log import LOG_VERSION, Decision, LogEntry, LogHeader, decided, replay
 from baton.core.config import Plugin, PolicyConfig
 from baton.core.errors import ConfigError
 from baton.core.messages import (
@@ -36,6 +39,26 @@ SALT = "known-to-one-tenant"
 HASHES = (BlockHash(b"one"), BlockHash(b"two"))
 ROAD = RoadView(expected_s=0.1, is_measured=True)
 """On which nothing has ever failed."""
+
+
+FORMAT = (3, "TO-BE-FILLED")
+"""The version of the log, and the digest of what may stand in one of that version."""
+
+
+def bare(schema: object, *, names: bool = False) -> object:
+    """A schema without what is said about it in words, and without defaults: old logs are read alike, whatever these say."""
+    if isinstance(schema, dict):
+        kept = {key: part for key, part in schema.items() if names or key not in ("title", "description", "default")}
+        return {key: bare(part, names=not names and key in ("properties", "$defs")) for key, part in kept.items()}
+    return [bare(part) for part in schema] if isinstance(schema, list) else schema
+
+
+def test_a_change_of_the_format_raises_the_version() -> None:
+    """A log of another format would be read wrongly, or refused with words that help nobody."""
+    digest = sha256(json.dumps(bare(msgspec.json.schema(LogEntry)), sort_keys=True).encode()).hexdigest()[:16]
+    assert (LOG_VERSION, digest) == FORMAT, (
+        "what stands in decision logs has changed: raise LOG_VERSION, say there what is new, and write both here"
+    )
 
 
 def fresh(header: LogHeader = HEADER) -> Coordinator:

@@ -34,6 +34,28 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert list(decisions) == DECISIONS
 
 
+@pytest.mark.parametrize(
+    ("version", "by"), [(LOG_VERSION - 1, "an older Baton"), (1, "an older Baton"), (LOG_VERSION + 1, "a newer Baton")]
+)
+def test_a_log_of_another_version_says_what_to_do(version: int, by: str, tmp_path: Path) -> None:
+    """Whatever its entries are: they may be of kinds that nobody knows here."""
+    path = tmp_path / "log"
+    header = {"type": "LogHeader", "version": version, "plan": "unknown"}
+    path.write_bytes(frame(msgspec.msgpack.encode(header)) + frame(b"\x00"))
+    with pytest.raises(ConfigError) as caught:
+        read_log(path)
+    said = str(caught.value)
+    assert f"{path} is a decision log of version {version}, by {by}, and this one reads version {LOG_VERSION}" in said
+    assert "write it anew" in said
+
+
+def test_a_log_is_called_what_its_reader_calls_it(tmp_path: Path) -> None:
+    """One that a server has sent lies in a file that nobody knows of."""
+    (tmp_path / "log").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"^http://server is no decision log"):
+        read_log(tmp_path / "log", "http://server")
+
+
 def test_a_log_ends_at_its_bound_with_a_whole_entry(tmp_path: Path) -> None:
     """INV-9: however long the server runs."""
     path = tmp_path / "log"
