@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -23,6 +22,7 @@ from baton.control.decision_log import Decision, PoolDecision, SimHeader
 from baton.core.errors import ConfigError
 from baton.core.types import Slo
 from baton.link.log_file import LogWriter
+from baton.machine.cores import usable_cores
 from baton.metrics.summary import Distribution, RequestRecord, Results, SloTargets, summarize
 from baton.policy.named import own_sources
 from baton.report.perfetto import render_perfetto
@@ -134,7 +134,7 @@ def _play(
     if faults:
         job = CellJob(spec=spec, trace=trace, policy=policy, seed=args.seed, slo=promise, faults=faults)
         return play_cell(job, tap)
-    processes = min(spec.cells, args.processes or len(os.sched_getaffinity(0)))
+    processes = min(spec.cells, args.processes or usable_cores())
     if processes > 1 and tap is None:
         return play_cells(spec, trace, policy=policy, seed=args.seed, slo=promise, processes=processes)
     return replay_trace(spec, trace, policy=policy, seed=args.seed, slo=promise, tap=tap)

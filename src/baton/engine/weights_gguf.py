@@ -7,7 +7,6 @@ several times faster; the result is the same to the last bit (a test holds it).
 from __future__ import annotations
 
 import math
-import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from baton.engine.gguf_names import GGUFName, gguf_name, split_kv_b
 from baton.engine.model_config import ModelConfig
 from baton.engine.quantized import QuantizedMatrix, from_gguf
 from baton.engine.stored import BFLOAT16, PIECE_ITEMS, to_float32
+from baton.machine.cores import usable_cores
 
 BLOCK_ITEMS = 32
 LOW_HALVES = np.uint64(0x0F0F0F0F0F0F0F0F)
@@ -110,9 +110,9 @@ def _part(tensor: GGUFTensor, expert: int | None) -> GGUFTensor:
 
 
 def _in_pieces(blocks: np.ndarray, unpack: Callable[[np.ndarray, np.ndarray], None]) -> np.ndarray:
-    """Unpack [blocks, bytes of a block] to [blocks, 32] float32, on all cores of this process."""
+    """Unpack [blocks, bytes of a block] to [blocks, 32] float32, on as many cores as this process may use."""
     values = np.empty((len(blocks), BLOCK_ITEMS), dtype=np.float32)
-    size, shares = PIECE_ITEMS // BLOCK_ITEMS, len(os.sched_getaffinity(0))
+    size, shares = PIECE_ITEMS // BLOCK_ITEMS, usable_cores()
 
     def unpack_share(share: int) -> None:
         for start in range(share * size, len(blocks), shares * size):

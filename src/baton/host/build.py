@@ -22,9 +22,10 @@ from baton.engine.native.build import can_be_built
 from baton.engine.parallel.place import rank_refusals
 from baton.engine.prices import EngineKind, linear_prices
 from baton.host.device import Device, choose_device, device_room
-from baton.host.sizing import blocks_total, cpu_quota, host_room, neighbour_cores, share_cores, worker_views
+from baton.host.sizing import blocks_total, host_room, neighbour_cores, share_cores, worker_views
 from baton.kv.layout import KVLayout
 from baton.link.setup import WorkerSetup
+from baton.machine.cores import cpu_quota
 
 GROWTH_TOKENS_MAX = 2**20
 """More than a request can grow by: its own longest output bounds what it gets."""

@@ -14,6 +14,7 @@ from baton.core.errors import ConfigError
 from baton.core.types import HostId, Role, WorkerId, WorkerView
 from baton.engine.card import ModelCard
 from baton.kv.layout import KVLayout
+from baton.machine.cores import own_cores
 
 _ARENA_BYTES_DEFAULT = 2 * 2**30
 _CONTEXTS_MAX = 64
@@ -102,29 +103,6 @@ def memory_free_bytes() -> int:
     return free
 
 
-def cpu_quota(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
-    """Say how many cores' time this process may use: the least that its control group and those around it allow.
-
-    Infinity where nothing is limited. Source: Linux, Documentation/admin-guide/cgroup-v2.rst, `cpu.max`.
-    """
-    try:
-        lines = own.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return math.inf
-    path = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "/")
-    folder = groups / path.lstrip("/")
-    return min(_quota_of(each) for each in (folder, *folder.parents) if each.is_relative_to(groups))
-
-
-def _quota_of(group: Path) -> float:
-    """Read `cpu.max`: microseconds of CPU time, or `max`, in every period of so many."""
-    try:
-        time_us, period_us = (group / "cpu.max").read_text(encoding="ascii").split()
-        return math.inf if time_us == "max" else int(time_us) / int(period_us)
-    except (OSError, ValueError):
-        return math.inf  # no such group, as at the root, or none of version 2
-
-
 def share_cores(workers: int, threads: int, quota: float = math.inf) -> list[tuple[int, tuple[int, ...]]]:
     """Divide this process's cores among the workers: (threads, cores to pin to) for each.
 
@@ -132,7 +110,7 @@ def share_cores(workers: int, threads: int, quota: float = math.inf) -> list[tup
     With fewer cores than threads nobody is pinned. Nor where a quota of so many cores' time is less than the cores:
     then they are others' too, who would be pinned to the same ones.
     """
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    cores = own_cores()
     each = threads or max(1, math.ceil(min(quota, len(cores))) // workers)
     if quota < len(cores) or each * workers > len(cores) or not hasattr(os, "sched_setaffinity"):
         return [(each, ())] * workers

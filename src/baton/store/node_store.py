@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +9,7 @@ from typing import TypeVar
 
 from baton.core.errors import StoreError
 from baton.core.types import BlockHash
+from baton.machine.cores import usable_cores
 from baton.store import node_wire as wire
 from baton.store.checksum import PART_BYTES, fingerprint_digest
 from baton.store.node_link import Block, Dialer, Link
@@ -45,7 +45,7 @@ class NodeStore:
         self._streams = streams
         self._threads = ThreadPoolExecutor(streams, thread_name_prefix="baton-pool")
         hello = wire.HELLO.pack(wire.MAGIC, fingerprint_digest(layout_fingerprint), block_bytes)
-        shares = min(streams, len(os.sched_getaffinity(0))) if shares_memory else 0
+        shares = min(streams, usable_cores()) if shares_memory else 0
         self._copiers = ThreadPoolExecutor(max(1, shares), thread_name_prefix="baton-pool-copy")
         self._dialer = Dialer((host, port), hello, self._copiers, shares=shares)
         self._idle: queue.LifoQueue[Link] = queue.LifoQueue()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -17,7 +16,6 @@ from baton.core.types import HostId
 from baton.engine.hash_engine import hash_card
 from baton.host.sizing import (
     blocks_total,
-    cpu_quota,
     host_room,
     memory_free_bytes,
     neighbour_cores,
@@ -92,32 +90,6 @@ def test_under_a_quota_there_are_threads_for_that_much_time_and_nobody_is_pinned
 
 def test_a_quota_of_all_cores_is_none() -> None:
     assert share_cores(1, 0, float(CORES)) == share_cores(1, 0)
-
-
-@pytest.mark.parametrize(
-    ("own", "limits", "cores"),
-    [
-        ("0::/a/b", {}, math.inf),
-        ("0::/a/b", {"a/b": "max 100000"}, math.inf),
-        ("0::/a/b", {"a/b": "150000 100000"}, 1.5),
-        ("0::/a/b", {"a/b": "400000 100000", "a": "50000 100000"}, 0.5),
-        ("0::/", {"": "200000 100000"}, 2.0),
-        ("1:cpu:/a\n0::/c", {"a": "100000 100000", "c": "300000 100000"}, 3.0),
-        ("0::/../elsewhere", {"": "200000 100000"}, 2.0),
-        ("0::/a", {"a": "what is this"}, math.inf),
-    ],
-)
-def test_the_least_quota_of_all_groups_around_counts(
-    own: str, limits: dict[str, str], cores: float, tmp_path: Path
-) -> None:
-    """As a container sees them: its own group is the root, or one below it."""
-    groups, mine = tmp_path / "groups", tmp_path / "cgroup"
-    mine.write_text(own + "\n")
-    for group, limit in limits.items():
-        (groups / group).mkdir(parents=True, exist_ok=True)
-        (groups / group / "cpu.max").write_text(limit + "\n")
-    assert cpu_quota(groups, mine) == cores
-    assert cpu_quota(groups, tmp_path / "none") == math.inf
 
 
 def test_one_worker_owns_all_cores() -> None:
