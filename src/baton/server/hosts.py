@@ -189,7 +189,9 @@ class Hosts:
         self._changed()
 
     def _is_anybody_coming(self) -> bool:
-        return bool(self._strangers) or not all(host.has_workers for host in self._joined.values())
+        """Whoever connects counts only while somebody has asked to join, and has not said yet who he is."""
+        asked = any(now_s() - given_s <= _TOKEN_S for given_s in self._tokens.values())
+        return (asked and bool(self._strangers)) or not all(host.has_workers for host in self._joined.values())
 
     def resize(self, command: StartWorker | RetireWorker) -> bool:
         """Let the host of that worker, or the one with the fewest, do what scaling wants. False: there is none."""
