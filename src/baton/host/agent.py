@@ -14,7 +14,7 @@ from baton.core.config import Config, KVConfig, KVDtypeChoice, ParallelConfig, T
 from baton.core.types import HostId
 from baton.engine.resolve import resolve_model
 from baton.host.ask import NotNowError, ask_terms, server_address
-from baton.host.build import choose_computing, limit_context
+from baton.host.build import choose_computing, limit_context, priced
 from baton.host.clock import now_s
 from baton.host.membership import Membership, Place
 from baton.link.hosting import HostTerms
@@ -107,9 +107,8 @@ class Agent:
             listen=wishes.listen,
             advertise=wishes.advertise,
         )
-        self._membership = Membership(
-            config, card, choose_computing(config, card, terms.config.kv.block_tokens), self._tell
-        )
+        computing = choose_computing(config, card, terms.config.kv.block_tokens)
+        self._membership = Membership(priced(config, card, computing), card, computing, self._tell)
         if self._stopped.is_set():
             return "a signal came"
         return await self._membership.stay(place)

@@ -80,9 +80,14 @@ def priced(config: Config, card: ModelCard, computing: Computing) -> Config:
     """
     if config.cost.get("model", "linear") != "linear" or "kinds" in config.cost:
         return msgspec.structs.replace(config, cost=settled(config.cost, folder=Path()))
+    return msgspec.structs.replace(config, cost={**device_prices(config, card, computing), **config.cost})
+
+
+def device_prices(config: Config, card: ModelCard, computing: Computing) -> dict[str, float]:
+    """What a step of this model is expected to cost a worker of this host's topology: keys of the linear model."""
     workers = len(worker_views(config.topology, HostId("")))
     threads = share_cores(workers, config.threads, cpu_quota())[0][0] if workers else 1
-    prices = linear_prices(
+    return linear_prices(
         card,
         kind=_engine_kind(card, computing),
         dtype=computing.dtype,
@@ -90,7 +95,6 @@ def priced(config: Config, card: ModelCard, computing: Computing) -> Config:
         threads=threads,
         kv_token_bytes=computing.layout.token_bytes,
     )
-    return msgspec.structs.replace(config, cost={**prices, **config.cost})
 
 
 def _engine_kind(card: ModelCard, computing: Computing) -> EngineKind:

@@ -21,7 +21,7 @@ from baton.core.types import HostId, WorkerId
 from baton.engine.card import ModelCard
 from baton.engine.fingerprint import kv_identity
 from baton.host.ask import NotNowError
-from baton.host.build import Computing, HostParts, build_host
+from baton.host.build import Computing, HostParts, build_host, device_prices
 from baton.host.mover_keeper import MoverKeeper
 from baton.host.port import WorkerLink, WorkerNews
 from baton.host.prefault import prefault
@@ -168,6 +168,7 @@ class Membership:
             blocks_total=parts.blocks_total,
             mover=ready,
             mover_generation=generation,
+            prices=device_prices(self._config, self._card, self._computing),
         )
         self._stream.put(hello)
         if not await self._first(self._answer, _WELCOME_S):

@@ -35,6 +35,8 @@ class HostHello(Struct, frozen=True, kw_only=True, tag=True):
     blocks_total: int
     mover: MoverReady
     mover_generation: int
+    prices: dict[str, float] = {}
+    """What it expects steps to cost its workers, by the keys of the linear cost model. Empty: it cannot say."""
 
 
 class WorkerStarting(Struct, frozen=True, tag=True):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -14,7 +15,7 @@ from baton.control.decision_log import LogHeader
 from baton.core.config import Config, Plugin, Topology
 from baton.core.plugin import load_plugin
 from baton.core.types import HostId, Slo
-from baton.cost.load import load_cost
+from baton.cost.load import load_cost, settled
 from baton.engine.card import ModelCard
 from baton.engine.fingerprint import kv_identity
 from baton.host.build import Computing, HostParts, batch_limits, build_host, choose_computing, limit_context, priced
@@ -51,6 +52,8 @@ class Parts:
     """What the server's own host runs. None: all workers are on hosts that join."""
     tiers: LiveTiers
     """What is below the arenas of all hosts."""
+    given_cost: dict[str, Any]
+    """What the configuration said itself of `cost`, which hosts that join fill in for themselves."""
     own_tiers: OwnTiers | None = None
     """What is below the own host's."""
 
@@ -60,7 +63,8 @@ def assemble(config: Config, card: ModelCard) -> Parts:
     config = msgspec.structs.replace(config, policy=resolve(config.policy))
     _check_batching(config.policy.batching)
     computing = choose_computing(config, card)
-    config = priced(config, card, computing)
+    given_cost = settled(config.cost, folder=Path())
+    config = priced(msgspec.structs.replace(config, cost=given_cost), card, computing)
     layout = computing.layout
     card = limit_context(config, card)
     is_alone = config.topology == Topology() and config.hosts.expected > 0
@@ -98,7 +102,7 @@ def assemble(config: Config, card: ModelCard) -> Parts:
             sources=own_sources(config.policy),
         )
         driver.log = LogWriter(Path(config.log), header, config.log_bytes_max)
-    return Parts(config, card, driver, gateway, metrics, hooks, computing, own, tiers, own_tiers)
+    return Parts(config, card, driver, gateway, metrics, hooks, computing, own, tiers, given_cost, own_tiers)
 
 
 def window_of(card: ModelCard) -> Window | None:

@@ -28,6 +28,7 @@ from baton.link.moving import MoverNews, MoverReady, MoverSetup, TierOrder
 from baton.server.assembly import Parts, make_pool, window_of
 from baton.server.clock import now_s
 from baton.server.copying import CopyEnd, Copying
+from baton.server.host_prices import mispriced
 from baton.server.joined_host import JoinedHost
 from baton.server.tiers import pool_tiers
 
@@ -125,6 +126,10 @@ class Hosts:
         self.copying.add_host(hello.host, host, layout)
         self.mover_ready(hello.host, hello.mover_generation, hello.mover)
         self._tell(f"{hello.host} has joined from {host.stream.peer} with {hello.blocks_total} KV blocks")
+        believed, given = self._parts.config.cost, self._parts.given_cost
+        remark = mispriced(hello.host, hello.prices, believed=believed, given=given)
+        if remark:
+            self._tell(remark)
         return Welcome()
 
     def _refusal(self, hello: HostHello) -> Refused | None:
@@ -296,6 +301,7 @@ def shared_config(parts: Parts) -> Config:
         topology=type(config.topology)(),
         kv=kv,
         tiers=tuple(tier for tier in config.tiers if is_shared(tier.url)),
+        cost=parts.given_cost,
         http=HttpConfig(),
         hooks=HooksConfig(),
     )

@@ -108,6 +108,34 @@ def test_hosts_are_not_told_what_is_the_servers_alone() -> None:
     assert shared_config(_parts((own, shared))).tiers == (shared,)
 
 
+def test_a_host_prices_its_steps_by_its_own_device() -> None:
+    """What the server has guessed of its own CPU says nothing of the host's workers."""
+    model, given = "smollm2-135m", {"decode_request_s": 0.5}
+    parts = assemble(Config(model=model, hosts=HostsConfig(expected=1), cost=given), resolve_model(model))
+    assert parts.config.cost["step_overhead_s"] > 0
+    assert shared_config(parts).cost == given
+
+
+def test_a_host_on_another_device_is_told_of_when_it_joins() -> None:
+    told: list[str] = []
+    model = "smollm2-135m"
+
+    async def run() -> None:
+        config = Config(model=model, hosts=HostsConfig(expected=1, silent_s=SILENT_S))
+        parts = assemble(config, resolve_model(model))
+        hosts = Hosts(parts, tell=told.append, changed=lambda: None)
+        terms = await hosts.terms()
+        hello = msgspec.structs.replace(_hello(parts, terms), prices={"step_overhead_s": 1e-6})
+        reader, writer = await asyncio.open_connection("127.0.0.1", terms.port)
+        writer.write(frame(msgspec.msgpack.encode(hello)))
+        await reader.read(1)
+        writer.close()
+        await hosts.stop()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert any(line.startswith("a expects other prices of its steps") for line in told), told
+
+
 def _hello(parts: Parts, terms: HostTerms, blocks_total: int = 64, block_tokens: int = 16) -> HostHello:
     return HostHello(
         token=terms.token,
