@@ -137,7 +137,7 @@ def test_the_cluster_of_a_live_log_is_the_fleet_that_it_was_started_with() -> No
 
 
 def test_what_a_log_cannot_know_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A refusal has no length; where one worker did both, the first token has no time."""
+    """A refusal has no length; and a log that does not tell of a first token has no time of it."""
     path = tmp_path / "live.log"
     writer = LogWriter(path, HEADER, 1 << 20)
     for decision in log_of():
@@ -170,7 +170,7 @@ def _simulated(path: Path, decisions: list[Decision], out: Path) -> dict:
 
 @pytest.mark.parametrize(("output_tokens", "is_known"), [(1, True), (5, False)])
 def test_an_answer_of_one_token_hides_nothing(output_tokens: int, is_known: bool, tmp_path: Path) -> None:
-    """Where one worker did all of it, the only token came when the request ended; of several, only the last did."""
+    """The only token came when the request ended; of several that nothing is told of, only the last did."""
     found = _simulated(tmp_path / "live.log", ended_where_it_began(output_tokens), tmp_path / "found.json")
     assert found["log"]["ttft_s"]["mean"] == (2.0 if is_known else None)
     assert (found["log"]["attainment_ratio"] is not None) == is_known

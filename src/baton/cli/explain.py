@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from baton.cli.logs import changed_policies, fresh_coordinator, open_log
 from baton.cli.output import STANDARD_OUTPUT, warn, wide_console, write_json
 from baton.core.errors import ConfigError
 from baton.report.explain import Explanation, Found, explain, find_requests
-from baton.report.questions import Option, Question
+from baton.report.questions import Option, Question, Subject
 from baton.server.pages import LOG_FULL_HEADER
 
 OPTIONS_MAX = 12
@@ -26,9 +25,21 @@ OPTIONS_MAX = 12
 CHOICES_MAX = 8
 """Choices of one client's request that are explained."""
 
+WORDS: dict[Subject, str] = {
+    "admit": "take it?",
+    "prefill": "who computes the prompt?",
+    "decode": "who decodes?",
+    "move": "who goes on with it?",
+}
+DECODING: tuple[Subject, ...] = ("decode", "move")
+
 DESCRIPTION = """Explain one request of a running server, or of a decision log: what happened to it and when, what each
 policy was asked, what it saw of every worker (load, prefix hits, age of the report), what the cost model predicted
 there, whom it chose, and whom it would have chosen without that one (rank).
+
+Of a worker: requests that it runs, and those bound to decode there whose prompts are still computed elsewhere; prompt
+tokens queued; tokens of context, and the room for them; leading tokens of this prompt that its host has; how old its
+report is; and what is predicted there, in milliseconds.
 
 The log is replayed into a fresh coordinator, so what is shown is what the policies really saw. A running server sends
 its log as far as it is written (GET /cluster/log); the replay is done here, and costs it no more than the sending."""
@@ -79,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         for story in stories:
             show(story, console)
     if len(found.ids) > len(stories):
-        print(f"note: {len(found.ids)} requests have this id; the first {len(stories)} are shown", file=sys.stderr)  # noqa: T201
+        warn([f"{len(found.ids)} requests have this id; the first {len(stories)} are shown"])
     return 0
 
 
@@ -150,7 +161,8 @@ def _facts(explanation: Explanation) -> Iterator[tuple[str, str]]:
     yield "attempts", str(explanation.attempts)
     for name, seconds in (
         ("waited for a worker", explanation.queue_s),
-        ("to the first token from there", explanation.prefill_s),
+        ("from there to the first token", explanation.prefill_s),
+        ("TTFT", explanation.ttft_s),
         ("predicted TTFT", explanation.predicted_ttft_s),
         ("first token to the end" if explanation.prefill_s is not None else "on its worker", explanation.decode_s),
         ("TPOT", explanation.tpot_s),
@@ -161,14 +173,16 @@ def _facts(explanation: Explanation) -> Iterator[tuple[str, str]]:
 
 
 def _question_table(question: Question) -> Table:
-    words = {"admit": "take it?", "prefill": "who computes the prompt?", "decode": "who decodes?"}[question.subject]
-    title = f"{words} {question.live_requests} requests on workers, {question.waiting_requests} without one"
+    load = f"{question.live_requests} requests on workers, {question.waiting_requests} without one"
+    expected_tokens = question.expected_output_tokens
+    length = f"; its answer is expected to have {expected_tokens:,.0f} tokens" if expected_tokens else ""
+    title = f"{WORDS[question.subject]} {load}{length}"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1))
     table.add_column("worker", no_wrap=True)
     table.add_column("role")
-    names = ("queue", "prompt", "TTFT") if question.subject != "decode" else ("step", "handoff", "both")
+    names = ("step", "handoff", "both") if question.subject in DECODING else ("queue", "prompt", "TTFT")
     table.add_column("rank", justify="right")
-    for name in ("requests", "queued", "context", "hit", "age ms", *(f"{name} ms" for name in names)):
+    for name in ("requests", "bound", "queued", "context", "room", "hit", "age ms", *(f"{name} ms" for name in names)):
         table.add_column(name, justify="right", no_wrap=True)
     ranked = sorted(question.options, key=lambda option: (option.rank or len(question.options), option.predicted_s))
     shown = ranked[:OPTIONS_MAX]
@@ -181,14 +195,17 @@ def _question_table(question: Question) -> Table:
 
 def _cells(option: Option, question: Question) -> list[str]:
     mark = "> " if option.worker == question.chosen else "  "
-    parts = (option.queue_s, option.prefill_s) if question.subject != "decode" else (option.step_s, option.handoff_s)
+    decoding = question.subject in DECODING
+    parts = (option.step_s, option.handoff_s) if decoding else (option.queue_s, option.prefill_s)
     return [
         mark + option.worker,
         option.role,
         "" if option.rank is None else str(option.rank),
         str(option.running_requests),
+        str(option.bound_requests),
         f"{option.queued_tokens:,}",
         f"{option.context_tokens:,}",
+        f"{option.kv_tokens_max:,}" if option.kv_tokens_max else "-",
         f"{option.hit_tokens:,}",
         "-" if option.report_age_s is None else f"{option.report_age_s * 1000:,.0f}",
         *("-" if part is None else f"{part * 1000:,.2f}" for part in parts),

@@ -17,20 +17,40 @@ from baton.cli.simulate_log import show_simulated, simulate_log
 from baton.control.decision_log import Decision, replay
 from baton.core.errors import ConfigError
 from baton.link.log_file import cut_bytes
+from baton.report.choices import Decided
 from baton.report.compare import Comparison, compare
 from baton.report.log_page import render_log
 from baton.report.log_trace import render_trace, trace_of_log
 from baton.report.perfetto import render_perfetto
 from baton.report.timeline import read_timeline
 
+QUESTIONS: dict[Decided, str] = {
+    "admit": "is it taken",
+    "prefill": "who prefills",
+    "decode": "who decodes",
+    "first_token": "who draws the first token",
+    "streaming": "when its KV goes ahead",
+    "layers": "in how many groups of layers",
+    "way": "which way its KV goes",
+    "order": "who goes first of those that wait",
+    "roles": "who changes the role",
+    "scaling": "how many workers",
+    "moves": "who goes on elsewhere",
+}
+NO_TICKS = (
+    "note: nobody was asked about roles, the number of workers and moves: the log's own policies change none of them, "
+    "so it has no ticks"
+)
 ROWS = 20
 """Differences that are shown, where not said otherwise."""
 
 DESCRIPTION = """Feed a decision log into a fresh coordinator and compare what it decides (INV-7).
 
 With --policy, the policies of that name are asked every question that the log's own were asked, in the situation that
-really was, and their answers are compared: other workers, refusals, and the times that the cost model predicts for
-both. The log's decisions go on being followed, so what their own choices would have led to is not seen.
+really was, and their answers are compared: workers, refusals, who draws the first token, when and which way KV goes,
+the order of those that wait, roles, scaling and moves, with the times that the cost model predicts for both. The log's
+decisions go on being followed, so what their own choices would have led to is not seen; nor is what workers and pools
+decide for themselves (batching, eviction, preemption), which no log holds.
 
 With --simulate it is: the log's arrivals are played through the simulator, as they were decided and under other
 policies (--policy) or on another cluster (--cluster), and TTFT, TPOT and goodput stand beside those of the log. How far
@@ -154,12 +174,13 @@ def _simulate(args: argparse.Namespace) -> int:
 
 
 def _show(found: Comparison, policy: str, rows: int, console: Console) -> None:
-    words = {"admit": "admission", "prefill": "who prefills", "decode": "who decodes"}
     table = Table("question", "asked", "answered otherwise", title=f"the log's policies and {policy}")
     for subject, asked in found.asked.items():
         differing = found.differing.get(subject, 0)
-        table.add_row(words[subject], f"{asked:,}", f"{differing:,} ({differing / asked:.1%})")
+        table.add_row(QUESTIONS[subject], f"{asked:,}", f"{differing:,} ({differing / asked:.1%})" if asked else "")
     console.print(table)
+    if not found.ticks:
+        console.print(NO_TICKS, markup=False, highlight=False)
     if found.recorded_ttft_s is not None and found.other_ttft_s is not None:
         console.print(
             f"predicted TTFT on average: {found.recorded_ttft_s * 1000:,.3f} ms as the log chose, "

@@ -85,7 +85,9 @@ def add_parser(subparsers: Subparsers, purpose: str) -> None:
     parser.add_argument(
         "--faults", type=Path, metavar="FILE", help="what goes wrong meanwhile: docs/simulator.md (.toml, .yaml, .json)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON, in seconds; - for standard output")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the results as JSON, in seconds; - for standard output"
+    )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page: latencies, load, roles and queues")
     parser.add_argument("--perfetto", type=Path, metavar="FILE", help="write a trace for ui.perfetto.dev")
     parser.add_argument("--log", type=Path, metavar="FILE", help="write every decision, for baton explain and replay")

@@ -155,8 +155,8 @@ def _notes(run: LoggedRun, log: Outcomes) -> tuple[str, ...]:
         )
     if run.untimed:
         notes.append(
-            f"of {run.untimed} requests of more than one token the log does not know when the first came (one worker "
-            "did all of it): its TTFT and TPOT are of the others, and its share in SLO and goodput are not known"
+            f"of {run.untimed} requests of more than one token the log does not know when the first came: "
+            "its TTFT and TPOT are of the others, and its share in SLO and goodput are not known"
         )
     return tuple(notes)
 

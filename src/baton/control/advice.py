@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
+from typing import TypeVar
 
 from baton.core.messages import CloseRequest
 from baton.core.ports import CostModel
@@ -23,6 +24,7 @@ from baton.policy.routing import Route, RoutingPolicy
 from baton.policy.scaling import FixedFleet, ScalingPolicy
 from baton.policy.streaming import StreamingPolicy, WhenDone
 
+Answer = TypeVar("Answer")
 _ID = attrgetter("id")
 
 
@@ -137,6 +139,14 @@ class Policies:
             return float(self.lengths.expected_tokens(request))
         except Exception:  # noqa: BLE001  see `admit`
             return 0.0
+
+
+def asked(policy: object, ask: Callable[[], Answer]) -> Answer | PolicyFailure:
+    """Ask a policy about the fleet. Whatever it raises is an answer too, which leaves the fleet as it is."""
+    try:
+        return ask()
+    except Exception as error:  # noqa: BLE001  see `Policies.admit`
+        return _failure(policy, error)
 
 
 def _failure(policy: object, error: Exception) -> PolicyFailure:

@@ -26,8 +26,8 @@ from baton.core.ways import WayWanted
 from baton.kv.window import Window
 
 LOG_VERSION = 3
-"""Raised with every change of what stands in a log, which a test notices. 3: which way KV goes is asked by an entry, and
-what the files say that a configuration names stands in the header. 2: whom scaling starts has a name."""
+"""Raised with every change of what stands in a log, which a test notices. 3: which way KV goes is asked by an entry,
+and what the files say that a configuration names stands in the header. 2: whom scaling starts has a name."""
 
 
 class LogHeader(Struct, frozen=True, kw_only=True, tag=True):

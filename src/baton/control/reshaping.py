@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from baton.control.advice import Policies
+from baton.control.advice import Policies, PolicyFailure, asked
 from baton.core.messages import CoordinatorCommand, RetireWorker, SetRole, StartWorker
 from baton.core.types import ROLES, ClusterView, FlightView, LoadWindow, RequestId, Role, WorkerId, WorkerView
 
@@ -43,24 +43,25 @@ class Reshaping:
     ) -> list[CoordinatorCommand]:
         """Look at roles, then at the size of the fleet as it is with those roles."""
         self.history.append(window)
-        try:
-            flips = _flips(policies.roles.assign(cluster, self.history, policies.cost, now_s), cluster)
-            cluster = _flipped(cluster, flips)
-            target = policies.scaling.target(cluster, self.history, policies.cost, now_s)
-        except Exception as error:  # noqa: BLE001  a user's policy may raise anything
-            names = f"{type(policies.roles).__name__} or {type(policies.scaling).__name__}"
-            self.failure = f"the policy {names} failed: {type(error).__name__}: {error}"
+        roles, scaling, cost = policies.roles, policies.scaling, policies.cost
+        flips = asked(roles, lambda: _flips(roles.assign(cluster, self.history, cost, now_s), cluster))
+        if isinstance(flips, PolicyFailure):
+            self.failure = flips.reason
             return []
-        return [*flips, *self._resize(target, cluster, now_s)]
+        flipped = _flipped(cluster, flips)
+        target = asked(scaling, lambda: scaling.target(flipped, self.history, cost, now_s))
+        if isinstance(target, PolicyFailure):
+            self.failure = target.reason
+            return []
+        return [*flips, *self._resize(target, flipped, now_s)]
 
     def moves(
         self, cluster: ClusterView, flights: Sequence[FlightView], policies: Policies, now_s: float
     ) -> dict[RequestId, WorkerId]:
         """Ask which requests go on elsewhere. Names of workers that are not there are left out."""
-        try:
-            wanted = policies.moves.moves(cluster, flights, policies.cost, now_s)
-        except Exception as error:  # noqa: BLE001  a user's policy may raise anything
-            self.failure = f"the policy {type(policies.moves).__name__} failed: {type(error).__name__}: {error}"
+        wanted = asked(policies.moves, lambda: policies.moves.moves(cluster, flights, policies.cost, now_s))
+        if isinstance(wanted, PolicyFailure):
+            self.failure = wanted.reason
             return {}
         known = {worker.id for worker in cluster.workers}
         return {request: worker for request, worker in sorted(wanted.items()) if worker in known}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -20,7 +20,7 @@ def placed(place: object, error: Exception) -> list[str]:
 
 
 @contextmanager
-def in_file(path: object, what: str) -> Iterator[None]:
+def in_file(path: object, what: str) -> Generator[None]:
     """Put a file's name beside whatever is found wrong with it meanwhile, on every line.
 
     `what`: what the file is read for, with its article, such as `the cluster`. Raises ConfigError for a file that

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import NoneType, UnionType
 from typing import cast, get_args, get_origin
 
@@ -54,8 +54,8 @@ def _parts(value: object, kind: object, place: str) -> list[tuple[str, object, o
     origin, inner = get_origin(kind), get_args(kind)
     if origin is dict and isinstance(value, dict):
         return [(_below(place, key), part, inner[1]) for key, part in cast("dict[str, object]", value).items()]
-    if origin is tuple and inner[1:] == (Ellipsis,) and isinstance(value, list):
-        return [(f"{place}[{index}]", part, inner[0]) for index, part in enumerate(cast("list[object]", value))]
+    if origin is tuple and inner[1:] == (Ellipsis,) and isinstance(value, list | tuple):
+        return [(f"{place}[{index}]", part, inner[0]) for index, part in enumerate(cast("Sequence[object]", value))]
     return None
 
 

@@ -80,7 +80,7 @@ def _import(spec: str, module_name: str) -> ModuleType:
                 f"plug-in {spec}: no module {missing!r}; is it installed, or its folder on the path?"
             ) from error
         raise ConfigError(f"plug-in {spec}: {module_name} needs the module {missing!r}, which is missing") from error
-    except ImportError as error:
+    except (ImportError, SyntaxError) as error:
         raise ConfigError(f"plug-in {spec}: {module_name} cannot be imported: {error}") from error
 
 

@@ -59,9 +59,13 @@ class CheapestWay:
             return "direct" if is_pool_ill else "central"
         if not direct.is_measured:
             return "direct"
-        shorter_s, longer_s = sorted(road.expected_s for road in roads)
-        central_s = longer_s + shorter_s * handoff.run_ratio + handoff.rest_s
-        return "central" if central_s < self.gain_ratio * direct.expected_s else "direct"
+        return "central" if central_s(handoff) < self.gain_ratio * direct.expected_s else "direct"
+
+
+def central_s(handoff: HandoffView) -> float:
+    """Predict how long a request's KV takes by the pool: put and taken run by run, and its rest computed."""
+    shorter_s, longer_s = sorted(road.expected_s for road in (handoff.put, handoff.get))
+    return longer_s + shorter_s * handoff.run_ratio + handoff.rest_s
 
 
 @runtime_checkable

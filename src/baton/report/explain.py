@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import deque
 from collections.abc import Iterable
@@ -12,9 +13,11 @@ from msgspec import Struct
 from baton.control.coordinator import Coordinator
 from baton.control.decision_log import Decision
 from baton.core.messages import (
+    AheadEnded,
     CloseRequest,
     CoordinatorCommand,
     CoordinatorEvent,
+    DecodeBegun,
     HostLost,
     Outcome,
     PrefillFinished,
@@ -24,6 +27,7 @@ from baton.core.messages import (
     RequestDropped,
     RequestFailed,
     RequestFinished,
+    SendAhead,
     StartDecode,
     StartPrefill,
     StopRequest,
@@ -32,7 +36,9 @@ from baton.core.messages import (
 )
 from baton.core.ticking import Tick, WaitedTooLong
 from baton.core.types import RequestId, Slo
-from baton.core.ways import WayChosen, WayWanted
+from baton.core.ways import HandoffView, RoadView, WayChosen, WayWanted
+from baton.policy.handoff import central_s
+from baton.report.first_tokens import FirstTokens
 from baton.report.questions import Question, watch
 
 LATEST_MAX = 5
@@ -67,11 +73,13 @@ class Explanation(Struct, frozen=True, kw_only=True):
     queue_s: float | None
     """Until a worker was told to compute it: 0 unless it waited for one in the coordinator's room."""
     prefill_s: float | None
-    """From there to the first token, its wait in the worker included. None where one worker does both."""
+    """From there to the first token, its wait in the worker included. None: none came."""
+    ttft_s: float | None
+    """From its arrival to the first token, as the coordinator heard of it."""
     predicted_ttft_s: float | None
     """Of the first worker that was chosen."""
     decode_s: float | None
-    """From the first token (or, on a mixed worker, from the start) to the end."""
+    """From the first token, or from the start where none came, to the end."""
     e2e_s: float | None
     output_tokens: int | None
     """None: it has not finished, or an old log."""
@@ -139,11 +147,20 @@ def concerns(decision: Decision, request_id: str) -> bool:
 
 def _about(message: CoordinatorEvent | CoordinatorCommand) -> RequestId | None:
     match message:
-        case RequestArrived(request=request) | StartPrefill(request=request) | StartDecode(request=request):
+        case (
+            RequestArrived(request=request)
+            | StartPrefill(request=request)
+            | StartDecode(request=request)
+            | SendAhead(request=request)
+        ):
             return request.id
+        case WayWanted(handoff=handoff):
+            return handoff.request.id
         case (
             RequestCancelled(request_id=request_id)
             | PrefillFinished(request_id=request_id)
+            | DecodeBegun(request_id=request_id)
+            | AheadEnded(request_id=request_id)
             | RequestFinished(request_id=request_id)
             | RequestFailed(request_id=request_id)
             | RequestDropped(request_id=request_id)
@@ -166,7 +183,9 @@ def _explanation(
         (at_s, command) for at_s, decision, _ in found for command in decision.commands if _about(command) == request.id
     ]
     started_s = next((at_s for at_s, command in commands if isinstance(command, StartPrefill)), None)
-    first_s = next((at_s for at_s, decision, _ in found if isinstance(decision.event, PrefillFinished)), None)
+    first_tokens = FirstTokens()
+    tells = [first_tokens.take(decision) == request.id for _, decision, _ in found]
+    first_s = next((at_s for (at_s, _, _), is_told in zip(found, tells, strict=True) if is_told), None)
     close = next(((at_s, command) for at_s, command in commands if isinstance(command, CloseRequest)), None)
     end_s = None if close is None or close[1].outcome == "rejected" else close[0]
     decoding_s = first_s if first_s is not None else started_s
@@ -189,14 +208,15 @@ def _explanation(
         attempts=max((c.attempt for _, c in commands if isinstance(c, StartPrefill | StartDecode)), default=0),
         queue_s=_between(start_s, started_s),
         prefill_s=_between(started_s, first_s),
+        ttft_s=_between(start_s, first_s),
         predicted_ttft_s=None if chosen is None else chosen.ttft_s,
         decode_s=decode_s,
         e2e_s=_between(start_s, end_s),
         output_tokens=output_tokens,
         tpot_s=None if decode_s is None or first_s is None or not gaps else decode_s / gaps,
         moments=tuple(
-            Moment(at_s=at_s - start_s, what=_words(decision, request.id), questions=asked)
-            for at_s, decision, asked in found
+            Moment(at_s=at_s - start_s, what=_words(decision, request.id, tells_first=is_told), questions=asked)
+            for (at_s, decision, asked), is_told in zip(found, tells, strict=True)
         ),
         differences=differences,
     )
@@ -206,31 +226,26 @@ def _between(start_s: float | None, end_s: float | None) -> float | None:
     return None if start_s is None or end_s is None else end_s - start_s
 
 
-def _words(decision: Decision, request_id: RequestId) -> str:
-    """The event, and what was ordered."""
+def _words(decision: Decision, request_id: RequestId, *, tells_first: bool) -> str:
+    """The event, and what was ordered. `tells_first`: of the first token."""
     orders = [_order(command) for command in decision.commands if _about(command) == request_id]
-    return "; ".join([_event_words(decision.event), *(order for order in orders if order)])
+    return "; ".join([_event_words(decision.event, tells_first=tells_first), *(order for order in orders if order)])
 
 
-def _event_words(event: CoordinatorEvent) -> str:
+def _event_words(event: CoordinatorEvent, *, tells_first: bool) -> str:
     match event:
         case RequestArrived(request=request):
             return f"arrived with {request.prompt_tokens:,} prompt tokens"
         case RequestCancelled():
             return "cancelled by its client, or by a stop string"
         case PrefillFinished(worker=worker, computed_tokens=computed_tokens):
-            return f"first token from {worker}, KV of {computed_tokens:,} tokens is there"
+            what = "first token from" if tells_first else "prompt computed by"
+            return f"{what} {worker}, KV of {computed_tokens:,} tokens is there"
         case RequestFinished(worker=worker, reason=reason, output_tokens=output_tokens):
             count = f", {output_tokens:,} in all" if output_tokens else ""
             return f"last token from {worker} ({reason}{count})"
         case RequestFailed(worker=worker, reason=reason):
             return f"{worker} cannot compute it: {reason}"
-        case WorkerLost(worker=worker, reason=reason):
-            return f"{worker} was lost: {reason}"
-        case HostLost(host=host, reason=reason):
-            return f"host {host} was lost: {reason}"
-        case WorkerJoined(view=view):
-            return f"{view.id} joined"
         case RequestDropped(worker=worker):
             return f"{worker} has let go of it"
         case WaitedTooLong(wait_s=wait_s):
@@ -238,19 +253,54 @@ def _event_words(event: CoordinatorEvent) -> str:
         case Tick():
             return "a policy moves it to another worker"
         case WayWanted(handoff=handoff):
-            direct_ms, put_ms, get_ms = (road.expected_s * 1000 for road in (handoff.direct, handoff.put, handoff.get))
-            by_pool = f"{put_ms:,.4g} ms into the pool and {get_ms:,.4g} ms out of it"
-            return f"KV of {handoff.tokens:,} tokens changes hosts: predicted {direct_ms:,.4g} ms, or {by_pool}"
+            return _way_words(handoff)
+        case DecodeBegun(worker=worker):
+            return f"first token from {worker}, which goes on with it"
+        case AheadEnded(landed=landed):
+            return "what was sent ahead is there" if landed else "what was sent ahead will not get there"
+        case _:
+            return _fleet_words(event)
+
+
+def _fleet_words(event: CoordinatorEvent) -> str:
+    """What is no news of the request alone."""
+    match event:
+        case WorkerLost(worker=worker, reason=reason):
+            return f"{worker} was lost: {reason}"
+        case HostLost(host=host, reason=reason):
+            return f"host {host} was lost: {reason}"
+        case WorkerJoined(view=view):
+            return f"{view.id} joined"
         case _:
             return type(event).__name__
 
 
+def _way_words(handoff: HandoffView) -> str:
+    """What was known of each way when it was chosen."""
+    direct, put, get = (_road_words(road) for road in (handoff.direct, handoff.put, handoff.get))
+    pooled = f", {handoff.pooled_tokens:,} of which the pool has," if handoff.pooled_tokens else ""
+    rest = f" and {handoff.rest_s * 1000:,.4g} ms to compute the rest" if handoff.rest_s else ""
+    return (
+        f"KV of {handoff.tokens:,} tokens{pooled} changes hosts: predicted {direct}, or {put} into the pool and {get} "
+        f"out of it{rest}, {central_s(handoff) * 1000:,.4g} ms in all"
+    )
+
+
+def _road_words(road: RoadView) -> str:
+    said = [] if road.is_measured else ["not measured"]
+    said += [f"failed {road.failed_ago_s:,.3g} s ago"] if road.failed_ago_s < math.inf else []
+    remarks = f" ({', '.join(said)})" if said else ""
+    return f"{road.expected_s * 1000:,.4g} ms{remarks}"
+
+
 def _order(command: CoordinatorCommand) -> str:
     match command:
-        case StartPrefill(worker=worker, attempt=attempt, until=until, fetch=fetch):
-            how = {"prompt": "last prompt token", "first_token": "first token", "end": "end"}[until]
-            pull = f", with the prefix of {fetch}" if fetch else ""
-            return f"{worker} computes it to the {how}{pull} (attempt {attempt})"
+        case StartPrefill():
+            return _prefill_words(command)
+        case SendAhead(worker=worker, run_tokens=run_tokens, report=report):
+            if report:
+                return f"what there is of its KV goes to {worker} first"
+            return f"its KV goes ahead to {worker} in runs of {run_tokens} tokens"
         case StartDecode(worker=worker, attempt=attempt, source=source):
             pull = f", its KV comes from {source}" if source else ""
             return f"{worker} goes on with it{pull} (attempt {attempt})"
@@ -262,3 +312,15 @@ def _order(command: CoordinatorCommand) -> str:
             return f"closed: {outcome}{f', {reason}' if reason else ''}"
         case _:
             return ""
+
+
+def _prefill_words(command: StartPrefill) -> str:
+    how = {"prompt": "last prompt token", "first_token": "first token", "end": "end"}[command.until]
+    said = f"{command.worker} computes it to the {how}"
+    if command.fetch:
+        said += f", with the prefix of {command.fetch}"
+    if command.read_tokens:
+        said += f", {command.read_tokens:,} tokens of it read from its tiers"
+    if command.layer_groups > 1:
+        said += f", the end of it sent in {command.layer_groups} groups of layers"
+    return f"{said} (attempt {command.attempt})"

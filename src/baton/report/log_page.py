@@ -12,13 +12,13 @@ from baton.report.timeline import RequestLine, Timeline
 
 
 def render_log(timeline: Timeline, name: str) -> str:
-    """The whole page. A log has no tokens: it knows first tokens and ends, as the coordinator saw them."""
+    """The whole page. Of tokens, a log knows when the first came, and how many in all at the end."""
     lines = list(timeline.requests.values())
     records = [_record(line, timeline.end_s) for line in lines]
     known = [_record(line, timeline.end_s) for line in lines if line.first_token_s is not None]
     return page(
         f"decision log: {name}",
-        "times as the coordinator saw them; first tokens are known where prefill and decode are apart",
+        "times as the coordinator saw them",
         (
             tiles(_facts(timeline)),
             section("Latency", plots([ttft_plot(known, SloTargets()), e2e_plot(records)])),
@@ -42,7 +42,7 @@ def _facts(timeline: Timeline) -> list[tuple[str, str]]:
 
 
 def _record(line: RequestLine, end_s: float) -> RequestRecord:
-    """Where the first token is not known, the time when a worker was given the request stands for it in plots."""
+    """Where no first token came, the time when a worker was given the request stands for it in plots."""
     closed_s = end_s if line.closed_s is None else line.closed_s
     first_s = line.first_token_s if line.first_token_s is not None else line.hops[0].at_s if line.hops else closed_s
     return RequestRecord(

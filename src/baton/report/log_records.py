@@ -9,16 +9,10 @@ from dataclasses import dataclass, field
 from msgspec import Struct
 
 from baton.control.decision_log import Decision
-from baton.core.messages import (
-    CloseRequest,
-    DecodeBegun,
-    PrefillFinished,
-    RequestArrived,
-    RequestFinished,
-    StartPrefill,
-)
+from baton.core.messages import CloseRequest, RequestArrived, RequestFinished
 from baton.core.types import Request, RequestId
 from baton.metrics.summary import Distribution, RequestRecord, SloTargets, summarize
+from baton.report.first_tokens import FirstTokens
 
 
 class Outcomes(Struct, frozen=True, kw_only=True):
@@ -47,8 +41,6 @@ class _Life:
     arrived_s: float
     first_s: float | None = None
     """When its first token came out."""
-    is_first_left: bool = False
-    """The worker that computes its prompt leaves the first token to another."""
     output_tokens: int = 0
 
 
@@ -60,31 +52,25 @@ class LoggedRun:
     """Token times are the first and the last with as many as there were evenly between: TTFT, TPOT and E2E are those of
     the log, gaps between tokens are not."""
     untimed: int = 0
-    """Requests that finished, and whose first token's time is not in the log: one worker computed the prompt and went
-    on to further tokens."""
+    """Requests that finished, and whose first token's time is not in the log."""
     open: int = 0
     """Requests that the log ends before."""
     _lives: dict[RequestId, _Life] = field(default_factory=dict[RequestId, _Life])
+    _first_tokens: FirstTokens = field(default_factory=FirstTokens)
 
     def take(self, decision: Decision) -> None:
         now_s = decision.now_s
+        begun = self._lives.get(self._first_tokens.take(decision) or RequestId(""))
+        if begun is not None and begun.first_s is None:
+            begun.first_s = now_s
         match decision.event:
             case RequestArrived(request=request):
                 self._lives[request.id] = _Life(request, now_s)
-            case PrefillFinished(request_id=request_id) if request_id in self._lives:
-                life = self._lives[request_id]
-                if life.first_s is None and not life.is_first_left:
-                    life.first_s = now_s
-            case DecodeBegun(request_id=request_id) if request_id in self._lives:
-                life = self._lives[request_id]
-                life.first_s = now_s if life.first_s is None else life.first_s
             case RequestFinished(request_id=request_id, output_tokens=output_tokens) if request_id in self._lives:
                 self._lives[request_id].output_tokens = output_tokens
             case _:
                 pass  # nothing that a client sees
         for command in decision.commands:
-            if isinstance(command, StartPrefill) and command.request.id in self._lives:
-                self._lives[command.request.id].is_first_left = command.until == "prompt"
             if isinstance(command, CloseRequest) and command.request_id in self._lives:
                 self._close(self._lives.pop(command.request_id), command, now_s)
         self.open = len(self._lives)
@@ -92,8 +78,7 @@ class LoggedRun:
     def _close(self, life: _Life, close: CloseRequest, now_s: float) -> None:
         times_s = array("d")
         if close.outcome == "finished":
-            first_s = now_s if life.first_s is None and life.output_tokens == 1 else life.first_s
-            times_s = _token_times(first_s, now_s, life.output_tokens)
+            times_s = _token_times(life.first_s, now_s, life.output_tokens)
             self.untimed += not times_s
         self.records.append(
             RequestRecord(

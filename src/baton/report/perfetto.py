@@ -87,6 +87,8 @@ def _request(line: RequestLine, start_s: float, end_s: float) -> Iterator[Event]
     yield _edge(line, "b", line.request.id, _stamp(line.arrived_s, start_s), facts)
     if line.hops:
         yield from _hops(line, closed_s, start_s)
+    if line.first_token_s is not None:
+        yield _edge(line, "n", "first token", _stamp(line.first_token_s, start_s))
     yield _edge(line, "e", line.request.id, _stamp(closed_s, start_s))
 
 
@@ -101,6 +103,6 @@ def _hops(line: RequestLine, closed_s: float, start_s: float) -> Iterator[Event]
 
 
 def _edge(line: RequestLine, phase: str, name: str, stamp: float, facts: dict[str, object] | None = None) -> Event:
-    """Begin (b) or end (e) of a slice on the request's row. Slices of one row close in the order of a stack."""
+    """Begin (b) or end (e) of a slice on the request's row, or a moment (n). Slices close in the order of a stack."""
     edge: Event = {"ph": phase, "pid": REQUESTS, "tid": 0, "cat": "request", "id": line.request.id, "name": name}
     return {**edge, "ts": stamp} if facts is None else {**edge, "ts": stamp, "args": facts}

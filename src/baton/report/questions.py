@@ -7,7 +7,7 @@ on as it is, with the times that the cost model predicts beside it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any, Literal
@@ -18,7 +18,19 @@ from baton.control.advice import Policies, PolicyFailure
 from baton.control.coordinator import Coordinator
 from baton.core.messages import CloseRequest
 from baton.core.ports import CostModel
-from baton.core.types import ClusterView, HostId, Request, RequestId, Role, StepShape, WorkerId, WorkerView
+from baton.core.types import (
+    ClusterView,
+    FlightView,
+    HostId,
+    Request,
+    RequestId,
+    Role,
+    StepShape,
+    Until,
+    WorkerId,
+    WorkerView,
+)
+from baton.policy.moves import MovesPolicy
 from baton.policy.prefix import prefix_on
 from baton.policy.routing import Route, queue_s
 from baton.policy.telling import after_prompt_s
@@ -26,7 +38,7 @@ from baton.policy.telling import after_prompt_s
 RANKED_MAX = 8
 """Places of a policy's own order that are asked for."""
 
-Subject = Literal["admit", "prefill", "decode"]
+Subject = Literal["admit", "prefill", "decode", "move"]
 
 
 class Option(Struct, frozen=True, kw_only=True):
@@ -40,6 +52,10 @@ class Option(Struct, frozen=True, kw_only=True):
     context_tokens: int
     report_age_s: float | None
     """How old its own report was; None: it has not reported yet. What it was given since is in the other figures."""
+    bound_requests: int = 0
+    """That will decode there, and whose prompts are still computed elsewhere."""
+    kv_tokens_max: int = 0
+    """Tokens whose KV its host can hold. 0: not told."""
     hit_tokens: int
     """Leading prompt tokens that its host holds, those included that are worth reading from its tiers."""
     load_s: float = 0.0
@@ -75,11 +91,17 @@ class Question(Struct, frozen=True, kw_only=True):
     """In the coordinator's room, without a worker."""
     live_requests: int
     """On all workers."""
+    expected_output_tokens: float = 0.0
+    """Of the answer, as predicted. 0: nothing is known yet."""
     options: tuple[Option, ...]
     chosen: WorkerId | None = None
     """None: nobody. Of an admitted request there is nothing to choose yet."""
     refusal: str = ""
     """Why the request was refused, or how the policy failed."""
+    fetch: HostId | None = None
+    """Of who prefills: the host whose longer prefix is pulled first."""
+    until: Until | None = None
+    """Of who prefills: how far that worker goes, as the route says."""
 
     @property
     def best(self) -> Option | None:
@@ -108,6 +130,8 @@ class _Answer:
     """Where the KV of a request to decode is."""
     order: tuple[WorkerId, ...] = ()
     """The policy's own, as far as it was asked for."""
+    fetch: HostId | None = None
+    until: Until | None = None
 
 
 Ask = Callable[[Policies, Sequence[WorkerView], ClusterView], Route | WorkerId | PolicyFailure]
@@ -132,8 +156,7 @@ class WatchedPolicies(Policies):
         """See `Policies.route`."""
         order = self._order("prefill", request, cluster, lambda asked, left, seen: asked.route(request, left, seen))
         answer = Policies.route(self, request, candidates, cluster)
-        failed = isinstance(answer, PolicyFailure)
-        said = _Answer(refusal=answer.reason) if failed else _Answer(answer.worker, order=order)
+        said = _Answer(refusal=answer.reason) if isinstance(answer, PolicyFailure) else _routed(answer, order, cluster)
         self._note("prefill", request, candidates, cluster, said)
         return answer
 
@@ -198,6 +221,7 @@ class WatchedPolicies(Policies):
                 policy=type(policy).__name__,
                 waiting_requests=cluster.waiting_requests,
                 live_requests=sum(worker.running_requests for worker in cluster.workers),
+                expected_output_tokens=cluster.expected_output_tokens,
                 options=tuple(
                     structs.replace(
                         _decode_option(request, worker, cluster, answer.source, (self.cost, self.notes.now_s))
@@ -209,8 +233,18 @@ class WatchedPolicies(Policies):
                 ),
                 chosen=answer.chosen,
                 refusal=answer.refusal,
+                fetch=answer.fetch,
+                until=answer.until,
             )
         )
+
+
+def _routed(route: Route, order: tuple[WorkerId, ...], cluster: ClusterView) -> _Answer:
+    """Say what a route comes to: a prefix that is no longer than the worker's own is not pulled."""
+    view = next(worker for worker in cluster.workers if worker.id == route.worker)
+    here, there = (cluster.prefix_hit_tokens.get(host, 0) for host in (view.host, route.fetch or view.host))
+    until = route.until or ("first_token" if view.role == "prefill" else "end")
+    return _Answer(route.worker, order=order, fetch=route.fetch if there > here else None, until=until)
 
 
 def watch(coordinator: Coordinator, *, ranked: RequestId | None = None) -> Notes:
@@ -219,7 +253,9 @@ def watch(coordinator: Coordinator, *, ranked: RequestId | None = None) -> Notes
     Set `now_s` of the notes before each event.
     """
     notes = Notes(ranked=ranked)
-    coordinator.policies = watched(coordinator.policies, notes)
+    moves = _WatchedMoves(coordinator.policies.moves, notes)
+    own: dict[str, Any] = families(coordinator.policies) | {"moves": moves}
+    coordinator.policies = WatchedPolicies(**own, notes=notes)
     return notes
 
 
@@ -234,6 +270,42 @@ def families(policies: Policies) -> dict[str, Any]:
     return dict(zip(names, attrgetter(*names)(policies), strict=True))
 
 
+@dataclass(frozen=True, slots=True)
+class _WatchedMoves:
+    """Implements `MovesPolicy`: that of the log, with a note of where the one request goes, and among whom."""
+
+    moves_policy: MovesPolicy
+    notes: Notes
+
+    def moves(
+        self, cluster: ClusterView, flights: Sequence[FlightView], cost: CostModel, now_s: float
+    ) -> Mapping[RequestId, WorkerId]:
+        """See `MovesPolicy.moves`."""
+        moves = self.moves_policy.moves(cluster, flights, cost, now_s)
+        for flight in flights:
+            target = moves.get(flight.request.id)
+            if flight.request.id == self.notes.ranked and target not in (None, flight.worker):
+                self.notes.questions.append(self._question(flight, target, cluster, cost))
+        return moves
+
+    def _question(self, flight: FlightView, target: WorkerId | None, cluster: ClusterView, cost: CostModel) -> Question:
+        source = next((worker.host for worker in cluster.workers if worker.id == flight.worker), None)
+        both = (target, flight.worker)
+        seen = [worker for worker in cluster.workers if worker.role != "prefill" or worker.id in both]
+        return Question(
+            at_s=self.notes.now_s,
+            request_id=flight.request.id,
+            subject="move",
+            policy=type(self.moves_policy).__name__,
+            waiting_requests=cluster.waiting_requests,
+            live_requests=sum(worker.running_requests for worker in cluster.workers),
+            options=tuple(
+                _decode_option(flight.request, worker, cluster, source, (cost, self.notes.now_s)) for worker in seen
+            ),
+            chosen=target,
+        )
+
+
 def _seen(worker: WorkerView, cluster: ClusterView, now_s: float) -> Option:
     return Option(
         worker=worker.id,
@@ -242,6 +314,8 @@ def _seen(worker: WorkerView, cluster: ClusterView, now_s: float) -> Option:
         waiting_requests=worker.waiting_requests,
         queued_tokens=worker.queued_tokens,
         context_tokens=worker.context_tokens,
+        bound_requests=cluster.bound[worker.id].requests if worker.id in cluster.bound else 0,
+        kv_tokens_max=worker.kv_tokens_max,
         report_age_s=max(0.0, now_s - worker.observed_at_s) if worker.observed_at_s else None,
         hit_tokens=cluster.prefix_hit_tokens.get(worker.host, 0),
     )

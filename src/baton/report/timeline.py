@@ -17,7 +17,6 @@ from baton.core.messages import (
     CoordinatorEvent,
     HostLost,
     Outcome,
-    PrefillFinished,
     RequestArrived,
     RoleSet,
     SetRole,
@@ -28,6 +27,7 @@ from baton.core.messages import (
     WorkerReported,
 )
 from baton.core.types import HostId, Request, RequestId, Role, WorkerId, WorkerView
+from baton.report.first_tokens import FirstTokens
 
 Stage = Literal["prefill", "decode"]
 
@@ -111,7 +111,7 @@ class RequestLine:
     arrived_s: float
     hops: list[Hop] = field(default_factory=list[Hop])
     first_token_s: float | None = None
-    """Told by the end of its prefill. None where one worker does both: the log does not say."""
+    """None: none came."""
     closed_s: float | None = None
     outcome: Outcome | None = None
     reason: str = ""
@@ -128,6 +128,7 @@ class Timeline:
     end_s: float = 0.0
     workers: dict[WorkerId, WorkerLine] = field(default_factory=dict[WorkerId, WorkerLine])
     requests: dict[RequestId, RequestLine] = field(default_factory=dict[RequestId, RequestLine])
+    _first_tokens: FirstTokens = field(default_factory=FirstTokens)
 
     def take(self, decision: Decision) -> None:
         """Take the next decision of the log."""
@@ -135,6 +136,9 @@ class Timeline:
         self.start_s = now_s if self.start_s is None else self.start_s
         self.end_s = now_s
         self._event(decision.event, now_s)
+        begun = self.requests.get(self._first_tokens.take(decision) or RequestId(""))
+        if begun is not None and begun.first_token_s is None:
+            begun.first_token_s = now_s
         for command in decision.commands:
             self._command(command, now_s)
 
@@ -156,9 +160,6 @@ class Timeline:
                 self.line(worker).enter(now_s, role)
             case RequestArrived(request=request):
                 self.requests[request.id] = RequestLine(request, now_s)
-            case PrefillFinished(request_id=request_id) if request_id in self.requests:
-                line = self.requests[request_id]
-                line.first_token_s = now_s if line.first_token_s is None else line.first_token_s
             case _:
                 pass  # nothing that a timeline shows
 

@@ -11,7 +11,9 @@ FACTOR_MAX = 2.0
 """Prices nearer to each other are alike: they are rates of other machines anyway, and err by a third."""
 
 
-def mispriced(host: HostId, prices: Mapping[str, float], *, believed: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+def mispriced(
+    host: HostId, prices: Mapping[str, float], *, believed: Mapping[str, Any], given: Mapping[str, Any]
+) -> str:
     """Say which prices of a host are others than this server's, and how to set them. Empty: none are.
 
     prices: seconds by the keys of the linear cost model, for the host's own device. believed: what this server decides

@@ -54,7 +54,7 @@ def _problems(raw: dict[str, Any], spec: ClusterSpec) -> list[str]:
 def _judge(spec: ClusterSpec) -> Judge:
     """Who there is, and which times and factors can be."""
     hosts = [*spec.hosts()]
-    known: dict[str, list[str]] = {
+    known: dict[str, Sequence[str]] = {
         "worker": [view.id for view in spec.views()],
         "host": hosts,
         "one": hosts,

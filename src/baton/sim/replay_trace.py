@@ -181,7 +181,8 @@ def replay_trace(
     if spec.cells == 1:
         return play_cell(CellJob(spec=spec, trace=trace, policy=config, seed=seed, slo=slo), tap)
     if tap is not None:
-        raise ConfigError(f"a decision log is of one server, and the cluster has cells = {spec.cells}: log one cell")
+        what = "a log, a page and a trace are of one server"
+        raise ConfigError(f"{what}, and the cluster has cells = {spec.cells}: play one cell")
     return merged([play_cell(job) for job in cell_jobs(spec, trace, config, seed=seed, slo=slo)])
 
 

@@ -41,12 +41,12 @@ ROAD = RoadView(expected_s=0.1, is_measured=True)
 """On which nothing has ever failed."""
 
 
-FORMAT = (3, "TO-BE-FILLED")
+FORMAT = (3, "1fb58e7bd92e9210")
 """The version of the log, and the digest of what may stand in one of that version."""
 
 
 def bare(schema: object, *, names: bool = False) -> object:
-    """A schema without what is said about it in words, and without defaults: old logs are read alike, whatever these say."""
+    """A schema without what is said about it in words, and without defaults: a log is read alike whatever these say."""
     if isinstance(schema, dict):
         kept = {key: part for key, part in schema.items() if names or key not in ("title", "description", "default")}
         return {key: bare(part, names=not names and key in ("properties", "$defs")) for key, part in kept.items()}

@@ -72,3 +72,10 @@ def test_a_module_that_needs_a_missing_one_says_which(tmp_path: Path, monkeypatc
     with pytest.raises(ConfigError, match="needy_plugin needs the module 'something_missing'"):
         load_plugin("needy_plugin:Anything", {}, expects=Greeter)
     assert "needy_plugin" not in sys.modules
+
+
+def test_a_module_that_is_no_python_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "half_written.py").write_text("class Mine:\n    def route(self\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"half_written cannot be imported: .*half_written.py, line 2"):
+        load_plugin("half_written:Mine", {}, expects=Greeter)

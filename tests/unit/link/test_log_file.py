@@ -107,18 +107,12 @@ def test_a_folder_and_a_missing_file_are_no_logs(tmp_path: Path) -> None:
             read_log(path)
 
 
-def test_a_log_of_another_version_is_refused(tmp_path: Path) -> None:
-    LogWriter(tmp_path / "log", msgspec.structs.replace(HEADER, version=99), 1 << 20).close()
-    with pytest.raises(ConfigError, match=f"no decision log of version {LOG_VERSION}"):
-        read_log(tmp_path / "log")
-
-
 def test_decisions_without_a_header_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "log"
     _write(path)
     data = path.read_bytes()
     path.write_bytes(data[4 + int.from_bytes(data[:4], "little") :])
-    with pytest.raises(ConfigError, match=f"no decision log of version {LOG_VERSION}"):
+    with pytest.raises(ConfigError, match="no decision log: it does not begin with the header of one"):
         read_log(path)
 
 

@@ -12,8 +12,9 @@ from baton.core.messages import RequestArrived
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, Request, WorkerId, WorkerView
 from baton.policy.admission import Reject
+from baton.policy.routing import Route
 from baton.report.compare import compare
-from tests.unit.report.logs import D1, FLEET, P0, P1, fresh, log_of, request
+from tests.unit.report.logs import D1, FLEET, NEAR, P0, P1, fresh, log_of, request
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,14 @@ class Always:
         self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel
     ) -> WorkerId:
         return self.worker
+
+
+@dataclass(frozen=True, slots=True)
+class ToTheEnd:
+    """One worker does all of it, with a prefix that its own host has as well."""
+
+    def route(self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel) -> Route:
+        return Route(worker=P0, fetch=NEAR, until="end")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +52,8 @@ def policies() -> Policies:
 def test_the_same_policies_answer_the_same(policies: Policies) -> None:
     found = compare(fresh(), log_of(), policies)
     assert (found.differing, found.divergences, found.disagreements) == ({}, (), 0)
-    assert found.asked == {"admit": 3, "prefill": 2, "decode": 5}, "one prompt is sent ahead, and asked about twice"
+    asked = {subject: times for subject, times in found.asked.items() if times}
+    assert asked == {"admit": 3, "prefill": 2, "decode": 5, "first_token": 2, "streaming": 2}
     assert found.recorded_ttft_s == found.other_ttft_s
 
 
@@ -80,8 +90,42 @@ def test_a_choice_that_is_not_there_is_an_answer_too(policies: Policies) -> None
 def test_a_worker_of_another_role_may_be_chosen_and_has_its_prediction(policies: Policies) -> None:
     """A decode worker that shall compute the prompt is no candidate, and still a worker."""
     found = compare(fresh(), log_of(), replace(policies, routing=Always(D1)))
-    assert [divergence.other for divergence in found.divergences] == ["d1", "d1"]
+    assert [divergence.other for divergence in found.divergences] == ["d1, to its end", "d1, to its end"]
     assert all(divergence.other_s for divergence in found.divergences)
+
+
+@dataclass(frozen=True, slots=True)
+class LastFirst:
+    """Whoever has the later name goes first."""
+
+    version: int = 0
+
+    def key(self, request: Request) -> tuple[float, ...]:
+        return (-float(ord(request.id[0])),)
+
+    def joined(self, request: Request) -> None: ...
+
+    def left(self, request: Request) -> None: ...
+
+    def served(self, request: Request, tokens: int) -> None: ...
+
+
+def test_who_goes_first_of_those_that_wait_is_compared(policies: Policies) -> None:
+    """Three arrive before any worker is there; the one that the other refuses is in neither queue."""
+    waiting = [(1.0, RequestArrived(request(name))) for name in ("a", "b", "c")]
+    found = compare(fresh(), log_of([*waiting, *FLEET]), replace(policies, fairness=LastFirst()))
+    assert (found.asked["order"], found.differing) == (1, {"order": 1})
+    assert [(d.recorded, d.other, d.request_id) for d in found.divergences] == [("a, b, c", "c, b, a", "")]
+    refused = compare(fresh(), log_of([*waiting, *FLEET]), replace(policies, admission=Closed()))
+    assert refused.asked["order"] == 0
+
+
+def test_a_route_that_goes_on_otherwise_is_another_answer(policies: Policies) -> None:
+    """The same worker, that computes to the end; what it would pull is no longer than what it has."""
+    found = compare(fresh(), log_of(), replace(policies, routing=ToTheEnd()))
+    assert {(d.subject, d.recorded, d.other) for d in found.divergences if d.subject == "prefill"} == {
+        ("prefill", "p0, to the first token", "p0, to its end")
+    }
 
 
 def test_the_answers_of_the_other_are_not_followed(policies: Policies) -> None:

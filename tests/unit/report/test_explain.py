@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import pytest
 
+from baton.control.coordinator import Coordinator
 from baton.control.decision_log import Decision
-from baton.core.messages import RequestArrived
+from baton.core.messages import AheadEnded, DecodeBegun, RequestArrived, RequestFinished
+from baton.core.ports import CostModel
+from baton.core.ticking import Tick
+from baton.core.types import ClusterView, FlightView, LoadWindow, RequestId, WorkerId
 from baton.core.ways import HandoffView, RoadView, WayWanted
 from baton.policy.baselines import RoundRobin
+from baton.policy.handoff import ByDecode
 from baton.report.explain import explain, find_requests
 from baton.report.questions import watch
-from tests.unit.report.logs import D0, D1, EVENTS, P0, P1, fresh, log_of, request
+from baton.report.timeline import read_timeline
+from tests.unit.report.logs import D0, D1, EVENTS, NEAR, P0, P1, fresh, joined, log_of, request
 
 
 def test_a_route_shows_what_each_worker_would_have_cost() -> None:
@@ -65,7 +72,54 @@ def test_which_way_its_kv_went_is_told_with_what_was_predicted() -> None:
     )
     story = explain(fresh(), log_of([*EVENTS[:10], (12.75, WayWanted(wanted)), *EVENTS[10:]]), "asked")
     said = next(moment.what for moment in story.moments if "changes hosts" in moment.what)
-    assert "predicted 250 ms, or 125 ms into the pool and 62.5 ms out of it; it goes by the pool" in said
+    predicted = "predicted 250 ms, or 125 ms into the pool and 62.5 ms out of it, 187.5 ms in all"
+    assert f"{predicted}; it goes by the pool" in said
+
+
+def test_what_is_known_of_a_way_is_told_where_it_is_not_measured_or_failed() -> None:
+    road = RoadView(expected_s=0.1, is_measured=False, failed_ago_s=2.5)
+    wanted = HandoffView(
+        request=request("asked"),
+        tokens=400,
+        pooled_tokens=160,
+        direct=road,
+        put=road,
+        get=road,
+        run_ratio=0.5,
+        rest_s=0.05,
+    )
+    story = explain(fresh(), log_of([*EVENTS[:10], (12.75, WayWanted(wanted)), *EVENTS[10:]]), "asked")
+    said = next(moment.what for moment in story.moments if "changes hosts" in moment.what)
+    assert "KV of 400 tokens, 160 of which the pool has, changes hosts" in said
+    assert "predicted 100 ms (not measured, failed 2.5 s ago), or" in said
+    assert "and 50 ms to compute the rest, 200 ms in all" in said
+
+
+@dataclass(frozen=True, slots=True)
+class AllToD1:
+    def moves(
+        self, cluster: ClusterView, flights: Sequence[FlightView], cost: CostModel, now_s: float
+    ) -> Mapping[RequestId, WorkerId]:
+        return {flight.request.id: D1 for flight in flights}
+
+
+def test_a_move_is_told_with_who_might_have_had_it() -> None:
+    """At a tick it goes from d0 to d1: on another host, so its KV goes first."""
+    moving = fresh()
+    moving.policies = replace(moving.policies, moves=AllToD1())
+    tick = (13.0, Tick(LoadWindow(end_s=13.0, window_s=1.0)))
+    events = [*EVENTS[:10], tick, (13.25, AheadEnded(RequestId("asked"), 1, landed=True))]
+    log = [Decision(now_s, event, tuple(moving.handle(event, now_s))) for now_s, event in events]
+    again = fresh()
+    again.policies = replace(again.policies, moves=AllToD1())
+    story = explain(again, log, "asked")
+    assert story.differences == 0
+    moved, sent = story.moments[-2:]
+    assert moved.what == "a policy moves it to another worker; what there is of its KV goes to d1 first"
+    assert sent.what == "what was sent ahead is there; d0 is told to let go of it"
+    (question,) = moved.questions
+    assert (question.subject, question.policy, question.chosen) == ("move", "AllToD1", D1)
+    assert [option.worker for option in question.options] == [D0, D1]
 
 
 def test_the_times_are_those_of_the_log() -> None:
@@ -73,6 +127,30 @@ def test_the_times_are_those_of_the_log() -> None:
     assert (story.arrived_at_s, story.queue_s, story.prefill_s, story.decode_s, story.e2e_s) == (12, 0, 0.75, 2.25, 3)
     assert (story.outcome, story.attempts, story.differences) == ("finished", 2, 0)
     assert (story.output_tokens, story.tpot_s) == (46, 2.25 / 45)
+
+
+def test_the_first_token_is_known_whoever_drew_it() -> None:
+    """One worker that goes on, or decode, to which the worker that computed the prompt has left it."""
+    began = DecodeBegun(RequestId("one"), 1, P0)
+    mixed = [(1.0, joined(P0, NEAR, "mixed")), (2.0, RequestArrived(request("one"))), (2.5, began)]
+    story = explain(fresh(), log_of([*mixed, (4.5, RequestFinished(RequestId("one"), 1, P0, "stop", 5))]), "one")
+    assert (story.ttft_s, story.decode_s, story.tpot_s) == (0.5, 2.0, 0.5)
+    assert story.moments[1].what == "first token from p0, which goes on with it"
+
+    def left() -> Coordinator:
+        made = fresh()
+        made.policies = replace(made.policies, first_token=ByDecode())
+        return made
+
+    recording = left()
+    end = RequestFinished(RequestId("asked"), 1, D0, "stop", 5)
+    events = [*EVENTS[:10], (13.0, DecodeBegun(RequestId("asked"), 1, D0)), (15.0, end)]
+    log = [Decision(now_s, event, tuple(recording.handle(event, now_s))) for now_s, event in events]
+    story = explain(left(), log, "asked")
+    assert (story.differences, story.ttft_s, story.tpot_s) == (0, 1.0, 0.5)
+    assert "p0 computes it to the last prompt token" in story.moments[0].what
+    assert story.moments[1].what.startswith("prompt computed by p0, KV of 400 tokens is there; d0 goes on with it")
+    assert read_timeline(log).requests["asked"].first_token_s == 13.0
 
 
 def test_a_death_is_a_moment_with_a_question() -> None:

@@ -83,3 +83,5 @@ def test_a_trace_opens_and_closes_every_slice() -> None:
     roles = [event for event in events if event["pid"] == WORKERS and event["ph"] == "X"]
     assert sum(event["dur"] for event in roles if event["tid"] == 2) == 5e6
     assert any(event["ph"] == "C" and event["args"] == {"tokens": 200} for event in events)
+    firsts = {event["id"]: event["ts"] for event in events if event["ph"] == "n"}
+    assert firsts == {"busy": 2.25e6, "asked": 2.75e6}, "the one that was refused had none"

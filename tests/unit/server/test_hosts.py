@@ -74,7 +74,7 @@ def test_a_stranger_cannot_make_the_server_hold_a_large_message() -> None:
 
 
 def test_a_stranger_who_has_not_asked_to_join_is_nobody_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests wait longer while a host joins: whoever has found the port could hold them up so long, again and again."""
+    """Requests wait longer while a host joins: whoever has found the port could hold them up so, again and again."""
 
     async def run() -> None:
         parts = _parts()
@@ -82,7 +82,7 @@ def test_a_stranger_who_has_not_asked_to_join_is_nobody_to_wait_for(monkeypatch:
         port, is_coming = (await hosts.terms()).port, parts.driver.room.is_host_coming
         assert not is_coming(), "whoever asked has not connected"
         _reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        while not is_coming():
+        while not is_coming():  # noqa: ASYNC110  nobody is told when a connection is taken in
             await asyncio.sleep(0)
         monkeypatch.setattr(module, "_TOKEN_S", -1.0)
         assert not is_coming(), "what was asked for is too old to be used by this one"

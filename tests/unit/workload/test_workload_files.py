@@ -211,7 +211,10 @@ BAD = {
     "unknown key": ("requests = 1\ninput_token = 5", r"unknown key input_token \(did you mean 'input_tokens'\?\)"),
     "no end": ("input_tokens = 5", "nothing ends the workload"),
     "never ends": ('duration_s = 5\narrivals = {kind = "at-once"}', "give requests"),
-    "unknown kind": ('requests = 1\narrivals = {kind = "posson", rate_rps = 1}', r"arrivals.kind is 'posson' \(did you mean 'poisson'\?\)"),
+    "unknown kind": (
+        'requests = 1\narrivals = {kind = "posson", rate_rps = 1}',
+        r"arrivals.kind is 'posson' \(did you mean 'poisson'\?\)",
+    ),
     "missing rate": ('requests = 1\narrivals = {kind = "poisson"}', r"arrivals.rate_rps is missing"),
     "negative rate": ('requests = 1\narrivals = {kind = "poisson", rate_rps = -2}', r"arrivals.rate_rps is -2"),
     "negative length": ("requests = 1\ninput_tokens = -3", "input_tokens is -3"),
