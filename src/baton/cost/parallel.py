@@ -79,16 +79,27 @@ class Room(Struct, frozen=True, kw_only=True):
     """Tokens whose KV the whole worker holds."""
 
 
-def room(model: ModelShape, hardware: Hardware, parallel: Parallel, precision: Precision) -> Room:
-    """Divide a worker's memory into weights, activations and KV."""
+def room(
+    model: ModelShape, hardware: Hardware, parallel: Parallel, precision: Precision, draft: ModelShape | None = None
+) -> Room:
+    """Divide a worker's memory into weights, activations and KV; those of a draft model beside it are among them."""
     weights_bytes = _weights_bytes(model, parallel, precision)
     activations_bytes = 2 * ACTIVATION_TOKENS * (4 * model.d + 2 * model.ffn / parallel.tp)
-    free_bytes = hardware.memory_bytes * MEMORY_RATIO - weights_bytes - activations_bytes
     kv_bytes = kv_token_gpu_bytes(model, parallel, precision.kv)
+    if draft is not None:
+        beside = draft_parallel(draft, parallel)
+        weights_bytes += _weights_bytes(draft, beside, precision)
+        kv_bytes += kv_token_gpu_bytes(draft, beside, precision.kv)
+    free_bytes = hardware.memory_bytes * MEMORY_RATIO - weights_bytes - activations_bytes
     kv_tokens = max(0, int(free_bytes / kv_bytes)) * parallel.cp * parallel.dp
     return Room(
         weights_bytes=weights_bytes, activations_bytes=activations_bytes, kv_bytes=free_bytes, kv_tokens=kv_tokens
     )
+
+
+def draft_parallel(draft: ModelShape, parallel: Parallel) -> Parallel:
+    """A draft model runs on the target's GPUs, on as many of them as divide its heads."""
+    return Parallel(tp=max(degree for degree in range(1, parallel.tp + 1) if draft.heads % degree == 0))
 
 
 def kv_token_gpu_bytes(model: ModelShape, parallel: Parallel, kv: Format) -> float:
@@ -111,33 +122,73 @@ def _weights_bytes(model: ModelShape, parallel: Parallel, precision: Precision) 
     return share * each * (dense_params / parallel.tp + expert_params / spread) + embedding
 
 
-def fit_problem(model: ModelShape, hardware: Hardware, parallel: Parallel, precision: Precision) -> str | None:
+def worker_problems(
+    model: ModelShape, hardware: Hardware, parallel: Parallel, precision: Precision, draft: ModelShape | None = None
+) -> list[str]:
+    """Everything in the way of such a worker, with the nearest that works. Empty: it can be built.
+
+    One rule for whoever describes a worker and for the planner, which tries many.
+    """
+    problems = parallel.problems(model)
+    if problems:
+        return problems
+    wide = parallel.tp * parallel.cp
+    if wide > hardware.gpus_per_node:
+        problems.append(
+            f"tp {parallel.tp} x cp {parallel.cp} takes {wide} GPUs of one node, and a node of {hardware.name} has "
+            f"{hardware.gpus_per_node}: try tp {_widest(model, hardware)}, and pp for more GPUs"
+        )
+    if precision.weights == "fp8" and hardware.fp8_flops is None:
+        problems.append(
+            f"{hardware.name} does not compute in fp8: try weights bf16 or int8, or a GPU that does, such as H100"
+        )
+    problem = None if problems else _fit_problem(model, hardware, parallel, precision, draft)
+    return problems if problem is None else [problem]
+
+
+def _widest(model: ModelShape, hardware: Hardware) -> int:
+    return max(degree for degree in range(1, hardware.gpus_per_node + 1) if model.heads % degree == 0)
+
+
+def _fit_problem(
+    model: ModelShape, hardware: Hardware, parallel: Parallel, precision: Precision, draft: ModelShape | None
+) -> str | None:
     """Say that a model does not fit, with the numbers and the nearest thing that works. None: it fits."""
-    have = room(model, hardware, parallel, precision)
+    have = room(model, hardware, parallel, precision, draft)
     if have.kv_tokens > 0:
         return None
     gib = 2**30
     usable = f"{hardware.memory_bytes * MEMORY_RATIO / gib:.1f} of {hardware.memory_bytes / gib:.0f} GiB are usable"
+    both = model.name if draft is None else f"{model.name} with the draft model {draft.name}"
     return (
-        f"{model.name} does not fit {hardware.name} with tp {parallel.tp} pp {parallel.pp}: "
+        f"{both} does not fit {hardware.name} with tp {parallel.tp} pp {parallel.pp}: "
         f"{have.weights_bytes / gib:.1f} GiB of weights ({precision.weights}) per GPU and "
         f"{have.activations_bytes / gib:.1f} GiB of activations, but {usable}; "
-        f"{_nearest_fit(model, hardware, parallel, precision)}"
+        f"{_nearest_fit(model, hardware, parallel, precision, draft)}"
     )
 
 
-def _nearest_fit(model: ModelShape, hardware: Hardware, parallel: Parallel, precision: Precision) -> str:
+def _nearest_fit(
+    model: ModelShape, hardware: Hardware, parallel: Parallel, precision: Precision, draft: ModelShape | None
+) -> str:
+    """Of what can be built: the least tp, the least pp and the least coarse weights that fit, each for itself."""
     found: list[str] = []
-    wider = (structs.replace(parallel, tp=tp) for tp in (2, 4, 8, 16) if tp > parallel.tp and model.heads % tp == 0)
+    tps = [degree for degree in (2, 4, 8, 16) if degree * parallel.cp <= hardware.gpus_per_node]
+    wider = (structs.replace(parallel, tp=tp) for tp in tps if tp > parallel.tp and model.heads % tp == 0)
     deeper = (structs.replace(parallel, pp=pp) for pp in (2, 4, 8) if pp > parallel.pp)
     for name, choices in (("tp", wider), ("pp", deeper)):
         for choice in choices:
-            if room(model, hardware, choice, precision).kv_tokens > 0:
+            if room(model, hardware, choice, precision, draft).kv_tokens > 0:
                 found.append(f"tp {choice.tp}" if name == "tp" else f"pp {choice.pp}")
                 break
-    for weights in ("fp8", "int4"):
+    formats: tuple[Format, ...] = ("fp8" if hardware.fp8_flops is not None else "int8", "int4")
+    for weights in formats:
         smaller = Precision(weights=weights, kv=precision.kv)
-        if weights != precision.weights and room(model, hardware, parallel, smaller).kv_tokens > 0:
+        if weights != precision.weights and room(model, hardware, parallel, smaller, draft).kv_tokens > 0:
             found.append(f"{weights} weights")
             break
-    return f"what fits: {', or '.join(found)}" if found else "no tp up to 16 or pp up to 8 fits it: take a larger GPU"
+    if draft is not None and room(model, hardware, parallel, precision).kv_tokens > 0:
+        found.append("no draft model, or a smaller one")
+    if found:
+        return f"what fits: {', or '.join(found)}"
+    return f"no tp up to {max(tps, default=1)} or pp up to 8 fits it: take a larger GPU"

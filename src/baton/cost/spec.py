@@ -19,7 +19,7 @@ from baton.cost.handoff import Wire
 from baton.cost.hardware import Hardware
 from baton.cost.linear import LinearCost
 from baton.cost.model import Format, ModelShape
-from baton.cost.parallel import Parallel, Precision, fit_problem, room
+from baton.cost.parallel import Parallel, Precision, draft_parallel, room, worker_problems
 from baton.cost.roofline import RooflineCost
 from baton.cost.speculative import SpeculativeCost
 from baton.cost.step_logs import read_fitted
@@ -200,63 +200,59 @@ def _roofline(spec: RooflineSpec, folder: Path) -> Built:
     model, gpu = _named(spec.llm, spec.hardware, folder)
     parallel = Parallel(tp=spec.tp, pp=spec.pp, cp=spec.cp, dp=spec.dp, ep=spec.ep)
     precision = Precision(weights=spec.weights, kv=spec.kv)
-    problems = parallel.problems(model)
-    if not problems:
-        problem = fit_problem(model, gpu, parallel, precision)
-        problems += [problem] if problem else []
+    draft, problems = _draft_model(spec.draft)
+    problems += worker_problems(model, gpu, parallel, precision, draft)
     engine = spec.engine
     try:
         if isinstance(engine, str):
             engine = engine_profile(engine, llm=model.name, gpu=gpu.name, tp=spec.tp)
     except ConfigError as error:
         problems.append(str(error))
-    problems += _draft_problems(spec.draft)
     if problems or isinstance(engine, str):
         raise ConfigError("\n".join(problems))
     cost = RooflineCost(
         model=model, hardware=gpu, parallel=parallel, precision=precision, engine=engine,
         wire=spec.wire, local_wire=spec.local_wire,
     )  # fmt: skip
-    facts = facts_of(cost)
+    facts = facts_of(cost, draft)
     if spec.usd_per_hour is not None:
         facts = structs.replace(facts, usd_per_hour=spec.usd_per_hour * parallel.gpus)
-    return (cost, facts) if spec.draft is None else (_drafted(cost, spec.draft), facts)
+    if spec.draft is None or draft is None:
+        return cost, facts
+    return _drafted(cost, spec.draft, draft), facts
 
 
-def _draft_problems(draft: Draft | None) -> list[str]:
+def _draft_model(draft: Draft | None) -> tuple[ModelShape | None, list[str]]:
+    """The draft's model, and everything that is wrong with the draft. Neither where there is no draft."""
     if draft is None:
-        return []
+        return None, []
     found: list[str] = []
     if draft.tokens < 1:
         found.append(f"draft.tokens is {draft.tokens}, but must be at least 1")
     if not 0 <= draft.acceptance_ratio <= 1:
         found.append(f"draft.acceptance_ratio is {draft.acceptance_ratio}, but must be between 0 and 1")
     try:
-        model_shape(draft.llm)
+        return model_shape(draft.llm), found
     except ConfigError as error:
-        found.append(f"draft: {error}")
-    return found
+        return None, [*found, f"draft: {error}"]
 
 
-def _drafted(cost: RooflineCost, draft: Draft) -> SpeculativeCost:
-    """The draft model runs on the target's GPUs, on as many of them as divide its heads."""
-    small = model_shape(draft.llm)
-    tp = max(degree for degree in range(1, cost.parallel.tp + 1) if small.heads % degree == 0)
+def _drafted(cost: RooflineCost, draft: Draft, small: ModelShape) -> SpeculativeCost:
     return SpeculativeCost(
         target=cost,
         check=dataclasses.replace(cost, query_tokens=1 + draft.tokens),
-        draft=dataclasses.replace(cost, model=small, parallel=Parallel(tp=tp)),
+        draft=dataclasses.replace(cost, model=small, parallel=draft_parallel(small, cost.parallel)),
         draft_tokens=draft.tokens,
         acceptance_ratio=draft.acceptance_ratio,
     )
 
 
-def facts_of(cost: RooflineCost) -> KindFacts:
-    """What a worker is, beside how long it takes."""
+def facts_of(cost: RooflineCost, draft: ModelShape | None = None) -> KindFacts:
+    """What a worker is, beside how long it takes. `draft`: the model that drafts beside it."""
     gpu, gpus = cost.hardware, cost.parallel.gpus
     return KindFacts(
         gpus=gpus,
-        kv_tokens_max=room(cost.model, gpu, cost.parallel, cost.precision).kv_tokens,
+        kv_tokens_max=room(cost.model, gpu, cost.parallel, cost.precision, draft).kv_tokens,
         kv_token_bytes=cost.kv_token_bytes,
         usd_per_hour=(gpu.usd_per_hour or 0.0) * gpus,
         power_w=gpu.gpu_share_w * gpus,

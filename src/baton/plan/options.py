@@ -10,7 +10,7 @@ from baton.cost.engine_profile import engine_profile
 from baton.cost.handoff import Wire
 from baton.cost.hardware import Hardware
 from baton.cost.model import ModelShape
-from baton.cost.parallel import Parallel, Precision, fit_problem
+from baton.cost.parallel import Parallel, Precision, worker_problems
 from baton.cost.roofline import RooflineCost
 from baton.cost.spec import KindFacts, facts_of
 
@@ -83,20 +83,13 @@ def options(choices: Choices, stocks: tuple[Stock, ...], wire: Wire | None) -> t
         if not cuts:
             out.append(_no_cut(choices, stock))
         for parallel in cuts:
-            problems = parallel.problems(choices.model)
             for precision in choices.precisions:
-                problem = problems[0] if problems else _problem(choices, stock.hardware, parallel, precision)
-                if problem is None:
-                    found.append(_option(choices, stock, parallel, precision, wire))
+                problems = worker_problems(choices.model, stock.hardware, parallel, precision)
+                if problems:
+                    out.append(problems[0])
                 else:
-                    out.append(problem)
+                    found.append(_option(choices, stock, parallel, precision, wire))
     return found, list(dict.fromkeys(out))  # what does not fit, fits no better with other degrees of context
-
-
-def _problem(choices: Choices, hardware: Hardware, parallel: Parallel, precision: Precision) -> str | None:
-    if precision.weights == "fp8" and hardware.fp8_flops is None:
-        return f"{hardware.name} does not compute in fp8: try --weights bf16 or int8, or a GPU that does, such as H100"
-    return fit_problem(choices.model, hardware, parallel, precision)
 
 
 def _no_cut(choices: Choices, stock: Stock) -> str:

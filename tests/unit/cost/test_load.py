@@ -72,7 +72,36 @@ def test_a_model_that_does_not_fit_says_by_how_much_and_what_does() -> None:
     (line,) = problems({"model": "roofline", "llm": "llama2-70b", "hardware": "A100-80G-SXM"})
     assert "128.5 GiB of weights (bf16) per GPU" in line
     assert "72.0 of 80 GiB are usable" in line
-    assert line.endswith("what fits: tp 2, or pp 2, or fp8 weights")
+    assert line.endswith("what fits: tp 2, or pp 2, or int8 weights")
+    (line,) = problems({"model": "roofline", "llm": "llama2-70b", "hardware": "H100"})
+    assert line.endswith("what fits: tp 2, or pp 2, or fp8 weights"), "which an A100 has no arithmetic for"
+
+
+def test_what_is_said_to_fit_can_be_built() -> None:
+    """A node of L40S has 8: 16 of them, which would hold the weights, are no tp."""
+    raw: dict[str, object] = {"model": "roofline", "llm": "llama3.1-405b", "hardware": "l40s", "tp": 8}
+    (line,) = problems(raw)
+    assert line.endswith("what fits: pp 4, or fp8 weights") or line.endswith("what fits: pp 4, or int4 weights"), line
+    assert load_cost({**raw, "pp": 4}, folder=HERE).kinds[""].gpus == 32
+
+
+def test_a_draft_model_takes_its_share_of_the_memory() -> None:
+    """Its weights, in bf16 here, and its KV of every token."""
+    raw: dict[str, object] = {"model": "roofline", "llm": "llama2-70b", "hardware": "h100", "tp": 4}
+    draft = model_shape("llama2-7b")
+    alone = load_cost(raw, folder=HERE).kinds[""]
+    drafted = load_cost({**raw, "draft": {"llm": "llama2-7b"}}, folder=HERE).kinds[""]
+    left_bytes = alone.kv_tokens_max * alone.kv_token_bytes - draft.params * 2
+    both_bytes = alone.kv_token_bytes + draft.kv_token_bytes()
+    assert drafted.kv_tokens_max == pytest.approx(left_bytes / both_bytes, rel=0.01)
+
+
+def test_a_draft_model_may_be_what_does_not_fit() -> None:
+    raw = {"model": "roofline", "llm": "llama2-13b", "hardware": "a10g", "tp": 2, "draft": {"llm": "llama2-13b"}}
+    (line,) = problems(raw)
+    assert "llama2-13b with the draft model llama2-13b does not fit A10G-24G with tp 2" in line
+    assert "no draft model, or a smaller one" in line
+    assert load_cost({key: raw[key] for key in raw if key != "draft"}, folder=HERE).kinds[""].kv_tokens_max > 0
 
 
 def test_nothing_fits_a_small_gpu() -> None:
@@ -90,6 +119,9 @@ def test_nothing_fits_a_small_gpu() -> None:
         ({"tp": 4, "engine": "vlm-v1"}, "unknown engine 'vlm-v1' (did you mean 'vllm-v1'?)"),
         ({"tp": 4, "weights": "fp7"}, "Invalid enum value 'fp7'"),
         ({"tp": 4, "draft": {"llm": "llama3.1-8b", "acceptance_ratio": 2}}, "must be between 0 and 1"),
+        ({"tp": 32}, "tp 32 x cp 1 takes 32 GPUs of one node, and a node of A100-80G-SXM has 8: try tp 8, and pp"),
+        ({"tp": 8, "cp": 2}, "tp 8 x cp 2 takes 16 GPUs of one node"),
+        ({"tp": 4, "weights": "fp8"}, "A100-80G-SXM does not compute in fp8: try weights bf16 or int8"),
         ({"llm": "lama2-70b", "tp": 4}, "unknown model 'lama2-70b' (did you mean 'llama2-70b'?)"),
         ({"llm": "nowhere/config.json", "tp": 4}, "cannot read the model: No such file or directory"),
     ],
