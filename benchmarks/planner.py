@@ -75,7 +75,7 @@ def splitwise_errors() -> dict[str, dict[str, float]]:
         llm, gpu, tp = row["llm"], row["hardware"], int(row["tp"])
         cost = RooflineCost(
             model=model_shape(llm), hardware=hardware(gpu), parallel=Parallel(tp=tp),
-            engine=engine_profile("splitwise-vllm", llm=llm, gpu=gpu, tp=tp),
+            engine=engine_profile("splitwise-vllm", llm=llm, gpu=hardware(gpu), tp=tp),
         )  # fmt: skip
         tokens, batch = int(row["prompt_tokens"]), int(row["batch"])
         prompt = StepShape(

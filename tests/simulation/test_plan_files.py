@@ -14,10 +14,12 @@ from baton.cli.main import build_parser, main
 from baton.cost.catalog import hub_names, models
 from baton.cost.load import load_cost
 from baton.engine.resolve import HUB_NAME
-from baton.plan.answer import Answer, answer
-from baton.plan.files import kubernetes_yaml
+from baton.plan.answer import Answer, answer, report
+from baton.plan.files import cluster_yaml, kubernetes_yaml
 from baton.plan.serving import serve_toml, served_model
 from baton.plan.spec import read_question
+from baton.plan.verify import kind_name
+from baton.sim.spec import load_spec
 
 QUESTION: dict[str, Any] = {
     "llm": "llama3.1-70b", "objective": "goodput-per-gpu", "finalists": 0, "tp": [4],
@@ -55,6 +57,22 @@ def test_the_server_has_the_prices_of_the_plan_and_not_those_of_its_own_cpu(tmp_
     (step_s,) = load_cost(config.cost, folder=tmp_path).cost.decode_run_s(requests=8, context_tokens=8000, steps=1)
     assert step_s == pytest.approx(expected_s)
     assert step_s < config.slo.tpot_s
+
+
+def test_a_gpu_of_ones_own_is_described_in_every_file(tmp_path: Path) -> None:
+    """A simulator and a server that do not have it in their catalogue price a step as the plan does."""
+    found = planned(hardware=[{"name": "H100-NVL", "like": "h100", "memory_bytes": 94e9, "gpus": 8}])
+    (decode,) = (group for group in found.best.groups if group.role == "decode")
+    asked = {"requests": 8, "context_tokens": 8000, "steps": 1}
+    (expected_s,) = decode.option.cost.decode_run_s(**asked)
+    spec = load_spec(cluster_yaml(found), form="yaml")
+    path = tmp_path / "serve.toml"
+    path.write_text(serve_toml(found))
+    config = serve.configuration(build_parser().parse_args(["serve", "--config", str(path)]))
+    for cost in (spec.cost_model().on(kind_name(decode)), load_cost(config.cost, folder=tmp_path).cost):
+        assert cost.decode_run_s(**asked) == [expected_s]
+    assert spec.kv_of_kind(kind_name(decode)).blocks == decode.option.facts.kv_tokens_max // 16
+    assert any("of H100-80G-SXM" in note for note in report(found).notes), "what is borrowed is said"
 
 
 def test_the_hosts_of_a_group_are_as_the_plan_has_them() -> None:

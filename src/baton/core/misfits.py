@@ -92,8 +92,16 @@ def _of_leaf(value: object, kind: object, place: str, judge: Judge) -> list[str]
     try:
         msgspec.convert(value, cast("type[object]", kind))
     except msgspec.ValidationError as error:
-        return [f"{place} does not fit: {str(error).partition(' - at ')[0]}"]
+        return [f"{place} does not fit: {str(error).partition(' - at ')[0]}{_as_number(value)}"]
     return judge(place, value)
+
+
+def _as_number(value: object) -> str:
+    """How a number is written that a file has as text: YAML takes `5e12`, without a point and a sign, for one."""
+    try:
+        return f"; as a number it is {float(value):e}" if isinstance(value, str) else ""
+    except ValueError:
+        return ""
 
 
 def _below(place: str, key: str) -> str:

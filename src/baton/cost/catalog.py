@@ -95,10 +95,16 @@ def _plain(name: str) -> str:
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
+def is_known(name: str) -> bool:
+    """Whether a GPU of this name is in the catalogue."""
+    return _plain(name) in _hardware_names()
+
+
 def hardware(name: str) -> Hardware:
     """Find a GPU by any of its usual names. Raises ConfigError with the nearest known one."""
     found = _hardware_names().get(_plain(name))
     if found is None:
         known = all_hardware()
-        raise ConfigError(f"unknown hardware {name!r}{did_you_mean(name, known) or '; known: ' + ', '.join(known)}")
+        hint = did_you_mean(name, known) or f"; known: {', '.join(known)}"
+        raise ConfigError(f"unknown hardware {name!r}{hint}; or describe it (docs/simulator.md, a GPU of your own)")
     return all_hardware()[found]

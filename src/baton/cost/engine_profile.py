@@ -10,6 +10,7 @@ from msgspec import Struct
 from baton.core.errors import ConfigError
 from baton.core.names import did_you_mean
 from baton.cost.catalog import data_text, hardware, models
+from baton.cost.hardware import Hardware
 
 
 class Phase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,7 +58,7 @@ def profiles() -> tuple[EngineProfile, ...]:
     return tuple(msgspec.json.decode(data_text("engines.json"), type=list[EngineProfile]))
 
 
-def engine_profile(name: str, *, llm: str, gpu: str, tp: int) -> EngineProfile:
+def engine_profile(name: str, *, llm: str, gpu: Hardware, tp: int) -> EngineProfile:
     """Find an engine's profile; without one for this model, GPU and tp, the nearest, which says so in its `note`.
 
     Near means: same kind of kernels first, then the same tp, then a model of similar size. Raises ConfigError.
@@ -67,18 +68,18 @@ def engine_profile(name: str, *, llm: str, gpu: str, tp: int) -> EngineProfile:
         known = sorted({profile.name for profile in profiles()})
         raise ConfigError(f"unknown engine {name!r}{did_you_mean(name, known)}; known: {', '.join(known)}")
     best = min(named, key=lambda profile: _distance(profile, llm, gpu, tp))
-    if best.llm == "" or (best.llm, best.hardware, best.tp) == (llm, gpu, tp):
+    if best.llm == "" or (best.llm, best.hardware, best.tp) == (llm, gpu.name, tp):
         return best
-    note = f"engine {name}: no profile of {llm} on {gpu} tp {tp}; that of {best.llm} on {best.hardware} tp {best.tp}"
+    note = f"engine {name}: no profile of {llm} on {gpu.name} tp {tp}; that of {best.llm} on {best.hardware} tp {best.tp}"
     return msgspec.structs.replace(best, note=note)
 
 
-def _distance(profile: EngineProfile, llm: str, gpu: str, tp: int) -> tuple[bool, float, float]:
+def _distance(profile: EngineProfile, llm: str, gpu: Hardware, tp: int) -> tuple[bool, float, float]:
     if profile.llm == "":
         return (False, 0.0, 0.0)
     size, wanted = (
         models()[profile.llm].params,
         models()[llm].params if llm in models() else models()[profile.llm].params,
     )
-    other_kernels = hardware(profile.hardware).kernels.name != hardware(gpu).kernels.name
+    other_kernels = hardware(profile.hardware).kernels.name != gpu.kernels.name
     return (other_kernels, abs(profile.tp - tp) / max(profile.tp, tp), max(size, wanted) / min(size, wanted))

@@ -17,9 +17,11 @@ import msgspec
 
 from baton.core.errors import ConfigError
 from baton.core.files import placed
+from baton.core.misfits import misfits
 from baton.core.names import did_you_mean
 from baton.core.ports import CostModel
 from baton.cost.heterogeneous import HeterogeneousCost
+from baton.cost.own_hardware import OwnHardware
 from baton.cost.spec import SPECS, Built, KindFacts, build, is_model_file, read_model
 from baton.cost.step_logs import read_fitted
 
@@ -106,6 +108,10 @@ def _load_kind(raw: dict[str, Any], folder: Path, where: str) -> Built:
         for key in raw
         if key not in known
     ]
+    gpu = raw.get("hardware")
+    wrong = misfits(gpu, OwnHardware, f"{where}.hardware") if isinstance(gpu, dict) else []
+    if wrong:
+        raise ConfigError("\n".join([*problems, *wrong]))
     try:
         spec = msgspec.convert({key: value for key, value in raw.items() if key in known}, kind)
         built = build(spec, folder)

@@ -19,6 +19,7 @@ from baton.cost.handoff import Wire
 from baton.cost.hardware import Hardware
 from baton.cost.linear import LinearCost
 from baton.cost.model import Format, ModelShape
+from baton.cost.own_hardware import OwnHardware, described
 from baton.cost.parallel import Parallel, Precision, draft_parallel, room, worker_problems
 from baton.cost.roofline import RooflineCost
 from baton.cost.speculative import SpeculativeCost
@@ -58,7 +59,8 @@ class RooflineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     llm: str | ModelShape
     """A name, a path to a `config.json`, or the sizes themselves."""
-    hardware: str
+    hardware: str | OwnHardware
+    """A name, or a description."""
     tp: int = 1
     pp: int = 1
     cp: int = 1
@@ -178,7 +180,7 @@ def read_model(llm: str | ModelShape, folder: Path) -> ModelShape:
     return model_shape(llm)
 
 
-def _named(llm: str | ModelShape, gpu: str, folder: Path) -> tuple[ModelShape, Hardware]:
+def _named(llm: str | ModelShape, gpu: str | OwnHardware, folder: Path) -> tuple[ModelShape, Hardware]:
     """Both, or both problems at once."""
     problems: list[str] = []
     try:
@@ -187,7 +189,7 @@ def _named(llm: str | ModelShape, gpu: str, folder: Path) -> tuple[ModelShape, H
         problems.append(str(error))
         model = None
     try:
-        found = hardware(gpu)
+        found = hardware(gpu) if isinstance(gpu, str) else described(gpu)
     except ConfigError as error:
         problems.append(str(error))
         found = None
@@ -205,7 +207,7 @@ def _roofline(spec: RooflineSpec, folder: Path) -> Built:
     engine = spec.engine
     try:
         if isinstance(engine, str):
-            engine = engine_profile(engine, llm=model.name, gpu=gpu.name, tp=spec.tp)
+            engine = engine_profile(engine, llm=model.name, gpu=gpu, tp=spec.tp)
     except ConfigError as error:
         problems.append(str(error))
     if problems or isinstance(engine, str):
@@ -295,7 +297,7 @@ def _table(spec: TableSpec, folder: Path) -> Built:
 def _vidur(spec: TableSpec, setting: Setting) -> RooflineCost:
     """Vidur's measured layers; attention, exchange and head from the roofline."""
     curve = vidur_layer(llm=setting.llm, gpu=setting.hardware, tp=setting.tp)
-    profile = engine_profile(spec.engine or "ideal", llm=setting.llm, gpu=setting.hardware, tp=setting.tp)
+    profile = engine_profile(spec.engine or "ideal", llm=setting.llm, gpu=hardware(setting.hardware), tp=setting.tp)
     parallel = Parallel(tp=spec.tp, pp=spec.pp)
     return RooflineCost(
         model=model_shape(setting.llm), hardware=hardware(setting.hardware), parallel=parallel, engine=profile,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from baton.cost.engine_profile import engine_profile
 from baton.cost.handoff import Wire
 from baton.cost.hardware import Hardware
 from baton.cost.model import ModelShape
+from baton.cost.own_hardware import OwnHardware
 from baton.cost.parallel import Parallel, Precision, worker_problems
 from baton.cost.roofline import RooflineCost
 from baton.cost.spec import KindFacts, facts_of
@@ -27,7 +28,14 @@ class Stock:
     usd_per_hour: float | None
     """Of one GPU. None: no price is known."""
     link_bytes_per_s: float | None = None
-    """Per GPU, between hosts. None: the catalogue's."""
+    """Per GPU, between hosts. None: the hardware's."""
+    own: OwnHardware | None = None
+    """How its owner described it. None: the catalogue has it."""
+
+    @property
+    def section(self) -> str | dict[str, Any]:
+        """The GPU as `hardware` of a cost section."""
+        return self.hardware.name if self.own is None else self.own.plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +125,7 @@ def _cuts(choices: Choices, stock: Stock) -> Iterator[Parallel]:
 
 
 def _option(choices: Choices, stock: Stock, parallel: Parallel, precision: Precision, wire: Wire | None) -> Option:
-    engine = engine_profile(choices.engine, llm=choices.model.name, gpu=stock.hardware.name, tp=parallel.tp)
+    engine = engine_profile(choices.engine, llm=choices.model.name, gpu=stock.hardware, tp=parallel.tp)
     if wire is None and stock.link_bytes_per_s is not None:
         wire = Wire(bytes_per_s=stock.link_bytes_per_s * parallel.gpus)
     cost = RooflineCost(

@@ -16,6 +16,7 @@ from baton.cost.catalog import hardware
 from baton.cost.engine_profile import engine_profile
 from baton.cost.handoff import Wire
 from baton.cost.model import Format
+from baton.cost.own_hardware import OwnHardware, described
 from baton.cost.parallel import Precision
 from baton.cost.spec import read_model
 from baton.plan.admission import Admission
@@ -29,15 +30,19 @@ from baton.workload.source import read_workload
 Found = TypeVar("Found")
 
 
-class HardwareSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """GPUs of one kind."""
+class HardwareSpec(OwnHardware, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """GPUs of one kind: of the catalogue by `name`, or described by the other keys as well."""
 
-    name: str
     gpus: int
-    usd_per_hour: float | None = None
-    """Of one GPU. None: the catalogue's."""
     link_bytes_per_s: float | None = None
-    """Per GPU, between hosts. None: the catalogue's."""
+    """Per GPU, between hosts. None: the hardware's."""
+
+    @property
+    def own(self) -> OwnHardware | None:
+        """Its description. None: the catalogue has it, and at most its price is said."""
+        if not self.like and self.said.keys() <= {"usd_per_hour"}:
+            return None
+        return OwnHardware(name=self.name, like=self.like, **self.said)
 
 
 class SloSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -114,7 +119,7 @@ def read_question(raw: Mapping[str, Any], folder: Path) -> Question:
     lengths, rate_rps, requests = _try(problems, lambda: _lengths(spec.workload, folder)) or ((), None, ())
     problems += _tier_problems(spec, requests)
     if stocks:
-        _try(problems, lambda: engine_profile(spec.engine, llm=spec.llm, gpu=stocks[0].hardware.name, tp=1))
+        _try(problems, lambda: engine_profile(spec.engine, llm=spec.llm, gpu=stocks[0].hardware, tp=1))
     if problems or model is None:
         raise ConfigError("\n".join(problems))
     demand = Demand(
@@ -165,8 +170,9 @@ def _range_problems(spec: PlanSpec) -> list[str]:
 def _stocks(spec: PlanSpec, problems: list[str]) -> tuple[Stock, ...]:
     stocks: list[Stock] = []
     for each in spec.hardware:
+        own = each.own
         try:
-            gpu = hardware(each.name)
+            gpu = hardware(each.name) if own is None else described(own)
         except ConfigError as error:
             problems.append(str(error))
             continue
@@ -174,9 +180,13 @@ def _stocks(spec: PlanSpec, problems: list[str]) -> tuple[Stock, ...]:
         if price is None and spec.objective in ("cheapest", "goodput-per-dollar"):
             problems.append(
                 f"no price is known for {gpu.name}, and the objective is {spec.objective}: give --hardware "
-                f"{gpu.name}={each.gpus}@USD (per GPU and hour), or --objective goodput-per-gpu"
+                f"{gpu.name}={each.gpus}@USD (per GPU and hour; usd_per_hour in a file), or --objective goodput-per-gpu"
             )
-        stocks.append(Stock(hardware=gpu, gpus=each.gpus, usd_per_hour=price, link_bytes_per_s=each.link_bytes_per_s))
+        stocks.append(
+            Stock(
+                hardware=gpu, gpus=each.gpus, usd_per_hour=price, link_bytes_per_s=each.link_bytes_per_s, own=own
+            )
+        )
     return tuple(stocks)
 
 

@@ -198,7 +198,7 @@ def cost_section(group: Group, *, same_host: bool) -> dict[str, Any]:
     if same_host:
         wire = Wire(bytes_per_s=hardware.intra_node_bytes_per_s * gpus)
     section: dict[str, Any] = {
-        "model": "roofline", "llm": structs.asdict(cost.model), "hardware": hardware.name,
+        "model": "roofline", "llm": structs.asdict(cost.model), "hardware": group.option.stock.section,
         "engine": structs.asdict(cost.engine), "weights": cost.precision.weights, "kv": cost.precision.kv,
         **structs.asdict(cost.parallel),
     }  # fmt: skip

@@ -25,6 +25,11 @@ def test_what_fits_has_no_misfit() -> None:
     ("raw", "kind", "words"),
     [
         ({"cells": "x"}, ClusterSpec, ["cells does not fit: Expected `int`, got `str`"]),
+        (
+            {"worker_start_s": "5e1"},
+            ClusterSpec,
+            ["worker_start_s does not fit: Expected `float`, got `str`; as a number it is 5.000000e+01"],
+        ),
         ({"kv": {"blocs": 1}}, ClusterSpec, ["unknown key kv.blocs (did you mean 'blocks'?)"]),
         ({"kv": []}, ClusterSpec, ["kv must be a section: write [kv] and its keys below"]),
         ({"workers": {}}, ClusterSpec, ["workers does not fit: Expected `array`, got `object`"]),

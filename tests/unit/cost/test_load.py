@@ -233,9 +233,9 @@ def test_a_config_json_that_is_none(text: str, said: str) -> None:
 
 
 def test_an_engine_without_a_profile_borrows_the_nearest_and_says_so() -> None:
-    exact = engine_profile("splitwise-vllm", llm="llama2-70b", gpu="H100-80G-SXM", tp=4)
+    exact = engine_profile("splitwise-vllm", llm="llama2-70b", gpu=hardware("h100"), tp=4)
     assert exact.note == ""
-    near = engine_profile("splitwise-vllm", llm="llama3.1-70b", gpu="H800-80G-SXM", tp=4)
+    near = engine_profile("splitwise-vllm", llm="llama3.1-70b", gpu=hardware("h800"), tp=4)
     assert (near.decode, near.prompt) == (exact.decode, exact.prompt)
     assert "no profile of llama3.1-70b on H800-80G-SXM tp 4; that of llama2-70b on H100-80G-SXM tp 4" in near.note
-    assert engine_profile("ideal", llm="opt-13b", gpu="l4", tp=1) == IDEAL
+    assert engine_profile("ideal", llm="opt-13b", gpu=hardware("l4"), tp=1) == IDEAL

@@ -12,7 +12,7 @@ from baton.cost.roofline import RooflineCost
 def worker(llm: str, gpu: str, parallel: Parallel, engine: str, precision: Precision | None = None) -> RooflineCost:
     """One worker under the roofline."""
     model, found = model_shape(llm), hardware(gpu)
-    profile = engine_profile(engine, llm=model.name, gpu=found.name, tp=parallel.tp)
+    profile = engine_profile(engine, llm=model.name, gpu=found, tp=parallel.tp)
     return RooflineCost(
         model=model, hardware=found, parallel=parallel, engine=profile, precision=precision or Precision()
     )
