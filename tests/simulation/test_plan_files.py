@@ -15,10 +15,10 @@ from baton.cost.catalog import hub_names, models
 from baton.cost.load import load_cost
 from baton.engine.resolve import HUB_NAME
 from baton.plan.answer import Answer, answer, report
+from baton.plan.cluster import kind_name
 from baton.plan.files import cluster_yaml, kubernetes_yaml
 from baton.plan.serving import serve_toml, served_model
 from baton.plan.spec import read_question
-from baton.plan.verify import kind_name
 from baton.sim.spec import load_spec
 
 QUESTION: dict[str, Any] = {

@@ -9,7 +9,8 @@ import pytest
 from baton.core.types import Slo
 from baton.metrics.summary import RequestRecord, SloTargets, summarize
 from baton.plan.capacity import REQUESTS_MAX
-from baton.plan.verify import PLAYED_MAX, cluster_spec, sample_trace, simulate, span, span_words, verify
+from baton.plan.cluster import cluster_spec
+from baton.plan.verify import PLAYED_MAX, sample_trace, simulate, span, span_words, verify
 from baton.sim.replay_trace import replay_trace
 from tests.unit.plan.questions import search
 

@@ -9,8 +9,9 @@ import pytest
 
 from baton.metrics.summary import Results
 from baton.plan.admission import admission_words, play_admissions
+from baton.plan.cluster import cluster_spec
 from baton.plan.search import Fleet, Search
-from baton.plan.verify import Span, cluster_spec, sample_trace, simulate, span, verify
+from baton.plan.verify import Span, sample_trace, simulate, span, verify
 from tests.unit.plan.questions import WORKED, search
 
 

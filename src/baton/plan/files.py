@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from baton.plan.answer import Answer
+from baton.plan.cluster import cluster_spec, kind_name
 from baton.plan.search import Group
 from baton.plan.serving import HOSTS_PORT, HTTP_PORT, host_words, is_alone, serve_toml
-from baton.plan.verify import cluster_spec, kind_name
 
 IMAGE = "baton:latest"
 NOTE = """# The image is yours: Baton with PyTorch for CUDA. Every pod needs the model's files (docs/operations.md): by

@@ -12,8 +12,8 @@ from msgspec import structs
 from baton.core.config import BatchLimits, Config, HostsConfig, KVConfig, ParallelConfig, SloConfig, Topology
 from baton.cost.catalog import hub_name, model_shape, models
 from baton.plan.answer import Answer
+from baton.plan.cluster import BLOCK_TOKENS, batch_requests_max, cost_section, step_tokens_max
 from baton.plan.search import Fleet, Group
-from baton.plan.verify import BLOCK_TOKENS, batch_requests_max, cost_section, step_tokens_max
 
 HTTP_PORT, HOSTS_PORT = 8000, 8001
 """Of the server: for clients, and for hosts that have joined."""
