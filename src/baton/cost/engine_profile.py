@@ -70,7 +70,9 @@ def engine_profile(name: str, *, llm: str, gpu: Hardware, tp: int) -> EngineProf
     best = min(named, key=lambda profile: _distance(profile, llm, gpu, tp))
     if best.llm == "" or (best.llm, best.hardware, best.tp) == (llm, gpu.name, tp):
         return best
-    note = f"engine {name}: no profile of {llm} on {gpu.name} tp {tp}; that of {best.llm} on {best.hardware} tp {best.tp}"
+    note = (
+        f"engine {name}: no profile of {llm} on {gpu.name} tp {tp}; that of {best.llm} on {best.hardware} tp {best.tp}"
+    )
     return msgspec.structs.replace(best, note=note)
 
 

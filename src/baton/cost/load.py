@@ -108,8 +108,8 @@ def _load_kind(raw: dict[str, Any], folder: Path, where: str) -> Built:
         for key in raw
         if key not in known
     ]
-    gpu = raw.get("hardware")
-    wrong = misfits(gpu, OwnHardware, f"{where}.hardware") if isinstance(gpu, dict) else []
+    gpu = cast("object", raw.get("hardware"))
+    wrong = misfits(cast("object", gpu), OwnHardware, f"{where}.hardware") if isinstance(gpu, dict) else []
     if wrong:
         raise ConfigError("\n".join([*problems, *wrong]))
     try:

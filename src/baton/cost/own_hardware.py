@@ -37,8 +37,8 @@ class OwnHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     name: str
     like: str = ""
-    """A GPU of the catalogue that it resembles. Empty: the nearest by arithmetic and memory bandwidth, of which kernels'
-    efficiency, links and power are borrowed where they are not said."""
+    """A GPU of the catalogue that it resembles. Empty: the nearest by arithmetic and memory bandwidth, of which links,
+    power and the efficiency of kernels are borrowed where they are not said."""
     bf16_flops: float | None = None
     fp8_flops: float | None = None
     int8_flops: float | None = None
@@ -99,11 +99,13 @@ def described(own: OwnHardware) -> Hardware:
     said = own.said
     if base is None:
         base = nearest_hardware(bf16_flops=said["bf16_flops"], memory_bytes_per_s=said["memory_bytes_per_s"])
-        said = {key: None for key in NEVER_BORROWED} | said
+        said = dict.fromkeys(NEVER_BORROWED) | said
     elif "gpu_w" in said or "gpus_per_node" in said:
         said = {"node_w": None} | said  # a known node's power is that of other GPUs
     borrowed = [key for key in _LEAST if key not in said]
-    note = f"{own.name}: kernel efficiencies of {base.kernels.name}, all-reduce of {base.links.name}, scaled to its peaks"
+    note = (
+        f"{own.name}: kernel efficiencies of {base.kernels.name}, all-reduce of {base.links.name}, scaled to its peaks"
+    )
     note += f"; {', '.join(borrowed)} of {base.name}" if borrowed else ""
     return structs.replace(base, name=own.name, note=note, **said)
 

@@ -183,9 +183,7 @@ def _stocks(spec: PlanSpec, problems: list[str]) -> tuple[Stock, ...]:
                 f"{gpu.name}={each.gpus}@USD (per GPU and hour; usd_per_hour in a file), or --objective goodput-per-gpu"
             )
         stocks.append(
-            Stock(
-                hardware=gpu, gpus=each.gpus, usd_per_hour=price, link_bytes_per_s=each.link_bytes_per_s, own=own
-            )
+            Stock(hardware=gpu, gpus=each.gpus, usd_per_hour=price, link_bytes_per_s=each.link_bytes_per_s, own=own)
         )
     return tuple(stocks)
 
