@@ -1,31 +1,35 @@
 """DistServe's optimum for OPT-13B on 4 A100 (its artefact's simulator): which degrees and counts serve most per GPU.
 
-    python benchmarks/published/distserve_optimum.py [--requests N] [--seeds S]
+    python benchmarks/published/distserve_optimum.py [--requests N] [--seeds S] [--real-prompts]
 
 Published: TTFT 0.2 s and TPOT 0.1 s for 90 % of the requests each, ShareGPT: 1.56 requests/s per GPU, with tensor
 parallelism 2 for prefill and 1 for decode. That set of lengths was not obtained: they are drawn log-normal with its
-published means, 755.5 and 200.3 tokens, cut to the model's 2,048. Every pair of degrees and every number of workers
-that fits 4 GPUs is tried, and the colocated ones. With --seeds the best of them are tried again with other lengths and
-arrivals. Writes benchmarks/results/published-distserve-optimum.json.
+published means, 755.5 and 200.3 tokens, cut to the model's 2,048. With --real-prompts, prompts are those of 240
+conversations of ShareGPT (traces/sharegpt300), as far as the model's context leaves room for a mean answer; answers
+stay drawn, for those of that trace are another model's, none below 500 tokens. Every pair of degrees and every number
+of workers that fits 4 GPUs is tried, and the colocated ones. With --seeds the best of them are tried again with other
+lengths and arrivals. Writes benchmarks/results/published-distserve-optimum[-real-prompts].json.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from random import Random
 
 from msgspec.structs import replace
-from outcome import CLUSTERS, store
+from outcome import CLUSTERS, TRACES, store
+from systems import PROMPTS_FIRST
 
-from baton.core.config import Plugin, PolicyConfig
+from baton.core.config import PolicyConfig
 from baton.metrics.summary import SloTargets, summarize
 from baton.policy.named import NAMED
 from baton.sim.replay_trace import replay_trace
 from baton.sim.spec import ClusterSpec, SimKind, SimKV, SimWorkers, read_spec
 from baton.workload.amounts import LogNormal
 from baton.workload.arrivals import PoissonArrivals
+from baton.workload.load import read_trace
 from baton.workload.request import Trace, TraceRequest
 from baton.workload.schedule import with_arrivals
 
@@ -37,17 +41,23 @@ KV_TOKENS = {1: 66_144, 2: 163_008, 4: 356_736}
 """Beside the weights, by degree: the artefact's table."""
 CONTEXT_TOKENS = 2048
 INPUT, OUTPUT = LogNormal(mean=755.5, cv=0.9, low=4, high=1800), LogNormal(mean=200.3, cv=0.9, low=2, high=1000)
-PROMPTS_FIRST = replace(NAMED["sarathi"], batching=Plugin(use="baton.policy.batching:PrefillFirst"))
 RATE_STEP = 1.05
 REPEATED = 2
 """Layouts that are tried with every seed, those with one worker a side and the best colocated one beside them."""
 PUBLISHED_LAYOUT = "1 prefill tp2, 1 decode tp1"
 
 
-def load(requests: int, rate_rps: float, seed: int) -> Trace:
+def real_prompts() -> list[int]:
+    """List the lengths of ShareGPT's prompts that leave room for a mean answer."""
+    trace = read_trace(TRACES / "sharegpt300" / "llama31_8b.first240.jsonl.gz")
+    return [one.input_tokens for one in trace.requests if one.input_tokens <= CONTEXT_TOKENS - OUTPUT.mean]
+
+
+def load(requests: int, rate_rps: float, seed: int, prompts: Sequence[int]) -> Trace:
+    """Draw prompts from those given, where there are any, else log-normal; answers log-normal; arrivals Poisson."""
     draw, made = Random(2 * seed), list[TraceRequest]()
     for _ in range(requests):
-        prompt = round(INPUT.sample(draw))
+        prompt = draw.choice(prompts) if prompts else round(INPUT.sample(draw))
         answer = min(round(OUTPUT.sample(draw)), CONTEXT_TOKENS - prompt)
         made.append(TraceRequest(at_s=0.0, input_tokens=prompt, output_tokens=answer))
     trace = Trace(format="made", timing="absolute", requests=tuple(made))
@@ -95,15 +105,17 @@ def holds(spec: ClusterSpec, policy: PolicyConfig, trace: Trace) -> bool:
     return True
 
 
-def capacity_rps(base: ClusterSpec, roles: dict[str, tuple[int, int]], requests: int, seed: int) -> float:
+def capacity_rps(
+    base: ClusterSpec, roles: dict[str, tuple[int, int]], requests: int, seed: int, prompts: Sequence[int]
+) -> float:
     """Find the highest rate that holds, to 5 %. 0 where not even a twentieth of a request a second does."""
     policy = PROMPTS_FIRST if "mixed" in roles else NAMED["distserve"]
     spec, low, high = cluster(base, roles), 0.05, 40.0
-    if not holds(spec, policy, load(requests, low, seed)):
+    if not holds(spec, policy, load(requests, low, seed, prompts)):
         return 0.0
     while high / low > RATE_STEP:
         middle = (low * high) ** 0.5
-        low, high = (middle, high) if holds(spec, policy, load(requests, middle, seed)) else (low, middle)
+        low, high = (middle, high) if holds(spec, policy, load(requests, middle, seed, prompts)) else (low, middle)
     return low
 
 
@@ -111,13 +123,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=1, help="of lengths and arrivals, for the best layouts")
+    parser.add_argument("--real-prompts", action="store_true", help="prompts of ShareGPT, not drawn log-normal")
     args = parser.parse_args()
     base = read_spec(CLUSTERS / "distserve-13b-2p1d.yaml")
+    prompts = real_prompts() if args.real_prompts else []
     named = {name: (gpus, roles) for name, gpus, roles in layouts()}
 
     def per_gpu(name: str, seed: int) -> float:
         gpus, roles = named[name]
-        value = round(capacity_rps(base, roles, args.requests, seed) / gpus, 3)
+        value = round(capacity_rps(base, roles, args.requests, seed, prompts) / gpus, 3)
         print(f"seed {seed} {name:34} {gpus} GPUs {value:6.2f} requests/s per GPU", flush=True)
         return value
 
@@ -126,7 +140,7 @@ def main() -> None:
     again = {name: [found[name], *(per_gpu(name, seed) for seed in range(1, args.seeds))] for name in repeated(order)}
     winners = [max(again, key=lambda name: again[name][seed]) for seed in range(args.seeds)]
     store(
-        "distserve-optimum",
+        "distserve-optimum-real-prompts" if args.real_prompts else "distserve-optimum",
         {
             "requests": args.requests,
             "published": {"rps_per_gpu": 1.56, "prefill_tp": 2, "decode_tp": 1},

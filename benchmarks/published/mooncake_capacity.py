@@ -20,8 +20,9 @@ from statistics import fmean
 import numpy as np
 from msgspec.structs import replace
 from outcome import CLUSTERS, TRACES, store
+from systems import PROMPTS_FIRST, with_cost
 
-from baton.core.config import BatchLimits, Plugin, PolicyConfig
+from baton.core.config import BatchLimits, PolicyConfig
 from baton.metrics.summary import RequestRecord
 from baton.policy.named import NAMED
 from baton.sim.replay_trace import replay_trace
@@ -34,7 +35,6 @@ TTFT_S = 30.0
 LIMITS_S = (0.1, 0.2, 0.3)
 PUBLISHED = {"conversation": (4.98, 1.57, 0.59), "synthetic": (0.62, 0.40, 0.28)}
 CHUNK_TOKENS = 512
-PROMPTS_FIRST = replace(NAMED["sarathi"], batching=Plugin(use="baton.policy.batching:PrefillFirst"))
 SPLITS = ((8, 8), (10, 6))
 
 
@@ -54,15 +54,9 @@ def in_time(records: Sequence[RequestRecord]) -> tuple[int, ...]:
     return tuple(sum(wait < limit_s for wait in waits) for limit_s in LIMITS_S)
 
 
-def with_engine(spec: ClusterSpec, engine: str) -> ClusterSpec:
-    """Let steps take what they take in an engine of a time."""
-    kinds = {name: replace(kind, cost={**kind.cost, "engine": engine}) for name, kind in spec.kinds.items()}
-    return replace(spec, kinds=kinds)
-
-
 def systems(engine: str) -> dict[str, tuple[ClusterSpec, PolicyConfig]]:
-    mixed = with_engine(read_spec(CLUSTERS / "mooncake-16x8-a800-mixed.yaml"), engine)
-    apart = with_engine(read_spec(CLUSTERS / "mooncake-16x8-a800.yaml"), engine)
+    mixed = with_cost(read_spec(CLUSTERS / "mooncake-16x8-a800-mixed.yaml"), {"engine": engine})
+    apart = with_cost(read_spec(CLUSTERS / "mooncake-16x8-a800.yaml"), {"engine": engine})
     chunks = BatchLimits(step_tokens_max=CHUNK_TOKENS, requests_max=mixed.batch.requests_max)
     found = {
         "vLLM, prompts first": (mixed, PROMPTS_FIRST),

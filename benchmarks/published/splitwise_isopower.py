@@ -19,20 +19,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from random import Random
-from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
 from outcome import CLUSTERS, TRACES, store
+from systems import WHOLE_PROMPTS, with_cost
 
-from baton.core.config import BatchLimits, Plugin, PolicyConfig
+from baton.core.config import Plugin, PolicyConfig
 from baton.core.ports import CostModel
 from baton.core.types import StepShape
 from baton.metrics.summary import RequestRecord
-from baton.policy.batching import Candidate
 from baton.policy.named import NAMED
 from baton.sim.replay_trace import replay_trace
-from baton.sim.spec import ClusterSpec, SimKind, read_spec
+from baton.sim.spec import ClusterSpec, read_spec
 from baton.workload.arrivals import PoissonArrivals
 from baton.workload.load import read_trace
 from baton.workload.request import Trace
@@ -44,38 +43,9 @@ START_RPS = 100.0
 LIMITS = {"ttft": (2.0, 3.0, 6.0), "tpot": (1.25, 1.5, 5.0), "e2e": (1.25, 1.5, 5.0)}
 
 
-@dataclass(frozen=True, slots=True)
-class WholePrompts:
-    """Every decoding request its token, and prompts while they fit whole into the step; one alone where none fits.
-
-    What the artefact's machines do: a prompt is never cut, and one that is longer than a step is a step.
-    """
-
-    def select(self, candidates: Sequence[Candidate], limits: BatchLimits, cost: CostModel) -> list[tuple[int, int]]:
-        """See `BatchingPolicy.select`."""
-        decodes = [place for place, one in enumerate(candidates) if one.remaining_tokens == 1 and one.room_tokens > 0]
-        chosen = [(place, 1) for place in decodes[: limits.requests_max]]
-        left = limits.step_tokens_max
-        for place, one in enumerate(candidates):
-            if len(chosen) >= limits.requests_max:
-                break
-            if one.remaining_tokens == 1 or one.room_tokens < one.remaining_tokens:
-                continue
-            if one.remaining_tokens > left and left < limits.step_tokens_max:
-                break
-            chosen.append((place, one.remaining_tokens))
-            left -= one.remaining_tokens
-        return chosen
-
-
 def corrected(spec: ClusterSpec) -> ClusterSpec:
     """Price steps by the measured table instead of the artefact's look-up."""
-
-    def table(kind: SimKind) -> SimKind:
-        cost: dict[str, Any] = {**kind.cost, "model": "table", "profile": "splitwise"}
-        return replace(kind, cost=cost)
-
-    return replace(spec, kinds={name: table(kind) for name, kind in spec.kinds.items()})
+    return with_cost(spec, {"model": "table", "profile": "splitwise"})
 
 
 def slow_downs(record: RequestRecord, alone: CostModel) -> dict[str, float]:
@@ -181,8 +151,8 @@ def main() -> None:
     args = parser.parse_args()
     base = read_spec(CLUSTERS / "splitwise-isopower-baseline-a100.yaml")
     alone = (corrected(base) if args.corrected else base).cost_model().on("a100")
-    batching = "baton.policy.batching:MixedChunked" if args.chunks else f"{__name__}:WholePrompts"
-    search = Search(alone, args.span_s, args.step_rps, Plugin(use=batching))
+    batching = Plugin(use="baton.policy.batching:MixedChunked") if args.chunks else WHOLE_PROMPTS
+    search = Search(alone, args.span_s, args.step_rps, batching)
     artefact = ARTEFACT_RPS[args.iso]
     found: dict[str, float] = {}
     mixes: dict[str, str] = {}
