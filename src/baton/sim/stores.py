@@ -16,6 +16,8 @@ from baton.sim.faults import StoreTrouble
 from baton.sim.loop import EventLoop
 from baton.sim.spec import SimTier
 
+SLOWDOWN = 10.0
+"""Times as long that a slow store takes."""
 KV = tuple[bytes, ...]
 """Of a block, token by token."""
 
@@ -30,11 +32,8 @@ class SimStore:
     block_tokens: int
     blocks: dict[BlockHash, KV] = field(default_factory=dict[BlockHash, KV])
     damaged: set[BlockHash] = field(default_factory=set[BlockHash])
-    is_full: bool = False
-    """It keeps nothing more."""
-    is_down: bool = False
-    """It answers that it can do nothing."""
-    slowdown: float = 1.0
+    troubles: list[StoreTrouble] = field(default_factory=list[StoreTrouble])
+    """What ails it now, once for each fault that lasts: `full`, `down`, `slow`."""
     answer_s: float = 5.0
     """See `SimTier`."""
     line_block_s: float = 0.0
@@ -59,10 +58,11 @@ class SimStore:
 
     def work_s(self, blocks: int) -> float:
         """How long a write or a read of so many blocks takes, alone."""
-        return (self.latency_s + blocks * self.block_s) * self.slowdown
+        alone_s = self.latency_s + blocks * self.block_s
+        return alone_s * SLOWDOWN if "slow" in self.troubles else alone_s
 
     def put(self, name: BlockHash, kv: KV) -> bool:
-        if self.is_full or self.is_down:
+        if "full" in self.troubles or "down" in self.troubles:
             return False
         self.blocks[name] = kv
         self.damaged.discard(name)
@@ -70,7 +70,7 @@ class SimStore:
 
     def get(self, name: BlockHash) -> KV | None:
         """Return the block's bytes; None where it is gone or damaged."""
-        return None if self.is_down or name in self.damaged else self.blocks.get(name)
+        return None if "down" in self.troubles or name in self.damaged else self.blocks.get(name)
 
     def drop(self, names: Sequence[BlockHash]) -> None:
         for name in names:
@@ -156,22 +156,18 @@ class Stores:
         """See `StoreFault`."""
         store = self.by_place[host, tier]
         match what:
-            case "full":
-                store.is_full = True
-            case "down":
-                store.is_down = True
-            case "slow":
-                store.slowdown = 10.0
+            case "full" | "down" | "slow":
+                store.troubles.append(what)
             case "damaged":
                 store.damage(every=2)
             case "lost":
                 store.blocks.clear()
 
-    def mend_store(self, host: HostId, tier: str) -> None:
-        """Let it keep and read blocks again, as fast as before."""
-        store = self.by_place[host, tier]
-        store.is_full = store.is_down = False
-        store.slowdown = 1.0
+    def mend_store(self, host: HostId, tier: str, what: StoreTrouble) -> None:
+        """End one trouble that lasts; what was damaged or lost stays so."""
+        troubles = self.by_place[host, tier].troubles
+        if what in troubles:
+            troubles.remove(what)
 
     def _work(self, host: HostId, tier: str, blocks: int) -> tuple[float, bool]:
         """Give a store something to do. Returns how long that takes, or is waited for, and whether it ends in time."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from math import fsum, prod
 from typing import assert_never
 
 from baton.core.types import RequestId
@@ -24,6 +25,7 @@ from baton.sim.faults import (
     StoreFault,
     WireCut,
 )
+from baton.sim.worker import SimWorker
 
 
 @dataclass(slots=True)
@@ -41,6 +43,10 @@ class Strikes:
     cluster: SimCluster
     triggers: list[Trigger] = field(default_factory=list[Trigger])
     """Those that wait for something else than a time: somebody has to call `after_event` for them."""
+    _slow: list[tuple[Slow, SimWorker]] = field(default_factory=list[tuple[Slow, SimWorker]])
+    """What slows which process now. One that is started again begins afresh."""
+    _lasting: list[DelaySpike | StartsFail] = field(default_factory=list[DelaySpike | StartsFail])
+    """What has begun and not ended. Each ends by itself, whatever others of its kind do."""
 
     def schedule(self, faults: Iterable[Fault]) -> None:
         """Let faults strike."""
@@ -63,11 +69,11 @@ class Strikes:
             case Hang():
                 loop.at(fault.at_s, partial(self._hang, fault))
             case Slow():
-                loop.at(fault.at_s, partial(self._slow_down, fault.worker, fault.factor))
-                loop.at(fault.at_s + fault.for_s, partial(self._slow_down, fault.worker, 1.0))
-            case DelaySpike():
-                loop.at(fault.at_s, partial(self._spike, fault.delay_s))
-                loop.at(fault.at_s + fault.for_s, partial(self._spike, 0.0))
+                loop.at(fault.at_s, partial(self._slow_down, fault))
+                loop.at(fault.at_s + fault.for_s, partial(self._recover, fault))
+            case DelaySpike() | StartsFail():
+                loop.at(fault.at_s, partial(self._begin, fault))
+                loop.at(fault.at_s + fault.for_s, partial(self._end, fault))
             case Cancel():
                 cancel = partial(loop.after, fault.delay_s, partial(hang_up, cluster, fault.request_id))
                 self.triggers.append(Trigger(partial(self._reached, fault.request_id, fault.stage), cancel))
@@ -80,10 +86,9 @@ class Strikes:
                 loop.at(fault.at_s + fault.for_s, partial(cluster.wires.mend, fault.one, fault.other))
             case StoreFault():
                 loop.at(fault.at_s, partial(cluster.stores.break_store, fault.host, fault.tier, fault.what))
-                loop.at(fault.at_s + fault.for_s, partial(cluster.stores.mend_store, fault.host, fault.tier))
-            case StartsFail():
-                loop.at(fault.at_s, partial(self._allow_starts, allowed=False))
-                loop.at(fault.at_s + fault.for_s, partial(self._allow_starts, allowed=True))
+                loop.at(
+                    fault.at_s + fault.for_s, partial(cluster.stores.mend_store, fault.host, fault.tier, fault.what)
+                )
             case _:
                 assert_never(fault)
 
@@ -108,16 +113,39 @@ class Strikes:
         if worker is not None and worker.hung:  # it may have been killed, and restarted, before
             self.cluster.kill(fault.worker, fault.death, "silent for too long")
 
-    def _slow_down(self, worker_id: str, factor: float) -> None:
-        for worker in self.cluster.workers:
-            if worker.id == worker_id:
-                worker.slow_down(factor)
+    def _slow_down(self, fault: Slow) -> None:
+        worker = self.cluster.worker(fault.worker)
+        if worker is not None:
+            self._slow.append((fault, worker))
+            self._pace(worker)
 
-    def _allow_starts(self, *, allowed: bool) -> None:
-        self.cluster.can_start = allowed
+    def _recover(self, fault: Slow) -> None:
+        place = next((place for place, (slow, _) in enumerate(self._slow) if slow == fault), None)
+        if place is not None:
+            _, worker = self._slow.pop(place)
+            self._pace(worker)
 
-    def _spike(self, delay_s: float) -> None:
-        delay_messages(self.cluster, delay_s)
+    def _pace(self, worker: SimWorker) -> None:
+        """Let a process be as slow as everything together that slows it now."""
+        worker.slow_down(prod((fault.factor for fault, slow in self._slow if slow is worker), start=1.0))
+
+    def _begin(self, fault: DelaySpike | StartsFail) -> None:
+        self._lasting.append(fault)
+        self._settle(fault)
+
+    def _end(self, fault: DelaySpike | StartsFail) -> None:
+        self._lasting.remove(fault)
+        self._settle(fault)
+
+    def _settle(self, fault: DelaySpike | StartsFail) -> None:
+        """Let the cluster have what all faults of this kind that last now come to."""
+        match fault:
+            case DelaySpike():
+                delay_messages(
+                    self.cluster, fsum(spike.delay_s for spike in self._lasting if isinstance(spike, DelaySpike))
+                )
+            case StartsFail():
+                self.cluster.can_start = not any(isinstance(other, StartsFail) for other in self._lasting)
 
     def _is_computed(self, request_id: RequestId) -> bool:
         """Tell whether a step is under way that the request is in."""
