@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -19,69 +19,94 @@ POINTS_MIN = 12
 """Points from which on a model is fitted; with fewer, what comes is what came."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
+class _Latest:
+    """What was forecast last. A fit takes long, and one more is made only when the series has a new point."""
+
+    asked: tuple[int, int] = (-1, 0)
+    """When, in points of the series, and how many points ahead."""
+    rate_rps: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
 class Arima:
-    """ARIMA of the request rate. Lengths are those of the last while."""
+    """ARIMA of the request rate, fitted once a point. Lengths are those of the last while."""
 
     order: tuple[int, int, int] = (2, 1, 1)
     bin_s: float = 60.0
     """Width of a point of the series."""
     points_max: int = 240
     """Points that the model is fitted to."""
+    _latest: _Latest = field(default_factory=_Latest, init=False)
 
     def __post_init__(self) -> None:
-        _statsmodels(_ARIMA)
+        _optional(_ARIMA)
 
     def ahead(self, history: Sequence[LoadWindow], horizon_s: float) -> Demand:
         """See `ForecastPolicy.ahead`."""
-        return _ahead(history, horizon_s, self.bin_s, self.points_max, self._fit)
+        return _ahead(history, horizon_s, self, self._latest, self._fit)
 
     def _fit(self, rates: list[float], steps: int) -> list[float]:
-        model: Any = _statsmodels(_ARIMA)
+        model: Any = _optional(_ARIMA)
         return list(model.ARIMA(rates, order=tuple(self.order)).fit().forecast(steps))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ExponentialSmoothing:
-    """Error, trend, seasonality (ETS) with an additive, damped trend. Lengths are those of the last while."""
+    """Error, trend, seasonality (ETS), its trend additive and damped, fitted once a point. Lengths as for ARIMA."""
 
     bin_s: float = 60.0
     """Width of a point of the series."""
     points_max: int = 240
     """Points that the model is fitted to."""
+    _latest: _Latest = field(default_factory=_Latest, init=False)
 
     def __post_init__(self) -> None:
-        _statsmodels(_HOLT)
+        _optional(_HOLT)
 
     def ahead(self, history: Sequence[LoadWindow], horizon_s: float) -> Demand:
         """See `ForecastPolicy.ahead`."""
-        return _ahead(history, horizon_s, self.bin_s, self.points_max, _fit_ets)
+        return _ahead(history, horizon_s, self, self._latest, _fit_ets)
 
 
 def _fit_ets(rates: list[float], steps: int) -> list[float]:
-    model: Any = _statsmodels(_HOLT)
+    model: Any = _optional(_HOLT)
     return list(model.ExponentialSmoothing(rates, trend="add", damped_trend=True).fit().forecast(steps))
 
 
-def _statsmodels(module: str) -> ModuleType:
-    """Import a module of statsmodels. Raises ConfigError where it is not installed."""
+def _optional(module: str) -> ModuleType:
+    """Import a module of the extra. Raises ConfigError where it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError("this forecast needs statsmodels: pip install 'baton[forecast]'") from error
+        package = module.partition(".")[0]
+        raise ConfigError(f"this forecast needs {package}: pip install 'baton[forecast]'") from error
 
 
-def _ahead(history: Sequence[LoadWindow], horizon_s: float, bin_s: float, points_max: int, fit: Fit) -> Demand:
-    recent = demand_of(since(history, history[-1].end_s - bin_s))
-    rates = binned_rps(history, bin_s)[-points_max:]
+def _ahead(
+    history: Sequence[LoadWindow],
+    horizon_s: float,
+    series: Arima | ExponentialSmoothing,
+    latest: _Latest,
+    fit: Fit,
+) -> Demand:
+    now_s = history[-1].end_s
+    recent = demand_of(since(history, now_s - series.bin_s))
+    rates = binned_rps(history, series.bin_s)[-series.points_max :]
     if len(rates) < POINTS_MIN or max(rates) == min(rates):
         return recent
-    steps = max(1, round(horizon_s / bin_s))
-    with warnings.catch_warnings():
+    asked = int(now_s // series.bin_s), max(1, round(horizon_s / series.bin_s))
+    if asked != latest.asked:
+        latest.asked, latest.rate_rps = asked, _forecast_rps(rates, asked[1], fit)
+    return Demand(requests_rps=latest.rate_rps, prompt_tokens=recent.prompt_tokens, output_tokens=recent.output_tokens)
+
+
+def _forecast_rps(rates: list[float], steps: int, fit: Fit) -> float:
+    threads: Any = _optional("threadpoolctl")
+    with warnings.catch_warnings(), threads.threadpool_limits(1, user_api="blas"):  # small matrices: threads only wait
         warnings.simplefilter("ignore")  # a model that has not converged still forecasts
         values = fit(rates, steps)
-    rate_rps = min(max(0.0, float(values[-1])), 4.0 * max(rates))
-    return Demand(requests_rps=rate_rps, prompt_tokens=recent.prompt_tokens, output_tokens=recent.output_tokens)
+    return min(max(0.0, float(values[-1])), 4.0 * max(rates))
 
 
 def binned_rps(history: Sequence[LoadWindow], bin_s: float) -> list[float]:

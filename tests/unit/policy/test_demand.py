@@ -54,13 +54,24 @@ def test_bins_are_full_and_end_with_the_history() -> None:
 
 @pytest.mark.parametrize("kind", [Arima, ExponentialSmoothing], ids=["arima", "ets"])
 def test_a_series_that_rises_is_forecast_to_go_on_rising(kind: type[Arima] | type[ExponentialSmoothing]) -> None:
-    pytest.importorskip("statsmodels")
+    pytest.importorskip("statsmodels", reason="no package statsmodels: pip install 'baton[forecast]'")
     forecast = kind(bin_s=10.0)
     history = [window(float(second), arrived=5 + second // 20) for second in range(1, 401)]
     recent = RecentDemand(span_s=10.0).ahead(history, 0.0).requests_rps
     ahead = forecast.ahead(history, 60.0).requests_rps
     assert recent + 1.0 < ahead < recent + 6.0
     assert forecast.ahead(history[:50], 60.0).requests_rps == pytest.approx(history[49].arrived_requests, abs=1.0)
+
+
+@pytest.mark.parametrize("kind", [Arima, ExponentialSmoothing], ids=["arima", "ets"])
+def test_a_series_is_fitted_again_when_it_has_a_new_point(kind: type[Arima] | type[ExponentialSmoothing]) -> None:
+    """A fit takes long, and a server asks every second: within a point the answer stays."""
+    pytest.importorskip("statsmodels", reason="no package statsmodels: pip install 'baton[forecast]'")
+    forecast = kind(bin_s=10.0)
+    history = [window(float(second), arrived=5 + second // 20) for second in range(1, 421)]
+    first, later, next_point = (forecast.ahead(history[:end], 60.0).requests_rps for end in (400, 409, 410))
+    assert first == later != next_point
+    assert kind(bin_s=10.0).ahead(history[:409], 60.0).requests_rps != first, "a fresh one fits what it sees"
 
 
 def test_workers_are_needed_as_the_cost_model_says() -> None:

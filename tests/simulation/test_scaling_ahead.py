@@ -1,0 +1,55 @@
+"""Scaling by forecasts of statsmodels, in a whole cluster: who sees a rise coming asks for workers earlier."""
+
+from __future__ import annotations
+
+from math import sqrt
+from statistics import fmean
+
+import pytest
+from msgspec.structs import replace
+
+from baton.control.decision_log import Decision, PoolDecision
+from baton.core.config import Plugin, PolicyConfig, Topology
+from baton.core.messages import StartWorker
+from baton.policy.named import named
+from baton.sim.replay_trace import replay_trace
+from baton.sim.spec import ClusterSpec
+from baton.workload.request import Trace, TraceRequest
+
+START_S = 40.0
+SPEC = ClusterSpec(topology=Topology(mixed=1), worker_start_s=START_S, tick_s=5.0)
+RECENT = "baton.policy.forecast:RecentDemand"
+SERIES = "baton.policy.forecast_series:"
+
+
+def ramp() -> Trace:
+    """From one request in four seconds to 2.25 a second, over 200 s."""
+    times_s = [100 * (sqrt(0.0625 + number / 50) - 0.25) for number in range(250)]
+    requests = tuple(TraceRequest(at_s=at_s, input_tokens=200, output_tokens=6) for at_s in times_s)
+    return Trace(format="test", timing="absolute", requests=requests)
+
+
+def scaling(forecast: str, options: dict[str, object]) -> PolicyConfig:
+    chosen = {"forecast": forecast, "forecast_options": options, "start_s": START_S}
+    return replace(named("baton"), scaling=Plugin(use="baton.policy.demand:ForecastScaling", options=chosen))
+
+
+def played(policy: PolicyConfig) -> tuple[list[float], float]:
+    """When workers were asked for, and the mean TTFT."""
+    asked_s: list[float] = []
+
+    def tap(decision: Decision | PoolDecision) -> None:
+        if not isinstance(decision, PoolDecision):
+            asked_s.extend(decision.now_s for command in decision.commands if isinstance(command, StartWorker))
+
+    records = replay_trace(SPEC, ramp(), policy=policy, seed=0, tap=tap)
+    return asked_s, fmean(record.ttft_s or 0.0 for record in records)
+
+
+@pytest.mark.parametrize("kind", ["Arima", "ExponentialSmoothing"])
+def test_who_sees_the_rise_coming_asks_earlier_and_answers_sooner(kind: str) -> None:
+    pytest.importorskip("statsmodels", reason="no package statsmodels: pip install 'baton[forecast]'")
+    late_s, late_ttft_s = played(scaling(RECENT, {}))
+    asked_s, ttft_s = played(scaling(SERIES + kind, {"bin_s": 10.0}))
+    assert asked_s[0] < late_s[0] - 10
+    assert ttft_s < late_ttft_s
