@@ -9,19 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Protocol
+from typing import Protocol
 
-from msgspec import Meta, Struct, convert, structs
+from msgspec import Struct, structs
 
 from baton.core.types import Slo
 from baton.workload.request import Timing, TraceRequest
+from baton.workload.rows import Count, Fields, Length, Time, read_row
 
-Fields = dict[str, object]
 Reader = Callable[[Fields], TraceRequest]
-"""Turns the fields of one row into a request. Raises msgspec.ValidationError or ValueError."""
-
-_Count = Annotated[int, Meta(ge=0)]
-_Time = Annotated[float, Meta(ge=0)]
+"""Turns the fields of one row into a request. Raises ValueError with what is wrong with it."""
 
 CHARS_PER_TOKEN = 4
 """Of English text, about. For traces that logged characters."""
@@ -34,9 +31,9 @@ class _Row(Protocol):
 class MooncakeRow(Struct):
     """kvcache-ai/Mooncake, FAST25 traces. 512-token blocks, the last one may be partial."""
 
-    timestamp: _Time
-    input_length: _Count
-    output_length: _Count
+    timestamp: Time
+    input_length: Count
+    output_length: Count
     hash_ids: tuple[int, ...]
 
     def request(self) -> TraceRequest:
@@ -52,9 +49,9 @@ class BailianRow(Struct):
 
     chat_id: int | str
     parent_chat_id: int | str
-    timestamp: _Time
-    input_length: _Count
-    output_length: _Count
+    timestamp: Time
+    input_length: Count
+    output_length: Count
     hash_ids: tuple[int, ...]
     turn: int = 1
 
@@ -71,11 +68,15 @@ class AzureRow(Struct):
     """Azure LLM inference traces 2023 and 2024: wall-clock times, lengths."""
 
     TIMESTAMP: str
-    ContextTokens: _Count
-    GeneratedTokens: _Count
+    ContextTokens: Count
+    GeneratedTokens: Count
 
     def request(self) -> TraceRequest:
-        at = datetime.fromisoformat(self.TIMESTAMP)
+        try:
+            at = datetime.fromisoformat(self.TIMESTAMP)
+        except ValueError as error:
+            form = "2023-11-16 18:17:03.9799600"
+            raise ValueError(f"TIMESTAMP is {self.TIMESTAMP!r}, but must be a time such as {form}") from error
         at = at.replace(tzinfo=UTC) if at.tzinfo is None else at
         return _request(at_s=at.timestamp(), lengths=(self.ContextTokens, self.GeneratedTokens))
 
@@ -83,9 +84,9 @@ class AzureRow(Struct):
 class RtpLlmRow(Struct):
     """alibaba/rtp-llm online log of a disaggregated service. Full 1,024-token blocks."""
 
-    ts: _Time
-    il: _Count
-    ol: _Count
+    ts: Time
+    il: Count
+    ol: Count
     bh: tuple[int, ...]
     priority: int
 
@@ -96,10 +97,10 @@ class RtpLlmRow(Struct):
 class VtcRow(Struct):
     """The multi-tenant workload of the VTC fairness paper."""
 
-    t_s: _Time
+    t_s: Time
     client: str
-    prompt_len: _Count
-    output_len: _Count
+    prompt_len: Count
+    output_len: Count
 
     def request(self) -> TraceRequest:
         return _request(at_s=self.t_s, lengths=(self.prompt_len, self.output_len), tenant=self.client)
@@ -108,9 +109,9 @@ class VtcRow(Struct):
 class ShareGptRow(Struct):
     """ShareGPT requests of LLMServingSim. Full 16-token blocks."""
 
-    t_ms: _Time
-    input_length: _Count
-    output_length: _Count
+    t_ms: Time
+    input_length: Count
+    output_length: Count
     block_ids: tuple[int, ...]
 
     def request(self) -> TraceRequest:
@@ -123,10 +124,10 @@ class AgentRow(Struct):
     """Calls of LMCache's agent runs: characters, times since the session's first call, 2,048-character blocks."""
 
     session: int | str
-    turn: _Count
-    t_ms: _Time
-    input_chars: _Count
-    output_chars: _Count
+    turn: Count
+    t_ms: Time
+    input_chars: Count
+    output_chars: Count
     block_ids: tuple[int, ...]
 
     def request(self) -> TraceRequest:
@@ -141,8 +142,8 @@ class AgentRow(Struct):
 class VidurRow(Struct):
     """Lengths without times, as Vidur keeps them."""
 
-    num_prefill_tokens: _Count
-    num_decode_tokens: _Count
+    num_prefill_tokens: Count
+    num_decode_tokens: Count
 
     def request(self) -> TraceRequest:
         return _request(at_s=0.0, lengths=(self.num_prefill_tokens, self.num_decode_tokens))
@@ -151,9 +152,9 @@ class VidurRow(Struct):
 class BurstGptRow(Struct, rename={"at_s": "Timestamp", "input": "Request tokens", "output": "Response tokens"}):
     """BurstGPT: seconds, model, tokens. Newer files name the session."""
 
-    at_s: _Time
-    input: _Count
-    output: _Count
+    at_s: Time
+    input: Count
+    output: Count
 
     def request(self) -> TraceRequest:
         return _request(at_s=self.at_s, lengths=(self.input, self.output))
@@ -169,17 +170,17 @@ class BurstGptSessionRow(BurstGptRow, rename={"session": "Session ID"}):
 class BatonRow(Struct):
     """Our own: what a `TraceRequest` holds, as `baton replay --trace-out` writes it."""
 
-    at_s: _Time
-    input_tokens: Annotated[int, Meta(ge=1)]
-    output_tokens: Annotated[int, Meta(ge=1)]
+    at_s: Time
+    input_tokens: Length
+    output_tokens: Length
     prefix_ids: tuple[int, ...] = ()
-    prefix_block_tokens: _Count = 0
+    prefix_block_tokens: Count = 0
     tenant: str = ""
     session: str = ""
-    turn: _Count = 0
+    turn: Count = 0
     priority: int = 0
     slo: Slo | None = None
-    think_s: _Time | None = None
+    think_s: Time | None = None
 
     def request(self) -> TraceRequest:
         request = _request(
@@ -208,7 +209,8 @@ def _request(
     blocks_max = -(-input_tokens // block_tokens) if block_tokens else 0
     if len(ids) > blocks_max:
         raise ValueError(
-            f"{len(ids)} prefix blocks of {block_tokens} tokens, but {input_tokens} input tokens fill {blocks_max}"
+            f"{len(ids)} prefix blocks of {block_tokens} tokens, but {input_tokens} input tokens fill {blocks_max}; "
+            f"name at most {blocks_max}"
         )
     return TraceRequest(
         at_s=at_s,
@@ -225,7 +227,7 @@ def _request(
 
 def _each(row: type[_Row]) -> Callable[[], Reader]:
     """A reader for rows that need to know nothing of the rows before them."""
-    return lambda: lambda fields: convert(fields, row, strict=False).request()
+    return lambda: lambda fields: read_row(fields, row).request()
 
 
 def _chained() -> Reader:
@@ -233,7 +235,7 @@ def _chained() -> Reader:
     sessions: dict[str, str] = {}
 
     def read(fields: Fields) -> TraceRequest:
-        row = convert(fields, BailianRow, strict=False)
+        row: BailianRow = read_row(fields, BailianRow)
         parent, chat = str(row.parent_chat_id), str(row.chat_id)
         session = chat if parent == "-1" else sessions.get(parent, parent)
         sessions[chat] = session
@@ -279,3 +281,9 @@ def find_format(columns: frozenset[str]) -> TraceFormat | None:
     """The format that names most of these columns, all of its own among them."""
     fitting = [known for known in FORMATS if known.columns <= columns]
     return max(fitting, key=lambda known: len(known.columns), default=None)
+
+
+def nearest_format(columns: frozenset[str]) -> TraceFormat | None:
+    """What a file of no known format was meant as: the format of which most is there, if that is half of it or more."""
+    best = max(FORMATS, key=lambda known: len(known.columns & columns) / len(known.columns))
+    return best if 2 * len(best.columns & columns) >= len(best.columns) else None

@@ -13,8 +13,9 @@ from pathlib import Path
 import msgspec
 
 from baton.core.errors import ConfigError
-from baton.workload.formats import FORMATS, STATISTICS, Fields, Reader, TraceFormat, find_format
+from baton.workload.formats import FORMATS, STATISTICS, Reader, TraceFormat, find_format, nearest_format
 from baton.workload.request import Timing, Trace, TraceRequest
+from baton.workload.rows import Fields
 
 PROBLEMS_MAX = 10
 """Bad lines that one error message names."""
@@ -33,14 +34,15 @@ def read_trace(path: Path, *, limit: int | None = None) -> Trace:
     if first is None:
         raise ConfigError(f"{path}: no requests in it; a trace has one JSON object a line, or a CSV header and rows")
     found = _detect(path, frozenset(first[1]))
-    reading = _Reading(path=path, timing=found.timing, read=found.reader())
+    reading = _Reading(path=path, timing=found.timing, read=found.reader(), limit=limit)
     reading.take(*first)
-    for number, fields in rows:
-        if (limit is not None and len(reading.requests) >= limit) or len(reading.problems) >= PROBLEMS_MAX:
-            break
-        reading.take(number, fields)
+    try:
+        while not reading.is_over and (row := next(rows, None)) is not None:
+            reading.take(*row)
+    except ConfigError as error:
+        reading.refuse(str(error))
     if reading.problems:
-        raise ConfigError("\n".join(reading.problems))
+        raise ConfigError("\n".join(reading.said()))
     return Trace(format=found.name, timing=found.timing, requests=tuple(_from_zero(reading.requests, found.timing)))
 
 
@@ -51,20 +53,42 @@ class _Reading:
     path: Path
     timing: Timing
     read: Reader
+    limit: int | None
     requests: list[TraceRequest] = field(default_factory=list[TraceRequest])
     problems: list[str] = field(default_factory=list[str])
+    good: int = 0
+    """Requests before the first problem."""
     last: dict[str, tuple[int, float]] = field(default_factory=dict[str, tuple[int, float]])
     """Line and time of the latest row: of the file, or of each session where times count from its start."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is enough: of requests, or of problems."""
+        enough = self.limit is not None and len(self.requests) >= self.limit
+        return enough or len(self.problems) >= PROBLEMS_MAX
 
     def take(self, number: int, fields: Fields) -> None:
         """Read one row into a request, or into a problem."""
         try:
             request = self.read(fields)
             self._check_time(number, request)
-        except (msgspec.ValidationError, ValueError) as error:
-            self.problems.append(f"{self.path}, line {number}: {error}")
+        except ValueError as error:
+            self.refuse(f"{self.path}, line {number}: {error}")
             return
         self.requests.append(request)
+
+    def refuse(self, problem: str) -> None:
+        """Note a problem."""
+        if not self.problems:
+            self.good = len(self.requests)
+        self.problems.append(problem)
+
+    def said(self) -> list[str]:
+        """All problems, and what can be played as the file is."""
+        if not self.good:
+            return self.problems
+        before = f"what comes before can be played: --limit {self.good} of baton sim and baton bench"
+        return [*self.problems, f"{self.path}: {before}"]
 
     def _check_time(self, number: int, request: TraceRequest) -> None:
         if not math.isfinite(request.at_s):
@@ -85,8 +109,11 @@ def _detect(path: Path, columns: frozenset[str]) -> TraceFormat:
             f"{path}: these are ServeGen's statistics of clients, not requests; name both files in the [servegen] "
             "section of a workload file (docs/workloads.md) and give that"
         )
+    nearest = nearest_format(columns)
+    lacks = f" {nearest.name} needs {', '.join(sorted(nearest.columns - columns))} too." if nearest is not None else ""
     known = "; ".join(f"{known.name}: {', '.join(sorted(known.columns))}" for known in FORMATS)
-    raise ConfigError(f"{path}: no known trace format has the columns {', '.join(sorted(columns))}. Known are {known}")
+    shown = ", ".join(sorted(columns))
+    raise ConfigError(f"{path}: no known trace format has the columns {shown}.{lacks} Known are {known}")
 
 
 def _from_zero(requests: list[TraceRequest], timing: Timing) -> list[TraceRequest]:
@@ -103,8 +130,10 @@ def read_rows(path: Path) -> Iterator[tuple[int, Fields]]:
         try:
             if line.startswith("{"):
                 yield number, msgspec.json.decode(line, type=dict[str, object])
+            elif header is None and line.startswith("["):
+                raise ConfigError(f"{path}: one JSON list; write one object a line: jq -c '.[]' FILE")
             elif header is None:
-                header = next(csv.reader([line.removeprefix("\ufeff")]))
+                header = next(csv.reader([line]))
             else:
                 yield number, _csv_fields(header, line)
         except (msgspec.DecodeError, csv.Error, ValueError) as error:
@@ -124,7 +153,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
         with path.open("rb") as probe:
             zipped = probe.read(2) == _GZIP_MAGIC
-        with gzip.open(path, "rt", encoding="utf-8") if zipped else path.open(encoding="utf-8") as lines:
+        encoding = "utf-8-sig"  # some programs put a mark before the first line
+        with gzip.open(path, "rt", encoding=encoding) if zipped else path.open(encoding=encoding) as lines:
             for number, line in enumerate(lines, start=1):
                 if not line.strip():
                     empty = empty or number

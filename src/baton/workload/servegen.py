@@ -11,35 +11,33 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from baton.workload.amounts import Percentiles, sample_count
 from baton.workload.arrivals import filled, gamma_gaps, weibull_gaps
 from baton.workload.request import TraceRequest
+from baton.workload.rows import Fields, Positive, Time, read_row
 
 WINDOW_S = 600.0
 """Of the arrival statistics."""
 LENGTH_WINDOW_S = 21_600.0
 PERCENTILES = (0, 1, 5, 10, 25, 50, 75, 90, 95, 99, 100)
 
-_Positive = Annotated[float, Meta(gt=0)]
-_Time = Annotated[float, Meta(ge=0)]
-
 
 class ArrivalRow(Struct, frozen=True):
     """One client in one window of 600 s. `cv` is of the gaps between its requests; windows without any have no row."""
 
     client: str
-    t_s: _Time
-    rate_rps: _Positive
-    cv: _Positive
+    t_s: Time
+    rate_rps: Positive
+    cv: Positive
     pattern: Literal["Gamma", "Weibull"]
-    param1: _Positive
+    param1: Positive
     """Shape of the gaps."""
-    param2: _Positive
+    param2: Positive
     """Scale of the gaps, in seconds."""
 
     @property
@@ -63,23 +61,27 @@ class LengthRow:
     output_tokens: Percentiles
 
 
-def read_length_row(fields: Mapping[str, object]) -> LengthRow:
-    """Raises msgspec.ValidationError or ValueError for a column that is missing, or percentiles that fall."""
-    start = msgspec.convert(dict(fields), _LengthStart, strict=False)
+def read_length_row(fields: Fields) -> LengthRow:
+    """Raises ValueError for a column that is missing or no number, or percentiles that fall."""
+    start = read_row(fields, _LengthStart)
     return LengthRow(start.client, start.t_s, _percentiles(fields, "in"), _percentiles(fields, "out"))
 
 
 class _LengthStart(Struct):
     client: str
-    t_s: _Time
+    t_s: Time
 
 
-def _percentiles(fields: Mapping[str, object], which: str) -> Percentiles:
+def _percentiles(fields: Fields, which: str) -> Percentiles:
     names = [f"{which}_p{percentile}" for percentile in PERCENTILES]
     missing = [name for name in names if name not in fields]
     if missing:
         raise ValueError(f"no column {', '.join(missing)}")
-    values = msgspec.convert([fields[name] for name in names], list[float], strict=False)
+    try:
+        values = msgspec.convert([fields[name] for name in names], list[float], strict=False)
+    except msgspec.ValidationError as error:
+        shown = ", ".join(f"{name} {fields[name]}" for name in names)
+        raise ValueError(f"percentiles must be numbers, and one of these is not: {shown}") from error
     found = Percentiles(tuple(zip(map(float, PERCENTILES), values, strict=True)))
     problems = found.problems()
     if problems:
