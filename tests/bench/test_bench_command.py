@@ -18,6 +18,7 @@ from baton.bench.options import ClosedLoop, OpenLoop, TraceTimes
 from baton.bench.run import Watcher, run_bench
 from baton.cli.bench import add_parser
 from baton.core.errors import ConfigError
+from baton.workload.arrivals import AllAtOnce, BurstyArrivals, ConstantArrivals, GammaArrivals, PoissonArrivals
 
 TRACES = Path(__file__).parents[1] / "data" / "traces"
 
@@ -318,8 +319,14 @@ TRACE = {"trace": str(TRACES / "vtc.csv")}
 def test_pacing_follows_from_the_flags() -> None:
     assert read_options(URL).pacing == ClosedLoop(1)
     assert read_options(URL | TRACE).pacing == TraceTimes()
-    assert read_options(URL | {"rate": "2.5"}).pacing == OpenLoop(2.5, 1.0)
-    assert read_options(URL | {"rate": "2.5", "arrival-cv": "0"}).pacing == OpenLoop(2.5, 0.0)
+    assert read_options(URL | {"rate": "2.5"}).pacing == OpenLoop(2.5, PoissonArrivals(1.0))
+    assert read_options(URL | {"rate": "2.5", "arrival-cv": "0"}).pacing == OpenLoop(2.5, ConstantArrivals(1.0))
+    assert read_options(URL | {"rate": "2.5", "arrival-cv": "1"}).pacing == OpenLoop(2.5, PoissonArrivals(1.0))
+    gamma = OpenLoop(2.5, GammaArrivals(1.0, 3.0))
+    assert read_options(URL | {"rate": "2.5", "arrival-cv": "3"}).pacing == gamma
+    assert read_options(URL | {"rate": "2.5", "arrivals": "gamma,cv=3"}).pacing == gamma
+    assert read_options(URL | TRACE | {"arrivals": "bursty"}).pacing == OpenLoop(None, BurstyArrivals(1.0))
+    assert read_options(URL | {"arrivals": "at-once"}).pacing == OpenLoop(None, AllAtOnce())
     assert read_options(URL | TRACE | {"concurrency": "4"}).pacing == ClosedLoop(4)
 
 
@@ -331,6 +338,11 @@ def test_pacing_follows_from_the_flags() -> None:
         (URL | TRACE | {"input-tokens": "5"}, "the trace has its own lengths"),
         (URL | {"rate-scale": "2"}, "--rate-scale needs --trace"),
         (URL | {"arrival-cv": "2"}, "--arrival-cv needs --rate"),
+        (URL | {"arrivals": "gamma,cv=2"}, "--arrivals needs --rate R, or a --trace whose mean rate is kept"),
+        (URL | {"arrivals": "gama,cv=2", "rate": "1"}, "--arrivals there are no arrivals 'gama' .did you mean 'gamma'"),
+        (URL | {"arrivals": "gamma,cv=2", "arrival-cv": "2", "rate": "1"}, "--arrivals gamma,cv=X says the same"),
+        (URL | TRACE | {"arrivals": "bursty", "concurrency": "3"}, "--arrivals and --concurrency cannot be given"),
+        (URL | {"arrivals": "at-once", "rate": "1"}, "--arrivals at-once and --rate cannot be given together"),
         (URL | {"trace": "nowhere.csv"}, "--trace nowhere.csv: no such file"),
         (URL | {"endpoint": "chat", "prompt-format": "ids"}, "a chat message is text"),
         ({"url": "http://h:99999"}, "not a URL"),

@@ -114,7 +114,38 @@ def test_a_trace_without_times_needs_a_rate(tmp_path: Path, capsys: pytest.Captu
     path.write_text("num_prefill_tokens,num_decode_tokens\n10,3\n12,4\n")
     assert main(["sim", "--cluster", str(CLUSTER), "--trace", str(path)]) == 2
     assert "--rate R" in capsys.readouterr().err
+    assert main(["sim", "--cluster", str(CLUSTER), "--trace", str(path), "--arrivals", "bursty"]) == 2
+    assert "the trace has no times, so there is no rate to keep; give --rate R" in capsys.readouterr().err
     assert main(["sim", "--cluster", str(CLUSTER), "--trace", str(path), "--rate", "2"]) == 0
+    assert main(["sim", "--cluster", str(CLUSTER), "--trace", str(path), "--arrivals", "at-once"]) == 0
+
+
+def test_new_times_come_at_the_rate_asked_for_or_at_that_of_the_trace(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Forty requests over 9.75 s. A metronome's run ends with the answer to who comes after 39 gaps."""
+    own = simulate(trace, tmp_path / "1.json", "--arrivals", "constant")
+    assert "trace.csv.gz (azure)" in capsys.readouterr().out
+    slow = simulate(trace, tmp_path / "2.json", "--arrivals", "constant", "--rate", "1")
+    assert own["duration_s"] == pytest.approx(9.75, abs=1.0)
+    assert slow["duration_s"] == pytest.approx(39.0, abs=1.0)
+    page = tmp_path / "p.html"
+    simulate(trace, tmp_path / "3.json", "--arrivals", "bursty,burst_s=2", "--rate", "4", "--html", str(page))
+    assert "bursty, burst_ratio 5, burst_s 2, calm_s 50" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--arrivals", "gamma"), "--arrivals arrivals gamma need cv: write gamma,cv=NUMBER"),
+        (("--arrivals", "at-once", "--rate", "2"), "--arrivals at-once and --rate cannot be given together"),
+    ],
+)
+def test_arrivals_that_say_too_little_or_too_much_are_refused(
+    flags: tuple[str, ...], words: str, trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sim", "--cluster", str(CLUSTER), "--trace", str(trace), *flags]) == 2
+    assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

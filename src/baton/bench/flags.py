@@ -21,7 +21,9 @@ from baton.bench.options import (
 )
 from baton.core.errors import ConfigError
 from baton.metrics.summary import SloTargets
+from baton.workload.arrivals import AllAtOnce, Arrivals, ConstantArrivals, GammaArrivals, PoissonArrivals
 from baton.workload.prompts import VOCAB_TOKENS
+from baton.workload.retime import rate_problems, read_arrivals
 
 INPUT_TOKENS = 512
 OUTPUT_TOKENS = 128
@@ -176,20 +178,39 @@ def _workload(checks: _Checks) -> TraceFile | Synthetic:
 
 
 def _pacing(checks: _Checks) -> Pacing:
-    """A rate, a number of clients, or the trace's own times. A synthetic run without any of them has one client."""
+    """New times, a number of clients, or the trace's own times. A synthetic run without any of them has one client."""
     checks.refuse_together("rate", "concurrency", "arrivals come either at a rate or when an answer is there")
     checks.refuse_together("rate", "rate-scale", "--rate-scale stretches the trace's own times")
     checks.refuse_together("concurrency", "rate-scale", "--rate-scale stretches the trace's own times")
+    checks.refuse_together("arrivals", "concurrency", "the next request of a client comes when its answer is there")
+    checks.refuse_together("arrivals", "arrival-cv", "--arrivals gamma,cv=X says the same")
     rate_rps = checks.number("rate", above=0)
     concurrency = checks.count("concurrency", least=1)
-    cv = checks.number("arrival-cv", above=0, or_equal=True)
-    if cv is not None and checks.text("rate") is None:
-        checks.problems.append("--arrival-cv needs --rate")
-    if rate_rps is not None:
-        return OpenLoop(rate_rps, 1.0 if cv is None else cv)
+    arrivals = _arrivals(checks)
+    if arrivals is not None or rate_rps is not None:
+        return OpenLoop(rate_rps, PoissonArrivals(1.0) if arrivals is None else arrivals)
     if concurrency is not None:
         return ClosedLoop(concurrency)
     return ClosedLoop(1) if checks.text("trace") is None else TraceTimes()
+
+
+def _arrivals(checks: _Checks) -> Arrivals | None:
+    """The process of --arrivals or --arrival-cv, at one request a second. None where neither is given, or is wrong."""
+    cv = checks.number("arrival-cv", above=0, or_equal=True)
+    if cv is not None and checks.text("rate") is None:
+        checks.problems.append("--arrival-cv needs --rate")
+    words = checks.text("arrivals")
+    if words is None:
+        return None if cv is None or cv == 1 else GammaArrivals(1.0, cv) if cv else ConstantArrivals(1.0)
+    try:
+        arrivals = read_arrivals(words)
+    except ConfigError as error:
+        checks.problems += [f"--arrivals {line}" for line in str(error).splitlines()]
+        return None
+    checks.problems += rate_problems(arrivals, rated=checks.text("rate") is not None)
+    if checks.text("rate") is None and checks.text("trace") is None and not isinstance(arrivals, AllAtOnce):
+        checks.problems.append("--arrivals needs --rate R, or a --trace whose mean rate is kept")
+    return arrivals
 
 
 def _endpoint(checks: _Checks) -> tuple[Endpoint, PromptFormat | None]:

@@ -9,10 +9,11 @@ from msgspec.structs import replace
 
 from baton.bench.options import BenchOptions, ClosedLoop, OpenLoop, Synthetic, TraceFile, TraceTimes
 from baton.core.errors import ConfigError
-from baton.workload.arrivals import AllAtOnce, Arrivals, ConstantArrivals, GammaArrivals, PoissonArrivals
+from baton.workload.arrivals import AllAtOnce
 from baton.workload.lengths import FixedLengths, synthetic_trace
 from baton.workload.request import Trace, TraceRequest
-from baton.workload.schedule import fit_context, scale_rate, sessions_per_request, with_arrivals
+from baton.workload.retime import lacks_times, retimed
+from baton.workload.schedule import fit_context, scale_rate
 from baton.workload.source import read_workload
 
 
@@ -61,19 +62,11 @@ def _read(file: TraceFile, options: BenchOptions) -> Trace:
 
 def _paced(trace: Trace, options: BenchOptions, draw: Random) -> Trace:
     match options.pacing:
-        case OpenLoop(rate_rps, cv):
-            # calls of a session keep their distance: starts come so that requests have the rate
-            return with_arrivals(trace, _arrivals(rate_rps * sessions_per_request(trace), cv), draw)
+        case OpenLoop(rate_rps, arrivals):
+            return retimed(trace, arrivals, rate_rps=rate_rps, draw=draw)
         case ClosedLoop():
             return replace(trace, timing="absolute")
         case TraceTimes():
             if trace.timing == "absolute":
                 return trace
-            lacks = "has no times" if trace.timing == "none" else "counts time from the start of each session"
-            raise ConfigError(f"the trace {lacks}; give --rate or --concurrency")
-
-
-def _arrivals(rate_rps: float, cv: float) -> Arrivals:
-    if cv == 0:
-        return ConstantArrivals(rate_rps)
-    return PoissonArrivals(rate_rps) if cv == 1 else GammaArrivals(rate_rps, cv)
+            raise ConfigError(f"{lacks_times(trace)}; give --rate or --concurrency")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from baton.metrics.summary import SloTargets
+from baton.workload.arrivals import Arrivals
 from baton.workload.prompts import VOCAB_TOKENS
 
 Endpoint = Literal["completions", "chat"]
@@ -32,10 +33,12 @@ class Synthetic:
 
 @dataclass(frozen=True, slots=True)
 class OpenLoop:
-    """Requests come at a rate, however slow the answers are. cv 1 is Poisson, 0 a metronome, above 1 bursts."""
+    """Requests come when they come, however slow the answers are."""
 
-    rate_rps: float
-    cv: float
+    rate_rps: float | None
+    """Mean. None: that of the trace; of those who come at once, there is none."""
+    arrivals: Arrivals
+    """The process, at one request a second."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from rich.table import Table
 from baton.bench.options import ClosedLoop, OpenLoop, Pacing
 from baton.bench.run import Report
 from baton.metrics.summary import Distribution
+from baton.workload.arrivals import AllAtOnce
+from baton.workload.retime import arrivals_words
 
 REASONS_MAX = 5
 """Reasons of failures that are shown."""
@@ -18,9 +20,10 @@ _HIT_NOTABLE_RATIO = 0.01
 
 def pacing_words(pacing: Pacing) -> str:
     match pacing:
-        case OpenLoop(rate_rps, cv):
-            kind = {0.0: "constant", 1.0: "Poisson"}.get(cv, f"Gamma, cv {cv:g}")
-            return f"open loop, {rate_rps:g} requests/s ({kind})"
+        case OpenLoop(None, arrivals):
+            return f"open loop, {arrivals_words(arrivals)}" + ("" if arrivals == AllAtOnce() else ", rate of the trace")
+        case OpenLoop(rate_rps, arrivals):
+            return f"open loop, {rate_rps:g} requests/s ({arrivals_words(arrivals)})"
         case ClosedLoop(concurrency):
             return f"closed loop, concurrency {concurrency}"
         case _:

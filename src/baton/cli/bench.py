@@ -21,6 +21,7 @@ from baton.bench.table import facts_table, latency_table, remarks
 from baton.cli.output import STANDARD_OUTPUT, write_file, write_json
 from baton.core.errors import ConfigError
 from baton.workload.prompts import VOCAB_TOKENS
+from baton.workload.retime import HELP as ARRIVALS_HELP
 
 Subparsers = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]
 """What `add_subparsers` returns; argparse has no public name for it."""
@@ -53,6 +54,7 @@ _LOAD = (
 )
 _PACING = (
     ("--rate", "R", "open loop: requests per second on average, also instead of the trace's times"),
+    ("--arrivals", "KIND", ARRIVALS_HELP),
     ("--arrival-cv", "X", "with --rate: variation of the gaps; 1 Poisson (default), 0 constant, above 1 bursts"),
     ("--concurrency", "C", "closed loop: clients that wait for their answer (default 1 without --trace)"),
     ("--rate-scale", "K", "play the trace's own times K times as fast (default 1)"),

@@ -34,9 +34,11 @@ from baton.sim.faults import TimedFault
 from baton.sim.policies import configured_policies
 from baton.sim.replay_trace import play_cell, replay_trace
 from baton.sim.spec import ClusterSpec, read_spec
-from baton.workload.arrivals import PoissonArrivals
+from baton.workload.arrivals import Arrivals, PoissonArrivals
 from baton.workload.request import Trace
-from baton.workload.schedule import scale_rate, sessions_per_request, with_arrivals
+from baton.workload.retime import HELP as ARRIVALS_HELP
+from baton.workload.retime import arrivals_words, lacks_times, rate_problems, read_arrivals, retimed
+from baton.workload.schedule import scale_rate
 from baton.workload.source import read_workload
 
 Subparsers = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]
@@ -71,7 +73,8 @@ def add_parser(subparsers: Subparsers, purpose: str) -> None:
     )
     parser.add_argument("--policy", default="baton", metavar="NAME", help=f"{POLICY_HELP} (default baton)")
     parser.add_argument("--rate-scale", type=float, default=1.0, metavar="K", help="play the trace K times as fast")
-    parser.add_argument("--rate", type=float, metavar="R", help="Poisson arrivals instead of the trace's own times")
+    parser.add_argument("--rate", type=float, metavar="R", help="requests per second instead of the trace's own times")
+    parser.add_argument("--arrivals", metavar="KIND", help=ARRIVALS_HELP)
     parser.add_argument("--limit", type=int, metavar="N", help="take at most the first N requests")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of prompts, delays and arrivals (default 0)")
     parser.add_argument("--ttft-slo-s", type=float, metavar="X", help="target for the time to the first token")
@@ -104,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     watching.close()
     results = summarize(records, slo=slo, wall_s=perf_counter() - started_s)
     if args.json != STANDARD_OUTPUT:
-        _show(results)
+        _show(results, f"{args.trace.name} ({trace.format})")
     if args.json is not None:
         write_json(args.json, results)
     if args.perfetto is not None:
@@ -113,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
         page = RunPage(
             title=f"baton sim: {args.policy} on {args.cluster.name}",
             subtitle=f"{args.trace.name}, seed {args.seed}",
-            facts=_facts(args),
+            facts=_facts(args, trace),
             results=results,
             records=records,
             slo=slo,
@@ -181,12 +184,14 @@ class _Watching:
                 raise ConfigError("the decision log is not whole: the disk is full, or it has 64 GiB; lower --limit")
 
 
-def _facts(args: argparse.Namespace) -> list[tuple[str, str]]:
+def _facts(args: argparse.Namespace, trace: Trace) -> list[tuple[str, str]]:
     """What was played, for the page."""
-    facts = [("cluster", str(args.cluster)), ("policy", args.policy), ("trace", str(args.trace))]
+    facts = [("cluster", str(args.cluster)), ("policy", args.policy), ("trace", f"{args.trace} ({trace.format})")]
     facts += [("seed", str(args.seed)), ("rate scale", f"{args.rate_scale:g}")]
     facts += [("faults", str(args.faults))] if args.faults is not None else []
-    optional = (("Poisson arrivals, requests/s", args.rate), ("at most the first", args.limit))
+    arrivals = _arrivals(args, [])
+    facts += [("arrivals", arrivals_words(arrivals))] if arrivals is not None else []
+    optional = (("requests/s", args.rate), ("at most the first", args.limit))
     return facts + [(name, f"{value:g}") for name, value in optional if value is not None]
 
 
@@ -207,13 +212,27 @@ def _read(args: argparse.Namespace) -> tuple[ClusterSpec, Trace, tuple[TimedFaul
         trace = read_workload(args.trace, seed=args.seed, limit=args.limit)
     except ConfigError as error:
         problems.append(str(error))
-    if trace.timing != "absolute" and args.rate is None:
-        problems.append(f"{args.trace}: its requests have no times of arrival; give --rate R")
+    arrivals = _arrivals(args, problems)
+    if trace.timing != "absolute" and arrivals is None:
+        problems.append(f"{args.trace}: {lacks_times(trace)}; give --rate R")
     if problems:
         raise ConfigError("\n".join(problems))
-    if args.rate is not None:
-        trace = with_arrivals(trace, PoissonArrivals(args.rate * sessions_per_request(trace)), Random(args.seed))
+    if arrivals is not None:
+        trace = retimed(trace, arrivals, rate_rps=args.rate, draw=Random(args.seed))
     return spec, scale_rate(trace, args.rate_scale), faults
+
+
+def _arrivals(args: argparse.Namespace, problems: list[str]) -> Arrivals | None:
+    """The process that new times are drawn from, at one request a second. None: the trace has its own times."""
+    if args.arrivals is None:
+        return None if args.rate is None else PoissonArrivals(1.0)
+    try:
+        arrivals = read_arrivals(args.arrivals)
+    except ConfigError as error:
+        problems += [f"--arrivals {line}" for line in str(error).splitlines()]
+        return None
+    problems += rate_problems(arrivals, rated=args.rate is not None)
+    return arrivals
 
 
 def _argument_problems(args: argparse.Namespace) -> list[str]:
@@ -242,13 +261,15 @@ def _argument_problems(args: argparse.Namespace) -> list[str]:
     ]
 
 
-def _show(results: Results) -> None:
+def _show(results: Results, source: str) -> None:
+    """`source`: the file that was played, and as what it was read."""
     table = Table("seconds", "mean", "p50", "p90", "p99")
     rows = {"TTFT": results.ttft_s, "TPOT": results.tpot_s, "ITL": results.itl_s, "E2E": results.e2e_s}
     for name, distribution in rows.items():
         table.add_row(name, *_cells(distribution))
     console = Console()
     console.print(table)
+    console.print(f"{'trace':20} {source}", markup=False, highlight=False, soft_wrap=True)
     facts = msgspec.to_builtins(results)
     for name in ("requests", "completed", "failed", "rejected", "duration_s", "requests_per_s", "input_tokens_per_s",
                  "output_tokens_per_s", "goodput_rps", "prefix_hit_ratio", "wall_s"):  # fmt: skip

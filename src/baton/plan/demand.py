@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from baton.core.types import Slo
-from baton.workload.request import Trace
 
 STRATA = 24
 """Classes of requests that a trace is reduced to: the screening asks the cost model about each."""
@@ -80,11 +79,3 @@ def strata(pairs: Iterable[tuple[int, int]]) -> tuple[Lengths, ...]:
             Lengths(max(1, round(inputs / len(part))), max(1, round(outputs / len(part))), len(part) / len(ordered))
         )
     return tuple(classes)
-
-
-def trace_rate_rps(trace: Trace) -> float | None:
-    """Mean rate of a trace that has times. None for one without, or with a single moment."""
-    if trace.timing != "absolute" or len(trace.requests) < 2:
-        return None
-    span_s = trace.requests[-1].at_s - trace.requests[0].at_s
-    return (len(trace.requests) - 1) / span_s if span_s > 0 else None

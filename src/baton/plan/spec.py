@@ -20,11 +20,12 @@ from baton.cost.own_hardware import OwnHardware, described
 from baton.cost.parallel import Precision
 from baton.cost.spec import read_model
 from baton.plan.admission import Admission
-from baton.plan.demand import Demand, Lengths, strata, trace_rate_rps
+from baton.plan.demand import Demand, Lengths, strata
 from baton.plan.options import Choices, Reach, Stock
 from baton.plan.search import Objective, Shape
 from baton.plan.tiers import TierSpec
 from baton.workload.request import TraceRequest
+from baton.workload.schedule import mean_rate_rps
 from baton.workload.source import read_workload
 
 Found = TypeVar("Found")
@@ -206,7 +207,7 @@ def _lengths(
         pairs = [(request.input_tokens, request.output_tokens) for request in trace.requests]
         if not pairs:
             raise ConfigError(f"{workload.trace}: has no requests")
-        return strata(pairs), trace_rate_rps(trace), trace.requests
+        return strata(pairs), mean_rate_rps(trace), trace.requests
     lengths = {"workload.input_tokens": workload.input_tokens, "workload.output_tokens": workload.output_tokens}
     missing = [name for name, tokens in lengths.items() if tokens < 1]
     if missing:

@@ -65,6 +65,8 @@ class TraceCut(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rate_scale: float = 1.0
     spread_s: float = 0.0
     """Arrivals logged at one instant are spread over this many seconds. 3 for Mooncake, which logs every 3 s."""
+    arrivals: Arrivals | None = None
+    """Drawn times instead of the logged ones, for the requests of the part."""
 
 
 class ServeGen(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,9 +85,11 @@ class ServeGen(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Workload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that a workload file can say. `requests` or `duration_s` ends it."""
+    """Everything that a workload file can say. `requests`, `sessions` or `duration_s` ends it."""
 
     requests: int | None = None
+    sessions: int | None = None
+    """Conversations that open, each with all its turns; without conversations: requests."""
     duration_s: float | None = None
     arrivals: Arrivals = ConstantArrivals(1.0)
     input_tokens: Amount = 512.0
@@ -99,7 +103,7 @@ class Workload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     servegen: ServeGen | None = None
 
 
-_DRAWN = ("arrivals", "input_tokens", "output_tokens", "system_prompts", "conversation", "tenants")
+_DRAWN = ("sessions", "arrivals", "input_tokens", "output_tokens", "system_prompts", "conversation", "tenants")
 
 
 def load_workload(text: str) -> Workload:
@@ -149,16 +153,30 @@ def _source_problems(workload: Workload, given: set[str]) -> list[str]:
         for name, value, low in _numbers(workload)
         if value is not None and not (value >= 0 and (value > 0 or low == 0) and value < math.inf)
     ]
+    if workload.trace is not None and workload.trace.arrivals is not None:
+        found += arrivals_problems("trace.arrivals", workload.trace.arrivals)
+        if workload.trace.spread_s:
+            found.append("trace.spread_s and trace.arrivals cannot be given together: each makes new times")
     if workload.trace is not None and workload.servegen is not None:
         found.append("[trace] and [servegen] cannot be given together: requests come from one of them")
     source = "trace" if workload.trace is not None else "servegen" if workload.servegen is not None else None
     if source is not None:
         found += [f"{key} cannot be given with [{source}], which has its own" for key in _DRAWN if key in given]
-    elif workload.requests is None and workload.duration_s is None:
-        found.append("nothing ends the workload: give requests, duration_s, or both")
-    elif workload.requests is None and _all_at_once(workload):
-        found.append("arrivals at-once never come to duration_s, for all come at 0: give requests")
+    elif workload.requests is None and workload.sessions is None and workload.duration_s is None:
+        found.append("nothing ends the workload: give requests, sessions, duration_s, or several of them")
+    elif workload.sessions is None and _all_at_once(workload):
+        found += _endless(workload)
     return found
+
+
+def _endless(workload: Workload) -> list[str]:
+    """What is wrong with arrivals at-once where no number of sessions ends them."""
+    if workload.requests is None:
+        return ["arrivals at-once never come to duration_s, for all come at 0: give requests"]
+    talks = (workload.conversation, *(tenant.conversation for tenant in workload.tenants))
+    if any(talk is not None for talk in talks):
+        return ["arrivals at-once open conversations without end, so no second turn ever comes: give sessions"]
+    return []
 
 
 def _all_at_once(workload: Workload) -> bool:
@@ -171,6 +189,7 @@ def _numbers(workload: Workload) -> list[tuple[str, float | None, int]]:
     trace, servegen = workload.trace, workload.servegen
     numbers: list[tuple[str, float | None, int]] = [
         ("requests", workload.requests, 1),
+        ("sessions", workload.sessions, 1),
         ("duration_s", workload.duration_s, 1),
     ]
     if trace is not None:

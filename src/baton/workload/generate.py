@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count, islice, takewhile
 from random import Random
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -25,6 +26,8 @@ class _Stream:
     """The requests of one tenant, without end."""
 
     name: str
+    share: float
+    """Of those who come at one instant."""
     arrivals: Arrivals
     input_tokens: Amount
     output_tokens: Amount
@@ -38,32 +41,11 @@ class _Stream:
     texts: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
     """Blocks of the system prompts drawn so far."""
 
-    def requests(self) -> Iterator[TraceRequest]:
-        """Yield in order of `at_s`: turns of open conversations between the openings of new ones."""
-        waiting: list[tuple[float, int, TraceRequest, Iterator[TraceRequest]]] = []
-        for number, at_s in enumerate(self.arrivals.times_s(self.draw)):
-            while waiting and waiting[0][0] <= at_s:
-                yield self._advance(waiting)
-            turns = self._session(number, at_s)
-            yield next(turns)
-            self._queue(waiting, number, turns)
+    def openings(self) -> Iterator[_Opening]:
+        """Yield in order of time. Whoever takes one takes its first request before the next opening: both are drawn."""
+        return (_Opening(at_s, number, self) for number, at_s in enumerate(self.arrivals.times_s(self.draw)))
 
-    def _advance(self, waiting: list[tuple[float, int, TraceRequest, Iterator[TraceRequest]]]) -> TraceRequest:
-        _, number, request, turns = heapq.heappop(waiting)
-        self._queue(waiting, number, turns)
-        return request
-
-    def _queue(
-        self,
-        waiting: list[tuple[float, int, TraceRequest, Iterator[TraceRequest]]],
-        number: int,
-        turns: Iterator[TraceRequest],
-    ) -> None:
-        following = next(turns, None)
-        if following is not None:
-            heapq.heappush(waiting, (following.at_s, number, following, turns))
-
-    def _session(self, number: int, at_s: float) -> Iterator[TraceRequest]:
+    def session(self, number: int, at_s: float) -> Iterator[TraceRequest]:
         """The turns of one conversation; a single request where there are none."""
         system = self._system_blocks()
         first = self._request(at_s, len(system) * BLOCK_TOKENS + sample_count(self.input_tokens, self.draw), system)
@@ -121,14 +103,55 @@ class _Stream:
         return self.texts[text]
 
 
+class _Opening(NamedTuple):
+    """A session begins."""
+
+    at_s: float
+    number: int
+    """Of the session in its stream."""
+    stream: _Stream
+
+    @property
+    def order(self) -> tuple[float, float]:
+        """By time; at one instant every stream has its share."""
+        return self.at_s, self.number / self.stream.share
+
+
+def _interleaved(openings: Iterable[_Opening]) -> Iterator[TraceRequest]:
+    """Yield requests in order of `at_s`: turns of open conversations between the openings of new ones."""
+    waiting: list[tuple[float, int, TraceRequest, Iterator[TraceRequest]]] = []
+    for place, opening in enumerate(openings):
+        while waiting and waiting[0][0] <= opening.at_s:
+            yield _advance(waiting)
+        turns = opening.stream.session(opening.number, opening.at_s)
+        yield next(turns)
+        _queue(waiting, place, turns)
+    while waiting:
+        yield _advance(waiting)
+
+
+def _advance(waiting: list[tuple[float, int, TraceRequest, Iterator[TraceRequest]]]) -> TraceRequest:
+    _, place, request, turns = heapq.heappop(waiting)
+    _queue(waiting, place, turns)
+    return request
+
+
+def _queue(
+    waiting: list[tuple[float, int, TraceRequest, Iterator[TraceRequest]]], place: int, turns: Iterator[TraceRequest]
+) -> None:
+    following = next(turns, None)
+    if following is not None:
+        heapq.heappush(waiting, (following.at_s, place, following, turns))
+
+
 def generate(workload: Workload, *, seed: int, limit: int | None = None) -> Trace:
     """Draw a workload's requests, in order of time. The same seed gives the same requests.
 
     Only for workloads with neither `trace` nor `servegen`. A limit gives the first requests of what none gives.
     """
-    streams = _streams(workload, seed)
-    merged = heapq.merge(*(stream.requests() for stream in streams), key=lambda request: request.at_s)
-    return Trace(format="workload", timing="absolute", requests=tuple(bounded(merged, workload, limit)))
+    merged = heapq.merge(*(stream.openings() for stream in _streams(workload, seed)), key=lambda opening: opening.order)
+    requests = _interleaved(islice(merged, workload.sessions))
+    return Trace(format="workload", timing="absolute", requests=tuple(bounded(requests, workload, limit)))
 
 
 def bounded(requests: Iterable[TraceRequest], workload: Workload, limit: int | None) -> Iterator[TraceRequest]:
@@ -153,6 +176,7 @@ def _stream(workload: Workload, tenant: Tenant, shares: float, draw: Random, ids
     system = tenant.system_prompts if tenant.system_prompts is not None else workload.system_prompts
     return _Stream(
         name=tenant.name,
+        share=tenant.share,
         arrivals=tenant.arrivals if tenant.arrivals is not None else at_rate(workload.arrivals, tenant.share / shares),
         input_tokens=workload.input_tokens if tenant.input_tokens is None else tenant.input_tokens,
         output_tokens=workload.output_tokens if tenant.output_tokens is None else tenant.output_tokens,

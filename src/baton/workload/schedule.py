@@ -65,6 +65,14 @@ def with_arrivals(trace: Trace, arrivals: Arrivals, draw: Random) -> Trace:
     return replace(trace, timing="absolute", requests=requests)
 
 
+def mean_rate_rps(trace: Trace) -> float | None:
+    """Mean rate of a trace that has times. None for one without, or with a single moment."""
+    if trace.timing != "absolute" or len(trace.requests) < 2:
+        return None
+    span_s = trace.requests[-1].at_s - trace.requests[0].at_s
+    return (len(trace.requests) - 1) / span_s if span_s > 0 else None
+
+
 def sessions_per_request(trace: Trace) -> float:
     """Arrivals that `with_arrivals` draws, per request of the trace: below 1 where it draws session starts."""
     if trace.timing != "session" and all(request.think_s is None for request in trace.requests):

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import TypeVar
 
-import msgspec
 from msgspec import structs
 
 from baton.core.errors import ConfigError
 from baton.core.files import in_file
+from baton.workload.arrivals import at_rate
 from baton.workload.describe import ServeGen, TraceCut, Workload, load_workload
-from baton.workload.formats import Fields
 from baton.workload.generate import bounded, generate
 from baton.workload.load import PROBLEMS_MAX, read_rows, read_trace
 from baton.workload.request import Trace, TraceRequest
-from baton.workload.schedule import cut, scale_rate, spread
+from baton.workload.rows import Fields, read_row
+from baton.workload.schedule import cut, scale_rate, sessions_per_request, spread, with_arrivals
 from baton.workload.servegen import ArrivalRow, Statistics, read_length_row
 
 Row = TypeVar("Row")
@@ -31,7 +32,7 @@ def read_workload(path: Path, *, seed: int, limit: int | None = None) -> Trace:
         return read_trace(path, limit=limit)
     workload = _described(path)
     if workload.trace is not None:
-        return _from_trace(path.parent, workload.trace, workload, limit)
+        return _from_trace(path.parent, workload.trace, workload, seed=seed, limit=limit)
     if workload.servegen is not None:
         return _from_servegen(path.parent, workload.servegen, workload, seed=seed, limit=limit)
     return generate(workload, seed=seed, limit=limit)
@@ -42,13 +43,16 @@ def _described(path: Path) -> Workload:
         return load_workload(path.read_text(encoding="utf-8"))
 
 
-def _from_trace(folder: Path, section: TraceCut, workload: Workload, limit: int | None) -> Trace:
-    trace = read_trace(folder / section.file)
+def _from_trace(folder: Path, section: TraceCut, workload: Workload, *, seed: int, limit: int | None) -> Trace:
+    trace = read_trace(folder / section.file, limit=_rows_needed(section, workload, limit))
     if trace.timing != "absolute" and (section.start_s or section.duration_s is not None or section.spread_s):
         raise ConfigError(f"{section.file} has no times of arrival: start_s, duration_s and spread_s say nothing there")
     trace = cut(trace, start_s=section.start_s, duration_s=section.duration_s, skip=section.skip)
     if section.spread_s:
         trace = spread(trace, section.spread_s)
+    if section.arrivals is not None and trace.requests:
+        arrivals = at_rate(section.arrivals, sessions_per_request(trace))
+        trace = with_arrivals(trace, arrivals, Random(f"arrivals {seed}"))
     trace = scale_rate(trace, section.rate_scale)
     requests = tuple(bounded(trace.requests, workload, limit))
     if not requests:
@@ -56,11 +60,17 @@ def _from_trace(folder: Path, section: TraceCut, workload: Workload, limit: int 
     return structs.replace(trace, requests=_promised(requests, workload))
 
 
+def _rows_needed(section: TraceCut, workload: Workload, limit: int | None) -> int | None:
+    """How much of the file has to be read, where that is known: nobody looks at what is behind it."""
+    counts = [bound for bound in (workload.requests, limit) if bound is not None]
+    if not counts or section.start_s or section.arrivals is not None:
+        return None
+    return section.skip + min(counts)
+
+
 def _from_servegen(folder: Path, section: ServeGen, workload: Workload, *, seed: int, limit: int | None) -> Trace:
     statistics = Statistics(
-        arrivals=_rows(
-            folder / section.arrivals, lambda fields: msgspec.convert(fields, ArrivalRow, strict=False), "arrivals"
-        ),
+        arrivals=_rows(folder / section.arrivals, lambda fields: read_row(fields, ArrivalRow), "arrivals"),
         lengths=_rows(folder / section.lengths, read_length_row, "lengths"),
     )
     drawn = statistics.requests(
@@ -89,7 +99,7 @@ def _rows(path: Path, read: Callable[[Fields], Row], what: str) -> list[Row]:
     for number, fields in read_rows(path):
         try:
             rows.append(read(fields))
-        except (msgspec.ValidationError, ValueError) as error:
+        except ValueError as error:
             problems.append(f"{path}, line {number}: {error}")
             if len(problems) >= PROBLEMS_MAX:
                 break

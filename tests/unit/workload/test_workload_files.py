@@ -131,6 +131,30 @@ def test_a_turn_that_was_cut_says_at_least_one_word() -> None:
     assert Turn(0, request, known_tokens=500).prompt([1, 2, 3], [7, 8]) == [7, 8, 3]
 
 
+def test_sessions_are_whole_whoever_comes_at_once() -> None:
+    """Ten users at once, each with all three turns; as many requests would be the openings alone."""
+    text = CHATS.replace("requests = 400", "sessions = 10").replace('"poisson", rate_rps = 2', '"at-once"')
+    requests = generate(load_workload(text), seed=3).requests
+    assert len(requests) == 30
+    assert [request.at_s for request in requests] == [0.0] * 10 + [5.0] * 10 + [10.0] * 10
+    assert {request.session: request.turn for request in requests} == {f"session-{n}": 2 for n in range(10)}
+    assert generate(load_workload(text), seed=3, limit=12).requests == requests[:12]
+
+
+def test_sessions_end_a_workload_that_goes_on_while_they_talk() -> None:
+    """Two conversations a second, turns five seconds apart: turns stand between later openings, in order of time."""
+    requests = generate(load_workload(CHATS.replace("requests = 400", "sessions = 50")), seed=3).requests
+    assert len(requests) == 150
+    assert [request.at_s for request in requests] == sorted(request.at_s for request in requests)
+    assert requests[:100] == generate(load_workload(CHATS), seed=3).requests[:100]
+
+
+def test_tenants_who_come_at_once_have_their_shares() -> None:
+    text = 'requests = 40\narrivals = {kind = "at-once"}\ntenants = [{name = "a", share = 3}, {name = "b"}]'
+    tenants = [request.tenant for request in generate(load_workload(text), seed=0).requests]
+    assert (tenants.count("a"), tenants.count("b")) == (30, 10)
+
+
 def test_the_same_seed_gives_the_same_requests_and_a_limit_their_beginning() -> None:
     workload = load_workload(CHATS)
     assert generate(workload, seed=1) == generate(workload, seed=1)
@@ -202,6 +226,22 @@ def test_a_workload_file_cuts_a_trace_and_promises(tmp_path: Path) -> None:
     assert {request.slo for request in trace.requests} == {Slo(ttft_s=2, tpot_s=0.2)}
 
 
+def test_a_workload_file_gives_a_trace_other_times(tmp_path: Path) -> None:
+    """One without times too. The same seed gives the same ones; lengths and their order stay."""
+    (tmp_path / "lengths.csv").write_bytes((TRACES / "vidur.csv").read_bytes())
+    text = 'trace = {file = "lengths.csv", skip = 1, arrivals = {kind = "gamma", rate_rps = 2, cv = 3}}'
+    path = write(tmp_path, text)
+    trace = read_workload(path, seed=3)
+    whole = read_trace(TRACES / "vidur.csv").requests
+    assert trace.timing == "absolute"
+    assert [request.input_tokens for request in trace.requests] == [request.input_tokens for request in whole[1:]]
+    times_s = [request.at_s for request in trace.requests]
+    assert times_s == sorted(times_s)
+    assert times_s[-1] > 0
+    assert read_workload(path, seed=3) == trace
+    assert read_workload(path, seed=4) != trace
+
+
 def test_a_trace_reads_as_ever() -> None:
     assert read_workload(TRACES / "azure.csv", seed=9, limit=3) == read_trace(TRACES / "azure.csv", limit=3)
 
@@ -210,6 +250,12 @@ BAD = {
     "not TOML": ("requests = ", "not a TOML file"),
     "unknown key": ("requests = 1\ninput_token = 5", r"unknown key input_token \(did you mean 'input_tokens'\?\)"),
     "no end": ("input_tokens = 5", "nothing ends the workload"),
+    "talk without end": (
+        'requests = 5\nconversation = {}\narrivals = {kind = "at-once"}',
+        "no second turn ever comes: give sessions",
+    ),
+    "sessions of a trace": ('sessions = 5\ntrace = {file = "x"}', "sessions cannot be given with .trace."),
+    "no sessions": ("sessions = 0", "sessions is 0"),
     "never ends": ('duration_s = 5\narrivals = {kind = "at-once"}', "give requests"),
     "unknown kind": (
         'requests = 1\narrivals = {kind = "posson", rate_rps = 1}',
@@ -230,6 +276,14 @@ BAD = {
     "two sources": ('trace = {file = "x"}\nservegen = {arrivals = "x", lengths = "y"}', "cannot be given together"),
     "lengths of a trace": ('trace = {file = "x"}\ninput_tokens = 5', "input_tokens cannot be given with .trace."),
     "slower than nothing": ('trace = {file = "x", rate_scale = 0}', "trace.rate_scale is 0"),
+    "arrivals of a trace": (
+        'trace = {file = "x", arrivals = {kind = "poisson", rate_rps = 0}}',
+        "trace.arrivals.rate_rps is 0, but must be above 0",
+    ),
+    "two ways to new times": (
+        'trace = {file = "x", spread_s = 3, arrivals = {kind = "poisson", rate_rps = 1}}',
+        "trace.spread_s and trace.arrivals cannot be given together",
+    ),
     "no requests": ("requests = 0", "requests is 0"),
     "thinking": ("requests = 1\nconversation = {think_s = -1}", "conversation.think_s is -1"),
     "no text": ("requests = 1\nsystem_prompts = {tokens = 0}", "tokens is 0"),
