@@ -13,6 +13,7 @@ from baton.cli.main import main
 from baton.control.decision_log import Decision, PoolDecision, SimHeader
 from baton.core.messages import CloseRequest, RequestArrived
 from baton.cost.fitted import FittedCost, save_fitted
+from baton.link.log_file import read_log
 from baton.sim.replay_trace import replay_trace
 from baton.sim.spec import load_spec, read_spec
 from baton.workload.source import read_workload
@@ -61,6 +62,36 @@ def test_a_run_leaves_a_page_a_trace_and_a_log_that_replays(
     assert "closed: finished" in capsys.readouterr().out
     assert main(["replay", str(log), "--policy", "round-robin"]) == 0
     assert "answered otherwise" in capsys.readouterr().out
+
+
+def test_cells_leave_one_page_one_trace_and_a_log_each(
+    talk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names say the cell, results are those of a run that nobody watches, and each log replays alone."""
+    cluster = tmp_path / "cells.toml"
+    cluster.write_text("cells = 3\n" + CLUSTER.read_text())
+    sim = ["sim", "--cluster", str(cluster), "--trace", str(talk), "--json", str(tmp_path / "r.json")]
+    assert main(sim) == 0
+    plain = json.loads((tmp_path / "r.json").read_text())
+    page, trace, log = tmp_path / "run.html", tmp_path / "run.json", tmp_path / "run.log"
+    assert main([*sim, "--html", str(page), "--perfetto", str(trace), "--log", str(log)]) == 0
+    watched = json.loads((tmp_path / "r.json").read_text())
+    assert {**watched, "wall_s": 0} == {**plain, "wall_s": 0}
+    text = page.read_text()
+    for name in ("<h2>Cells</h2>", "<td>c2</td>", "c0/prefill-0", "c2/decode-1"):
+        assert name in text
+    events = json.loads(trace.read_bytes())["traceEvents"]
+    names = {event["name"] for event in events}
+    assert {"c0/request-0", "c2/request-0", "c1/decode-0 requests"} <= names
+    assert len({event["id"] for event in events if event["ph"] == "b"}) == plain["requests"] == 40
+    assert not log.exists()
+    requests = 0
+    for number in range(3):
+        assert main(["replay", str(tmp_path / f"run.c{number}.log")]) == 0
+        assert "the same decisions" in capsys.readouterr().out
+        _, decisions = read_log(tmp_path / f"run.c{number}.log")
+        requests += sum(isinstance(decision.event, RequestArrived) for decision in decisions)
+    assert requests == 40
 
 
 def test_watching_changes_nothing(talk: Path, tmp_path: Path) -> None:

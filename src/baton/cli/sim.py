@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from time import perf_counter
@@ -18,21 +17,17 @@ from baton.cli.cells import play_cells
 from baton.cli.output import STANDARD_OUTPUT, write_file, write_json
 from baton.cli.policy_choice import HELP as POLICY_HELP
 from baton.cli.policy_choice import policy_of
-from baton.control.decision_log import Decision, PoolDecision, SimHeader
+from baton.cli.watching import Watching
 from baton.core.errors import ConfigError
 from baton.core.types import Slo
-from baton.link.log_file import LogWriter
 from baton.machine.cores import usable_cores
 from baton.metrics.summary import Distribution, RequestRecord, Results, SloTargets, summarize
-from baton.policy.named import own_sources
 from baton.report.perfetto import render_perfetto
 from baton.report.run_page import RunPage, render_run
-from baton.report.timeline import Timeline
-from baton.sim.cells import CellJob
+from baton.sim.cells import cell_jobs, merged
 from baton.sim.fault_file import read_faults
 from baton.sim.faults import TimedFault
 from baton.sim.policies import configured_policies
-from baton.sim.replay_trace import play_cell, replay_trace
 from baton.sim.spec import ClusterSpec, read_spec
 from baton.workload.arrivals import Arrivals, PoissonArrivals
 from baton.workload.request import Trace
@@ -43,9 +38,6 @@ from baton.workload.source import read_workload
 
 Subparsers = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]
 """What `add_subparsers` returns; argparse has no public name for it."""
-
-LOG_BYTES_MAX = 64 << 30
-"""Of `--log`: more than any simulation that somebody would read, less than most disks."""
 
 DESCRIPTION = """Play a trace on a simulated cluster: the coordinator, the batchers and the KV pool are the real ones,
 only time, step durations and messages are simulated. No policy sees how long an answer will be.
@@ -83,7 +75,7 @@ def add_parser(subparsers: Subparsers, purpose: str) -> None:
         "--processes",
         type=int,
         metavar="N",
-        help="play at most N cells at once (default: one per core of this machine)",
+        help="play at most N cells at once (default: one per core; one with --html, --perfetto or --log)",
     )
     parser.add_argument(
         "--faults", type=Path, metavar="FILE", help="what goes wrong meanwhile: docs/simulator.md (.toml, .yaml, .json)"
@@ -93,7 +85,12 @@ def add_parser(subparsers: Subparsers, purpose: str) -> None:
     )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page: latencies, load, roles and queues")
     parser.add_argument("--perfetto", type=Path, metavar="FILE", help="write a trace for ui.perfetto.dev")
-    parser.add_argument("--log", type=Path, metavar="FILE", help="write every decision, for baton explain and replay")
+    parser.add_argument(
+        "--log",
+        type=Path,
+        metavar="FILE",
+        help="write every decision, for baton explain and replay; of several cells a file each, as in run.c0.log",
+    )
     parser.set_defaults(run=run)
 
 
@@ -102,9 +99,9 @@ def run(args: argparse.Namespace) -> int:
     started_s = perf_counter()
     spec, trace, faults = _read(args)
     slo = SloTargets(ttft_s=args.ttft_slo_s, tpot_s=args.tpot_slo_s)
-    watching = _Watching(args, spec)
-    records = _play(args, spec, trace, faults, watching.tap)
-    watching.close()
+    drawn = args.html is not None or args.perfetto is not None
+    watching = Watching(log=args.log, cells=spec.cells, drawn=drawn)
+    records = _play(args, spec, trace, faults, watching)
     results = summarize(records, slo=slo, wall_s=perf_counter() - started_s)
     if args.json != STANDARD_OUTPUT:
         _show(results, f"{args.trace.name} ({trace.format})")
@@ -121,6 +118,7 @@ def run(args: argparse.Namespace) -> int:
             records=records,
             slo=slo,
             timeline=watching.timeline,
+            cells=watching.records if spec.cells > 1 else (),
         )
         write_file(args.html, render_run(page).encode())
     short = results.slo.attainment_ratio is not None and results.slo.attainment_ratio < ATTAINMENT_MIN
@@ -128,21 +126,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _play(
-    args: argparse.Namespace,
-    spec: ClusterSpec,
-    trace: Trace,
-    faults: tuple[TimedFault, ...],
-    tap: Callable[[Decision | PoolDecision], None] | None,
+    args: argparse.Namespace, spec: ClusterSpec, trace: Trace, faults: tuple[TimedFault, ...], watching: Watching
 ) -> list[RequestRecord]:
-    """Play it: cells side by side, one cell here. The results are the same."""
+    """Play every cell: side by side where nobody watches, otherwise one after the other. The results are the same."""
     promise, policy = _promise(args), policy_of(args.policy)
-    if faults:
-        job = CellJob(spec=spec, trace=trace, policy=policy, seed=args.seed, slo=promise, faults=faults)
-        return play_cell(job, tap)
     processes = min(spec.cells, args.processes or usable_cores())
-    if processes > 1 and tap is None:
+    if processes > 1 and not watching.wanted:
         return play_cells(spec, trace, policy=policy, seed=args.seed, slo=promise, processes=processes)
-    return replay_trace(spec, trace, policy=policy, seed=args.seed, slo=promise, tap=tap)
+    for job in cell_jobs(spec, trace, policy, seed=args.seed, slo=promise, faults=faults):
+        watching.play(job)
+    return merged(watching.records) if spec.cells > 1 else watching.records[0]
 
 
 def _promise(args: argparse.Namespace) -> Slo | None:
@@ -150,38 +143,6 @@ def _promise(args: argparse.Namespace) -> Slo | None:
     if args.ttft_slo_s is None or args.tpot_slo_s is None:
         return None
     return Slo(ttft_s=args.ttft_slo_s, tpot_s=args.tpot_slo_s)
-
-
-class _Watching:
-    """Takes the decisions of a run to the log and to the timeline, as far as somebody wants them."""
-
-    def __init__(self, args: argparse.Namespace, spec: ClusterSpec) -> None:
-        """Raises ConfigError where the log cannot be written."""
-        self.timeline = Timeline()
-        self._drawn = args.html is not None or args.perfetto is not None
-        self._log = None
-        if args.log is not None:
-            policy = policy_of(args.policy)
-            cluster = msgspec.json.encode(spec).decode()
-            header = SimHeader(cluster=cluster, policy=policy, sources=own_sources(policy))
-            self._log = LogWriter(args.log, header, LOG_BYTES_MAX)
-        self.tap = self._take if self._drawn or self._log is not None else None
-        """None: nobody wants any, and the run need not make them."""
-
-    def _take(self, decision: Decision | PoolDecision) -> None:
-        if isinstance(decision, PoolDecision):
-            return
-        if self._drawn:
-            self.timeline.take(decision)
-        if self._log is not None:
-            self._log.append(decision)
-
-    def close(self) -> None:
-        """Raises ConfigError where the log has not all of it."""
-        if self._log is not None:
-            self._log.close()
-            if self._log.full:
-                raise ConfigError("the decision log is not whole: the disk is full, or it has 64 GiB; lower --limit")
 
 
 def _facts(args: argparse.Namespace, trace: Trace) -> list[tuple[str, str]]:

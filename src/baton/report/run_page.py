@@ -11,8 +11,8 @@ from baton.report.page import notes, page, plots, section, table, tiles
 from baton.report.run_plots import latency_plots, lives_plot, time_plots
 from baton.report.timeline import Timeline
 
-TENANTS_MAX = 50
-"""Rows of their table."""
+ROWS_MAX = 50
+"""Of the table of tenants, and of that of cells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,8 @@ class RunPage:
     slo: SloTargets
     timeline: Timeline | None = None
     """Of the workers. None: not known."""
+    cells: Sequence[Sequence[RequestRecord]] = ()
+    """What each cell of the fleet did, where it has several."""
 
 
 def render_run(run: RunPage) -> str:
@@ -42,6 +44,7 @@ def render_run(run: RunPage) -> str:
             section("Latency", _latencies(run.results) + plots(latency_plots(run.records, run.slo))),
             section("Over time", plots([*time_plots(run.records, run.slo), lives_plot(run.records)])),
             section("Workers", plots(fleet_plots(run.timeline)) if run.timeline is not None else ""),
+            section("Cells", _cells(run.cells, run.slo)),
             section("Tenants", _tenants(run.records, run.slo)),
             section("Run", table((), [list(fact) for fact in run.facts]) + notes(run.remarks)),
         ),
@@ -71,6 +74,11 @@ def _latencies(results: Results) -> str:
     return table(("ms", "mean", "p50", "p90", "p99"), [(name, *_milliseconds(seconds)) for name, seconds in rows])
 
 
+def _cells(cells: Sequence[Sequence[RequestRecord]], slo: SloTargets) -> str:
+    """A row per cell. Its number is in the names of its workers."""
+    return _parts("cell", [(f"c{number}", records) for number, records in enumerate(cells)], slo) if cells else ""
+
+
 def _tenants(records: Sequence[RequestRecord], slo: SloTargets) -> str:
     """A row per tenant, the busiest first. Nothing where there is only one."""
     by_tenant: dict[str, list[RequestRecord]] = {}
@@ -78,9 +86,13 @@ def _tenants(records: Sequence[RequestRecord], slo: SloTargets) -> str:
         by_tenant.setdefault(record.tenant, []).append(record)
     if len(by_tenant) < 2:
         return ""
-    busiest = sorted(by_tenant.items(), key=lambda item: (-len(item[1]), item[0]))
+    return _parts("tenant", sorted(by_tenant.items(), key=lambda item: (-len(item[1]), item[0])), slo)
+
+
+def _parts(kind: str, parts: Sequence[tuple[str, Sequence[RequestRecord]]], slo: SloTargets) -> str:
+    """A row per part of the requests, up to a bound."""
     head = (
-        "tenant",
+        kind,
         "requests",
         "completed",
         "input tokens",
@@ -90,11 +102,11 @@ def _tenants(records: Sequence[RequestRecord], slo: SloTargets) -> str:
         "TPOT p50",
         "SLO",
     )
-    left = f"<p>and {len(busiest) - TENANTS_MAX} others</p>" if len(busiest) > TENANTS_MAX else ""
-    return table(head, [_tenant_row(name, own, slo) for name, own in busiest[:TENANTS_MAX]]) + left
+    left = f"<p>and {len(parts) - ROWS_MAX} others</p>" if len(parts) > ROWS_MAX else ""
+    return table(head, [_row(name, own, slo) for name, own in parts[:ROWS_MAX]]) + left
 
 
-def _tenant_row(name: str, records: Sequence[RequestRecord], slo: SloTargets) -> list[str]:
+def _row(name: str, records: Sequence[RequestRecord], slo: SloTargets) -> list[str]:
     results = summarize(records, slo=slo, wall_s=0.0)
     done = [record for record in records if record.outcome == "finished"]
     attained = results.slo.attainment_ratio

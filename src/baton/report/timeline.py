@@ -6,9 +6,11 @@ The same log is written live (`baton serve --log`) and by the simulator, so ther
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
+
+from msgspec import structs
 
 from baton.control.decision_log import Decision
 from baton.core.messages import (
@@ -181,6 +183,26 @@ class Timeline:
     def line(self, worker: WorkerId) -> WorkerLine:
         """Find a worker's line, or begin it."""
         return self.workers.setdefault(worker, WorkerLine(worker))
+
+
+def side_by_side(cells: Sequence[Timeline]) -> Timeline:
+    """Join the timelines of a fleet's cells. Names say the cell: `c2/decode-0` is the worker decode-0 of cell 2."""
+    starts_s = [cell.start_s for cell in cells if cell.start_s is not None]
+    joined = Timeline(start_s=min(starts_s, default=None), end_s=max((cell.end_s for cell in cells), default=0.0))
+    for number, cell in enumerate(cells):
+        for line in cell.workers.values():
+            named = _worker_of(number, line.worker)
+            host = None if line.host is None else HostId(f"c{number}/{line.host}")
+            joined.workers[named] = replace(line, worker=named, host=host)
+        for line in cell.requests.values():
+            request = structs.replace(line.request, id=RequestId(f"c{number}/{line.request.id}"))
+            hops = [replace(hop, worker=_worker_of(number, hop.worker)) for hop in line.hops]
+            joined.requests[request.id] = replace(line, request=request, hops=hops)
+    return joined
+
+
+def _worker_of(cell: int, worker: WorkerId) -> WorkerId:
+    return WorkerId(f"c{cell}/{worker}")
 
 
 def read_timeline(decisions: Iterable[Decision]) -> Timeline:

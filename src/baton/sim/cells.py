@@ -66,11 +66,19 @@ def deal(trace: Trace, cells: int) -> list[Trace]:
     return [replace(trace, requests=tuple(requests)) for requests in dealt]
 
 
-def cell_jobs(spec: ClusterSpec, trace: Trace, policy: PolicyConfig, *, seed: int, slo: Slo | None) -> list[CellJob]:
-    """Say what each cell of a cluster plays. Every cell draws from a seed of its own."""
+def cell_jobs(
+    spec: ClusterSpec,
+    trace: Trace,
+    policy: PolicyConfig,
+    *,
+    seed: int,
+    slo: Slo | None,
+    faults: tuple[TimedFault, ...] = (),
+) -> list[CellJob]:
+    """Say what each cell of a cluster plays. Every cell draws from a seed of its own. `faults`: of a single cell."""
     alone = replace(spec, cells=1)
     return [
-        CellJob(spec=alone, trace=part, policy=policy, seed=seed + number, slo=slo)
+        CellJob(spec=alone, trace=part, policy=policy, seed=seed + number, slo=slo, faults=faults)
         for number, part in enumerate(deal(trace, spec.cells))
     ]
 

@@ -1,0 +1,78 @@
+"""What `baton sim` writes of a run beside its results: the decisions of each cell, in logs and as timelines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from baton.control.decision_log import Decision, PoolDecision, SimHeader
+from baton.core.errors import ConfigError
+from baton.link.log_file import LogWriter
+from baton.metrics.summary import RequestRecord
+from baton.policy.named import own_sources
+from baton.report.timeline import Timeline, side_by_side
+from baton.sim.cells import CellJob
+from baton.sim.replay_trace import play_cell
+
+LOG_BYTES_MAX = 64 << 30
+"""Of all logs of a run: more than any simulation that somebody would read, less than most disks."""
+
+
+class Watching:
+    """Plays cells and takes their decisions to logs and timelines, as far as somebody wants them."""
+
+    def __init__(self, *, log: Path | None, cells: int, drawn: bool) -> None:
+        """`drawn`: the timeline will be looked at."""
+        self.wanted = drawn or log is not None
+        self._log, self._cells = log, cells
+        self._timelines = [Timeline() for _ in range(cells if drawn else 0)]
+        self.records: list[list[RequestRecord]] = []
+        """Of the cells that were played."""
+
+    @property
+    def timeline(self) -> Timeline:
+        """Of everything that was played."""
+        return self._timelines[0] if self._cells == 1 else side_by_side(self._timelines)
+
+    def play(self, job: CellJob) -> None:
+        """Play the next cell. Raises ConfigError where its log cannot be written, or has not all of it."""
+        number = len(self.records)
+        log = None if self._log is None else self._open_log(self._log, number, job)
+        self.records.append(play_cell(job, self._tap(number, log)))
+        if log is not None:
+            _close(log)
+
+    def _open_log(self, path: Path, number: int, job: CellJob) -> LogWriter:
+        cluster = msgspec.json.encode(job.spec).decode()
+        header = SimHeader(cluster=cluster, policy=job.policy, sources=own_sources(job.policy))
+        return LogWriter(log_path(path, number, self._cells), header, LOG_BYTES_MAX // self._cells)
+
+    def _tap(self, number: int, log: LogWriter | None) -> Callable[[Decision | PoolDecision], None] | None:
+        """None: nobody wants any decision, and the run need not make them."""
+        takers: list[Callable[[Decision], None]] = [] if log is None else [log.append]
+        if self._timelines:
+            takers.append(self._timelines[number].take)
+        if not takers:
+            return None
+
+        def tap(decision: Decision | PoolDecision) -> None:
+            if not isinstance(decision, PoolDecision):
+                for take in takers:
+                    take(decision)
+
+        return tap
+
+
+def log_path(path: Path, number: int, cells: int) -> Path:
+    """The file of a cell's log: the one that was named, or, of several cells, `run.c2.log` beside `run.log`."""
+    return path if cells == 1 else path.with_name(f"{path.stem}.c{number}{path.suffix}")
+
+
+def _close(log: LogWriter) -> None:
+    log.close()
+    if log.full:
+        raise ConfigError(
+            f"the decision log {log.path} is not whole: the disk is full, or it is too long; lower --limit"
+        )
