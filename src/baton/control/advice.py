@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
@@ -130,8 +129,10 @@ class Policies:
 
     def learn(self, request: Request, output_tokens: int) -> None:
         """Let predictions of lengths learn from an answer. Where the policy fails, they know one answer less."""
-        with suppress(Exception):  # see `admit`
+        try:
             self.lengths.finished(request, output_tokens)
+        except Exception:  # noqa: BLE001  see `admit`
+            return
 
     def expected_tokens(self, request: Request) -> float:
         """Ask how long the answer will be; 0, as before anything is known, where the policy fails."""

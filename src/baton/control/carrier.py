@@ -23,7 +23,6 @@ from baton.core.keeping import DropBlocks, LoadBlocks, PutEnded, ReadBackWanted,
 from baton.core.messages import (
     AheadEnded,
     BlocksSealed,
-    BlocksWanted,
     CloseRequest,
     CoordinatorCommand,
     CoordinatorEvent,
@@ -187,29 +186,26 @@ class Carrier:
         """Take a worker's news, in their order, then its load. Its tokens are the caller's, before this."""
         self._now_s = now_s
         host, layering = self.hosts.get(report.worker), self._crossings.layering
-        if isinstance(report, LayersDone):
+        if not isinstance(report, StepReport):
             if host is not None:
                 layering.told(host, report)
             return
-        self._note_first_tokens(report)
+        if report.tokens:
+            self._note_first_tokens(report)
         for event in report.events:
             if host is not None:
                 if isinstance(event, PrefillFinished):
                     layering.computed(host, event)
                 self._tell_pool(host, event)
             match event:
-                case BlocksWanted():
-                    pass
-                case BlocksSealed(request_id=request_id):
-                    self._crossings.sealed(request_id)
-                    self.central.sealed(request_id)
                 case PrefillFinished(request_id=request_id):
                     self._tell(event)
                     layering.settle(request_id)
-                case RequestFinished() | RequestFailed():
+                case RequestFinished() | RequestFailed() | RequestDropped(preempted=False):
                     self._tell(event)
-                case RequestDropped(preempted=False):
-                    self._tell(event)
+                case BlocksSealed(request_id=request_id):
+                    self._crossings.sealed(request_id)
+                    self.central.sealed(request_id)
                 case _:
                     pass
         if report.is_load_new:
@@ -249,14 +245,14 @@ class Carrier:
         match command:
             case StartPrefill() | StartDecode():
                 self._start(command)
-            case SendAhead():
-                self._send_ahead(command)
-            case StopRequest():
-                self._stop(command)
             case ReleaseBlocks(request_id=request_id):
                 self._release(request_id)
             case CloseRequest():
                 self._outside.close(command)
+            case SendAhead():
+                self._send_ahead(command)
+            case StopRequest():
+                self._stop(command)
             case SetRole() | StartWorker() | RetireWorker():
                 self._outside.reshape(command)
             case WayChosen():
@@ -296,8 +292,9 @@ class Carrier:
     def _release(self, request_id: RequestId) -> None:
         """The request is over: tell every host that knows it, and wait for no handoff of it."""
         handoffs = self._crossings.handoffs
-        handoffs.ahead.pop(request_id, None)
-        self._crossings.layering.call_off(request_id)
+        if not handoffs.is_empty:
+            handoffs.ahead.pop(request_id, None)
+            self._crossings.layering.call_off(request_id)
         self.central.forget(request_id)
         move = handoffs.find(request_id)
         if move is not None:
@@ -367,13 +364,15 @@ class Carrier:
         self._carry(host, follow_up)
 
     def _groups(self, command: Start, host: HostId) -> int:
-        wanted = command.layer_groups if isinstance(command, StartPrefill) else 1
-        return self._crossings.layering.groups(host, wanted)
+        if isinstance(command, StartDecode) or command.layer_groups == 1:
+            return 1
+        return self._crossings.layering.groups(host, command.layer_groups)
 
     def _leave_others(self, request_id: RequestId, host: HostId) -> None:
         """The request goes on here: nobody will go on with what it holds on other hosts."""
-        for home in sorted(self._homes[request_id] - {host}):
-            self._homes[request_id].discard(home)
+        homes = self._homes[request_id]
+        for home in sorted(homes - {host}) if homes != {host} else ():
+            homes.discard(home)
             self._tell_pool(home, ReleaseBlocks(request_id))
 
     def _send_ahead(self, command: SendAhead) -> None:

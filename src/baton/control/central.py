@@ -195,7 +195,8 @@ class Central:
 
     def hold(self, start: Start, tokens_so_far: TokenBytes, target: HostId) -> bool:
         """Let a request wait for what is read ahead where it is to start; then it is placed. False: nothing is read."""
-        if (start.request.id, target) not in self.desk.crossings.handoffs.reads_ahead:
+        reads = self.desk.crossings.handoffs.reads_ahead
+        if not reads or (start.request.id, target) not in reads:
             return False
         self._held[start.request.id] = _Held(start, tokens_so_far, target)
         return True
@@ -211,6 +212,8 @@ class Central:
 
     def forget(self, request_id: RequestId) -> None:
         """Wait for no put of a request any more, nor for what is read ahead of it."""
+        if not (self._held or self._ahead or self._puts):
+            return
         self._held.pop(request_id, None)
         for given_up in (self._ahead.pop(request_id, None), self._puts.pop(request_id, None)):
             if given_up is not None:

@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from msgspec.structs import replace
-
 from baton.control.advice import Policies, PolicyFailure
 from baton.control.bound import Bound
 from baton.control.fleet import Fleet
@@ -96,10 +94,10 @@ class Coordinator:
                 return []
             case RequestArrived():
                 return self._arrive(event, now_s)
+            case PrefillFinished() | RequestFinished() | DecodeBegun() | RequestFailed():
+                return self._progress(event)
             case RequestCancelled(request_id=request_id):
                 return self._close(request_id, "cancelled")
-            case PrefillFinished() | DecodeBegun() | RequestFinished() | RequestFailed():
-                return self._progress(event)
             case WorkerJoined(view=view):
                 self._fleet.join(view)
                 self._reshaping.joined(view.id)
@@ -159,7 +157,7 @@ class Coordinator:
         flight = Flight(request, tier_hits=event.tier_hits)
         cluster = self._view(flight)
         key = self.policies.admit(request, cluster, now_s)
-        if isinstance(key, CloseRequest):
+        if not isinstance(key, tuple):
             return [key]
         flight.key = key
         self._flights[request.id] = flight
@@ -190,7 +188,7 @@ class Coordinator:
         here = hits.get(view.host, 0)
         there = hits.get(route.fetch, 0) if route.fetch is not None else 0
         fetch = route.fetch if there > here else None
-        reads = self._read_tokens(request, route.worker, cluster) if fetch is None else 0
+        reads = self._read_tokens(request, route.worker, cluster) if fetch is None and cluster.tier_hits else 0
         flight.worker, flight.host, flight.started_at_s = route.worker, view.host, self._now_s
         flight.queued_tokens = request.prompt_tokens - max(here, there, reads)
         self._fleet.load(
@@ -213,8 +211,7 @@ class Coordinator:
     def _send_ahead(self, flight: Flight, source: HostId, cluster: ClusterView) -> list[CoordinatorCommand]:
         """Let what is computed of a prompt go to where it will be decoded while the rest is computed."""
         request, flight.ahead = flight.request, None
-        run_tokens = 0 if request.sampling.prompt_logprobs else self.policies.run_tokens(request)
-        if run_tokens <= 0:
+        if not cluster.is_sent_ahead or request.sampling.prompt_logprobs or self._fleet.hosts == {source}:
             return []
         cluster = with_bound(cluster)
         candidates = cluster.having("decode")
@@ -226,7 +223,9 @@ class Coordinator:
         if choice != flight.worker:
             self._bound.bind(request, choice)  # who computes the prompt has the request in its load
         flight.ahead = self._fleet.view(choice).host
-        return [SendAhead(request, flight.attempt, source, choice, run_tokens)] if flight.ahead != source else []
+        if flight.ahead == source:
+            return []
+        return [SendAhead(request, flight.attempt, source, choice, self.policies.run_tokens(request))]
 
     def _start_decode(
         self, flight: Flight, candidates: Sequence[WorkerView], cluster: ClusterView
@@ -250,22 +249,22 @@ class Coordinator:
         self, event: PrefillFinished | DecodeBegun | RequestFinished | RequestFailed
     ) -> list[CoordinatorCommand]:
         flight = self._flights.get(event.request_id)
-        if flight is None or (flight.attempt, flight.worker) != (event.attempt, event.worker):
+        if flight is None or flight.attempt != event.attempt or flight.worker != event.worker:
             return []  # news of an attempt that was given up
+        if isinstance(event, PrefillFinished):
+            if flight.stage == "decode":
+                return []  # said twice, and the request has gone on where it was
+            self._unload(flight)
+            flight.stage = "decode"
+            return self._dispatch(flight, self._view(flight))
         if isinstance(event, RequestFinished):
             self.policies.learn(flight.request, event.output_tokens)
             return self._close(event.request_id, "finished")
         if isinstance(event, RequestFailed):
             self._unload(flight)
             return self._close(event.request_id, "failed", event.reason)
-        if isinstance(event, DecodeBegun):
-            flight.stage = "decode"
-            return []
-        if flight.stage == "decode":
-            return []  # said twice, and the request has gone on where it was
-        self._unload(flight)
         flight.stage = "decode"
-        return self._dispatch(flight, self._view(flight))
+        return []
 
     def _turn_away(self, wait_s: float) -> list[CoordinatorCommand]:
         """Close those that no worker has had for so long: their clients can ask elsewhere."""
@@ -372,17 +371,22 @@ class Coordinator:
         flight.worker, flight.queued_tokens = None, 0
 
     def _view(self, flight: Flight) -> ClusterView:
+        """Describe the cluster for a decision about this request."""
         request, policies = flight.request, self.policies
-        return replace(
-            self._cluster(),
+        return ClusterView(
+            workers=self._fleet.views(),
             prefix_hit_tokens=self._prefixes.hit_tokens(request, self.block_tokens, self.window),
-            tier_hits=flight.tier_hits,
             expected_output_tokens=policies.expected_tokens(request),
+            waiting_requests=len(self._room),
+            tier_hits=flight.tier_hits,
+            starting=self._reshaping.starting,
+            bound=self._bound.loads,
             first_token_by=policies.teller(request),
             is_sent_ahead=policies.run_tokens(request) > 0,
         )
 
     def _cluster(self) -> ClusterView:
+        """Describe the cluster for a decision about no request in particular."""
         return ClusterView(
             workers=self._fleet.views(),
             prefix_hit_tokens={},

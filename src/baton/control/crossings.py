@@ -88,6 +88,8 @@ class Crossings:
 
     def redirect(self, start: Start, target: HostId, tokens_so_far: TokenBytes) -> bool:
         """Let a handoff under way serve this start, or give it up where it goes elsewhere. False: none goes there."""
+        if self.handoffs.is_empty:
+            return False
         request_id = start.request.id
         self.handoffs.ahead.pop(request_id, None)
         self.layering.call_off(request_id)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from baton.core.types import RequestId, Role, WorkerId, WorkerView
+from baton.core.types import HostId, RequestId, Role, WorkerId, WorkerView
 
 
 @dataclass(slots=True)
@@ -52,6 +52,8 @@ class Fleet:
     """The values of `_current`, as of the last time that somebody asked for them."""
     _able: dict[Role, list[WorkerId]] = field(default_factory=dict[Role, list[WorkerId]])
     """Who may do a role's work. Forgotten when somebody comes, goes or changes role."""
+    hosts: set[HostId] = field(default_factory=set[HostId])
+    """Where they are."""
 
     def __contains__(self, worker: object) -> bool:
         return worker in self._views
@@ -61,6 +63,7 @@ class Fleet:
         self._loads.setdefault(view.id, _Load(view)).reported = view
         self._changed[view.id] = None
         self._able.clear()
+        self.hosts.add(view.host)
 
     def leave(self, worker: WorkerId) -> None:
         self._views.pop(worker, None)
@@ -68,6 +71,7 @@ class Fleet:
         self._current.pop(worker, None)
         self._changed.pop(worker, None)
         self._able.clear()
+        self.hosts = {view.host for view in self._views.values()}
         self._all = tuple(self._current.values())
 
     def report(self, view: WorkerView) -> None:
@@ -141,7 +145,7 @@ def _with_load(view: WorkerView, load: _Load) -> WorkerView:
         role=view.role,
         running_requests=load.requests,
         waiting_requests=reported.waiting_requests,
-        queued_tokens=min(load.queued_tokens, queued_tokens),
+        queued_tokens=queued_tokens if queued_tokens < load.queued_tokens else load.queued_tokens,
         queued_requests=load.queued_requests,
         context_tokens=max(load.context_tokens, reported.context_tokens),
         observed_at_s=reported.observed_at_s,

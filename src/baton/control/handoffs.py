@@ -103,6 +103,11 @@ class Handoffs:
     """Nobody waits for them, and their wires have not ended."""
     _begun: int = 0
 
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is under way, of any request."""
+        return not (self._waited_for or self._stopped or self.ahead)
+
     def __iter__(self) -> Iterator[Move]:
         yield from self._waited_for.values()
         yield from self._stopped.values()

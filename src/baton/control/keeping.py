@@ -77,7 +77,7 @@ class Keeping:
         """Say what the tiers of every host can add to what its arena holds of a prompt."""
         pools = self.crossings.pools
         hits = {host: _tier_hits(pool, request) for host, pool in pools.items() if pool.tiers is not None}
-        return {host: found for host, found in hits.items() if found}
+        return {host: found for host, found in hits.items() if found} if hits else hits
 
     def read(self, start: Start, tokens_so_far: TokenBytes, *, target: HostId, source: HostId | None) -> bool:
         """Let a request start with what the tiers of its host have of it. False: they have nothing that pays.

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, cast, runtime_checkable
+
+from msgspec import Struct
 
 from baton.core.types import BlockHash, BlockId
 from baton.kv.window import Window, behind_blocks, longest_hit
@@ -34,8 +36,7 @@ class BlockFacts:
     """A tier below holds it too: giving it up here loses nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(Struct, frozen=True, gc=False):
     """Leading blocks of a prompt that need not be computed, of which those behind a window need not be held either."""
 
     behind: int
@@ -73,7 +74,7 @@ class Blocks:
     def __init__(self, total: int, eviction: EvictionOrder) -> None:
         self.total = total
         self._eviction = eviction
-        self._free: list[BlockId] = [BlockId(block) for block in range(total - 1, -1, -1)]
+        self._free = cast("list[BlockId]", list(range(total - 1, -1, -1)))
         self._places: list[int] = list(range(total - 1, -1, -1))
         """Where in `_free` each block was put when it was last let go of one by one."""
         self._pins: list[int] = [1] * total
@@ -102,7 +103,7 @@ class Blocks:
     @property
     def available(self) -> int:
         """Blocks that `take` can give: free ones, and cached ones that it may evict."""
-        return self.free + self.cached
+        return len(self._free) + len(self._eviction)
 
     def hit(self, hashes: Sequence[BlockHash], window: Window | None, block_tokens: int, first: int = 0) -> Hit:
         """Find the most leading blocks of a prompt that need not be computed. Pins nothing. See `longest_hit`."""
@@ -122,7 +123,7 @@ class Blocks:
 
     def unpinned(self, blocks: Iterable[BlockId]) -> int:
         """Count those of the blocks that nobody pins: taking them as a prefix hit makes fewer available."""
-        return sum(self._pins[block] == 0 for block in blocks)
+        return [self._pins[block] for block in blocks].count(0)
 
     def pin(self, blocks: Iterable[BlockId], uses: int = 1) -> None:
         """Let one more request read these sealed blocks. 0 uses: something that is no request, and is not counted."""

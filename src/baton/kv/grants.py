@@ -66,8 +66,9 @@ class Grants:
 
     def hold(self, holding: Holding, hit: Hit) -> list[BlocksRemoved]:
         """Give a request its prefix hit and as many blocks more as it wants. Tells of what was given up for them."""
+        count = hit.count
         self.names.adopt(holding, hit, holding.prefix)
-        return self._take(holding, holding.goal(hit.count, self.ahead_blocks) - hit.count)
+        return self._take(holding, holding.goal(count, self.ahead_blocks) - count)
 
     def _goal(self, holding: Holding) -> int:
         return holding.goal(holding.computed_tokens // self.names.block_tokens, self.ahead_blocks)
@@ -96,8 +97,8 @@ class Grants:
 
     def _has_room(self, holding: Holding, hit: Hit) -> bool:
         """Tell whether a request can begin with this hit, and leave a block to each that runs: it preempts nobody."""
-        blocks = self.names.blocks
-        needed = holding.goal(hit.count, self.ahead_blocks) - hit.count + blocks.unpinned(hit.blocks)
+        blocks, count = self.names.blocks, hit.count
+        needed = holding.goal(count, self.ahead_blocks) - count + blocks.unpinned(hit.blocks)
         left = blocks.available - needed
         return left >= len(self.holdings) or left >= len([held for held in self.holdings.values() if held.table])
 

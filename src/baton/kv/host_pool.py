@@ -80,23 +80,21 @@ class HostPool:
 
     def _apply(self, event: PoolEvent) -> list[PoolCommand]:
         match event:
-            case StartPrefill() | StartDecode():
+            case StartPrefill():
                 self._assign(event)
                 return [*self._give_first(event), *self.grants.serve()]
+            case StartDecode():
+                self._assign(event)
+            case ReleaseBlocks(request_id=request_id):
+                self._release(request_id)
+            case PrefillFinished() | RequestFinished() | RequestFailed():
+                self._end(event)
             case BlocksSealed():
                 return [*self._seal(event), *self.grants.serve()]  # a longer hit leaves less to be waited for
             case BlocksWanted():
                 self._want(event)
-            case PrefillFinished() | RequestFinished() | RequestFailed():
-                holding = self._current(event)
-                if holding is not None:
-                    if isinstance(event, PrefillFinished):
-                        holding.computed_tokens = event.computed_tokens
-                    self._leave(holding)
             case RequestDropped():
                 self._drop(event)
-            case ReleaseBlocks(request_id=request_id):
-                self._release(request_id)
             case LandingWanted() | LandingEnded() | LeaseWanted() | LeaseEnded():
                 return [*self._handle_wire(event), *self.grants.serve()]
             case ReadBack() | LoadEnded():
@@ -185,17 +183,17 @@ class HostPool:
             users[worker] = users.get(worker, 0) + 1
         holding.user = worker
 
-    def _give_first(self, event: StartPrefill | StartDecode) -> list[BlocksRemoved]:
+    def _give_first(self, event: StartPrefill) -> list[BlocksRemoved]:
         """Give a prompt its first blocks with its start, where its worker would ask for them at once and get them.
 
         One that has other requests asks when their turns have come: by then more of the prompt may be found here.
         """
-        if isinstance(event, StartDecode) or self._growth_tokens is None or self._users[event.worker] > 1:
+        if self._growth_tokens is None or self._users[event.worker] > 1:
             return []
         request, holding = event.request, self._holdings[event.request.id]
         if holding.table or holding.landing or holding.preempted:
             return []
-        if not request.sampling.prompt_logprobs:
+        if request.block_hashes and not request.sampling.prompt_logprobs:
             holding.prefix = prefix_of(request, block_runs=self.block_runs, block_tokens=self.block_tokens)
         tokens = request.prompt_tokens + min(self._growth_tokens, request.output_tokens_max)
         holding.wanted = -(-tokens // self.block_tokens)
@@ -238,6 +236,14 @@ class HostPool:
         else:
             holding.computed_tokens = max(holding.computed_tokens, event.computed_tokens)
             self._leave(holding)
+
+    def _end(self, event: PrefillFinished | RequestFinished | RequestFailed) -> None:
+        holding = self._current(event)
+        if holding is None:
+            return
+        if isinstance(event, PrefillFinished):
+            holding.computed_tokens = event.computed_tokens
+        self._leave(holding)
 
     def _leave(self, holding: Holding) -> None:
         """No worker touches the holding any more. Whoever goes on with it does not wait for what is being read back."""

@@ -30,6 +30,8 @@ class Names:
 
     def hit(self, prefix: Sequence[BlockHash], first: int = 0) -> Hit:
         """Find the most leading blocks that need not be computed. Those before `first` nobody looks at."""
+        if not prefix:
+            return Hit(first, [])
         return self.blocks.hit(prefix, self.window, self.block_tokens, first)
 
     def adopt(self, holding: Holding, hit: Hit, prefix: Sequence[BlockHash]) -> None:

@@ -12,7 +12,7 @@ from baton.policy.admission import Reject
 from baton.policy.draws import draw
 from baton.policy.routing import Route
 
-_REQUESTS = attrgetter("running_requests")
+_REQUESTS, _FEWEST = attrgetter("running_requests"), attrgetter("running_requests", "id")
 
 
 @dataclass(slots=True)
@@ -74,8 +74,7 @@ class LeastLoad:
         self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel
     ) -> WorkerId:
         """See `RoutingPolicy.route`."""
-        fewest = min(map(_REQUESTS, candidates))
-        return min([worker.id for worker in candidates if worker.running_requests == fewest])
+        return min(candidates, key=_FEWEST).id
 
     def place(
         self,

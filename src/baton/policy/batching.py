@@ -66,6 +66,8 @@ class MixedChunked:
         """See `BatchingPolicy.select`."""
         decoding, prompts = _split(candidates)
         chosen = _decodes(candidates, decoding, limits)
+        if not prompts:
+            return chosen
         return chosen + _chunks(prompts, limits, requests=len(chosen), tokens=limits.step_tokens_max - len(chosen))
 
 
@@ -124,6 +126,8 @@ class SloChunked:
         """See `BatchingPolicy.select`."""
         decoding, prompts = _split(candidates)
         chosen = _decodes(candidates, decoding, limits)
+        if not prompts:
+            return chosen
         tokens = limits.step_tokens_max - len(chosen)
         promised = [candidates[index].tpot_s or self.tpot_s for index, _ in chosen]
         bounds = [tpot_s for tpot_s in promised if tpot_s is not None]

@@ -30,7 +30,8 @@ def prompt_s(worker: WorkerView, request: Request, hit_tokens: int, cost: CostMo
 
 def decodes(worker: WorkerView) -> int:
     """Count the requests that are past their prompt on this worker, as far as is known."""
-    return max(0, worker.running_requests - worker.queued_requests)
+    running, queued = worker.running_requests, worker.queued_requests
+    return running - queued if running > queued else 0
 
 
 def decode_step_s(worker: WorkerView, cost: CostModel, *, more_requests: int = 0, more_tokens: int = 0) -> float:

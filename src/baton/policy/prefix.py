@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, Request, TierHit, WorkerView
 
 
-@dataclass(frozen=True, slots=True)
-class Prefix:
+class Prefix(Struct, frozen=True, gc=False):
     """Leading tokens of a prompt that need no work on a worker, and what they cost there."""
 
     tokens: int

@@ -9,20 +9,25 @@ Without an SLO nobody can say what a prompt between two tokens may cost: then ro
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import exp
+from operator import attrgetter
+
+from msgspec import Struct
 
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, HostId, Request, Slo, StepShape, WorkerId, WorkerView
 from baton.policy.admission import Reject
 from baton.policy.baselines import TakeAll
+from baton.policy.distinct import Distinct
 from baton.policy.mooncake import refuse_late
 from baton.policy.predict import decodes, kv_free_tokens, with_bound
 from baton.policy.prefix import prefix_on
 from baton.policy.routing import Route
 from baton.policy.telling import after_prompt_s
 
+_CONTEXT, _ARENA = attrgetter("context_tokens"), attrgetter("host", "kv_tokens_max")
 _EMPTY = StepShape()
 TIME_S_MIN = 1e-9
 """What a cost model says takes no time at all, takes so long: it is divided by."""
@@ -41,8 +46,7 @@ class _Share:
         return self.prompts_s * exp((self.at_s - now_s) / memory_s) if now_s > self.at_s else self.prompts_s
 
 
-@dataclass(frozen=True, slots=True)
-class _Arena:
+class _Arena(Struct, frozen=True, gc=False):
     """One host's KV, as the loads of its workers tell."""
 
     room_s: float
@@ -50,8 +54,7 @@ class _Arena:
     fill_ratio: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
+class _Work(Struct, frozen=True, gc=False):
     """Prompts to compute."""
 
     tokens: int
@@ -60,8 +63,7 @@ class _Work:
     """Before each, that need no work."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
+class _Plan(Struct, frozen=True, gc=False):
     """One way to compute a prompt."""
 
     worker: WorkerView
@@ -93,6 +95,9 @@ class LeastPressure:
     _shares: dict[WorkerId, _Share] = field(default_factory=dict[WorkerId, _Share])
     _answers: dict[WorkerId, float] = field(default_factory=dict[WorkerId, float])
     """Mean length that was predicted of the answers which decode on a worker."""
+    _computing: Distinct = field(default_factory=Distinct)
+    """Whom a prompt may go to."""
+    _decoding: Distinct = field(default_factory=Distinct)
     _now_s: float = 0.0
     _alone: tuple[Request | None, CostModel | None, Slo] = (None, None, Slo(ttft_s=1e-9, tpot_s=1e-9))
     """What the last request without a promise would see if it were alone: a decision asks that for every worker."""
@@ -105,15 +110,17 @@ class LeastPressure:
             return full
         cluster = with_bound(cluster)
         plan = self._plan(request, cluster.workers, cluster, cost)
-        decoders = _not_alike(cluster.workers, self._shares)
+        decoders = self._decoding.among(cluster.workers, self._shares)
         tpot_s = min(self._tpot_s(worker, request, cluster, cost) for worker in decoders)
         return refuse_late(request.slo, plan.ttft_s / self.ttft_slack, tpot_s / self.tpot_slack)
 
     def route(self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel) -> Route:
         """See `RoutingPolicy.route`."""
-        wanted = {worker.id for worker in (candidates if request.slo is None else cluster.workers)}
-        cluster = with_bound(cluster)
-        plan = self._plan(request, [one for one in cluster.workers if one.id in wanted], cluster, cost)
+        workers = candidates if request.slo is None else cluster.workers
+        if cluster.bound:
+            wanted, cluster = {worker.id for worker in workers}, with_bound(cluster)
+            workers = [worker for worker in cluster.workers if worker.id in wanted]
+        plan = self._plan(request, workers, cluster, cost)
         share = self._shares.setdefault(plan.worker.id, _Share())
         share.prompts_s = share.at(self._now_s, self._memory_s(request, plan.worker, cluster, cost)) + plan.prompt_s
         share.at_s = self._now_s
@@ -143,7 +150,8 @@ class LeastPressure:
             mixing = self.mixing_ratio if worker.role == "prefill" else 1.0
             return (kv_free_tokens(worker) < tokens, is_slow, tpot_s * mixing, worker.id)
 
-        chosen = min(_not_alike(candidates if slo is None else cluster.workers, self._shares), key=key)
+        workers = candidates if slo is None else cluster.workers
+        chosen = min(self._decoding.among(workers, self._shares), key=key)
         self._note_answer(chosen, cluster)
         return chosen.id
 
@@ -156,18 +164,16 @@ class LeastPressure:
         worker whose role it is goes first.
         """
         arenas = self._arenas(request, cluster, cost)
-        looked_at = _not_alike(workers, ())
+        looked_at = self._computing.among(workers, {})
         plans = [self._on(worker, request, cluster, cost, arenas[worker.host]) for worker in looked_at]
         return min(plans, key=_order)
 
     def _arenas(self, request: Request, cluster: ClusterView, cost: CostModel) -> dict[HostId, _Arena]:
         """See how full each host's arena is, and when it has room for the request: as answers end, KV is given back."""
-        used: dict[HostId, int] = {}
-        arena_tokens: dict[HostId, int] = {}
-        for worker in cluster.workers:
-            host = worker.host
-            used[host] = used.get(host, 0) + worker.context_tokens
-            arena_tokens.setdefault(host, worker.kv_tokens_max)
+        arena_tokens = dict(map(_ARENA, reversed(cluster.workers)))  # as the first worker of each host tells it
+        used = dict.fromkeys(arena_tokens, 0)
+        for worker in filter(_CONTEXT, cluster.workers):
+            used[worker.host] += worker.context_tokens
         reach_tokens = request.prompt_tokens + self._expected_tokens(cluster) / 2
         arenas: dict[HostId, _Arena] = {}
         for host, tokens_max in arena_tokens.items():
@@ -192,24 +198,27 @@ class LeastPressure:
     def _on(self, worker: WorkerView, request: Request, cluster: ClusterView, cost: CostModel, arena: _Arena) -> _Plan:
         model, hits = cost.on(worker.kind), cluster.prefix_hit_tokens
         here = hits.get(worker.host, 0)
-        tpot_s = self._promise(request, model).tpot_s
-        queued = _Work(worker.queued_tokens, max(1, worker.queued_requests))
-        queue_s = self._compute_s(worker, queued, tpot_s, model)
-        queue_s += arena.room_s + self._place_s(worker, cluster, model)
-        prefix = prefix_on(worker, request, cluster, cost, wait_s=queue_s)
-        prompt_s = self._compute_s(
-            worker, _Work(request.prompt_tokens - prefix.tokens, 1, prefix.tokens), tpot_s, model
-        )
-        ttft_s, fetch = max(queue_s, prefix.load_s) + prompt_s, None
-        best = min(hits, key=lambda host: (-hits[host], host), default=None)
+        done_tokens, load_s = here, 0.0
+        promise = self._promise(request, model)
+        queue_s = arena.room_s + self._place_s(worker, cluster, model)
+        if worker.queued_tokens:
+            queued = _Work(worker.queued_tokens, max(1, worker.queued_requests))
+            queue_s += self._compute_s(worker, queued, promise.tpot_s, model)
+        if worker.host in cluster.tier_hits:
+            prefix = prefix_on(worker, request, cluster, cost, wait_s=queue_s)
+            done_tokens, load_s = prefix.tokens, prefix.load_s
+        rest = _Work(request.prompt_tokens - done_tokens, 1, done_tokens)
+        prompt_s = self._compute_s(worker, rest, promise.tpot_s, model)
+        ttft_s, fetch = max(queue_s, load_s) + prompt_s, None
+        best = min(hits, key=lambda host: (-hits[host], host)) if hits else None
         if best is not None and hits[best] > here:
             there = hits[best]
             wait_s = max(queue_s, cost.handoff_s(tokens=there - here, same_host=False))
-            rest_s = self._compute_s(worker, _Work(request.prompt_tokens - there, 1, there), tpot_s, model)
+            rest_s = self._compute_s(worker, _Work(request.prompt_tokens - there, 1, there), promise.tpot_s, model)
             if wait_s + rest_s < ttft_s:
                 ttft_s, prompt_s, fetch = wait_s + rest_s, rest_s, best
         ttft_s += after_prompt_s(worker, request, cluster, cost, prompt_s=prompt_s)
-        late = ttft_s / self._promise(request, model).ttft_s
+        late = ttft_s / promise.ttft_s
         slow = self._slow(worker, request, cluster, model, prompt_s)
         mixing, risk = 1.0, 1.0
         if request.slo is not None and decodes(worker):
@@ -233,6 +242,8 @@ class LeastPressure:
         """Predict the time per token of a request that decodes on this worker, beside the prompts that it is given."""
         model = cost.on(worker.kind)
         alone_s = _decode_s(worker, 1, request.prompt_tokens, model)
+        if worker.id not in self._shares:
+            return alone_s
         shared_s = self._shared_s(worker, request, cluster, model)
         return alone_s + shared_s / self._answer_tokens(worker, cluster) if shared_s else alone_s
 
@@ -294,8 +305,9 @@ class LeastPressure:
         if work.tokens <= 0:
             return 0.0
         mean_tokens = max(1, work.tokens // work.prompts)
-        one_s = model.prefill_s(new_tokens=mean_tokens, cached_tokens=work.cached_tokens) - model.step_s(_EMPTY)
-        alone_s, beside_s = work.prompts * one_s, model.step_s(_EMPTY)
+        beside_s = model.step_s(_EMPTY)
+        one_s = model.prefill_s(new_tokens=mean_tokens, cached_tokens=work.cached_tokens) - beside_s
+        alone_s = work.prompts * one_s
         chunk_tokens = worker.step_tokens_max or work.tokens
         if decodes(worker):
             beside_s = model.step_s(StepShape(decode_requests=decodes(worker), context_tokens=worker.context_tokens))
@@ -316,29 +328,9 @@ def _order(plan: _Plan) -> tuple[bool, float, float, bool, WorkerId]:
     return (plan.breaks_promise, plan.pressure, plan.ttft_s, worker.role == "decode", worker.id)
 
 
-def _not_alike(workers: Sequence[WorkerView], apart: Container[WorkerId]) -> list[WorkerView]:
-    """Leave out idle workers that differ from another idle one by a higher id alone: they are no better choice.
-
-    `apart`: of whom more is to be said than their views say.
-    """
-    idle: dict[tuple[HostId, str, str, int, int, int], WorkerView] = {}
-    busy: list[WorkerView] = []
-    for worker in workers:
-        is_busy = worker.running_requests or worker.queued_requests or worker.queued_tokens or worker.context_tokens
-        if is_busy or worker.id in apart:
-            busy.append(worker)
-            continue
-        alike = (
-            worker.host, worker.kind, worker.role, worker.step_tokens_max, worker.requests_max, worker.kv_tokens_max,
-        )  # fmt: skip
-        if alike not in idle or worker.id < idle[alike].id:
-            idle[alike] = worker
-    return [*busy, *idle.values()]
-
-
 def _decode_s(worker: WorkerView, more_requests: int, more_tokens: int, model: CostModel) -> float:
     """Predict the time between two tokens beside what decodes here; those past the batch limit take turns."""
     requests = decodes(worker) + more_requests
     shape = StepShape(decode_requests=requests, context_tokens=worker.context_tokens + more_tokens)
-    turns = max(1.0, requests / worker.requests_max) if worker.requests_max else 1.0
+    turns = requests / worker.requests_max if 0 < worker.requests_max < requests else 1.0
     return turns * model.step_s(shape)

@@ -15,8 +15,10 @@ def after_prompt_s(
     of those that decode, and a step there. What is sent ahead while the prompt is computed is still to come only as far
     as the wire is behind, and at least what was computed last.
     """
+    if cluster.first_token_by == "prefill" or worker.role == "mixed":
+        return 0.0
     decoders = cluster.having("decode")
-    if cluster.first_token_by == "prefill" or worker.role == "mixed" or not decoders:
+    if not decoders:
         return 0.0
     tokens, is_here = request.prompt_tokens - 1, any(decoder.host == worker.host for decoder in decoders)
     way_s = cost.handoff_s(tokens=tokens, same_host=is_here)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import assert_never
 
-import numpy as np
 from msgspec.structs import replace
+from numpy.random import PCG64, Generator
 
 from baton.control.advice import Policies
 from baton.control.batcher import Batcher
@@ -315,7 +315,7 @@ class SimCluster:
         """Every link draws its own delays: they do not depend on what happens elsewhere."""
         link = self.spec.link
         seed = (self.seed & _SEED_MASK, self.boots, direction)
-        draw = np.random.Generator(np.random.PCG64(seed))
+        draw = Generator(PCG64(seed))
         return Delays(min_s=link.delay_min_s, max_s=link.delay_max_s, draw=draw, spike=self.spike)
 
 

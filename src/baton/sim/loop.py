@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import heapq
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from heapq import heappop, heappush
 from itertools import count
 from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 Action = Callable[[], None]
 Message = TypeVar("Message")
@@ -52,7 +53,7 @@ class EventLoop:
         """Do something at a time, or now where the time has passed."""
         if when_s < self.now_s:
             when_s = self.now_s
-        heapq.heappush(self._heap, (when_s, rank, self._number(), action))
+        heappush(self._heap, (when_s, rank, self._number(), action))
 
     def after(self, delay_s: float, action: Action) -> None:
         self.at(self.now_s + delay_s, action)
@@ -64,7 +65,7 @@ class EventLoop:
 
     def run(self, *, until_s: float, events_max: int, after_each: Action | None = None) -> bool:
         """Work until nothing is left (True), or until the time or the events are used up (False)."""
-        heap, pop, events = self._heap, heapq.heappop, self.events
+        heap, pop, events = self._heap, heappop, self.events
         try:
             while heap:
                 when_s, _, _, action = pop(heap)
@@ -132,8 +133,7 @@ class Delays:
         self._taken = 0
 
 
-@dataclass(slots=True)
-class Flock:
+class Flock(Struct, frozen=True, gc=False):
     """Messages that go one after the other. When each of them arrives is worked out when somebody asks."""
 
     messages: int

@@ -48,10 +48,11 @@ class SimOutside:
 
     def send(self, worker: WorkerId, command: WorkerCommand) -> None:
         """See `Outside.send`."""
-        if isinstance(command, BlocksGranted):
+        if isinstance(command, StartRequest):
+            if command.block_table:
+                self._note_hit(command.request.id, command.computed_tokens)
+        elif isinstance(command, BlocksGranted):
             self._note_hit(command.request_id, command.cached_blocks * self.block_tokens(worker))
-        elif isinstance(command, StartRequest) and command.block_table:
-            self._note_hit(command.request.id, command.computed_tokens)
         route = self.routes.get(worker)
         if route is not None:
             route(command)

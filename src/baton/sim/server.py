@@ -118,7 +118,7 @@ class SimServer:
             if message.report is None:
                 return
             message = message.report
-        if isinstance(message, LayersDone):
+        if not isinstance(message, StepReport):
             self.carrier.hear(message, self.loop.now_s)
             return
         for request_id in message.started:

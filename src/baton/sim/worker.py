@@ -16,6 +16,7 @@ from functools import partial
 from itertools import accumulate, islice
 
 import numpy as np
+from msgspec import Struct
 
 from baton.control.batcher import Batcher
 from baton.control.decode_run import DecodeRun
@@ -34,8 +35,7 @@ RUN_STEPS_MAX = 1024
 """A run that may be cut at any time is not computed further ahead."""
 
 
-@dataclass(slots=True)
-class Decoded:
+class Decoded(Struct, frozen=True, gc=False):
     """Tokens that requests decoded together, one each a step, as the server hears of them."""
 
     worker: WorkerId

@@ -121,3 +121,15 @@ def test_workers_stand_in_the_order_in_which_they_joined(fleet: Fleet) -> None:
     for name in ("z", "a"):
         fleet.join(WorkerView(id=WorkerId(name), host=HostId("h"), role="mixed"))
     assert [view.id for view in fleet.views()] == ["w", "z", "a"]
+
+
+def test_it_knows_on_which_hosts_its_workers_are(fleet: Fleet) -> None:
+    """Nothing is sent ahead where all are on one host, so a host counts until its last worker has left."""
+    far = HostId("far")
+    for name in ("x", "y"):
+        fleet.join(WorkerView(id=WorkerId(name), host=far, role="decode"))
+    assert fleet.hosts == {HostId("h"), far}
+    fleet.leave(WorkerId("x"))
+    assert fleet.hosts == {HostId("h"), far}
+    fleet.leave(WorkerId("y"))
+    assert fleet.hosts == {HostId("h")}
