@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ WORDS: dict[Subject, str] = {
     "decode": "who decodes?",
     "move": "who goes on with it?",
 }
+INDENT = 17
+"""Characters before the words of a moment."""
 DECODING: tuple[Subject, ...] = ("decode", "move")
 
 DESCRIPTION = """Explain one request of a running server, or of a decision log: what happened to it and when, what each
@@ -136,17 +139,23 @@ def show(explanation: Explanation, console: Console) -> None:
         facts.add_row(name, value)
     console.print(facts)
     for moment in explanation.moments:
-        console.print(f"\n{moment.at_s * 1000:>12,.3f} ms  {moment.what}", markup=False, highlight=False)
+        _say(console, f"\n{moment.at_s * 1000:>12,.3f} ms  ", moment.what)
         for question in moment.questions:
             if question.subject != "admit" or question.refusal:
                 console.print(_question_table(question))
-            console.print(f"{'':17}{question.policy}: {_verdict(question)}", markup=False, highlight=False)
+            _say(console, " " * INDENT, f"{question.policy}: {_verdict(question)}")
     if explanation.differences:
         console.print(
             f"\nnote: a replay decides {explanation.differences} events otherwise than the log: the code or a policy "
             "has changed since, and what is shown may not be what was seen",
             markup=False,
         )
+
+
+def _say(console: Console, head: str, text: str) -> None:
+    """Print a text of any length behind its head, every line of it from the same column on."""
+    lines = textwrap.wrap(text, width=max(console.width - INDENT, INDENT), break_long_words=False) or [""]
+    console.print(head + f"\n{' ' * INDENT}".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
 def _facts(explanation: Explanation) -> Iterator[tuple[str, str]]:
@@ -187,6 +196,9 @@ def _question_table(question: Question) -> Table:
     ranked = sorted(question.options, key=lambda option: (option.rank or len(question.options), option.predicted_s))
     shown = ranked[:OPTIONS_MAX]
     chosen = question.option(question.chosen)
+    if any(not option.is_offered for option in shown):
+        table.caption = "+ not offered: another role, or a host to which its KV has not gone ahead"
+        table.caption_justify = "left"
     for option in shown if chosen is None or chosen in shown else [*shown[:-1], chosen]:
         style = "bold" if option.worker == question.chosen else None
         table.add_row(*_cells(option, question), style=style)
@@ -194,7 +206,7 @@ def _question_table(question: Question) -> Table:
 
 
 def _cells(option: Option, question: Question) -> list[str]:
-    mark = "> " if option.worker == question.chosen else "  "
+    mark = (">" if option.worker == question.chosen else " ") + (" " if option.is_offered else "+")
     decoding = question.subject in DECODING
     parts = (option.step_s, option.handoff_s) if decoding else (option.queue_s, option.prefill_s)
     return [

@@ -199,7 +199,10 @@ def _show(found: Comparison, policy: str, rows: int, console: Console) -> None:
 def _divergences(found: Comparison, policy: str, rows: int) -> Table:
     total = sum(found.differing.values())
     table = Table(
-        title=f"the first {min(rows, len(found.divergences))} of {total:,} differences", box=None, padding=(0, 1)
+        title=f"the first {min(rows, len(found.divergences))} of {total:,} differences",
+        caption="ms: what is predicted of each answer: the first token, the next step with its handoff, or the way",
+        box=None,
+        padding=(0, 1),
     )
     for name in ("s", "request", "question", "log", "ms", policy, "ms"):
         table.add_column(name, justify="right" if name in ("s", "ms") else "left")
@@ -207,7 +210,7 @@ def _divergences(found: Comparison, policy: str, rows: int) -> Table:
         table.add_row(
             f"{difference.at_s:,.3f}",
             difference.request_id,
-            difference.subject,
+            QUESTIONS[difference.subject],
             difference.recorded,
             _milliseconds(difference.recorded_s),
             difference.other,

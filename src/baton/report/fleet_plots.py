@@ -14,7 +14,7 @@ from baton.report.svg import LEFT, RIGHT, Frame
 from baton.report.timeline import Timeline, WorkerLine
 
 BINS = 120
-LINES_MAX = 24
+LINES_MAX = 48
 """Workers that get a row of their own; of a larger fleet every nth, and the heat maps show more."""
 HEAT_ROWS_MAX = 128
 """Workers in a heat map; of a larger fleet every nth, and the page says so."""
@@ -32,8 +32,8 @@ def fleet_plots(timeline: Timeline) -> list[str]:
     return [
         _queue_plot(lines, borders),
         _rows_plot(lines, borders),
-        _heat_plot("Running requests per worker", lines, borders, _running, "heat"),
-        _heat_plot("Prompt tokens queued per worker", lines, borders, _queued, "heat2"),
+        _heat_plot("Running requests per worker", lines, borders, _running, ("heat", "requests")),
+        _heat_plot("Prompt tokens queued per worker", lines, borders, _queued, ("heat2", "tokens")),
     ]
 
 
@@ -111,9 +111,14 @@ def _hill(values: Values, borders: Values, frame: Frame, place: tuple[int, float
 
 
 def _heat_plot(
-    title: str, lines: Sequence[WorkerLine], borders: Values, of: Callable[[WorkerLine], Sequence[int]], kind: str
+    title: str,
+    lines: Sequence[WorkerLine],
+    borders: Values,
+    of: Callable[[WorkerLine], Sequence[int]],
+    look: tuple[str, str],
 ) -> str:
-    """A row per worker, darker where the value is higher. Nothing where all are 0."""
+    """A row per worker, darker where the value is higher. Nothing where all are 0. `look`: its color, and the unit."""
+    kind, unit = look
     every = -(-len(lines) // HEAT_ROWS_MAX)
     shown = lines[::every]
     values = [_means(line, of(line), borders) for line in shown]
@@ -131,7 +136,9 @@ def _heat_plot(
         content += _heat_row(line, row / most, 4 + index * row_height, row_height, (frame, kind, most))
     content += _time_axis(frame)
     sampled = f"; one of every {every} workers" if every > 1 else ""
-    return plot(title, svg.svg(frame, content, title), f"the strongest color is {svg.short(most)}{sampled}", wide=True)
+    return plot(
+        title, svg.svg(frame, content, title), f"the strongest color is {svg.short(most)} {unit}{sampled}", wide=True
+    )
 
 
 def _heat_row(line: WorkerLine, shades: Values, y: int, height: int, drawing: tuple[Frame, str, float]) -> str:

@@ -70,6 +70,8 @@ class Option(Struct, frozen=True, kw_only=True):
     """A decode step with this request in it."""
     handoff_s: float | None = None
     """Until its KV is there."""
+    is_offered: bool = True
+    """A candidate. False: another role, or a host to which its KV has not gone ahead. It may be chosen all the same."""
     rank: int | None = None
     """Place in the policy's own order, from 1: whom it chooses, whom it would without that one, and so on."""
 
@@ -228,6 +230,7 @@ class WatchedPolicies(Policies):
                         if subject == "decode"
                         else _prefill_option(request, worker, cluster, (self.cost, self.notes.now_s)),
                         rank=ranks.get(worker.id),
+                        is_offered=worker in candidates,
                     )
                     for worker in seen
                 ),

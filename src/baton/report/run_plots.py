@@ -14,6 +14,8 @@ from baton.report.svg import Frame
 
 POINTS_MAX = 300
 """Of a curve; it is drawn through as many quantiles."""
+TARGET_SHOWN_MAX = 3.0
+"""A target that is farther away than so many times the latencies is named, not drawn."""
 BINS = 120
 """Over the time of a run."""
 LIVES_MAX = 1000
@@ -43,12 +45,13 @@ def e2e_plot(records: Sequence[RequestRecord]) -> str:
 
 
 def _distribution(values_s: Values, target_s: float | None, name: str) -> str:
-    """Share of values at or below x. The axis ends at p99.5, so that one straggler hides nothing."""
+    """Share of values at or below x. The axis ends at p99.5, so that neither a straggler nor a far target hides it."""
     if not len(values_s):
         return ""
     shares = np.linspace(0, 1, POINTS_MAX)
     p50, p99, last = np.quantile(values_s, (0.5, 0.99, 0.995)).tolist()
-    x_max_s = max(last, target_s or 0.0, 1e-6) * 1.03
+    is_near = target_s is not None and target_s <= TARGET_SHOWN_MAX * last
+    x_max_s = max(last, target_s if target_s is not None and is_near else 0.0, 1e-6) * 1.03
     unit, scale = ("s", 1.0) if x_max_s > 2 else ("ms", 1000.0)
     points = np.quantile(values_s, shares) * scale
     frame = Frame(x_max_s * scale, 1.0)
@@ -56,14 +59,17 @@ def _distribution(values_s: Values, target_s: float | None, name: str) -> str:
     parts = [
         frame.axes(unit, "share of requests" if name != "ITL" else "share of gaps"),
         svg.polyline(frame, points[shown].tolist(), shares[shown].tolist()),
-        svg.vertical(frame, p50 * scale, f"p50 {p50 * scale:,.4g}"),
-        svg.vertical(frame, p99 * scale, f"p99 {p99 * scale:,.4g}", 1),
+        svg.vertical(frame, p50 * scale, f"p50 {p50 * scale:,.4g} {unit}", above=0),
+        svg.vertical(frame, p99 * scale, f"p99 {p99 * scale:,.4g} {unit}", above=1),
     ]
     if target_s is not None:
         attained = float(np.mean(values_s <= target_s))
         words = f"SLO {target_s * scale:g} {unit}: met by {attained:.1%}"
-        parts.append(svg.polyline(frame, [target_s * scale] * 2, [0.0, 1.0], "bad"))
-        parts.append(svg.vertical(frame, target_s * scale, words, 2))
+        if is_near:
+            parts.append(svg.polyline(frame, [target_s * scale] * 2, [0.0, 1.0], "bad"))
+            parts.append(svg.vertical(frame, target_s * scale, words, above=2))
+        else:
+            parts.append(svg.beside(frame, frame.width, frame.height / 2, f"{words}, beyond this axis"))
     return svg.svg(frame, "".join(parts), f"distribution of {name}")
 
 

@@ -10,6 +10,8 @@ from html import escape
 Box = tuple[float, float, float, float]
 """Pixels: left, right, top, height."""
 
+LINE = 14
+"""Pixels from one line of letters to the next."""
 WIDTH, WIDE, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 1300, 230, 56, 14, 16, 34
 """Pixels. `WIDE` is of a plot over the page's whole width, so that letters have one size everywhere."""
 
@@ -92,13 +94,17 @@ def steps(frame: Frame, borders: Sequence[float], values: Sequence[float], kind:
     return f'<polygon class="area {kind}" points="{area}"/><polyline class="curve {kind}" points="{" ".join(points)}"/>'
 
 
-def vertical(frame: Frame, value: float, label: str, row: int = 0) -> str:
-    """A dashed mark at a value of x, with its name beside it, `row` lines below the top."""
-    x = frame.x(value)
+def vertical(frame: Frame, value: float, label: str, *, above: float | None = None) -> str:
+    """A dashed mark at a value of x, with its name beside it: at the top, or so many lines above the floor."""
+    x, floor = frame.x(value), frame.height - BOTTOM
+    line = f'<line class="mark" x1="{x}" x2="{x}" y1="{TOP}" y2="{floor}"/>'
+    return line + beside(frame, x, TOP + 12 if above is None else floor - 6 - LINE * above, label)
+
+
+def beside(frame: Frame, x: float, y: float, label: str) -> str:
+    """A name beside a pixel: to the right of it, near the plot's right end to the left."""
     anchor, dx = ("end", -4) if x > frame.width * 0.7 else ("start", 4)
-    line = f'<line class="mark" x1="{x}" x2="{x}" y1="{TOP}" y2="{frame.height - BOTTOM}"/>'
-    place = f'x="{x + dx}" y="{TOP + 12 + 14 * row}" text-anchor="{anchor}"'
-    return f'{line}<text class="marked" {place}>{escape(label)}</text>'
+    return f'<text class="marked" x="{x + dx}" y="{y}" text-anchor="{anchor}">{escape(label)}</text>'
 
 
 def rectangle(box: Box, kind: str, words: str = "", opacity: float = 1.0) -> str:
