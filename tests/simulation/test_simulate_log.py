@@ -178,6 +178,14 @@ def test_an_answer_of_one_token_hides_nothing(output_tokens: int, is_known: bool
     assert ("1 requests of more than one token" in " ".join(found["notes"])) != is_known
 
 
+def test_a_share_in_slo_needs_a_promise(tmp_path: Path) -> None:
+    path = tmp_path / "live.log"
+    promised = _simulated(path, ended_where_it_began(1), tmp_path / "promised.json")
+    without = _simulate(path, tmp_path / "without.json")
+    said = ["no request was promised an SLO" in " ".join(found["notes"]) for found in (promised, without)]
+    assert (said, promised["log"]["attainment_ratio"], without["log"]["attainment_ratio"]) == ([False, True], 1.0, None)
+
+
 def test_the_first_token_is_the_first_attempts() -> None:
     """After a death the prompt may be computed again: the client has had its first token by then."""
     run = run_of_log(

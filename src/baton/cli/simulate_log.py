@@ -158,6 +158,10 @@ def _notes(run: LoggedRun, log: Outcomes) -> tuple[str, ...]:
             f"of {run.untimed} requests of more than one token the log does not know when the first came: "
             "its TTFT and TPOT are of the others, and its share in SLO and goodput are not known"
         )
+    elif log.attainment_ratio is None and log.completed:
+        notes.append(
+            "no request was promised an SLO: give --ttft-slo-s and --tpot-slo-s for the share in SLO and the goodput"
+        )
     return tuple(notes)
 
 

@@ -67,28 +67,28 @@ def _settled_kind(section: Mapping[str, Any], folder: Path, where: str) -> dict[
     return found
 
 
-def load_cost(raw: Mapping[str, Any], *, folder: Path) -> LoadedCost:
-    """Build the cost model that a section describes; `file` in it is relative to `folder`.
+def load_cost(raw: Mapping[str, Any], *, folder: Path, where: str = "cost") -> LoadedCost:
+    """Build the cost model that a section describes; `file` in it is relative to `folder`. `where`: the section's name.
 
     Raises ConfigError with every problem of every kind, one per line: unknown keys, models, GPUs and engines with the
     nearest known ones, degrees that do not divide, and models that do not fit, with what does.
     """
     if "kinds" not in raw:
-        cost, facts = _load_kind(dict(raw), folder, "cost")
+        cost, facts = _load_kind(dict(raw), folder, where)
         return LoadedCost(cost=cost, kinds={"": facts})
     kinds = raw["kinds"]
     if not isinstance(kinds, Mapping) or not kinds:
-        raise ConfigError("cost.kinds must name at least one kind of worker, each with its own section")
+        raise ConfigError(f"{where}.kinds must name at least one kind of worker, each with its own section")
     shared = {key: value for key, value in raw.items() if key != "kinds"}
     loaded: dict[str, Built] = {}
     problems: list[str] = []
     for name, section in cast("Mapping[str, Any]", kinds).items():
         if not isinstance(section, Mapping):
-            problems.append(f"cost.kinds.{name} must be a section of its own, but is {section!r}")
+            problems.append(f"{where}.kinds.{name} must be a section of its own, but is {section!r}")
             continue
         try:
             own = cast("Mapping[str, Any]", section)
-            loaded[name] = _load_kind({**shared, **own}, folder, f"cost.kinds.{name}")
+            loaded[name] = _load_kind({**shared, **own}, folder, f"{where}.kinds.{name}")
         except ConfigError as error:
             problems += str(error).splitlines()
     if problems:

@@ -128,7 +128,9 @@ def _payloads(path: Path, name: str) -> Iterator[bytes]:
         with path.open("rb") as file:
             while data := file.read(_READ_BYTES):
                 yield from reader.feed(data)
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        raise ConfigError(f"{name}: cannot read the log: {error.strerror}") from error
+    except ValueError as error:
         raise _no_log(name, error) from error
 
 

@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 
 from baton.core.config import BatchLimits, Preemption, Topology
 from baton.core.errors import ConfigError
-from baton.core.files import Form, form_of, in_file, keys_of, placed
+from baton.core.files import Form, form_of, in_file, keys_of
 from baton.core.misfits import misfits
 from baton.core.names import did_you_mean
 from baton.core.ports import CostModel
@@ -311,9 +311,9 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
                     "a kind's block is as many tokens or a multiple of them"
                 )
             try:
-                self._load(kind)
+                load_cost(kind.cost, folder=Path(self.folder), where=f"kinds.{name}.cost")
             except ConfigError as error:
-                found += placed(f"kinds.{name}.cost", error)
+                found += str(error).splitlines()
         return found
 
 

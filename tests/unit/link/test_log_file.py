@@ -103,7 +103,7 @@ def test_a_foreign_file_is_no_log(tmp_path: Path, content: bytes) -> None:
 
 def test_a_folder_and_a_missing_file_are_no_logs(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(ConfigError, match="is no decision log"):
+        with pytest.raises(ConfigError, match=f"{path.name}: cannot read the log: "):
             read_log(path)
 
 
