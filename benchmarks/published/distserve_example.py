@@ -73,7 +73,8 @@ def split(engine: str) -> dict[str, float]:
     three = with_cost(read_spec(CLUSTERS / "distserve-13b-2p1d.yaml"), {"engine": engine})
     prefill, decode = three.workers
     alone = replace(three, workers=(replace(prefill, count=1), decode))
-    fed = replace(three, workers=(replace(prefill, count=16), decode))
+    own = {name: replace(kind, kv=three.kv_of_kind(name)) for name, kind in three.kinds.items()}
+    fed = replace(three, workers=(replace(prefill, count=16), decode), kinds=own)  # one that decodes has its own room
     apart = NAMED["distserve"]
     return {
         "prefill alone": capacity_rps(alone, apart, Slo(ttft_s=SLO.ttft_s, tpot_s=ANY), answer_tokens=1),

@@ -77,22 +77,24 @@ def layouts() -> Iterator[tuple[str, int, dict[str, tuple[int, int]]]]:
 
 
 def cluster(base: ClusterSpec, roles: dict[str, tuple[int, int]]) -> ClusterSpec:
-    def kind(degree: int, engine: str) -> SimKind:
+    def kind(count: int, degree: int, engine: str) -> SimKind:
         cost = {"model": "table", "profile": "distserve", "llm": "opt-13b", "tp": degree, "engine": engine}
-        kv = SimKV(blocks=KV_TOKENS[degree] // base.kv.block_tokens, block_tokens=base.kv.block_tokens)
+        tokens = count * KV_TOKENS[degree]  # workers of one role share a host, and so its arena
+        kv = SimKV(blocks=tokens // base.kv.block_tokens, block_tokens=base.kv.block_tokens)
         return SimKind(cost=cost, kv=kv)
 
     engine = "vllm" if "mixed" in roles else "distserve"
     workers, kinds = [], {}
     for role, (count, degree) in roles.items():
-        kinds[f"tp{degree}"] = kind(degree, engine)
+        name = f"{role}-tp{degree}"
+        kinds[name] = kind(count, degree, engine)
         match role:
             case "prefill":
-                workers.append(SimWorkers(role="prefill", count=count, kind=f"tp{degree}", host="prefill"))
+                workers.append(SimWorkers(role="prefill", count=count, kind=name, host="prefill"))
             case "decode":
-                workers.append(SimWorkers(role="decode", count=count, kind=f"tp{degree}", host="decode"))
+                workers.append(SimWorkers(role="decode", count=count, kind=name, host="decode"))
             case _:
-                workers.append(SimWorkers(role="mixed", count=count, kind=f"tp{degree}"))
+                workers.append(SimWorkers(role="mixed", count=count, kind=name))
     return replace(base, workers=tuple(workers), kinds=kinds)
 
 

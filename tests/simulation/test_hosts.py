@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from msgspec.structs import asdict, replace
 
 from baton.control.decision_log import PoolDecision
@@ -26,8 +27,10 @@ from baton.sim.faults import Cancel, Death, Fault, HostKill, Kill, WireCut
 from baton.sim.journal import Journal
 from baton.sim.play import play, stage
 from baton.sim.policies import build_policies
+from baton.sim.replay_trace import replay_trace
 from baton.sim.scenario import RESTLESS, PlannedRequest, Scenario
 from baton.sim.spec import SimKind, SimKV, SimWorkers, load_spec
+from baton.workload.request import Trace, TraceRequest
 from tests.simulation.test_behaviour import outcome, request, scenario
 
 A, B = HostId("a"), HostId("b")
@@ -209,6 +212,38 @@ def test_a_worker_that_scaling_adds_is_like_the_others_of_its_role_arena_and_hos
     homes = {worker.id: worker.batcher.view(0.0).host for worker in cluster.workers}
     assert homes[WorkerId("prefill-added")] == "a"
     assert homes[WorkerId("decode-added")] == "host-of-decode-added"
+
+
+def test_workers_that_share_a_host_share_the_room_of_all_of_them() -> None:
+    """What fits beside the weights of each is added up, whatever its kind; an arena that is told is what was told."""
+    spec = load_spec(
+        "workers = [{role = 'prefill', count = 2, kind = 'large', host = 'a'},"
+        " {role = 'decode', kind = 'small', host = 'a'},"
+        " {role = 'decode', kind = 'large', host = 'b'}, {role = 'decode', kind = 'small', host = 'c'},"
+        " {role = 'mixed', count = 3, kind = 'told', host = 'd'}, {role = 'mixed', count = 2, host = 'e'}]\n"
+        "[kinds]\nlarge.cost = {model = 'roofline', llm = 'llama3.1-8b', hardware = 'A100'}\n"
+        "small.cost = {model = 'roofline', llm = 'llama3.1-8b', hardware = 'L4'}\n"
+        "told = {cost = {model = 'roofline', llm = 'llama3.1-8b', hardware = 'L4'}, kv = {blocks = 7}}"
+    )
+    blocks = {host: spec.kv_of(host).blocks for host in spec.hosts()}
+    assert blocks[B] > blocks[HostId("c")] > 0
+    assert blocks[A] == pytest.approx(2 * blocks[B] + blocks[HostId("c")], abs=3)
+    assert (blocks[HostId("d")], blocks[HostId("e")]) == (7, spec.kv.blocks)
+
+
+def test_two_workers_on_one_host_serve_as_many_as_on_two() -> None:
+    """64 answers at once to prompts of 1,500 tokens: half of them fit one L4. Nobody waits for the other's room."""
+
+    def duration_s(host: str) -> float:
+        spec = load_spec(
+            f"workers = [{{role = 'mixed', count = 2, kind = 'l4', host = '{host}'}}]\n"
+            "kinds.l4.cost = {model = 'roofline', llm = 'llama3.1-8b', hardware = 'L4'}"
+        )
+        asked = tuple(TraceRequest(at_s=0.0, input_tokens=1500, output_tokens=100) for _ in range(64))
+        trace = Trace(format="test", timing="absolute", requests=asked)
+        return max(record.end_s for record in replay_trace(spec, trace, policy="least-load", seed=0))
+
+    assert duration_s("host-0") == pytest.approx(duration_s("each"), rel=0.05)
 
 
 def test_a_host_takes_along_what_scaling_has_added_there() -> None:

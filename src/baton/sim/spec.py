@@ -130,8 +130,8 @@ class SimKind(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cost: dict[str, Any]
     """As `baton.cost.load` takes it: a model by name, and what it needs to know."""
     kv: SimKV | None = None
-    """Arena of a host whose first worker is of this kind. None: what fits beside the weights, where the cost model
-    knows that, otherwise the cluster's `kv`."""
+    """Arena of a host whose first worker is of this kind, whatever else is there. None: what fits beside the weights of
+    all the host's workers, where their cost models know that, otherwise the cluster's `kv`."""
     batch: BatchLimits | None = None
 
 
@@ -202,19 +202,28 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return list(dict.fromkeys(view.host for view in self.views()))
 
     def kv_of(self, host: HostId) -> SimKV:
-        """The arena of a host: that of the kind of its first worker, if that has one."""
-        return self.kv_of_kind(next((view.kind for view in self.views() if view.host == host), ""))
+        """The arena of a host: that of the kind of its first worker, if that has one, otherwise what fits beside the
+        weights of all its workers together, which share it."""
+        return self._kv_of_kinds([view.kind for view in self.views() if view.host == host])
 
-    def kv_of_kind(self, name: str) -> SimKV:
-        """The arena of a host whose first worker is of this kind."""
-        kind = self.kinds.get(name)
-        if kind is None:
+    def kv_of_kind(self, kind: str) -> SimKV:
+        """The arena of a host that is opened for one worker of this kind."""
+        return self._kv_of_kinds([kind])
+
+    def _kv_of_kinds(self, names: list[str]) -> SimKV:
+        """The arena of workers of these kinds, the first first."""
+        first = self.kinds.get(names[0]) if names else None
+        if first is None:
             return self.kv
-        return kind.kv if kind.kv is not None else self._kv_beside_weights(kind)
+        if first.kv is not None:
+            return first.kv
+        tokens = sum(count * self._room_tokens(name) for name, count in Counter(names).items())
+        return structs.replace(self.kv, blocks=tokens // self.kv.block_tokens) if tokens else self.kv
 
-    def _kv_beside_weights(self, kind: SimKind) -> SimKV:
-        tokens = self._load(kind).kinds[""].kv_tokens_max
-        return msgspec.structs.replace(self.kv, blocks=tokens // self.kv.block_tokens) if tokens else self.kv
+    def _room_tokens(self, name: str) -> int:
+        """Tokens of KV beside the weights of one worker. 0: its cost model does not know, or it is of no kind."""
+        kind = self.kinds.get(name)
+        return 0 if kind is None else self._load(kind).kinds[""].kv_tokens_max
 
     def _load(self, kind: SimKind) -> LoadedCost:
         return load_cost(kind.cost, folder=Path(self.folder))
