@@ -17,7 +17,6 @@ from baton.policy.fairness import FairnessPolicy
 from baton.policy.handoff import FirstTokenPolicy, HandoffPolicy
 from baton.policy.lengths import LengthsPolicy
 from baton.policy.moves import MovesPolicy
-from baton.policy.named import resolve
 from baton.policy.placement import PlacementPolicy
 from baton.policy.roles import RolesPolicy
 from baton.policy.routing import RoutingPolicy
@@ -35,20 +34,20 @@ def build_coordinator(
 
 
 def build_policies(policy: PolicyConfig, cost: CostModel) -> Policies:
-    """Load what a coordinator asks, by name and by family. Raises ConfigError for a plug-in that does not fit."""
-    chosen, cast = resolve(policy), _Cast()
+    """Load what a coordinator asks, family by family. Raises ConfigError for a plug-in that does not fit."""
+    cast = _Cast()
     return Policies(
-        admission=cast.play(chosen.admission, AdmissionPolicy),
-        routing=cast.play(chosen.routing, RoutingPolicy),
-        placement=cast.play(chosen.placement, PlacementPolicy),
-        fairness=cast.play(chosen.fairness, FairnessPolicy),
-        roles=cast.play(chosen.roles, RolesPolicy),
-        scaling=cast.play(chosen.scaling, ScalingPolicy),
-        moves=cast.play(chosen.moves, MovesPolicy),
-        lengths=cast.play(chosen.lengths, LengthsPolicy),
-        streaming=cast.play(chosen.streaming, StreamingPolicy),
-        handoff=cast.play(chosen.handoff, HandoffPolicy),
-        first_token=cast.play(chosen.first_token, FirstTokenPolicy),
+        admission=cast.play(policy.admission, AdmissionPolicy),
+        routing=cast.play(policy.routing, RoutingPolicy),
+        placement=cast.play(policy.placement, PlacementPolicy),
+        fairness=cast.play(policy.fairness, FairnessPolicy),
+        roles=cast.play(policy.roles, RolesPolicy),
+        scaling=cast.play(policy.scaling, ScalingPolicy),
+        moves=cast.play(policy.moves, MovesPolicy),
+        lengths=cast.play(policy.lengths, LengthsPolicy),
+        streaming=cast.play(policy.streaming, StreamingPolicy),
+        handoff=cast.play(policy.handoff, HandoffPolicy),
+        first_token=cast.play(policy.first_token, FirstTokenPolicy),
         cost=cost,
     )
 

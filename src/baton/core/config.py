@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-import msgspec
 from msgspec import Struct
-
-from baton.core.errors import ConfigError
-from baton.core.names import nearest
 
 DtypeChoice = Literal["auto", "float32", "bfloat16"]
 DEVICE = re.compile(r"auto|cpu|cuda(?::(\d{1,3}))?")
@@ -124,14 +120,13 @@ class Plugin(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One policy per family. Each may be replaced by the user's own `module:Class`.
+    """One policy per family: what plays. The defaults are what plays where nothing is chosen.
 
     One class that is named, with the same options, for several families is made once and plays all of them.
     """
 
     name: str = ""
-    """A whole set by name, as `baton sim --policy` takes it (docs/policies.md). What is given per family wins over it.
-    Empty: the defaults."""
+    """What the set is called that most of it is of; everything that it says stands below."""
     admission: Plugin = Plugin(use="baton.policy.pressure:LeastPressure")
     routing: Plugin = Plugin(use="baton.policy.pressure:LeastPressure")
     placement: Plugin = Plugin(use="baton.policy.pressure:LeastPressure")
@@ -145,6 +140,31 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     streaming: Plugin = Plugin(use="baton.policy.streaming:WhileComputing")
     handoff: Plugin = Plugin(use="baton.policy.handoff:CheapestWay")
     first_token: Plugin = Plugin(use="baton.policy.handoff:ByPrefill")
+
+
+class PolicyChoice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a user chooses of the policies, by family: a class of ours, or the user's own `module:Class`.
+
+    What is not chosen comes from the set that `name` says, and without a name it is the default of docs/policies.md.
+    One class that is named, with the same options, for several families is made once and plays all of them.
+    """
+
+    name: str = ""
+    """A whole set by name, as `baton sim --policy` takes it (docs/policies.md). What is given per family wins over it.
+    Empty: the defaults."""
+    admission: Plugin | None = None
+    routing: Plugin | None = None
+    placement: Plugin | None = None
+    fairness: Plugin | None = None
+    batching: Plugin | None = None
+    eviction: Plugin | None = None
+    roles: Plugin | None = None
+    scaling: Plugin | None = None
+    moves: Plugin | None = None
+    lengths: Plugin | None = None
+    streaming: Plugin | None = None
+    handoff: Plugin | None = None
+    first_token: Plugin | None = None
 
 
 class HooksConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -248,7 +268,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long steps take on this machine: `model`, and its values. Empty, or without some prices of the linear model:
     those come from the sizes of the served model, at rates of another machine."""
     http: HttpConfig = HttpConfig()
-    policy: PolicyConfig = PolicyConfig()
+    policy: PolicyChoice = PolicyChoice()
     hooks: HooksConfig = HooksConfig()
     slo: SloConfig = SloConfig()
     survival: SurvivalConfig = SurvivalConfig()
@@ -330,55 +350,3 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             ("hosts.copy_s", self.hosts.copy_s, 0.01, 86400),
             ("hosts.mover_silent_s", self.hosts.mover_silent_s, 0.1, 86400),
         ]
-
-
-def load(text: str) -> Config:
-    """Decode and check a TOML file's text. Raises ConfigError with every problem, one per line."""
-    try:
-        raw = msgspec.toml.decode(text)
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"not a TOML file: {error}") from error
-    problems = _take_unknown_keys(raw, Config, "")
-    config = _convert(raw, problems)
-    problems += config.problems()
-    if problems:
-        raise ConfigError("\n".join(problems))
-    return config
-
-
-def _convert(raw: dict[str, Any], problems: list[str]) -> Config:
-    """Build the tree from the values that fit it, and note in `problems` each that does not.
-
-    msgspec stops at the first, so that one is taken out and the rest is tried again.
-    """
-    while True:
-        try:
-            return msgspec.convert(raw, Config)
-        except msgspec.ValidationError as error:
-            problems.append(f"not a valid configuration: {error}")
-            _take_out(raw, str(error).rpartition("`$.")[2])
-
-
-def _take_out(raw: dict[str, Any], place: str) -> None:
-    """Remove what stands at a place such as `kv.blocks` or `hooks.request[0].use`: of a list, all of it."""
-    *folders, last = place.partition("`")[0].partition("[")[0].split(".")
-    for folder in folders:
-        raw = raw[folder]
-    del raw[last]
-
-
-def _take_unknown_keys(raw: dict[str, Any], kind: type[Struct], path: str) -> list[str]:
-    """Take out every key that the tree does not have. Returns them with the nearest ones that it has."""
-    fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
-    found: list[str] = []
-    for key, value in list(raw.items()):
-        if key not in fields:
-            close = nearest(key, fields)
-            hint = f"did you mean {path}{close}?" if close else f"known here: {', '.join(fields)}"
-            found.append(f"unknown key {path}{key}; {hint}")
-            del raw[key]
-            continue
-        inner = fields[key]
-        if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, Struct):
-            found += _take_unknown_keys(cast("dict[str, Any]", value), inner, f"{path}{key}.")
-    return found

@@ -26,6 +26,7 @@ from baton.host.sizing import blocks_total, host_room, neighbour_cores, share_co
 from baton.kv.layout import KVLayout
 from baton.link.setup import WorkerSetup
 from baton.machine.cores import cpu_quota
+from baton.policy.named import resolve
 
 GROWTH_TOKENS_MAX = 2**20
 """More than a request can grow by: its own longest output bounds what it gets."""
@@ -142,7 +143,7 @@ def batch_limits(config: Config) -> BatchLimits:
 def _setups(
     config: Config, card: ModelCard, computing: Computing, bare_views: Sequence[WorkerView], blocks: int
 ) -> list[WorkerSetup]:
-    limits, layout = batch_limits(config), computing.layout
+    limits, layout, policy = batch_limits(config), computing.layout, resolve(config.policy)
     views = [
         msgspec.structs.replace(
             view,
@@ -168,8 +169,8 @@ def _setups(
             cores=cores,
             guest_cores=guest_cores,
             limits=limits,
-            batching=config.policy.batching,
-            fairness=config.policy.fairness,
+            batching=policy.batching,
+            fairness=policy.fairness,
             speculation=config.speculation,
             cost=config.cost,
             step_log=config.step_log,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec.structs import asdict, replace
 
-from baton.core.config import Plugin, PolicyConfig
+from baton.core.config import Plugin, PolicyChoice, PolicyConfig
 from baton.core.errors import ConfigError
 from baton.core.names import did_you_mean
 from baton.core.plugin import source_digests
@@ -91,10 +91,10 @@ def own_sources(policy: PolicyConfig) -> dict[str, str]:
     return source_digests(use for family, use in plugin_names(policy).items() if family != "name")
 
 
-def resolve(policy: PolicyConfig) -> PolicyConfig:
-    """Fill in what the configuration leaves to its `policy.name`. Raises ConfigError for an unknown name."""
-    if not policy.name:
-        return policy
-    plain = asdict(PolicyConfig())
-    own = {family: use for family, use in asdict(policy).items() if use != plain[family]}
-    return replace(named(policy.name), **own)
+def resolve(choice: PolicyChoice) -> PolicyConfig:
+    """Fill in what a user leaves to the set that is named, or to the defaults. Raises ConfigError for an unknown name.
+
+    What was chosen wins, also where it is what plays by default.
+    """
+    own = {family: use for family, use in asdict(choice).items() if use is not None}
+    return replace(named(choice.name) if choice.name else PolicyConfig(), **own)

@@ -60,8 +60,8 @@ class Parts:
 
 def assemble(config: Config, card: ModelCard) -> Parts:
     """Build everything that decides, and the arena; start nothing. Raises ConfigError and ArenaError."""
-    config = msgspec.structs.replace(config, policy=resolve(config.policy))
-    _check_batching(config.policy.batching)
+    policy = resolve(config.policy)
+    _check_batching(policy.batching)
     computing = choose_computing(config, card)
     given_cost = settled(config.cost, folder=Path())
     config = priced(msgspec.structs.replace(config, cost=given_cost), card, computing)
@@ -72,7 +72,7 @@ def assemble(config: Config, card: ModelCard) -> Parts:
     attempts_max = config.survival.attempts_max
     cost = load_cost(config.cost, folder=Path()).cost
     coordinator = build_coordinator(
-        config.policy,
+        policy,
         cost=cost,
         block_tokens=layout.block_tokens,
         attempts_max=attempts_max,
@@ -90,16 +90,16 @@ def assemble(config: Config, card: ModelCard) -> Parts:
         driver.add_host(
             make_pool(config, window_of(card), own.id, own.blocks_total, layout.block_tokens, below), layout
         )
-    gateway = LiveGateway(card, driver, policy_names=plugin_names(config.policy), slo=_promise(config))
+    gateway = LiveGateway(card, driver, policy_names=plugin_names(policy), slo=_promise(config))
     hooks = load_hooks(config.hooks)
     if config.log:
         header = LogHeader(
-            policy=config.policy,
+            policy=policy,
             block_tokens=layout.block_tokens,
             attempts_max=attempts_max,
             cost=config.cost,
             window=window_of(card),
-            sources=own_sources(config.policy),
+            sources=own_sources(policy),
         )
         driver.log = LogWriter(Path(config.log), header, config.log_bytes_max)
     return Parts(config, card, driver, gateway, metrics, hooks, computing, own, tiers, given_cost, own_tiers)
@@ -119,7 +119,7 @@ def make_pool(
     tiers: Callable[[Callable[[], EvictionOrder]], Sequence[Tier]],
 ) -> HostPool:
     """Keep the books of one host's arena, and of the tiers below it, as `pool_tiers` makes them."""
-    plugin = config.policy.eviction
+    plugin = resolve(config.policy).eviction
 
     def eviction() -> EvictionOrder:
         return load_plugin(plugin.use, plugin.options, expects=EvictionOrder)

@@ -32,8 +32,9 @@ from baton.core.prefixes import BlocksRemoved, BlocksStored
 from baton.core.types import BlockHash, HostId, Request, RequestId, Sampling, Slo, WorkerId, WorkerView
 from baton.core.ways import HandoffView, RoadView, WayWanted
 from baton.cost.linear import LinearCost
+from baton.policy.named import named
 
-HEADER = LogHeader(policy=PolicyConfig(name="distserve"), block_tokens=4, attempts_max=2)
+HEADER = LogHeader(policy=named("distserve"), block_tokens=4, attempts_max=2)
 HOST, P, D = HostId("h"), WorkerId("p"), WorkerId("d")
 SALT = "known-to-one-tenant"
 HASHES = (BlockHash(b"one"), BlockHash(b"two"))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from baton.core.config import Config, HostsConfig, HttpConfig, KVConfig, SloConfig, TierConfig, Topology, load
+from baton.core.config import Config, HostsConfig, HttpConfig, KVConfig, Plugin, SloConfig, TierConfig, Topology
+from baton.core.config_file import load
 from baton.core.errors import ConfigError
 
 
@@ -39,7 +40,7 @@ def test_values_are_read_into_the_tree() -> None:
     assert (config.model, config.seed) == ("hash", 7)
     assert config.topology == Topology(prefill=2, decode=1)
     assert config.http.api_keys == ("a", "b")
-    assert config.policy.routing.options == {"slack": 2.0}
+    assert config.policy.routing == Plugin(use="my.module:Mine", options={"slack": 2.0})
     assert [hook.use for hook in config.hooks.request] == ["my.hooks:First"]
 
 
@@ -67,6 +68,11 @@ def test_unknown_keys_types_and_ranges_are_told_in_one_go() -> None:
     assert "context_tokens is -5, but must be between 0 and" in text
     assert "http.port is 99999, but must be between 0 and 65535" in text
     assert len(problems) == 7
+
+
+def test_an_unknown_key_of_a_policy_is_told_with_the_nearest() -> None:
+    text = '[policy.routing]\nuse = "my.module:Mine"\noption = {}\n'
+    assert problems_of(text) == ["unknown key policy.routing.option; did you mean policy.routing.options?"]
 
 
 def test_what_does_not_fit_inside_a_list_is_told_with_the_rest() -> None:

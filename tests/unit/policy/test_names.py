@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from baton.control.build import build_coordinator, build_policies
-from baton.core.config import Plugin, PolicyConfig, load
+from baton.core.config import Plugin, PolicyChoice, PolicyConfig
+from baton.core.config_file import load
 from baton.core.errors import ConfigError
-from baton.policy.named import NAMED, resolve
+from baton.policy.named import NAMED, named, resolve
 from tests.unit.policy.views import COST
 
 NAMES = [
@@ -41,7 +42,7 @@ def test_the_names_are_the_published_ones() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_makes_a_coordinator(name: str) -> None:
-    assert build_coordinator(PolicyConfig(name=name), cost=COST, block_tokens=16, attempts_max=3).live_requests == 0
+    assert build_coordinator(named(name), cost=COST, block_tokens=16, attempts_max=3).live_requests == 0
 
 
 def test_a_family_that_is_given_wins_over_the_name() -> None:
@@ -51,9 +52,22 @@ def test_a_family_that_is_given_wins_over_the_name() -> None:
     assert chosen.placement.use == "baton.policy.baselines:LeastLoad"
 
 
+def test_a_family_that_is_given_wins_also_where_it_is_what_plays_by_default() -> None:
+    default = PolicyConfig()
+    choice = f'[policy]\nname = "least-load"\n[policy.batching]\nuse = "{default.batching.use}"\n'
+    chosen = resolve(load(choice).policy)
+    assert chosen.batching == default.batching != NAMED["least-load"].batching
+    assert chosen.streaming == NAMED["least-load"].streaming
+
+
+def test_every_family_can_be_chosen_and_nothing_chosen_is_the_default() -> None:
+    assert PolicyChoice.__struct_fields__ == PolicyConfig.__struct_fields__
+    assert resolve(PolicyChoice()) == PolicyConfig() == named("baton")
+
+
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"unknown policy 'splitwize'.*splitwise"):
-        resolve(PolicyConfig(name="splitwize"))
+        resolve(PolicyChoice(name="splitwize"))
 
 
 def test_one_class_with_the_same_options_plays_several_families_as_one_object() -> None:

@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from baton.cli.logs import fresh_coordinator
-from baton.core.config import Config, Plugin, PolicyConfig
+from baton.core.config import Config, Plugin, PolicyChoice
 from baton.core.errors import ConfigError
 from baton.cost.fitted import FittedCost, save_fitted
 from baton.engine.resolve import resolve_model
 from baton.link.log_file import read_log
+from baton.policy.named import NAMED
 from baton.server.assembly import assemble
 
 
@@ -28,9 +30,18 @@ def test_a_batching_policy_that_does_not_fit_is_told_at_the_start(
     use: str, options: dict[str, Any], words: str
 ) -> None:
     """Only workers ask it; without the check they would die of it, one after the other, until none is left."""
-    config = Config(model="hash", policy=PolicyConfig(batching=Plugin(use=use, options=options)))
+    config = Config(model="hash", policy=PolicyChoice(batching=Plugin(use=use, options=options)))
     with pytest.raises(ConfigError, match=words):
         assemble(config, resolve_model("hash"))
+
+
+def test_workers_batch_as_was_chosen_for_them_whatever_the_set_says() -> None:
+    mine = Plugin(use="baton.policy.batching:SloChunked")
+    for choice, batching in ((PolicyChoice(name="vtc"), NAMED["vtc"].batching), (PolicyChoice(batching=mine), mine)):
+        parts = assemble(Config(model="hash", policy=replace(choice, name="vtc")), resolve_model("hash"))
+        assert parts.own is not None
+        for setup in parts.own.setups:
+            assert (setup.batching, setup.fairness) == (batching, NAMED["vtc"].fairness)
 
 
 def test_a_log_has_the_fitted_prices_and_not_the_name_of_their_file(tmp_path: Path) -> None:
