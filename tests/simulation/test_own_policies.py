@@ -85,3 +85,13 @@ def test_a_step_that_takes_no_time_fails_no_request(tmp_path: Path, sim: list[st
     cluster.write_text(f"workers:\n{roles}\nkinds:\n  k: {kind}\n")
     sim[2] = str(cluster)
     assert main(sim) == 0
+
+
+def test_the_queue_is_as_long_as_its_policy_was_told(sim: list[str], tmp_path: Path) -> None:
+    """The cluster file's length is for policies that were told none."""
+    rows = [{"at_s": 0.0, "input_tokens": 400, "output_tokens": 20} for _ in range(30)]
+    Path(sim[4]).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own, results = tmp_path / "own.toml", tmp_path / "results.json"
+    own.write_text('[policy.admission]\nuse = "baton.policy.admission:BoundedQueue"\noptions = {requests_max = 3}\n')
+    assert main([*sim, "--policy", str(own), "--json", str(results)]) == 0
+    assert json.loads(results.read_text())["rejected"] == 27

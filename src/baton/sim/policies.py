@@ -25,12 +25,12 @@ def build_policies(name: str, spec: ClusterSpec) -> SimPolicies:
 def configured_policies(config: PolicyConfig, spec: ClusterSpec) -> SimPolicies:
     """Make the policies of a configuration, fresh. Raises ConfigError for a plug-in that does not fit.
 
-    The queue is as long as the cluster file says, whoever admits.
+    The queue is as long as the cluster file says, where the policy itself is not told.
     """
     bound = {"requests_max": spec.queue_requests_max}
     if config.admission.use.startswith("baton.policy."):
         config = _everywhere(
-            config, config.admission, replace(config.admission, options=config.admission.options | bound)
+            config, config.admission, replace(config.admission, options=bound | config.admission.options)
         )
     return SimPolicies(
         cluster=load_policies(config, spec.cost_model()),
