@@ -139,7 +139,10 @@ class LeastPressure:
         cluster: ClusterView,
         cost: CostModel,
     ) -> WorkerId:
-        """See `PlacementPolicy.place`. Workers that are predicted to keep the promised TPOT go first."""
+        """See `PlacementPolicy.place`. Workers that are predicted to keep the promised TPOT go first.
+
+        Where KV has gone ahead, whoever is there and keeps it has the request: elsewhere it would be copied again.
+        """
         tokens, output_tokens, slo = request.prompt_tokens, self._expected_tokens(cluster), request.slo
         stays_s, moves_s = (cost.handoff_s(tokens=tokens, same_host=same) / output_tokens for same in (True, False))
 
@@ -150,8 +153,10 @@ class LeastPressure:
             mixing = self.mixing_ratio if worker.role == "prefill" else 1.0
             return (kv_free_tokens(worker) < tokens, is_slow, tpot_s * mixing, worker.id)
 
-        workers = candidates if slo is None else cluster.workers
-        chosen = min(self._decoding.among(workers, self._shares), key=key)
+        chosen = min(candidates, key=key) if _is_ahead(candidates, cluster) else None
+        if chosen is None or any(key(chosen)[:2]):
+            workers = candidates if slo is None else cluster.workers
+            chosen = min(self._decoding.among(workers, self._shares), key=key)
         self._note_answer(chosen, cluster)
         return chosen.id
 
@@ -334,3 +339,8 @@ def _decode_s(worker: WorkerView, more_requests: int, more_tokens: int, model: C
     shape = StepShape(decode_requests=requests, context_tokens=worker.context_tokens + more_tokens)
     turns = requests / worker.requests_max if 0 < worker.requests_max < requests else 1.0
     return turns * model.step_s(shape)
+
+
+def _is_ahead(candidates: Sequence[WorkerView], cluster: ClusterView) -> bool:
+    """The request's KV has gone ahead to a host: its workers alone are candidates, not all that decode."""
+    return cluster.is_sent_ahead and len(candidates) < len(cluster.having("decode"))

@@ -171,3 +171,15 @@ def test_who_is_bound_to_a_worker_is_seen_at_the_door_and_by_prompts_that_would_
     full = replace(cluster(worker("d", "mixed")), bound={decode.id: BoundLoad(4, 0)})
     assert LeastPressure().admit(request(slo=tight), cluster(worker("d", "mixed")), COST, 0.0) is None
     assert LeastPressure().admit(request(slo=tight), full, COST, 0.0) is not None
+
+
+def test_who_has_the_kv_already_decodes_unless_the_promise_breaks_there() -> None:
+    """One decode more there costs 1 ms a token, and keeps the promise: elsewhere the KV would be copied again."""
+    there, idle = worker("d", "decode", running_requests=1, host="a"), worker("e", "decode", host="b")
+    ahead, whole = replace(cluster(there, idle), is_sent_ahead=True), cluster(there, idle)
+    place = LeastPressure().place
+    assert place(request(slo=SLO), HostId("p"), [there], ahead, COST) == "d"
+    assert place(request(slo=SLO), HostId("p"), [there, idle], ahead, COST) == "e", "nothing has gone anywhere yet"
+    assert place(request(slo=SLO), HostId("p"), [there], whole, COST) == "e", "nothing goes ahead"
+    slow = replace(there, running_requests=200)
+    assert place(request(slo=SLO), HostId("p"), [slow], replace(cluster(slow, idle), is_sent_ahead=True), COST) == "e"
