@@ -273,8 +273,11 @@ FORMATS: tuple[TraceFormat, ...] = (
     _format("baton", "at_s,input_tokens,output_tokens", _each(BatonRow)),
 )
 
-STATISTICS = (frozenset({"client", "rate_rps", "cv"}), frozenset({"client", "in_mean", "out_mean"}))
-"""Columns of ServeGen's per-client statistics: no requests, so not a trace."""
+STATISTICS = {
+    "arrivals": frozenset({"client", "rate_rps", "cv"}),
+    "lengths": frozenset({"client", "in_mean", "out_mean"}),
+}
+"""Columns of ServeGen's per-client statistics, by what they are of: no requests, so not a trace."""
 
 
 def find_format(columns: frozenset[str]) -> TraceFormat | None:

@@ -104,7 +104,7 @@ def _detect(path: Path, columns: frozenset[str]) -> TraceFormat:
     found = find_format(columns)
     if found is not None:
         return found
-    if any(known <= columns for known in STATISTICS):
+    if any(known <= columns for known in STATISTICS.values()):
         raise ConfigError(
             f"{path}: these are ServeGen's statistics of clients, not requests; name both files in the [servegen] "
             "section of a workload file (docs/workloads.md) and give that"

@@ -13,6 +13,7 @@ from baton.core.errors import ConfigError
 from baton.core.files import in_file
 from baton.workload.arrivals import at_rate
 from baton.workload.describe import ServeGen, TraceCut, Workload, load_workload
+from baton.workload.formats import STATISTICS
 from baton.workload.generate import bounded, generate
 from baton.workload.load import PROBLEMS_MAX, read_rows, read_trace
 from baton.workload.request import Trace, TraceRequest
@@ -93,10 +94,12 @@ def _promised(requests: tuple[TraceRequest, ...], workload: Workload) -> tuple[T
 
 
 def _rows(path: Path, read: Callable[[Fields], Row], what: str) -> list[Row]:
-    """Read every row of a file of statistics, or say which lines are wrong."""
+    """Read every row of a file of statistics, or say which lines are wrong. `what`: of arrivals or of lengths."""
     rows: list[Row] = []
     problems: list[str] = []
     for number, fields in read_rows(path):
+        if not rows and not problems:
+            _check_columns(path, frozenset(fields), what)
         try:
             rows.append(read(fields))
         except ValueError as error:
@@ -108,3 +111,13 @@ def _rows(path: Path, read: Callable[[Fields], Row], what: str) -> list[Row]:
     if problems:
         raise ConfigError("\n".join(problems))
     return rows
+
+
+def _check_columns(path: Path, columns: frozenset[str], what: str) -> None:
+    """Refuse another file as a whole: every line of it would be wrong in the same way."""
+    missing = STATISTICS[what] - columns
+    if not missing:
+        return
+    others = [name for name, known in STATISTICS.items() if known <= columns]
+    meant = f"those of {others[0]} are in it: name it there" if others else "give the file of ServeGen's statistics"
+    raise ConfigError(f"{path}: no statistics of {what}, it has no column {', '.join(sorted(missing))}; {meant}")

@@ -103,6 +103,12 @@ BAD = {
     "pattern": (ARRIVALS.replace("Weibull", "Pareto"), lengths("7"), r"arrivals.csv, line 3: .*Pareto"),
     "no column": (ARRIVALS, lengths("7").replace("in_p50", "in_median"), r"lengths.csv, line 2: no column in_p50"),
     "percentiles fall": (ARRIVALS, lengths("7").replace(",5050,", ",4,"), r"lengths.csv, line 2: in: .*must not fall"),
+    "the other file": (
+        lengths("7"),
+        ARRIVALS,
+        r"no statistics of arrivals, it has no column cv, rate_rps; those of lengths",
+    ),
+    "a trace": (ARRIVALS, "a,b\n1,2\n", r"no statistics of lengths, .*; give the file of ServeGen's statistics"),
     "cut off": (ARRIVALS + "9,1200", lengths("7"), r"line 5: 2 fields where the header names 7"),
     "empty": (ARRIVALS, "", "no lengths in it"),
 }
