@@ -148,6 +148,33 @@ def test_sessions_need_a_rate(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(server.streamed) == 1 + 7
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--arrivals", "at-once"), "open loop, at-once"),
+        (("--rate", "500", "--arrivals", "gamma,cv=2"), "open loop, 500 requests/s (gamma, cv 2)"),
+    ],
+)
+def test_arrivals_of_another_kind_send_every_request(
+    flags: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = OddServer()
+    with serving_in_thread(server) as url:
+        assert small(url, *flags) == 0
+    assert len(server.streamed) == 1 + 5
+    assert words in capsys.readouterr().out
+
+
+def test_a_trace_keeps_its_rate_under_other_arrivals(capsys: pytest.CaptureFixture[str]) -> None:
+    """At 1000 times the mean rate of its own times."""
+    server = OddServer()
+    trace = str(TRACES / "azure.csv")
+    with serving_in_thread(server) as url:
+        assert bench("--url", url, "--trace", trace, "--arrivals", "constant", "--rate-scale", "1000") == 0
+    assert len(server.streamed) == 1 + 12
+    assert "open loop, constant, rate of the trace" in capsys.readouterr().out
+
+
 def test_an_open_loop_does_not_wait_for_answers() -> None:
     """All five requests are open at once, though no answer ends before the fifth came."""
     together = asyncio.Event()
