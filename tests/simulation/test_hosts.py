@@ -29,7 +29,7 @@ from baton.sim.play import play, stage
 from baton.sim.policies import build_policies
 from baton.sim.replay_trace import replay_trace
 from baton.sim.scenario import RESTLESS, PlannedRequest, Scenario
-from baton.sim.spec import SimKind, SimKV, SimWorkers, load_spec
+from baton.sim.spec import ClusterSpec, SimKind, SimKV, SimWorkers, load_spec
 from baton.workload.request import Trace, TraceRequest
 from tests.simulation.test_behaviour import outcome, request, scenario
 
@@ -244,6 +244,28 @@ def test_two_workers_on_one_host_serve_as_many_as_on_two() -> None:
         return max(record.end_s for record in replay_trace(spec, trace, policy="least-load", seed=0))
 
     assert duration_s("host-0") == pytest.approx(duration_s("each"), rel=0.05)
+
+
+@pytest.mark.parametrize("policy", ["baton", "distserve", "splitwise"])
+def test_a_copy_goes_at_the_slower_wire_whatever_the_order_of_the_kinds(policy: str) -> None:
+    """50 prompts of 500 tokens: with a fast wire at one end all of them end as with two slow ones."""
+
+    def ends_s(kinds: dict[str, float]) -> list[float]:
+        made = {
+            name: SimKind(cost={"model": "linear", "handoff_token_s": token_s}, kv=SimKV(blocks=4096))
+            for name, token_s in kinds.items()
+        }
+        workers = (SimWorkers(role="prefill", kind="p", host="each"), SimWorkers(role="decode", kind="d", host="each"))
+        asked = tuple(TraceRequest(at_s=0.5 * place, input_tokens=500, output_tokens=10) for place in range(50))
+        trace = Trace(format="test", timing="absolute", requests=asked)
+        records = replay_trace(ClusterSpec(kinds=made, workers=workers), trace, policy=policy, seed=0)
+        return [record.end_s for record in records]
+
+    slow, fast = 1e-3, 1e-6
+    both_slow = ends_s({"p": slow, "d": slow})
+    assert ends_s({"p": fast, "d": slow}) == ends_s({"d": slow, "p": fast}) == both_slow
+    assert ends_s({"p": slow, "d": fast}) == ends_s({"d": fast, "p": slow}) == both_slow
+    assert ends_s({"p": fast, "d": fast})[0] < both_slow[0] - 0.4
 
 
 def test_a_host_takes_along_what_scaling_has_added_there() -> None:

@@ -103,7 +103,7 @@ class Policies:
         step_tokens = worker.step_tokens_max or request.prompt_tokens
         chunk_tokens = (request.prompt_tokens - 1) % step_tokens + 1  # where the worker has nothing else to do
         try:
-            return max(1, int(self.streaming.layer_groups(request, chunk_tokens, self.cost)))
+            return max(1, int(self.streaming.layer_groups(request, chunk_tokens, self.cost.on(worker.kind))))
         except Exception:  # noqa: BLE001  see `admit`
             return 1
 

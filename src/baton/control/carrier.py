@@ -145,6 +145,7 @@ class Carrier:
         self._now_s = now_s
         self.hosts[view.id] = view.host
         self.keeping.kinds[view.id] = view.kind
+        self.survey.joined(view)
         self._tell(WorkerJoined(view))
 
     def lose(self, worker: WorkerId, reason: str, now_s: float) -> None:
@@ -168,7 +169,7 @@ class Carrier:
         if pool is not None and pool.tiers is not None:
             pool.tiers.abandon()
         given_up = self._crossings.handoffs.lose_host(host)
-        self.survey.roads.lose_host(host)
+        self.survey.lose_host(host)
         for homes in self._homes.values():
             homes.discard(host)
         for worker in [worker for worker, where in self.hosts.items() if where == host]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from baton.control.crossings import Crossings, names_at, prefix_names
 from baton.control.handoffs import Move, Start
 from baton.control.roads import tier_road
-from baton.control.survey import Survey, tier_s, wire_s
+from baton.control.survey import Survey, tier_s
 from baton.control.takes import RUN_TOKENS, Flow, follow, run_blocks
 from baton.core.keeping import PutEnded, PutWanted
 from baton.core.messages import CoordinatorCommand, PoolEvent, ReleaseBlocks, SendAhead, StartDecode
@@ -284,7 +285,7 @@ class Central:
             request=request,
             tokens=tokens - held_tokens,
             pooled_tokens=(pooled.index(False) if missing_tokens else len(pooled)) * block_tokens,
-            direct=roads.view((source, target), tokens - held_tokens, wire_s(cost), now_s),
+            direct=roads.view((source, target), tokens - held_tokens, partial(survey.wire_s, source, target), now_s),
             put=roads.view((source, road), missing_tokens, get_s, now_s),
             get=roads.view((road, target), full_tokens - held_tokens, get_s, now_s),
             run_ratio=min(1.0, run_blocks(len(names) - held, least_blocks) / max(1, len(names) - held)),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
+from functools import partial
 
 from baton.control.roads import Roads, tier_road
 from baton.core.copies import CopyBlocks
 from baton.core.keeping import LoadBlocks, StoreBlocks
-from baton.core.ports import CostModel
-from baton.core.types import HostId
+from baton.core.ports import CostModel, handoff_between_s
+from baton.core.types import HostId, WorkerView
 from baton.kv.host_pool import HostPool
 from baton.kv.tier import Tier, tier_named
 
@@ -21,14 +22,30 @@ class Survey:
     pools: Mapping[HostId, HostPool]
     cost: CostModel
     now_s: Callable[[], float]
+    kinds: dict[HostId, Set[str]] = field(default_factory=dict[HostId, Set[str]])
+    """Of the workers that each host has had: its wire is theirs."""
     roads: Roads = field(default_factory=Roads)
+
+    def joined(self, worker: WorkerView) -> None:
+        """A worker is on a host."""
+        self.kinds[worker.host] = {*self.kinds.get(worker.host, ()), worker.kind}
+
+    def lose_host(self, host: HostId) -> None:
+        """Forget a host that is gone: it may come back as another one."""
+        self.kinds.pop(host, None)
+        self.roads.lose_host(host)
+
+    def wire_s(self, source: HostId, target: HostId, tokens: int) -> float:
+        """Predict how long so many tokens take from host to host, with nothing else under way."""
+        kinds = {*self.kinds.get(source, ()), *self.kinds.get(target, ())}
+        return handoff_between_s(self.cost, kinds, tokens=tokens, same_host=False)
 
     def begun(self, command: CopyBlocks | StoreBlocks | LoadBlocks) -> None:
         """Bytes are about to go between two hosts, or between a host and a tier."""
         now_s = self.now_s()
         if isinstance(command, CopyBlocks):
             road = (command.source, command.target)
-            self.roads.begin(_key(command), road, command.whole_tokens, wire_s(self.cost), now_s)
+            self.roads.begin(_key(command), road, command.whole_tokens, partial(self.wire_s, *road), now_s)
             return
         pool = self.pools[command.host]
         name = command.tier if isinstance(command, StoreBlocks) else command.tiers[0]
@@ -42,11 +59,6 @@ class Survey:
     def ended(self, command: CopyBlocks | StoreBlocks | LoadBlocks, *, landed: bool) -> None:
         """They are there, or did not get there."""
         self.roads.end(_key(command), landed=landed, now_s=self.now_s())
-
-
-def wire_s(cost: CostModel) -> Callable[[int], float]:
-    """Predict how long so many tokens take from host to host."""
-    return lambda tokens: cost.handoff_s(tokens=tokens, same_host=False)
 
 
 def tier_s(tier: Tier, block_tokens: int) -> Callable[[int], float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from baton.core.types import StepShape
@@ -28,9 +28,22 @@ class CostModel(Protocol):
         ...
 
     def handoff_s(self, *, tokens: int, same_host: bool) -> float:
-        """Seconds until another worker can go on with a request of `tokens` tokens, nothing else on the wire."""
+        """Seconds until another worker can go on with a request of `tokens` tokens, nothing else on the wire.
+
+        Of a worker alone, or of workers that are alike: `handoff_between_s` knows two ends.
+        """
         ...
 
     def on(self, kind: str) -> CostModel:
         """Return the model of a worker's hardware, by `WorkerView.kind`. Where all are alike: this one."""
         ...
+
+
+def handoff_between_s(cost: CostModel, kinds: Collection[str], *, tokens: int, same_host: bool) -> float:
+    """Seconds of a handoff between workers of these kinds (`WorkerView.kind`): at the wire of the slower end.
+
+    Without kinds, as where the source's workers are gone: what the cost model says of a handoff between any two.
+    """
+    if not kinds:
+        return cost.handoff_s(tokens=tokens, same_host=same_host)
+    return max(cost.on(kind).handoff_s(tokens=tokens, same_host=same_host) for kind in kinds)

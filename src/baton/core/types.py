@@ -261,3 +261,7 @@ class ClusterView(Struct, frozen=True, kw_only=True, gc=False):
         """Workers that may do this role's work: its own, and mixed ones."""
         roles = (role, "mixed")
         return [worker for worker in self.workers if worker.role in roles]
+
+    def kinds_on(self, host: HostId | None) -> set[str]:
+        """Kinds of the workers that share a host, and so its wire. Empty where it has none, or there is no host."""
+        return {worker.kind for worker in self.workers if worker.host == host}

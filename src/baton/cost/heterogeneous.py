@@ -11,7 +11,8 @@ from baton.core.types import StepShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeterogeneousCost:
-    """Asks the model of a worker's kind. A question without a worker goes to the first kind."""
+    """Asks the model of a worker's kind. A question without a worker goes to the first kind; a handoff between nobody
+    knows whom goes at the slowest wire."""
 
     kinds: Mapping[str, CostModel]
     """By `WorkerView.kind`. At least one."""
@@ -34,7 +35,7 @@ class HeterogeneousCost:
 
     def handoff_s(self, *, tokens: int, same_host: bool) -> float:
         """See `CostModel.handoff_s`."""
-        return self._first.handoff_s(tokens=tokens, same_host=same_host)
+        return max(cost.handoff_s(tokens=tokens, same_host=same_host) for cost in self.kinds.values())
 
     def on(self, kind: str) -> CostModel:
         """See `CostModel.on`. A kind that it does not know is answered with the first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baton.core.ports import CostModel
+from baton.core.ports import CostModel, handoff_between_s
 from baton.core.types import ClusterView, HostId, Request, WorkerId, WorkerView
 from baton.policy.draws import draw
 from baton.policy.predict import prompt_s
@@ -29,6 +29,7 @@ class GlobalCacheAware:
         hits = cluster.prefix_hit_tokens
         best = min(hits, key=lambda host: (-hits[host], host), default=None)
         best_tokens = 0 if best is None else hits[best]
+        sources = cluster.kinds_on(best)
 
         def left_s(worker: WorkerView, own_s: float) -> float:
             return after_prompt_s(worker, request, cluster, cost, prompt_s=own_s)
@@ -39,7 +40,8 @@ class GlobalCacheAware:
             if best_tokens <= self.balance_ratio * here:
                 ttft_s = prefix_on(worker, request, cluster, cost, wait_s=wait_s).ttft_s
                 return (ttft_s + left_s(worker, ttft_s - wait_s), worker.running_requests, worker.id)
-            wait_s += cost.handoff_s(tokens=best_tokens - here, same_host=False)
+            kinds = {*sources, worker.kind}
+            wait_s += handoff_between_s(cost, kinds, tokens=best_tokens - here, same_host=False)
             own_s = prompt_s(worker, request, best_tokens, cost)
             return (wait_s + own_s + left_s(worker, own_s), worker.running_requests, worker.id)
 

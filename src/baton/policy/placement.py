@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from baton.core.ports import CostModel
+from baton.core.ports import CostModel, handoff_between_s
 from baton.core.types import ClusterView, HostId, Request, StepShape, WorkerId, WorkerView
 
 
@@ -40,6 +40,7 @@ class FastestStep:
         cost: CostModel,
     ) -> WorkerId:
         """See `PlacementPolicy.place`."""
+        sources = cluster.kinds_on(source)
         predicted_s: dict[tuple[str, int, int, bool], float] = {}  # many are idle, and then alike
 
         def key(worker: WorkerView) -> tuple[float, WorkerId]:
@@ -51,7 +52,10 @@ class FastestStep:
                     context_tokens=worker.context_tokens + request.prompt_tokens,
                 )
                 step_s = cost.on(worker.kind).step_s(shape)
-                predicted_s[alike] = step_s + cost.handoff_s(tokens=request.prompt_tokens, same_host=same_host)
+                way_s = handoff_between_s(
+                    cost, {*sources, worker.kind}, tokens=request.prompt_tokens, same_host=same_host
+                )
+                predicted_s[alike] = step_s + way_s
             return (predicted_s[alike], worker.id)
 
         return min(candidates, key=key).id

@@ -9,14 +9,14 @@ Without an SLO nobody can say what a prompt between two tokens may cost: then ro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from math import exp
 from operator import attrgetter
 
 from msgspec import Struct
 
-from baton.core.ports import CostModel
+from baton.core.ports import CostModel, handoff_between_s
 from baton.core.types import ClusterView, HostId, Request, Slo, StepShape, WorkerId, WorkerView
 from baton.policy.admission import Reject
 from baton.policy.baselines import TakeAll
@@ -52,6 +52,8 @@ class _Arena(Struct, frozen=True, gc=False):
     room_s: float
     """When there will be room for the request."""
     fill_ratio: float
+    kinds: Set[str] = frozenset()
+    """Of its workers, where it has the longest hit: they would send it."""
 
 
 class _Work(Struct, frozen=True, gc=False):
@@ -144,11 +146,18 @@ class LeastPressure:
         Where KV has gone ahead, whoever is there and keeps it has the request: elsewhere it would be copied again.
         """
         tokens, output_tokens, slo = request.prompt_tokens, self._expected_tokens(cluster), request.slo
-        stays_s, moves_s = (cost.handoff_s(tokens=tokens, same_host=same) / output_tokens for same in (True, False))
+        sources = cluster.kinds_on(source)
+        ways_s: dict[tuple[str, bool], float] = {}
+
+        def way_s(kind: str, *, same_host: bool) -> float:
+            if (kind, same_host) not in ways_s:
+                handoff_s = handoff_between_s(cost, {*sources, kind}, tokens=tokens, same_host=same_host)
+                ways_s[kind, same_host] = handoff_s / output_tokens
+            return ways_s[kind, same_host]
 
         def key(worker: WorkerView) -> tuple[bool, bool, float, WorkerId]:
-            handoff_s = stays_s if source is None or source == worker.host else moves_s
-            tpot_s = self._tpot_s(worker, request, cluster, cost) + handoff_s
+            stays = source is None or source == worker.host
+            tpot_s = self._tpot_s(worker, request, cluster, cost) + way_s(worker.kind, same_host=stays)
             is_slow = slo is not None and tpot_s > self.tpot_slack * slo.tpot_s
             mixing = self.mixing_ratio if worker.role == "prefill" else 1.0
             return (kv_free_tokens(worker) < tokens, is_slow, tpot_s * mixing, worker.id)
@@ -170,7 +179,7 @@ class LeastPressure:
         """
         arenas = self._arenas(request, cluster, cost)
         looked_at = self._computing.among(workers, {})
-        plans = [self._on(worker, request, cluster, cost, arenas[worker.host]) for worker in looked_at]
+        plans = [self._on(worker, request, cluster, cost, arenas) for worker in looked_at]
         return min(plans, key=_order)
 
     def _arenas(self, request: Request, cluster: ClusterView, cost: CostModel) -> dict[HostId, _Arena]:
@@ -180,14 +189,16 @@ class LeastPressure:
         for worker in filter(_CONTEXT, cluster.workers):
             used[worker.host] += worker.context_tokens
         reach_tokens = request.prompt_tokens + self._expected_tokens(cluster) / 2
+        best = _longest_hit(cluster)
+        kinds = {best: cluster.kinds_on(best)} if best is not None else {}
         arenas: dict[HostId, _Arena] = {}
         for host, tokens_max in arena_tokens.items():
             if not tokens_max:
-                arenas[host] = _Arena(0.0, 0.0)
+                arenas[host] = _Arena(0.0, 0.0, kinds.get(host, frozenset()))
                 continue
             missing_tokens = used[host] + reach_tokens - tokens_max
             room_s = missing_tokens / self._freed_tokens(host, cluster, cost) if missing_tokens > 0 else 0.0
-            arenas[host] = _Arena(room_s, min(1.0, used[host] / tokens_max))
+            arenas[host] = _Arena(room_s, min(1.0, used[host] / tokens_max), kinds.get(host, frozenset()))
         return arenas
 
     def _freed_tokens(self, host: HostId, cluster: ClusterView, cost: CostModel) -> float:
@@ -200,8 +211,15 @@ class LeastPressure:
                 freed_tokens += worker.context_tokens * decoding_ratio / max(TIME_S_MIN, life_s)
         return max(1.0, freed_tokens)
 
-    def _on(self, worker: WorkerView, request: Request, cluster: ClusterView, cost: CostModel, arena: _Arena) -> _Plan:
-        model, hits = cost.on(worker.kind), cluster.prefix_hit_tokens
+    def _on(
+        self,
+        worker: WorkerView,
+        request: Request,
+        cluster: ClusterView,
+        cost: CostModel,
+        arenas: Mapping[HostId, _Arena],
+    ) -> _Plan:
+        model, hits, arena = cost.on(worker.kind), cluster.prefix_hit_tokens, arenas[worker.host]
         here = hits.get(worker.host, 0)
         done_tokens, load_s = here, 0.0
         promise = self._promise(request, model)
@@ -215,10 +233,11 @@ class LeastPressure:
         rest = _Work(request.prompt_tokens - done_tokens, 1, done_tokens)
         prompt_s = self._compute_s(worker, rest, promise.tpot_s, model)
         ttft_s, fetch = max(queue_s, load_s) + prompt_s, None
-        best = min(hits, key=lambda host: (-hits[host], host)) if hits else None
+        best = _longest_hit(cluster)
         if best is not None and hits[best] > here:
             there = hits[best]
-            wait_s = max(queue_s, cost.handoff_s(tokens=there - here, same_host=False))
+            kinds = {*(arenas[best].kinds if best in arenas else ()), worker.kind}
+            wait_s = max(queue_s, handoff_between_s(cost, kinds, tokens=there - here, same_host=False))
             rest_s = self._compute_s(worker, _Work(request.prompt_tokens - there, 1, there), promise.tpot_s, model)
             if wait_s + rest_s < ttft_s:
                 ttft_s, prompt_s, fetch = wait_s + rest_s, rest_s, best
@@ -325,6 +344,12 @@ class LeastPressure:
         known = {worker.id for worker in cluster.workers}
         self._shares = {worker: share for worker, share in self._shares.items() if worker in known}
         self._answers = {worker: tokens for worker, tokens in self._answers.items() if worker in known}
+
+
+def _longest_hit(cluster: ClusterView) -> HostId | None:
+    """Find the host that holds most of the prompt."""
+    hits = cluster.prefix_hit_tokens
+    return min(hits, key=lambda host: (-hits[host], host)) if hits else None
 
 
 def _order(plan: _Plan) -> tuple[bool, float, float, bool, WorkerId]:

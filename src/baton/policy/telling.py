@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.core.ports import CostModel
+from baton.core.ports import CostModel, handoff_between_s
 from baton.core.types import ClusterView, Request, StepShape, WorkerView
 
 
@@ -21,11 +21,15 @@ def after_prompt_s(
     if not decoders:
         return 0.0
     tokens, is_here = request.prompt_tokens - 1, any(decoder.host == worker.host for decoder in decoders)
-    way_s = cost.handoff_s(tokens=tokens, same_host=is_here)
+    kinds = {decoder.kind for decoder in decoders if not is_here or decoder.host == worker.host}
+
+    def way_s(tokens: int) -> float:
+        return min(handoff_between_s(cost, {worker.kind, kind}, tokens=tokens, same_host=is_here) for kind in kinds)
+
+    left_s = way_s(tokens)
     if cluster.is_sent_ahead and not is_here:
-        last_tokens = min(tokens, worker.step_tokens_max or tokens)
-        way_s = max(way_s - prompt_s, cost.handoff_s(tokens=last_tokens, same_host=False))
-    return way_s + min(_next_step_s(decoder, request, cost) for decoder in decoders)
+        left_s = max(left_s - prompt_s, way_s(min(tokens, worker.step_tokens_max or tokens)))
+    return left_s + min(_next_step_s(decoder, request, cost) for decoder in decoders)
 
 
 def _next_step_s(decoder: WorkerView, request: Request, cost: CostModel) -> float:

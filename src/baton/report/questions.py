@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 from baton.control.advice import Policies, PolicyFailure
 from baton.control.coordinator import Coordinator
 from baton.core.messages import CloseRequest
-from baton.core.ports import CostModel
+from baton.core.ports import CostModel, handoff_between_s
 from baton.core.types import (
     ClusterView,
     FlightView,
@@ -356,5 +356,10 @@ def _decode_option(
     return structs.replace(
         _seen(worker, cluster, now_s),
         step_s=cost.on(worker.kind).step_s(shape),
-        handoff_s=cost.handoff_s(tokens=request.prompt_tokens, same_host=source in (None, worker.host)),
+        handoff_s=handoff_between_s(
+            cost,
+            {*cluster.kinds_on(source), worker.kind},
+            tokens=request.prompt_tokens,
+            same_host=source in (None, worker.host),
+        ),
     )

@@ -273,7 +273,7 @@ class SimCluster:
 
         Some layers of some tokens take as long as all layers of so many fewer tokens.
         """
-        transfer_s = self.policies.cluster.cost.handoff_s(tokens=copy.whole_tokens, same_host=False)
+        transfer_s = self.server.carrier.survey.wire_s(copy.source, copy.target, copy.whole_tokens)
         life = self.server.journal.lives.get(copy.request_id)
         wire = self.spec.wire
         computed_s = [*life.token_times_s[:1], *life.handoffs_s[:1]] if life is not None else []
