@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
 
 def configuration(args: argparse.Namespace) -> Config:
     """Merge the file and the arguments. Raises ConfigError with every problem."""
-    config = load(_read(args.config)) if args.config is not None else Config()
+    config = _read(args.config) if args.config is not None else Config()
     topology = config.topology
     hosts = config.hosts if args.hosts is None else msgspec.structs.replace(config.hosts, expected=args.hosts)
     if any(count is not None for count in (args.prefill, args.decode, args.mixed)):
@@ -132,9 +132,9 @@ def _with(struct: Section, given: Mapping[str, Any]) -> Section:
     return msgspec.structs.replace(struct, **{name: value for name, value in given.items() if value is not None})
 
 
-def _read(path: Path) -> str:
+def _read(path: Path) -> Config:
     with in_file(path, "the configuration"):
-        return path.read_text(encoding="utf-8")
+        return load(path.read_text(encoding="utf-8"))
 
 
 def event_loop() -> Any:  # noqa: ANN401
