@@ -81,7 +81,7 @@ def time_plots(records: Sequence[RequestRecord], slo: SloTargets) -> list[str]:
     tokens_s = np.concatenate([np.asarray(record.token_times_s, np.float64) for record in records])
     return [
         *load_plots(records),
-        plot("Output tokens per second", _rate(tokens_s - start_s, borders, "/s")),
+        plot("Output tokens per second", _rate(tokens_s - start_s, borders, "tokens/s")),
         plot("SLO attainment, by time of arrival", _attainment(records, slo, start_s, borders)),
     ]
 
