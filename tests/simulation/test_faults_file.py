@@ -15,8 +15,8 @@ from baton.core.types import WorkerId
 from baton.metrics.summary import RequestRecord
 from baton.policy.named import named
 from baton.sim.cells import CellJob
-from baton.sim.fault_file import fault_problems, herded, read_faults
-from baton.sim.faults import Death, Herd, Kill, Slow, TimedFault
+from baton.sim.fault_file import fault_problems, read_faults
+from baton.sim.faults import Death, Herd, Kill, Slow, TimedFault, herds_of, reached_s
 from baton.sim.replay_trace import play_cell
 from baton.sim.spec import ClusterSpec
 from baton.workload.request import Trace, TraceRequest
@@ -31,9 +31,9 @@ def trace(count: int = 20, *, apart_s: float = 0.5) -> Trace:
     return Trace(format="test", timing="absolute", requests=requests)
 
 
-def played(*faults: TimedFault, spec: ClusterSpec = SPEC) -> list[RequestRecord]:
+def played(*faults: TimedFault, spec: ClusterSpec = SPEC, of: Trace | None = None) -> list[RequestRecord]:
     """In the order of arrival."""
-    records = play_cell(CellJob(spec=spec, trace=trace(), policy=named("baton"), seed=0, slo=None, faults=faults))
+    records = play_cell(CellJob(spec=spec, trace=of or trace(), policy=named("baton"), seed=0, slo=None, faults=faults))
     return sorted(records, key=lambda record: record.arrival_s)
 
 
@@ -69,12 +69,33 @@ def test_a_herd_comes_together_when_the_server_can_be_reached_again() -> None:
     arrivals = [record.arrival_s for record in records]
     assert arrivals.count(5.0) == 7, "those of 2.0 to 4.5 s, and the one of 5.0 s"
     assert not [at_s for at_s in arrivals if 2.0 <= at_s < 5.0]
-    assert herded(trace(), ()) == trace()
 
 
 def test_herds_that_follow_each_other_are_one() -> None:
     later, sooner = Herd(at_s=4.0, for_s=4.0), Herd(at_s=2.0, for_s=3.0)
-    assert herded(trace(), (later, sooner)) == herded(trace(), (Herd(at_s=2.0, for_s=6.0),))
+    herds = herds_of((later, sooner))
+    assert [reached_s(at_s, herds) for at_s in (1.9, 2.0, 4.5, 7.9, 8.0)] == [1.9, 8.0, 8.0, 8.0, 8.0]
+
+
+def test_a_herd_holds_back_the_turns_of_conversations_too() -> None:
+    """Each turn would come a second after the answer before it: without the herd, some within."""
+    turns = [
+        TraceRequest(
+            at_s=0.1 * talk, input_tokens=64 * (turn + 1), output_tokens=4, session=f"s{talk}", turn=turn,
+            think_s=1.0 if turn else None,
+        )
+        for talk in range(3) for turn in range(5)
+    ]  # fmt: skip
+    talks = Trace(format="test", timing="absolute", requests=tuple(turns))
+
+    def within(records: list[RequestRecord]) -> list[float]:
+        return [record.arrival_s for record in records if 2.0 <= record.arrival_s < 5.0]
+
+    assert len(within(played(of=talks))) > 0
+    records = played(Herd(at_s=2.0, for_s=3.0), of=talks)
+    assert within(records) == []
+    assert [record.arrival_s for record in records].count(5.0) == 3, "every conversation goes on at its end"
+    assert [record.outcome for record in records] == ["finished"] * 15
 
 
 @pytest.mark.parametrize("name", ["faults.toml", "faults.yaml", "faults.json"])

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from baton.core.errors import ConfigError
 from baton.core.files import form_of, in_file, keys_of
 from baton.core.misfits import Judge, misfits
 from baton.core.names import did_you_mean
-from baton.sim.faults import Herd, TimedFault
+from baton.sim.faults import TimedFault
 from baton.sim.spec import ClusterSpec
-from baton.workload.request import Trace, TraceRequest
 
 
 class FaultFile(Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,19 +78,3 @@ def _number_problems(place: str, key: str, value: float) -> list[str]:
     if key == "factor" and not 0 < value < math.inf:
         return [f"{place} is {value}: it must be above 0; 2.0 makes steps take twice as long"]
     return []
-
-
-def herded(trace: Trace, faults: Iterable[TimedFault]) -> Trace:
-    """The trace as it arrives: those who could not reach the server for a while come together at the end of it."""
-    herds = sorted((fault for fault in faults if isinstance(fault, Herd)), key=lambda herd: herd.at_s)
-    if not herds:
-        return trace
-    return replace(trace, requests=tuple(_with_herds(request, herds) for request in trace.requests))
-
-
-def _with_herds(request: TraceRequest, herds: Sequence[Herd]) -> TraceRequest:
-    """Herds in the order of time: who would come at the end of one may meet the next."""
-    for herd in herds:
-        if herd.at_s <= request.at_s < herd.at_s + herd.for_s:
-            request = replace(request, at_s=herd.at_s + herd.for_s)
-    return request

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -139,3 +140,17 @@ Fault = Kill | KillAtStep | Hang | Slow | DelaySpike | Cancel | Flip | HostKill 
 """What strikes a running cluster. A herd does not: it is a matter of who arrives when."""
 TimedFault = Kill | Hang | Slow | DelaySpike | Flip | HostKill | WireCut | StoreFault | StartsFail | Herd
 """What a file for `baton sim --faults` may hold: it strikes at a time, whatever a request or a worker is at."""
+
+
+def herds_of(faults: Iterable[TimedFault]) -> list[Herd]:
+    """Pick the herds, in the order of time."""
+    return sorted((fault for fault in faults if isinstance(fault, Herd)), key=lambda herd: herd.at_s)
+
+
+def reached_s(at_s: float, herds: Sequence[Herd]) -> float:
+    """Say when whoever comes at `at_s` reaches the server. `herds`, in the order of time: the end of one may lie in the
+    next."""
+    for herd in herds:
+        if herd.at_s <= at_s < herd.at_s + herd.for_s:
+            at_s = herd.at_s + herd.for_s
+    return at_s

@@ -21,8 +21,7 @@ from baton.sim.cells import CellJob, cell_jobs, merged
 from baton.sim.checkers import check_nothing_left
 from baton.sim.cluster import SimCluster, build_cluster
 from baton.sim.engines import STOP_TOKEN, LengthEngine
-from baton.sim.fault_file import herded
-from baton.sim.faults import Herd
+from baton.sim.faults import Herd, herds_of, reached_s
 from baton.sim.journal import Journal, Life
 from baton.sim.policies import configured_policies
 from baton.sim.spec import ClusterSpec
@@ -49,6 +48,8 @@ class _Replay:
     shares_blocks: bool
     """Whether a request of the trace may find what another one has computed, or go by a pool. If not, no prompt has to
     say anything."""
+    herds: Sequence[Herd] = ()
+    """When nobody reaches the server: neither who opens a conversation nor who goes on with it."""
     index_of: dict[RequestId, int] = field(default_factory=dict[RequestId, int])
     """Place in the trace of the open requests that somebody waits for."""
     output_tokens: dict[RequestId, int] = field(default_factory=dict[RequestId, int])
@@ -58,7 +59,8 @@ class _Replay:
     def open_next(self, cluster: SimCluster, openers: Iterator[tuple[int, TraceRequest]]) -> None:
         """Schedule the next request that waits for no answer, and with its arrival the one after it."""
         for index, request in openers:
-            cluster.loop.at(request.at_s, partial(self._open, cluster, request, index, openers))
+            at_s = reached_s(request.at_s, self.herds)
+            cluster.loop.at(at_s, partial(self._open, cluster, request, index, openers))
             return
 
     def _open(
@@ -159,7 +161,8 @@ class _Replay:
         turn = None if index is None else self.linked.following(index)
         if turn is not None:
             think_s = (turn.request.think_s or 0.0) + self.spec.edge.token_s
-            cluster.loop.after(think_s, partial(self._follow, cluster, turn, tuple(life.tokens)))
+            at_s = reached_s(cluster.loop.now_s + think_s, self.herds)
+            cluster.loop.at(at_s, partial(self._follow, cluster, turn, tuple(life.tokens)))
 
 
 def replay_trace(
@@ -188,7 +191,7 @@ def replay_trace(
 
 def play_cell(job: CellJob, tap: Callable[[Decision | PoolDecision], None] | None = None) -> list[RequestRecord]:
     """Play one cell, with its faults. Raises ConfigError for policies that do not fit."""
-    spec, trace, seed = job.spec, herded(job.trace, job.faults), job.seed
+    spec, trace, seed = job.spec, job.trace, job.seed
     linked = conversations(trace.requests)
     replaying = _Replay(
         spec=spec,
@@ -199,6 +202,7 @@ def play_cell(job: CellJob, tap: Callable[[Decision | PoolDecision], None] | Non
         shares_blocks=spec.window is not None  # what is behind it can be let go only if it has a name
         or bool(spec.tiers)  # only what has a name is handed over by a pool, or read back
         or any(request.prefix_ids or request.think_s is not None for request in trace.requests),
+        herds=herds_of(job.faults),
     )
     clusters: list[SimCluster] = []
     cluster = build_cluster(
