@@ -377,7 +377,7 @@ class Batcher:
         `unbooked_tokens`: what a run under way has computed so far.
         """
         news = self._news
-        if not (news.events or news.tokens or step_s):
+        if not (step_s or news.events or news.tokens):
             news.is_load_new = False  # who only waits is told when it asks, and who has started, with its step
             return None
         return news.take(self.view(now_s, unbooked_tokens), step_s)

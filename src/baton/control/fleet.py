@@ -137,8 +137,8 @@ class Fleet:
 def _with_load(view: WorkerView, load: _Load) -> WorkerView:
     reported = load.reported
     queued_tokens = reported.queued_tokens
-    for tokens in load.unreported.values():
-        queued_tokens += tokens
+    if load.unreported:
+        queued_tokens += sum(load.unreported.values())
     return WorkerView(
         id=view.id,
         host=view.host,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
@@ -22,13 +22,24 @@ def load_plugin(spec: str, options: Mapping[str, Any], *, expects: type[Port]) -
     `expects` is a class or a `runtime_checkable` protocol. Raises ConfigError, which names what is wrong and what
     exists instead: show it and exit with code 2.
     """
+    return plugin_maker(spec, options, expects=expects)()
+
+
+def plugin_maker(spec: str, options: Mapping[str, Any], *, expects: type[Port]) -> Callable[[], Port]:
+    """As `load_plugin`, for who needs several of one: it is found and its options are checked now, and only once."""
     cls = _find_class(spec)
     _check_options(spec, cls, options)
-    try:
-        made = cls(**options)
-    except (TypeError, ValueError, LookupError) as error:
-        raise ConfigError(f"plug-in {spec}: its constructor refused the options {dict(options)}: {error}") from error
-    return check_port(spec, made, expects)
+
+    def make() -> Port:
+        try:
+            made = cls(**options)
+        except (TypeError, ValueError, LookupError) as error:
+            raise ConfigError(
+                f"plug-in {spec}: its constructor refused the options {dict(options)}: {error}"
+            ) from error
+        return check_port(spec, made, expects)
+
+    return make
 
 
 def source_digests(specs: Iterable[str]) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Literal, NewType
 
 from msgspec import Struct
@@ -233,6 +234,9 @@ class BoundLoad(Struct, frozen=True, array_like=True):
     """Of their prompts, whose KV is on its way."""
 
 
+_PLACE = attrgetter("host", "kind")
+
+
 class ClusterView(Struct, frozen=True, kw_only=True, gc=False):
     """Everything that a policy may know about the cluster."""
 
@@ -264,4 +268,4 @@ class ClusterView(Struct, frozen=True, kw_only=True, gc=False):
 
     def kinds_on(self, host: HostId | None) -> set[str]:
         """Kinds of the workers that share a host, and so its wire. Empty where it has none, or there is no host."""
-        return {worker.kind for worker in self.workers if worker.host == host}
+        return {kind for at, kind in set(map(_PLACE, self.workers)) if at == host}

@@ -43,8 +43,10 @@ class LinearCost:
 
     def step_s(self, shape: StepShape) -> float:
         """See `CostModel.step_s`."""
-        prefill_s = self.prefill_token_s * shape.prefill_tokens + self.prefill_pair_s * shape.prefill_pairs
         decode_s = self.decode_request_s * shape.decode_requests + self.context_token_s * shape.context_tokens
+        if not shape.prefill_tokens:
+            return self.step_overhead_s + decode_s
+        prefill_s = self.prefill_token_s * shape.prefill_tokens + self.prefill_pair_s * shape.prefill_pairs
         return self.step_overhead_s + prefill_s + decode_s
 
     def decode_run_s(self, *, requests: int, context_tokens: int, steps: int) -> Sequence[float]:

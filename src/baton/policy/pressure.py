@@ -22,7 +22,7 @@ from baton.policy.admission import Reject
 from baton.policy.baselines import TakeAll
 from baton.policy.distinct import Distinct
 from baton.policy.mooncake import refuse_late
-from baton.policy.predict import decodes, kv_free_tokens, with_bound
+from baton.policy.predict import decodes, with_bound
 from baton.policy.prefix import prefix_on
 from baton.policy.routing import Route
 from baton.policy.telling import after_prompt_s
@@ -158,9 +158,10 @@ class LeastPressure:
         def key(worker: WorkerView) -> tuple[bool, bool, float, WorkerId]:
             stays = source is None or source == worker.host
             tpot_s = self._tpot_s(worker, request, cluster, cost) + way_s(worker.kind, same_host=stays)
+            is_full = 0 < worker.kv_tokens_max < worker.context_tokens + tokens
             is_slow = slo is not None and tpot_s > self.tpot_slack * slo.tpot_s
             mixing = self.mixing_ratio if worker.role == "prefill" else 1.0
-            return (kv_free_tokens(worker) < tokens, is_slow, tpot_s * mixing, worker.id)
+            return (is_full, is_slow, tpot_s * mixing, worker.id)
 
         chosen = min(candidates, key=key) if _is_ahead(candidates, cluster) else None
         if chosen is None or any(key(chosen)[:2]):

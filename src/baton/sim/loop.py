@@ -218,9 +218,9 @@ class Link(Generic[Message]):
 
     def post(self, message: Message, arrives_s: float) -> None:
         """Let a message arrive at a time that is known."""
-        self.in_flight += 1
-        if self.in_flight > self.in_flight_max:
-            self.in_flight_max = self.in_flight
+        in_flight = self.in_flight = self.in_flight + 1
+        if in_flight > self.in_flight_max:
+            self.in_flight_max = in_flight
         self.loop.at(arrives_s, partial(self._arrive, message), self._rank)
 
     def close(self) -> None:

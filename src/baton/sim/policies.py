@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from msgspec.structs import replace
 
 from baton.control.build import build_policies as load_policies
 from baton.core.config import Plugin, PolicyConfig
-from baton.core.plugin import load_plugin
+from baton.core.plugin import load_plugin, plugin_maker
 from baton.kv.blocks import EvictionOrder
 from baton.policy.batching import BatchingPolicy
 from baton.policy.fairness import FairnessPolicy
@@ -35,8 +33,8 @@ def configured_policies(config: PolicyConfig, spec: ClusterSpec) -> SimPolicies:
     return SimPolicies(
         cluster=load_policies(config, spec.cost_model()),
         batching=load_plugin(config.batching.use, config.batching.options, expects=BatchingPolicy),
-        fairness=partial(load_plugin, config.fairness.use, config.fairness.options, expects=FairnessPolicy),
-        eviction=partial(load_plugin, config.eviction.use, config.eviction.options, expects=EvictionOrder),
+        fairness=plugin_maker(config.fairness.use, config.fairness.options, expects=FairnessPolicy),
+        eviction=plugin_maker(config.eviction.use, config.eviction.options, expects=EvictionOrder),
     )
 
 

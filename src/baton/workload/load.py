@@ -141,7 +141,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, Fields]]:
 
 
 def _csv_fields(header: list[str], line: str) -> Fields:
-    values = next(csv.reader([line]))
+    values = next(csv.reader([line])) if '"' in line else line.split(",")
     if len(values) != len(header):
         raise ValueError(f"{len(values)} fields where the header names {len(header)}")
     return dict(zip(header, values, strict=True))

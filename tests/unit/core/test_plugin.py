@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import pytest
 
 from baton.core.errors import ConfigError
-from baton.core.plugin import load_plugin
+from baton.core.plugin import load_plugin, plugin_maker
 
 HERE = __name__
 
@@ -63,6 +63,17 @@ def test_a_class_is_made_with_its_options() -> None:
 def test_a_mistake_is_a_config_error_in_words(spec: str, options: dict[str, object], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         load_plugin(spec, options, expects=Greeter)
+
+
+def test_whoever_makes_several_is_told_of_a_mistake_before_the_first() -> None:
+    make = plugin_maker(f"{HERE}:Polite", {"name": "Ann"}, expects=Greeter)
+    one, other = make(), make()
+    assert one is not other
+    assert one.greet() == other.greet() == "Hello, Ann"
+    with pytest.raises(ConfigError, match="unknown option 'nmae'"):
+        plugin_maker(f"{HERE}:Polite", {"nmae": "Ann"}, expects=Greeter)
+    with pytest.raises(ConfigError, match="size must be at least 1"):
+        plugin_maker(f"{HERE}:Picky", {"size": 0}, expects=Greeter)()
 
 
 def test_a_module_that_needs_a_missing_one_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
