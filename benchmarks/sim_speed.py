@@ -1,10 +1,12 @@
 """How fast the simulator is: simulated requests per second of processor time on one core, and its peak memory.
 
-    python benchmarks/sim_speed.py --trace FILE [--limit N] [--against SRC]     sim-speed.json
-    python benchmarks/sim_speed.py --trace FILE --cells N                       sim-speed-fleet.json
+    python benchmarks/sim_speed.py --trace FILE [--limit N] [--against SRC] [--python EXE]     sim-speed.json
+    python benchmarks/sim_speed.py --trace FILE --cells N                                      sim-speed-fleet.json
 
 FILE is the conversation trace of AzurePublicDataset, 2023 (CSV, may be gzip). Every run is a process of its own. With
-`--against`, the `src` folder of another version of this repository is measured too, run by run in turn with this one.
+`--against`, the `src` folder of another version of this repository is measured too, run by run in turn with this one;
+with `--python`, this version on another interpreter, which has what Baton needs installed: one that was built with
+optimizations is a good deal quicker than one that was not, and each result says which it was.
 `--cells N` plays 40,000 requests per cell, the trace over and over and ten times as fast, on N cells of 40 workers:
 25 cells are 1,000 workers with a million requests. Cells are played by `--processes P` processes at once.
 """
@@ -16,6 +18,7 @@ import json
 import resource
 import subprocess
 import sys
+import sysconfig
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -74,6 +77,7 @@ def one(job: dict[str, object]) -> dict[str, object]:
     cpu_s, wall_s = processor_s() - cpu_s, perf_counter() - wall_s
     results = summarize(records, slo=SloTargets(), wall_s=wall_s)
     return {
+        "python": interpreter(),
         "requests": len(records),
         "completed": results.completed,
         "cpu_s": cpu_s,
@@ -87,15 +91,22 @@ def one(job: dict[str, object]) -> dict[str, object]:
     }
 
 
+def interpreter() -> str:
+    """Name what this process runs on, by its version and how it was built."""
+    options = str(sysconfig.get_config_var("CONFIG_ARGS"))
+    built = "with" if "--enable-optimizations" in options else "without"
+    return f"{sys.version.split()[0]}, built {built} optimizations"
+
+
 def processor_s() -> float:
     """Processor time of this process, and of those that it has waited for."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return process_time() + children.ru_utime + children.ru_stime
 
 
-def measure(src: Path, job: dict[str, object]) -> dict[str, object]:
+def measure(src: Path, job: dict[str, object], python: str = sys.executable) -> dict[str, object]:
     """Simulate once, in a process that imports from `src`."""
-    command = [sys.executable, str(HERE), "--one", json.dumps(job)]
+    command = [python, str(HERE), "--one", json.dumps(job)]
     done = subprocess.run(command, check=True, capture_output=True, env={"PYTHONPATH": str(src)})
     return json.loads(done.stdout)
 
@@ -105,6 +116,7 @@ def figures(runs: list[dict[str, object]]) -> dict[str, object]:
     cpu_s = median(float(run["cpu_s"]) for run in runs)
     last = runs[-1]
     return {
+        "python": last["python"],
         "requests": last["requests"],
         "completed": last["completed"],
         "requests_per_cpu_s": round(int(last["requests"]) / cpu_s, 1),
@@ -126,6 +138,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--against", type=Path, metavar="SRC")
+    parser.add_argument("--python", metavar="EXE")
     parser.add_argument("--cells", type=int, default=0, metavar="N")
     parser.add_argument("--processes", type=int, default=0, metavar="P")
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -139,15 +152,17 @@ def main() -> None:
         job |= {"prefill": 20, "decode": 20, "rate_scale": CELL_RATE_SCALE * args.cells}
         write("sim-speed-fleet", {"job": job | {"trace": args.trace.name}, "figures": figures([measure(SRC, job)])})
         return
-    versions = {"this": SRC} | ({"against": args.against} if args.against is not None else {})
+    versions: dict[str, tuple[Path, str]] = {"this": (SRC, sys.executable)}
+    versions |= {"against": (args.against, sys.executable)} if args.against is not None else {}
+    versions |= {"other python": (SRC, args.python)} if args.python is not None else {}
     found: dict[str, dict[str, object]] = {}
     for prefill, decode, rate_scale in SHAPES:
         for policy in POLICIES:
             job |= {"prefill": prefill, "decode": decode, "rate_scale": rate_scale, "policy": policy}
             runs: dict[str, list[dict[str, object]]] = {version: [] for version in versions}
             for _ in range(args.runs):
-                for version, src in versions.items():
-                    runs[version].append(measure(src, job))
+                for version, (src, python) in versions.items():
+                    runs[version].append(measure(src, job, python))
             found[f"{prefill}P{decode}D, rate x {rate_scale:g}, {policy}"] = {
                 version: figures(measured) for version, measured in runs.items()
             }
