@@ -25,6 +25,7 @@ from baton.metrics.summary import Distribution, RequestRecord, Results, SloTarge
 from baton.report.perfetto import render_perfetto
 from baton.report.run_page import RunPage, render_run
 from baton.sim.cells import cell_jobs, merged
+from baton.sim.cut_answers import cut_words
 from baton.sim.fault_file import read_faults
 from baton.sim.faults import TimedFault
 from baton.sim.policies import configured_policies
@@ -105,6 +106,8 @@ def run(args: argparse.Namespace) -> int:
     results = summarize(records, slo=slo, wall_s=perf_counter() - started_s)
     if args.json != STANDARD_OUTPUT:
         _show(results, f"{args.trace.name} ({trace.format})")
+    cut = cut_words(records, spec)
+    _show_cut(cut, to_error=args.json == STANDARD_OUTPUT)
     if args.json is not None:
         write_json(args.json, results)
     if args.perfetto is not None:
@@ -113,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
         page = RunPage(
             title=f"baton sim: {args.policy} on {args.cluster.name}",
             subtitle=f"{args.trace.name}, seed {args.seed}",
-            facts=_facts(args, trace),
+            facts=[*_facts(args, trace), *(("answers cut", line) for line in cut)],
             results=results,
             records=records,
             slo=slo,
@@ -239,6 +242,13 @@ def _show(results: Results, source: str) -> None:
             console.print(f"{name:20} {value:.6g}", highlight=False)
     if results.slo.attainment_ratio is not None:
         console.print(f"{'slo attainment':20} {results.slo.attainment_ratio:.4f}", highlight=False)
+
+
+def _show_cut(lines: list[str], *, to_error: bool) -> None:
+    """Say which answers did not come whole: beside the results, or, where those go to a program, where errors go."""
+    console = Console(stderr=to_error)
+    for line in lines:
+        console.print(f"{'answers cut':20} {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _cells(distribution: Distribution) -> list[str]:

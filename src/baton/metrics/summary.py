@@ -42,6 +42,8 @@ class RequestRecord(Struct, frozen=True, kw_only=True, gc=False):
     """When each output token came, ascending; empty unless it finished (or got that far)."""
     cached_tokens: int | None = None
     """Input tokens that needed no prefill. None: the server does not tell."""
+    cut_tokens: int = 0
+    """Output tokens of the trace that never came, since the request could not ask for as many."""
     slo: Slo | None = None
     """What this request was promised. None: what the run was."""
     tenant: str = ""

@@ -46,6 +46,7 @@ class _Told(Struct, frozen=True, array_like=True):
     input_tokens: int
     token_times: bytes
     cached_tokens: int | None
+    cut_tokens: int
     slo: Slo | None
     tenant: str
 
@@ -98,6 +99,7 @@ def encode_records(records: Sequence[RequestRecord]) -> bytes:
             input_tokens=record.input_tokens,
             token_times=array("d", record.token_times_s).tobytes(),
             cached_tokens=record.cached_tokens,
+            cut_tokens=record.cut_tokens,
             slo=record.slo,
             tenant=record.tenant,
         )
@@ -116,6 +118,7 @@ def decode_records(data: bytes) -> list[RequestRecord]:
             input_tokens=told.input_tokens,
             token_times_s=array("d", told.token_times),
             cached_tokens=told.cached_tokens,
+            cut_tokens=told.cut_tokens,
             slo=told.slo,
             tenant=told.tenant,
         )

@@ -20,6 +20,7 @@ from baton.policy.named import named
 from baton.sim.cells import CellJob, cell_jobs, merged
 from baton.sim.checkers import check_nothing_left
 from baton.sim.cluster import SimCluster, build_cluster
+from baton.sim.cut_answers import asked_tokens_max
 from baton.sim.engines import STOP_TOKEN, LengthEngine
 from baton.sim.faults import Herd, herds_of, reached_s
 from baton.sim.journal import Journal, Life
@@ -45,6 +46,8 @@ class _Replay:
     """Turns that wait for an answer."""
     tokens_max: int
     """Most tokens that every host can hold for one request."""
+    asked_tokens_max: int
+    """Output tokens that every request asks for, where that many fit."""
     shares_blocks: bool
     """Whether a request of the trace may find what another one has computed, or go by a pool. If not, no prompt has to
     say anything."""
@@ -102,7 +105,7 @@ class _Replay:
             id=request_id,
             prompt_tokens=len(prompt),
             block_hashes=self._hashes(prompt),
-            output_tokens_max=min(self.spec.output_tokens_max, self.tokens_max - len(prompt)),
+            output_tokens_max=min(self.asked_tokens_max, self.tokens_max - len(prompt)),
             arrived_at_s=cluster.loop.now_s,
             sampling=_SAMPLING,
             tenant=request.tenant,
@@ -134,6 +137,7 @@ class _Replay:
     def close(self, cluster: SimCluster, life: Life) -> None:
         ended_at_s, close = life.closes[0]
         edge, times_s = self.spec.edge, life.token_times_s
+        lacking = self.output_tokens.pop(life.request.id) - life.request.output_tokens_max
         if edge.token_s:
             times_s = array("d", [at_s + edge.token_s for at_s in times_s])
         record = RequestRecord(
@@ -144,13 +148,13 @@ class _Replay:
             input_tokens=life.request.prompt_tokens,
             token_times_s=times_s,
             cached_tokens=life.cached_tokens,
+            cut_tokens=lacking if lacking > 0 and close.outcome == "finished" else 0,
             slo=life.request.slo,
             tenant=life.request.tenant,
         )
         self.records.append(record)
         self._go_on(cluster, life)
         del cluster.server.journal.lives[life.request.id]
-        del self.output_tokens[life.request.id]
 
     def _go_on(self, cluster: SimCluster, life: Life) -> None:
         """Let the next turn come once its reader has thought; after no whole answer it never comes."""
@@ -199,6 +203,7 @@ def play_cell(job: CellJob, tap: Callable[[Decision | PoolDecision], None] | Non
         slo=job.slo,
         linked=linked,
         tokens_max=spec.request_tokens_max,
+        asked_tokens_max=asked_tokens_max(spec, trace),
         shares_blocks=spec.window is not None  # what is behind it can be let go only if it has a name
         or bool(spec.tiers)  # only what has a name is handed over by a pool, or read back
         or any(request.prefix_ids or request.think_s is not None for request in trace.requests),

@@ -177,8 +177,9 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Most requests in the cluster; more are rejected."""
     wait_s: float = 60.0
     """How long a request waits while no worker is there; then it is rejected."""
-    output_tokens_max: int = 4096
-    """What every simulated client asks for at most: no policy can tell a short answer from a long one."""
+    output_tokens_max: int | None = None
+    """What every simulated client asks for at most: no policy can tell a short answer from a long one. None: 4,096, or
+    what the longest answer of the trace needs."""
 
     @property
     def request_tokens_max(self) -> int:
@@ -291,7 +292,7 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             ("queue_requests_max", self.queue_requests_max, 1, math.inf),
             ("cells", self.cells, 1, math.inf),
             ("layers", self.layers, 1, math.inf),
-            ("output_tokens_max", self.output_tokens_max, 1, math.inf),
+            ("output_tokens_max", 1 if self.output_tokens_max is None else self.output_tokens_max, 1, math.inf),
             ("tick_s", self.tick_s, 0.001, math.inf),
             ("wait_s", self.wait_s, 0.0, math.inf),
             ("worker_start_s", self.worker_start_s, 0.0, math.inf),
