@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
 from baton.control.advice import Policies, PolicyFailure, asked
+from baton.control.load_history import LoadHistory
 from baton.core.messages import CoordinatorCommand, RetireWorker, SetRole, StartWorker
 from baton.core.types import ROLES, ClusterView, FlightView, LoadWindow, RequestId, Role, WorkerId, WorkerView
-
-HISTORY_WINDOWS_MAX = 4096
-"""A little over an hour at one window a second; older ones are forgotten (INV-9)."""
 
 START_AGAIN_S = 10.0
 """How long nobody is asked for after a start has failed: what stood in its way is seldom gone a moment later."""
@@ -23,7 +21,7 @@ START_AGAIN_S = 10.0
 class Reshaping:
     """Turns what roles and scaling want into commands. The coordinator applies them to its fleet."""
 
-    history: deque[LoadWindow] = field(default_factory=lambda: deque[LoadWindow](maxlen=HISTORY_WINDOWS_MAX))
+    history: LoadHistory = field(default_factory=LoadHistory)
     failure: str = ""
     """How a policy of these families last failed. The shape then stays as it is."""
     _starting: dict[WorkerId, Role] = field(default_factory=dict[WorkerId, Role])

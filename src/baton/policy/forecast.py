@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
+from operator import attrgetter
 from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
@@ -11,6 +14,7 @@ from msgspec import Struct
 from baton.core.types import LoadWindow
 
 DAY_S = 86_400.0
+_END = attrgetter("end_s")
 
 
 class Demand(Struct, frozen=True, kw_only=True):
@@ -26,7 +30,10 @@ class Demand(Struct, frozen=True, kw_only=True):
 @runtime_checkable
 class ForecastPolicy(Protocol):
     def ahead(self, history: Sequence[LoadWindow], horizon_s: float) -> Demand:
-        """Predict the load `horizon_s` after the end of the last window. `history` is never empty."""
+        """Predict the load `horizon_s` after the end of the last window.
+
+        `history` is never empty, and its windows end one after the other, the last one now. Old ones are longer.
+        """
         ...
 
 
@@ -51,55 +58,74 @@ class TimeOfDay:
 
     span_s: float = 900.0
     """Width of the time of day that is looked at."""
+    steady_requests: float = 20.0
+    """Requests that are added to both when this day is compared with earlier ones: what few requests say is chance."""
 
     def ahead(self, history: Sequence[LoadWindow], horizon_s: float) -> Demand:
         """See `ForecastPolicy.ahead`."""
         now_s = history[-1].end_s
         recent = demand_of(since(history, now_s - self.span_s))
-        then = self._around(history, now_s + horizon_s)
-        same = self._around(history, now_s)
+        then = _earlier(history, now_s + horizon_s + self.span_s / 2, self.span_s)
+        same = _earlier(history, now_s, self.span_s)
         if not then or not same:
             return recent
         usual, expected = demand_of(same), demand_of(then)
-        scale = recent.requests_rps / usual.requests_rps if usual.requests_rps else 1.0
+        steady_rps = self.steady_requests / self.span_s
+        scale = (recent.requests_rps + steady_rps) / (usual.requests_rps + steady_rps)
         return Demand(
             requests_rps=expected.requests_rps * scale,
             prompt_tokens=expected.prompt_tokens,
             output_tokens=expected.output_tokens,
         )
 
-    def _around(self, history: Sequence[LoadWindow], at_s: float) -> list[LoadWindow]:
-        """Take the windows of earlier days near a time of day."""
-        oldest_s, newest_s = history[0].end_s - history[0].window_s, history[-1].end_s
-        return [
-            window
-            for window in history
-            if newest_s - window.end_s >= DAY_S / 2 and _day_gap_s(window.end_s, at_s) <= self.span_s / 2
-        ] if newest_s - oldest_s >= DAY_S / 2 else []  # fmt: skip
+
+def _earlier(history: Sequence[LoadWindow], until_s: float, span_s: float) -> list[LoadWindow]:
+    """Take the last `span_s` before a time of day, on earlier days: what is half a day ago or less is of this one."""
+    taken: list[LoadWindow] = []
+    newest_s = history[-1].end_s - DAY_S / 2
+    while until_s > history[0].end_s - history[0].window_s:
+        from_s, to_s = until_s - span_s, min(until_s, newest_s)
+        if from_s < to_s:
+            first, last = bisect_right(history, from_s, key=_END), bisect_left(history, to_s, key=_END)
+            taken += [_part(window, from_s, to_s) for window in history[first : last + 1]]
+        until_s -= DAY_S
+    return taken
+
+
+def _part(window: LoadWindow, from_s: float, to_s: float) -> LoadWindow:
+    """Cut a window to a span, as if what is counted in it had come evenly."""
+    start_s = window.end_s - window.window_s
+    part_s = min(window.end_s, to_s) - max(start_s, from_s)
+    if part_s >= window.window_s:
+        return window
+    ratio = max(0.0, part_s) / window.window_s
+    return LoadWindow(
+        end_s=min(window.end_s, to_s),
+        window_s=ratio * window.window_s,
+        arrived_requests=round(ratio * window.arrived_requests),
+        arrived_tokens=round(ratio * window.arrived_tokens),
+        finished_requests=round(ratio * window.finished_requests),
+        output_tokens=round(ratio * window.output_tokens),
+    )
 
 
 def since(history: Sequence[LoadWindow], from_s: float) -> list[LoadWindow]:
     """Take the windows that ended after a time, newest first; at least the last."""
-    taken: list[LoadWindow] = []
-    for window in reversed(history):
-        if taken and window.end_s <= from_s:
-            break
-        taken.append(window)
-    return taken
+    older = bisect_right(history, from_s, key=_END)
+    return list(islice(reversed(history), max(1, len(history) - older)))
 
 
 def demand_of(windows: Sequence[LoadWindow]) -> Demand:
     """Reduce windows to rates."""
-    span_s = sum(window.window_s for window in windows)
-    arrived = sum(window.arrived_requests for window in windows)
-    finished = sum(window.finished_requests for window in windows)
+    span_s, arrived, arrived_tokens, finished, output_tokens = 0.0, 0, 0, 0, 0
+    for window in windows:
+        span_s += window.window_s
+        arrived += window.arrived_requests
+        arrived_tokens += window.arrived_tokens
+        finished += window.finished_requests
+        output_tokens += window.output_tokens
     return Demand(
         requests_rps=arrived / span_s if span_s else 0.0,
-        prompt_tokens=sum(window.arrived_tokens for window in windows) / arrived if arrived else 0.0,
-        output_tokens=sum(window.output_tokens for window in windows) / finished if finished else 0.0,
+        prompt_tokens=arrived_tokens / arrived if arrived else 0.0,
+        output_tokens=output_tokens / finished if finished else 0.0,
     )
-
-
-def _day_gap_s(one_s: float, other_s: float) -> float:
-    gap_s = abs(one_s - other_s) % DAY_S
-    return min(gap_s, DAY_S - gap_s)

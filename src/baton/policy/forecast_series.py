@@ -25,7 +25,8 @@ class _Latest:
 
     asked: tuple[int, int] = (-1, 0)
     """When, in points of the series, and how many points ahead."""
-    rate_rps: float = 0.0
+    rate_rps: float | None = None
+    """None: there were too few points, or no change in them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,12 +93,13 @@ def _ahead(
 ) -> Demand:
     now_s = history[-1].end_s
     recent = demand_of(since(history, now_s - series.bin_s))
-    rates = binned_rps(history, series.bin_s)[-series.points_max :]
-    if len(rates) < POINTS_MIN or max(rates) == min(rates):
-        return recent
     asked = int(now_s // series.bin_s), max(1, round(horizon_s / series.bin_s))
     if asked != latest.asked:
-        latest.asked, latest.rate_rps = asked, _forecast_rps(rates, asked[1], fit)
+        rates = binned_rps(history, series.bin_s, series.points_max)
+        told_little = len(rates) < POINTS_MIN or max(rates) == min(rates)
+        latest.asked, latest.rate_rps = asked, None if told_little else _forecast_rps(rates, asked[1], fit)
+    if latest.rate_rps is None:
+        return recent
     return Demand(requests_rps=latest.rate_rps, prompt_tokens=recent.prompt_tokens, output_tokens=recent.output_tokens)
 
 
@@ -109,11 +111,26 @@ def _forecast_rps(rates: list[float], steps: int, fit: Fit) -> float:
     return min(max(0.0, float(values[-1])), 4.0 * max(rates))
 
 
-def binned_rps(history: Sequence[LoadWindow], bin_s: float) -> list[float]:
-    """Return the request rate of each full bin, oldest first; the last one ends with the history."""
-    end_s, counts = history[-1].end_s, dict[int, int]()
-    for window in history:
-        place = int((end_s - window.end_s) // bin_s)
-        counts[place] = counts.get(place, 0) + window.arrived_requests
+def binned_rps(history: Sequence[LoadWindow], bin_s: float, bins_max: int) -> list[float]:
+    """Return the request rate of the last full bins, oldest first; the last one ends with the history.
+
+    A window that is in several bins is shared out by time: old ones may be longer than a bin.
+    """
+    end_s = history[-1].end_s
     full = int((end_s - (history[0].end_s - history[0].window_s) + 1e-9) // bin_s)
-    return [counts.get(place, 0) / bin_s for place in range(full - 1, -1, -1)]
+    counts = [0.0] * min(full, bins_max)
+    for window in reversed(history):
+        newest_s = end_s - window.end_s
+        if newest_s >= len(counts) * bin_s:
+            break
+        _share_out(counts, window.arrived_requests, newest_s, newest_s + window.window_s, bin_s)
+    return [count / bin_s for count in reversed(counts)]
+
+
+def _share_out(counts: list[float], requests: int, newest_s: float, oldest_s: float, bin_s: float) -> None:
+    """Add requests that came evenly within a span, in seconds before the end, to the bins; the newest is the first."""
+    place, span_s = int(newest_s // bin_s), oldest_s - newest_s
+    while newest_s < oldest_s and place < len(counts):
+        border_s = min(oldest_s, (place + 1) * bin_s)
+        counts[place] += requests * (border_s - newest_s) / span_s
+        newest_s, place = border_s, place + 1

@@ -47,9 +47,26 @@ def test_the_time_of_day_is_known_from_the_day_before_and_scaled_by_this_day() -
     assert TimeOfDay().ahead(today, hour_s).requests_rps == pytest.approx(20.0), "no day before: what came last"
 
 
+def test_a_few_requests_in_a_quiet_night_do_not_scale_the_day() -> None:
+    """Yesterday one request at four, 20/s an hour later. Today none came at four: 20/s are expected all the same."""
+    yesterday = [window(place * 300.0, arrived=1 if place == 48 else 0, window_s=300.0) for place in range(1, 58)]
+    yesterday += [window(place * 300.0, arrived=6000, window_s=300.0) for place in range(58, 65)]
+    today = [window(DAY_S + place * 300.0, arrived=0, window_s=300.0) for place in range(40, 49)]
+    assert TimeOfDay().ahead([*yesterday, *today], 3600.0).requests_rps == pytest.approx(20.0, rel=0.06)
+
+
+def test_old_windows_that_lie_half_in_the_time_of_day_count_half() -> None:
+    """Yesterday's windows are an hour long, and the rate doubles at one. Today is as yesterday, ten minutes before."""
+    rates = {1: 10, 2: 20, 3: 20}
+    yesterday = [window(hour * 3600.0, arrived=rate * 3600, window_s=3600.0) for hour, rate in rates.items()]
+    today = [window(DAY_S + minute * 60.0, arrived=600, window_s=60.0) for minute in range(1, 51)]
+    ahead = TimeOfDay(span_s=1800.0)
+    assert ahead.ahead([*yesterday, *today], 600.0).requests_rps == pytest.approx(15.0, rel=0.01)
+
+
 def test_bins_are_full_and_end_with_the_history() -> None:
     history = [window(float(second), arrived=second) for second in range(1, 11)]
-    assert binned_rps(history, 4.0) == [(3 + 4 + 5 + 6) / 4, (7 + 8 + 9 + 10) / 4]
+    assert binned_rps(history, 4.0, 240) == [(3 + 4 + 5 + 6) / 4, (7 + 8 + 9 + 10) / 4]
 
 
 @pytest.mark.parametrize("kind", [Arima, ExponentialSmoothing], ids=["arima", "ets"])

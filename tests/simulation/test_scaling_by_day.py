@@ -1,0 +1,72 @@
+"""Scaling by the time of day, over two days at the default tick: the second day's rise is seen before it comes."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from msgspec.structs import replace
+
+from baton.control.decision_log import Decision, PoolDecision, replay
+from baton.core.config import Plugin, PolicyConfig, Topology
+from baton.core.messages import StartWorker
+from baton.metrics.summary import RequestRecord
+from baton.policy.forecast import DAY_S
+from baton.policy.named import named
+from baton.sim.cluster import cluster_coordinator
+from baton.sim.policies import configured_policies
+from baton.sim.replay_trace import replay_trace
+from baton.sim.spec import ClusterSpec
+from baton.workload.request import Trace, TraceRequest
+
+BUSY_S, BUSY_FOR_S = 1800.0, 1200.0
+SPEC = ClusterSpec(topology=Topology(mixed=1), worker_start_s=40.0)
+SCALING = Plugin(
+    use="baton.policy.demand:ForecastScaling",
+    options={"forecast": "baton.policy.forecast:TimeOfDay", "start_s": 600.0},
+)
+POLICY: PolicyConfig = replace(named("baton"), scaling=SCALING)
+
+
+def two_days() -> Trace:
+    """Next to nothing, but for twenty minutes at the same time of both days."""
+    quiet_s = [float(at_s) for at_s in range(300, int(DAY_S + BUSY_S + BUSY_FOR_S), 300)]
+    busy_s = [day_s + BUSY_S + number for day_s in (0.0, DAY_S) for number in range(int(BUSY_FOR_S))]
+    requests = tuple(TraceRequest(at_s=at_s, input_tokens=800, output_tokens=6) for at_s in sorted(quiet_s + busy_s))
+    return Trace(format="test", timing="absolute", requests=requests)
+
+
+def played(spec: ClusterSpec) -> tuple[list[Decision], list[RequestRecord]]:
+    decisions: list[Decision] = []
+
+    def tap(decision: Decision | PoolDecision) -> None:
+        if not isinstance(decision, PoolDecision):
+            decisions.append(decision)
+
+    return decisions, replay_trace(spec, two_days(), policy=POLICY, seed=0, tap=tap)
+
+
+def asked_s(decisions: list[Decision]) -> list[float]:
+    return [
+        decision.now_s for decision in decisions for command in decision.commands if isinstance(command, StartWorker)
+    ]
+
+
+def ttft_s(records: list[RequestRecord], from_s: float) -> float:
+    return fmean(record.ttft_s or 0.0 for record in records if from_s <= record.arrival_s < from_s + BUSY_FOR_S)
+
+
+def test_the_second_day_sees_the_first_at_the_default_tick() -> None:
+    decisions, records = played(SPEC)
+    asked = asked_s(decisions)
+    assert asked[0] > BUSY_S, "nobody knows the first day"
+    assert any(DAY_S < at_s < DAY_S + BUSY_S for at_s in asked)
+    assert ttft_s(records, DAY_S + BUSY_S) < ttft_s(records, BUSY_S)
+
+
+def test_what_was_decided_by_the_first_day_is_decided_again_in_a_replay() -> None:
+    """INV-7, with windows that were put together."""
+    spec = replace(SPEC, tick_s=20.0)
+    decisions, _ = played(spec)
+    assert any(DAY_S < at_s < DAY_S + BUSY_S for at_s in asked_s(decisions))
+    agreed, difference = replay(cluster_coordinator(spec, configured_policies(POLICY, spec)), decisions)
+    assert (agreed, difference) == (len(decisions), None)
