@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Iterable
 from random import Random
 
 from msgspec import Struct
+
+from baton.workload.rows import TOKENS_MAX
+
+CV_MAX = 1000.0
+"""Of a distribution: with more, nearly all values are nothing and one is everything."""
 
 
 class _Kind(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
@@ -21,7 +27,7 @@ class Uniform(_Kind, frozen=True, tag="uniform"):
         return draw.uniform(self.low, self.high)
 
     def problems(self) -> list[str]:
-        return _ordered(self.low, self.high)
+        return _ordered(self.low, self.high) or _not_too_large("high", [self.high])
 
 
 class LogNormal(_Kind, frozen=True, tag="lognormal"):
@@ -40,7 +46,7 @@ class LogNormal(_Kind, frozen=True, tag="lognormal"):
         return min(max(value, self.low), self.high)
 
     def problems(self) -> list[str]:
-        return [*_above_zero("mean", self.mean), *_above_zero("cv", self.cv), *_ordered(self.low, self.high)]
+        return [*_above_zero("mean", self.mean), *_above_zero("cv", self.cv, CV_MAX), *_ordered(self.low, self.high)]
 
 
 class Exponential(_Kind, frozen=True, tag="exponential"):
@@ -67,7 +73,7 @@ class Geometric(_Kind, frozen=True, tag="geometric"):
         return 1 + math.floor(math.log(1 - draw.random()) / math.log(1 - 1 / self.mean))
 
     def problems(self) -> list[str]:
-        return [] if self.mean >= 1 and math.isfinite(self.mean) else [f"mean is {self.mean:g}, but must be at least 1"]
+        return [] if 1 <= self.mean <= TOKENS_MAX else [f"mean is {self.mean:g}, but must be from 1 to {TOKENS_MAX:,}"]
 
 
 class Choices(_Kind, frozen=True, tag="choices"):
@@ -83,7 +89,7 @@ class Choices(_Kind, frozen=True, tag="choices"):
             return ["values must be one number or more, none below 0"]
         if self.weights and (len(self.weights) != len(self.values) or min(self.weights) < 0 or not sum(self.weights)):
             return [f"{len(self.weights)} weights for {len(self.values)} values; give one of 0 or more for each"]
-        return []
+        return [*_not_too_large("a value", self.values), *_not_too_large("a weight", self.weights)]
 
 
 class Percentiles(_Kind, frozen=True, tag="percentiles"):
@@ -109,7 +115,7 @@ class Percentiles(_Kind, frozen=True, tag="percentiles"):
             return ["points must be pairs [percentile, value] with percentiles that rise from 0 to 100"]
         if values != sorted(values) or values[0] < 0:
             return ["values of points must not fall, nor be below 0"]
-        return []
+        return _not_too_large("a value of the points", values)
 
 
 Amount = float | Uniform | LogNormal | Exponential | Geometric | Choices | Percentiles
@@ -121,18 +127,24 @@ def sample(amount: Amount, draw: Random) -> float:
 
 
 def sample_count(amount: Amount, draw: Random) -> int:
-    """A whole number of at least 1."""
-    return max(1, round(sample(amount, draw)))
+    """A whole number of at least 1, and at most what any model reads: a tail has no end of its own."""
+    return max(1, round(min(sample(amount, draw), TOKENS_MAX)))
 
 
 def amount_problems(where: str, amount: Amount) -> list[str]:
     if not isinstance(amount, float | int):
         return [f"{where}: {problem}" for problem in amount.problems()]
-    return [] if amount >= 0 and math.isfinite(amount) else [f"{where} is {amount:g}, but must be 0 or more"]
+    return [] if 0 <= amount <= TOKENS_MAX else [f"{where} is {amount:g}, but must be from 0 to {TOKENS_MAX:,}"]
 
 
-def _above_zero(name: str, value: float) -> list[str]:
-    return [] if value > 0 and math.isfinite(value) else [f"{name} is {value:g}, but must be above 0"]
+def _above_zero(name: str, value: float, most: float = TOKENS_MAX) -> list[str]:
+    if 0 < value <= most:
+        return []
+    return [f"{name} is {value:g}, but must be above 0 and at most {most:,.0f}"]
+
+
+def _not_too_large(name: str, values: Iterable[float]) -> list[str]:
+    return [f"{name} is {value:g}, but must be at most {TOKENS_MAX:,}" for value in values if not value <= TOKENS_MAX]
 
 
 def _ordered(low: float, high: float) -> list[str]:

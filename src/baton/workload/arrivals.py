@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from itertools import accumulate, chain, islice, repeat
+from itertools import accumulate, chain, islice, repeat, tee
 from random import Random
 
 from msgspec import Struct, structs
 
 SHAPE_MIN, SHAPE_MAX = 0.05, 100.0
 """Of a Weibull distribution: a coefficient of variation from 0.013 to about 1e5."""
+_BOUNDS = {
+    "rate_rps": (1e-9, 1e9),
+    "cv": (0.001, 1000.0),
+    "burst_ratio": (1e-6, 1e6),
+    "burst_s": (0.001, 1e9),
+    "calm_s": (0.001, 1e9),
+    "peak_ratio": (1e-6, 1e6),
+    "period_s": (0.001, 1e9),
+    "start_s": (0.0, 1e9),
+}
+"""Least and most of every number of a process: far past what anybody means, and near enough to be computed with."""
 _PIECES_PER_PERIOD = 96
 """A period of a diurnal rate is cut into as many pieces of constant rate: a day into quarters of an hour."""
 
@@ -101,8 +112,12 @@ class DiurnalArrivals(_Arrivals, frozen=True, tag="diurnal"):
     """Of the gaps beside the change of rate: 1 is Poisson."""
 
     def times_s(self, draw: Random) -> Iterator[float]:
+        """Whole periods that pass until the next arrival are not gone through: in each, as many are expected."""
         gaps = exponential_gaps(draw) if self.cv == 1 else gamma_gaps(self.cv, draw)
-        return follow_rate(gaps, self._pieces())
+        gone, going = tee(divmod(gap, self.rate_rps * self.period_s) for gap in gaps)
+        within_s = follow_rate((rest for _, rest in going), self._pieces())
+        periods = accumulate(periods for periods, _ in gone)
+        return (at_s + count * self.period_s for at_s, count in zip(within_s, periods, strict=False))
 
     def _pieces(self) -> Iterator[tuple[float, float]]:
         swing = (self.peak_ratio - 1) / (self.peak_ratio + 1)
@@ -123,12 +138,13 @@ def first_times_s(arrivals: Arrivals, count: int, draw: Random) -> list[float]:
 
 
 def arrivals_problems(where: str, arrivals: Arrivals) -> list[str]:
-    """What is wrong with the numbers of a process. Every number of one must be finite, and above 0 but for starts."""
+    """What is wrong with the numbers of a process."""
     numbers: dict[str, float] = structs.asdict(arrivals)
     return [
-        f"{where}.{name} is {value:g}, but must be {'at least' if name == 'start_s' else 'above'} 0"
+        f"{where}.{name} is {value:g}, but must be from {low:g} to {high:g}"
         for name, value in numbers.items()
-        if not math.isfinite(value) or value < 0 or (value == 0 and name != "start_s")
+        for low, high in [_BOUNDS[name]]
+        if not low <= value <= high
     ]
 
 

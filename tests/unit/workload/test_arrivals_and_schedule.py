@@ -86,6 +86,23 @@ def test_a_day_has_its_peak_in_the_middle() -> None:
     assert sum(at_s < 50 for at_s in first_times_s(late, 2000, Random(5))) > 1.5 * sum(at_s < 50 for at_s in times_s)
 
 
+def test_a_period_far_below_the_gaps_keeps_its_shape() -> None:
+    """A request in ten periods still comes at noon three times as often as at night."""
+    short = DiurnalArrivals(0.1, peak_ratio=3.0, period_s=1.0)
+    times_s = first_times_s(short, 60_000, Random(5))
+    assert 60_000 / times_s[-1] == pytest.approx(0.1, rel=0.02)
+    night = sum(at_s % 1 < 0.1 or at_s % 1 >= 0.9 for at_s in times_s)
+    noon = sum(0.4 <= at_s % 1 < 0.6 for at_s in times_s)
+    assert noon / night == pytest.approx(2.8, rel=0.05)
+
+
+def test_periods_in_which_nobody_comes_are_not_gone_through() -> None:
+    """There are 10 ** 9 of them from one arrival to the next: whoever goes through them does not come to an end."""
+    times_s = first_times_s(DiurnalArrivals(1e-6, period_s=0.001), 2_000, Random(5))
+    assert times_s == sorted(times_s)
+    assert 2_000 / times_s[-1] == pytest.approx(1e-6, rel=0.1)
+
+
 def test_storms_are_denser_than_calms_and_the_mean_holds() -> None:
     """Storms of 10 s at ten times the rate: counts of 10 s vary far more than Poisson's, whose variance is its mean."""
     times_s = first_times_s(BurstyArrivals(4.0, burst_ratio=10.0, burst_s=10.0, calm_s=40.0), 40_000, Random(2))

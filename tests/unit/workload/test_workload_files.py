@@ -78,6 +78,11 @@ def test_counts_are_whole_and_at_least_one() -> None:
     assert [sample_count(amount, Random(0)) for amount in (0.0, 0.4, 2.6)] == [1, 1, 3]
 
 
+def test_a_tail_without_end_ends_where_no_model_reads_on() -> None:
+    tail, draw = LogNormal(1e8, 1000.0), Random(0)
+    assert max(sample_count(tail, draw) for _ in range(20_000)) == 100_000_000
+
+
 def test_a_conversation_grows_by_answers_and_questions() -> None:
     """Each prompt begins with the prompt and the answer before it: the blocks say so, and the earliest time too."""
     requests = generate(load_workload(CHATS), seed=3).requests
@@ -269,6 +274,32 @@ BAD = {
         'requests = 1\noutput_tokens = {kind = "percentiles", points = [[0, 9], [100, 3]]}',
         "must not fall",
     ),
+    "uniform without end": ('requests = 1\ninput_tokens = {kind = "uniform", low = 1, high = inf}', "high is inf"),
+    "choices without end": ('requests = 1\ninput_tokens = {kind = "choices", values = [inf]}', "a value is inf"),
+    "no choice": ('requests = 1\ninput_tokens = {kind = "choices", values = [1, nan]}', "a value is nan"),
+    "no weight": (
+        'requests = 1\ninput_tokens = {kind = "choices", values = [1, 2], weights = [1, nan]}',
+        "a weight is nan",
+    ),
+    "percentiles without end": (
+        'requests = 1\noutput_tokens = {kind = "percentiles", points = [[0, 9], [100, inf]]}',
+        "a value of the points is inf, but must be at most 100,000,000",
+    ),
+    "spread without end": (
+        'requests = 1\noutput_tokens = {kind = "lognormal", mean = 5, cv = 1e200}',
+        "cv is 1e[+]200, but must be above 0 and at most 1,000",
+    ),
+    "mean without end": ('requests = 1\nconversation = {turns = {kind = "geometric", mean = inf}}', "mean is inf"),
+    "think without end": ("requests = 1\nconversation = {think_s = inf}", "think_s is inf, but must be from 0 to"),
+    "gaps without end": (
+        'requests = 1\narrivals = {kind = "gamma", rate_rps = 1, cv = 1e200}',
+        r"arrivals.cv is 1e\+200, but must be from 0.001 to 1000",
+    ),
+    "gaps alike": ('requests = 1\narrivals = {kind = "gamma", rate_rps = 1, cv = 1e-200}', "arrivals.cv is 1e-200"),
+    "storms of nothing": (
+        'requests = 1\narrivals = {kind = "bursty", rate_rps = 1, burst_s = 1e-9}',
+        "arrivals.burst_s is 1e-09",
+    ),
     "class": ('requests = 1\nslo = "fst"\nslo_classes.fast = {ttft_s = 1, tpot_s = 1}', "did you mean 'fast'"),
     "targets": ("requests = 1\nslo_classes.fast = {ttft_s = 0, tpot_s = 1}", "ttft_s is 0"),
     "twins": ('requests = 1\ntenants = [{name = "a"}, {name = "a"}]', "two tenants are named a"),
@@ -278,7 +309,7 @@ BAD = {
     "slower than nothing": ('trace = {file = "x", rate_scale = 0}', "trace.rate_scale is 0"),
     "arrivals of a trace": (
         'trace = {file = "x", arrivals = {kind = "poisson", rate_rps = 0}}',
-        "trace.arrivals.rate_rps is 0, but must be above 0",
+        "trace.arrivals.rate_rps is 0, but must be from 1e-09 to 1e\\+09",
     ),
     "two ways to new times": (
         'trace = {file = "x", spread_s = 3, arrivals = {kind = "poisson", rate_rps = 1}}',
