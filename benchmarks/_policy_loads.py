@@ -22,6 +22,8 @@ from baton.workload.servegen import ArrivalRow, Statistics, read_length_row
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 Half = Literal["first", "second"]
+HOUR_S: dict[Half, float] = {"first": 18_000.0, "second": 36_000.0}
+"""Where the hour begins that ServeGen's requests are drawn from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +73,9 @@ def shifting(half: Half, requests_max: int) -> Trace:
     return Trace(format="made", timing="absolute", requests=tuple(requests))
 
 
-def later(file: str, rate_scale: float, spread_s: float, _: Half, requests_max: int) -> Trace:
-    """Take the last quarter of a trace's time."""
-    return part(file, rate_scale, spread_s, (0.75, 1.0), requests_max)
+def later(file: str, rate_scale: float, spread_s: float, half: Half, requests_max: int) -> Trace:
+    """Take the later quarter of that half of a trace's time."""
+    return part(file, rate_scale, spread_s, (0.25, 0.5) if half == "first" else (0.75, 1.0), requests_max)
 
 
 def articles(_: Half, requests_max: int) -> Trace:
@@ -82,14 +84,14 @@ def articles(_: Half, requests_max: int) -> Trace:
     return with_arrivals(trace, PoissonArrivals(22.0), Random(0))
 
 
-def reasoning(_: Half, requests_max: int) -> Trace:
-    """Requests drawn from what ServeGen counted of DeepSeek-R1's clients in an hour: answers longer than prompts."""
-    arrivals, lengths = (TRACES / f"servegen/deepseek-r1.{what}.first80.csv.gz" for what in ("arrivals", "lengths"))
+def drawn_of(model: str, rate_scale: float, half: Half, requests_max: int) -> Trace:
+    """Requests drawn from what ServeGen counted of a model's clients in an hour, another one for each half."""
+    arrivals, lengths = (TRACES / f"servegen/{model}.{what}.first80.csv.gz" for what in ("arrivals", "lengths"))
     counted = Statistics(
         arrivals=[convert(fields, ArrivalRow, strict=False) for _, fields in read_rows(arrivals)],
         lengths=[read_length_row(fields) for _, fields in read_rows(lengths)],
     )
-    drawn = counted.requests(start_s=36_000.0, duration_s=3600.0, rate_scale=0.65, seed=0)
+    drawn = counted.requests(start_s=HOUR_S[half], duration_s=3600.0, rate_scale=rate_scale, seed=0)
     return Trace(format="servegen", timing="absolute", requests=tuple(islice(drawn, requests_max)))
 
 
@@ -108,5 +110,5 @@ CASES = (
     Case("mooncake-later", partial(later, MOON_FILE, 1.8, 3.0), LONG, 220, is_tuned_on=False),
     Case("arena", partial(from_file, "vtc_arena/arena27.first80.csv.gz", 40.0, 0.0), CHAT, is_tuned_on=False),
     Case("articles", articles, CODE, is_tuned_on=False),
-    Case("reasoning", reasoning, Slo(ttft_s=2.0, tpot_s=0.03), is_tuned_on=False),
+    Case("reasoning", partial(drawn_of, "deepseek-r1", 0.65), Slo(ttft_s=2.0, tpot_s=0.03), is_tuned_on=False),
 )

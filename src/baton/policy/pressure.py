@@ -3,7 +3,7 @@
 Pressure is predicted time over promised time: of this request's first token, and of each token of those that decode
 where its prompt would be computed. For a request with an SLO a worker's role says where its work goes if all else is
 equal, and forbids nothing: a decode worker computes a short prompt itself when the prefill workers are behind, and a
-prefill worker that has nothing to do decodes, so the fleet takes the shape that the load asks for, request by request.
+prefill worker decodes as far as prompts leave it time, so the fleet takes the shape that the load asks for.
 Without an SLO nobody can say what a prompt between two tokens may cost: then roles are kept, as an operator expects.
 """
 
@@ -15,6 +15,7 @@ from math import exp
 from operator import attrgetter
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from baton.core.ports import CostModel, handoff_between_s
 from baton.core.types import ClusterView, HostId, Request, Slo, StepShape, WorkerId, WorkerView
@@ -26,6 +27,7 @@ from baton.policy.predict import decodes, with_bound
 from baton.policy.prefix import prefix_on
 from baton.policy.routing import Route
 from baton.policy.telling import after_prompt_s
+from baton.policy.work import PromptWork, prompt_work, queued_work
 
 _CONTEXT, _ARENA = attrgetter("context_tokens"), attrgetter("host", "kv_tokens_max")
 _EMPTY = StepShape()
@@ -37,7 +39,7 @@ CHUNK_TOKENS_MIN = 16
 
 @dataclass(slots=True)
 class _Share:
-    """Seconds of prompts that a worker was given lately: what its decoding requests wait for in between."""
+    """Seconds that prompts add to a worker's steps, of those that it was given lately: what its answers wait for."""
 
     prompts_s: float = 0.0
     at_s: float = 0.0
@@ -56,22 +58,14 @@ class _Arena(Struct, frozen=True, gc=False):
     """Of its workers, where it has the longest hit: they would send it."""
 
 
-class _Work(Struct, frozen=True, gc=False):
-    """Prompts to compute."""
-
-    tokens: int
-    prompts: int
-    cached_tokens: int = 0
-    """Before each, that need no work."""
-
-
 class _Plan(Struct, frozen=True, gc=False):
     """One way to compute a prompt."""
 
     worker: WorkerView
     fetch: HostId | None
     ttft_s: float
-    prompt_s: float
+    work_s: float
+    """What the prompt adds to the steps of those that decode there."""
     pressure: float
     breaks_promise: bool
     """This request's first token is predicted too late, or the tokens of those that decode there too slow."""
@@ -87,7 +81,8 @@ class LeastPressure:
     """The same of TPOT."""
     mixing_ratio: float = 2.0
     """Work of both kinds on one worker counts as this many times as pressing: who comes to decode when a step with a
-    prompt in it has just begun waits for two, and an answer of a few tokens does not make up for that."""
+    prompt in it has just begun waits for two, and an answer of a few tokens does not make up for that. On a prefill
+    worker an answer weighs so much where prompts take all of its time, and less where they take less."""
     step_slack: float = 0.9
     """Share of the TPOT that a step beside decodes takes: `SloChunked.tpot_slack`, as far as policies go together."""
     output_tokens: float = 200.0
@@ -113,7 +108,7 @@ class LeastPressure:
         cluster = with_bound(cluster)
         plan = self._plan(request, cluster.workers, cluster, cost)
         decoders = self._decoding.among(cluster.workers, self._shares)
-        tpot_s = min(self._tpot_s(worker, request, cluster, cost) for worker in decoders)
+        tpot_s = min(self._answer(worker, request, cluster, cost)[0] for worker in decoders)
         return refuse_late(request.slo, plan.ttft_s / self.ttft_slack, tpot_s / self.tpot_slack)
 
     def route(self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel) -> Route:
@@ -124,7 +119,7 @@ class LeastPressure:
             workers = [worker for worker in cluster.workers if worker.id in wanted]
         plan = self._plan(request, workers, cluster, cost)
         share = self._shares.setdefault(plan.worker.id, _Share())
-        share.prompts_s = share.at(self._now_s, self._memory_s(request, plan.worker, cluster, cost)) + plan.prompt_s
+        share.prompts_s = share.at(self._now_s, self._memory_s(request, plan.worker, cluster, cost)) + plan.work_s
         share.at_s = self._now_s
         if len(self._shares) > 2 * len(cluster.workers):
             self._forget(cluster)
@@ -141,8 +136,11 @@ class LeastPressure:
         cluster: ClusterView,
         cost: CostModel,
     ) -> WorkerId:
-        """See `PlacementPolicy.place`. Workers that are predicted to keep the promised TPOT go first.
+        """See `PlacementPolicy.place`. Workers go first that keep its TPOT, and the TTFT of prompts that wait there.
 
+        Then those whose promises are pressed least. A prefill worker weighs more as far as prompts take its time. Of
+        equals the worker whose role it is goes first. Who has no room for the KV, or no place in its batch, comes last:
+        a batch serves the oldest, and a short answer waits for their end.
         Where KV has gone ahead, whoever is there and keeps it has the request: elsewhere it would be copied again.
         """
         tokens, output_tokens, slo = request.prompt_tokens, self._expected_tokens(cluster), request.slo
@@ -155,13 +153,19 @@ class LeastPressure:
                 ways_s[kind, same_host] = handoff_s / output_tokens
             return ways_s[kind, same_host]
 
-        def key(worker: WorkerView) -> tuple[bool, bool, float, WorkerId]:
+        def key(worker: WorkerView) -> tuple[bool, bool, float, bool, WorkerId]:
             stays = source is None or source == worker.host
-            tpot_s = self._tpot_s(worker, request, cluster, cost) + way_s(worker.kind, same_host=stays)
+            tpot_s, prompts_ratio = self._answer(worker, request, cluster, cost)
+            tpot_s += way_s(worker.kind, same_host=stays)
             is_full = 0 < worker.kv_tokens_max < worker.context_tokens + tokens
-            is_slow = slo is not None and tpot_s > self.tpot_slack * slo.tpot_s
-            mixing = self.mixing_ratio if worker.role == "prefill" else 1.0
-            return (is_full, is_slow, tpot_s * mixing, worker.id)
+            is_full = is_full or 0 < worker.requests_max <= decodes(worker)
+            is_lent = worker.role == "prefill"
+            if slo is None:
+                return (is_full, False, tpot_s, is_lent, worker.id)
+            slow, late = tpot_s / slo.tpot_s, self._late(worker, tokens, slo, cost.on(worker.kind))
+            mixing = 1.0 + (self.mixing_ratio - 1.0) * min(1.0, prompts_ratio) if is_lent else 1.0
+            breaks_promise = slow > self.tpot_slack or late > self.ttft_slack
+            return (is_full, breaks_promise, max(slow, late) * mixing, is_lent, worker.id)
 
         chosen = min(candidates, key=key) if _is_ahead(candidates, cluster) else None
         if chosen is None or any(key(chosen)[:2]):
@@ -226,55 +230,69 @@ class LeastPressure:
         promise = self._promise(request, model)
         queue_s = arena.room_s + self._place_s(worker, cluster, model)
         if worker.queued_tokens:
-            queued = _Work(worker.queued_tokens, max(1, worker.queued_requests))
-            queue_s += self._compute_s(worker, queued, promise.tpot_s, model)
+            queue_s += self._compute_s(worker, queued_work(worker, model), promise.tpot_s, model)
         if worker.host in cluster.tier_hits:
             prefix = prefix_on(worker, request, cluster, cost, wait_s=queue_s)
             done_tokens, load_s = prefix.tokens, prefix.load_s
-        rest = _Work(request.prompt_tokens - done_tokens, 1, done_tokens)
-        prompt_s = self._compute_s(worker, rest, promise.tpot_s, model)
+        work = prompt_work(request.prompt_tokens - done_tokens, done_tokens, model)
+        prompt_s = self._compute_s(worker, work, promise.tpot_s, model)
         ttft_s, fetch = max(queue_s, load_s) + prompt_s, None
         best = _longest_hit(cluster)
         if best is not None and hits[best] > here:
             there = hits[best]
             kinds = {*(arenas[best].kinds if best in arenas else ()), worker.kind}
             wait_s = max(queue_s, handoff_between_s(cost, kinds, tokens=there - here, same_host=False))
-            rest_s = self._compute_s(worker, _Work(request.prompt_tokens - there, 1, there), promise.tpot_s, model)
+            rest = prompt_work(request.prompt_tokens - there, there, model)
+            rest_s = self._compute_s(worker, rest, promise.tpot_s, model)
             if wait_s + rest_s < ttft_s:
-                ttft_s, prompt_s, fetch = wait_s + rest_s, rest_s, best
+                ttft_s, prompt_s, fetch, work = wait_s + rest_s, rest_s, best, rest
         ttft_s += after_prompt_s(worker, request, cluster, cost, prompt_s=prompt_s)
         late = ttft_s / promise.ttft_s
-        slow = self._slow(worker, request, cluster, model, prompt_s)
+        slow = self._slow(worker, request, cluster, model, work.alone_s)
         mixing, risk = 1.0, 1.0
         if request.slo is not None and decodes(worker):
             mixing, risk = self.mixing_ratio, 1.0 + arena.fill_ratio
         return _Plan(
-            worker=worker, fetch=fetch, ttft_s=ttft_s, prompt_s=prompt_s, pressure=max(late, slow) * risk * mixing,
+            worker=worker, fetch=fetch, ttft_s=ttft_s, work_s=work.alone_s, pressure=max(late, slow) * risk * mixing,
             breaks_promise=request.slo is not None and max(late, slow * risk) > self.ttft_slack,
         )  # fmt: skip
 
     def _slow(
-        self, worker: WorkerView, request: Request, cluster: ClusterView, model: CostModel, prompt_s: float
+        self, worker: WorkerView, request: Request, cluster: ClusterView, model: CostModel, work_s: float
     ) -> float:
         """Return the pressure on the tokens of those that decode there already, with this prompt beside them."""
         if not decodes(worker):
             return 0.0
-        shared_s = self._shared_s(worker, request, cluster, model) + prompt_s
+        share, shared_s = self._shares.get(worker.id), work_s
+        if share is not None:
+            shared_s += share.at(self._now_s, self._memory_s(request, worker, cluster, model))
         tpot_s = _decode_s(worker, 0, 0, model) + shared_s / self._answer_tokens(worker, cluster)
         return tpot_s / self._promise(request, model).tpot_s
 
-    def _tpot_s(self, worker: WorkerView, request: Request, cluster: ClusterView, cost: CostModel) -> float:
-        """Predict the time per token of a request that decodes on this worker, beside the prompts that it is given."""
+    def _answer(
+        self, worker: WorkerView, request: Request, cluster: ClusterView, cost: CostModel
+    ) -> tuple[float, float]:
+        """Predict the time per token of a request that decodes on this worker, and how much of its time prompts take.
+
+        They take as much (0..1, and more where it is behind) as of late, and every token waits for their share of it.
+        """
         model = cost.on(worker.kind)
         alone_s = _decode_s(worker, 1, request.prompt_tokens, model)
-        if worker.id not in self._shares:
-            return alone_s
-        shared_s = self._shared_s(worker, request, cluster, model)
-        return alone_s + shared_s / self._answer_tokens(worker, cluster) if shared_s else alone_s
-
-    def _shared_s(self, worker: WorkerView, request: Request, cluster: ClusterView, model: CostModel) -> float:
         share = self._shares.get(worker.id)
-        return 0.0 if share is None else share.at(self._now_s, self._memory_s(request, worker, cluster, model))
+        if share is None:
+            return alone_s, 0.0
+        memory_s = self._memory_s(request, worker, cluster, model)
+        prompts_ratio = share.at(self._now_s, memory_s) / memory_s
+        return alone_s + prompts_ratio * self._promise(request, model).tpot_s, prompts_ratio
+
+    def _late(self, worker: WorkerView, tokens: int, slo: Slo, model: CostModel) -> float:
+        """Return the pressure on the prompts that wait there, with one more that decodes beside them."""
+        if not worker.queued_tokens:
+            return 0.0
+        with_it = replace(
+            worker, running_requests=worker.running_requests + 1, context_tokens=worker.context_tokens + tokens
+        )
+        return self._compute_s(with_it, queued_work(worker, model), slo.tpot_s, model) / slo.ttft_s
 
     def _memory_s(self, request: Request, worker: WorkerView, cluster: ClusterView, cost: CostModel) -> float:
         """How long an answer of this worker decodes: the time over which prompts beside it count."""
@@ -322,17 +340,14 @@ class LeastPressure:
             self._alone = (request, model, promise)
         return promise
 
-    def _compute_s(self, worker: WorkerView, work: _Work, tpot_s: float, model: CostModel) -> float:
+    def _compute_s(self, worker: WorkerView, work: PromptWork, tpot_s: float, model: CostModel) -> float:
         """Predict how long prompt tokens take here: in chunks, each beside a token of every request that decodes.
 
         Chunks are as long as a step may be, and beside decodes as long as their TPOT leaves room for.
         """
         if work.tokens <= 0:
             return 0.0
-        mean_tokens = max(1, work.tokens // work.prompts)
-        beside_s = model.step_s(_EMPTY)
-        one_s = model.prefill_s(new_tokens=mean_tokens, cached_tokens=work.cached_tokens) - beside_s
-        alone_s = work.prompts * one_s
+        alone_s, beside_s = work.alone_s, model.step_s(_EMPTY)
         chunk_tokens = worker.step_tokens_max or work.tokens
         if decodes(worker):
             beside_s = model.step_s(StepShape(decode_requests=decodes(worker), context_tokens=worker.context_tokens))

@@ -124,20 +124,82 @@ def test_decode_goes_where_tokens_come_fastest_and_kv_has_room() -> None:
     assert place(request(slo=SLO), None, [full, busy], cluster(full, busy), COST) == "busy"
 
 
-def test_a_prefill_worker_without_work_decodes_when_the_decode_workers_are_pressed() -> None:
+def test_answers_go_where_prompts_take_no_time_whatever_the_role() -> None:
+    """An idle prefill worker: 11 ms a token. A decode worker with thirty: 41 ms, with three: 14 ms."""
     idle, busy = worker("p"), worker("d", "decode", running_requests=30)
     assert LeastPressure().place(request(slo=SLO), None, [busy], cluster(idle, busy), COST) == "p"
     calm = worker("d", "decode", running_requests=3)
-    assert LeastPressure().place(request(slo=SLO), None, [calm], cluster(idle, calm), COST) == "d"
+    assert LeastPressure().place(request(slo=SLO), None, [calm], cluster(idle, calm), COST) == "p"
+    free = worker("d", "decode")
+    assert LeastPressure().place(request(slo=SLO), None, [free], cluster(idle, free), COST) == "d", "its role"
 
 
-def test_an_answer_leaves_the_decode_worker_that_is_too_slow_for_it() -> None:
-    """Decode: 21 ms a token. Prefill: 11 ms, which counts twice: only where 21 ms are too slow is it better."""
-    idle, busy = worker("p"), worker("d", "decode", running_requests=10)
+def test_an_answer_weighs_more_where_prompts_take_more_of_the_time() -> None:
+    """Beside d's eight: 19 ms. Beside prompts of 1 s in the 10 s that answers take: 16 ms, and 1.1 times that.
+
+    Beside prompts of 2 s: 21 ms, and 1.2 times that.
+    """
+    prefill, decode = worker("p"), worker("d", "decode", running_requests=8)
+    view = cluster(prefill, decode)
+
+    def after(seconds: int, mixing_ratio: float = 2.0) -> str:
+        policy = LeastPressure(mixing_ratio=mixing_ratio)
+        for _ in range(seconds):
+            policy.route(request(slo=SLO), [prefill], cluster(prefill), COST)
+        return policy.place(request(slo=SLO), None, [decode], view, COST)
+
+    assert [after(0), after(1), after(2)] == ["p", "p", "d"]
+    assert after(1, mixing_ratio=4.0) == "d", "1.3 times 16 ms"
+
+
+def test_on_a_decode_worker_prompts_weigh_no_more_than_they_slow_its_answers() -> None:
+    """Prompts of 1 s there: 5 ms, so 16 ms a token. Beside six others: 17 ms. Weighed as on p it would be 17.6."""
+    lends, other = worker("d", "decode"), worker("e", "decode", running_requests=6)
+    policy = LeastPressure()
+    policy.route(request(slo=SLO), [lends], cluster(lends), COST)
+    assert policy.place(request(slo=SLO), None, [lends, other], cluster(lends, other), COST) == "d"
+
+
+def test_an_answer_leaves_the_prefill_worker_that_prompts_make_too_slow_for_it() -> None:
+    """Decode: 41 ms a token. Prefill, with 9 s of prompts in the 10 s that answers take: 11 ms and 45 of waiting."""
+    prefill, decode = worker("p"), worker("d", "decode", running_requests=30)
+    policy = LeastPressure(mixing_ratio=0.0)
+    assert policy.place(request(slo=SLO), None, [decode], cluster(prefill, decode), COST) == "p"
+    for _ in range(9):
+        policy.route(request(slo=SLO), [prefill], cluster(prefill), COST)
+    assert policy.place(request(slo=SLO), None, [decode], cluster(prefill, decode), COST) == "d"
+
+
+def test_an_answer_does_not_slow_prompts_that_wait_until_their_first_token_is_late() -> None:
+    """Alone the prompts that wait take 1.5 s of the 2; beside a decode 41 steps more, of 11 ms: 1.96 s, too close."""
+    prefill, decode = worker("p", queued_tokens=1500), worker("d", "decode", running_requests=30)
     place = LeastPressure().place
-    assert place(request(slo=SLO), None, [busy], cluster(idle, busy), COST) == "d"
-    tight = Slo(ttft_s=2.0, tpot_s=0.02)
-    assert place(request(slo=tight), None, [busy], cluster(idle, busy), COST) == "p"
+    assert place(request(slo=SLO), None, [decode], cluster(prefill, decode), COST) == "d"
+    patient = Slo(ttft_s=4.0, tpot_s=0.05)
+    assert place(request(slo=patient), None, [decode], cluster(prefill, decode), COST) == "p"
+
+
+def test_an_answer_goes_where_the_batch_has_a_place() -> None:
+    """Eight places: the ninth would wait until one of the eight has ended."""
+    crowded, slower = worker("d", "decode", running_requests=8), worker("e", "decode", running_requests=12)
+    place = LeastPressure().place
+    assert place(request(slo=SLO), None, [crowded], cluster(crowded, slower), COST) == "d"
+    full = replace(crowded, requests_max=8)
+    assert place(request(slo=SLO), None, [full], cluster(full, slower), COST) == "e"
+    assert place(request(slo=SLO), None, [full], cluster(full), COST) == "d"
+
+
+def test_of_a_prompt_beside_decodes_only_what_it_adds_to_their_steps_costs_them() -> None:
+    """Steps of 60 ms, 12 of which decode: a prompt takes 21 of them, 1.25 s, and answers wait for 1.0 s of that.
+
+    Shared out over 200 tokens it is 5 ms, and ten prompts leave 62 of the 63 ms. It would be eight, were it 1.25 s.
+    """
+    slo = Slo(ttft_s=30.0, tpot_s=0.0667)
+    busy, behind = worker("d", "decode", running_requests=2), worker("p", queued_tokens=28_800)
+    policy, chosen = LeastPressure(mixing_ratio=1.0), list[str]()
+    for _ in range(14):
+        chosen.append(policy.route(request(slo=slo), [behind], cluster(behind, busy), COST).worker)
+    assert chosen.count("d") == 10
 
 
 def test_a_full_arena_makes_a_request_wait_for_answers_to_end() -> None:
