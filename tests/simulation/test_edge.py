@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from msgspec.structs import replace
 
@@ -50,3 +52,18 @@ def test_turns_that_wait_for_an_answer_that_never_comes_are_counted() -> None:
 def test_an_edge_takes_no_negative_time() -> None:
     with pytest.raises(ConfigError, match=r"edge.token_s is -1, but must be at least 0 and finite"):
         load_spec("[edge]\ntoken_s = -1.0\n")
+
+
+@pytest.mark.parametrize("think_s", [None, 1.0])
+def test_a_prompt_that_no_host_can_hold_is_refused_before_it_is_made(think_s: float | None) -> None:
+    """Alone or as a later turn: a hundred million tokens would take 400 MB, however they are kept."""
+    *before, last = trace(think_s=think_s).requests
+    absurd = replace(last, input_tokens=100_000_000)
+    tracemalloc.start()
+    records = replay_trace(
+        SPEC, Trace(format="made", timing="absolute", requests=(*before, absurd)), policy="baton", seed=0
+    )
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [record.outcome for record in records] == ["finished"] * len(before) + ["rejected"]
+    assert peak_bytes < 100e6

@@ -73,6 +73,8 @@ class _Replay:
         self.arrive(cluster, request, index)
 
     def arrive(self, cluster: SimCluster, request: TraceRequest, index: int) -> None:
+        if not self._admit(cluster, request, index, request.input_tokens):
+            return
         if self.shares_blocks:
             prompt = array("I", self.prompts.token_ids(request, index))
         else:
@@ -81,14 +83,20 @@ class _Replay:
 
     def _follow(self, cluster: SimCluster, turn: Turn, said: Sequence[int]) -> None:
         """The next turn of a conversation: what was said, the answer included, and then what is new."""
+        if not self._admit(cluster, turn.request, turn.index, turn.prompt_tokens(len(said))):
+            return
         own = self.prompts.token_ids(turn.request, turn.index)
         self._submit(cluster, turn.request, turn.index, array("I", turn.prompt(own, said)))
 
+    def _admit(self, cluster: SimCluster, request: TraceRequest, index: int, prompt_tokens: int) -> bool:
+        """Reject what no host can hold, as the HTTP edge does: before a prompt is made, which may be of any length."""
+        if prompt_tokens < self.tokens_max:
+            return True
+        self._note_lost(request, cluster.loop.now_s, "rejected")
+        self._give_up(index, cluster.loop.now_s, "rejected")
+        return False
+
     def _submit(self, cluster: SimCluster, request: TraceRequest, index: int, prompt: array[int]) -> None:
-        if len(prompt) >= self.tokens_max:
-            self._note_lost(request, cluster.loop.now_s, "rejected")  # as the HTTP edge does
-            self._give_up(index, cluster.loop.now_s, "rejected")
-            return
         edge_s = self.spec.edge.before_s(len(prompt))
         if edge_s:
             cluster.loop.after(edge_s, partial(self._reach, cluster, request, index, prompt))

@@ -18,6 +18,11 @@ class Turn:
     known_tokens: int
     """Leading tokens of its prompt that are the prompt and the answer before it, as long as the trace meant them."""
 
+    def prompt_tokens(self, said_tokens: int) -> int:
+        """How long the prompt will be after `said_tokens` of talk."""
+        own_tokens = self.request.input_tokens
+        return said_tokens + own_tokens - min(self.known_tokens, own_tokens - 1)
+
     def prompt(self, own: Sequence[int], said: Sequence[int]) -> list[int]:
         """Put what was really said before what is new. `own` is the whole prompt that a `PromptMaker` made.
 

@@ -134,6 +134,7 @@ def test_a_turn_that_was_cut_says_at_least_one_word() -> None:
     """Its prompt was shortened to less than what was said before."""
     request = generate(load_workload(CHATS), seed=3).requests[-1]
     assert Turn(0, request, known_tokens=500).prompt([1, 2, 3], [7, 8]) == [7, 8, 3]
+    assert Turn(0, request, known_tokens=500).prompt_tokens(2) == 2 + 1
 
 
 def test_sessions_are_whole_whoever_comes_at_once() -> None:
