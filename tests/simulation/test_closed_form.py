@@ -14,13 +14,14 @@ from baton.core.types import BlockHash, HostId, Request, RequestId, Sampling, Sl
 from baton.kv.hashing import block_hashes
 from baton.policy.named import NAMED
 from baton.sim.checkers import check_nothing_left
-from baton.sim.cluster import SimCluster, build_cluster, delay_messages, hang_up
+from baton.sim.cluster import SimCluster, build_cluster
 from baton.sim.engines import STOP_TOKEN, LengthEngine
 from baton.sim.faults import Death
 from baton.sim.journal import Journal, Life
 from baton.sim.policies import build_policies
 from baton.sim.scenario import REPORTS
 from baton.sim.spec import ClusterSpec, SimCost, SimKV, SimLink, SimWorkers
+from baton.sim.strikes import delay_messages, hang_up
 from baton.sim.worker import SimWorker
 
 SEEDS = 60

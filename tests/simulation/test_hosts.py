@@ -21,7 +21,7 @@ from baton.core.messages import (
 from baton.core.types import HostId, RequestId, WorkerId, WorkerView
 from baton.kv.hashing import block_hashes
 from baton.kv.window import Window
-from baton.sim.cluster import SimCluster, build_cluster, delay_messages
+from baton.sim.cluster import SimCluster, build_cluster
 from baton.sim.engines import LengthEngine
 from baton.sim.faults import Cancel, Death, Fault, HostKill, Kill, WireCut
 from baton.sim.journal import Journal
@@ -30,6 +30,7 @@ from baton.sim.policies import build_policies
 from baton.sim.replay_trace import replay_trace
 from baton.sim.scenario import RESTLESS, PlannedRequest, Scenario
 from baton.sim.spec import ClusterSpec, SimKind, SimKV, SimWorkers, load_spec
+from baton.sim.strikes import delay_messages
 from baton.workload.request import Trace, TraceRequest
 from tests.simulation.test_behaviour import outcome, request, scenario
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from time import perf_counter
@@ -39,6 +41,9 @@ from baton.workload.source import read_workload
 
 Subparsers = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]
 """What `add_subparsers` returns; argparse has no public name for it."""
+
+FAILURES_SHOWN = 5
+"""Reasons for failures that the screen shows."""
 
 DESCRIPTION = """Play a trace on a simulated cluster: the coordinator, the batchers and the KV pool are the real ones,
 only time, step durations and messages are simulated. No policy sees how long an answer will be.
@@ -106,8 +111,9 @@ def run(args: argparse.Namespace) -> int:
     results = summarize(records, slo=slo, wall_s=perf_counter() - started_s)
     if args.json != STANDARD_OUTPUT:
         _show(results, f"{args.trace.name} ({trace.format})")
+    _show_remarks("failures", _failure_words(records), to_error=args.json == STANDARD_OUTPUT)
     cut = cut_words(records, spec)
-    _show_cut(cut, to_error=args.json == STANDARD_OUTPUT)
+    _show_remarks("answers cut", cut, to_error=args.json == STANDARD_OUTPUT)
     if args.json is not None:
         write_json(args.json, results)
     if args.perfetto is not None:
@@ -244,11 +250,19 @@ def _show(results: Results, source: str) -> None:
         console.print(f"{'slo attainment':20} {results.slo.attainment_ratio:.4f}", highlight=False)
 
 
-def _show_cut(lines: list[str], *, to_error: bool) -> None:
-    """Say which answers did not come whole: beside the results, or, where those go to a program, where errors go."""
+def _show_remarks(name: str, lines: list[str], *, to_error: bool) -> None:
+    """Say what else a reader should know: beside the results, or, where those go to a program, where errors go."""
     console = Console(stderr=to_error)
     for line in lines:
-        console.print(f"{'answers cut':20} {line}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"{name:20} {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _failure_words(records: Sequence[RequestRecord]) -> list[str]:
+    """Say why requests have failed, and how many of each: the most first."""
+    reasons = Counter(record.failure for record in records if record.outcome == "failed").most_common()
+    words = [f"{requests:,}: {reason}" for reason, requests in reasons[:FAILURES_SHOWN]]
+    rest = sum(requests for _, requests in reasons[FAILURES_SHOWN:])
+    return words + ([f"{rest:,}: {len(reasons) - FAILURES_SHOWN:,} other reasons"] if rest else [])
 
 
 def _cells(distribution: Distribution) -> list[str]:

@@ -51,12 +51,17 @@ def source_digests(specs: Iterable[str]) -> dict[str, str]:
     digests: dict[str, str] = {}
     for spec in sorted(set(specs)):
         module_name = spec.partition(":")[0]
-        if module_name.partition(".")[0] == __name__.partition(".")[0]:
+        if is_ours(spec):
             continue
         file = _import(spec, module_name).__file__
         if file is not None:
             digests[spec] = sha256(Path(file).read_bytes()).hexdigest()
     return digests
+
+
+def is_ours(spec: str) -> bool:
+    """Tell a plug-in of this package from a user's own."""
+    return spec.partition(":")[0].partition(".")[0] == __name__.partition(".")[0]
 
 
 def check_port(spec: str, made: object, expects: type[Port]) -> Port:

@@ -37,6 +37,8 @@ class RequestRecord(Struct, frozen=True, kw_only=True, gc=False):
     outcome: Outcome
     reject: RejectReason | None = None
     """Why it was rejected, where that is known."""
+    failure: str = ""
+    """Why it failed, in words, where that is known."""
     input_tokens: int
     token_times_s: Sequence[float] = ()
     """When each output token came, ascending; empty unless it finished (or got that far)."""

@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from baton.core.config import PolicyConfig
-from baton.core.messages import Outcome
+from baton.core.messages import Outcome, RejectReason
 from baton.core.types import Slo
 from baton.metrics.summary import RequestRecord
 from baton.sim.faults import TimedFault
@@ -43,6 +43,8 @@ class _Told(Struct, frozen=True, array_like=True):
     arrival_s: float
     end_s: float
     outcome: Outcome
+    reject: RejectReason | None
+    failure: str
     input_tokens: int
     token_times: bytes
     cached_tokens: int | None
@@ -96,6 +98,8 @@ def encode_records(records: Sequence[RequestRecord]) -> bytes:
             arrival_s=record.arrival_s,
             end_s=record.end_s,
             outcome=record.outcome,
+            reject=record.reject,
+            failure=record.failure,
             input_tokens=record.input_tokens,
             token_times=array("d", record.token_times_s).tobytes(),
             cached_tokens=record.cached_tokens,
@@ -115,6 +119,8 @@ def decode_records(data: bytes) -> list[RequestRecord]:
             arrival_s=told.arrival_s,
             end_s=told.end_s,
             outcome=told.outcome,
+            reject=told.reject,
+            failure=told.failure,
             input_tokens=told.input_tokens,
             token_times_s=array("d", told.token_times),
             cached_tokens=told.cached_tokens,

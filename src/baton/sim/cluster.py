@@ -15,10 +15,11 @@ from baton.control.batcher import Batcher
 from baton.control.carrier import Carrier
 from baton.control.coordinator import Coordinator
 from baton.control.rules import BatcherRules
+from baton.core.config import SurvivalConfig
 from baton.core.copies import CopyBlocks, LayersDone
 from baton.core.keeping import TierOpened
 from baton.core.messages import RetireWorker, SetRole, StartWorker, StepReport, WorkerCommand
-from baton.core.types import HostId, RequestId, WorkerId, WorkerView
+from baton.core.types import HostId, WorkerId, WorkerView
 from baton.kv.blocks import EvictionOrder
 from baton.kv.host_pool import HostPool
 from baton.policy.batching import BatchingPolicy
@@ -46,6 +47,8 @@ class SimPolicies:
     eviction: Callable[[], EvictionOrder]
     fairness: Callable[[], FairnessPolicy]
     """One per worker, as live: what a worker has served, no other knows."""
+    are_own_in_workers: bool = False
+    """Batching or fairness is the user's own: what it raises ends the worker, as live."""
     name: str = ""
     """Of the scenario's policies, where a scenario is played: a replay makes them again by it."""
 
@@ -84,7 +87,9 @@ class SimCluster:
     _starting: dict[WorkerId, WorkerView] = field(default_factory=dict[WorkerId, WorkerView])
     """What scaling has asked for, and is neither there nor given up."""
     _retired: set[WorkerId] = field(default_factory=set[WorkerId])
-    """Those that died before they could be retired: none follows."""
+    """Those that died before they could be retired, or once too often: none follows."""
+    _broke_s: dict[WorkerId, list[float]] = field(default_factory=dict[WorkerId, list[float]])
+    """When each worker's processes have lately ended by themselves."""
 
     @property
     def workers(self) -> list[SimWorker]:
@@ -141,6 +146,8 @@ class SimCluster:
             cost=self.policies.cluster.cost.on(view.kind),
             loop=self.loop,
             outbound=outbound,
+            ended_by=(Exception,) if self.policies.are_own_in_workers else (),
+            broke=partial(self._break_down, view.id),
         )
         inbound = Link(loop=self.loop, delays=self._delays(1), deliver=worker.receive)
         self._processes[view.id] = _Process(view, worker, inbound, outbound)
@@ -177,6 +184,16 @@ class SimCluster:
                 assert_never(death.reports)
         self._note_queue(process)
         self.loop.at(noticed_at_s, partial(self._lose, process.view, death.restart_s, why))
+
+    def _break_down(self, worker: WorkerId, why: str) -> None:
+        """Note that a process has ended by itself: it is started again as often as a server does that."""
+        moment_s, survival = self.loop.now_s, SurvivalConfig()
+        before_s = [at_s for at_s in self._broke_s.get(worker, ()) if moment_s - at_s < survival.restart_window_s]
+        self._broke_s[worker] = [*before_s, moment_s]
+        if len(before_s) >= survival.restarts_max:
+            self._retired.add(worker)
+            why += f"; given up after {len(before_s) + 1} such ends within {survival.restart_window_s:g} s"
+        self.kill(worker, Death(restart_s=self.spec.worker_start_s), why)
 
     def _lose(self, view: WorkerView, restart_s: float, why: str) -> None:
         if view.host not in self.engines or view.id in self._processes:
@@ -324,22 +341,6 @@ def _copy_tokens(copy: CopyBlocks, source: SimEngine, target: SimEngine, pools: 
     skipped = copy.first_token % pools[copy.source].block_tokens
     for slot in range(copy.tokens):
         target.write(copy.write, slot, source.kv_of(copy.read, skipped + slot, copy.layers), copy.layers)
-
-
-def hang_up(cluster: SimCluster, request_id: RequestId) -> None:
-    """Let the client of a request go: the server has what its worker has said by now."""
-    life = cluster.server.journal.lives.get(request_id)
-    worker = cluster.worker(life.worker) if life is not None and life.worker is not None else None
-    if worker is not None:
-        worker.catch_up()
-    cluster.server.cancel(request_id)
-
-
-def delay_messages(cluster: SimCluster, delay_s: float) -> None:
-    """Let every message that is sent from now on take so much longer."""
-    for worker in cluster.workers:
-        worker.catch_up()
-    cluster.spike.delay_s = delay_s
 
 
 def cluster_coordinator(spec: ClusterSpec, policies: SimPolicies) -> Coordinator:

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from baton.control.build import build_policies as load_policies
 from baton.core.config import Plugin, PolicyConfig
-from baton.core.plugin import load_plugin, plugin_maker
+from baton.core.plugin import is_ours, load_plugin, plugin_maker
 from baton.kv.blocks import EvictionOrder
 from baton.policy.batching import BatchingPolicy
 from baton.policy.fairness import FairnessPolicy
@@ -26,7 +26,7 @@ def configured_policies(config: PolicyConfig, spec: ClusterSpec) -> SimPolicies:
     The queue is as long as the cluster file says, where the policy itself is not told.
     """
     bound = {"requests_max": spec.queue_requests_max}
-    if config.admission.use.startswith("baton.policy."):
+    if is_ours(config.admission.use):
         config = _everywhere(
             config, config.admission, replace(config.admission, options=bound | config.admission.options)
         )
@@ -35,6 +35,7 @@ def configured_policies(config: PolicyConfig, spec: ClusterSpec) -> SimPolicies:
         batching=load_plugin(config.batching.use, config.batching.options, expects=BatchingPolicy),
         fairness=plugin_maker(config.fairness.use, config.fairness.options, expects=FairnessPolicy),
         eviction=plugin_maker(config.eviction.use, config.eviction.options, expects=EvictionOrder),
+        are_own_in_workers=not all(is_ours(plugin.use) for plugin in (config.batching, config.fairness)),
     )
 
 

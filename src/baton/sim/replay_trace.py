@@ -31,6 +31,7 @@ from baton.workload.conversation import Conversations, Turn, conversations
 from baton.workload.prompts import PromptMaker
 from baton.workload.request import Trace, TraceRequest
 
+TURN_LOST = "the answer that it goes on from never came: that request failed"
 _SAMPLING = Sampling(stop_token_ids=(STOP_TOKEN,))
 
 
@@ -136,6 +137,7 @@ class _Replay:
             arrival_s=now_s,
             end_s=now_s,
             outcome=outcome,
+            failure=TURN_LOST if outcome == "failed" else "",
             input_tokens=request.input_tokens,
             slo=request.slo,
             tenant=request.tenant,
@@ -153,6 +155,7 @@ class _Replay:
             end_s=ended_at_s + edge.token_s,
             outcome=close.outcome,
             reject=close.reject,
+            failure=close.reason if close.outcome == "failed" else "",
             input_tokens=life.request.prompt_tokens,
             token_times_s=times_s,
             cached_tokens=life.cached_tokens,

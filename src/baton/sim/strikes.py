@@ -9,7 +9,7 @@ from math import fsum, prod
 from typing import assert_never
 
 from baton.core.types import RequestId
-from baton.sim.cluster import SimCluster, delay_messages, hang_up
+from baton.sim.cluster import SimCluster
 from baton.sim.faults import (
     Cancel,
     DelaySpike,
@@ -167,3 +167,19 @@ class Strikes:
                 return len(life.token_times_s) >= 2
             case _:
                 assert_never(stage)
+
+
+def hang_up(cluster: SimCluster, request_id: RequestId) -> None:
+    """Let the client of a request go: the server has what its worker has said by now."""
+    life = cluster.server.journal.lives.get(request_id)
+    worker = cluster.worker(life.worker) if life is not None and life.worker is not None else None
+    if worker is not None:
+        worker.catch_up()
+    cluster.server.cancel(request_id)
+
+
+def delay_messages(cluster: SimCluster, delay_s: float) -> None:
+    """Let every message that is sent from now on take so much longer."""
+    for worker in cluster.workers:
+        worker.catch_up()
+    cluster.spike.delay_s = delay_s

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, islice
@@ -33,6 +33,10 @@ Part = tuple[RequestId, int, "array[int]"]
 """A request that decodes, its attempt, and the token that it decodes in every step, as an array of one."""
 RUN_STEPS_MAX = 1024
 """A run that may be cut at any time is not computed further ahead."""
+
+
+def _nobody(_why: str) -> None:
+    """Hear nothing."""
 
 
 class Decoded(Struct, frozen=True, gc=False):
@@ -75,6 +79,11 @@ class SimWorker:
     cost: CostModel
     loop: EventLoop
     outbound: Link[StepReport | LayersDone | Decoded]
+    ended_by: tuple[type[Exception], ...] = ()
+    """What ends the process when it is raised in it: anything, where a policy of the user's own plays. What is raised
+    among our own is a bug, and ends the simulation."""
+    broke: Callable[[str], None] = _nobody
+    """Told why the process has ended by itself."""
     slowdown: float = 1.0
     """Steps take this many times as long as the cost model says. Set by `slow_down`."""
     hung: bool = False
@@ -130,9 +139,23 @@ class SimWorker:
         running = self._running
         if running is not None:
             self._cut(running)
-            self._book(running, bisect_right(running.ends_s, self.loop.now_s) - running.done)
+            try:
+                self._book(running, bisect_right(running.ends_s, self.loop.now_s) - running.done)
+            except self.ended_by as error:
+                self._break(error)
+
+    def _break(self, error: Exception) -> None:
+        """End as a process ends that raises."""
+        self.dead, self.executing, self._running = True, None, None
+        self.broke(f"{self.id} ended: {type(error).__name__}: {error}")
 
     def _turn(self) -> None:
+        try:
+            self._plan()
+        except self.ended_by as error:
+            self._break(error)
+
+    def _plan(self) -> None:
         if self._inbox:
             self.batcher.apply(self._inbox)
             self._inbox = []
@@ -168,7 +191,11 @@ class SimWorker:
         if self.dead or self.hung:
             return
         result = self.engine.execute(step)
-        self.batcher.commit(step, result)
+        try:
+            self.batcher.commit(step, result)
+        except self.ended_by as error:
+            self._break(error)
+            return
         self.executing = None
         self._send(step_s=step_s)
         self._turn()
@@ -257,7 +284,11 @@ class SimWorker:
             self._wake_for(running)
 
     def _finish_run(self, running: _Running) -> None:
-        self._book(running, len(running.ends_s) - running.done)
+        try:
+            self._book(running, len(running.ends_s) - running.done)
+        except self.ended_by as error:
+            self._break(error)
+            return
         self._running = None
         self._turn()
 
