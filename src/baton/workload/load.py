@@ -96,8 +96,14 @@ class _Reading:
         clock = request.session if self.timing == "session" else ""
         line, at_s = self.last.get(clock, (0, 0.0))
         if line and request.at_s < at_s:
-            raise ValueError(f"time {request.at_s:g} s is before the {at_s:g} s of line {line}; sort the file by time")
+            later = f"time {_seconds(request.at_s)} s is before the {_seconds(at_s)} s of line {line}"
+            raise ValueError(f"{later}; sort the file by time")
         self.last[clock] = (number, request.at_s)
+
+
+def _seconds(value: float) -> str:
+    """To the microsecond: times of a wall clock differ late."""
+    return f"{value:,.6f}".rstrip("0").rstrip(".")
 
 
 def _detect(path: Path, columns: frozenset[str]) -> TraceFormat:
@@ -148,8 +154,8 @@ def _csv_fields(header: list[str], line: str) -> Fields:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the numbered lines of the file without their ends. Empty lines may only stand at its end."""
-    number, empty = 0, 0
+    """Yield the numbered lines of the file without their ends. Empty lines may only stand at its ends."""
+    number, empty, begun = 0, 0, False
     try:
         with path.open("rb") as probe:
             zipped = probe.read(2) == _GZIP_MAGIC
@@ -157,10 +163,11 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         with gzip.open(path, "rt", encoding=encoding) if zipped else path.open(encoding=encoding) as lines:
             for number, line in enumerate(lines, start=1):
                 if not line.strip():
-                    empty = empty or number
+                    empty = empty or (number if begun else 0)
                 elif empty:
                     raise ConfigError(f"{path}, line {empty}: an empty line between requests; delete it")
                 else:
+                    begun = True
                     yield number, line.rstrip("\r\n")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ConfigError(f"{path}: cut off or damaged after line {number}: {error}; copy it again") from error

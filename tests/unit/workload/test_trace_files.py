@@ -154,6 +154,10 @@ VTC = "t_s,client,prompt_len,output_len\n"
 
 BAD_FILES = {
     "unsorted": (mooncake({"timestamp": 9000}, {"timestamp": 8000}), r"line 2: time 8 s is before the 9 s of line 1"),
+    "unsorted by the clock": (
+        AZURE + "2023-11-16 18:17:03.9799600,1,2\n2023-11-16 18:17:03.5,1,2\n",
+        r"line 3: time 1,700,158,623.5 s is before the 1,700,158,623.97996 s of line 2",
+    ),
     "negative length": (
         mooncake({}, {"output_length": -3}),
         r"line 2: output_length is -3, but must be a whole number from 0 to 100,000,000\n.*--limit 1 ",
@@ -184,6 +188,7 @@ BAD_FILES = {
     "empty line": (VTC + "0.5,0,1,2\n\n0.7,0,1,2\n", r"line 3: an empty line"),
     "empty": ("", r"no requests"),
     "only a header": (VTC, r"no requests"),
+    "one JSON list over lines": ("\n[\n {},\n {}\n]\n", r"one JSON list; write one object a line: jq -c '.\[\]'"),
     "one JSON list": ("[{}]", r"one JSON list; write one object a line: jq -c '.\[\]'"),
     "a column short": (
         "TIMESTAMP,ContextTokens\n2023-11-16 18:17:03.9,1\n",
@@ -281,6 +286,13 @@ def test_a_mark_before_the_first_line_is_no_column(tmp_path: Path) -> None:
     for name in ("azure.csv", "mooncake.jsonl"):
         path = tmp_path / name
         path.write_text((TRACES / name).read_text(), encoding="utf-8-sig")
+        assert read_trace(path) == read_trace(TRACES / name)
+
+
+def test_empty_lines_before_the_first_and_after_the_last_are_none(tmp_path: Path) -> None:
+    for name in ("azure.csv", "mooncake.jsonl"):
+        path = tmp_path / name
+        path.write_text("\n \n" + (TRACES / name).read_text() + "\n\n")
         assert read_trace(path) == read_trace(TRACES / name)
 
 
