@@ -5,8 +5,7 @@
 
 FILE is the conversation trace of AzurePublicDataset, 2023 (CSV, may be gzip). Every run is a process of its own. With
 `--against`, the `src` folder of another version of this repository is measured too, run by run in turn with this one;
-with `--python`, this version on another interpreter, which has what Baton needs installed: one that was built with
-optimizations is a good deal quicker than one that was not, and each result says which it was.
+with `--python`, this version on another interpreter that has what Baton needs: how it was built makes a difference.
 `--cells N` plays 40,000 requests per cell, the trace over and over and ten times as fast, on N cells of 40 workers:
 25 cells are 1,000 workers with a million requests. Cells are played by `--processes P` processes at once.
 """
@@ -15,10 +14,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
 import resource
 import subprocess
 import sys
-import sysconfig
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -77,7 +76,7 @@ def one(job: dict[str, object]) -> dict[str, object]:
     cpu_s, wall_s = processor_s() - cpu_s, perf_counter() - wall_s
     results = summarize(records, slo=SloTargets(), wall_s=wall_s)
     return {
-        "python": interpreter(),
+        "python": f"{platform.python_version()}, {platform.python_compiler()}",
         "requests": len(records),
         "completed": results.completed,
         "cpu_s": cpu_s,
@@ -89,13 +88,6 @@ def one(job: dict[str, object]) -> dict[str, object]:
         "memory_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "memory_peak_cell_bytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
     }
-
-
-def interpreter() -> str:
-    """Name what this process runs on, by its version and how it was built."""
-    options = str(sysconfig.get_config_var("CONFIG_ARGS"))
-    built = "with" if "--enable-optimizations" in options else "without"
-    return f"{sys.version.split()[0]}, built {built} optimizations"
 
 
 def processor_s() -> float:
