@@ -15,6 +15,7 @@ from baton.sim.spec import ClusterSpec
 
 MODULE = """
 from baton.policy.batching import MixedChunked
+from baton.policy.eviction import LeastRecentlyUsed
 from baton.policy.fairness import FirstComeFirstServed
 
 
@@ -41,6 +42,11 @@ class SelectsLate:
 class SelectsNonsense:
     def select(self, candidates, limits, cost):
         return [("nobody", 1)]
+
+
+class Evicts(LeastRecentlyUsed):
+    def add(self, block, facts):
+        raise RuntimeError("boom of Evicts")
 
 
 class Serves(FirstComeFirstServed):
@@ -101,6 +107,19 @@ def test_a_worker_that_ends_again_and_again_is_given_up_as_a_server_does(
     assert main([*sim, "--policy", own(tmp_path, "batching", "Selects"), "--log", str(log)]) == 1
     assert b"given up after 6 such ends within 60 s" in log.read_bytes()
     assert log.read_bytes().count(b"boom of Selects") >= 6
+
+
+def test_an_eviction_that_raises_ends_the_simulation_in_words(
+    sim: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server goes on with another one; results of that would not be those of the policy that was asked for."""
+    rows = [
+        {"at_s": n / 4, "input_tokens": 40, "output_tokens": 5, "prefix_ids": [1, 2], "prefix_block_tokens": 16}
+        for n in range(8)
+    ]
+    (tmp_path / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main([*sim, "--policy", own(tmp_path, "eviction", "Evicts")]) == 2
+    assert "the policy Evicts failed: RuntimeError: boom of Evicts" in capsys.readouterr().err
 
 
 def test_what_our_own_policies_raise_is_a_bug_and_no_end_of_a_worker() -> None:

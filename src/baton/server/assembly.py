@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +13,7 @@ import msgspec
 
 from baton.control.build import build_coordinator
 from baton.control.decision_log import LogHeader
+from baton.control.own_eviction import eviction_maker
 from baton.core.config import Config, Plugin, Topology
 from baton.core.plugin import load_plugin
 from baton.core.types import HostId, Slo
@@ -35,6 +37,8 @@ from baton.server.recorder import Recorder
 from baton.server.tiers import LiveTiers, OwnTiers, pool_tiers
 
 HOST = HostId("host-0")
+
+log = logging.getLogger("baton.server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +123,7 @@ def make_pool(
     tiers: Callable[[Callable[[], EvictionOrder]], Sequence[Tier]],
 ) -> HostPool:
     """Keep the books of one host's arena, and of the tiers below it, as `pool_tiers` makes them."""
-    plugin = resolve(config.policy).eviction
-
-    def eviction() -> EvictionOrder:
-        return load_plugin(plugin.use, plugin.options, expects=EvictionOrder)
-
+    eviction = eviction_maker(resolve(config.policy).eviction, partial(log.error, "%s"))
     pool = HostPool(
         host=host,
         blocks_total=blocks_total,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from baton.control.build import build_policies as load_policies
+from baton.control.own_eviction import eviction_maker
 from baton.core.config import Plugin, PolicyConfig
+from baton.core.errors import ConfigError
 from baton.core.plugin import is_ours, load_plugin, plugin_maker
-from baton.kv.blocks import EvictionOrder
 from baton.policy.batching import BatchingPolicy
 from baton.policy.fairness import FairnessPolicy
 from baton.policy.named import named
@@ -34,9 +35,14 @@ def configured_policies(config: PolicyConfig, spec: ClusterSpec) -> SimPolicies:
         cluster=load_policies(config, spec.cost_model()),
         batching=load_plugin(config.batching.use, config.batching.options, expects=BatchingPolicy),
         fairness=plugin_maker(config.fairness.use, config.fairness.options, expects=FairnessPolicy),
-        eviction=plugin_maker(config.eviction.use, config.eviction.options, expects=EvictionOrder),
+        eviction=eviction_maker(config.eviction, _refuse),
         are_own_in_workers=not all(is_ours(plugin.use) for plugin in (config.batching, config.fairness)),
     )
+
+
+def _refuse(why: str) -> None:
+    """End a simulation whose results would be those of another policy."""
+    raise ConfigError(f"{why}: so does baton serve, and says it in its log; mend the policy")
 
 
 def _everywhere(config: PolicyConfig, old: Plugin, new: Plugin) -> PolicyConfig:
