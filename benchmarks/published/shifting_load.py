@@ -5,7 +5,8 @@
 Published: Arrow serves up to 2.55 times the rate of a static split within its SLO (v2 of the paper withdraws the larger
 figures of v1). Here: the highest rate at which nine tenths of the requests meet TTFT 1.5 s and TPOT 0.03 s, on four
 accelerators (examples/clusters/one-gpu-host.toml), long prompts with short answers and the reverse taking turns, beside
-what four accelerators could do at most. Writes benchmarks/results/published-shifting-load.json.
+what four accelerators could do if no work went from one half of a turn into the next. Writes
+benchmarks/results/published-shifting-load.json.
 """
 
 from __future__ import annotations
@@ -87,7 +88,9 @@ def arrow(spec: ClusterSpec, trace: Trace) -> dict[str, float | str]:
 
 
 def bound_scale(spec: ClusterSpec) -> float:
-    """How much faster the trace could be played at most: every accelerator busy through the harder half of a turn.
+    """How much faster the trace could be played if each half of a turn were alone: all are busy in the harder one.
+
+    More is possible, for answers decode on when the next half has begun, and after the last arrival.
 
     Answers decode in the fullest batch that keeps TPOT, prompts take no longer than alone, and the tenth of the
     requests that may miss is not served at all.
