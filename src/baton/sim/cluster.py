@@ -337,9 +337,9 @@ class SimCluster:
 
 
 def _copy_tokens(copy: CopyBlocks, source: SimEngine, target: SimEngine, pools: Mapping[HostId, HostPool]) -> None:
-    """Move the bytes of a copy, token by token: the two hosts need not have blocks of one size."""
+    """Move the bytes of a copy, token by token: hosts may differ in their blocks. An engine with foresight has none."""
     skipped = copy.first_token % pools[copy.source].block_tokens
-    for slot in range(copy.tokens):
+    for slot in range(copy.tokens) if source.foresight is None else ():
         target.write(copy.write, slot, source.kv_of(copy.read, skipped + slot, copy.layers), copy.layers)
 
 

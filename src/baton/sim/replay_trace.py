@@ -35,6 +35,10 @@ TURN_LOST = "the answer that it goes on from never came: that request failed"
 _SAMPLING = Sampling(stop_token_ids=(STOP_TOKEN,))
 
 
+class _EnoughError(Exception):
+    """Whoever looks at the records has seen enough: nothing more is played."""
+
+
 @dataclass(slots=True, kw_only=True)
 class _Replay:
     """Makes a prompt when its request arrives and forgets it when the request has closed."""
@@ -59,6 +63,8 @@ class _Replay:
     output_tokens: dict[RequestId, int] = field(default_factory=dict[RequestId, int])
     """True lengths, for the engine alone."""
     records: list[RequestRecord] = field(default_factory=list[RequestRecord])
+    enough: Callable[[RequestRecord], bool] | None = None
+    """Told every record. True: nothing more is wanted."""
 
     def open_next(self, cluster: SimCluster, openers: Iterator[tuple[int, TraceRequest]]) -> None:
         """Schedule the next request that waits for no answer, and with its arrival the one after it."""
@@ -142,7 +148,12 @@ class _Replay:
             slo=request.slo,
             tenant=request.tenant,
         )
+        self._keep(record)
+
+    def _keep(self, record: RequestRecord) -> None:
         self.records.append(record)
+        if self.enough is not None and self.enough(record):
+            raise _EnoughError
 
     def close(self, cluster: SimCluster, life: Life) -> None:
         ended_at_s, close = life.closes[0]
@@ -163,7 +174,7 @@ class _Replay:
             slo=life.request.slo,
             tenant=life.request.tenant,
         )
-        self.records.append(record)
+        self._keep(record)
         self._go_on(cluster, life)
         del cluster.server.journal.lives[life.request.id]
 
@@ -204,8 +215,15 @@ def replay_trace(
     return merged([play_cell(job) for job in cell_jobs(spec, trace, config, seed=seed, slo=slo)])
 
 
-def play_cell(job: CellJob, tap: Callable[[Decision | PoolDecision], None] | None = None) -> list[RequestRecord]:
-    """Play one cell, with its faults. Raises ConfigError for policies that do not fit."""
+def play_cell(
+    job: CellJob,
+    tap: Callable[[Decision | PoolDecision], None] | None = None,
+    enough: Callable[[RequestRecord], bool] | None = None,
+) -> list[RequestRecord]:
+    """Play one cell, with its faults. Raises ConfigError for policies that do not fit.
+
+    `enough` is told every record; once it says so, nothing more is played, and what was closed is returned.
+    """
     spec, trace, seed = job.spec, job.trace, job.seed
     linked = conversations(trace.requests)
     replaying = _Replay(
@@ -215,6 +233,7 @@ def play_cell(job: CellJob, tap: Callable[[Decision | PoolDecision], None] | Non
         linked=linked,
         tokens_max=spec.request_tokens_max,
         asked_tokens_max=asked_tokens_max(spec, trace),
+        enough=enough,
         shares_blocks=spec.window is not None  # what is behind it can be let go only if it has a name
         or bool(spec.tiers)  # only what has a name is handed over by a pool, or read back
         or any(request.prefix_ids or request.think_s is not None for request in trace.requests),
@@ -232,6 +251,9 @@ def play_cell(job: CellJob, tap: Callable[[Decision | PoolDecision], None] | Non
     clusters.append(cluster)
     replaying.open_next(cluster, iter(sorted(linked.openers, key=lambda opener: opener[1].at_s)))
     Strikes(cluster).schedule(fault for fault in job.faults if not isinstance(fault, Herd))
-    cluster.loop.run(until_s=math.inf, events_max=sys.maxsize)
+    try:
+        cluster.loop.run(until_s=math.inf, events_max=sys.maxsize)
+    except _EnoughError:
+        return replaying.records
     check_nothing_left(cluster)
     return replaying.records
