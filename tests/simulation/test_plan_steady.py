@@ -10,7 +10,10 @@ from baton.core.types import Slo
 from baton.metrics.summary import RequestRecord, SloTargets, summarize
 from baton.plan.capacity import REQUESTS_MAX
 from baton.plan.cluster import cluster_spec
-from baton.plan.verify import PLAYED_MAX, sample_trace, simulate, span, span_words, verify
+from baton.plan.demand import Demand
+from baton.plan.play import PLAYED_MAX, Played, Plays, Span, played_words, sample_trace, span
+from baton.plan.search import Fleet
+from baton.plan.verify import verify
 from baton.sim.replay_trace import replay_trace
 from tests.unit.plan.questions import search
 
@@ -39,13 +42,13 @@ def test_the_rate_of_a_roomy_fleet_holds_for_many_lifetimes_of_a_request() -> No
     fleet has 0.41 to 0.45 in each.
     """
     found = search(ROOMY)
-    held = verify(found, "mixed", requests=400, seed=0)
+    held = verify(found, "mixed", Plays(search=found, requests=400, seed=0))
     assert held is not None
-    assert held.attainment_ratio >= 0.9
+    assert held.holds
     rate_rps = held.fleet.rate_rps
     spec, records = cluster_spec(held.fleet, same_host=True), list[RequestRecord]()
     for seed in (1, 2, 3):
-        trace = sample_trace(found.demand, rate_rps=rate_rps, requests=2_500, seed=seed)
+        trace = sample_trace(found.demand, found.demand.lengths, rate_rps=rate_rps, requests=2_500, seed=seed)
         records += replay_trace(spec, trace, policy="baton", seed=seed, slo=None)
     slo: Slo = found.demand.slo
     played = summarize(records, slo=SloTargets(ttft_s=slo.ttft_s, tpot_s=slo.tpot_s), wall_s=0.0)
@@ -57,11 +60,17 @@ def test_those_that_find_the_workers_empty_are_not_judged() -> None:
     found = search(ROOMY)
     fleet = found.fleet("mixed")
     assert fleet is not None
-    judged = span(fleet, found.demand, requests=100, load=2.0)
-    assert judged.judged < judged.requests <= PLAYED_MAX + 3
-    late = simulate(found, fleet, judged, seed=0, load=2.0)
-    assert late.requests == judged.judged
-    assert (late.slo.attainment_ratio or 0.0) < 0.1
+    late = Plays(search=found, requests=100, seed=0).play(fleet, load=2.0)
+    assert late is not None
+    assert late.results.requests == late.span.sequences * late.span.judged
+    assert late.span.judged < late.span.requests
+    assert late.span.sequences * late.span.requests <= PLAYED_MAX + 9
+    assert late.attainment_ratio < 0.1
+
+
+def words_of(fleet: Fleet, played: Span, demand: Demand) -> str:
+    results = summarize([], slo=SloTargets(), wall_s=0.0)
+    return played_words(fleet, Played(span=played, results=results, ratios=(1.0,) * played.sequences), demand)
 
 
 @pytest.mark.parametrize(("gpus", "short"), [(1, False), (16, True)])
@@ -72,12 +81,12 @@ def test_a_fleet_that_is_too_large_to_be_filled_in_seconds_says_so(gpus: int, sh
     fleet = found.fleet("mixed")
     assert fleet is not None
     played = span(fleet, found.demand, requests=400)
-    assert played.requests <= PLAYED_MAX + 3
-    words = span_words(fleet, played, found.demand)
-    assert ("they may get fuller; --requests" in words) is short
+    assert played.sequences * played.requests <= PLAYED_MAX + 9
+    words = words_of(fleet, played, found.demand)
+    assert ("the workers may get fuller; --requests" in words) is short
     if short:
         asked = int(words.partition("--requests ")[2].split()[0])
-        assert "fuller" not in span_words(fleet, span(fleet, found.demand, requests=asked), found.demand)
+        assert "fuller" not in words_of(fleet, span(fleet, found.demand, requests=asked), found.demand)
 
 
 @pytest.mark.parametrize("requests", [400, 5_000, 50_000])
@@ -85,4 +94,5 @@ def test_no_fewer_are_judged_than_were_asked_for(requests: int) -> None:
     found = search(ROOMY, hardware=[{"name": "H200", "gpus": 16}], workload={**ROOMY["workload"], "rate_rps": 640})
     fleet = found.fleet("mixed")
     assert fleet is not None
-    assert span(fleet, found.demand, requests=requests).judged >= requests
+    played = span(fleet, found.demand, requests=requests)
+    assert played.sequences * played.judged >= requests

@@ -2,49 +2,112 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from baton.metrics.summary import Results
+from baton.metrics.summary import RequestRecord
 from baton.plan.admission import admission_words, play_admissions
 from baton.plan.cluster import cluster_spec
+from baton.plan.demand import Lengths, strata
+from baton.plan.play import Plays, played_words, sample_trace
 from baton.plan.search import Fleet, Search
-from baton.plan.verify import Span, sample_trace, simulate, span, verify
+from baton.plan.verify import HEADROOM, TRUST_STEP, Verified, verify
+from baton.sim.cells import CellJob
+from baton.sim.replay_trace import play_cell
 from tests.unit.plan.questions import WORKED, search
 
 
+def plays(found: Search, *, requests: int = 300, seed: int = 1) -> Plays:
+    return Plays(search=found, requests=requests, seed=seed)
+
+
+def bold(**more: Any) -> Search:
+    """Told to trust 1.25 times what the screening says."""
+    return replace(search(WORKED, tp=[1], **more), derate=1.25)
+
+
 def test_a_fleet_that_promises_too_much_is_searched_for_again() -> None:
-    """Told to trust 1.25 times what the screening says, the planner comes back to what holds in simulation."""
-    bold = replace(search(WORKED, tp=[1]), derate=1.25)
-    promised = bold.fleet("disaggregated")
+    """It comes back to what holds in simulation, and to no less than it has to."""
+    found = bold()
+    promised = found.fleet("disaggregated")
     assert promised is not None
-    missed = simulate(bold, promised, span(promised, bold.demand, requests=300), seed=1)
-    assert (missed.slo.attainment_ratio or 0.0) < 0.9
-    found = verify(bold, "disaggregated", requests=300, seed=1)
-    assert found is not None
-    assert found.derate < 1.25
-    assert found.attainment_ratio >= 0.9
-    assert found.fleet.rate_rps < promised.rate_rps
+    assert plays(found).play(promised, load=HEADROOM, wanted_ratio=0.9) is None
+    held = verify(found, "disaggregated", plays(found))
+    assert held is not None
+    assert held.holds
+    assert held.played is not None
+    assert held.played.attainment_ratio >= 0.9
+    assert held.fleet.rate_rps < promised.rate_rps
+    trusted = replace(found, derate=held.derate / TRUST_STEP).fleet("disaggregated")
+    assert trusted is not None
+    assert plays(found).play(trusted, load=HEADROOM, wanted_ratio=0.9) is None, "with one step more it misses"
 
 
-def test_a_short_look_spares_the_long_simulation_of_a_fleet_that_is_far_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It spares time and nothing else: what is found has been played whole."""
-    bold, played = replace(search(WORKED, tp=[1]), derate=1.25), list[int]()
-    monkeypatch.setattr("baton.plan.verify.LOOK_REQUESTS", 200)
+def test_a_play_ends_when_too_many_are_late_and_says_what_the_whole_one_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, closed = bold(), list[int]()
 
-    def counted(search: Search, fleet: Fleet, judged: Span, **more: Any) -> Results:
-        played.append(judged.requests)
-        return simulate(search, fleet, judged, **more)
+    def counted(job: CellJob, *, enough: Callable[[RequestRecord], bool]) -> list[RequestRecord]:
+        records = play_cell(job, enough=enough)
+        closed.append(len(records))
+        return records
 
-    monkeypatch.setattr("baton.plan.verify.simulate", counted)
-    found = verify(bold, "disaggregated", requests=300, seed=1)
-    assert found is not None
-    assert found.attainment_ratio >= 0.9
-    assert found.span.requests == played[-1] > 250
-    assert played[0] < 250, "the first fleet was far off"
-    assert played[1] < 250, "and was not played whole"
+    monkeypatch.setattr("baton.plan.play.play_cell", counted)
+    fleet = found.fleet("disaggregated")
+    assert fleet is not None
+    whole = plays(found).play(fleet, load=1.0, requests_max=250)
+    assert whole is not None
+    judged, of_whole = whole.span, sum(closed)
+    assert whole.attainment_ratio < 0.9
+    assert whole.results.requests == judged.sequences * judged.judged
+    closed.clear()
+    assert plays(found).play(fleet, load=1.0, wanted_ratio=0.9, requests_max=250) is None
+    assert sum(closed) < 0.7 * of_whole
+    just = plays(found).play(fleet, load=1.0, wanted_ratio=whole.attainment_ratio, requests_max=250)
+    assert just == whole, "as many as are wanted meet it, and not one more"
+    more_ratio = whole.attainment_ratio + 1e-4
+    assert plays(found).play(fleet, load=1.0, wanted_ratio=more_ratio, requests_max=250) is None
+
+
+def test_sequences_of_arrivals_differ_and_are_judged_together() -> None:
+    """As if they had come one after the other: a rate is not counted three times."""
+    found = search(WORKED, tp=[1])
+    fleet = found.fleet("disaggregated")
+    assert fleet is not None
+    played = plays(found).play(fleet, load=1.0)
+    assert played is not None
+    assert len(played.ratios) == played.span.sequences == 3
+    assert len(set(played.ratios)) > 1
+    assert played.attainment_ratio == pytest.approx(sum(played.ratios) / 3)
+    assert played.results.requests_per_s == pytest.approx(fleet.rate_rps, rel=0.2)
+    low, high = min(played.ratios), max(played.ratios)
+    assert f"{low:.1%} to {high:.1%} of each met the SLO" in played_words(fleet, played, found.demand)
+
+
+def test_the_same_fleet_at_the_same_rate_is_played_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rate that is asked for is carried by whole workers: less trust often leaves the same ones."""
+    found = search(WORKED, tp=[1], workload={**WORKED["workload"], "rate_rps": 3})
+    fleet, once = found.fleet("mixed"), plays(found)
+    assert fleet is not None
+    first = once.play(fleet, load=1.0)
+    monkeypatch.setattr("baton.plan.play.play_cell", None)
+    assert once.play(fleet, load=1.0) is first
+    with pytest.raises(TypeError):
+        once.play(fleet, load=1.1)
+
+
+def test_a_shape_that_cannot_be_ahead_is_not_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What gives as much as the screening says of mixed workers leaves nothing to play."""
+    found = search(WORKED, tp=[1])
+    fleet = found.fleet("mixed")
+    assert fleet is not None
+    monkeypatch.setattr("baton.plan.play.play_cell", None)
+    behind = verify(found, "mixed", plays(found), beat=(0.0, fleet.value("goodput-per-gpu")))
+    assert behind is not None
+    assert (behind.fleet.name, behind.played, behind.holds) == (fleet.name, None, False)
+    assert behind.fleet.rate_rps == pytest.approx(fleet.rate_rps / HEADROOM), "so much it would promise at most"
 
 
 def test_above_its_rate_a_fleet_that_refuses_what_would_be_late_keeps_more_promises() -> None:
@@ -52,7 +115,8 @@ def test_above_its_rate_a_fleet_that_refuses_what_would_be_late_keeps_more_promi
     found = search(WORKED, tp=[1])
     fleet = found.fleet("disaggregated")
     assert fleet is not None
-    refusing, taking = play_admissions(found, fleet, ("all", "slo"), requests=300, seed=1)
+    chosen = Verified(fleet=fleet, derate=1.0, played=None, holds=False)
+    refusing, taking = play_admissions(plays(found), chosen, ("all", "slo"))
     assert (refusing.admission, taking.admission) == ("slo", "all")
     assert refusing.overload_attainment_ratio > 0.5
     assert refusing.overload_attainment_ratio > taking.overload_attainment_ratio
@@ -60,11 +124,27 @@ def test_above_its_rate_a_fleet_that_refuses_what_would_be_late_keeps_more_promi
 
 
 def test_the_trace_of_a_simulation_is_the_demand() -> None:
-    demand = search(WORKED).demand
-    trace = sample_trace(replace(demand, cached_ratio=0.25), rate_rps=8.0, requests=2000, seed=3)
+    demand = replace(search(WORKED).demand, cached_ratio=0.25)
+    trace = sample_trace(demand, demand.lengths, rate_rps=8.0, requests=2000, seed=3)
     assert {(request.input_tokens, request.output_tokens) for request in trace.requests} == {(384, 64)}
     assert trace.requests[-1].at_s == pytest.approx(2000 / 8.0, rel=0.1)
-    assert trace == sample_trace(replace(demand, cached_ratio=0.25), rate_rps=8.0, requests=2000, seed=3)
+    assert trace == sample_trace(demand, demand.lengths, rate_rps=8.0, requests=2000, seed=3)
+
+
+def test_requests_of_a_trace_are_played_as_they_were_and_not_as_the_mean_of_their_class() -> None:
+    """Prompts of about one length with answers of 2 and 200 tokens: to the screening, answers of 101."""
+    pairs = [(500 + more, output_tokens) for more in range(24) for output_tokens in (2, 200)]
+    drawn = tuple(Lengths(*pair, 1.0) for pair in pairs)
+    demand = replace(search(WORKED).demand, lengths=strata(pairs))
+    assert {each.output_tokens for each in demand.lengths} == {101}
+    trace = sample_trace(demand, drawn, rate_rps=8.0, requests=200, seed=3)
+    assert {request.output_tokens for request in trace.requests} == {2, 200}
+    found = replace(search(WORKED, tp=[1]), demand=demand)
+    fleet = found.fleet("disaggregated")
+    assert fleet is not None
+    played = replace(plays(found), drawn=drawn).play(fleet, load=1.0, requests_max=250)
+    assert played is not None
+    assert played != plays(found).play(fleet, load=1.0, requests_max=250)
 
 
 def test_the_simulated_cluster_is_the_fleet() -> None:

@@ -173,11 +173,9 @@ def _show(found: Answer) -> None:
         f"{best.rate_rps:.2f} req/s within the SLO on {best.gpus} GPUs: {price}{best.power_w / 1e3:.1f} kW rated, "
         f"{best.value(objective):.4g} {UNIT[objective]}"
     )
-    if found.results is not None:
-        ratio = found.results.slo.attainment_ratio or 0.0
-        console.print(
-            f"simulated: {ratio:.1%} of {found.results.requests} requests met the SLO, at {HEADROOM:g} times the rate"
-        )
+    if found.played is not None:
+        ratio, requests = found.played.attainment_ratio, found.played.results.requests
+        console.print(f"simulated: {ratio:.1%} of {requests} requests met the SLO, at {HEADROOM:g} times the rate")
     said = (
         ("Why", found.reasons), ("Not served as planned", not_served(best)),
         ("Not recommended", found.not_recommended), ("Cannot be built", found.out),

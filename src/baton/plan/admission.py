@@ -7,8 +7,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from baton.plan.search import Fleet, Search
-from baton.plan.verify import simulate, span
+from baton.plan.play import Plays
+from baton.plan.verify import HEADROOM, Verified
 
 Admission = Literal["slo", "all"]
 """Refuse what is predicted to miss the SLO, or take everything while the queue has room."""
@@ -23,7 +23,7 @@ class Admitted(Struct, frozen=True, kw_only=True):
 
     admission: Admission
     attainment_ratio: float
-    """At the planned rate."""
+    """At the rate at which fleets are verified."""
     overload: float
     """Times the planned rate."""
     overload_attainment_ratio: float
@@ -31,18 +31,18 @@ class Admitted(Struct, frozen=True, kw_only=True):
     """Requests a second within the SLO then."""
 
 
-def play_admissions(
-    search: Search, fleet: Fleet, choices: Sequence[Admission], *, requests: int, seed: int
-) -> list[Admitted]:
-    """Play the fleet under each admission, at its rate and above it. The better ones come first.
+def play_admissions(plays: Plays, chosen: Verified, choices: Sequence[Admission]) -> list[Admitted]:
+    """Play the fleet under each admission, at the rate of its verification and above it. The better ones come first.
 
-    Better: the SLO is met at the planned rate, then the goodput above it.
+    Better: the SLO is met at that rate, then the goodput above it.
     """
+    fleet = chosen.fleet
 
     def attained(admission: Admission, load: float) -> float:
-        judged = span(fleet, search.demand, requests=requests, load=load).shortened(PLAYED_MAX)
-        played = simulate(search, fleet, judged, seed=seed, load=load, promised=admission == "slo")
-        return played.slo.attainment_ratio or 0.0
+        if admission == "all" and load == HEADROOM and chosen.played is not None:
+            return chosen.played.attainment_ratio  # so it was verified
+        played = plays.play(fleet, load=load, promised=admission == "slo", requests_max=PLAYED_MAX)
+        return played.attainment_ratio if played is not None else 0.0
 
     found: list[Admitted] = []
     for admission in choices:
@@ -50,13 +50,13 @@ def play_admissions(
         found.append(
             Admitted(
                 admission=admission,
-                attainment_ratio=attained(admission, 1.0),
+                attainment_ratio=attained(admission, HEADROOM),
                 overload=OVERLOAD,
                 overload_attainment_ratio=above,
                 overload_goodput_rps=above * OVERLOAD * fleet.rate_rps,
             )
         )
-    wanted = search.demand.attainment_ratio
+    wanted = plays.search.demand.attainment_ratio
     return sorted(found, key=lambda each: (each.attainment_ratio < wanted, -each.overload_attainment_ratio))
 
 
@@ -71,4 +71,4 @@ def admission_words(found: Sequence[Admitted]) -> list[str]:
         f"{best.overload_attainment_ratio:.0%} of the requests meet the SLO"
     )
     words += "".join(f", with {each.admission} {each.overload_attainment_ratio:.0%}" for each in others)
-    return [f"{words} (at the rate itself {', '.join(f'{each.attainment_ratio:.0%}' for each in found)})"]
+    return [f"{words} (at {HEADROOM:g} times {', '.join(f'{each.attainment_ratio:.0%}' for each in found)})"]

@@ -9,15 +9,17 @@ from msgspec import Struct
 from baton.core.errors import ConfigError
 from baton.metrics.summary import Results
 from baton.plan.admission import Admitted, admission_words, play_admissions
+from baton.plan.demand import Lengths
 from baton.plan.frontier import Point, crossover, frontier
 from baton.plan.impossible import why_impossible
 from baton.plan.link import LinkAdvice, link_advice, link_words
 from baton.plan.options import options
+from baton.plan.play import Played, Plays, played_words
 from baton.plan.reasons import not_recommended, reasons
 from baton.plan.search import Fleet, Search, Shape
-from baton.plan.spec import Question
+from baton.plan.spec import PlanSpec, Question
 from baton.plan.tiers import TierAdvice, choose_tier, tier_words
-from baton.plan.verify import Verified, span_words, verify
+from baton.plan.verify import Verified, verify, worth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +30,7 @@ class Answer:
     search: Search
     best: Fleet
     verified: dict[Shape, Verified]
-    """Simulated finalists. Empty where none was asked for."""
+    """Finalists, and what the simulator says of them. Empty where none was asked for."""
     admissions: list[Admitted]
     """Admissions that were played, the recommended one first. Empty where nothing is simulated."""
     tiers: list[TierAdvice]
@@ -41,9 +43,14 @@ class Answer:
     """Workers that could not be built: what does not fit or divide."""
 
     @property
+    def played(self) -> Played | None:
+        """The simulation of the recommended fleet."""
+        return next((each.played for each in self.verified.values() if each.fleet is self.best), None)
+
+    @property
     def results(self) -> Results | None:
-        """The simulated run of the recommended fleet."""
-        return next((each.results for each in self.verified.values() if each.fleet.name == self.best.name), None)
+        """Its results."""
+        return self.played.results if self.played is not None else None
 
     @property
     def short(self) -> bool:
@@ -63,17 +70,18 @@ def answer(question: Question) -> Answer:
     if search.fleet(spec.shape) is None:
         raise ConfigError("\n".join(why_impossible(search)))
     search, tiers = choose_tier(search, spec.shape, spec.tiers, question.requests)
-    best, verified = _finalists(search, question)
-    trusted = (each.derate for each in verified.values() if each.fleet.name == best.name)
-    believed = replace(search, derate=next(trusted, 1.0))
+    drawn = tuple(Lengths(each.input_tokens, each.output_tokens, 1.0) for each in question.requests)
+    plays = Plays(search=search, requests=spec.requests, seed=spec.seed, drawn=drawn)
+    verified = _finalists(search, spec, plays)
+    chosen = max(verified.values(), key=lambda each: each.worth(search)) if verified else _unplayed(search, spec.shape)
+    best, believed = chosen.fleet, replace(search, derate=chosen.derate)
     points = frontier(search)
     prefills = {group.option.name: group.option for group in best.having("prefill")} or {
         best.groups[0].option.name: best.groups[0].option
     }
     links = [link_advice(option, question.demand, same_host=question.same_host) for option in prefills.values()]
     tokens = round(question.demand.input_tokens)
-    played = spec.admission if spec.finalists else ()
-    admissions = play_admissions(search, best, played, requests=spec.requests, seed=spec.seed)
+    admissions = play_admissions(plays, chosen, spec.admission if spec.finalists else ())
     return Answer(
         question=question,
         search=search,
@@ -86,7 +94,7 @@ def answer(question: Question) -> Answer:
         reasons=[
             *_shape_words(best, verified, points),
             *reasons(best, question.demand),
-            *(span_words(best, each.span, search.demand) for each in verified.values() if each.fleet.name == best.name),
+            *([played_words(best, chosen.played, search.demand)] if chosen.played is not None else []),
             *tier_words(tiers),
             *admission_words(admissions),
             *(link_words(link, tokens=tokens) for link in links),
@@ -96,28 +104,28 @@ def answer(question: Question) -> Answer:
     )
 
 
-def _finalists(search: Search, question: Question) -> tuple[Fleet, dict[Shape, Verified]]:
-    """The best on paper and the best of each shape, simulated; the best of those that meet the SLO wins."""
-    spec = question.spec
+def _finalists(search: Search, spec: PlanSpec, plays: Plays) -> dict[Shape, Verified]:
+    """The best fleet of each shape, and of both mixed, as far as the simulator lets them; the most promising first.
+
+    Once one holds, of the others only what is worth more is searched for.
+    """
     shapes: tuple[Shape, ...] = ("disaggregated", "mixed") if spec.shape == "best" else (spec.shape,)
     if spec.finalists > len(shapes):
         shapes = (*shapes, "best")
+    promising = {shape: fleet for shape in shapes[: spec.finalists] if (fleet := search.fleet(shape)) is not None}
     verified: dict[Shape, Verified] = {}
-    for shape in shapes[: spec.finalists]:
-        found = verify(search, shape, requests=spec.requests, seed=spec.seed)
+    for shape in sorted(promising, key=lambda shape: worth(promising[shape], search), reverse=True):
+        held = [worth(each.fleet, search) for each in verified.values() if each.holds]
+        found = verify(search, shape, plays, beat=max(held, default=None))
         if found is not None:
             verified[shape] = found
-    if not verified:
-        fleet = search.fleet(spec.shape)
-        assert fleet is not None
-        return fleet, verified
+    return verified
 
-    def worth(each: Verified) -> tuple[bool, float, float]:
-        met = each.attainment_ratio >= search.demand.attainment_ratio
-        wanted = search.demand.rate_rps or 0.0
-        return met, min(each.fleet.rate_rps, wanted), each.fleet.value(search.objective)
 
-    return max(verified.values(), key=worth).fleet, verified
+def _unplayed(search: Search, shape: Shape) -> Verified:
+    fleet = search.fleet(shape)
+    assert fleet is not None
+    return Verified(fleet=fleet, derate=search.derate, played=None, holds=False)
 
 
 def _shape_words(best: Fleet, verified: dict[Shape, Verified], points: list[Point]) -> list[str]:
@@ -129,8 +137,8 @@ def _shape_words(best: Fleet, verified: dict[Shape, Verified], points: list[Poin
     if other is not None and other.fleet.gpus:
         mine, theirs = best.rate_rps / best.gpus, other.fleet.rate_rps / other.fleet.gpus
         found.append(
-            f"per GPU that is {mine:.2f} req/s, against {theirs:.2f} of the best {'mixed' if separate else 'separate'} "
-            f"workers ({other.fleet.name})"
+            f"per GPU that is {mine:.2f} req/s, against {'' if other.holds else 'at most '}{theirs:.2f} of the best "
+            f"{'mixed' if separate else 'separate'} workers ({other.fleet.name})"
         )
     at = crossover(points)
     if at is not None:
@@ -150,6 +158,8 @@ class Report(Struct, frozen=True, kw_only=True):
     objective: str
     value: float
     simulated: Results | None
+    attainment_ratios: list[float]
+    """Of each sequence of arrivals of the same simulation: how far they differ."""
     admissions: list[Admitted]
     tiers: list[TierAdvice]
     reasons: list[str]
@@ -182,6 +192,7 @@ def report(found: Answer) -> Report:
     return Report(
         fleet=best.name, groups=groups, rate_rps=best.rate_rps, gpus=best.gpus, usd_per_hour=best.usd_per_hour,
         power_w=best.power_w, objective=objective, value=best.value(objective), simulated=found.results,
+        attainment_ratios=list(found.played.ratios) if found.played is not None else [],
         admissions=found.admissions, tiers=found.tiers,
         reasons=found.reasons, not_recommended=found.not_recommended, out=found.out, links=found.links,
         crossover_tokens_per_s=crossover(found.points), frontier=found.points, notes=sorted(notes),

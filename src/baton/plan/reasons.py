@@ -68,10 +68,10 @@ def not_recommended(search: Search, best: Fleet, verified: Mapping[Shape, Verifi
     """The best of what was not taken: the other shape, each kind of GPU alone, each way to cut a role."""
     found: list[str] = []
     names = {best.name}
-    for fleet in _others(search, best, verified):
+    for fleet, played in _others(search, best, verified):
         if fleet.name not in names:
             names.add(fleet.name)
-            found.append(comparison(best, fleet, search.objective))
+            found.append(comparison(best, fleet, search.objective) + played)
     shapes: dict[Shape, str] = {"disaggregated": "separate prefill and decode workers", "mixed": "mixed workers"}
     found += [
         f"{name}: no fleet of them meets the SLO with this hardware"
@@ -81,13 +81,17 @@ def not_recommended(search: Search, best: Fleet, verified: Mapping[Shape, Verifi
     return found + _cuts(search, best)
 
 
-def _others(search: Search, best: Fleet, verified: Mapping[Shape, Verified]) -> Iterable[Fleet]:
-    yield from (each.fleet for each in verified.values())
+def _others(search: Search, best: Fleet, verified: Mapping[Shape, Verified]) -> Iterable[tuple[Fleet, str]]:
+    """Other fleets, and what is to be said of those that did not hold in simulation."""
+    for each in verified.values():
+        missed = each.fleet.value(search.objective) > best.value(search.objective)
+        not_held = "; it missed the SLO in simulation" if missed else "; so it was not simulated"
+        yield each.fleet, "" if each.holds else not_held
     stocks = {option.stock.hardware.name for option in search.options}
     for name in sorted(stocks) if len(stocks) > 1 else ():
         fleet = search.fleet("best", keep=lambda option, name=name: option.stock.hardware.name == name)
         if fleet is not None:
-            yield fleet
+            yield fleet, ""
 
 
 def _cuts(search: Search, best: Fleet) -> list[str]:

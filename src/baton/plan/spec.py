@@ -105,7 +105,7 @@ class Question(Struct, frozen=True, kw_only=True):
     choices: Choices
     same_host: bool
     requests: tuple[TraceRequest, ...] = ()
-    """Of the trace, where tiers are asked about."""
+    """Of the trace, where there is one."""
 
 
 def read_question(raw: Mapping[str, Any], folder: Path) -> Question:

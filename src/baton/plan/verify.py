@@ -1,51 +1,22 @@
-"""Play a fleet in the simulator: the real coordinator, batchers and pools decide whether the screening was right."""
+"""Search for the fleet that the simulator lets pass: the real coordinator, batchers and pools decide."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import accumulate
-from math import ceil
-from random import Random
-from typing import NamedTuple
 
-from baton.metrics.summary import Results, SloTargets, summarize
-from baton.plan.cluster import cluster_spec
-from baton.plan.demand import Demand
+from baton.plan.play import Played, Plays
 from baton.plan.search import Fleet, Search, Shape
-from baton.sim.replay_trace import replay_trace
-from baton.workload.request import Trace, TraceRequest
 
-DERATE, ROUNDS_MAX = 0.93, 6
-"""A fleet that misses the SLO in simulation is searched for again with this much less trust, at most so often."""
-WARM, JUDGED, AFTER = 4.0, 8.0, 1.0
-"""Lifetimes of a request that a simulation has before those that are judged, while they come, and behind them: a queue
-that grows slowly is seen late."""
 HEADROOM = 1.05
 """Times its rate that a fleet has to carry in simulation: nearer to saturation one sequence of arrivals is kept up with
 and the next is not."""
-LOOK_REQUESTS, LOOK_MARGIN = 1_000, 0.05
-"""A long simulation is played after a short one, unless that is so much below the wanted attainment: it begins with
-empty workers and flatters, so who misses it by far misses the long one."""
-PLAYED_MAX = 6_000
-"""Requests of a simulation, where no more are to be judged: it takes seconds. A fleet with many at once gets shorter
-spans."""
+TRUST_STEP = 0.96
+TRUSTS = tuple(TRUST_STEP**step / HEADROOM for step in range(9))
+"""Of the screening. First a fleet is played at what it says; where the SLO is missed, the largest of the others that
+holds is found by bisection: less trust in the same screening means no more load."""
 
-
-class Span(NamedTuple):
-    """Requests of a simulation, in order of arrival: those that fill the workers, those that are judged, the rest."""
-
-    warm: int
-    judged: int
-    after: int
-
-    @property
-    def requests(self) -> int:
-        return sum(self)
-
-    def shortened(self, requests: int) -> Span:
-        """The same with about so many requests, where it has more."""
-        share = min(1.0, requests / self.requests)
-        return Span(*(ceil(share * each) for each in self))
+Worth = tuple[float, float]
+"""Of a fleet: the wanted rate as far as it carries it, and what the objective says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,96 +24,48 @@ class Verified:
     """A fleet, and what the simulator says about it."""
 
     fleet: Fleet
-    results: Results
     derate: float
-    """What was left of the screening's trust."""
-    span: Span
+    """What is left of the screening's trust."""
+    played: Played | None
+    """None: whatever its shape could carry is behind a fleet that holds, so it was not searched for. It is `fleet`'s at
+    most: it missed the SLO, or is behind already on paper."""
+    holds: bool
+    """It met the SLO, for as many requests as were asked for."""
 
-    @property
-    def attainment_ratio(self) -> float:
-        """Share of requests that met the SLO."""
-        return self.results.slo.attainment_ratio or 0.0
+    def worth(self, search: Search) -> tuple[bool, float, float]:
+        """For comparing: one that holds is better than any that does not."""
+        return self.holds, *worth(self.fleet, search)
 
 
-def verify(search: Search, shape: Shape, *, requests: int, seed: int) -> Verified | None:
-    """Search and simulate until the fleet meets the SLO, or the rounds end. None: nothing meets it on paper."""
-    last: Verified | None = None
-    derate, wanted = search.derate, search.demand.attainment_ratio
-    for _ in range(ROUNDS_MAX):
+def worth(fleet: Fleet, search: Search) -> Worth:
+    """For comparing fleets that are believed."""
+    return min(fleet.rate_rps, search.demand.rate_rps or 0.0), fleet.value(search.objective)
+
+
+def verify(search: Search, shape: Shape, plays: Plays, *, beat: Worth | None = None) -> Verified | None:
+    """Search and simulate until the fleet of the most trust is found that meets the SLO.
+
+    `beat`: only what is worth more is looked for. None: nothing meets it on paper. One that holds at no trust is given
+    as it did with the least.
+    """
+    wanted, last = search.demand.attainment_ratio, len(TRUSTS) - 1
+    misses, holds = -1, len(TRUSTS)
+    found: Verified | None = None
+    while holds - misses > 1:
+        place = 0 if misses < 0 else (misses + holds) // 2
+        derate = search.derate * TRUSTS[place]
         fleet = replace(search, derate=derate).fleet(shape)
         if fleet is None or not fleet.groups:
-            return last
-        whole = span(fleet, search.demand, requests=requests, load=HEADROOM)
-        last = _verified(search, fleet, whole.shortened(LOOK_REQUESTS), derate=derate, seed=seed)
-        if last.span != whole and last.attainment_ratio >= wanted - LOOK_MARGIN:
-            last = _verified(search, fleet, whole, derate=derate, seed=seed)
-        if last.span == whole and last.attainment_ratio >= wanted:
-            return last
-        derate *= DERATE
-    return last
-
-
-def _verified(search: Search, fleet: Fleet, judged: Span, *, derate: float, seed: int) -> Verified:
-    results = simulate(search, fleet, judged, seed=seed, load=HEADROOM)
-    return Verified(fleet=fleet, results=results, derate=derate, span=judged)
-
-
-def simulate(
-    search: Search, fleet: Fleet, judged: Span, *, seed: int, load: float = 1.0, promised: bool = False
-) -> Results:
-    """Play Poisson arrivals of the demand's lengths at `load` times the fleet's rate, and judge those of `judged`.
-
-    `promised`: requests are promised the SLO, so that what is predicted to miss it is refused. If not, all are taken.
-    """
-    demand = search.demand
-    trace = sample_trace(demand, rate_rps=load * fleet.rate_rps, requests=judged.requests, seed=seed)
-    spec = cluster_spec(fleet, same_host=search.same_host)
-    records = replay_trace(spec, trace, policy="baton", seed=seed, slo=demand.slo if promised else None)
-    steady = sorted(records, key=lambda record: record.arrival_s)[judged.warm : judged.warm + judged.judged]
-    return summarize(steady, slo=SloTargets(ttft_s=demand.slo.ttft_s, tpot_s=demand.slo.tpot_s), wall_s=0.0)
-
-
-def span(fleet: Fleet, demand: Demand, *, requests: int, load: float = 1.0) -> Span:
-    """How long a simulation has to be: workers that start empty, or that get nothing more to do, keep any promise.
-
-    At least `requests` are judged.
-    """
-    at_once = max(1e-9, load * fleet.rate_rps * lifetime_s(fleet, demand))
-    warm, judged, after = WARM * at_once, JUDGED * at_once, AFTER * at_once
-    share = min(1.0, max(PLAYED_MAX / (warm + judged + after), requests / judged))
-    return Span(ceil(share * warm), max(requests, ceil(share * judged)), ceil(share * after))
-
-
-def lifetime_s(fleet: Fleet, demand: Demand) -> float:
-    """Of a mean request, from its arrival to its last token, as slow as the screening lets it be."""
-    ttft_s = max(group.capacity.ttft_s for group in fleet.groups)
-    return ttft_s + demand.output_tokens * max(group.capacity.tpot_s for group in fleet.groups)
-
-
-def span_words(fleet: Fleet, played: Span, demand: Demand) -> str:
-    """Say how long the simulation was, and where that was too short for workers to be as full as they get."""
-    lives = played.warm / max(1e-9, fleet.rate_rps * lifetime_s(fleet, demand))
-    words = f"simulated: {played.judged} requests were judged, after {played.warm} that filled the workers"
-    if lives > 0.99 * WARM:
-        return words
-    return (
-        f"{words}, which is {lives:.1f} lifetimes of a request and not {WARM:g}: they may get fuller; --requests "
-        f"{ceil(played.judged * WARM / lives)} plays that long"
-    )
-
-
-def sample_trace(demand: Demand, *, rate_rps: float, requests: int, seed: int) -> Trace:
-    """Requests as long as the demand's, at Poisson times, stretched so that their mean rate is exactly this one.
-
-    Cached tokens are left out of the prompts.
-    """
-    draw = Random(seed)
-    weights = [each.weight for each in demand.lengths]
-    lengths = draw.choices(demand.lengths, weights, k=requests)
-    ends = list(accumulate(draw.expovariate(1.0) for _ in range(requests)))
-    stretch_s = requests / rate_rps / ends[-1]
-    found = [
-        TraceRequest(at_s=end * stretch_s, input_tokens=demand.new_tokens(each), output_tokens=each.output_tokens)
-        for end, each in zip(ends, lengths, strict=True)
-    ]
-    return Trace(format="planned", timing="absolute", requests=tuple(found))
+            return found
+        if beat is not None and worth(fleet, search) <= beat:
+            holds = place
+            found = found or Verified(fleet=fleet, derate=derate, played=None, holds=False)
+            continue
+        played = plays.play(fleet, load=HEADROOM, wanted_ratio=0.0 if place == last else wanted)
+        if played is not None and played.attainment_ratio >= wanted:
+            holds, found = place, Verified(fleet=fleet, derate=derate, played=played, holds=True)
+        else:
+            misses = place
+            if found is None or not found.holds:
+                found = Verified(fleet=fleet, derate=derate, played=played, holds=False)
+    return found
