@@ -137,7 +137,7 @@ def _shape_words(best: Fleet, verified: dict[Shape, Verified], points: list[Poin
     if other is not None and other.fleet.gpus:
         mine, theirs = best.rate_rps / best.gpus, other.fleet.rate_rps / other.fleet.gpus
         found.append(
-            f"per GPU that is {mine:.2f} req/s, against {'' if other.holds else 'at most '}{theirs:.2f} of the best "
+            f"per GPU that is {mine:.2f} req/s, against {theirs:.2f}{'' if other.holds else ' on paper'} of the best "
             f"{'mixed' if separate else 'separate'} workers ({other.fleet.name})"
         )
     at = crossover(points)

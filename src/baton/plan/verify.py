@@ -27,8 +27,8 @@ class Verified:
     derate: float
     """What is left of the screening's trust."""
     played: Played | None
-    """None: whatever its shape could carry is behind a fleet that holds, so it was not searched for. It is `fleet`'s at
-    most: it missed the SLO, or is behind already on paper."""
+    """None: what its shape would promise is behind a fleet that holds, so it was not searched for. `fleet` is on paper:
+    it missed the SLO, or is behind already."""
     holds: bool
     """It met the SLO, for as many requests as were asked for."""
 
