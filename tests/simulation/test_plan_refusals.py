@@ -72,3 +72,19 @@ def test_paths_of_flags_are_of_the_working_directory(
     )
     monkeypatch.chdir(tmp_path)
     assert main(["plan", "questions/q.toml", "--trace", "traces/t.jsonl"]) == 0, capsys.readouterr().err
+
+
+def test_what_was_borrowed_for_a_gpu_of_ones_own_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And a GPU that is neither known nor described says how to describe it."""
+    asked = [*ASKED, "--llm", "llama3.1-8b", "--tp", "1"]
+    path = tmp_path / "own.toml"
+    path.write_text(
+        '[[hardware]]\nname = "MI300X"\ngpus = 1\nbf16_flops = 1307e12\nmemory_bytes = 192e9\n'
+        "memory_bytes_per_s = 5.3e12\n"
+    )
+    assert main([asked[0], str(path), *asked[1:]]) == 0
+    said = capsys.readouterr().out
+    assert "Borrowed, not measured" in said
+    assert "gpu_w, gpus_per_node, inter_node_bytes_per_s" in said
+    assert main([*asked, "--hardware", "MI300X=1"]) == 2
+    assert "or describe it" in capsys.readouterr().err

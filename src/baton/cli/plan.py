@@ -177,7 +177,7 @@ def _show(found: Answer) -> None:
         ratio, requests = found.played.attainment_ratio, found.played.results.requests
         console.print(f"simulated: {ratio:.1%} of {requests} requests met the SLO, at {HEADROOM:g} times the rate")
     said = (
-        ("Why", found.reasons), ("Not served as planned", not_served(best)),
+        ("Why", found.reasons), ("Borrowed, not measured", found.notes), ("Not served as planned", not_served(best)),
         ("Not recommended", found.not_recommended), ("Cannot be built", found.out),
     )  # fmt: skip
     for title, lines in said:

@@ -53,6 +53,11 @@ class Answer:
         return self.played.results if self.played is not None else None
 
     @property
+    def notes(self) -> list[str]:
+        """What was borrowed for the recommended fleet because nobody has measured it."""
+        return sorted({note for group in self.best.groups for note in group.option.facts.notes})
+
+    @property
     def short(self) -> bool:
         """It carries less than was asked for, or missed its SLO in simulation."""
         demand, results = self.search.demand, self.results
@@ -112,7 +117,9 @@ def _finalists(search: Search, spec: PlanSpec, plays: Plays) -> dict[Shape, Veri
     shapes: tuple[Shape, ...] = ("disaggregated", "mixed") if spec.shape == "best" else (spec.shape,)
     if spec.finalists > len(shapes):
         shapes = (*shapes, "best")
-    promising = {shape: fleet for shape in shapes[: spec.finalists] if (fleet := search.fleet(shape)) is not None}
+    promising: dict[Shape, Fleet] = {
+        shape: fleet for shape in shapes[: spec.finalists] if (fleet := search.fleet(shape)) is not None
+    }
     verified: dict[Shape, Verified] = {}
     for shape in sorted(promising, key=lambda shape: worth(promising[shape], search), reverse=True):
         held = [worth(each.fleet, search) for each in verified.values() if each.holds]
@@ -188,12 +195,11 @@ def report(found: Answer) -> Report:
         }
         for group in best.groups
     ]  # fmt: skip
-    notes = {note for group in best.groups for note in group.option.facts.notes}
     return Report(
         fleet=best.name, groups=groups, rate_rps=best.rate_rps, gpus=best.gpus, usd_per_hour=best.usd_per_hour,
         power_w=best.power_w, objective=objective, value=best.value(objective), simulated=found.results,
         attainment_ratios=list(found.played.ratios) if found.played is not None else [],
         admissions=found.admissions, tiers=found.tiers,
         reasons=found.reasons, not_recommended=found.not_recommended, out=found.out, links=found.links,
-        crossover_tokens_per_s=crossover(found.points), frontier=found.points, notes=sorted(notes),
+        crossover_tokens_per_s=crossover(found.points), frontier=found.points, notes=found.notes,
     )  # fmt: skip

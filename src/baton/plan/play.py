@@ -199,7 +199,7 @@ def played_words(fleet: Fleet, played: Played, demand: Demand) -> str:
     judged = played.span
     lives = judged.warm / max(1e-9, fleet.rate_rps * lifetime_s(fleet, demand))
     low, high = min(played.ratios), max(played.ratios)
-    met = f"{low:.1%} to {high:.1%} of each" if judged.sequences > 1 else f"{low:.1%}"
+    met = f"{low:.1%} to {high:.1%} of each" if low < high else f"{low:.1%}"
     words = (
         f"simulated: {_sequences(judged.sequences)} of {judged.judged} judged requests, after {judged.warm} that "
         f"filled the workers; {met} met the SLO"
