@@ -10,7 +10,7 @@ import inspect
 import sys
 import textwrap
 import types
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 from docgen import cell, publish
@@ -50,6 +50,8 @@ def anchor(kind: type[msgspec.Struct]) -> str:
 def type_text(kind: Any) -> str:  # noqa: ANN401
     """Say a type in words."""
     origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return type_text(inner[0])
     if is_struct(kind):
         return anchor(kind)
     if origin is Literal:

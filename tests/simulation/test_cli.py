@@ -163,7 +163,17 @@ def test_arrivals_that_say_too_little_or_too_much_are_refused(
         ("workers = [{role = 'mixed'}, {role = 'decode', count = -1}]", r"workers\[1\].count is -1"),
         ("[kinds.a]\ncost = {model = 'linear'}\nkv = {blocks = 0}", "kinds.a.kv.blocks is 0"),
         ("[kinds.a]\ncost = {model = 'linear'}\nbatch = {requests_max = 0}", "kinds.a.batch.requests_max is 0"),
-        ("[kinds.a]\ncost = {model = 'linear', prefill_token_s = -1}", "kinds.a.cost: .*prefill_token_s is -1"),
+        (
+            "[kinds.a]\ncost = {model = 'linear', prefill_token_s = -1}",
+            "kinds.a.cost.prefill_token_s is -1",
+        ),
+        ("[window]\ntokens = 0", "window.tokens is 0, but must be at least 1"),
+        ("[window]\ntokens = 64\nstep_tokens = 0", "window.step_tokens is 0"),
+        (
+            "[[tiers]]\nbytes_per_s = nan",
+            r"tiers\[0\].bytes_per_s is nan, but must be above 0 and finite",
+        ),
+        ("[[tiers]]\nhost_bytes_per_s = nan", r"tiers\[0\].host_bytes_per_s is nan"),
         ("[kv]\nblocks = 'many'", "not a valid cluster"),
         ("[kv", "not a TOML file"),
         ("kv = 3", "kv must be a section"),

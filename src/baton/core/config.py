@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from baton.core.ranges import Count
+
 DtypeChoice = Literal["auto", "float32", "bfloat16"]
 DEVICE = re.compile(r"auto|cpu|cuda(?::(\d{1,3}))?")
 WeightsChoice = Literal["dense", "stored", "int8"]
@@ -17,11 +19,11 @@ KVDtypeChoice = Literal["auto", "float32", "bfloat16", "int8", "fp8"]
 class BatchLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How large one step may be."""
 
-    step_tokens_max: int = 512
+    step_tokens_max: Count = 512
     """Most tokens in one forward pass. Larger computes prompts faster; smaller keeps ITL steady on mixed workers."""
-    requests_max: int = 64
+    requests_max: Count = 64
     """Most requests that a worker runs at once."""
-    growth_tokens: int = 64
+    growth_tokens: Count = 64
     """Room for KV that a decoding request asks for at a time. More asks less often; less leaves more to others."""
 
 

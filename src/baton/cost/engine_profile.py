@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from baton.core.errors import ConfigError
 from baton.core.names import did_you_mean
+from baton.core.ranges import Factor, Number, Price, Seconds
 from baton.cost.catalog import data_text, hardware, models
 from baton.cost.hardware import Hardware
 
@@ -16,8 +17,8 @@ from baton.cost.hardware import Hardware
 class Phase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A step takes `factor` times its kernels, and `overhead_s` more."""
 
-    factor: float
-    overhead_s: float = 0.0
+    factor: Factor
+    overhead_s: Seconds = 0.0
 
 
 class EngineProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,19 +29,19 @@ class EngineProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     llm: str = ""
     """Empty: of any model."""
     hardware: str = ""
-    tp: int = 0
+    tp: Number = 0
     prompt: Phase
     prompt_large: Phase | None = None
     """Of steps with more than `large_tokens`, where the measurements jump."""
-    large_tokens: int = 2048
+    large_tokens: Number = 2048
     decode: Phase
-    request_s: float = 0.0
+    request_s: Price = 0.0
     """Each decoding request adds this."""
-    layer_s: float = 0.0
+    layer_s: Price = 0.0
     """Each layer adds this to every step."""
-    prompt_layer_s: float = 0.0
+    prompt_layer_s: Price = 0.0
     """A step with prompt tokens takes at least this per layer where the host launches kernels one by one."""
-    graph_tokens: int = 0
+    graph_tokens: Number = 0
     """Steps of up to so many tokens are replayed as CUDA graphs, so that the host does not launch anything."""
     note: str = ""
     """What it was borrowed from, where no profile fits exactly."""

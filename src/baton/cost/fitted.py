@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from baton.core.errors import ConfigError
+from baton.core.ranges import Price, Seconds, out_of_range
 from baton.core.types import StepShape, prefill_pairs
 from baton.cost.least_squares import fit_nonnegative
 
@@ -72,18 +73,18 @@ class FittedCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     engine: str = ""
     llm: str = ""
     machine: str = ""
-    start_s: float
+    start_s: Seconds
     """A step with nothing in it."""
-    band_s: tuple[float, ...]
+    band_s: tuple[Price, ...]
     """Per token, below `BANDS[0]`, between each two, and past the last."""
-    sequence_s: float
+    sequence_s: Price
     """Per request in the step: logits and sampling."""
-    decode_s: float
+    decode_s: Price
     """Per decoding request, beyond what a prompt token costs."""
-    pair_s: float
-    context_token_s: float
-    handoff_local_s: float = 0.0005
-    handoff_token_s: float = 0.0
+    pair_s: Price
+    context_token_s: Price
+    handoff_local_s: Seconds = 0.0005
+    handoff_token_s: Price = 0.0
     """Per token between hosts, where it was measured or is known."""
     error: FitError | None = None
 
@@ -145,10 +146,21 @@ def load_fitted(text: str) -> FittedCost:
 
 
 def checked(cost: FittedCost) -> FittedCost:
-    """Return a fit that came from outside. Raises ConfigError where it does not have a price for every band."""
+    """Return a fit that came from outside.
+
+    Raises ConfigError where it does not have a price for every band, or a price that is none.
+    """
     if len(cost.band_s) != len(BANDS) + 1:
         raise ConfigError(
             f"a fitted cost model needs {len(BANDS) + 1} prices in band_s, this one has {len(cost.band_s)}"
+        )
+    wrong = out_of_range(cost)
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+    if cost.start_s + cost.band_s[0] + cost.sequence_s == 0:
+        raise ConfigError(
+            "a fitted cost model has a step of one token that takes no time: start_s, band_s[0] and sequence_s are all "
+            "0; `fit_cost` makes one from a step profile"
         )
     return cost
 

@@ -10,6 +10,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from baton.core.ranges import Bandwidth, Count, Number, Seconds
+
 Streaming = Literal["whole", "layerwise"]
 """When KV is sent: after the prefill, or layer by layer under it."""
 
@@ -21,16 +23,16 @@ RESIDUE_S = 0.006
 class Wire(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The way of KV between two workers."""
 
-    bytes_per_s: float
+    bytes_per_s: Bandwidth
     """Of the whole worker: all its GPUs send."""
-    latency_s: float = 0.0005
+    latency_s: Seconds = 0.0005
     """Of a transfer of nothing: messages, tickets, the next step of decode."""
-    block_tokens: int = 128
+    block_tokens: Count = 128
     """Tokens sent as one run, after collation."""
-    block_descriptors: int = 1
+    block_descriptors: Number = 1
     """Transfers per run: 1 where a block is contiguous over all layers, 2 x layers where it is not."""
     streaming: Streaming = "whole"
-    residue_s: float = RESIDUE_S
+    residue_s: Seconds = RESIDUE_S
 
     def transfer_s(self, *, tokens: int, token_bytes: float) -> float:
         """Seconds for the KV of `tokens`, nothing else on the wire."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -67,14 +66,3 @@ class LinearCost:
     def on(self, kind: str) -> LinearCost:
         """See `CostModel.on`. All workers are alike."""
         return self
-
-    def problems(self) -> list[str]:
-        """Every price that cannot be one. Empty: all are."""
-        found = [
-            f"{name} is {price:g}, but must be at least 0 and finite"
-            for name, price in asdict(self).items()
-            if not 0 <= price < math.inf
-        ]
-        if self.step_overhead_s == 0:
-            found.append("step_overhead_s is 0, but must be above 0: every step takes a while")
-        return found

@@ -20,6 +20,7 @@ from baton.core.files import placed
 from baton.core.misfits import misfits
 from baton.core.names import did_you_mean
 from baton.core.ports import CostModel
+from baton.core.ranges import out_of_range
 from baton.cost.heterogeneous import HeterogeneousCost
 from baton.cost.own_hardware import OwnHardware
 from baton.cost.spec import SPECS, Built, KindFacts, build, is_model_file, read_model
@@ -114,13 +115,15 @@ def _load_kind(raw: dict[str, Any], folder: Path, where: str) -> Built:
         raise ConfigError("\n".join([*problems, *wrong]))
     try:
         spec = msgspec.convert({key: value for key, value in raw.items() if key in known}, kind)
-        built = build(spec, folder)
     except msgspec.ValidationError as error:
-        problems.append(f"{where}: {error}")
-        raise ConfigError("\n".join(problems)) from error
+        raise ConfigError("\n".join([*problems, f"{where}: {error}"])) from error
+    wrong = [*problems, *out_of_range(spec, where)]
+    if len(wrong) > len(problems):
+        raise ConfigError("\n".join(wrong))  # nothing can be built of numbers that are none
+    try:
+        built = build(spec, folder)
     except ConfigError as error:
-        problems += placed(where, error)
-        raise ConfigError("\n".join(problems)) from error
+        raise ConfigError("\n".join([*problems, *placed(where, error)])) from error
     if problems:
         raise ConfigError("\n".join(problems))
     return built

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Annotated
 
 from msgspec import Struct, structs
 
@@ -11,6 +12,7 @@ from baton.core.errors import ConfigError
 from baton.core.files import in_file
 from baton.core.names import did_you_mean
 from baton.core.ports import CostModel
+from baton.core.ranges import Count, Factor, Price, Range, Ratio, Seconds
 from baton.cost.catalog import hardware, model_shape
 from baton.cost.config_json import shape_from_config
 from baton.cost.engine_profile import EngineProfile, Phase, engine_profile
@@ -43,6 +45,8 @@ class KindFacts(Struct, frozen=True, kw_only=True):
 
 
 Built = tuple[CostModel, KindFacts]
+Dollars = Annotated[float, Range(least=0.0, such_as="USD of one GPU and hour, such as 2.5")]
+Overhead = Annotated[float, Range(above=0.0, such_as="seconds, such as 0.039: every step takes a while")]
 IDEAL = EngineProfile(name="ideal", version="1", prompt=Phase(factor=1.0), decode=Phase(factor=1.0))
 
 
@@ -50,8 +54,8 @@ class Draft(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A draft model for speculative decoding, on the same GPUs."""
 
     llm: str
-    tokens: int = 4
-    acceptance_ratio: float = 0.7
+    tokens: Count = 4
+    acceptance_ratio: Ratio = 0.7
 
 
 class RooflineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,18 +65,18 @@ class RooflineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """A name, a path to a `config.json`, or the sizes themselves."""
     hardware: str | OwnHardware
     """A name, or a description."""
-    tp: int = 1
-    pp: int = 1
-    cp: int = 1
-    dp: int = 1
-    ep: int = 1
+    tp: Count = 1
+    pp: Count = 1
+    cp: Count = 1
+    dp: Count = 1
+    ep: Count = 1
     weights: Format = "bf16"
     kv: Format = "bf16"
     engine: str | EngineProfile = "vllm-v1"
     wire: Wire | None = None
     local_wire: Wire | None = None
     draft: Draft | None = None
-    usd_per_hour: float | None = None
+    usd_per_hour: Dollars | None = None
     """Of one GPU. None: the catalogue's."""
 
 
@@ -83,11 +87,11 @@ class TableSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """splitwise, distserve or vidur."""
     llm: str | ModelShape
     hardware: str = "A100-80G-SXM"
-    tp: int = 1
-    pp: int = 1
+    tp: Count = 1
+    pp: Count = 1
     engine: str = ""
     """Of distserve: distserve or vllm. Of vidur: as for roofline."""
-    prompt_factor: float = 1.0
+    prompt_factor: Factor = 1.0
     """1.3 for a GPU capped at 70 % of its power (Splitwise)."""
     wire: Wire | None = None
 
@@ -97,21 +101,21 @@ class SplitwiseSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     llm: str | ModelShape
     hardware: str
-    tp: int = 8
-    prompt_factor: float = 1.0
+    tp: Count = 8
+    prompt_factor: Factor = 1.0
     wire: Wire | None = None
 
 
 class LinearSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`model: linear`: the prices of `LinearCost`, which says what each means."""
 
-    step_overhead_s: float = 0.039
-    prefill_token_s: float = 0.0023
-    prefill_pair_s: float = 0.00000086
-    decode_request_s: float = 0.0053
-    context_token_s: float = 0.000004
-    handoff_local_s: float = 0.0005
-    handoff_token_s: float = 0.00002
+    step_overhead_s: Overhead = 0.039
+    prefill_token_s: Price = 0.0023
+    prefill_pair_s: Price = 0.00000086
+    decode_request_s: Price = 0.0053
+    context_token_s: Price = 0.000004
+    handoff_local_s: Seconds = 0.0005
+    handoff_token_s: Price = 0.00002
 
     def model(self) -> LinearCost:
         return LinearCost(**structs.asdict(self))
@@ -146,10 +150,7 @@ def build(spec: AnySpec, folder: Path) -> Built:
     """Build the cost model; files are relative to `folder`. Raises ConfigError with every problem."""
     match spec:
         case LinearSpec():
-            cost = spec.model()
-            if problems := cost.problems():
-                raise ConfigError("\n".join(problems))
-            return cost, KindFacts()
+            return spec.model(), KindFacts()
         case FittedSpec():
             return _fitted(spec, folder), KindFacts()
         case RooflineSpec():
@@ -228,15 +229,10 @@ def _draft_model(draft: Draft | None) -> tuple[ModelShape | None, list[str]]:
     """The draft's model, and everything that is wrong with the draft. Neither where there is no draft."""
     if draft is None:
         return None, []
-    found: list[str] = []
-    if draft.tokens < 1:
-        found.append(f"draft.tokens is {draft.tokens}, but must be at least 1")
-    if not 0 <= draft.acceptance_ratio <= 1:
-        found.append(f"draft.acceptance_ratio is {draft.acceptance_ratio}, but must be between 0 and 1")
     try:
-        return model_shape(draft.llm), found
+        return model_shape(draft.llm), []
     except ConfigError as error:
-        return None, [*found, f"draft: {error}"]
+        return None, [f"draft: {error}"]
 
 
 def _drafted(cost: RooflineCost, draft: Draft, small: ModelShape) -> SpeculativeCost:

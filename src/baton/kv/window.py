@@ -10,6 +10,8 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from baton.core.ranges import Count
+
 WINDOW_STEP_TOKENS = 128
 """The largest block that is common between hosts: all of them let go at the same positions, whatever their blocks."""
 
@@ -17,9 +19,9 @@ WINDOW_STEP_TOKENS = 128
 class Window(Struct, frozen=True, kw_only=True):
     """How far back the layers of a model see."""
 
-    tokens: int
+    tokens: Count
     """What the layer with the widest window sees, a token's own position included."""
-    step_tokens: int = WINDOW_STEP_TOKENS
+    step_tokens: Count = WINDOW_STEP_TOKENS
     """Tokens are let go in runs of so many, a multiple of every host's block where blocks differ."""
 
     def behind_tokens(self, computed_tokens: int) -> int:

@@ -6,7 +6,7 @@ import math
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Struct, structs
@@ -17,10 +17,11 @@ from baton.core.files import Form, form_of, in_file, keys_of
 from baton.core.misfits import misfits
 from baton.core.names import did_you_mean
 from baton.core.ports import CostModel
+from baton.core.ranges import Bandwidth, Count, Number, Price, Range, Ratio, Seconds, out_of_range
 from baton.core.types import HostId, Role, WorkerId, WorkerView
 from baton.cost.heterogeneous import HeterogeneousCost
 from baton.cost.load import LoadedCost, load_cost, settled
-from baton.cost.spec import LinearSpec
+from baton.cost.spec import LinearSpec, Overhead
 from baton.kv.tier import TierRules
 from baton.kv.window import PromptRules, Window, request_tokens_max
 
@@ -31,25 +32,25 @@ HOST = HostId("host-0")
 class SimKV(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The arena."""
 
-    blocks: int = 4096
-    block_tokens: int = 16
+    blocks: Count = 4096
+    block_tokens: Count = 16
 
 
 class SimLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long a message between the server and a worker is under way: uniform between two bounds."""
 
-    delay_min_s: float = 0.0002
-    delay_max_s: float = 0.0006
+    delay_min_s: Seconds = 0.0002
+    delay_max_s: Seconds = 0.0006
 
 
 class SimEdge(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What lies between a client and the deciding half: HTTP, tokenizing, text. Measured, where it is to be told."""
 
-    request_s: float = 0.0
+    request_s: Seconds = 0.0
     """From the client's sending to the request's arrival at the coordinator."""
-    prompt_token_s: float = 0.0
+    prompt_token_s: Seconds = 0.0
     """More of that, per token of the prompt."""
-    token_s: float = 0.0
+    token_s: Seconds = 0.0
     """From the server's hearing of a token to its being on the client's socket."""
 
     def before_s(self, prompt_tokens: int) -> float:
@@ -60,10 +61,10 @@ class SimEdge(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class SimWire(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Copies between hosts. How long one takes alone, the cost model says."""
 
-    overlap_ratio: float = 0.0
+    overlap_ratio: Ratio = 0.0
     """Share of its prefill's time under which a prompt's KV is already sent: (layers - 1) / layers where it goes layer
     by layer, 0 where it goes when all of it is computed."""
-    residue_s: float = 0.005
+    residue_s: Seconds = 0.005
     """What is exposed of such a copy at least."""
 
 
@@ -71,20 +72,20 @@ class SimTier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A tier below the arena of every host."""
 
     name: str = "file"
-    blocks: int = 65_536
-    latency_s: float = 0.001
+    blocks: Count = 65_536
+    latency_s: Seconds = 0.001
     """From asking a store to its first byte."""
-    bytes_per_s: float = 1.7e9
+    bytes_per_s: Bandwidth = 1.7e9
     """Of a write or a read, one at a time."""
-    host_bytes_per_s: float = 0.0
+    host_bytes_per_s: Annotated[float, Range(least=0.0)] = 0.0
     """Of one host's way to it, where a store of several hosts has more than one of them can use. 0: as much."""
-    token_bytes: int = 131_072
+    token_bytes: Count = 131_072
     """KV of a token: 131,072 of Llama-3.1-8B in bfloat16."""
     shared: bool = False
     """One store of all hosts, not one each."""
     when: Literal["cached", "sealed"] = "cached"
     """Blocks are written when nobody uses them any more, or as soon as they are sealed."""
-    answer_s: float = 5.0
+    answer_s: Annotated[float, Range(above=0.0, such_as="seconds, such as 5")] = 5.0
     """A store that has not answered for so long is answered for. No read is begun that is predicted to take half."""
 
     def rules(self, block_tokens: int) -> TierRules:
@@ -100,24 +101,12 @@ class SimTier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             when=self.when,
         )
 
-    def problems(self, where: str) -> list[str]:
-        """Everything that is wrong with it."""
-        least = {"blocks": self.blocks, "token_bytes": self.token_bytes, "bytes_per_s": self.bytes_per_s}
-        found = [f"{where}.{name} is {value:g}, but must be at least 1" for name, value in least.items() if value < 1]
-        if not 0 <= self.latency_s < math.inf:
-            found.append(f"{where}.latency_s is {self.latency_s:g}, but must be at least 0 and finite")
-        if self.host_bytes_per_s < 0:
-            found.append(f"{where}.host_bytes_per_s is {self.host_bytes_per_s:g}, but must be at least 0")
-        if not self.answer_s > 0:
-            found.append(f"{where}.answer_s is {self.answer_s:g}, but must be above 0")
-        return found
-
 
 class SimWorkers(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Workers that are alike."""
 
     role: Role
-    count: int = 1
+    count: Number = 1
     kind: str = ""
     """One of `kinds`. Empty: what `cost`, `kv` and `batch` say."""
     host: str = HOST
@@ -138,10 +127,10 @@ class SimKind(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class SimCost(LinearSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The prices of workers that are of no kind. By default round numbers of a small model."""
 
-    step_overhead_s: float = 0.040
-    prefill_token_s: float = 0.0019
-    prefill_pair_s: float = 0.0
-    decode_request_s: float = 0.004
+    step_overhead_s: Overhead = 0.040
+    prefill_token_s: Price = 0.0019
+    prefill_pair_s: Price = 0.0
+    decode_request_s: Price = 0.004
 
 
 class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -163,21 +152,21 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     workers: tuple[SimWorkers, ...] = ()
     """Instead of `topology`, where hosts or kinds differ."""
     kinds: dict[str, SimKind] = {}
-    cells: int = 1
+    cells: Count = 1
     """The file describes one cell; the cluster is so many of them, each with its own server and its own hosts."""
-    layers: int = 1
+    layers: Count = 1
     """Of the model, as far as its prompts' KV is sent ahead by layer. 1: it goes over when a chunk is computed."""
-    tick_s: float = 1.0
+    tick_s: Annotated[float, Range(least=0.001, such_as="seconds, such as 1")] = 1.0
     """How often policies of roles, scaling and moves are asked."""
     folder: str = ""
     """Where files are that `kinds` name: the cluster file's own."""
-    worker_start_s: float = 30.0
+    worker_start_s: Seconds = 30.0
     """How long a worker takes from being asked for to being ready."""
-    queue_requests_max: int = 1024
+    queue_requests_max: Count = 1024
     """Most requests in the cluster; more are rejected."""
-    wait_s: float = 60.0
+    wait_s: Seconds = 60.0
     """How long a request waits while no worker is there; then it is rejected."""
-    output_tokens_max: int | None = None
+    output_tokens_max: Count | None = None
     """What every simulated client asks for at most: no policy can tell a short answer from a long one. None: 4,096, or
     what the longest answer of the trace needs."""
 
@@ -265,12 +254,13 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     def problems(self) -> list[str]:
         """Everything that is wrong with it. Empty means ready to simulate."""
-        found = [
-            f"{name} is {value:g}, but must be {_bounds(low, high)}"
-            for name, value, low, high in self._ranges()
-            if not (low <= value <= high and value < math.inf)
-        ]
-        found += [f"cost.{problem}" for problem in self.cost.model().problems()]
+        found = out_of_range(self)
+        link = self.link
+        if link.delay_max_s < link.delay_min_s:
+            found.append(
+                f"link.delay_max_s is {link.delay_max_s:g}, but must be at least {link.delay_min_s:g}, as "
+                "link.delay_min_s is"
+            )
         topology = self.topology
         if min(topology.prefill, topology.decode, topology.mixed) < 0 or not self.views():
             found.append("topology has no worker: set prefill and decode, or mixed, to 1 or more")
@@ -283,34 +273,7 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         found += [
             f"two tiers have the name {name!r}" for name in sorted({name for name in names if names.count(name) > 1})
         ]
-        found += [line for index, tier in enumerate(self.tiers) for line in tier.problems(f"tiers[{index}]")]
         return found + self._kind_problems()
-
-    def _ranges(self) -> list[tuple[str, float, float, float]]:
-        """(name, value, least, most)."""
-        ranges = [
-            ("queue_requests_max", self.queue_requests_max, 1, math.inf),
-            ("cells", self.cells, 1, math.inf),
-            ("layers", self.layers, 1, math.inf),
-            ("output_tokens_max", 1 if self.output_tokens_max is None else self.output_tokens_max, 1, math.inf),
-            ("tick_s", self.tick_s, 0.001, math.inf),
-            ("wait_s", self.wait_s, 0.0, math.inf),
-            ("worker_start_s", self.worker_start_s, 0.0, math.inf),
-            ("link.delay_min_s", self.link.delay_min_s, 0.0, math.inf),
-            ("link.delay_max_s", self.link.delay_max_s, self.link.delay_min_s, math.inf),
-            ("edge.request_s", self.edge.request_s, 0.0, math.inf),
-            ("edge.prompt_token_s", self.edge.prompt_token_s, 0.0, math.inf),
-            ("edge.token_s", self.edge.token_s, 0.0, math.inf),
-            ("wire.overlap_ratio", self.wire.overlap_ratio, 0.0, 1.0),
-            ("wire.residue_s", self.wire.residue_s, 0.0, math.inf),
-            *((f"workers[{index}].count", group.count, 0, math.inf) for index, group in enumerate(self.workers)),
-            *_kv_ranges("kv", self.kv),
-            *_batch_ranges("batch", self.batch),
-        ]
-        for name, kind in self.kinds.items():
-            ranges += _kv_ranges(f"kinds.{name}.kv", kind.kv) if kind.kv is not None else []
-            ranges += _batch_ranges(f"kinds.{name}.batch", kind.batch) if kind.batch is not None else []
-        return ranges
 
     def _kind_problems(self) -> list[str]:
         found: list[str] = []
@@ -325,22 +288,6 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             except ConfigError as error:
                 found += str(error).splitlines()
         return found
-
-
-def _kv_ranges(name: str, kv: SimKV) -> list[tuple[str, float, float, float]]:
-    return [(f"{name}.blocks", kv.blocks, 1, math.inf), (f"{name}.block_tokens", kv.block_tokens, 1, math.inf)]
-
-
-def _batch_ranges(name: str, batch: BatchLimits) -> list[tuple[str, float, float, float]]:
-    return [
-        (f"{name}.step_tokens_max", batch.step_tokens_max, 1, math.inf),
-        (f"{name}.requests_max", batch.requests_max, 1, math.inf),
-        (f"{name}.growth_tokens", batch.growth_tokens, 1, math.inf),
-    ]
-
-
-def _bounds(low: float, high: float) -> str:
-    return f"at least {low:g} and finite" if high == math.inf else f"from {low:g} to {high:g}"
 
 
 def read_spec(path: Path) -> ClusterSpec:

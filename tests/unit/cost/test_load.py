@@ -118,7 +118,10 @@ def test_nothing_fits_a_small_gpu() -> None:
         ({"tp": 4, "ep": 2}, "ep 2, but llama2-70b has no experts"),
         ({"tp": 4, "engine": "vlm-v1"}, "unknown engine 'vlm-v1' (did you mean 'vllm-v1'?)"),
         ({"tp": 4, "weights": "fp7"}, "Invalid enum value 'fp7'"),
-        ({"tp": 4, "draft": {"llm": "llama3.1-8b", "acceptance_ratio": 2}}, "must be between 0 and 1"),
+        (
+            {"tp": 4, "draft": {"llm": "llama3.1-8b", "acceptance_ratio": 2}},
+            "acceptance_ratio is 2, but must be from 0",
+        ),
         ({"tp": 32}, "tp 32 x cp 1 takes 32 GPUs of one node, and a node of A100-80G-SXM has 8: try tp 8, and pp"),
         ({"tp": 8, "cp": 2}, "tp 8 x cp 2 takes 16 GPUs of one node"),
         ({"tp": 4, "weights": "fp8"}, "A100-80G-SXM does not compute in fp8: try weights bf16 or int8"),
