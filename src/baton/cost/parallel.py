@@ -58,9 +58,20 @@ class Parallel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             found.append(f"pp {self.pp} is more than the {model.layers} layers of {model.name}")
         if self.ep > 1 and model.experts is None:
             found.append(f"ep {self.ep}, but {model.name} has no experts: leave ep out")
-        if self.ep > 1 and model.experts and self.stage_gpus % self.ep:
+        if model.experts and self.ep > model.experts.experts:
+            most = experts_gpus_max(self.stage_gpus, model.experts.experts)
+            found.append(
+                f"ep {self.ep} is more than the {model.experts.experts} experts of {model.name}: try ep {most}, which "
+                "splits each expert over the rest of the GPUs"
+            )
+        elif self.ep > 1 and model.experts and self.stage_gpus % self.ep:
             found.append(f"ep {self.ep} does not divide the {self.stage_gpus} GPUs (tp x cp x dp) of a stage")
         return found
+
+
+def experts_gpus_max(stage_gpus: int, experts: int) -> int:
+    """Most GPUs of a stage that experts can be divided among, at least one on each and all used alike."""
+    return max(degree for degree in range(1, min(stage_gpus, experts) + 1) if stage_gpus % degree == 0)
 
 
 def _near(model: ModelShape, parallel: Parallel) -> str:

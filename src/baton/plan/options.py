@@ -11,7 +11,7 @@ from baton.cost.handoff import Wire
 from baton.cost.hardware import Hardware
 from baton.cost.model import ModelShape
 from baton.cost.own_hardware import OwnHardware
-from baton.cost.parallel import Parallel, Precision, worker_problems
+from baton.cost.parallel import Parallel, Precision, experts_gpus_max, worker_problems
 from baton.cost.roofline import RooflineCost
 from baton.cost.spec import KindFacts, facts_of
 
@@ -113,14 +113,16 @@ def _no_cut(choices: Choices, stock: Stock) -> str:
 
 def _cuts(choices: Choices, stock: Stock) -> Iterator[Parallel]:
     """Tensor and context parallel stay in a node. Experts lie on all GPUs of a stage, or on many attention groups."""
+    experts = choices.model.experts
     for tp in choices.tp:
         for pp in choices.pp:
             for cp in choices.cp:
                 if tp * cp <= stock.hardware.gpus_per_node and tp * pp * cp <= stock.gpus:
-                    yield Parallel(tp=tp, pp=pp, cp=cp, ep=tp * cp if choices.model.experts else 1)
-    if choices.model.experts is not None:
+                    ep = 1 if experts is None else experts_gpus_max(tp * cp, experts.experts)
+                    yield Parallel(tp=tp, pp=pp, cp=cp, ep=ep)
+    if experts is not None:
         for dp in (8, 16, 32, 64, 144):
-            if dp <= stock.gpus:
+            if dp <= min(stock.gpus, experts.experts):
                 yield Parallel(dp=dp, ep=dp)
 
 
