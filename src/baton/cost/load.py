@@ -26,6 +26,12 @@ from baton.cost.own_hardware import OwnHardware
 from baton.cost.spec import SPECS, Built, KindFacts, build, is_model_file, read_model
 from baton.cost.step_logs import read_fitted
 
+_GONE = {
+    "local_wire": "workers of one host share its arena and copy nothing; for GPUs that do copy to each other, give "
+    "each worker a host of its own, and say how fast in `wire`",
+}
+"""Keys that there were, and what to do without them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedCost:
@@ -105,7 +111,9 @@ def _load_kind(raw: dict[str, Any], folder: Path, where: str) -> Built:
     kind = SPECS[model]
     known = kind.__struct_fields__
     problems = [
-        f"unknown key {where}.{key}{did_you_mean(key, known)}; model {model} takes {', '.join(known)}"
+        f"{where}.{key} is no more: {_GONE[key]}"
+        if key in _GONE
+        else f"unknown key {where}.{key}{did_you_mean(key, known)}; model {model} takes {', '.join(known)}"
         for key in raw
         if key not in known
     ]

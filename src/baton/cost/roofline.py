@@ -45,8 +45,6 @@ class RooflineCost:
     engine: EngineProfile
     wire: Wire | None = None
     """To other hosts. None: the hardware's inter-node links, all of the worker's at once."""
-    local_wire: Wire | None = None
-    """To a worker on other GPUs of this host. None: the links inside the node."""
     query_tokens: int = 1
     """Tokens that a decoding request computes in a step: 1, or 1 + the drafted ones."""
     measured_layer: Curve | None = None
@@ -64,7 +62,7 @@ class RooflineCost:
         object.__setattr__(self, "_attention", AttentionCost(*parts))
         gpus, hardware = self.parallel.gpus, self.hardware
         between = self.wire or Wire(bytes_per_s=hardware.inter_node_bytes_per_s * gpus)
-        inside = self.local_wire or Wire(bytes_per_s=hardware.intra_node_bytes_per_s * gpus)
+        inside = Wire(bytes_per_s=hardware.intra_node_bytes_per_s * gpus)
         object.__setattr__(self, "_wires", (between, inside))
 
     def prefill_s(self, *, new_tokens: int, cached_tokens: int) -> float:

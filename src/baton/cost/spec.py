@@ -74,7 +74,6 @@ class RooflineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     kv: Format = "bf16"
     engine: str | EngineProfile = "vllm-v1"
     wire: Wire | None = None
-    local_wire: Wire | None = None
     draft: Draft | None = None
     usd_per_hour: Dollars | None = None
     """Of one GPU. None: the catalogue's."""
@@ -215,7 +214,7 @@ def _roofline(spec: RooflineSpec, folder: Path) -> Built:
         raise ConfigError("\n".join(problems))
     cost = RooflineCost(
         model=model, hardware=gpu, parallel=parallel, precision=precision, engine=engine,
-        wire=spec.wire, local_wire=spec.local_wire,
+        wire=spec.wire,
     )  # fmt: skip
     facts = facts_of(cost, draft)
     if spec.usd_per_hour is not None:

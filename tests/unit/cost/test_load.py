@@ -62,6 +62,22 @@ def test_every_problem_of_every_kind_at_once() -> None:
     assert "cost.kinds.c.model is 'rooflin' (did you mean 'roofline'?)" in text
 
 
+def test_experts_lie_on_no_more_gpus_than_there_are_of_them() -> None:
+    """Half an expert a GPU would be read in half the time. What is advised can be built."""
+    wide = {"model": "roofline", "llm": "mixtral-8x7b", "hardware": "h100", "dp": 16, "ep": 16}
+    (line,) = problems(wide)
+    assert "ep 16 is more than the 8 experts of mixtral-8x7b: try ep 8" in line
+    assert load_cost({**wide, "ep": 8}, folder=HERE).cost.step_s(decoding(64, context=1000)) > 0
+    (line,) = problems({**wide, "dp": 12, "ep": 12})
+    assert "try ep 6" in line
+
+
+def test_a_wire_within_a_host_is_refused_with_the_reason() -> None:
+    section = {"model": "roofline", "llm": "llama3.1-8b", "hardware": "h100", "local_wire": {"bytes_per_s": 1e6}}
+    (line,) = problems(section)
+    assert line.startswith("cost.local_wire is no more: workers of one host share its arena and copy nothing")
+
+
 def test_kinds_that_are_no_sections() -> None:
     assert problems({"kinds": {}}) == ["cost.kinds must name at least one kind of worker, each with its own section"]
     (line,) = problems({"kinds": {"a": 3}})

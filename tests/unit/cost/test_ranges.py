@@ -30,7 +30,6 @@ FITTED = {"model": "fitted", "fit": FIT}
     [
         (ROOFLINE, "usd_per_hour"),
         *((ROOFLINE | {"wire": WIRE}, f"wire.{key}") for key in ("bytes_per_s", "latency_s", "residue_s")),
-        (ROOFLINE | {"local_wire": WIRE}, "local_wire.bytes_per_s"),
         *(
             (ROOFLINE | {"engine": ENGINE}, f"engine.{key}")
             for key in ("prompt.factor", "decode.overhead_s", "layer_s")
