@@ -174,6 +174,7 @@ def test_arrivals_that_say_too_little_or_too_much_are_refused(
             r"tiers\[0\].bytes_per_s is nan, but must be above 0 and finite",
         ),
         ("[[tiers]]\nhost_bytes_per_s = nan", r"tiers\[0\].host_bytes_per_s is nan"),
+        ("workers = [{role = 'mixed'}]\n[topology]\nmixed = 2", "topology and workers both say which workers"),
         ("[kv]\nblocks = 'many'", "not a valid cluster"),
         ("[kv", "not a TOML file"),
         ("kv = 3", "kv must be a section"),

@@ -306,6 +306,11 @@ def load_spec(text: str, *, form: Form = "toml", folder: str = "") -> ClusterSpe
         raise ConfigError("\n".join(f"not a valid cluster: {problem}" for problem in wrong))
     spec = msgspec.convert({"folder": folder, **raw}, ClusterSpec)
     problems = spec.problems()
+    if spec.workers and "topology" in raw:
+        problems.append(
+            "topology and workers both say which workers there are, and workers alone would count: leave topology out, "
+            "and write what it says as workers with a role and a count"
+        )
     if problems:
         raise ConfigError("\n".join(problems))
     here = Path(spec.folder)
