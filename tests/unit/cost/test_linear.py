@@ -73,8 +73,9 @@ def test_each_part_of_a_step_costs_something(prefill: int, pairs: int, decode: i
         )
 
     base_s = step_s(prefill, pairs, decode, context)
-    assert base_s < step_s(prefill + 1, pairs, decode, context)
-    assert base_s < step_s(prefill, pairs + 10, decode, context)
+    more_s = step_s(prefill + 1, pairs, decode, context)
+    assert base_s < more_s
+    assert more_s < step_s(prefill + 1, pairs + 10, decode, context), "pairs are looked at for prompt tokens alone"
     assert base_s < step_s(prefill, pairs, decode + 1, context)
     assert base_s < step_s(prefill, pairs, decode, context + 1)
 
