@@ -29,6 +29,8 @@ from record import write
 from baton.cli.cells import play_cells
 from baton.core.config import Topology
 from baton.metrics.summary import SloTargets, summarize
+from baton.policy.named import named
+from baton.sim.cells import cell_jobs
 from baton.sim.replay_trace import replay_trace
 from baton.sim.spec import load_spec
 from baton.workload.load import read_trace
@@ -70,7 +72,8 @@ def one(job: dict[str, object]) -> dict[str, object]:
     wall_s, cpu_s = perf_counter(), processor_s()
     if job["processes"]:
         processes = int(job["processes"])
-        records = play_cells(spec, trace, policy=str(job["policy"]), seed=0, slo=None, processes=processes)
+        jobs = cell_jobs(spec, trace, named(str(job["policy"])), seed=0, slo=None)
+        records = play_cells(jobs, processes=processes)
     else:
         records = replay_trace(spec, trace, policy=str(job["policy"]), seed=0)
     cpu_s, wall_s = processor_s() - cpu_s, perf_counter() - wall_s

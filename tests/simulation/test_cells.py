@@ -9,7 +9,8 @@ from baton.cli.cells import play_cells
 from baton.core.config import Plugin, PolicyConfig, Topology
 from baton.core.errors import ConfigError
 from baton.core.types import Slo
-from baton.sim.cells import deal
+from baton.policy.named import named
+from baton.sim.cells import cell_jobs, deal
 from baton.sim.replay_trace import replay_trace
 from baton.sim.spec import ClusterSpec, load_spec
 from baton.workload.request import Trace, TraceRequest
@@ -60,13 +61,14 @@ def test_many_cells_play_what_each_of_them_would_alone() -> None:
 def test_the_number_of_processes_makes_no_difference(processes: int) -> None:
     spec, slo = replace(SPEC, cells=3), Slo(ttft_s=0.5, tpot_s=0.2)
     alone = replay_trace(spec, trace(12), policy="baton", seed=4, slo=slo)
-    assert play_cells(spec, trace(12), policy="baton", seed=4, slo=slo, processes=processes) == alone
+    jobs = cell_jobs(spec, trace(12), named("baton"), seed=4, slo=slo)
+    assert play_cells(jobs, processes=processes) == alone
 
 
 def test_a_process_that_fails_is_heard() -> None:
     policy = PolicyConfig(routing=Plugin(use="nowhere:Nobody"))
     with pytest.raises(ConfigError, match=r"a process that played a cell ended with 1: .*nowhere"):
-        play_cells(replace(SPEC, cells=2), trace(2), policy=policy, seed=0, slo=None, processes=2)
+        play_cells(cell_jobs(replace(SPEC, cells=2), trace(2), policy, seed=0, slo=None), processes=2)
 
 
 def test_a_log_is_of_one_server() -> None:

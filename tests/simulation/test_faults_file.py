@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 from msgspec.structs import replace
 
+from baton.cli.cells import play_cells
 from baton.cli.main import main
 from baton.core.config import Topology
 from baton.core.errors import ConfigError
 from baton.core.types import WorkerId
 from baton.metrics.summary import RequestRecord
 from baton.policy.named import named
-from baton.sim.cells import CellJob
+from baton.sim.cells import CellJob, cell_jobs
 from baton.sim.fault_file import fault_problems, read_faults
-from baton.sim.faults import Death, Herd, Kill, Slow, TimedFault, herds_of, reached_s
+from baton.sim.faults import Death, DelaySpike, Herd, Kill, Slow, TimedFault, herds_of, reached_s
 from baton.sim.replay_trace import play_cell
 from baton.sim.spec import ClusterSpec
 from baton.workload.request import Trace, TraceRequest
@@ -121,8 +123,44 @@ def test_names_and_numbers_that_cannot_be_are_told_with_what_there_is() -> None:
         "faults[0].at_s is -1.0: it must be a time of 0 s or more",
         "faults[1].factor is 0.0: it must be above 0; 2.0 makes steps take twice as long",
     ]
-    (cells,) = fault_problems(faults, replace(SPEC, cells=2))
-    assert "cells = 2" in cells
+
+
+def test_what_names_a_worker_is_of_one_cell_and_what_names_nobody_of_all() -> None:
+    """Every cell has a decode-0; a herd is of whoever comes."""
+    herd, slow = Herd(at_s=2.0, for_s=3.0), Slow(worker=WorkerId("decode-0"), at_s=0.0, for_s=1.0, factor=2.0)
+    cells = replace(SPEC, cells=2)
+    assert fault_problems((herd, DelaySpike(at_s=1.0, for_s=1.0, delay_s=0.1)), cells) == []
+    (problem,) = fault_problems((herd, slow), cells)
+    assert problem.startswith("faults[1]: a Slow has names in it that each of the 2 cells has")
+    assert problem.endswith("play one cell with its share: cells = 1 and 1/2 of the requests")
+    assert fault_problems((Herd(at_s=-2.0, for_s=3.0),), cells) == [
+        "faults[0].at_s is -2.0: it must be a time of 0 s or more"
+    ]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_herd_keeps_everybody_from_every_cell(processes: int) -> None:
+    herd = Herd(at_s=2.0, for_s=3.0)
+    jobs = cell_jobs(replace(SPEC, cells=2), trace(), named("baton"), seed=0, slo=None, faults=(herd,))
+    records = play_cells(jobs, processes=processes)
+    arrivals = [record.arrival_s for record in records]
+    assert arrivals.count(5.0) == 7, "those of 2.0 to 4.5 s, and the one of 5.0 s"
+    assert not [at_s for at_s in arrivals if 2.0 <= at_s < 5.0]
+
+
+def test_the_command_plays_a_herd_on_cells_whether_somebody_watches_or_not(tmp_path: Path) -> None:
+    cluster, faults, load = tmp_path / "cells.toml", tmp_path / "herd.toml", tmp_path / "load.toml"
+    cluster.write_text("cells = 2")
+    faults.write_text("[[faults]]\ntype = 'Herd'\nat_s = 2\nfor_s = 30")
+    load.write_text("requests = 20\ninput_tokens = 64\noutput_tokens = 4")
+    asked = ["sim", "--cluster", str(cluster), "--trace", str(load), "--processes", "2", "--json"]
+    shown: list[dict[str, object]] = []
+    for more in ([], ["--faults", str(faults)], ["--faults", str(faults), "--log", str(tmp_path / "run.log")]):
+        assert main([*asked, str(tmp_path / "r.json"), *more]) == 0
+        shown.append({**json.loads((tmp_path / "r.json").read_text()), "wall_s": 0})
+    alone, struck, watched = shown
+    assert struck == watched
+    assert struck["duration_s"] > alone["duration_s"] + 10  # type: ignore[operator]
 
 
 def test_a_death_that_takes_a_negative_time_is_told() -> None:

@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from baton.core.config import PolicyConfig
 from baton.core.errors import ConfigError
-from baton.core.types import Slo
 from baton.metrics.summary import RequestRecord
-from baton.policy.named import named
-from baton.sim.cells import CellJob, cell_jobs, decode_records, merged
-from baton.sim.spec import ClusterSpec
-from baton.workload.request import Trace
+from baton.sim.cells import CellJob, decode_records, merged
 
 
-def play_cells(
-    spec: ClusterSpec, trace: Trace, *, policy: str | PolicyConfig, seed: int, slo: Slo | None, processes: int
-) -> list[RequestRecord]:
-    """Play a trace on a cluster of cells, at most `processes` of them at once, and return what `replay_trace` returns.
+def play_cells(jobs: Sequence[CellJob], *, processes: int) -> list[RequestRecord]:
+    """Play all cells of a cluster (`cell_jobs`), at most `processes` of them at once: what `replay_trace` returns.
 
-    Raises ConfigError for an unknown policy, and with the last words of a process that did not come to its end.
+    Raises ConfigError with the last words of a process that did not come to its end.
     """
-    config = named(policy) if isinstance(policy, str) else policy
-    jobs = cell_jobs(spec, trace, config, seed=seed, slo=slo)
     with ThreadPoolExecutor(max_workers=processes) as threads:  # each waits for a process: they compute nothing
         return merged(threads.map(_played, jobs))
 

@@ -140,9 +140,10 @@ def _play(
     """Play every cell: side by side where nobody watches, otherwise one after the other. The results are the same."""
     promise, policy = _promise(args), policy_of(args.policy)
     processes = min(spec.cells, args.processes or usable_cores())
+    jobs = cell_jobs(spec, trace, policy, seed=args.seed, slo=promise, faults=faults)
     if processes > 1 and not watching.wanted:
-        return play_cells(spec, trace, policy=policy, seed=args.seed, slo=promise, processes=processes)
-    for job in cell_jobs(spec, trace, policy, seed=args.seed, slo=promise, faults=faults):
+        return play_cells(jobs, processes=processes)
+    for job in jobs:
         watching.play(job)
     return merged(watching.records) if spec.cells > 1 else watching.records[0]
 

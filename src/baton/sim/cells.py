@@ -34,7 +34,7 @@ class CellJob(Struct, frozen=True, kw_only=True):
     seed: int
     slo: Slo | None
     faults: tuple[TimedFault, ...] = ()
-    """What strikes it: those of a cluster of one cell, since they name its workers and hosts."""
+    """What strikes it. They may name its workers and hosts, which other cells have as well."""
 
 
 class _Told(Struct, frozen=True, array_like=True):
@@ -78,7 +78,7 @@ def cell_jobs(
     slo: Slo | None,
     faults: tuple[TimedFault, ...] = (),
 ) -> list[CellJob]:
-    """Say what each cell of a cluster plays. Every cell draws from a seed of its own. `faults`: of a single cell."""
+    """Say what each cell of a cluster plays. Every cell draws from a seed of its own. `faults` strike each of them."""
     alone = replace(spec, cells=1)
     return [
         CellJob(spec=alone, trace=part, policy=policy, seed=seed + number, slo=slo, faults=faults)

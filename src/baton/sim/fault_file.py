@@ -14,7 +14,7 @@ from baton.core.errors import ConfigError
 from baton.core.files import form_of, in_file, keys_of
 from baton.core.misfits import Judge, misfits
 from baton.core.names import did_you_mean
-from baton.sim.faults import TimedFault
+from baton.sim.faults import EVERYWHERE, TimedFault
 from baton.sim.spec import ClusterSpec
 
 
@@ -43,10 +43,21 @@ def fault_problems(faults: Sequence[TimedFault], spec: ClusterSpec) -> list[str]
 
 
 def _problems(raw: dict[str, Any], spec: ClusterSpec) -> list[str]:
-    if spec.cells == 1 or not raw.get("faults"):
-        return misfits(raw, FaultFile, judge=_judge(spec))
-    cells = f"faults name the workers of one server, and the cluster has cells = {spec.cells}: play one cell"
-    return [*misfits(raw, FaultFile), cells]
+    found = misfits(raw, FaultFile, judge=_judge(spec))
+    if found or spec.cells == 1:
+        return found
+    return _cell_problems(msgspec.convert(raw, FaultFile).faults, spec.cells)
+
+
+def _cell_problems(faults: Sequence[TimedFault], cells: int) -> list[str]:
+    """Which faults name somebody, whom every cell has."""
+    why = f"has names in it that each of the {cells} cells has, so nobody knows whose it is"
+    instead = f"play one cell with its share: cells = 1 and 1/{cells} of the requests"
+    return [
+        f"faults[{place}]: a {type(fault).__name__} {why}; {instead}"
+        for place, fault in enumerate(faults)
+        if not isinstance(fault, EVERYWHERE)
+    ]
 
 
 def _judge(spec: ClusterSpec) -> Judge:

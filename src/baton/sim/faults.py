@@ -141,6 +141,9 @@ Fault = Kill | KillAtStep | Hang | Slow | DelaySpike | Cancel | Flip | HostKill 
 TimedFault = Kill | Hang | Slow | DelaySpike | Flip | HostKill | WireCut | StoreFault | StartsFail | Herd
 """What a file for `baton sim --faults` may hold: it strikes at a time, whatever a request or a worker is at."""
 
+EVERYWHERE = (DelaySpike, StartsFail, Herd)
+"""Faults that name nobody: of several cells, they strike each."""
+
 
 def herds_of(faults: Iterable[TimedFault]) -> list[Herd]:
     """Pick the herds, in the order of time."""
