@@ -134,9 +134,9 @@ def read_rows(path: Path) -> Iterator[tuple[int, Fields]]:
     header: list[str] | None = None
     for number, line in _lines(path):
         try:
-            if line.startswith("{"):
+            if line.lstrip().startswith("{"):
                 yield number, msgspec.json.decode(line, type=dict[str, object])
-            elif header is None and line.startswith("["):
+            elif header is None and line.lstrip().startswith("["):
                 raise ConfigError(f"{path}: one JSON list; write one object a line: jq -c '.[]' FILE")
             elif header is None:
                 header = next(csv.reader([line]))

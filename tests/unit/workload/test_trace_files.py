@@ -296,6 +296,12 @@ def test_empty_lines_before_the_first_and_after_the_last_are_none(tmp_path: Path
         assert read_trace(path) == read_trace(TRACES / name)
 
 
+def test_objects_may_be_indented(tmp_path: Path) -> None:
+    path = tmp_path / "mooncake.jsonl"
+    path.write_text("".join(f"  {line}\n" for line in (TRACES / path.name).read_text().splitlines()))
+    assert read_trace(path) == read_trace(TRACES / path.name)
+
+
 def test_burstgpt_as_its_second_release_has_it(tmp_path: Path) -> None:
     """Times that do not begin at 0, sessions by UUID in the chat logs and none in those of the API."""
     path = tmp_path / "BurstGPT_3.csv"
