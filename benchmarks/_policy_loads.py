@@ -36,7 +36,8 @@ class Case:
     slo: Slo
     requests: int = 600
     is_tuned_on: bool = True
-    """Options of ours were chosen on its first half. If not, no part of it was played before they were chosen."""
+    """Options of ours were chosen on its first half from the beginning. The others came later, to see what was not
+    tuned on; since then their first halves are chosen on, too. No second half is."""
 
 
 def from_file(file: str, rate_scale: float, spread_s: float, half: Half, requests_max: int) -> Trace:
