@@ -88,3 +88,23 @@ def test_what_was_borrowed_for_a_gpu_of_ones_own_is_said(tmp_path: Path, capsys:
     assert "gpu_w, gpus_per_node, inter_node_bytes_per_s" in said
     assert main([*asked, "--hardware", "MI300X=1"]) == 2
     assert "or describe it" in capsys.readouterr().err
+
+
+def test_a_workload_that_the_model_cannot_read_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [*ASKED, "--llm", "opt-13b", "--hardware", "A100=4", "--input-tokens", "30000"]
+    assert main(asked) == 2
+    assert "opt-13b reads 2048 tokens of context, and the workload has prompts of 30000" in capsys.readouterr().err
+
+
+def test_files_that_cannot_be_written_are_told_before_the_search(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [*ASKED, "--llm", "nobody-has-it", "--hardware", "H100=1", "--json", "/nowhere/x", "--html", "/nowhere/y"]
+    assert main(asked) == 2
+    errors = capsys.readouterr().err
+    assert "--json /nowhere/x: /nowhere must be a folder" in errors
+    assert "--html /nowhere/y" in errors
+    assert "nobody-has-it" not in errors
+
+
+def test_weights_alone_are_stored_in_four_bits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ASKED, "--llm", "llama3.1-8b", "--hardware", "H100=1", "--kv", "int4"]) == 2
+    assert "kv[0] does not fit" in capsys.readouterr().err

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -22,6 +22,15 @@ def warn(remarks: Iterable[str]) -> None:
     """Tell what the reader should know, beside what a program may read."""
     for remark in remarks:
         print(f"baton: {remark}", file=sys.stderr)  # noqa: T201
+
+
+def output_problems(outputs: Mapping[str, Path | None]) -> list[str]:
+    """Say of the files that flags name why they cannot be written, before the work that would be lost."""
+    return [
+        f"{flag} {path}: {path.parent} must be a folder that exists, and {path.name or path} a file in it"
+        for flag, path in outputs.items()
+        if path is not None and (path.is_dir() or not path.parent.is_dir())
+    ]
 
 
 def write_file(path: Path, content: bytes, *, otherwise: str = "choose another file") -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from baton.cli.output import json_text, write_file
+from baton.cli.output import json_text, output_problems, write_file
 from baton.core.errors import ConfigError
 from baton.core.files import form_of, in_file, keys_of
 from baton.plan.answer import Answer, answer, report
@@ -79,6 +79,14 @@ def add_parser(subparsers: Subparsers[argparse.ArgumentParser], purpose: str) ->
 
 def run(args: argparse.Namespace) -> int:
     """Plan, show, write, and return the exit code. Raises ConfigError."""
+    wrong = output_problems(
+        {
+            "--json": args.json, "--html": args.html, "--serve-config": args.serve_config,
+            "--kubernetes": args.kubernetes, "--cluster": args.cluster,
+        }
+    )  # fmt: skip
+    if wrong:
+        raise ConfigError("\n".join(wrong))
     folder = args.file.parent if args.file is not None else Path()
     found = answer(read_question(_merged(args), folder))
     _show(found)

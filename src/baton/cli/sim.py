@@ -16,7 +16,7 @@ from rich.table import Table
 
 from baton.bench.flags import ATTAINMENT_MIN
 from baton.cli.cells import play_cells
-from baton.cli.output import STANDARD_OUTPUT, write_file, write_json
+from baton.cli.output import STANDARD_OUTPUT, output_problems, write_file, write_json
 from baton.cli.policy_choice import HELP as POLICY_HELP
 from baton.cli.policy_choice import policy_of
 from baton.cli.watching import Watching
@@ -215,21 +215,12 @@ def _argument_problems(args: argparse.Namespace) -> list[str]:
         "--ttft-slo-s": args.ttft_slo_s,
         "--tpot-slo-s": args.tpot_slo_s,
     }
-    outputs: dict[str, Path | None] = {
-        "--json": args.json,
-        "--html": args.html,
-        "--perfetto": args.perfetto,
-        "--log": args.log,
-    }
+    outputs = {"--json": args.json, "--html": args.html, "--perfetto": args.perfetto, "--log": args.log}
     return [
         f"{flag} is {value:g}, but must be above 0 and finite"
         for flag, value in values.items()
         if value is not None and not 0 < value < math.inf
-    ] + [
-        f"{flag} {path}: {path.parent} must be a folder that exists, and {path.name or path} a file in it"
-        for flag, path in outputs.items()
-        if path is not None and (path.is_dir() or not path.parent.is_dir())
-    ]
+    ] + output_problems(outputs)
 
 
 def _show(results: Results, source: str) -> None:

@@ -142,9 +142,7 @@ class LayerCost:
         model, experts, parallel = self.model, self.model.experts, self.parallel
         assert experts is not None
         split = parallel.stage_gpus / parallel.ep
-        idle = (1 - experts.active / experts.experts) ** stage_tokens
-        distinct = experts.experts / parallel.ep * (1 - idle)
-        """Experts that get at least one token, tokens choosing evenly: only those read their weights."""
+        distinct = experts.experts / parallel.ep * (1 - experts.idle_ratio(stage_tokens))
         rows = stage_tokens * experts.active / parallel.ep
         weights_bytes = distinct * model.expert_params / split * FORMAT_BYTES[self.precision.weights]
         moved_bytes = weights_bytes + rows * (2 * model.d + 3 * experts.ffn / split) * VALUE_BYTES

@@ -8,6 +8,8 @@ from msgspec import Struct
 
 Format = Literal["bf16", "fp8", "int8", "int4"]
 """How numbers are stored. int4 is weights only: computed in bf16 after unpacking."""
+KVFormat = Literal["bf16", "fp8", "int8"]
+"""How the numbers of KV are stored."""
 
 FORMAT_BYTES: dict[Format, float] = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.53}
 """Bytes per number. int4 with a 16-bit scale for every group of 128 and some zero points."""
@@ -39,6 +41,10 @@ class ExpertShape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Leading layers with an ordinary MLP of the model's `ffn`."""
     nodes_max: int = 0
     """Nodes that the experts of one token may lie on. 0: no limit."""
+
+    def idle_ratio(self, tokens: float) -> float:
+        """Share of the routed experts that none of so many tokens chooses, choosing evenly: they stay unread."""
+        return (1 - self.active / self.experts) ** tokens
 
 
 class ModelShape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -106,6 +112,12 @@ class ModelShape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """All weights. Norms, biases and learned positions are left out: under half a percent."""
         return self._params(self.experts.experts if self.experts else 0)
 
+    def read_params(self, tokens: float) -> float:
+        """Weights that a step of so many tokens reads: of the routed experts, only those that get one."""
+        experts = self.experts
+        unread = self.expert_layers * experts.experts * experts.idle_ratio(tokens) if experts else 0.0
+        return self.params - unread * self.expert_params
+
     @property
     def active_params(self) -> int:
         """Weights that one token meets."""
@@ -117,7 +129,7 @@ class ModelShape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             return self.latent.kv_lora + self.latent.rope
         return 2 * self.kv_heads * self.head_dim
 
-    def kv_token_bytes(self, kv_format: Format = "bf16") -> float:
+    def kv_token_bytes(self, kv_format: KVFormat = "bf16") -> float:
         """Bytes that one token keeps in the cache, over all layers."""
         return self.layers * self.kv_values() * FORMAT_BYTES[kv_format]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct, structs
 
 from baton.cost.hardware import Hardware
-from baton.cost.model import FORMAT_BYTES, Format, ModelShape
+from baton.cost.model import FORMAT_BYTES, Format, KVFormat, ModelShape
 
 MEMORY_RATIO = 0.9
 """Share of a GPU's memory that an engine uses; the rest is the driver's, the allocator's and the graphs'."""
@@ -17,7 +17,7 @@ class Precision(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How weights and KV are stored."""
 
     weights: Format = "bf16"
-    kv: Format = "bf16"
+    kv: KVFormat = "bf16"
 
 
 class Parallel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -113,7 +113,7 @@ def draft_parallel(draft: ModelShape, parallel: Parallel) -> Parallel:
     return Parallel(tp=max(degree for degree in range(1, parallel.tp + 1) if draft.heads % degree == 0))
 
 
-def kv_token_gpu_bytes(model: ModelShape, parallel: Parallel, kv: Format) -> float:
+def kv_token_gpu_bytes(model: ModelShape, parallel: Parallel, kv: KVFormat) -> float:
     """Bytes that a token takes on each GPU that holds some of it. Latents, and heads past their number, are copied."""
     layers = -(-model.layers // parallel.pp)
     if model.latent is not None:

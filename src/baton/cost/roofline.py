@@ -133,7 +133,7 @@ class RooflineCost:
         tokens = shape.prefill_tokens + shape.decode_requests * self.query_tokens
         flops = 2.0 * self.model.active_params * tokens
         flops += self.model.layers * self.model.pair_flops() * shape.prefill_pairs
-        read_bytes = self.model.params * FORMAT_BYTES[self.precision.weights]
+        read_bytes = self.model.read_params(tokens) * FORMAT_BYTES[self.precision.weights]
         read_bytes += shape.context_tokens * self.kv_token_bytes
         compute_ratio = min(1.0, flops / gpus / step_s / self.hardware.flops(self.precision.weights))
         memory_ratio = min(1.0, read_bytes / gpus / step_s / self.hardware.memory_bytes_per_s)

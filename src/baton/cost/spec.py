@@ -20,7 +20,7 @@ from baton.cost.fitted import FittedCost, checked
 from baton.cost.handoff import Wire
 from baton.cost.hardware import Hardware
 from baton.cost.linear import LinearCost
-from baton.cost.model import Format, ModelShape
+from baton.cost.model import Format, KVFormat, ModelShape
 from baton.cost.own_hardware import OwnHardware, described
 from baton.cost.parallel import Parallel, Precision, draft_parallel, room, worker_problems
 from baton.cost.roofline import RooflineCost
@@ -71,7 +71,7 @@ class RooflineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     dp: Count = 1
     ep: Count = 1
     weights: Format = "bf16"
-    kv: Format = "bf16"
+    kv: KVFormat = "bf16"
     engine: str | EngineProfile = "vllm-v1"
     wire: Wire | None = None
     draft: Draft | None = None

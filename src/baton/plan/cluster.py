@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from msgspec import structs
@@ -29,7 +30,7 @@ def cluster_spec(fleet: Fleet, *, same_host: bool) -> ClusterSpec:
 
 def kind_name(group: Group) -> str:
     """Of the workers of a group, such as `prefill-a100-80g-sxm-tp2`."""
-    return f"{group.role}-{group.option.name.lower().replace(' ', '-')}"
+    return re.sub(r"[^a-z0-9.]+", "-", f"{group.role}-{group.option.name.lower()}")
 
 
 def _kind(group: Group, *, same_host: bool) -> SimKind:

@@ -33,6 +33,12 @@ class Stock:
     """How its owner described it. None: the catalogue has it."""
 
     @property
+    def name(self) -> str:
+        """The GPU's, and the network's where it is not the hardware's: both may be there."""
+        link = self.link_bytes_per_s
+        return self.hardware.name if link is None else f"{self.hardware.name} at {link / 1e9:g} GB/s"
+
+    @property
     def section(self) -> str | dict[str, Any]:
         """The GPU as `hardware` of a cost section."""
         return self.hardware.name if self.own is None else self.own.plain
@@ -62,7 +68,7 @@ class Option:
         cut = " ".join(f"{name}{degree}" for name, degree in degrees if degree > 1) or "tp1"
         formats = "" if precision.weights == "bf16" else f" {precision.weights}"
         formats += "" if precision.kv == "bf16" else f" kv-{precision.kv}"
-        return f"{self.stock.hardware.name} {cut}{formats}"
+        return f"{self.stock.name} {cut}{formats}"
 
     @property
     def usd_per_hour(self) -> float:

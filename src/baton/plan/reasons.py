@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 from baton.core.types import StepShape, prefill_pairs
@@ -11,6 +12,8 @@ from baton.plan.verify import Verified
 
 CUTS_MAX = 3
 """Other cuts of a role that are named; the rest are counted."""
+NETWORK_RATIO = 0.98
+"""A fleet that carries less than this share of its scarcer side is bound by what lies between the sides."""
 LOW_RATIO = 0.3
 """Where neither arithmetic nor bandwidth is used more than this, a step's time goes elsewhere."""
 UNIT: Mapping[Objective, str] = {
@@ -22,15 +25,19 @@ UNIT: Mapping[Objective, str] = {
 def reasons(fleet: Fleet, demand: Demand) -> list[str]:
     """What binds each group, and how the groups are balanced."""
     found = [_bound(group, demand) for group in fleet.groups]
-    prefill, decode = fleet.having("prefill"), fleet.having("decode")
-    if prefill and decode:
-        first, second = (sum(group.rate_rps for group in groups) for groups in (prefill, decode))
-        scarce, other = ("prefill", second / first) if first < second else ("decode", first / second)
-        found.append(
-            f"{scarce} is the scarcer side: prefill workers carry {first:.2f} req/s together, decode workers "
-            f"{second:.2f} ({other:.2f}x)"
-        )
+    if fleet.having("prefill") and fleet.having("decode"):
+        found.append(_balance(fleet, demand))
     return found
+
+
+def _balance(fleet: Fleet, demand: Demand) -> str:
+    """Which side is scarce; or the way between them, where the fleet carries less than both and than was asked for."""
+    first, second = (sum(group.rate_rps for group in fleet.having(role)) for role in ("prefill", "decode"))
+    sides = f"prefill workers carry {first:.2f} req/s together, decode workers {second:.2f}"
+    if fleet.rate_rps < NETWORK_RATIO * min(first, second, demand.rate_rps or math.inf):
+        return f"the network is scarcer than both sides: it carries the KV of {fleet.rate_rps:.2f} req/s; {sides}"
+    scarce, ratio = ("prefill", second / first) if first < second else ("decode", first / second)
+    return f"{scarce} is the scarcer side: {sides} ({ratio:.2f}x)"
 
 
 def _bound(group: Group, demand: Demand) -> str:

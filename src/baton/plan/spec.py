@@ -15,7 +15,7 @@ from baton.core.types import Slo
 from baton.cost.catalog import hardware
 from baton.cost.engine_profile import engine_profile
 from baton.cost.handoff import Wire
-from baton.cost.model import Format
+from baton.cost.model import Format, KVFormat, ModelShape
 from baton.cost.own_hardware import OwnHardware, described
 from baton.cost.parallel import Precision
 from baton.cost.spec import read_model
@@ -76,7 +76,7 @@ class PlanSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     objective: Objective = "goodput-per-dollar"
     engine: str = "vllm-v1"
     weights: tuple[Format, ...] = ("bf16",)
-    kv: tuple[Format, ...] = ("bf16",)
+    kv: tuple[KVFormat, ...] = ("bf16",)
     tp: tuple[int, ...] = (1, 2, 4, 8)
     pp: tuple[int, ...] = (1,)
     cp: tuple[int, ...] = (1,)
@@ -121,6 +121,8 @@ def read_question(raw: Mapping[str, Any], folder: Path) -> Question:
     problems += _tier_problems(spec, requests)
     if stocks:
         _try(problems, lambda: engine_profile(spec.engine, llm=spec.llm, gpu=stocks[0].hardware, tp=1))
+    if model is not None and model.context_tokens_max:
+        problems += _context_problems(spec, model, lengths)
     if problems or model is None:
         raise ConfigError("\n".join(problems))
     demand = Demand(
@@ -187,6 +189,19 @@ def _stocks(spec: PlanSpec, problems: list[str]) -> tuple[Stock, ...]:
             Stock(hardware=gpu, gpus=each.gpus, usd_per_hour=price, link_bytes_per_s=each.link_bytes_per_s, own=own)
         )
     return tuple(stocks)
+
+
+def _context_problems(spec: PlanSpec, model: ModelShape, lengths: tuple[Lengths, ...]) -> list[str]:
+    """A workload that the model cannot read, but for as few requests as may miss the SLO."""
+    limit = model.context_tokens_max
+    longer = [each for each in lengths if each.input_tokens + each.output_tokens > limit]
+    if sum(each.weight for each in longer) <= 1 - spec.slo.attainment_ratio:
+        return []
+    longest = max(longer, key=lambda each: each.input_tokens + each.output_tokens)
+    return [
+        f"{model.name} reads {limit} tokens of context, and the workload has prompts of {longest.input_tokens} tokens "
+        f"with answers of {longest.output_tokens}: choose a model that reads more, or shorter requests"
+    ]
 
 
 def _tier_problems(spec: PlanSpec, requests: tuple[TraceRequest, ...]) -> list[str]:

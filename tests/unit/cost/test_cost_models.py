@@ -203,3 +203,13 @@ def test_the_rest_of_a_long_hit_costs_no_more_than_decoding_it() -> None:
     cost = worker("llama2-70b", "h100", Parallel(tp=8), "ideal")
     rest_s = cost.prefill_s(new_tokens=16, cached_tokens=100_000)
     assert rest_s <= 1.05 * cost.step_s(decoding(16, context=100_000))
+
+
+def test_a_step_of_one_request_reads_its_experts_alone() -> None:
+    """All experts counted, a step of one request used 2.6 times the bandwidth that there is."""
+    cost = worker("qwen3-235b-a22b", "h100", Parallel(tp=8, ep=8), "ideal")
+    _, one = cost.peak_ratios(decoding(1, context=1000))
+    _, many = cost.peak_ratios(decoding(256, context=256_000))
+    read = cost.model.active_params * 2 / 8 / cost.hardware.memory_bytes_per_s / cost.step_s(decoding(1, context=1000))
+    assert one == pytest.approx(read, rel=0.1)
+    assert one < many < 1.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from baton.plan.cluster import cluster_spec
 from baton.plan.reasons import reasons
 from tests.unit.plan.questions import search
 
@@ -27,3 +28,34 @@ def test_a_step_that_uses_little_of_either_peak_is_bound_by_neither(llm: str, tp
     assert fleet is not None
     decode = next(line for line in reasons(fleet, found.demand) if line.startswith("decode"))
     assert bound in decode
+
+
+TWO_LINKS = {
+    "llm": "llama3.1-8b", "tp": [1], "shape": "disaggregated", "objective": "goodput-per-gpu",
+    "hardware": [
+        {"name": "H100", "gpus": 2, "usd_per_hour": 2.0, "link_bytes_per_s": 50e9},
+        {"name": "H100", "gpus": 2, "usd_per_hour": 5.0, "link_bytes_per_s": 1e8},
+    ],
+    "slo": {"ttft_s": 1.0, "tpot_s": 0.05}, "workload": {"input_tokens": 2000, "output_tokens": 200, "rate_rps": 40.0},
+}  # fmt: skip
+
+
+def test_one_gpu_on_two_networks_is_two_kinds_of_worker() -> None:
+    """Both had one name, and the simulated cluster had the slow network's wire for all."""
+    fleet = search(TWO_LINKS).fleet("disaggregated")
+    assert fleet is not None
+    wires = {
+        name: kind.cost["wire"]["bytes_per_s"]
+        for name, kind in cluster_spec(fleet, same_host=False).kinds.items()
+        if kind.cost is not None
+    }
+    assert set(wires.values()) == {50e9, 1e8}
+    assert all(name.endswith("-at-50-gb-s-tp1" if rate > 1e9 else "-at-0.1-gb-s-tp1") for name, rate in wires.items())
+
+
+def test_a_network_that_carries_less_than_both_sides_is_what_is_scarce() -> None:
+    hardware = [{"name": "H100", "gpus": 2, "link_bytes_per_s": 1e8}]
+    found = search({**TWO_LINKS, "hardware": hardware, "reach": "network"})
+    fleet = found.fleet("disaggregated")
+    assert fleet is not None
+    assert any(line.startswith("the network is scarcer than both sides") for line in reasons(fleet, found.demand))
