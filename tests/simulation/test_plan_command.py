@@ -157,7 +157,10 @@ def test_prefill_and_decode_may_take_different_hardware(tmp_path: Path) -> None:
          ["does not fit H100-80G-SXM with tp 2", "what fits:"]),
         (["--hardware", "h1000=4", *SLO], ["unknown hardware 'h1000'"]),
         (["--hardware", "h100", *SLO], ["write NAME=GPUS or NAME=GPUS@USD"]),
-        (["--hardware", "h100=0", *SLO], ["gpus is 0, but must be above 0"]),
+        (["--hardware", "h100=0", *SLO], ["hardware[0].gpus is 0, but must be above 0"]),
+        (["--hardware", "h100=4@0", *SLO], ["hardware[0].usd_per_hour is 0, but must be above 0"]),
+        (["--hardware", "h100=4@nan", *SLO], ["hardware[0].usd_per_hour is nan"]),
+        (["--hardware", "h100=4", "--tp", "1,0", *SLO], ["tp[1] is 0, but must be at least 1"]),
         (["--hardware", "l40s=4", *SLO], ["no price is known for L40S-48G", "L40S-48G=4@USD"]),
         (["--hardware", "h100=4", "--attainment", "1.5", *SLO], ["slo.attainment_ratio is 1.5"]),
         (["--hardware", "h100=4", "--objective", "cheapest", *SLO], ["objective cheapest needs a rate"]),
@@ -173,6 +176,25 @@ def test_what_cannot_be_answered(flags: list[str], said: list[str], capsys: pyte
     assert main([*QUICK, *flags]) == 2
     errors = capsys.readouterr().err
     assert all(words in errors for words in said), errors
+
+
+def test_numbers_and_lists_that_nothing_can_be_planned_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "q.toml"
+    path.write_text(
+        'llm = "llama3.1-8b"\nhardware = [{name = "h100", gpus = 4, link_bytes_per_s = 0}]\nweights = []\ntp = []\n'
+        "wire = {bytes_per_s = 0}\n[slo]\nttft_s = inf\ntpot_s = 0.03\n"
+        "[workload]\ninput_tokens = 10\noutput_tokens = 10\n"
+    )
+    assert main(["plan", str(path)]) == 2
+    errors = capsys.readouterr().err
+    wrong = (
+        "hardware[0].link_bytes_per_s is 0",
+        "wire.bytes_per_s is 0",
+        "slo.ttft_s is inf",
+        "weights is empty",
+        "tp is empty",
+    )
+    assert all(words in errors for words in wrong), errors
 
 
 def test_every_problem_of_a_file_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

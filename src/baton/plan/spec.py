@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from baton.core.errors import ConfigError
 from baton.core.misfits import misfits
+from baton.core.ranges import Bandwidth, Number, Range, out_of_range
 from baton.core.types import Slo
 from baton.cost.catalog import hardware
 from baton.cost.engine_profile import engine_profile
@@ -29,13 +30,20 @@ from baton.workload.schedule import mean_rate_rps
 from baton.workload.source import read_workload
 
 Found = TypeVar("Found")
+Some = Annotated[int, Range(above=0)]
+Limit = Annotated[float, Range(above=0.0, such_as="seconds, such as 0.05")]
+Rate = Annotated[float, Range(above=0.0, such_as="requests/s, such as 10")]
+Dollars = Annotated[float, Range(above=0.0, such_as="USD of one GPU and hour, such as 2.5")]
+Degree = Annotated[int, Range(least=1, such_as="a number of GPUs, such as 1")]
 
 
 class HardwareSpec(OwnHardware, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """GPUs of one kind: of the catalogue by `name`, or described by the other keys as well."""
 
-    gpus: int
-    link_bytes_per_s: float | None = None
+    gpus: Some
+    usd_per_hour: Dollars | None = None
+    """Of one GPU. None: the catalogue's."""
+    link_bytes_per_s: Bandwidth | None = None
     """Per GPU, between hosts. None: the hardware's."""
 
     @property
@@ -49,8 +57,8 @@ class HardwareSpec(OwnHardware, frozen=True, kw_only=True, forbid_unknown_fields
 class SloSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What has to be met, and by how many."""
 
-    ttft_s: float
-    tpot_s: float
+    ttft_s: Limit
+    tpot_s: Limit
     attainment_ratio: float = 0.9
 
 
@@ -58,9 +66,9 @@ class WorkloadSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """A trace, or mean lengths."""
 
     trace: str = ""
-    input_tokens: int = 0
-    output_tokens: int = 0
-    rate_rps: float | None = None
+    input_tokens: Number = 0
+    output_tokens: Number = 0
+    rate_rps: Rate | None = None
     """None: that of the trace, or as much as the hardware gives."""
     cached_ratio: float = 0.0
     """Share of the prompts' tokens that the prefix cache is expected to hold."""
@@ -77,9 +85,9 @@ class PlanSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     engine: str = "vllm-v1"
     weights: tuple[Format, ...] = ("bf16",)
     kv: tuple[KVFormat, ...] = ("bf16",)
-    tp: tuple[int, ...] = (1, 2, 4, 8)
-    pp: tuple[int, ...] = (1,)
-    cp: tuple[int, ...] = (1,)
+    tp: tuple[Degree, ...] = (1, 2, 4, 8)
+    pp: tuple[Degree, ...] = (1,)
+    cp: tuple[Degree, ...] = (1,)
     shape: Shape = "best"
     admission: tuple[Admission, ...] = ("slo", "all")
     """What may be done with requests that would be late."""
@@ -89,9 +97,9 @@ class PlanSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """None: `node` where one node holds all GPUs."""
     wire: Wire | None = None
     """Of handoffs between hosts, per worker. None: the hardware's."""
-    finalists: int = 2
-    """Fleets that are simulated."""
-    requests: int = 400
+    finalists: Number = 2
+    """Fleets that are simulated. 0: none."""
+    requests: Some = 400
     """Judged in each simulation, at least."""
     seed: int = 0
 
@@ -151,23 +159,19 @@ def _try(problems: list[str], read: Callable[[], Found]) -> Found | None:
 
 
 def _range_problems(spec: PlanSpec) -> list[str]:
-    above = {
-        "slo.ttft_s": spec.slo.ttft_s, "slo.tpot_s": spec.slo.tpot_s, "requests": spec.requests,
-        **{f"hardware {each.name}: gpus": each.gpus for each in spec.hardware},
-        **({"workload.rate_rps": spec.workload.rate_rps} if spec.workload.rate_rps is not None else {}),
-    }  # fmt: skip
-    found = [f"{name} is {value:g}, but must be above 0" for name, value in above.items() if not value > 0]
+    found = out_of_range(spec)
     if not 0 < spec.slo.attainment_ratio < 1:
         found.append(f"slo.attainment_ratio is {spec.slo.attainment_ratio:g}, but must be between 0 and 1: try 0.9")
     if not 0 <= spec.workload.cached_ratio < 1:
         found.append(f"workload.cached_ratio is {spec.workload.cached_ratio:g}, but must be at least 0 and below 1")
     if not spec.hardware:
         found.append("no hardware: name at least one kind of GPU, such as --hardware H100-80G-SXM=8")
-    if not spec.admission:
-        found.append("admission is empty: name slo, all, or both")
-    if not spec.finalists >= 0:
-        found.append(f"finalists is {spec.finalists}, but must be 0 (do not simulate) or more")
-    return found
+    lists = {
+        "admission": (spec.admission, "slo, all, or both"), "weights": (spec.weights, "a format, such as bf16"),
+        "kv": (spec.kv, "a format, such as bf16"), "tp": (spec.tp, "a degree, such as 1"),
+        "pp": (spec.pp, "a degree, such as 1"), "cp": (spec.cp, "a degree, such as 1"),
+    }  # fmt: skip
+    return found + [f"{key} is empty: name {what}" for key, (values, what) in lists.items() if not values]
 
 
 def _stocks(spec: PlanSpec, problems: list[str]) -> tuple[Stock, ...]:
@@ -195,7 +199,7 @@ def _context_problems(spec: PlanSpec, model: ModelShape, lengths: tuple[Lengths,
     """A workload that the model cannot read, but for as few requests as may miss the SLO."""
     limit = model.context_tokens_max
     longer = [each for each in lengths if each.input_tokens + each.output_tokens > limit]
-    if sum(each.weight for each in longer) <= 1 - spec.slo.attainment_ratio:
+    if not longer or sum(each.weight for each in longer) <= 1 - spec.slo.attainment_ratio:
         return []
     longest = max(longer, key=lambda each: each.input_tokens + each.output_tokens)
     return [
@@ -205,7 +209,7 @@ def _context_problems(spec: PlanSpec, model: ModelShape, lengths: tuple[Lengths,
 
 
 def _tier_problems(spec: PlanSpec, requests: tuple[TraceRequest, ...]) -> list[str]:
-    found = [problem for tier in spec.tiers for problem in tier.problems()]
+    found: list[str] = []
     if spec.tiers and spec.workload.cached_ratio:
         found.append("tiers and workload.cached_ratio are both given: with tiers, hits are counted in the trace")
     if spec.tiers and not any(request.prefix_ids for request in requests):

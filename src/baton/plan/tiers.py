@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
+from typing import Annotated
 
 from msgspec import Struct, structs
 
+from baton.core.ranges import Bandwidth, Range, Seconds
 from baton.plan.search import Fleet, Search, Shape
 from baton.workload.request import TraceRequest
 
@@ -17,26 +18,14 @@ class TierSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Memory or a disk of each host, or one store of all, that keeps KV blocks which the arenas gave up."""
 
     name: str
-    size_bytes: float
+    size_bytes: Annotated[float, Range(above=0.0, such_as="bytes, such as 512e9")]
     """Of each host; of all together where it is `shared`."""
-    bytes_per_s: float
+    bytes_per_s: Bandwidth
     """What one host reads from it."""
-    latency_s: float = 0.001
-    usd_per_hour: float = 0.0
+    latency_s: Seconds = 0.001
+    usd_per_hour: Annotated[float, Range(least=0.0, such_as="USD of one tier and hour, such as 0.4")] = 0.0
     """Of each host's; every worker is taken to have a host of its own."""
     shared: bool = False
-
-    def problems(self) -> list[str]:
-        """Everything that is wrong with it."""
-        above = {"size_bytes": self.size_bytes, "bytes_per_s": self.bytes_per_s}
-        least = {"latency_s": self.latency_s, "usd_per_hour": self.usd_per_hour}
-        where = f"tier {self.name}:"
-        found = [f"{where} {key} is {value:g}, but must be above 0" for key, value in above.items() if not value > 0]
-        return found + [
-            f"{where} {key} is {value:g}, but must be at least 0 and finite"
-            for key, value in least.items()
-            if not (value >= 0 and isfinite(value))
-        ]
 
 
 class TierAdvice(Struct, frozen=True, kw_only=True):

@@ -66,6 +66,7 @@ def test_a_longer_hit_on_one_prompt_never_costs_more(tokens: int, data: st.DataO
 @given(prefill=st.integers(1, 1000), pairs=counts, decode=counts, context=counts)
 def test_each_part_of_a_step_costs_something(prefill: int, pairs: int, decode: int, context: int) -> None:
     """Pairs are a prompt's: without one there are none to pay for."""
+
     def step_s(prefill: int, pairs: int, decode: int, context: int) -> float:
         return COST.step_s(
             StepShape(

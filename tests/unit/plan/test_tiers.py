@@ -98,6 +98,7 @@ def test_what_a_tier_needs_is_said_at_once() -> None:
     workload = CHATS["workload"] | {"cached_ratio": 0.5}
     with pytest.raises(ConfigError) as error:
         read_question({**CHATS, "workload": workload, "tiers": tiers}, Path())
-    said = ("a: size_bytes is 0", "a: bytes_per_s is -1", "b: latency_s is -1", "are both given", "share prefixes")
+    wrong = ("tiers[0].size_bytes is 0", "tiers[0].bytes_per_s is -1", "tiers[1].latency_s is -1")
+    said = (*wrong, "are both given", "share prefixes")
     for words in said:
         assert words in str(error.value)
