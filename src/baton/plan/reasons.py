@@ -91,7 +91,7 @@ def not_recommended(search: Search, best: Fleet, verified: Mapping[Shape, Verifi
 def _others(search: Search, best: Fleet, verified: Mapping[Shape, Verified]) -> Iterable[tuple[Fleet, str]]:
     """Other fleets, and what is to be said of those that did not hold in simulation."""
     for each in verified.values():
-        missed = each.fleet.value(search.objective) > best.value(search.objective)
+        missed = each.played is not None or each.fleet.value(search.objective) > best.value(search.objective)
         not_held = "; it missed the SLO in simulation" if missed else "; so it was not simulated"
         yield each.fleet, "" if each.holds else not_held
     stocks = {option.stock.hardware.name for option in search.options}

@@ -62,9 +62,12 @@ def _from_trace(folder: Path, section: TraceCut, workload: Workload, *, seed: in
 
 
 def _rows_needed(section: TraceCut, workload: Workload, limit: int | None) -> int | None:
-    """How much of the file has to be read, where that is known: nobody looks at what is behind it."""
+    """How much of the file has to be read, where that is known: nobody looks at what is behind it.
+
+    New times, and where in an instant a request is put, depend on all that come.
+    """
     counts = [bound for bound in (workload.requests, limit) if bound is not None]
-    if not counts or section.start_s or section.arrivals is not None:
+    if not counts or section.start_s or section.spread_s or section.arrivals is not None:
         return None
     return section.skip + min(counts)
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from baton.metrics.summary import SloTargets, summarize
 from baton.plan.cluster import cluster_spec
-from baton.plan.reasons import reasons
-from tests.unit.plan.questions import search
+from baton.plan.play import Played, Span
+from baton.plan.reasons import not_recommended, reasons
+from baton.plan.verify import Verified
+from tests.unit.plan.questions import WORKED, search
 
 
 @pytest.mark.parametrize(
@@ -59,3 +62,15 @@ def test_a_network_that_carries_less_than_both_sides_is_what_is_scarce() -> None
     fleet = found.fleet("disaggregated")
     assert fleet is not None
     assert any(line.startswith("the network is scarcer than both sides") for line in reasons(fleet, found.demand))
+
+
+@pytest.mark.parametrize(("is_played", "said"), [(True, "it missed the SLO in simulation"), (False, "not simulated")])
+def test_of_a_fleet_behind_it_is_said_whether_it_was_simulated(is_played: bool, said: str) -> None:
+    """Where neither shape holds, the one that is behind on paper has been played, too."""
+    found = search(WORKED, tp=[1])
+    best, behind = found.fleet("disaggregated"), found.fleet("mixed")
+    assert best is not None
+    assert behind is not None
+    played = Played(span=Span(0, 1, 1), results=summarize([], slo=SloTargets(), wall_s=0.0), ratios=(0.5,))
+    other = Verified(fleet=behind, derate=1.0, played=played if is_played else None, holds=False)
+    assert said in next(line for line in not_recommended(found, best, {"mixed": other}) if "behind" in line)

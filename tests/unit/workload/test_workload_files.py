@@ -248,6 +248,13 @@ def test_a_workload_file_gives_a_trace_other_times(tmp_path: Path) -> None:
     assert read_workload(path, seed=4) != trace
 
 
+def test_a_limit_in_the_middle_of_an_instant_leaves_its_requests_where_they_are(tmp_path: Path) -> None:
+    """Three come at once and are spread over 3 s: the first two of them are 1 s apart, not 1.5 s."""
+    (tmp_path / "trace.jsonl").write_text('{"at_s": 0, "input_tokens": 9, "output_tokens": 9}\n' * 3)
+    path = write(tmp_path, 'trace = {file = "trace.jsonl", spread_s = 3}')
+    assert [request.at_s for request in read_workload(path, seed=0, limit=2).requests] == [0.0, 1.0]
+
+
 def test_a_trace_reads_as_ever() -> None:
     assert read_workload(TRACES / "azure.csv", seed=9, limit=3) == read_trace(TRACES / "azure.csv", limit=3)
 
