@@ -7,6 +7,7 @@ class Wire(Struct):
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, cast, get_args, get_origin, get_type_hints
@@ -26,12 +27,12 @@ class Range(Struct, frozen=True, kw_only=True):
 
     def takes(self, value: float) -> bool:
         """Whether the value is one of them."""
-        return math.isfinite(value) and self.least <= value <= self.most and value > self.above
+        return self.least <= value <= self.most and self.above < value <= sys.float_info.max
 
     def problem(self, place: str, value: float) -> str:
         """Say that it is not, and what would be."""
         instead = f": write {self.such_as}" if self.such_as else ""
-        return f"{place} is {value:g}, but must be {self}{instead}"
+        return f"{place} is {_shown(value)}, but must be {self}{instead}"
 
     def __str__(self) -> str:
         """In words, such as `above 0 and finite`."""
@@ -93,3 +94,11 @@ def _range(hint: object) -> Range | None:
         return next((each for each in get_args(hint)[1:] if isinstance(each, Range)), None)
     found = (_range(part) for part in get_args(hint))
     return next((bounds for bounds in found if bounds is not None), None)
+
+
+def _shown(value: float) -> str:
+    """A file may have a whole number that no float holds."""
+    try:
+        return f"{value:g}"
+    except OverflowError:
+        return "above 1e308" if value > 0 else "below -1e308"
