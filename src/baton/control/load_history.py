@@ -73,10 +73,15 @@ def joined(early: LoadWindow, late: LoadWindow) -> LoadWindow:
         ttft_s=_mean(early.ttft_s, early.prefilled_requests, late.ttft_s, late.prefilled_requests),
         finished_requests=early.finished_requests + late.finished_requests,
         output_tokens=early.output_tokens + late.output_tokens,
-        tpot_s=_mean(early.tpot_s, early.finished_requests, late.tpot_s, late.finished_requests),
+        tpot_s=_mean(early.tpot_s, _timed_requests(early), late.tpot_s, _timed_requests(late)),
         slo_ttft_s=_tightest(early.slo_ttft_s, late.slo_ttft_s),
         slo_tpot_s=_tightest(early.slo_tpot_s, late.slo_tpot_s),
     )
+
+
+def _timed_requests(window: LoadWindow) -> int:
+    """Count those whose TPOT a window has, as far as it tells: none where all that finished had one token."""
+    return window.finished_requests if window.tpot_s else 0
 
 
 def _mean(early: float, early_requests: int, late: float, late_requests: int) -> float:

@@ -61,6 +61,14 @@ def test_times_of_joined_windows_are_means_over_their_requests_and_promises_the_
     assert (tighter.slo_ttft_s, tighter.slo_tpot_s) == (1.0, 0.1)
 
 
+def test_answers_of_one_token_have_no_part_in_the_mean_time_between_tokens() -> None:
+    """Nine of them finished, and have no TPOT: the other answer's is not a tenth of what it was."""
+    short = LoadWindow(end_s=1.0, window_s=1.0, finished_requests=9)
+    long = LoadWindow(end_s=2.0, window_s=1.0, finished_requests=1, tpot_s=0.5)
+    assert [joined(short, long).tpot_s, joined(long, short).tpot_s] == [0.5, 0.5]
+    assert joined(short, short).tpot_s == 0.0
+
+
 def test_a_series_gets_all_the_points_that_it_asks_for_at_the_default_tick() -> None:
     """240 points of a minute are four hours; across the seam they are as even as what came."""
     rates = binned_rps(ticked(5 * 3600), 60.0, 240)
