@@ -45,7 +45,7 @@ class OwnEviction:
             self._instead.remove(block)
         except (KeyError, TypeError) as error:
             raise ValueError(f"it gave up block {block!r}, which is not cached") from error
-        return block
+        return BlockId(int(block))  # what equals a cached block may still be no index, such as 3.0
 
     def __len__(self) -> int:
         return len(self._instead)

@@ -70,6 +70,13 @@ def test_wherever_it_raises_the_oldest_goes_from_then_on_and_that_is_told_once(w
     assert words.startswith("the policy Newest failed: RuntimeError: boom; the least recently used block")
 
 
+def test_what_equals_a_cached_block_is_given_up_as_that_block() -> None:
+    """The pool looks up lists by it: a number with a point would end the server."""
+    order, told = filled(Newest(works=3, then=float(B)))
+    given_up = order.pop()
+    assert (given_up, type(given_up), told) == (B, int, [])
+
+
 @pytest.mark.parametrize("given_up", [NOBODY, None, [1]], ids=["unknown", "nothing", "unhashable"])
 def test_what_is_not_cached_cannot_be_given_up(given_up: object) -> None:
     order, told = filled(Newest(works=3, then=given_up))
