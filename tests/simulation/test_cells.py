@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from baton.cli.cells import play_cells
 from baton.core.config import Plugin, PolicyConfig, Topology
 from baton.core.errors import ConfigError
 from baton.core.types import Slo
+from baton.metrics.summary import RequestRecord
 from baton.policy.named import named
-from baton.sim.cells import cell_jobs, deal
+from baton.sim.cells import cell_jobs, deal, decode_records, encode_records
 from baton.sim.replay_trace import replay_trace
 from baton.sim.spec import ClusterSpec, load_spec
 from baton.workload.request import Trace, TraceRequest
@@ -63,6 +66,18 @@ def test_the_number_of_processes_makes_no_difference(processes: int) -> None:
     alone = replay_trace(spec, trace(12), policy="baton", seed=4, slo=slo)
     jobs = cell_jobs(spec, trace(12), named("baton"), seed=4, slo=slo)
     assert play_cells(jobs, processes=processes) == alone
+
+
+def test_a_process_tells_everything_of_a_request() -> None:
+    """A field that a record has, and that is not sent on, would be its default in a cluster of cells alone."""
+    full = RequestRecord(
+        arrival_s=1.0, end_s=4.0, outcome="rejected", reject="slo", failure="why", input_tokens=7,
+        token_times_s=array("d", [2.0, 3.5]), cached_tokens=3, cut_tokens=2, slo=Slo(ttft_s=0.5, tpot_s=0.2),
+        tenant="a",
+    )  # fmt: skip
+    bare = RequestRecord(arrival_s=0.0, end_s=0.0, outcome="finished", input_tokens=0)
+    assert not [field for field, value in asdict(full).items() if value == asdict(bare)[field]]
+    assert decode_records(encode_records([full, bare])) == [full, replace(bare, token_times_s=array("d"))]
 
 
 def test_a_process_that_fails_is_heard() -> None:
