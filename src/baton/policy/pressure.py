@@ -274,7 +274,8 @@ class LeastPressure:
     ) -> tuple[float, float]:
         """Predict the time per token of a request that decodes on this worker, and how much of its time prompts take.
 
-        They take as much (0..1, and more where it is behind) as of late, and every token waits for their share of it.
+        Prompts are taken to go on as of late (0..1 of its time, more where it is behind), and every token to wait for
+        that share of the TPOT.
         """
         model = cost.on(worker.kind)
         alone_s = _decode_s(worker, 1, request.prompt_tokens, model)
@@ -384,4 +385,6 @@ def _decode_s(worker: WorkerView, more_requests: int, more_tokens: int, model: C
 
 def _is_ahead(candidates: Sequence[WorkerView], cluster: ClusterView) -> bool:
     """The request's KV has gone ahead to a host: its workers alone are candidates, not all that decode."""
-    return cluster.is_sent_ahead and len(candidates) < len(cluster.having("decode"))
+    if not cluster.is_sent_ahead or candidates[0].host != candidates[-1].host:
+        return False
+    return len(candidates) < len(cluster.having("decode"))
