@@ -97,7 +97,7 @@ def _of_leaf(value: object, kind: object, place: str, judge: Judge) -> list[str]
 
 
 def _as_number(value: object) -> str:
-    """How a number is written that a file has as text: YAML takes `5e12`, without a point and a sign, for one."""
+    """Write a number that a file has as text so that it is read as one: to YAML, `5e12` is a word."""
     try:
         return f"; as a number it is {float(value):e}" if isinstance(value, str) else ""
     except ValueError:

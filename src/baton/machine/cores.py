@@ -38,10 +38,10 @@ def cpu_quota(groups: Path = _GROUPS, own: Path = _OWN) -> float:
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:
-            quotas += [_second(group) for group in _around(groups, path)]
+            quotas += [_quota_2(group) for group in _around(groups, path)]
         elif "cpu" in controllers.split(","):
-            quotas += [_first(group) for group in _around(groups / controllers, path)]
-            quotas += [_first(group) for group in _around(groups / "cpu", path)]  # mounted under the short name alone
+            quotas += [_quota_1(group) for group in _around(groups / controllers, path)]
+            quotas += [_quota_1(group) for group in _around(groups / "cpu", path)]  # mounted under the short name alone
     return min(quotas)
 
 
@@ -51,7 +51,7 @@ def _around(mounted: Path, path: str) -> list[Path]:
     return [each for each in (folder, *folder.parents) if each.is_relative_to(mounted)]
 
 
-def _second(group: Path) -> float:
+def _quota_2(group: Path) -> float:
     """Read `cpu.max`: microseconds of CPU time, or `max`, in every period of so many."""
     try:
         time_us, period_us = (group / "cpu.max").read_text(encoding="ascii").split()
@@ -60,7 +60,7 @@ def _second(group: Path) -> float:
         return math.inf  # no such group, as at the root, or none of version 2
 
 
-def _first(group: Path) -> float:
+def _quota_1(group: Path) -> float:
     """Read the same from the two files of version 1. Without a limit the time is -1."""
     try:
         time_us = int((group / "cpu.cfs_quota_us").read_text(encoding="ascii"))

@@ -25,6 +25,8 @@ def asked_tokens_max(spec: ClusterSpec, trace: Trace) -> int:
 def cut_words(records: Sequence[RequestRecord], spec: ClusterSpec) -> list[str]:
     """Say how many answers were cut and by how much, and what to change. Empty where every answer came whole."""
     cut = [record for record in records if record.cut_tokens]
+    if not cut:
+        return []
     full = [record for record in cut if record.input_tokens + record.output_tokens >= spec.request_tokens_max]
     asked = len(cut) - len(full)
     words: list[str] = []
@@ -35,8 +37,6 @@ def cut_words(records: Sequence[RequestRecord], spec: ClusterSpec) -> list[str]:
     if full:
         room = f"the KV of a host ({spec.request_tokens_max} tokens, prompt included)"
         words.append(f"{_share(len(full), records)} fill {room}: raise kv.blocks")
-    if not cut:
-        return []
     lost, had = sum(record.cut_tokens for record in cut), sum(r.output_tokens + r.cut_tokens for r in records)
     return [*words, f"{lost} of {had} output tokens of the trace were not generated"]
 

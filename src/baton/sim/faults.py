@@ -151,8 +151,10 @@ def herds_of(faults: Iterable[TimedFault]) -> list[Herd]:
 
 
 def reached_s(at_s: float, herds: Sequence[Herd]) -> float:
-    """Say when whoever comes at `at_s` reaches the server. `herds`, in the order of time: the end of one may lie in the
-    next."""
+    """Say when whoever comes at `at_s` reaches the server.
+
+    `herds`: in the order of time, as the end of one may lie in the next.
+    """
     for herd in herds:
         if herd.at_s <= at_s < herd.at_s + herd.for_s:
             at_s = herd.at_s + herd.for_s

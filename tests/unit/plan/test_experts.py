@@ -17,7 +17,7 @@ QUESTION: dict[str, Any] = {
 
 
 def test_no_worker_has_more_gpus_for_experts_than_there_are_experts() -> None:
-    """Mixtral has eight: on 160 GPUs a hundred and forty-four were tried, each with a fraction of one."""
+    """Mixtral has eight. 160 GPUs have room for 144 that share them, each with a fraction of one."""
     question = read_question(QUESTION, Path())
     found, out = options(question.choices, question.stocks, question.spec.wire)
     degrees = {(each.cost.parallel.dp, each.cost.parallel.ep) for each in found}
