@@ -46,6 +46,11 @@ def test_the_answer_says_what_why_and_what_not(answered: Path) -> None:
     assert found["links"][0]["buffer_bytes"] % (256 * 2**20) == 0
 
 
+def test_a_program_gets_the_json_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*QUICK, *SLO, "--finalists", "0", "--hardware", "h100=4", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["gpus"] <= 4
+
+
 def test_its_files_are_taken_by_those_that_they_are_for(answered: Path) -> None:
     found = json.loads((answered / "a.json").read_text())
     workers = {role: sum(each["workers"] for each in found["groups"] if each["role"] == role)

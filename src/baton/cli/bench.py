@@ -72,7 +72,7 @@ _RESULTS = (
     ("--ttft-slo-s", "X", "target for the time to the first token, in seconds"),
     ("--tpot-slo-s", "Y", "target for the time per output token, in seconds"),
     ("--attainment-min", "SHARE", f"share of requests that must meet the targets (default {ATTAINMENT_MIN:g})"),
-    ("--json", "FILE", "write the results as JSON, in seconds"),
+    ("--json", "FILE", "write the results as JSON, in seconds; - for standard output"),
     ("--html", "FILE", "write a report with plots, in one file"),
 )
 

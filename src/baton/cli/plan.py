@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from baton.cli.output import json_text, output_problems, write_file
+from baton.cli.output import STANDARD_OUTPUT, output_problems, write_file, write_json
 from baton.core.errors import ConfigError
 from baton.core.files import form_of, in_file, keys_of
 from baton.plan.answer import Answer, answer, report
@@ -69,7 +69,7 @@ def add_parser(subparsers: Subparsers[argparse.ArgumentParser], purpose: str) ->
     add("--requests", type=int, metavar="N", help="requests judged in each simulation, at least (default 400)")
     add("--seed", type=int, metavar="S", help="of the simulations (default 0)")
     for flag, what in (
-        ("--json", "the answer as JSON"), ("--html", "the answer as a page"),
+        ("--json", "the answer as JSON; - for standard output"), ("--html", "the answer as a page"),
         ("--serve-config", "a configuration for baton serve --config"), ("--kubernetes", "a manifest"),
         ("--cluster", "the fleet as a cluster for baton sim"),
     ):  # fmt: skip
@@ -89,7 +89,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("\n".join(wrong))
     folder = args.file.parent if args.file is not None else Path()
     found = answer(read_question(_merged(args), folder))
-    _show(found)
+    if args.json != STANDARD_OUTPUT:
+        _show(found)
     _write(args, found)
     return 1 if found.short else 0
 
@@ -203,8 +204,9 @@ def _show(found: Answer) -> None:
 
 
 def _write(args: argparse.Namespace, found: Answer) -> None:
+    if args.json is not None:
+        write_json(args.json, report(found))
     made = (
-        (args.json, lambda: json_text(report(found)) + "\n"),
         (args.html, lambda: plan_page(found)),
         (args.serve_config, lambda: serve_toml(found)),
         (args.kubernetes, lambda: kubernetes_yaml(found)),
