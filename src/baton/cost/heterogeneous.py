@@ -11,8 +11,10 @@ from baton.core.types import StepShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeterogeneousCost:
-    """Asks the model of a worker's kind. A question without a worker goes to the first kind; a handoff between nobody
-    knows whom goes at the slowest wire."""
+    """Asks the model of a worker's kind.
+
+    A question without a worker goes to the first kind; a handoff whose ends are not known goes at the slowest wire.
+    """
 
     kinds: Mapping[str, CostModel]
     """By `WorkerView.kind`. At least one."""

@@ -148,4 +148,6 @@ def _not_too_large(name: str, values: Iterable[float]) -> list[str]:
 
 
 def _ordered(low: float, high: float) -> list[str]:
-    return [] if 0 <= low <= high else [f"low is {low:g} and high is {high:g}, but low must be from 0 to high"]
+    if 0 <= low <= high:
+        return _not_too_large("low", [low])
+    return [f"low is {low:g} and high is {high:g}, but low must be from 0 to high"]

@@ -283,6 +283,10 @@ BAD = {
         "must not fall",
     ),
     "uniform without end": ('requests = 1\ninput_tokens = {kind = "uniform", low = 1, high = inf}', "high is inf"),
+    "nothing below no end": (
+        'requests = 1\nconversation = {think_s = {kind = "exponential", mean = 1, low = inf}}',
+        "low is inf, but must be at most 100,000,000",
+    ),
     "choices without end": ('requests = 1\ninput_tokens = {kind = "choices", values = [inf]}', "a value is inf"),
     "no choice": ('requests = 1\ninput_tokens = {kind = "choices", values = [1, nan]}', "a value is nan"),
     "no weight": (
