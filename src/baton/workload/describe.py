@@ -174,8 +174,8 @@ def _endless(workload: Workload) -> list[str]:
     if workload.requests is None:
         return ["arrivals at-once never come to duration_s, for all come at 0: give requests"]
     talks = (workload.conversation, *(tenant.conversation for tenant in workload.tenants))
-    if any(talk is not None for talk in talks):
-        return ["arrivals at-once open conversations without end, so no second turn ever comes: give sessions"]
+    if any(talk is not None and talk.think_s != 0 for talk in talks):
+        return ["arrivals at-once open conversations without end, before anybody has thought: give sessions"]
     return []
 
 
