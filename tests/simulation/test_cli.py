@@ -137,7 +137,7 @@ def test_new_times_come_at_the_rate_asked_for_or_at_that_of_the_trace(
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--arrivals", "gamma"), "--arrivals arrivals gamma need cv: write gamma,cv=NUMBER"),
+        (("--arrivals", "gamma"), "--arrivals: gamma arrivals need cv: write gamma,cv=NUMBER"),
         (("--arrivals", "at-once", "--rate", "2"), "--arrivals at-once and --rate cannot be given together"),
     ],
 )

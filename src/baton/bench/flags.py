@@ -205,7 +205,7 @@ def _arrivals(checks: _Checks) -> Arrivals | None:
     try:
         arrivals = read_arrivals(words)
     except ConfigError as error:
-        checks.problems += [f"--arrivals {line}" for line in str(error).splitlines()]
+        checks.problems += [f"--arrivals: {line}" for line in str(error).splitlines()]
         return None
     checks.problems += rate_problems(arrivals, rated=checks.text("rate") is not None)
     if checks.text("rate") is None and checks.text("trace") is None and not isinstance(arrivals, AllAtOnce):

@@ -184,7 +184,7 @@ def _read(args: argparse.Namespace) -> tuple[ClusterSpec, Trace, tuple[TimedFaul
     except ConfigError as error:
         problems.append(str(error))
     arrivals = _arrivals(args, problems)
-    if trace.timing != "absolute" and arrivals is None:
+    if trace.timing != "absolute" and args.arrivals is None and args.rate is None:
         problems.append(f"{args.trace}: {lacks_times(trace)}; give --rate R")
     if problems:
         raise ConfigError("\n".join(problems))
@@ -200,7 +200,7 @@ def _arrivals(args: argparse.Namespace, problems: list[str]) -> Arrivals | None:
     try:
         arrivals = read_arrivals(args.arrivals)
     except ConfigError as error:
-        problems += [f"--arrivals {line}" for line in str(error).splitlines()]
+        problems += [f"--arrivals: {line}" for line in str(error).splitlines()]
         return None
     problems += rate_problems(arrivals, rated=args.rate is not None)
     return arrivals

@@ -30,7 +30,7 @@ def read_faults(path: Path, spec: ClusterSpec) -> tuple[TimedFault, ...]:
     Raises ConfigError with every problem, each beside the file's name.
     """
     with in_file(path, "the faults"):
-        raw = keys_of(path.read_text(encoding="utf-8"), form_of(path), example="`faults`, a list")
+        raw = keys_of(path.read_text(encoding="utf-8"), form_of(path), example="the key `faults` with the list of them")
         problems = _problems(raw, spec)
         if problems:
             raise ConfigError("\n".join(problems))

@@ -47,7 +47,7 @@ def read_arrivals(text: str) -> Arrivals:
     missing = [key for key in _needed(process) if key not in values]
     if missing and not problems:
         keys = ",".join(f"{key}=NUMBER" for key in missing)
-        problems.append(f"arrivals {kind} need {' and '.join(missing)}: write {kind},{keys}")
+        problems.append(f"{kind} arrivals need {' and '.join(missing)}: write {kind},{keys}")
     if problems:
         raise ConfigError("\n".join(problems))
     rate = {} if process is AllAtOnce else {_RATE: 1.0}

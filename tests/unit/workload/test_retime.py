@@ -58,7 +58,7 @@ def test_no_process_is_without_a_word() -> None:
     [
         ("posson", ["there are no arrivals 'posson' (did you mean 'poisson'?); known are poisson, "]),
         ("", ["there are no arrivals ''; known are "]),
-        ("gamma", ["arrivals gamma need cv: write gamma,cv=NUMBER"]),
+        ("gamma", ["gamma arrivals need cv: write gamma,cv=NUMBER"]),
         ("gamma,cv", ["cv: '' is no number; write cv=NUMBER"]),
         ("gamma,cv=0", ["gamma.cv is 0, but must be from 0.001 to 1000"]),
         ("gamma,cv=nan", ["gamma.cv is nan, but must be from 0.001 to 1000"]),
