@@ -174,6 +174,11 @@ def test_arrivals_that_say_too_little_or_too_much_are_refused(
             r"tiers\[0\].bytes_per_s is nan, but must be above 0 and finite",
         ),
         ("[[tiers]]\nhost_bytes_per_s = nan", r"tiers\[0\].host_bytes_per_s is nan"),
+        ("[topology]\nmixed = 100_001", "over 100,000 workers, .*: divide them into cells"),
+        (
+            "workers = [{role = 'prefill', count = 60_000}, {role = 'decode', count = 60_000}]",
+            "over 100,000 workers",
+        ),
         ("workers = [{role = 'mixed'}]\n[topology]\nmixed = 2", "topology and workers both say which workers"),
         ("[kv]\nblocks = 'many'", "not a valid cluster"),
         ("[kv", "not a TOML file"),

@@ -27,6 +27,8 @@ from baton.kv.window import PromptRules, Window, request_tokens_max
 
 HOST = HostId("host-0")
 """Where workers are whose host is not named."""
+WORKERS_MAX = 100_000
+"""Of one cell. Each is made before the first request comes: a slip in a count would take all memory."""
 
 
 class SimKV(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -233,16 +235,18 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             kinds[""] = usual
         return HeterogeneousCost(kinds=kinds)
 
-    def _groups(self) -> list[tuple[SimWorkers, list[WorkerView]]]:
+    def _asked(self) -> tuple[SimWorkers, ...]:
         topology = self.topology
-        alike = (
+        return self.workers or (
             SimWorkers(role="prefill", count=topology.prefill),
             SimWorkers(role="decode", count=topology.decode),
             SimWorkers(role="mixed", count=topology.mixed),
         )
+
+    def _groups(self) -> list[tuple[SimWorkers, list[WorkerView]]]:
         numbers: Counter[Role] = Counter()
         groups: list[tuple[SimWorkers, list[WorkerView]]] = []
-        for group in self.workers or alike:
+        for group in self._asked():
             views: list[WorkerView] = []
             for _ in range(group.count):
                 name = f"{group.role}-{numbers[group.role]}"
@@ -261,9 +265,13 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
                 f"link.delay_max_s is {link.delay_max_s:g}, but must be at least {link.delay_min_s:g}, as "
                 "link.delay_min_s is"
             )
-        topology = self.topology
-        if min(topology.prefill, topology.decode, topology.mixed) < 0 or not self.views():
+        topology, workers = self.topology, sum(max(0, group.count) for group in self._asked())
+        if min(topology.prefill, topology.decode, topology.mixed) < 0 or not workers:
             found.append("topology has no worker: set prefill and decode, or mixed, to 1 or more")
+        if workers > WORKERS_MAX:
+            found.append(
+                f"there are over {WORKERS_MAX:,} workers, more than one server may have: divide them into cells"
+            )
         found += [
             f"workers name the kind {group.kind!r}, which `kinds` does not have{did_you_mean(group.kind, self.kinds)}"
             for group in self.workers
