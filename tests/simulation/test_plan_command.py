@@ -51,6 +51,13 @@ def test_a_program_gets_the_json_and_nothing_else(capsys: pytest.CaptureFixture[
     assert json.loads(capsys.readouterr().out)["gpus"] <= 4
 
 
+def test_a_pipe_gets_whole_names(capsys: pytest.CaptureFixture[str]) -> None:
+    """As wide as the table needs: in 80 characters GPUs were cut to `H100-8...`."""
+    assert main([*QUICK, *SLO, "--finalists", "0", "--hardware", "h100=4"]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    assert any("H100-80G-SXM tp" in row for row in rows)
+
+
 def test_its_files_are_taken_by_those_that_they_are_for(answered: Path) -> None:
     found = json.loads((answered / "a.json").read_text())
     workers = {role: sum(each["workers"] for each in found["groups"] if each["role"] == role)

@@ -6,10 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from baton.cli.output import STANDARD_OUTPUT, output_problems, write_file, write_json
+from baton.cli.output import STANDARD_OUTPUT, output_problems, wide_console, write_file, write_json
 from baton.core.errors import ConfigError
 from baton.core.files import form_of, in_file, keys_of
 from baton.plan.answer import Answer, answer, report
@@ -172,7 +171,7 @@ def _numbers(flag: str, text: str | None) -> list[int] | None:
 
 
 def _show(found: Answer) -> None:
-    console, best, objective = Console(), found.best, found.search.objective
+    console, best, objective = wide_console(), found.best, found.search.objective
     table = Table(*GROUP_HEAD)
     for row in group_lines(found):
         table.add_row(*row[: len(GROUP_HEAD)])
