@@ -28,12 +28,6 @@ def prompt_s(worker: WorkerView, request: Request, hit_tokens: int, cost: CostMo
     return cost.on(worker.kind).prefill_s(new_tokens=new_tokens, cached_tokens=hit_tokens)
 
 
-def decodes(worker: WorkerView) -> int:
-    """Count the requests that are past their prompt on this worker, as far as is known."""
-    running, queued = worker.running_requests, worker.queued_requests
-    return running - queued if running > queued else 0
-
-
 def decode_step_s(worker: WorkerView, cost: CostModel, *, more_requests: int = 0, more_tokens: int = 0) -> float:
     """Predict this worker's next step if all that it has decodes, and `more_requests` of `more_tokens` with it."""
     shape = StepShape(

@@ -23,11 +23,11 @@ from baton.policy.admission import Reject
 from baton.policy.baselines import TakeAll
 from baton.policy.distinct import Distinct
 from baton.policy.mooncake import refuse_late
-from baton.policy.predict import decodes, with_bound
+from baton.policy.predict import with_bound
 from baton.policy.prefix import prefix_on
 from baton.policy.routing import Route
 from baton.policy.telling import after_prompt_s
-from baton.policy.work import PromptWork, prompt_work, queued_work
+from baton.policy.work import PromptWork, decodes, prompt_work, queued_work
 
 _CONTEXT, _ARENA = attrgetter("context_tokens"), attrgetter("host", "kv_tokens_max")
 _EMPTY = StepShape()

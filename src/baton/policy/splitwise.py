@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, HostId, Request, WorkerId, WorkerView
-from baton.policy.predict import decodes, kv_free_tokens
+from baton.policy.predict import kv_free_tokens
 from baton.policy.routing import Route
+from baton.policy.work import decodes
 
 Order = Callable[[WorkerView], tuple[float, ...]]
 

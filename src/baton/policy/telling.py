@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from baton.core.ports import CostModel, handoff_between_s
 from baton.core.types import ClusterView, Request, StepShape, WorkerView
+from baton.policy.work import decodes
 
 
 def after_prompt_s(
@@ -34,6 +35,6 @@ def after_prompt_s(
 
 def _next_step_s(decoder: WorkerView, request: Request, cost: CostModel) -> float:
     """Predict a step of a worker with this request in it beside those that decode there."""
-    decodes = max(0, decoder.running_requests - decoder.queued_requests)
-    shape = StepShape(decode_requests=decodes + 1, context_tokens=decoder.context_tokens + request.prompt_tokens)
+    tokens = decoder.context_tokens + request.prompt_tokens
+    shape = StepShape(decode_requests=decodes(decoder) + 1, context_tokens=tokens)
     return cost.on(decoder.kind).step_s(shape)

@@ -1,4 +1,4 @@
-"""What prompts add to the steps of a worker."""
+"""What a worker has to do: whom it decodes for, and what prompts add to its steps."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from baton.core.ports import CostModel
 from baton.core.types import StepShape, WorkerView
 
 _EMPTY = StepShape()
+
+
+def decodes(worker: WorkerView) -> int:
+    """Count the requests that are past their prompt on this worker, as far as is known."""
+    running, queued = worker.running_requests, worker.queued_requests
+    return running - queued if running > queued else 0
 
 
 class PromptWork(Struct, frozen=True, gc=False):
