@@ -119,7 +119,9 @@ def test_an_eviction_that_raises_ends_the_simulation_in_words(
     ]
     (tmp_path / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main([*sim, "--policy", own(tmp_path, "eviction", "Evicts")]) == 2
-    assert "the policy Evicts failed: RuntimeError: boom of Evicts" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "the policy Evicts failed: RuntimeError: boom of Evicts" in said
+    assert "a simulation ends, as its results would be those of another policy: mend the policy" in said
 
 
 def test_what_our_own_policies_raise_is_a_bug_and_no_end_of_a_worker() -> None:

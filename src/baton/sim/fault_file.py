@@ -51,7 +51,7 @@ def _problems(raw: dict[str, Any], spec: ClusterSpec) -> list[str]:
 
 def _cell_problems(faults: Sequence[TimedFault], cells: int) -> list[str]:
     """Which faults name somebody, whom every cell has."""
-    why = f"has names in it that each of the {cells} cells has, so nobody knows whose it is"
+    why = f"names a worker or a host, and each of the {cells} cells has one of that name"
     instead = f"play one cell with its share: cells = 1 and 1/{cells} of the requests"
     return [
         f"faults[{place}]: a {type(fault).__name__} {why}; {instead}"

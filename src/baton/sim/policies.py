@@ -42,7 +42,8 @@ def configured_policies(config: PolicyConfig, spec: ClusterSpec) -> SimPolicies:
 
 def _refuse(why: str) -> None:
     """End a simulation whose results would be those of another policy."""
-    raise ConfigError(f"{why}: so does baton serve, and says it in its log; mend the policy")
+    ends = "a simulation ends, as its results would be those of another policy"
+    raise ConfigError(f"{why}. So baton serve goes on, and says it in its log; {ends}: mend the policy")
 
 
 def _everywhere(config: PolicyConfig, old: Plugin, new: Plugin) -> PolicyConfig:
