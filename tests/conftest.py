@@ -1,14 +1,29 @@
-"""Servers that several test files share."""
+"""What all tests share: one profile for every property, and servers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, Phase, settings
 
 from baton.store.node import StoreNode
 from tests.serving import RunningServer, serving
 from tests.stores import BLOCK_BYTES
+
+# The same examples on every run, so that a red build is red again; and no deadline, for no test asserts a time.
+settings.register_profile(
+    "house",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    max_examples=60,
+    stateful_step_count=40,
+    print_blob=False,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+)
+settings.load_profile("house")
 
 
 @pytest.fixture(scope="session")
