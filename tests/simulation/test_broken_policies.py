@@ -24,6 +24,11 @@ class Routes:
         raise RuntimeError("boom of Routes")
 
 
+class Interrupted:
+    def route(self, request, candidates, cluster, cost):
+        raise KeyboardInterrupt
+
+
 class Selects:
     def select(self, candidates, limits, cost):
         raise RuntimeError("boom of Selects")
@@ -88,6 +93,13 @@ def test_requests_fail_with_the_words_of_what_was_raised(
     assert main([*sim, "--policy", own(tmp_path, family, name), "--log", log]) == 1
     assert words in capsys.readouterr().out
     assert main(["replay", log]) == 0, "INV-7 holds of broken policies too"
+
+
+def test_whoever_interrupts_a_simulation_reads_no_traceback(
+    sim: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*sim, "--policy", own(tmp_path, "routing", "Interrupted")]) == 1
+    assert capsys.readouterr().err == "baton: interrupted\n"
 
 
 def test_a_worker_that_ended_once_is_started_again_and_its_request_goes_on(sim: list[str], tmp_path: Path) -> None:

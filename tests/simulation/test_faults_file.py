@@ -20,7 +20,7 @@ from baton.sim.cells import CellJob, cell_jobs
 from baton.sim.fault_file import fault_problems, read_faults
 from baton.sim.faults import Death, DelaySpike, Herd, Kill, Slow, TimedFault, herds_of, reached_s
 from baton.sim.replay_trace import play_cell
-from baton.sim.spec import ClusterSpec
+from baton.sim.spec import ClusterSpec, read_spec
 from baton.workload.request import Trace, TraceRequest
 
 SPEC = ClusterSpec(topology=Topology(prefill=1, decode=1))
@@ -200,3 +200,12 @@ def test_the_example_plays_from_the_command_line_and_a_wrong_file_ends_with_2(
     assert EXAMPLE.name in page.read_text()
     assert main([*sim, str(tmp_path / "none.toml")]) == 2
     assert "cannot read the faults" in capsys.readouterr().err
+
+
+def test_faults_that_come_too_late_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The example on a few requests changed nothing, and nobody said so."""
+    (tmp_path / "trace.jsonl").write_text('{"at_s": 0, "input_tokens": 100, "output_tokens": 2}\n')
+    sim = ["sim", "--cluster", str(CLUSTER), "--trace", str(tmp_path / "trace.jsonl"), "--faults", str(EXAMPLE)]
+    assert main(sim) == 0
+    count = len(read_faults(EXAMPLE, read_spec(CLUSTER)))
+    assert f"{count} of {count} come after the last request has ended" in capsys.readouterr().out

@@ -56,6 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = args.run(args)
         sys.stdout.flush()
         return code
+    except KeyboardInterrupt:
+        print("baton: interrupted", file=sys.stderr)  # noqa: T201
+        return 1
     except BrokenPipeError:
         if not _nobody_reads():
             raise

@@ -112,6 +112,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json != STANDARD_OUTPUT:
         _show(results, f"{args.trace.name} ({trace.format})")
     _show_remarks("failures", _failure_words(records), to_error=args.json == STANDARD_OUTPUT)
+    _show_remarks("faults", _unplayed(faults, records), to_error=args.json == STANDARD_OUTPUT)
     cut = cut_words(records, spec)
     _show_remarks("answers cut", cut, to_error=args.json == STANDARD_OUTPUT)
     if args.json is not None:
@@ -247,6 +248,13 @@ def _show_remarks(name: str, lines: list[str], *, to_error: bool) -> None:
     console = Console(stderr=to_error)
     for line in lines:
         console.print(f"{name:20} {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _unplayed(faults: Sequence[TimedFault], records: Sequence[RequestRecord]) -> list[str]:
+    """Say how many faults come when nothing is left to strike."""
+    end_s = max((record.end_s for record in records), default=0.0)
+    late = [fault for fault in faults if fault.at_s > end_s]
+    return [f"{len(late)} of {len(faults)} come after the last request has ended, at {end_s:.1f} s"] if late else []
 
 
 def _failure_words(records: Sequence[RequestRecord]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from fcntl import LOCK_EX, LOCK_NB, flock
 from io import SEEK_CUR
 from pathlib import Path
 from typing import BinaryIO
@@ -21,7 +22,7 @@ class LogWriter:
     """Appends decisions as they are made, unbuffered: a crash loses none. Stops at its bound (INV-9)."""
 
     def __init__(self, path: Path, header: LogHeader | SimHeader, bytes_max: int) -> None:
-        """Start a new log. Raises ConfigError where the file cannot be written."""
+        """Start a log, in the place of an old one. Raises ConfigError where it cannot or another process does."""
         self.full = False
         self.on_full: Callable[[str], None] | None = None
         """Told once, in words, when the log ends before the server does."""
@@ -30,8 +31,14 @@ class LogWriter:
         self._encoder = msgspec.msgpack.Encoder()
         self._left_bytes = bytes_max
         try:
-            self._file: BinaryIO = path.open("wb", buffering=0)
+            self._file: BinaryIO = path.open("ab", buffering=0)
+            flock(self._file, LOCK_EX | LOCK_NB)
+            if path.is_file():
+                self._file.truncate(0)
             self.append(header)
+        except BlockingIOError as error:
+            self._file.close()
+            raise ConfigError(f"another process writes the decision log {path}; choose another file") from error
         except OSError as error:
             raise ConfigError(f"cannot write the decision log {path}: {error.strerror}; choose another file") from error
         if self.full:

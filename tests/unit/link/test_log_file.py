@@ -162,3 +162,17 @@ def test_a_disk_that_is_full_ends_the_log_and_not_the_server(tmp_path: Path) -> 
 def test_a_disk_that_refuses_everything_is_told_at_the_start() -> None:
     with pytest.raises(ConfigError, match="no room for its first entry"):
         LogWriter(Path("/dev/full"), HEADER, 1 << 20)
+
+
+def test_a_log_that_is_being_written_is_nobody_elses(tmp_path: Path) -> None:
+    """A second server with the same flag emptied the first one's log, and neither said so."""
+    path = tmp_path / "log"
+    writer = LogWriter(path, HEADER, 1 << 20)
+    writer.append(DECISIONS[0])
+    with pytest.raises(ConfigError, match=r"another process writes the decision log .*; choose another file"):
+        LogWriter(path, HEADER, 1 << 20)
+    writer.append(DECISIONS[1])
+    writer.close()
+    assert list(read_log(path)[1]) == DECISIONS[:2]
+    _write(path)
+    assert list(read_log(path)[1]) == DECISIONS, "one that nobody writes any more begins anew"
