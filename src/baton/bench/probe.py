@@ -72,7 +72,7 @@ async def _first_model(client: Client) -> str:
 async def _prompt_format(client: Client, options: BenchOptions, model: str) -> PromptFormat:
     """The format asked for, or ids if the server reads them as ids, or text."""
     request = TraceRequest(at_s=0.0, input_tokens=_PROMPT_TOKENS, output_tokens=1)
-    maker = PromptMaker(seed=options.seed, vocab_tokens=options.vocab_tokens)
+    maker = PromptMaker(seed=~options.seed, vocab_tokens=options.vocab_tokens)  # no prompt of the run begins with it
     path = PATHS[options.endpoint]
     formats: tuple[PromptFormat, ...] = ("ids", "text") if options.prompt_format is None else (options.prompt_format,)
     response = Response(0, b"")

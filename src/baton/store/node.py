@@ -55,16 +55,16 @@ class StoreNode:
     """
 
     def __init__(self, *, host: str, port: int, capacity_bytes: int) -> None:
-        """Take the memory, and listen. Raises StoreError where either cannot be had."""
+        """Take the port, then the memory, which takes a while. Raises StoreError where either cannot be had."""
         name = f"baton-pool-{secrets.token_hex(8)}"
         with ExitStack() as opened:
             try:
+                far = opened.enter_context(socket.create_server((host, port)))
+                near = opened.enter_context(listening_as(name))
                 self._file = sealed_file("baton-pool", capacity_bytes)
                 opened.callback(os.close, self._file)
                 flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
                 self._mapping = mmap.mmap(self._file, capacity_bytes, flags=flags)
-                far = opened.enter_context(socket.create_server((host, port)))
-                near = opened.enter_context(listening_as(name))
             except (OSError, ValueError, OverflowError) as error:
                 raise StoreError(
                     f"cannot serve {capacity_bytes} bytes at {host}:{port} ({error}): give less memory, or another port"
