@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from baton.core.errors import ConfigError
+from baton.core.ranges import Range
 from baton.cost.catalog import all_hardware, hardware, is_known
 from baton.cost.hardware import Hardware
 
@@ -15,21 +16,21 @@ NEEDED = ("bf16_flops", "memory_bytes", "memory_bytes_per_s")
 """What has to be said of a GPU that is like no other."""
 NEVER_BORROWED = ("fp8_flops", "int8_flops", "usd_per_hour", "node_w")
 """What is not taken from the nearest GPU where none was named: it has no fp8 arithmetic unless somebody says so."""
-_LEAST: dict[str, tuple[float, str]] = {
-    "bf16_flops": (1e12, "FLOP/s, such as 312e12"),
-    "fp8_flops": (1e12, "FLOP/s, such as 624e12"),
-    "int8_flops": (1e12, "OP/s, such as 624e12"),
-    "memory_bytes": (1e9, "bytes, such as 80e9"),
-    "memory_bytes_per_s": (1e9, "bytes/s, such as 2.0e12"),
-    "gpu_w": (1, "watts, such as 400"),
-    "gpus_per_node": (1, "GPUs, such as 8"),
-    "inter_node_bytes_per_s": (1e6, "bytes/s of one GPU, such as 25e9"),
-    "intra_node_bytes_per_s": (1e6, "bytes/s of one GPU, such as 300e9"),
-    "p2p_latency_s": (0, "seconds, such as 1e-5"),
-    "usd_per_hour": (0, "USD of one GPU and hour, such as 2.5"),
-    "node_w": (1, "watts of a whole node, such as 6500"),
+_BELIEVED: dict[str, Range] = {
+    "bf16_flops": Range(least=1e12, such_as="FLOP/s, such as 312e12"),
+    "fp8_flops": Range(least=1e12, such_as="FLOP/s, such as 624e12"),
+    "int8_flops": Range(least=1e12, such_as="OP/s, such as 624e12"),
+    "memory_bytes": Range(least=1e9, such_as="bytes, such as 80e9"),
+    "memory_bytes_per_s": Range(least=1e9, such_as="bytes/s, such as 2.0e12"),
+    "gpu_w": Range(least=1, such_as="watts, such as 400"),
+    "gpus_per_node": Range(least=1, such_as="GPUs, such as 8"),
+    "inter_node_bytes_per_s": Range(least=1e6, such_as="bytes/s of one GPU, such as 25e9"),
+    "intra_node_bytes_per_s": Range(least=1e6, such_as="bytes/s of one GPU, such as 300e9"),
+    "p2p_latency_s": Range(least=0, such_as="seconds, such as 1e-5"),
+    "usd_per_hour": Range(least=0, such_as="USD of one GPU and hour, such as 2.5"),
+    "node_w": Range(least=1, such_as="watts of a whole node, such as 6500"),
 }
-"""By key: the least that is believed, and what to write. Who writes 989 means teraFLOP/s."""
+"""By key. Who writes 989 means teraFLOP/s."""
 
 
 class OwnHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,7 +57,7 @@ class OwnHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def said(self) -> dict[str, Any]:
         """The figures that it has."""
         values = structs.asdict(self)
-        return {key: values[key] for key in _LEAST if values[key] is not None}
+        return {key: values[key] for key in _BELIEVED if values[key] is not None}
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -73,9 +74,9 @@ class OwnHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
                 f'like = "{self.name}" for what is as there'
             )
         found += [
-            f"{where} {key} is {value:g}, but must be at least {_LEAST[key][0]:g} and finite: write {_LEAST[key][1]}"
+            _BELIEVED[key].problem(f"{where} {key}", value)
             for key, value in self.said.items()
-            if not _LEAST[key][0] <= value < math.inf
+            if not _BELIEVED[key].takes(value)
         ]
         missing = [key for key in NEEDED if key not in self.said]
         if missing and not self.like:
@@ -102,7 +103,7 @@ def described(own: OwnHardware) -> Hardware:
         said = dict.fromkeys(NEVER_BORROWED) | said
     elif "gpu_w" in said or "gpus_per_node" in said:
         said = {"node_w": None} | said  # a known node's power is that of other GPUs
-    borrowed = [key for key in _LEAST if key not in said]
+    borrowed = [key for key in _BELIEVED if key not in said]
     note = (
         f"{own.name}: kernel efficiencies of {base.kernels.name}, all-reduce of {base.links.name}, scaled to its peaks"
     )
