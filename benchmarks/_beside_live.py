@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from baton.metrics.summary import RequestRecord, Results, SloTargets, summarize
+from baton.lab.report.summary import RequestRecord, Results, SloTargets, summarize
 
 
 def judge(live: Sequence[RequestRecord], simulated: Sequence[RequestRecord]) -> dict[str, Any]:

@@ -14,11 +14,11 @@ from msgspec import convert
 from msgspec.structs import replace
 
 from baton.core.types import Slo
-from baton.workload.arrivals import PoissonArrivals
-from baton.workload.load import read_rows, read_trace
-from baton.workload.request import Trace, TraceRequest
-from baton.workload.schedule import cut, scale_rate, spread, with_arrivals
-from baton.workload.servegen import ArrivalRow, Statistics, read_length_row
+from baton.lab.workload.arrivals import PoissonArrivals
+from baton.lab.workload.load import read_rows, read_trace
+from baton.lab.workload.request import Trace, TraceRequest
+from baton.lab.workload.schedule import cut, scale_rate, spread, with_arrivals
+from baton.lab.workload.servegen import ArrivalRow, Statistics, read_length_row
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 Half = Literal["first", "second"]

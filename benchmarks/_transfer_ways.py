@@ -68,11 +68,11 @@ class Ours:
         try:
             import msgspec
 
-            from baton.transfer.nixl import NixlTransport
-            from baton.transfer.port import Extent, Ticket
-            from baton.transfer.shm import ShmTransport
-            from baton.transfer.tcp import TcpTransport
-            from baton.transfer.tcp_peer import TcpLimits
+            from baton.move.transport.nixl import NixlTransport
+            from baton.move.transport.port import Extent, Ticket
+            from baton.move.transport.shm import ShmTransport
+            from baton.move.transport.tcp import TcpTransport
+            from baton.move.transport.tcp_peer import TcpLimits
         except ImportError as error:
             raise SystemExit(f"{error}: pip install -e .") from error
         self._extent, self._borrowing = Extent, way == "reference"

@@ -22,8 +22,8 @@ import engine_steps
 import record
 from serving import bench
 
-from baton.engine.load import load_engine
-from baton.engine.resolve import resolve_model
+from baton.compute.load import load_engine
+from baton.compute.models.resolve import resolve_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.serving import serving
@@ -81,7 +81,7 @@ def configuration(policy: str, cost: dict[str, float]) -> str:
     options = ", ".join(f"{key} = {value}" for key, value in POLICIES[policy].items())
     prices = "\n".join(f"{key} = {value:.9f}" for key, value in cost.items())
     return (
-        f'[policy.batching]\nuse = "baton.policy.batching:{policy}"\noptions = {{ {options} }}\n'
+        f'[policy.batching]\nuse = "baton.decide.policy.batching:{policy}"\noptions = {{ {options} }}\n'
         f"[batch]\nstep_tokens_max = {STEP_TOKENS_MAX}\n[cost]\n{prices}\n"
     )
 

@@ -22,11 +22,11 @@ import numpy as np
 import record
 
 from baton.core.types import BlockId
-from baton.kv.conversion import Conversion
-from baton.kv.copy_plan import CopyPlan
-from baton.kv.layout import KVLayout
-from baton.transfer.convert import convert
-from baton.transfer.numbers import encode
+from baton.decide.kv.conversion import Conversion
+from baton.decide.kv.copy_plan import CopyPlan
+from baton.decide.kv.layout import KVLayout
+from baton.move.transport.convert import convert
+from baton.move.transport.numbers import encode
 
 SMOLLM2 = KVLayout(layers=30, kv_heads=3, head_dim=64, block_tokens=16, dtype="bfloat16")
 LLAMA_8B = KVLayout(layers=32, kv_heads=8, head_dim=128, block_tokens=16, dtype="bfloat16")

@@ -1,4 +1,4 @@
-"""Steps of our engine over a grid, and the cost model that is fitted to them: `baton.cost.fitted` loads both files.
+"""Measure steps of our engine over a grid and fit the cost model. `baton.decide.cost.fitted` loads both files.
 
 python benchmarks/engine_profile.py [--threads 2] [--dtype bfloat16] [--weights dense] [--rounds 4]
 
@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import msgspec
 import record
 
+from baton.compute.load import choose_engine, load_engine
+from baton.compute.models.resolve import resolve_model
+from baton.compute.port import StepEngine
 from baton.core.step import Slice, Step
 from baton.core.types import BlockId, RequestId, Sampling, prefill_pairs
-from baton.cost.fitted import StepPoint, StepProfile, fit_cost, save_fitted
-from baton.engine.load import choose_engine, load_engine
-from baton.engine.port import StepEngine
-from baton.engine.resolve import resolve_model
+from baton.decide.cost.fitted import StepPoint, StepProfile, fit_cost, save_fitted
 
 BLOCK_TOKENS = 16
 CONTEXTS_TOKENS = (32, 250, 700, 1500)

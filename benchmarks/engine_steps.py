@@ -14,10 +14,10 @@ import time
 import msgspec
 import record
 
+from baton.compute.load import load_engine
+from baton.compute.models.resolve import resolve_model
 from baton.core.step import Slice, Step
 from baton.core.types import BlockId, RequestId, Sampling
-from baton.engine.load import load_engine
-from baton.engine.resolve import resolve_model
 
 CONTEXT_TOKENS = 500
 BLOCK_TOKENS = 16
@@ -64,7 +64,7 @@ def timed(engine: object, parts: list[Slice]) -> float:
 
 
 def fit(steps: dict[str, dict[str, float]]) -> dict[str, float]:
-    """Derive the coefficients of `baton.cost.linear.LinearCost` from the medians."""
+    """Derive the coefficients of `baton.decide.cost.linear.LinearCost` from the medians."""
     median = {name: spread["median"] for name, spread in steps.items()}
     decode_request_s = (median["decode_32"] - median["decode_8"]) / 24
     prefill_token_s = (median["prefill_2048"] - median["prefill_512"]) / 1536

@@ -20,9 +20,9 @@ from time import perf_counter
 from record import write
 
 from baton.core.types import BlockHash
-from baton.kv.blocks import BlockFacts, Blocks, EvictionOrder
-from baton.policy.eviction import CostAware, LeastFrequentlyUsed, LeastRecentlyUsed
-from baton.workload.load import read_trace
+from baton.decide.kv.blocks import BlockFacts, Blocks, EvictionOrder
+from baton.decide.policy.eviction import CostAware, LeastFrequentlyUsed, LeastRecentlyUsed
+from baton.lab.workload.load import read_trace
 
 ROOT = Path(__file__).resolve().parent.parent
 TRACES = ROOT.parent / "shared" / "traces"

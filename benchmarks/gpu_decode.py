@@ -16,10 +16,10 @@ import record
 import torch
 from torch import Tensor
 
-from baton.engine.kernels.backend import AttentionBackend
-from baton.engine.kernels.paged import PagedKV, Row
-from baton.engine.kernels.torch_sdpa import SdpaBackend
-from baton.kv.layout import KVLayout
+from baton.compute.torch.kernels.backend import AttentionBackend
+from baton.compute.torch.kernels.paged import PagedKV, Row
+from baton.compute.torch.kernels.torch_sdpa import SdpaBackend
+from baton.decide.kv.layout import KVLayout
 
 BLOCK_TOKENS = 16
 SETS = 4
@@ -38,7 +38,7 @@ def missing() -> str:
 def measure(sizes: dict[str, int], lengths: Sequence[int], repeats: int) -> dict[str, dict[str, float]]:
     """Time one layer of one batch. Returns per backend: seconds (median) and GB/s."""
     try:
-        from baton.engine.kernels.triton_decode import TritonBackend, TritonDecodeKernel
+        from baton.compute.triton.decode import TritonBackend, TritonDecodeKernel
     except ImportError as error:
         raise SystemExit("the kernels need triton, which PyTorch's CUDA builds bring: pip install triton") from error
     layout = KVLayout(

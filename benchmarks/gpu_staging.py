@@ -20,15 +20,15 @@ from contextlib import ExitStack
 import numpy as np
 import record
 
-from baton.arena.cuda import CudaArena, create_cuda_arena
-from baton.arena.cuda_driver import LIBRARY, CudaDriver, CudaUnavailableError
-from baton.arena.cuda_memory import CudaMemory
-from baton.arena.memfd import create_arena
-from baton.kv.layout import KVLayout
-from baton.transfer.extents import Spread, rows_of
-from baton.transfer.port import Extent, Memory
-from baton.transfer.staged import StagedMemory
-from baton.transfer.tcp import TcpTransport
+from baton.decide.kv.layout import KVLayout
+from baton.move.arena.cuda import CudaArena, create_cuda_arena
+from baton.move.arena.cuda_driver import LIBRARY, CudaDriver, CudaUnavailableError
+from baton.move.arena.cuda_memory import CudaMemory
+from baton.move.arena.memfd import create_arena
+from baton.move.transport.extents import Spread, rows_of
+from baton.move.transport.port import Extent, Memory
+from baton.move.transport.staged import StagedMemory
+from baton.move.transport.tcp import TcpTransport
 
 BLOCK_BYTES = 2 << 20
 LAYOUT = KVLayout(layers=32, kv_heads=8, head_dim=128, block_tokens=16, dtype="bfloat16")

@@ -16,14 +16,14 @@ from collections.abc import Callable
 import numpy as np
 import record
 
+from baton.compute.constrained import ConstrainedEngine
+from baton.compute.models.grammar import token_trie
+from baton.compute.models.grammar_masks import GrammarMasks
+from baton.compute.models.resolve import resolve_model
+from baton.compute.models.tokenizer import load_tokenizer
+from baton.compute.sampler import sample
 from baton.core.step import Slice, Step, StepResult
 from baton.core.types import BlockId, Grammar, RequestId, Sampling
-from baton.engine.constrained import ConstrainedEngine
-from baton.engine.grammar import token_trie
-from baton.engine.grammar_masks import GrammarMasks
-from baton.engine.resolve import resolve_model
-from baton.engine.sampler import sample
-from baton.engine.tokenizer import load_tokenizer
 
 try:
     import xgrammar

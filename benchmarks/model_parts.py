@@ -12,14 +12,14 @@ from collections.abc import Callable
 import record
 import torch
 
-from baton.engine.kernels.latent import LatentPlan, UpProjection, expands
-from baton.engine.kernels.linear import make_linear
-from baton.engine.kernels.paged import PagedKV, Row
-from baton.engine.kernels.torch_sdpa import SdpaBackend
-from baton.engine.model_config import Experts, Latent
-from baton.engine.models.experts import ExpertMlp, Router, SeparateExperts
-from baton.engine.models.mlp import GatedMlp
-from baton.kv.layout import KVLayout
+from baton.compute.models.model_config import Experts, Latent
+from baton.compute.torch.kernels.latent import LatentPlan, UpProjection, expands
+from baton.compute.torch.kernels.linear import make_linear
+from baton.compute.torch.kernels.paged import PagedKV, Row
+from baton.compute.torch.kernels.torch_sdpa import SdpaBackend
+from baton.compute.torch.layers.experts import ExpertMlp, Router, SeparateExperts
+from baton.compute.torch.layers.mlp import GatedMlp
+from baton.decide.kv.layout import KVLayout
 
 HEADS, BLOCK_TOKENS, PREFIX_TOKENS = 16, 16, 2048
 DEEPSEEK_LITE = Latent(

@@ -45,16 +45,16 @@ from native_steps import (
     total,
 )
 
-from baton.arena.memfd import create_arena
+from baton.compute.load import EngineChoice, load_engine
+from baton.compute.models.resolve import read_config, resolve_model
+from baton.compute.native.build import ENGINE
+from baton.compute.port import StepEngine
 from baton.core.step import Slice, Step
-from baton.engine.load import EngineChoice, load_engine
-from baton.engine.native.build import ENGINE
-from baton.engine.port import StepEngine
-from baton.engine.resolve import read_config, resolve_model
+from baton.move.arena.memfd import create_arena
 
 DTYPE = "bfloat16"
 ROOT = Path(__file__).resolve().parents[1]
-NATIVE = "src/baton/engine/native"
+NATIVE = "src/baton/compute/native"
 HALVES = 0x3DCC
 """A bfloat16 number: memory that was never written costs nothing to read."""
 

@@ -33,15 +33,15 @@ import record
 import torch
 from safetensors.torch import save_file
 
+from baton.compute.load import EngineChoice, choose_engine, load_engine
+from baton.compute.models.config_json import read_config_json
+from baton.compute.models.model_config import ModelConfig
+from baton.compute.models.resolve import read_config, resolve_model
+from baton.compute.models.tensor_names import expected_shapes
+from baton.compute.port import StepEngine
 from baton.core.step import Slice, Step
 from baton.core.types import BlockId, RequestId, Sampling
-from baton.engine.config_json import read_config_json
-from baton.engine.load import EngineChoice, choose_engine, load_engine
-from baton.engine.model_config import ModelConfig
-from baton.engine.port import StepEngine
-from baton.engine.resolve import read_config, resolve_model
-from baton.engine.tensor_names import expected_shapes
-from baton.machine.compiling import find_compiler
+from baton.move.compiling import find_compiler
 
 CONTEXT_TOKENS = 500
 BLOCK_TOKENS = 16

@@ -33,14 +33,14 @@ from baton.core.config import BatchLimits, Plugin, PolicyConfig
 from baton.core.copies import LayerSpan
 from baton.core.step import Step, StepResult
 from baton.core.types import BlockId, HostId, Request, RequestId, Sampling
-from baton.kv.hashing import block_hashes
-from baton.policy.named import named
-from baton.sim.checkers import check_nothing_left
-from baton.sim.cluster import SimCluster, build_cluster
-from baton.sim.engines import LengthEngine
-from baton.sim.journal import Journal, Life
-from baton.sim.policies import configured_policies
-from baton.sim.spec import ClusterSpec, SimCost, SimKV, SimTier, SimWorkers
+from baton.decide.kv.hashing import block_hashes
+from baton.decide.policy.named import named
+from baton.lab.sim.checkers import check_nothing_left
+from baton.lab.sim.cluster import SimCluster, build_cluster
+from baton.lab.sim.engines import LengthEngine
+from baton.lab.sim.journal import Journal, Life
+from baton.lab.sim.policies import configured_policies
+from baton.lab.sim.spec import ClusterSpec, SimCost, SimKV, SimTier, SimWorkers
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.hosting import cluster as real_hosts
@@ -221,7 +221,7 @@ def policies(way: str, *, streams: bool) -> PolicyConfig:
     policy = named(way)
     if streams:
         return policy
-    return replace(policy, streaming=Plugin(use="baton.policy.streaming:WhenDone"))
+    return replace(policy, streaming=Plugin(use="when-done"))
 
 
 def simulated() -> Iterator[dict[str, Any]]:

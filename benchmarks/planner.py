@@ -19,17 +19,17 @@ from typing import Any
 import msgspec
 
 from baton.core.types import StepShape, prefill_pairs
-from baton.cost.catalog import data_text, hardware, model_shape
-from baton.cost.engine_profile import engine_profile
-from baton.cost.parallel import Parallel
-from baton.cost.roofline import RooflineCost
-from baton.plan.answer import Report, answer, report
-from baton.plan.capacity import decode_capacity, mixed_capacity, prefill_capacity
-from baton.plan.demand import Lengths
-from baton.plan.link import LinkAdvice, link_advice
-from baton.plan.options import options
-from baton.plan.search import Search
-from baton.plan.spec import read_question
+from baton.decide.cost.catalog import data_text, hardware, model_shape
+from baton.decide.cost.engine_profile import engine_profile
+from baton.decide.cost.parallel import Parallel
+from baton.decide.cost.roofline import RooflineCost
+from baton.lab.plan.answer import Report, answer, report
+from baton.lab.plan.capacity import decode_capacity, mixed_capacity, prefill_capacity
+from baton.lab.plan.demand import Lengths
+from baton.lab.plan.link import LinkAdvice, link_advice
+from baton.lab.plan.options import options
+from baton.lab.plan.search import Search
+from baton.lab.plan.spec import read_question
 
 RESULT = Path(__file__).parent / "results" / "planner.json"
 QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -26,11 +26,11 @@ from record import RESULTS, environment, table, write
 
 from baton.core.config import Topology
 from baton.core.types import Slo
-from baton.metrics.summary import SloTargets, summarize
-from baton.policy.named import NAMED
-from baton.sim.replay_trace import replay_trace
-from baton.sim.spec import ClusterSpec, read_spec
-from baton.workload.request import Trace
+from baton.decide.policy.named import NAMED
+from baton.lab.report.summary import SloTargets, summarize
+from baton.lab.sim.replay_trace import replay_trace
+from baton.lab.sim.spec import ClusterSpec, read_spec
+from baton.lab.workload.request import Trace
 
 CLUSTER = Path(__file__).resolve().parent.parent / "examples" / "clusters" / "one-gpu-host.toml"
 SPLITS = {"1P3D": (1, 3), "2P2D": (2, 2), "3P1D": (3, 1)}

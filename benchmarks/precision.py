@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 import record
 
+from baton.compute.load import choose_engine, load_engine
+from baton.compute.models.card import ModelCard
+from baton.compute.models.resolve import resolve_model
+from baton.compute.models.tokenizer import load_tokenizer
+from baton.compute.port import StepEngine
 from baton.core.config import WeightsChoice
 from baton.core.step import Slice, SliceResult, Step
 from baton.core.types import BlockId, RequestId, Sampling
-from baton.engine.card import ModelCard
-from baton.engine.load import choose_engine, load_engine
-from baton.engine.port import StepEngine
-from baton.engine.resolve import resolve_model
-from baton.engine.tokenizer import load_tokenizer
-from baton.kv.layout import KVDtype, KVLayout
+from baton.decide.kv.layout import KVDtype, KVLayout
 
 BLOCK_TOKENS = 16
 CHUNK_TOKENS = 256

@@ -22,14 +22,14 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 from record import table, write
 
-from baton.control.decision_log import Decision, PoolDecision
 from baton.core.config import BatchLimits, Preemption, Topology
 from baton.core.keeping import LoadEnded
 from baton.core.messages import RequestDropped
-from baton.metrics.summary import Results, SloTargets, summarize
-from baton.sim.replay_trace import replay_trace
-from baton.sim.spec import ClusterSpec, SimCost, SimKV, SimTier, read_spec
-from baton.workload.request import Trace, TraceRequest
+from baton.decide.control.decision_log import Decision, PoolDecision
+from baton.lab.report.summary import Results, SloTargets, summarize
+from baton.lab.sim.replay_trace import replay_trace
+from baton.lab.sim.spec import ClusterSpec, SimCost, SimKV, SimTier, read_spec
+from baton.lab.workload.request import Trace, TraceRequest
 
 ROOT = Path(__file__).resolve().parent.parent
 GPU_HOST = ROOT / "examples" / "clusters" / "one-gpu-host.toml"

@@ -22,14 +22,14 @@ import record
 import torch
 import transformers
 
+from baton.compute.load import EngineChoice, load_engine, load_parallel_engine
+from baton.compute.models.resolve import resolve_model
+from baton.compute.port import StepEngine
 from baton.core.config import Config, KVConfig, ParallelConfig, Topology
 from baton.core.step import Slice, Step
 from baton.core.types import BlockId, HostId, RequestId, Sampling
-from baton.engine.load import EngineChoice, load_engine, load_parallel_engine
-from baton.engine.port import StepEngine
-from baton.engine.resolve import resolve_model
-from baton.host.build import build_host, choose_computing
-from baton.worker.crew import RankCrew
+from baton.serve.host.build import build_host, choose_computing
+from baton.serve.worker.crew import RankCrew
 
 CONTEXT_TOKENS = 500
 BLOCK_TOKENS = 16

@@ -14,9 +14,9 @@ import time
 import numpy as np
 import record
 
+from baton.compute.sampler import sample
 from baton.core.step import Slice
 from baton.core.types import BlockId, RequestId, Sampling
-from baton.engine.sampler import sample
 
 VOCAB = 49_152
 ASKED = {

@@ -22,10 +22,10 @@ from typing import Any
 import httpx
 import record
 
+from baton.compute.load import load_engine
+from baton.compute.models.resolve import resolve_model
 from baton.core.step import Slice, Step
 from baton.core.types import BlockId, RequestId, Sampling
-from baton.engine.load import load_engine
-from baton.engine.resolve import resolve_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.serving import RunningServer, serving

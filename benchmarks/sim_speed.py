@@ -28,13 +28,13 @@ from record import write
 
 from baton.cli.cells import play_cells
 from baton.core.config import Topology
-from baton.metrics.summary import SloTargets, summarize
-from baton.policy.named import named
-from baton.sim.cells import cell_jobs
-from baton.sim.replay_trace import replay_trace
-from baton.sim.spec import load_spec
-from baton.workload.load import read_trace
-from baton.workload.request import Trace
+from baton.decide.policy.named import named
+from baton.lab.report.summary import SloTargets, summarize
+from baton.lab.sim.cells import cell_jobs
+from baton.lab.sim.replay_trace import replay_trace
+from baton.lab.sim.spec import load_spec
+from baton.lab.workload.load import read_trace
+from baton.lab.workload.request import Trace
 
 HERE = Path(__file__).resolve()
 CLUSTER = HERE.parent.parent / "examples" / "clusters" / "one-gpu-host.toml"

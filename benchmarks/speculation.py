@@ -15,18 +15,18 @@ from typing import Any
 
 import record
 
-from baton.control.batcher import Batcher
-from baton.control.rules import BatcherRules
+from baton.compute.load import choose_engine, load_engine
+from baton.compute.models.chat_template import load_chat_template
+from baton.compute.models.resolve import resolve_model
+from baton.compute.models.tokenizer import load_tokenizer
 from baton.core.config import BatchLimits, SpeculationConfig
 from baton.core.messages import StartRequest
 from baton.core.types import BlockId, HostId, Request, RequestId, Sampling, WorkerId, WorkerView, pack_tokens
-from baton.cost.linear import LinearCost
-from baton.engine.chat_template import load_chat_template
-from baton.engine.load import choose_engine, load_engine
-from baton.engine.resolve import resolve_model
-from baton.engine.tokenizer import load_tokenizer
-from baton.policy.batching import MixedChunked
-from baton.policy.fairness import FirstComeFirstServed
+from baton.decide.control.batcher import Batcher
+from baton.decide.control.rules import BatcherRules
+from baton.decide.cost.linear import LinearCost
+from baton.decide.policy.batching import MixedChunked
+from baton.decide.policy.fairness import FirstComeFirstServed
 
 OUTPUT_TOKENS, BLOCK_TOKENS = 120, 16
 PARAGRAPH = (

@@ -29,13 +29,13 @@ import record
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from baton.core.types import Request, RequestId, Sampling  # noqa: E402  the path comes first
-from baton.kv.hashing import block_hashes  # noqa: E402
-from baton.policy.streaming import StreamingPolicy, WhenDone, WhileComputing  # noqa: E402
-from baton.sim.cluster import build_cluster  # noqa: E402
-from baton.sim.engines import LengthEngine  # noqa: E402
-from baton.sim.journal import Journal  # noqa: E402
-from baton.sim.policies import build_policies  # noqa: E402
-from baton.sim.spec import load_spec  # noqa: E402
+from baton.decide.kv.hashing import block_hashes  # noqa: E402
+from baton.decide.policy.streaming import StreamingPolicy, WhenDone, WhileComputing  # noqa: E402
+from baton.lab.sim.cluster import build_cluster  # noqa: E402
+from baton.lab.sim.engines import LengthEngine  # noqa: E402
+from baton.lab.sim.journal import Journal  # noqa: E402
+from baton.lab.sim.policies import build_policies  # noqa: E402
+from baton.lab.sim.spec import load_spec  # noqa: E402
 from tests.hosting import cluster  # noqa: E402
 from tests.process.test_namespaces import MISSING, Net, cluster_in  # noqa: E402
 from tests.serving import RunningServer  # noqa: E402
@@ -57,7 +57,7 @@ def config_of(mode: str, gbps: float) -> str:
     use = "WhenDone" if mode == "whole" else "WhileComputing"
     options = "options = {layer_groups_max = 1}\n" if mode == "chunk" else ""
     return (
-        f"[policy.streaming]\nuse = 'baton.policy.streaming:{use}'\n{options}"
+        f"[policy.streaming]\nuse = 'baton.decide.policy.streaming:{use}'\n{options}"
         f"[cost]\nmodel = 'linear'\nhandoff_token_s = {TOKEN_BYTES * 8 / (gbps * 1e9):.3e}\n"
         "[hosts]\ntransports = ['tcp']\n"
     )

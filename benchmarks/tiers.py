@@ -18,11 +18,11 @@ from msgspec.structs import replace
 from record import write
 
 from baton.core.config import Topology
-from baton.metrics.summary import SloTargets, summarize
-from baton.sim.replay_trace import replay_trace
-from baton.sim.spec import ClusterSpec, SimTier, SimWorkers, read_spec
-from baton.workload.load import read_trace
-from baton.workload.schedule import scale_rate, spread
+from baton.lab.report.summary import SloTargets, summarize
+from baton.lab.sim.replay_trace import replay_trace
+from baton.lab.sim.spec import ClusterSpec, SimTier, SimWorkers, read_spec
+from baton.lab.workload.load import read_trace
+from baton.lab.workload.schedule import scale_rate, spread
 
 ROOT = Path(__file__).resolve().parent.parent
 TRACES = ROOT.parent / "shared" / "traces" / "mooncake"

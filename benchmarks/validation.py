@@ -33,21 +33,21 @@ import numpy as np
 import record
 from _beside_live import judge, show
 
-from baton.bench.options import BenchOptions, TraceFile, TraceTimes
-from baton.bench.run import Watcher, run_bench
 from baton.core.config import Topology
 from baton.core.types import Role, WorkerId
-from baton.cost.fitted import FittedCost, StepProfile, fit_cost, save_fitted
-from baton.cost.step_logs import LoggedStep, read_step_log
-from baton.metrics.summary import RequestRecord
-from baton.policy.named import named
-from baton.sim.cells import CellJob
-from baton.sim.faults import Slow
-from baton.sim.replay_trace import play_cell
-from baton.sim.spec import ClusterSpec, SimEdge, SimKind, SimKV, SimLink, SimWorkers
-from baton.workload.arrivals import PoissonArrivals
-from baton.workload.request import Trace, TraceRequest
-from baton.workload.schedule import with_arrivals
+from baton.decide.cost.fitted import FittedCost, StepProfile, fit_cost, save_fitted
+from baton.decide.cost.step_logs import LoggedStep, read_step_log
+from baton.decide.policy.named import named
+from baton.lab.bench.options import BenchOptions, TraceFile, TraceTimes
+from baton.lab.bench.run import Watcher, run_bench
+from baton.lab.report.summary import RequestRecord
+from baton.lab.sim.cells import CellJob
+from baton.lab.sim.faults import Slow
+from baton.lab.sim.replay_trace import play_cell
+from baton.lab.sim.spec import ClusterSpec, SimEdge, SimKind, SimKV, SimLink, SimWorkers
+from baton.lab.workload.arrivals import PoissonArrivals
+from baton.lab.workload.request import Trace, TraceRequest
+from baton.lab.workload.schedule import with_arrivals
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.serving import serving

@@ -27,12 +27,12 @@ import record
 from scipy.optimize import least_squares
 
 from baton.core.config import BatchLimits
-from baton.cost.fitted import FittedCost, save_fitted
-from baton.metrics.summary import RequestRecord
-from baton.sim.replay_trace import replay_trace
-from baton.sim.spec import ClusterSpec, SimKind, SimKV, SimLink, SimWorkers
-from baton.workload.load import read_trace
-from baton.workload.request import Trace, TraceRequest
+from baton.decide.cost.fitted import FittedCost, save_fitted
+from baton.lab.report.summary import RequestRecord
+from baton.lab.sim.replay_trace import replay_trace
+from baton.lab.sim.spec import ClusterSpec, SimKind, SimKV, SimLink, SimWorkers
+from baton.lab.workload.load import read_trace
+from baton.lab.workload.request import Trace, TraceRequest
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
 PRICES = ("start_s", "token_to_32_s", "token_to_128_s", "token_above_s", "pair_s", "context_token_s", "link_s")

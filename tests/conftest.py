@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from baton.store.node import StoreNode
+from baton.move.store.node import StoreNode
 from tests.serving import RunningServer, serving
 from tests.stores import BLOCK_BYTES
 

@@ -27,7 +27,7 @@ class RunningHost:
         return [int(line.split()[0]) for line in done.stdout.splitlines() if f"-m {module}" in line]
 
     def mover(self) -> int:
-        (pid,) = self.pids("baton.host.mover")
+        (pid,) = self.pids("baton.serve.host.mover")
         return pid
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from baton.metrics.catalog import METRICS, Histogram, Metric
+from baton.decide.metrics.catalog import METRICS, Histogram, Metric
 
 PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
 HEAD = """# Metrics
 
-`GET /metrics` exposes these in the Prometheus text format. Generated from `src/baton/metrics/catalog.py` by
+`GET /metrics` exposes these in the Prometheus text format. Generated from `src/baton/decide/metrics/catalog.py` by
 `tools/gen_metrics_doc.py`; a test fails when the page is not current.
 
 A series whose label values are all listed below is exposed from the start, at 0. `worker` and `host` are names of the

@@ -154,7 +154,7 @@ def install(*, dev: bool) -> None:
 def build_native() -> None:
     """Compile the native engine into the user's cache, so that the first server need not. It serves without, slower."""
     done = subprocess.run(
-        [str(VENV_PYTHON), "-m", "baton.engine.native.build"], cwd=str(ROOT), stderr=subprocess.PIPE, text=True
+        [str(VENV_PYTHON), "-m", "baton.compute.native.build"], cwd=str(ROOT), stderr=subprocess.PIPE, text=True
     )
     if done.returncode != 0:
         say(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "the native engine was not built")

@@ -41,7 +41,7 @@ REFUSED_NEAR_KV = {
 }
 """As above, in the packages where KV is spoken of: elsewhere a page is something to read."""
 
-NEAR_KV = ("core", "kv", "cost", "policy", "control", "sim", "arena", "transfer", "store", "engine", "worker")
+NEAR_KV = ("core", "decide", "lab/sim", "move/arena", "move/transport", "move/store", "compute", "serve/worker")
 
 REFUSED_UNITS = {
     "_s": (

@@ -7,10 +7,10 @@ import time
 
 from protocol import Job, draw, serve
 
+from baton.compute.load import choose_engine, load_engine
+from baton.compute.models.resolve import resolve_model
 from baton.core.step import Slice, Step
 from baton.core.types import BlockId, RequestId, Sampling
-from baton.engine.load import choose_engine, load_engine
-from baton.engine.resolve import resolve_model
 
 BLOCK_TOKENS = 16
 PROMPT_TOKENS_MAX = 4096

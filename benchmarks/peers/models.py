@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
-from baton.engine.resolve import resolve_model
+from baton.compute.models.resolve import resolve_model
 
 NAMES = {
     "token_embd": "embed_tokens",

@@ -19,12 +19,12 @@ from systems import PROMPTS_FIRST, with_cost
 
 from baton.core.config import PolicyConfig
 from baton.core.types import Slo
-from baton.metrics.summary import SloTargets, summarize
-from baton.policy.named import NAMED
-from baton.sim.replay_trace import replay_trace
-from baton.sim.spec import ClusterSpec, read_spec
-from baton.workload.arrivals import PoissonArrivals
-from baton.workload.lengths import UniformLengths, synthetic_trace
+from baton.decide.policy.named import NAMED
+from baton.lab.report.summary import SloTargets, summarize
+from baton.lab.sim.replay_trace import replay_trace
+from baton.lab.sim.spec import ClusterSpec, read_spec
+from baton.lab.workload.arrivals import PoissonArrivals
+from baton.lab.workload.lengths import UniformLengths, synthetic_trace
 
 SLO = Slo(ttft_s=0.4, tpot_s=0.04)
 ANY = 1e9

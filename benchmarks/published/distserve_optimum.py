@@ -23,15 +23,15 @@ from outcome import CLUSTERS, TRACES, store
 from systems import PROMPTS_FIRST
 
 from baton.core.config import PolicyConfig
-from baton.metrics.summary import SloTargets, summarize
-from baton.policy.named import NAMED
-from baton.sim.replay_trace import replay_trace
-from baton.sim.spec import ClusterSpec, SimKind, SimKV, SimWorkers, read_spec
-from baton.workload.amounts import LogNormal
-from baton.workload.arrivals import PoissonArrivals
-from baton.workload.load import read_trace
-from baton.workload.request import Trace, TraceRequest
-from baton.workload.schedule import with_arrivals
+from baton.decide.policy.named import NAMED
+from baton.lab.report.summary import SloTargets, summarize
+from baton.lab.sim.replay_trace import replay_trace
+from baton.lab.sim.spec import ClusterSpec, SimKind, SimKV, SimWorkers, read_spec
+from baton.lab.workload.amounts import LogNormal
+from baton.lab.workload.arrivals import PoissonArrivals
+from baton.lab.workload.load import read_trace
+from baton.lab.workload.request import Trace, TraceRequest
+from baton.lab.workload.schedule import with_arrivals
 
 SLO = SloTargets(ttft_s=0.2, tpot_s=0.1)
 ATTAINED = 0.9

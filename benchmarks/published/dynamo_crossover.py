@@ -21,12 +21,12 @@ from msgspec.structs import replace
 from outcome import CLUSTERS, store
 
 from baton.core.config import BatchLimits
-from baton.metrics.summary import SloTargets, summarize
-from baton.policy.named import NAMED
-from baton.sim.replay_trace import replay_trace
-from baton.sim.spec import ClusterSpec, SimKind, SimWorkers, read_spec
-from baton.workload.arrivals import PoissonArrivals
-from baton.workload.lengths import FixedLengths, synthetic_trace
+from baton.decide.policy.named import NAMED
+from baton.lab.report.summary import SloTargets, summarize
+from baton.lab.sim.replay_trace import replay_trace
+from baton.lab.sim.spec import ClusterSpec, SimKind, SimWorkers, read_spec
+from baton.lab.workload.arrivals import PoissonArrivals
+from baton.lab.workload.lengths import FixedLengths, synthetic_trace
 
 GPUS, INPUT_TOKENS, OUTPUT_TOKENS = 8, 3000, 150
 DEGREES = (2, 4, 8)

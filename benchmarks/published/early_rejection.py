@@ -21,11 +21,11 @@ from msgspec.structs import replace
 from outcome import CLUSTERS, TRACES, store
 
 from baton.core.types import Slo
-from baton.metrics.summary import RequestRecord, SloTargets, summarize
-from baton.sim.replay_trace import replay_trace
-from baton.sim.spec import SimWorkers, read_spec
-from baton.workload.load import read_trace
-from baton.workload.schedule import scale_rate, spread
+from baton.lab.report.summary import RequestRecord, SloTargets, summarize
+from baton.lab.sim.replay_trace import replay_trace
+from baton.lab.sim.spec import SimWorkers, read_spec
+from baton.lab.workload.load import read_trace
+from baton.lab.workload.schedule import scale_rate, spread
 
 PUBLISHED = {"mooncake-no-prediction": 3771, "mooncake": 3589}
 NAMES = (*PUBLISHED, "baton")

@@ -17,11 +17,11 @@ from outcome import TRACES, store
 
 from baton.core.messages import BlocksSealed, BlocksWanted, ReleaseBlocks, RequestFinished, StartPrefill
 from baton.core.types import BlockHash, HostId, Request, RequestId, Sampling, WorkerId
-from baton.kv.blocks import EvictionOrder
-from baton.kv.host_pool import HostPool
-from baton.policy.eviction import CostAware, LeastFrequentlyUsed, LeastRecentlyUsed
-from baton.workload.load import read_trace
-from baton.workload.request import TraceRequest
+from baton.decide.kv.blocks import EvictionOrder
+from baton.decide.kv.host_pool import HostPool
+from baton.decide.policy.eviction import CostAware, LeastFrequentlyUsed, LeastRecentlyUsed
+from baton.lab.workload.load import read_trace
+from baton.lab.workload.request import TraceRequest
 
 BLOCK_TOKENS = 512
 SIZES_BLOCKS = (1_000, 3_000, 10_000, 30_000, 50_000, 100_000, 200_000)

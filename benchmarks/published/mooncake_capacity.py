@@ -23,13 +23,13 @@ from outcome import CLUSTERS, TRACES, store
 from systems import PROMPTS_FIRST, with_cost
 
 from baton.core.config import BatchLimits, PolicyConfig
-from baton.metrics.summary import RequestRecord
-from baton.policy.named import NAMED
-from baton.sim.replay_trace import replay_trace
-from baton.sim.spec import ClusterSpec, SimWorkers, read_spec
-from baton.workload.load import read_trace
-from baton.workload.request import Trace
-from baton.workload.schedule import cut, scale_rate, spread
+from baton.decide.policy.named import NAMED
+from baton.lab.report.summary import RequestRecord
+from baton.lab.sim.replay_trace import replay_trace
+from baton.lab.sim.spec import ClusterSpec, SimWorkers, read_spec
+from baton.lab.workload.load import read_trace
+from baton.lab.workload.request import Trace
+from baton.lab.workload.schedule import cut, scale_rate, spread
 
 TTFT_S = 30.0
 LIMITS_S = (0.1, 0.2, 0.3)

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from outcome import CLUSTERS, TRACES, store
 
-from baton.metrics.summary import SloTargets, summarize
-from baton.sim.replay_trace import replay_trace
-from baton.sim.spec import read_spec
-from baton.workload.load import read_trace
+from baton.lab.report.summary import SloTargets, summarize
+from baton.lab.sim.replay_trace import replay_trace
+from baton.lab.sim.spec import read_spec
+from baton.lab.workload.load import read_trace
 
 PUBLISHED_S = {"random": 19.65, "distserve": 5.27, "cache-aware-local": 3.58, "cache-aware-global": 3.07}
 """By our name of the policy; `distserve` routes by the shortest queue, which is the paper's load balancing."""

@@ -25,13 +25,13 @@ from outcome import CLUSTERS, store
 from systems import PROMPTS_FIRST, WHOLE_PROMPTS, with_cost
 
 from baton.core.config import BatchLimits, PolicyConfig
-from baton.policy.named import NAMED
-from baton.sim.replay_trace import replay_trace
-from baton.sim.spec import ClusterSpec, read_spec
-from baton.workload.amounts import LogNormal
-from baton.workload.arrivals import PoissonArrivals
-from baton.workload.request import Trace, TraceRequest
-from baton.workload.schedule import with_arrivals
+from baton.decide.policy.named import NAMED
+from baton.lab.sim.replay_trace import replay_trace
+from baton.lab.sim.spec import ClusterSpec, read_spec
+from baton.lab.workload.amounts import LogNormal
+from baton.lab.workload.arrivals import PoissonArrivals
+from baton.lab.workload.request import Trace, TraceRequest
+from baton.lab.workload.schedule import with_arrivals
 
 WAIT_S = 2.0
 CONTEXT_TOKENS = 16_384

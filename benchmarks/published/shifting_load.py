@@ -19,11 +19,11 @@ from outcome import CLUSTERS, store
 
 from baton.core.config import Topology
 from baton.core.types import Slo, StepShape
-from baton.metrics.summary import SloTargets, summarize
-from baton.sim.replay_trace import replay_trace
-from baton.sim.spec import ClusterSpec, read_spec
-from baton.workload.request import Trace, TraceRequest
-from baton.workload.schedule import scale_rate
+from baton.lab.report.summary import SloTargets, summarize
+from baton.lab.sim.replay_trace import replay_trace
+from baton.lab.sim.spec import ClusterSpec, read_spec
+from baton.lab.workload.request import Trace, TraceRequest
+from baton.lab.workload.schedule import scale_rate
 
 SLO = Slo(ttft_s=1.5, tpot_s=0.03)
 ATTAINED, RATE_STEP = 0.9, 1.05

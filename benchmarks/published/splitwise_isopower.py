@@ -28,14 +28,14 @@ from systems import WHOLE_PROMPTS, with_cost
 from baton.core.config import Plugin, PolicyConfig
 from baton.core.ports import CostModel
 from baton.core.types import StepShape
-from baton.metrics.summary import RequestRecord
-from baton.policy.named import NAMED
-from baton.sim.replay_trace import replay_trace
-from baton.sim.spec import ClusterSpec, read_spec
-from baton.workload.arrivals import PoissonArrivals
-from baton.workload.load import read_trace
-from baton.workload.request import Trace
-from baton.workload.schedule import with_arrivals
+from baton.decide.policy.named import NAMED
+from baton.lab.report.summary import RequestRecord
+from baton.lab.sim.replay_trace import replay_trace
+from baton.lab.sim.spec import ClusterSpec, read_spec
+from baton.lab.workload.arrivals import PoissonArrivals
+from baton.lab.workload.load import read_trace
+from baton.lab.workload.request import Trace
+from baton.lab.workload.schedule import with_arrivals
 
 CLUSTER_NAMES = ("baseline-a100", "baseline-h100", "aa", "hh", "ha", "hhcap")
 ARTEFACT_RPS = {"power": dict(zip(CLUSTER_NAMES, (50, 110, 110, 120, 140, 140), strict=True)), "cost": {}}
@@ -151,7 +151,7 @@ def main() -> None:
     args = parser.parse_args()
     base = read_spec(CLUSTERS / "splitwise-isopower-baseline-a100.yaml")
     alone = (corrected(base) if args.corrected else base).cost_model().on("a100")
-    batching = Plugin(use="baton.policy.batching:MixedChunked") if args.chunks else WHOLE_PROMPTS
+    batching = Plugin(use="mixed-chunked") if args.chunks else WHOLE_PROMPTS
     search = Search(alone, args.span_s, args.step_rps, batching)
     artefact = ARTEFACT_RPS[args.iso]
     found: dict[str, float] = {}

@@ -27,14 +27,14 @@ from systems import PROMPTS_FIRST, with_cost
 
 from baton.core.config import BatchLimits, PolicyConfig
 from baton.core.types import Role
-from baton.metrics.summary import RequestRecord
-from baton.policy.named import NAMED
-from baton.sim.replay_trace import replay_trace
-from baton.sim.spec import ClusterSpec, SimWorkers, read_spec
-from baton.workload.arrivals import PoissonArrivals
-from baton.workload.load import read_trace
-from baton.workload.request import Trace, TraceRequest
-from baton.workload.schedule import with_arrivals
+from baton.decide.policy.named import NAMED
+from baton.lab.report.summary import RequestRecord
+from baton.lab.sim.replay_trace import replay_trace
+from baton.lab.sim.spec import ClusterSpec, SimWorkers, read_spec
+from baton.lab.workload.arrivals import PoissonArrivals
+from baton.lab.workload.load import read_trace
+from baton.lab.workload.request import Trace, TraceRequest
+from baton.lab.workload.schedule import with_arrivals
 
 PROMPT_LIGHT_TOKENS, ANSWER_LIGHT_TOKENS, CONTEXT_TOKENS = 512, 128, 2048
 BATCHES = (24, 256)

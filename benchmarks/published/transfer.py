@@ -17,13 +17,13 @@ from statistics import median
 from msgspec.structs import replace
 from outcome import CLUSTERS, store
 
-from baton.cost.catalog import hardware
-from baton.cost.handoff import break_even_bytes_per_s
-from baton.cost.load import load_cost
-from baton.sim.replay_trace import replay_trace
-from baton.sim.spec import ClusterSpec, SimKind, read_spec
-from baton.workload.arrivals import PoissonArrivals
-from baton.workload.lengths import UniformLengths, synthetic_trace
+from baton.decide.cost.catalog import hardware
+from baton.decide.cost.handoff import break_even_bytes_per_s
+from baton.decide.cost.load import load_cost
+from baton.lab.sim.replay_trace import replay_trace
+from baton.lab.sim.spec import ClusterSpec, SimKind, read_spec
+from baton.lab.workload.arrivals import PoissonArrivals
+from baton.lab.workload.lengths import UniformLengths, synthetic_trace
 
 PREFIX_TOKENS = 8192
 WEIGHTS, TOKEN_BYTES = 70.6e9, 327_680

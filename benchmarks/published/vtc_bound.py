@@ -12,11 +12,11 @@ from __future__ import annotations
 from outcome import store
 
 from baton.core.config import BatchLimits, Plugin, PolicyConfig, Topology
-from baton.metrics.summary import RequestRecord
-from baton.policy.named import NAMED
-from baton.sim.replay_trace import replay_trace
-from baton.sim.spec import ClusterSpec, SimKV
-from baton.workload.request import Trace, TraceRequest
+from baton.decide.policy.named import NAMED
+from baton.lab.report.summary import RequestRecord
+from baton.lab.sim.replay_trace import replay_trace
+from baton.lab.sim.spec import ClusterSpec, SimKV
+from baton.lab.workload.request import Trace, TraceRequest
 
 REQUESTS = 600
 CLIENTS = {"short": (64, 64), "long": (256, 256)}
@@ -28,7 +28,7 @@ FCFS = NAMED["vtc"].__class__(
     routing=NAMED["vtc"].routing,
     placement=NAMED["vtc"].placement,
     batching=NAMED["vtc"].batching,
-    fairness=Plugin(use="baton.policy.fairness:FirstComeFirstServed"),
+    fairness=Plugin(use="fcfs"),
 )
 
 

@@ -22,11 +22,11 @@ from outcome import CLUSTERS, TRACES, store
 from scipy.optimize import least_squares
 
 from baton.core.config import Plugin
-from baton.metrics.summary import RequestRecord
-from baton.policy.named import NAMED
-from baton.sim.replay_trace import replay_trace
-from baton.sim.spec import ClusterSpec, SimKind, read_spec
-from baton.workload.request import Trace, TraceRequest
+from baton.decide.policy.named import NAMED
+from baton.lab.report.summary import RequestRecord
+from baton.lab.sim.replay_trace import replay_trace
+from baton.lab.sim.spec import ClusterSpec, SimKind, read_spec
+from baton.lab.workload.request import Trace, TraceRequest
 
 PROFILES = TRACES.parent / "profiles" / "vtc_a10g"
 PRICES = ("step_overhead_s", "prefill_token_s", "decode_request_s", "context_token_s")
@@ -34,7 +34,7 @@ START = (0.03, 1.2e-4, 1e-4, 9e-7)
 EVALUATIONS_MAX = 5
 MINUTES = range(60, 661, 60)
 OUTPUT_WEIGHT = 2.0
-FCFS = replace(NAMED["vtc"], fairness=Plugin(use="baton.policy.fairness:FirstComeFirstServed"))
+FCFS = replace(NAMED["vtc"], fairness=Plugin(use="fcfs"))
 POLICIES = {"FCFS": FCFS, "VTC": NAMED["vtc"]}
 
 

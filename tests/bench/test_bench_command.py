@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from odd_server import Body, OddServer, Stream, serving, serving_in_thread, whole
 
-from baton.bench.flags import read_options
-from baton.bench.options import ClosedLoop, OpenLoop, TraceTimes
-from baton.bench.run import Watcher, run_bench
 from baton.cli.bench import add_parser
 from baton.core.errors import ConfigError
-from baton.workload.arrivals import AllAtOnce, BurstyArrivals, ConstantArrivals, GammaArrivals, PoissonArrivals
+from baton.lab.bench.flags import read_options
+from baton.lab.bench.options import ClosedLoop, OpenLoop, TraceTimes
+from baton.lab.bench.run import Watcher, run_bench
+from baton.lab.workload.arrivals import AllAtOnce, BurstyArrivals, ConstantArrivals, GammaArrivals, PoissonArrivals
 
 TRACES = Path(__file__).parents[1] / "data" / "traces"
 

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from odd_server import Body, OddServer, Stream, serving, whole
 
-from baton.bench.client import Client, Reply
-from baton.bench.wire import request_fields
-from baton.workload.request import TraceRequest
+from baton.lab.bench.client import Client, Reply
+from baton.lab.bench.wire import request_fields
+from baton.lab.workload.request import TraceRequest
 
 REQUEST = TraceRequest(at_s=0.0, input_tokens=3, output_tokens=4)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.bench.wire import LINE_BYTES_MAX, Answer, deal, error_text, share_out
+from baton.lab.bench.wire import LINE_BYTES_MAX, Answer, deal, error_text, share_out
 
 
 def test_a_chunk_with_k_tokens_shares_out_its_gap() -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from baton.metrics.summary import SloTargets
-from baton.report.log_page import render_log
-from baton.report.timeline import read_timeline
+from baton.lab.report.log_page import render_log
+from baton.lab.report.summary import SloTargets
+from baton.lab.report.timeline import read_timeline
 from tests.browser.chromium import Page, chromium_page, find_chromium
-from tests.unit.report.logs import log_of
-from tests.unit.report.test_pages import records, run_page
+from tests.unit.lab.report.logs import log_of
+from tests.unit.lab.report.test_pages import records, run_page
 
 CHROMIUM = find_chromium()
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine.card import ModelCard
-from baton.engine.load_torch import load_torch_engine
-from baton.engine.resolve import resolve_model
-from baton.engine.torch_engine import TorchEngine
-from tests.unit.engine.models import VOCAB, all_logprobs, engine_of, generate, tiny_llama
+from baton.compute.models.card import ModelCard
+from baton.compute.models.resolve import resolve_model
+from baton.compute.torch.engine import TorchEngine
+from baton.compute.torch.load import load_torch_engine
+from tests.unit.compute.models import VOCAB, all_logprobs, engine_of, generate, tiny_llama
 
 BLOCKS, BLOCK_TOKENS = 64, 4
 PROMPT = [5, 17, 42, 8, 8, 90, 33, 61, 12, 77, 4, 29, 55, 3, 68, 20, 91]

@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.core.types import BlockHash, BlockId
-from baton.kv.blocks import BlockFacts, EvictionOrder
-from baton.policy.eviction import CostAware, LeastFrequentlyUsed, LeastRecentlyUsed
-from baton.policy.quota import TenantQuota
+from baton.decide.kv.blocks import BlockFacts, EvictionOrder
+from baton.decide.policy.eviction import CostAware, LeastFrequentlyUsed, LeastRecentlyUsed
+from baton.decide.policy.quota import TenantQuota
 
 ORDERS: dict[str, Callable[[], EvictionOrder]] = {
     "lru": LeastRecentlyUsed,
     "lfu": LeastFrequentlyUsed,
     "cost": lambda: CostAware(even_tokens=40.0),
     "quota of lru": lambda: TenantQuota(blocks_max=2),
-    "quota of lfu": lambda: TenantQuota(blocks_max=2, order="baton.policy.eviction:LeastFrequentlyUsed"),
+    "quota of lfu": lambda: TenantQuota(blocks_max=2, order="lfu"),
 }
 CHAIN_ENDS_ONLY = ("lfu", "cost")
 orders = pytest.mark.parametrize("name", ORDERS)

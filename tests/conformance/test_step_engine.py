@@ -13,14 +13,14 @@ from typing import Literal
 import pytest
 import transformers
 
+from baton.compute.hash_engine import hash_card
+from baton.compute.models.card import ModelCard
+from baton.compute.models.resolve import resolve_model
+from baton.compute.port import StepEngine
 from baton.core.step import Slice, Step
 from baton.core.types import BlockId, RequestId, Sampling
-from baton.engine.card import ModelCard
-from baton.engine.hash_engine import hash_card
-from baton.engine.port import StepEngine
-from baton.engine.resolve import resolve_model
-from tests.unit.engine.models import TINY, engine_of, generate, part_of, poison, run, tiny_llama, tiny_model
-from tests.unit.engine.rank_threads import parallel_engine
+from tests.unit.compute.models import TINY, engine_of, generate, part_of, poison, run, tiny_llama, tiny_model
+from tests.unit.compute.rank_threads import parallel_engine
 
 BLOCKS = 64
 PROMPT = [5, 17, 42, 8, 8, 90, 33, 61, 12, 77, 4, 29, 55, 3, 68, 20, 91, 47, 9]

@@ -13,17 +13,17 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from baton.core.types import BlockHash
-from baton.store.encrypted import OVERHEAD_BYTES, EncryptedStore
-from baton.store.file import FileStore
-from baton.store.memory import MemoryStore
-from baton.store.node import StoreNode
-from baton.store.node_store import PART_BYTES
-from baton.store.object_store import ObjectPlace, ObjectStore
-from baton.store.opening import open_store
-from baton.store.port import Store
-from baton.store.redis_store import PIECE_BYTES, RedisStore
-from baton.store.segments import slot_bytes
-from baton.store.slot_io import RUN_BYTES
+from baton.move.store.encrypted import OVERHEAD_BYTES, EncryptedStore
+from baton.move.store.file import FileStore
+from baton.move.store.memory import MemoryStore
+from baton.move.store.node import StoreNode
+from baton.move.store.node_store import PART_BYTES
+from baton.move.store.object_store import ObjectPlace, ObjectStore
+from baton.move.store.opening import open_store
+from baton.move.store.port import Store
+from baton.move.store.redis_store import PIECE_BYTES, RedisStore
+from baton.move.store.segments import slot_bytes
+from baton.move.store.slot_io import RUN_BYTES
 from tests.store_servers import redis_server, s3_server
 from tests.stores import block, get, names, put, room
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from baton.core.errors import TransferError
-from baton.transfer.port import Extent
+from baton.move.transport.port import Extent
 from tests.transfers.kits import TRANSPORTS, Kit, Side, assert_quiet, kit_of, offered, random_extents
 from tests.transfers.wires import Gate
 

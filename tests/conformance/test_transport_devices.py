@@ -12,10 +12,10 @@ from collections.abc import Iterator
 import pytest
 
 from baton.core.errors import TransferError
-from baton.machine.copies import Copy, Moves
-from baton.transfer.device import HostDeviceMemory
-from baton.transfer.port import Extent
-from baton.transfer.staged import StagedMemory
+from baton.move.copies import Copy, Moves
+from baton.move.transport.device import HostDeviceMemory
+from baton.move.transport.port import Extent
+from baton.move.transport.staged import StagedMemory
 from tests.transfers.kits import Kit, Side, kit_of, offered
 from tests.transfers.wires import Gate
 

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from baton.core.errors import TransferError
-from baton.transfer.tcp import TcpTransport
-from baton.transfer.tcp_peer import TcpLimits
+from baton.move.transport.tcp import TcpTransport
+from baton.move.transport.tcp_peer import TcpLimits
 from tests.transfers.kits import Kit, assert_quiet, kit_of, offered
 from tests.transfers.wires import Gate
 

@@ -1,6 +1,6 @@
 """What only a GPU can show: Triton's kernels in bfloat16, replayed graphs, device memory between processes, a server.
 
-`make gpu` runs these; anywhere else they skip. The same code runs on CPU tensors in tests/unit/engine.
+`make gpu` runs these; anywhere else they skip. The same code runs on CPU tensors in tests/unit/compute.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.arena.cuda import create_cuda_arena
-from baton.arena.cuda_driver import CudaDriver
-from baton.engine.kernels.paged import PagedKV, Row
-from baton.engine.kernels.reference import ReferenceBackend
-from baton.engine.load_torch import load_torch_engine
-from baton.engine.resolve import resolve_model
-from baton.engine.torch_engine import TorchEngine
-from baton.kv.layout import KVLayout
+from baton.compute.models.resolve import resolve_model
+from baton.compute.torch.engine import TorchEngine
+from baton.compute.torch.kernels.paged import PagedKV, Row
+from baton.compute.torch.kernels.reference import ReferenceBackend
+from baton.compute.torch.load import load_torch_engine
+from baton.decide.kv.layout import KVLayout
+from baton.move.arena.cuda import create_cuda_arena
+from baton.move.arena.cuda_driver import CudaDriver
 from tests.numerics.test_architectures import CONFIGS, TOKENS
 from tests.serving import serving
-from tests.unit.engine.models import engine_of, part_of, run, tiny_model
+from tests.unit.compute.models import engine_of, part_of, run, tiny_model
 
 pytestmark = [
     pytest.mark.gpu,
@@ -31,8 +31,8 @@ pytestmark = [
 BLOCK_TOKENS = 16
 READER = """
 import sys, torch
-from baton.arena.cuda import open_cuda_arena
-from baton.arena.cuda_driver import CudaDriver
+from baton.move.arena.cuda import open_cuda_arena
+from baton.move.arena.cuda_driver import CudaDriver
 arena = open_cuda_arena([(CudaDriver(0), int(sys.argv[2]))], int(sys.argv[1]))
 data = torch.as_tensor(arena.memory, device="cuda:0")
 print(int(data.sum()))
@@ -69,7 +69,7 @@ def test_latent_kernels_equal_the_formula(heads: tuple[int, int, int]) -> None:
 
 
 def _compare(heads: tuple[int, int, int], dtype: str, *, rope_dim: int) -> None:
-    from baton.engine.kernels.triton_decode import TritonBackend, TritonDecodeKernel  # needs triton
+    from baton.compute.triton.decode import TritonBackend, TritonDecodeKernel  # needs triton
 
     torch.manual_seed(0)
     count, kv_heads, head_dim = heads

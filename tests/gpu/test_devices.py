@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from baton.arena.cuda import CudaArena, create_cuda_arena
-from baton.arena.cuda_driver import CudaDriver
-from baton.arena.cuda_memory import CudaMemory
-from baton.kv.layout import KVLayout
-from baton.transfer.extents import Spread, rows_of
-from baton.transfer.staged import StagedMemory
-from baton.transfer.tcp import TcpTransport
+from baton.decide.kv.layout import KVLayout
+from baton.move.arena.cuda import CudaArena, create_cuda_arena
+from baton.move.arena.cuda_driver import CudaDriver
+from baton.move.arena.cuda_memory import CudaMemory
+from baton.move.transport.extents import Spread, rows_of
+from baton.move.transport.staged import StagedMemory
+from baton.move.transport.tcp import TcpTransport
 from tests.hosting import cluster
 from tests.process.test_hosts import ask, text_of
 from tests.serving import serving
@@ -36,8 +36,8 @@ SIZE_BYTES = 64 * LAYOUT.block_bytes
 BODY = {"prompt": "The number seven comes after", "max_tokens": 24, "temperature": 0}
 RANK = """
 import sys, torch
-from baton.engine.parallel.meeting import join_meeting, meet
-from baton.engine.parallel.place import RankPlace
+from baton.compute.ranks.meeting import join_meeting, meet
+from baton.compute.ranks.place import RankPlace
 device = torch.device("cuda:1")
 ranks = meet(RankPlace(rank=1, tensor=2, pipeline=1), join_meeting(int(sys.argv[1])), device)
 assert ranks.summed(torch.full((3, 4), 2.0, device=device)).tolist() == [[3.0] * 4] * 3
@@ -111,8 +111,8 @@ def test_a_host_on_a_gpu_decodes_what_a_host_on_the_cpu_prefilled() -> None:
 
 @several
 def test_ranks_add_up_over_nccl() -> None:
-    from baton.engine.parallel.meeting import host_meeting, meet
-    from baton.engine.parallel.place import RankPlace
+    from baton.compute.ranks.meeting import host_meeting, meet
+    from baton.compute.ranks.place import RankPlace
 
     meeting, device = host_meeting(), torch.device("cuda:0")
     other = subprocess.Popen([sys.executable, "-c", RANK, str(meeting.port)])

@@ -13,14 +13,14 @@ import pytest
 import uvicorn
 from starlette.types import ASGIApp
 
-from baton.engine.chat_template import load_chat_template
-from baton.engine.hash_engine import hash_card
-from baton.engine.load import load_engine
-from baton.engine.tokenizer import load_tokenizer
-from baton.server.app import build_app
-from baton.server.hooks import Hooks
-from baton.server.inprocess import InProcessGateway
-from baton.server.settings import HttpSettings
+from baton.compute.hash_engine import hash_card
+from baton.compute.load import load_engine
+from baton.compute.models.chat_template import load_chat_template
+from baton.compute.models.tokenizer import load_tokenizer
+from baton.serve.http.app import build_app
+from baton.serve.http.settings import HttpSettings
+from baton.serve.live.hooks import Hooks
+from baton.serve.live.inprocess import InProcessGateway
 
 BLOCK_TOKENS = 16
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from baton.server.auth import authenticate
-from baton.server.settings import HttpSettings
+from baton.serve.http.auth import authenticate
+from baton.serve.http.settings import HttpSettings
 
 KEYS = ("first-key", "second-schlüssel")
 

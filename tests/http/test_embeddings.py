@@ -13,7 +13,7 @@ import msgspec
 import openai
 import pytest
 
-from baton.engine.hash_engine import EMBEDDING_DIM
+from baton.compute.hash_engine import EMBEDDING_DIM
 from tests.http.asgi import Connection, scope, settle
 from tests.http.conftest import House
 
@@ -123,7 +123,7 @@ def test_a_worker_without_vectors_says_where_to_look(
     build: Callable[..., House], serve: Callable[[House], httpx.Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No option chooses the engine, so none is named."""
-    monkeypatch.setattr("baton.engine.hash_engine._unit_vector", lambda _digest: b"")
+    monkeypatch.setattr("baton.compute.hash_engine._unit_vector", lambda _digest: b"")
     answer = serve(build()).post("/v1/embeddings", json={"input": "a"})
     assert answer.status_code == 501
     assert "run the same version of baton on every host" in answer.json()["error"]["message"]

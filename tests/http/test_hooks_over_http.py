@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from baton.server.hooks import Hooks
+from baton.serve.live.hooks import Hooks
 from examples.hooks.system_prompt import SystemPrompt
 
 CHAT = "/v1/chat/completions"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import openai
 import pytest
 
-from baton.server.settings import HttpSettings
+from baton.serve.http.settings import HttpSettings
 
 
 @pytest.fixture(params=["server", "hash_server"])

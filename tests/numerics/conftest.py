@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from baton.engine.resolve import resolve_model
+from baton.compute.models.resolve import resolve_model
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import transformers
 
-from baton.engine.resolve import read_config, resolve_model
-from tests.unit.engine.models import (
+from baton.compute.models.resolve import read_config, resolve_model
+from tests.unit.compute.models import (
     TINY,
     VOCAB,
     all_logprobs,

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from baton.compute.models.resolve import resolve_model
 from baton.core.types import Sampling
-from baton.engine.resolve import resolve_model
 from tests.numerics.test_architectures import CONFIGS, TOKENS
-from tests.unit.engine.models import engine_of, part_of, run, tiny_model
+from tests.unit.compute.models import engine_of, part_of, run, tiny_model
 
 EMBED = Sampling(temperature=0.0, embedding=True)
 

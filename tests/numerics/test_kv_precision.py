@@ -10,19 +10,19 @@ import torch
 import transformers
 from torch import Tensor
 
+from baton.compute.load import EngineChoice, load_engine
+from baton.compute.models.resolve import resolve_model
+from baton.compute.native.build import library_path
+from baton.compute.native.engine import NativeEngine
+from baton.compute.native.library import NativeLibrary
+from baton.compute.native.load import load_native_engine
+from baton.compute.torch.kernels.paged import TORCH_DTYPES
 from baton.core.errors import ModelError
 from baton.core.types import BlockId
-from baton.engine.kernels.paged import TORCH_DTYPES
-from baton.engine.load import EngineChoice, load_engine
-from baton.engine.load_native import load_native_engine
-from baton.engine.native.build import library_path
-from baton.engine.native.library import NativeLibrary
-from baton.engine.native_engine import NativeEngine
-from baton.engine.resolve import resolve_model
-from baton.kv.conversion import Conversion
-from baton.kv.layout import KVDtype
-from baton.transfer.convert import convert
-from tests.unit.engine.models import TINY, part_of, tiny_model
+from baton.decide.kv.conversion import Conversion
+from baton.decide.kv.layout import KVDtype
+from baton.move.transport.convert import convert
+from tests.unit.compute.models import TINY, part_of, tiny_model
 
 KERNELS = NativeLibrary(library_path()).usable_kernels()
 BLOCK_TOKENS = 4

@@ -9,16 +9,16 @@ import pytest
 import torch
 import transformers
 
+from baton.compute.models.dtype import Dtype
+from baton.compute.models.resolve import resolve_model
+from baton.compute.native.build import library_path
+from baton.compute.native.engine import NativeEngine
+from baton.compute.native.library import NativeLibrary
+from baton.compute.native.load import load_native_engine, load_quantized_engine
 from baton.core.config import WeightsChoice
-from baton.engine.dtype import Dtype
-from baton.engine.load_native import load_native_engine, load_quantized_engine
-from baton.engine.native.build import library_path
-from baton.engine.native.library import NativeLibrary
-from baton.engine.native_engine import NativeEngine
-from baton.engine.resolve import resolve_model
-from baton.kv.layout import KVDtype
+from baton.decide.kv.layout import KVDtype
 from tests.numerics.test_architectures import CONFIGS, LATENT, TOKENS
-from tests.unit.engine.models import TINY, VOCAB, all_logprobs, huggingface_logprobs, tiny_model
+from tests.unit.compute.models import TINY, VOCAB, all_logprobs, huggingface_logprobs, tiny_model
 
 FLOAT32_TOLERANCE = 2e-4
 """Absolute, on log probabilities. The orders of sums differ, nothing else does."""

@@ -16,19 +16,19 @@ import pytest
 import torch
 import transformers
 
+from baton.compute.models.card import ModelCard
+from baton.compute.models.dtype import Dtype
+from baton.compute.models.resolve import resolve_model
+from baton.compute.native.build import library_path
+from baton.compute.native.engine import NativeEngine
+from baton.compute.native.library import NativeLibrary
+from baton.compute.native.load import load_native_engine, load_quantized_engine
 from baton.core.config import WeightsChoice
 from baton.core.step import Slice, Step
 from baton.core.types import BlockId, RequestId, Sampling
-from baton.engine.card import ModelCard
-from baton.engine.dtype import Dtype
-from baton.engine.load_native import load_native_engine, load_quantized_engine
-from baton.engine.native.build import library_path
-from baton.engine.native.library import NativeLibrary
-from baton.engine.native_engine import NativeEngine
-from baton.engine.resolve import resolve_model
-from baton.kv.layout import KVDtype
+from baton.decide.kv.layout import KVDtype
 from tests.numerics.test_architectures import LATENT
-from tests.unit.engine.models import TINY, VOCAB, tiny_model
+from tests.unit.compute.models import TINY, VOCAB, tiny_model
 
 KERNELS = NativeLibrary(library_path()).usable_kernels()
 LENGTHS = (1, 2, 63, 64, 65, 130, 256, 257, 300, 530)

@@ -10,13 +10,13 @@ import torch
 from gguf import GGMLQuantizationType, quants
 from torch import Tensor
 
-from baton.engine.load_native import load_native_engine, load_quantized_engine
-from baton.engine.native.build import library_path
-from baton.engine.native.library import NativeLibrary
-from baton.engine.native_engine import NativeEngine
-from baton.engine.quantized import QuantizedMatrix, from_gguf, quantize_rows, quantize_runs, stacked
-from baton.engine.resolve import resolve_model
-from tests.unit.engine.models import part_of
+from baton.compute.models.quantized import QuantizedMatrix, from_gguf, quantize_rows, quantize_runs, stacked
+from baton.compute.models.resolve import resolve_model
+from baton.compute.native.build import library_path
+from baton.compute.native.engine import NativeEngine
+from baton.compute.native.library import NativeLibrary
+from baton.compute.native.load import load_native_engine, load_quantized_engine
+from tests.unit.compute.models import part_of
 
 BLOCK_TOKENS = 16
 TOKENS = [random.Random(5).randrange(100, 49000) for _ in range(50)]

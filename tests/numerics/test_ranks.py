@@ -15,23 +15,23 @@ import torch
 import transformers
 from torch.distributed import HashStore, is_nccl_available
 
+from baton.compute.load import choose_engine
+from baton.compute.models.resolve import resolve_model
+from baton.compute.port import StepEngine
+from baton.compute.ranks.load import RankArena, load_lead, load_rank
+from baton.compute.ranks.meeting import meet
+from baton.compute.ranks.orders import Order
+from baton.compute.ranks.place import RankPlace, rank_refusals
+from baton.compute.torch.kernels.paged import BlockPart
+from baton.compute.torch.layers.ranks import OneRank
 from baton.core.errors import ModelError
 from baton.core.types import BlockId, Sampling
-from baton.engine.kernels.paged import BlockPart
-from baton.engine.load import choose_engine
-from baton.engine.models.ranks import OneRank
-from baton.engine.parallel.load import RankArena, load_lead, load_rank
-from baton.engine.parallel.meeting import meet
-from baton.engine.parallel.orders import Order
-from baton.engine.parallel.place import RankPlace, rank_refusals
-from baton.engine.port import StepEngine
-from baton.engine.resolve import resolve_model
-from baton.kv.conversion import Conversion
-from baton.kv.layout import KVLayout
-from baton.transfer.convert import convert
+from baton.decide.kv.conversion import Conversion
+from baton.decide.kv.layout import KVLayout
+from baton.move.transport.convert import convert
 from tests.numerics.test_architectures import CONFIGS, TOKENS
-from tests.unit.engine.models import TINY, VOCAB, all_logprobs, engine_of, generate, part_of, poison, run, tiny_model
-from tests.unit.engine.rank_threads import engine_over, parallel_engine
+from tests.unit.compute.models import TINY, VOCAB, all_logprobs, engine_of, generate, part_of, poison, run, tiny_model
+from tests.unit.compute.rank_threads import engine_over, parallel_engine
 
 TOLERANCE = 2e-4
 EIGHT_HEADS = transformers.LlamaConfig(**TINY | {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8})

@@ -8,13 +8,13 @@ import pytest
 import torch
 import transformers
 
-from baton.engine.card import ModelCard
-from baton.engine.chat_template import load_chat_template
-from baton.engine.port import StepEngine
-from baton.engine.resolve import resolve_model
-from baton.engine.tokenizer import Tokenizer, load_tokenizer
+from baton.compute.models.card import ModelCard
+from baton.compute.models.chat_template import load_chat_template
+from baton.compute.models.resolve import resolve_model
+from baton.compute.models.tokenizer import Tokenizer, load_tokenizer
+from baton.compute.port import StepEngine
 from tests.numerics.prompts import PROMPTS, Prompt
-from tests.unit.engine.models import engine_of, part_of, run
+from tests.unit.compute.models import engine_of, part_of, run
 
 OUTPUT_TOKENS = 12
 COMPARED = [prompt for prompt in PROMPTS if len(prompt.text) < 400][::2]

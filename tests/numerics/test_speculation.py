@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from baton.control.batcher import Batcher
-from baton.control.rules import BatcherRules
+from baton.compute.load import load_engine
+from baton.compute.models.card import ModelCard
+from baton.compute.models.resolve import resolve_model
+from baton.compute.models.tokenizer import load_tokenizer
+from baton.compute.port import StepEngine
 from baton.core.config import BatchLimits, SpeculationConfig
 from baton.core.messages import StartRequest
 from baton.core.types import (
@@ -19,14 +22,11 @@ from baton.core.types import (
     WorkerView,
     pack_tokens,
 )
-from baton.cost.linear import LinearCost
-from baton.engine.card import ModelCard
-from baton.engine.load import load_engine
-from baton.engine.port import StepEngine
-from baton.engine.resolve import resolve_model
-from baton.engine.tokenizer import load_tokenizer
-from baton.policy.batching import MixedChunked
-from baton.policy.fairness import FirstComeFirstServed
+from baton.decide.control.batcher import Batcher
+from baton.decide.control.rules import BatcherRules
+from baton.decide.cost.linear import LinearCost
+from baton.decide.policy.batching import MixedChunked
+from baton.decide.policy.fairness import FirstComeFirstServed
 
 OUTPUT_TOKENS, BLOCKS, BLOCK_TOKENS = 40, 16, 16
 TEXT = "one two three four five six seven eight. one two three four five six seven eight. one two three"

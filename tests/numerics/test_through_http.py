@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from baton.engine.resolve import resolve_model
+from baton.compute.models.resolve import resolve_model
 from tests.numerics.prompts import PROMPTS, Prompt
 from tests.serving import RunningServer, serving
 

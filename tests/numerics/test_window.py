@@ -9,17 +9,17 @@ import pytest
 import torch
 import transformers
 
+from baton.compute.models.resolve import resolve_model
+from baton.compute.port import StepEngine
 from baton.core.config import BatchLimits
 from baton.core.messages import ReleaseBlocks, RequestFinished, StartPrefill, StartRequest, ToWorker
 from baton.core.types import HostId, Request, RequestId, WorkerId, pack_tokens
-from baton.engine.port import StepEngine
-from baton.engine.resolve import resolve_model
-from baton.kv.hashing import block_hashes
-from baton.kv.host_pool import HostPool
-from baton.kv.window import PromptRules, Window
-from baton.policy.eviction import LeastRecentlyUsed
+from baton.decide.kv.hashing import block_hashes
+from baton.decide.kv.host_pool import HostPool
+from baton.decide.kv.window import PromptRules, Window
+from baton.decide.policy.eviction import LeastRecentlyUsed
 from tests.property.little_cluster import BLOCK_TOKENS, new_batcher
-from tests.unit.engine.models import GREEDY, TINY, VOCAB, engine_of, part_of, run, tiny_model
+from tests.unit.compute.models import GREEDY, TINY, VOCAB, engine_of, part_of, run, tiny_model
 
 SEEN = 11
 WINDOW = Window(tokens=SEEN, step_tokens=BLOCK_TOKENS)

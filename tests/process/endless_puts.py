@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from baton.store.file import FileStore
-from baton.store.segments import slot_bytes
+from baton.move.store.file import FileStore
+from baton.move.store.segments import slot_bytes
 from tests.stores import names, put
 
 CAPACITY_BLOCKS = 64

@@ -81,7 +81,7 @@ def test_top_shows_workers_and_blocks(hash_server: RunningServer) -> None:
 
 def test_a_policy_that_does_not_fit_is_refused_before_anything_starts(tmp_path: Path) -> None:
     path = tmp_path / "baton.toml"
-    path.write_text("[policy.routing]\nuse = 'baton.policy.routing:EarliestFirstTokn'\n")
+    path.write_text("[policy.routing]\nuse = 'baton.decide.policy.routing:EarliestFirstTokn'\n")
     done = _baton("serve", "hash", "--config", str(path))
     assert done.returncode == 2
     assert "EarliestFirstToken" in done.stderr

@@ -19,16 +19,17 @@ from typing import TypeVar
 import msgspec
 import pytest
 
-from baton.arena.cuda import CudaArena, create_cuda_arena
-from baton.arena.cuda_driver import CudaDriver
-from baton.arena.memfd import Arena, create_arena
-from baton.arena.opening import places_of
 from baton.core.config import TierConfig
 from baton.core.keeping import BlocksKept, LoadBlocks, LoadEnded, StoreBlocks
 from baton.core.types import BlockHash, BlockId, HostId, RequestId
-from baton.kv.layout import KVLayout
-from baton.link.frames import FrameReader, frame
-from baton.link.moving import (
+from baton.decide.kv.layout import KVLayout
+from baton.move.arena.cuda import CudaArena, create_cuda_arena
+from baton.move.arena.cuda_driver import CudaDriver
+from baton.move.arena.memfd import Arena, create_arena
+from baton.move.arena.opening import places_of
+from baton.move.ipc.frames import FrameReader, frame
+from baton.move.transport.port import Ticket
+from baton.serve.messages.moving import (
     BlocksOffered,
     BlocksWithdrawn,
     Crossing,
@@ -42,7 +43,6 @@ from baton.link.moving import (
     ToMoverMessage,
     WithdrawBlocks,
 )
-from baton.transfer.port import Ticket
 from tests.fake_cuda import build
 
 BLOCKS = 12
@@ -63,7 +63,7 @@ class MoverProcess:
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "baton.host.mover", str(theirs.fileno())],
+                [sys.executable, "-m", "baton.serve.host.mover", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 env={**os.environ, "LD_LIBRARY_PATH": str(folder)},
             )

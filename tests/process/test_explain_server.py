@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from baton.core.messages import RequestArrived
-from baton.link.log_file import read_log
+from baton.serve.live.log_file import read_log
 from tests.serving import RunningServer, serving
 
 KEY = "operator"

@@ -17,7 +17,7 @@ def test_a_first_token_that_is_left_to_decode_is_the_same(
 ) -> None:
     """INV-8, and the prompt that comes again goes over without a step of prefill. The timings say who did what."""
     path = tmp_path / "baton.toml"
-    path.write_text('[policy.first_token]\nuse = "baton.policy.handoff:ByDecode"\n')
+    path.write_text('[policy.first_token]\nuse = "first-token-by-decode"\n')
     bodies = [
         {"prompt": "Once upon a time, in a small village, ", "max_tokens": 12, "temperature": 0.9, "seed": 7},
         {"prompt": "A list of the longest rivers in Europe:", "max_tokens": 12, "temperature": 0},

@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from baton.core.types import BlockHash
-from baton.store import node_wire as wire
-from baton.store.node import StoreNode
+from baton.move.store import node_wire as wire
+from baton.move.store.node import StoreNode
 from tests.hosting import RunningHost, cluster
 from tests.process.test_host_tiers import BLOCK_TOKENS, BODY, WHOLE_TOKENS, wait_for_hosts
 from tests.serving import RunningServer
@@ -55,10 +55,7 @@ def by_pool(
     """Two hosts, one that prefills and one that decodes, and a pool by which every handoff goes."""
     node = open_node()
     config = tmp_path / "baton.toml"
-    config.write_text(
-        f"[[tiers]]\nurl = 'pool://{node.address}{options}'\n"
-        "[policy.handoff]\nuse = 'baton.policy.handoff:AlwaysCentral'\n"
-    )
+    config.write_text(f"[[tiers]]\nurl = 'pool://{node.address}{options}'\n[policy.handoff]\nuse = 'pool-handoff'\n")
     try:
         hosts = {"a": ("--prefill", "1"), "b": ("--decode", "1")}
         with cluster("hash", hosts, "--config", str(config)) as (server, running):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 
-from baton.store.node import StoreNode
+from baton.move.store.node import StoreNode
 from tests.hosting import joining
 from tests.serving import RunningServer, listening, serving
 

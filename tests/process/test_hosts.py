@@ -137,7 +137,7 @@ def test_a_request_outlives_the_death_of_a_host(victim: str, fast: tuple[str, st
     """Its workers and its KV die with its agent; the server has the tokens, and the other host goes on with them."""
     hosts = {"a": PREFILL, "b": DECODE}
     with cluster("hash", hosts, *fast) as (server, joined), server.client() as client:
-        workers = joined[victim].pids("baton.worker")
+        workers = joined[victim].pids("baton.serve.worker")
         text, last = "", {}
         for last in stream(client, LONG):
             if not text:
@@ -172,7 +172,7 @@ def test_a_worker_that_dies_on_another_host_is_started_again_there(fast: tuple[s
         text, last = "", {}
         for last in stream(client, LONG):
             if not text:
-                os.kill(joined["b"].pids("baton.worker")[0], signal.SIGKILL)
+                os.kill(joined["b"].pids("baton.serve.worker")[0], signal.SIGKILL)
             text += "".join(choice["text"] for choice in last["choices"])
         assert text == mixed_text(LONG)
         assert last["timings"]["attempts"] == 2
@@ -205,7 +205,7 @@ def test_a_host_without_its_server_ends_its_workers_and_joins_the_next(mixed_tex
     """The server is killed; another one comes up at its address."""
     with listening("hash", "--hosts", "1") as first, joining(first.url, "a", "--mixed", "1") as host:
         first.wait_ready()
-        workers = host.pids("baton.worker")
+        workers = host.pids("baton.serve.worker")
         first.process.kill()
         first.process.wait()
         port = first.url.rpartition(":")[2]
@@ -360,7 +360,7 @@ def test_scaling_starts_and_ends_workers_on_another_host(tmp_path: Path, mixed_t
         wanted.write_text("2")
         state = wait_until(server, decoding(2), what="a worker more")
         assert "decode-added-1" in {worker["id"] for worker in state["workers"]}
-        assert len(host.pids("baton.worker")) == 3
+        assert len(host.pids("baton.serve.worker")) == 3
         wanted.write_text("1")
         wait_until(server, decoding(1), what="a worker less")
         with server.client() as client:

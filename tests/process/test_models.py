@@ -13,7 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from tests.numerics.test_architectures import CONFIGS
 from tests.serving import RunningServer, serving
-from tests.unit.engine.models import tiny_model
+from tests.unit.compute.models import tiny_model
 
 VOCAB = 259
 PROMPTS = ("a", "The tide is", "one two three four five six seven eight nine ten eleven twelve", "x" * 70)

@@ -18,7 +18,7 @@ from tests.process.test_hosts import LONG, PROMPT, ask, nothing_used, stream, te
 from tests.serving import listening
 
 WAIT_S = 0.1
-WORKER = "baton.worker"
+WORKER = "baton.serve.worker"
 ASKS_AFTER = 300
 """Of the server, each of which takes a millisecond at the least."""
 

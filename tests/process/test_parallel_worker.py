@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import transformers
 
-from baton.engine.resolve import resolve_model
+from baton.compute.models.resolve import resolve_model
 from tests.process.test_models import save_with_bytes
 from tests.process.test_survival import _nothing_used, _wait_until
 from tests.serving import RunningServer, serving
-from tests.unit.engine.models import TINY, engine_of, generate
+from tests.unit.compute.models import TINY, engine_of, generate
 
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8, "max_position_embeddings": 2048}
 FLOAT32 = ("--dtype", "float32", "--block-tokens", "8")
@@ -148,8 +148,8 @@ def test_a_rank_that_dies_or_stops_while_idle_ends_its_worker(model: str, tmp_pa
 SABOTAGE = """
 from pathlib import Path
 
-from baton.engine.parallel.runner import RankParts
-from baton.policy.batching import MixedChunked
+from baton.compute.ranks.runner import RankParts
+from baton.decide.policy.batching import MixedChunked
 
 
 def broken(self, tokens, rows, kv):

@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 
 from baton.core.types import BlockHash
-from baton.machine.lending import mapped
-from baton.store.checksum import checksum, fingerprint_digest
-from baton.store.node import StoreNode
-from baton.store.node_link import Dialer
-from baton.store.node_slots import SLOTS_A_SPARE
-from baton.store.node_store import NodeStore
-from baton.store.node_wire import (
+from baton.move.ipc.lending import mapped
+from baton.move.store.checksum import checksum, fingerprint_digest
+from baton.move.store.node import StoreNode
+from baton.move.store.node_link import Dialer
+from baton.move.store.node_slots import SLOTS_A_SPARE
+from baton.move.store.node_store import NodeStore
+from baton.move.store.node_wire import (
     ANSWER,
     DONE,
     FILL,
@@ -228,8 +228,8 @@ def test_another_user_is_lent_nothing_and_goes_over_tcp(node: StoreNode) -> None
     put(store, names(1), BLOCK_BYTES)
     program = (
         "import ctypes, encodings.idna, os, sys\n"
-        "from baton.machine.lending import machine\n"
-        "from baton.store.opening import open_store\n"
+        "from baton.move.ipc.lending import machine\n"
+        "from baton.move.store.opening import open_store\n"
         "machine()  # what Python loads for it may be out of that user's reach\n"
         "os.setuid(65534)\n"
         "ctypes.CDLL(None).prctl(4, 1)  # as every process of that user's: it may look at its own namespaces\n"

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 import pytest
 
 from baton.core.errors import StoreError
-from baton.store import node as module
-from baton.store.checksum import fingerprint_digest
-from baton.store.node import StoreNode
-from baton.store.node_store import NodeStore
-from baton.store.node_wire import (
+from baton.move.store import node as module
+from baton.move.store.checksum import fingerprint_digest
+from baton.move.store.node import StoreNode
+from baton.move.store.node_store import NodeStore
+from baton.move.store.node_wire import (
     ANSWER,
     FILL,
     HELLO,
@@ -67,7 +67,7 @@ def test_a_node_that_is_killed_is_a_miss_and_comes_back() -> None:
 
 def test_what_a_node_shows_is_read_without_a_word_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is stopped. What it does not show, and a block that is put, must be asked for: it is not waited for long."""
-    monkeypatch.setattr("baton.store.node_link.ANSWER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("baton.move.store.node_link.ANSWER_TIMEOUT_S", 0.2)
     with _baton_pool() as (node, url):
         store = open_pool(url)
         put(store, names(5), BLOCK_BYTES)
@@ -145,7 +145,7 @@ def test_a_client_that_ends_in_the_middle_of_a_block_leaves_nothing(node: StoreN
 
 def test_a_node_that_says_nothing_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes the connection and hangs: an error at the opening."""
-    monkeypatch.setattr("baton.store.node_link.ANSWER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("baton.move.store.node_link.ANSWER_TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(StoreError, match="nothing came in time"):
         open_pool(f"pool://127.0.0.1:{silent.getsockname()[1]}")
 

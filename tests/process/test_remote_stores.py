@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from baton.core.errors import StoreError
-from baton.store.checksum import fingerprint_digest
-from baton.store.object_store import ObjectPlace, ObjectStore
-from baton.store.opening import open_store
-from baton.store.port import Store
-from baton.store.redis_store import RedisStore
+from baton.move.store.checksum import fingerprint_digest
+from baton.move.store.object_store import ObjectPlace, ObjectStore
+from baton.move.store.opening import open_store
+from baton.move.store.port import Store
+from baton.move.store.redis_store import RedisStore
 from tests.store_servers import redis_server, s3_server
 from tests.stores import ask_until_reachable, get, names, put
 
@@ -49,7 +49,7 @@ def test_a_redis_that_dies_is_a_miss_and_comes_back(tmp_path: Path, caplog: pyte
     assert (store.counters.misses, store.counters.refused) == (3, 3)
     with pytest.raises(StoreError, match="does not list"):
         store.held()
-    with redis_server(tmp_path, port=port), caplog.at_level(logging.WARNING, logger="baton.store"):
+    with redis_server(tmp_path, port=port), caplog.at_level(logging.WARNING, logger="baton.move.store"):
         ask_until_reachable(store)
         assert get(store, names(3), BLOCK_BYTES) == [False] * 3, "it has restarted empty"
         assert put(store, names(3), BLOCK_BYTES) == [True] * 3

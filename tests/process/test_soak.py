@@ -123,7 +123,7 @@ def test_what_can_never_fit_is_refused_at_once_with_both_numbers(tmp_path: Path)
 
 def test_a_full_queue_refuses_with_503_and_says_when_to_come_back(tmp_path: Path) -> None:
     config = tmp_path / "baton.toml"
-    config.write_text("[policy.admission]\nuse = 'baton.policy.admission:BoundedQueue'\noptions = {requests_max = 2}\n")
+    config.write_text("[policy.admission]\nuse = 'bounded-queue'\noptions = {requests_max = 2}\n")
     with serving("hash", "--config", str(config)) as server, server.client() as client:
         body = {"prompt": "hello", "max_tokens": 50, "n": 4}
         answer = client.post("/v1/completions", json=body)

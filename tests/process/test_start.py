@@ -26,7 +26,7 @@ GATED = """
 import sys
 from pathlib import Path
 
-from baton.policy.batching import MixedChunked as Gated
+from baton.decide.policy.batching import MixedChunked as Gated
 
 if "worker" in sys.argv[0]:
     Path(__file__).with_name("gate").read_bytes()

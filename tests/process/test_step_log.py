@@ -8,8 +8,8 @@ import pytest
 
 from baton.core.errors import ConfigError
 from baton.core.types import StepShape, WorkerId
-from baton.cost.step_logs import read_step_log
-from baton.worker.step_log import StepLogWriter
+from baton.decide.cost.step_logs import read_step_log
+from baton.serve.worker.step_log import StepLogWriter
 from tests.serving import serving
 
 

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import msgspec
 
-from baton.control.decision_log import SimHeader
+from baton.compute.hash_engine import hash_card
 from baton.core.config import Config, Plugin, SurvivalConfig, Topology
 from baton.core.messages import RetireWorker, StartWorker, WorkerJoined, WorkerLost
 from baton.core.types import WorkerId
-from baton.engine.hash_engine import hash_card
-from baton.host.supervisor import Notices, Supervisor
-from baton.link.log_file import LogWriter, read_log
-from baton.link.setup import WorkerSetup
-from baton.server.assembly import Parts, assemble
-from baton.server.own_workers import OwnWorkers
+from baton.decide.control.decision_log import SimHeader
+from baton.serve.host.supervisor import Notices, Supervisor
+from baton.serve.live.assembly import Parts, assemble
+from baton.serve.live.log_file import LogWriter, read_log
+from baton.serve.live.own_workers import OwnWorkers
+from baton.serve.messages.setup import WorkerSetup
 from tests.serving import alive, serving
 
 WAIT_S = 60.0
@@ -61,7 +61,7 @@ def test_the_rest_is_ready_when_one_worker_cannot_load() -> None:
     """A role is a preference: one worker serves, slower but at once, instead of 503 for ever."""
     parts = _parts()
     prefill, decode = parts.own.setups
-    broken = msgspec.structs.replace(decode, batching=Plugin(use="baton.policy.batching:NoSuchPolicy"))
+    broken = msgspec.structs.replace(decode, batching=Plugin(use="baton.decide.policy.batching:NoSuchPolicy"))
     assert asyncio.run(_first_notice(parts, [prefill, broken], parts.own.arena.fd, restarts_max=5)) == "ready"
     assert {link.view.id: link.state for link in parts.driver.links.values()}[decode.view.id] == "lost"
     parts.own.arena.close()
@@ -161,7 +161,7 @@ def test_an_added_worker_that_cannot_be_kept_up_is_forgotten_and_the_coordinator
     path, added = tmp_path / "decisions.log", WorkerId("one-more")
     parts.driver.log = writer = LogWriter(path, SimHeader(cluster="", policy=""), 1 << 20)
     (good, *_) = parts.own.setups
-    broken = msgspec.structs.replace(good, batching=Plugin(use="baton.policy.batching:NoSuchPolicy"))
+    broken = msgspec.structs.replace(good, batching=Plugin(use="baton.decide.policy.batching:NoSuchPolicy"))
 
     failures: list[str] = []
 

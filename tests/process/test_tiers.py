@@ -9,7 +9,7 @@ import socket
 import threading
 from pathlib import Path
 
-from baton.store.node import StoreNode
+from baton.move.store.node import StoreNode
 from tests.serving import RunningServer, serving
 
 PROMPT = "What one run has computed, another need not compute again. " * 12

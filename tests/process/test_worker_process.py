@@ -13,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 
-from baton.policy.batching import MixedChunked
+from baton.decide.policy.batching import MixedChunked
 
 
 class DiesTalking:
@@ -35,7 +35,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from baton.policy.batching import MixedChunked
+from baton.decide.policy.batching import MixedChunked
 
 
 class LeavesAChild:

@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from baton.core.types import BlockId
-from baton.kv.copy_plan import CopyPlan
-from baton.kv.layout import KVLayout
-from baton.transfer.convert import unstage
+from baton.decide.kv.copy_plan import CopyPlan
+from baton.decide.kv.layout import KVLayout
+from baton.move.transport.convert import unstage
 
 BLOCKS = 24
 

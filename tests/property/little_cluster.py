@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from zlib import crc32
 
-from baton.control.batcher import Batcher
-from baton.control.rules import BatcherRules
 from baton.core.config import BatchLimits
 from baton.core.messages import StartRequest, StepReport, WorkerCommand
 from baton.core.step import Slice, SliceResult, Step
 from baton.core.types import BlockId, HostId, Request, RequestId, TokenLogprob, WorkerId, WorkerView
-from baton.cost.linear import LinearCost
-from baton.policy.batching import MixedChunked
-from baton.policy.fairness import FirstComeFirstServed
+from baton.decide.control.batcher import Batcher
+from baton.decide.control.rules import BatcherRules
+from baton.decide.cost.linear import LinearCost
+from baton.decide.policy.batching import MixedChunked
+from baton.decide.policy.fairness import FirstComeFirstServed
 
 BLOCK_TOKENS = 4
 STOP = 0

@@ -28,8 +28,8 @@ from baton.core.messages import (
     WorkerLost,
 )
 from baton.core.types import BlockHash, BlockId, HostId, Request, RequestId, WorkerId
-from baton.kv.host_pool import HostPool
-from baton.policy.eviction import LeastRecentlyUsed
+from baton.decide.kv.host_pool import HostPool
+from baton.decide.policy.eviction import LeastRecentlyUsed
 
 TOTAL = 8
 BLOCK_TOKENS = 4

@@ -39,10 +39,10 @@ from baton.core.types import (
     WorkerId,
     pack_tokens,
 )
-from baton.kv.hashing import block_hashes
-from baton.kv.host_pool import HostPool
-from baton.kv.window import PromptRules
-from baton.policy.eviction import LeastRecentlyUsed
+from baton.decide.kv.hashing import block_hashes
+from baton.decide.kv.host_pool import HostPool
+from baton.decide.kv.window import PromptRules
+from baton.decide.policy.eviction import LeastRecentlyUsed
 from tests.property.little_cluster import BLOCK_TOKENS, STOP, Arena, Held, Part, Process, new_batcher, text_alone
 
 BLOCKS = 9

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from baton.core.types import BlockHash, BlockId
-from baton.kv.blocks import BlockFacts, Blocks
-from baton.policy.eviction import LeastRecentlyUsed
+from baton.decide.kv.blocks import BlockFacts, Blocks
+from baton.decide.policy.eviction import LeastRecentlyUsed
 
 TOTAL = 8
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from baton.core.types import BlockId
-from baton.kv.conversion import Conversion
-from baton.kv.layout import KVDtype, KVLayout
-from baton.kv.overlap import Cutting
-from baton.kv.precision import BITS, loss
-from baton.transfer.convert import convert
-from baton.transfer.numbers import decode, encode
+from baton.decide.kv.conversion import Conversion
+from baton.decide.kv.layout import KVDtype, KVLayout
+from baton.decide.kv.overlap import Cutting
+from baton.decide.kv.precision import BITS, loss
+from baton.move.transport.convert import convert
+from baton.move.transport.numbers import decode, encode
 from tests.property.kv_forms import Case, arena, cases, cells, converted_naively, pulled
 
 CUTTINGS = st.builds(

@@ -11,8 +11,6 @@ from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from baton.control.coordinator import Coordinator, Policies
-from baton.control.decision_log import Decision, replay
 from baton.core.messages import (
     CloseRequest,
     CoordinatorCommand,
@@ -41,11 +39,13 @@ from baton.core.types import (
     WorkerId,
     WorkerView,
 )
-from baton.cost.linear import LinearCost
-from baton.policy.admission import BoundedQueue
-from baton.policy.fairness import FirstComeFirstServed
-from baton.policy.placement import FastestStep
-from baton.policy.routing import EarliestFirstToken
+from baton.decide.control.coordinator import Coordinator, Policies
+from baton.decide.control.decision_log import Decision, replay
+from baton.decide.cost.linear import LinearCost
+from baton.decide.policy.admission import BoundedQueue
+from baton.decide.policy.fairness import FirstComeFirstServed
+from baton.decide.policy.placement import FastestStep
+from baton.decide.policy.routing import EarliestFirstToken
 
 ATTEMPTS_MAX = 3
 QUEUE_MAX = 6

@@ -6,9 +6,9 @@ from hypothesis import settings
 
 from baton.core.messages import BlocksGranted, PoolEvent, StartPrefill
 from baton.core.types import HostId
-from baton.kv.host_pool import HostPool
-from baton.kv.window import PromptRules
-from baton.policy.eviction import LeastRecentlyUsed
+from baton.decide.kv.host_pool import HostPool
+from baton.decide.kv.window import PromptRules
+from baton.decide.policy.eviction import LeastRecentlyUsed
 from tests.property.pool_machine import BLOCK_TOKENS, TOTAL, Part, PoolUnderAnyOrder
 
 TestHostPool = PoolUnderAnyOrder.TestCase

@@ -30,9 +30,9 @@ from baton.core.messages import (
     RequestFinished,
 )
 from baton.core.types import BlockHash, BlockId, HostId, Request, RequestId, WorkerId
-from baton.kv.host_pool import HostPool
-from baton.kv.tier import Tier, TierRules
-from baton.policy.eviction import LeastRecentlyUsed
+from baton.decide.kv.host_pool import HostPool
+from baton.decide.kv.tier import Tier, TierRules
+from baton.decide.policy.eviction import LeastRecentlyUsed
 from tests.property.pool_machine import BLOCK_TOKENS, TOTAL, WORKERS, Part, PoolUnderAnyOrder, chain, workers
 
 TIER_BLOCKS = 5

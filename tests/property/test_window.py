@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from baton.core.types import BlockHash, HostId
-from baton.kv.host_pool import HostPool
-from baton.kv.prefix_index import PrefixIndex
-from baton.kv.window import PromptRules, Window, behind_blocks, longest_hit
-from baton.policy.eviction import LeastRecentlyUsed
+from baton.decide.kv.host_pool import HostPool
+from baton.decide.kv.prefix_index import PrefixIndex
+from baton.decide.kv.window import PromptRules, Window, behind_blocks, longest_hit
+from baton.decide.policy.eviction import LeastRecentlyUsed
 from tests.property.little_cluster import BLOCK_TOKENS, Arena
 from tests.property.test_batcher import BatchersUnderAnyOrder
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from baton.core.copies import CopyBlocks
 from baton.core.types import HostId, RequestId
-from baton.sim.loop import EventLoop
-from baton.sim.wires import REFUSED_S, Wires
+from baton.lab.sim.loop import EventLoop
+from baton.lab.sim.wires import REFUSED_S, Wires
 
 HOSTS = ("a", "b", "c")
 PAIRS = st.permutations(HOSTS).map(lambda names: (HostId(names[0]), HostId(names[1])))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from msgspec.structs import asdict, replace
 
-from baton.control.decision_log import PoolDecision
 from baton.core.copies import LandingEnded, LandingGranted, LandingRefused, LandingWanted
 from baton.core.messages import AheadEnded, HostLost, RequestDropped, SendAhead
 from baton.core.types import HostId, RequestId, WorkerId
-from baton.sim.cluster import SimCluster
-from baton.sim.faults import Death, HostKill, KillAtStep, WireCut
-from baton.sim.play import play
-from baton.sim.scenario import RESTLESS
-from baton.sim.spec import SimKind, SimKV
+from baton.decide.control.decision_log import PoolDecision
+from baton.lab.sim.cluster import SimCluster
+from baton.lab.sim.faults import Death, HostKill, KillAtStep, WireCut
+from baton.lab.sim.play import play
+from baton.lab.sim.scenario import RESTLESS
+from baton.lab.sim.spec import SimKind, SimKV
 from tests.simulation.test_behaviour import outcome, request
 from tests.simulation.test_hosts import A, B, two_hosts
 

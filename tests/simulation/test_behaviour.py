@@ -8,11 +8,11 @@ from msgspec.structs import replace
 from baton.core.config import BatchLimits, Topology
 from baton.core.messages import PreemptRequest, ToWorker
 from baton.core.types import RequestId, Sampling, WorkerId
-from baton.sim.faults import Cancel, Death, Flip, Hang, Kill, KillAtStep
-from baton.sim.journal import Life, PoolDecision
-from baton.sim.play import play
-from baton.sim.scenario import PlannedRequest, Scenario
-from baton.sim.spec import HOST, ClusterSpec, SimCost, SimKV, SimLink
+from baton.lab.sim.faults import Cancel, Death, Flip, Hang, Kill, KillAtStep
+from baton.lab.sim.journal import Life, PoolDecision
+from baton.lab.sim.play import play
+from baton.lab.sim.scenario import PlannedRequest, Scenario
+from baton.lab.sim.spec import HOST, ClusterSpec, SimCost, SimKV, SimLink
 
 COST = SimCost(step_overhead_s=0.01, prefill_token_s=0.001, decode_request_s=0.001)
 LINK = SimLink(delay_min_s=0.0005, delay_max_s=0.001)

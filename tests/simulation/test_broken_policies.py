@@ -9,14 +9,14 @@ import pytest
 
 from baton.cli.main import main
 from baton.core.config import Topology
-from baton.policy.named import named
-from baton.sim.policies import configured_policies
-from baton.sim.spec import ClusterSpec
+from baton.decide.policy.named import named
+from baton.lab.sim.policies import configured_policies
+from baton.lab.sim.spec import ClusterSpec
 
 MODULE = """
-from baton.policy.batching import MixedChunked
-from baton.policy.eviction import LeastRecentlyUsed
-from baton.policy.fairness import FirstComeFirstServed
+from baton.decide.policy.batching import MixedChunked
+from baton.decide.policy.eviction import LeastRecentlyUsed
+from baton.decide.policy.fairness import FirstComeFirstServed
 
 
 class Routes:

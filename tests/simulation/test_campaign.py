@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from baton.sim.campaign import main, play_seed, repeat_line, run_seeds
+from baton.lab.sim.campaign import main, play_seed, repeat_line, run_seeds
 
 SEEDS = 2400
 CHUNKS = 6
@@ -31,7 +31,7 @@ def test_every_seed_holds_the_invariants_without_faults() -> None:
 def test_the_printed_line_plays_the_seed(capsys: pytest.CaptureFixture[str]) -> None:
     """What a failure prints is a command that works."""
     words = repeat_line(7, faults=True).split()
-    assert words[:3] == [".venv/bin/python", "-m", "baton.sim.campaign"]
+    assert words[:3] == [".venv/bin/python", "-m", "baton.lab.sim.campaign"]
     assert main(words[3:]) == 0
     assert capsys.readouterr().out == ""
 

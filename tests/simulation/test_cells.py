@@ -11,12 +11,12 @@ from baton.cli.cells import play_cells
 from baton.core.config import Plugin, PolicyConfig, Topology
 from baton.core.errors import ConfigError
 from baton.core.types import Slo
-from baton.metrics.summary import RequestRecord
-from baton.policy.named import named
-from baton.sim.cells import cell_jobs, deal, decode_records, encode_records
-from baton.sim.replay_trace import replay_trace
-from baton.sim.spec import ClusterSpec, load_spec
-from baton.workload.request import Trace, TraceRequest
+from baton.decide.policy.named import named
+from baton.lab.report.summary import RequestRecord
+from baton.lab.sim.cells import cell_jobs, deal, decode_records, encode_records
+from baton.lab.sim.replay_trace import replay_trace
+from baton.lab.sim.spec import ClusterSpec, load_spec
+from baton.lab.workload.request import Trace, TraceRequest
 
 SPEC = ClusterSpec(topology=Topology(mixed=1))
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from baton.control.decision_log import PoolDecision
 from baton.core.copies import LandingEnded
 from baton.core.keeping import LoadEnded, LoadWanted, PutEnded, PutWanted
 from baton.core.messages import SendAhead
 from baton.core.ports import CostModel
 from baton.core.types import HostId, Request, RequestId, WorkerId
 from baton.core.ways import HandoffView, Way, WayChosen
-from baton.kv.window import Window
-from baton.sim import restless
-from baton.sim.cluster import SimCluster
-from baton.sim.faults import Cancel, Death, Fault, HostKill, Kill, StoreFault, WireCut
-from baton.sim.play import play
-from baton.sim.scenario import RESTLESS, PlannedRequest, Scenario
-from baton.sim.spec import SimTier
+from baton.decide.control.decision_log import PoolDecision
+from baton.decide.kv.window import Window
+from baton.lab.sim import restless
+from baton.lab.sim.cluster import SimCluster
+from baton.lab.sim.faults import Cancel, Death, Fault, HostKill, Kill, StoreFault, WireCut
+from baton.lab.sim.play import play
+from baton.lab.sim.scenario import RESTLESS, PlannedRequest, Scenario
+from baton.lab.sim.spec import SimTier
 from tests.simulation.test_behaviour import outcome, request
 from tests.simulation.test_hosts import A, B, two_hosts
 

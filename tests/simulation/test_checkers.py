@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from baton.core.messages import ReleaseBlocks, RequestDropped
 from baton.core.step import NOTHING, Step
-from baton.sim.checkers import (
+from baton.lab.sim.checkers import (
     Violation,
     check_bounds,
     check_close,
@@ -16,11 +16,11 @@ from baton.sim.checkers import (
     check_replay,
     check_text,
 )
-from baton.sim.cluster import SimCluster
-from baton.sim.journal import Life
-from baton.sim.play import play, stage
-from baton.sim.scenario import draw_scenario
-from baton.sim.spec import HOST
+from baton.lab.sim.cluster import SimCluster
+from baton.lab.sim.journal import Life
+from baton.lab.sim.play import play, stage
+from baton.lab.sim.scenario import draw_scenario
+from baton.lab.sim.spec import HOST
 
 SEED = 3
 

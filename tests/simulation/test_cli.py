@@ -11,10 +11,10 @@ import pytest
 from baton.cli.main import main
 from baton.core.errors import ConfigError
 from baton.core.types import StepShape
-from baton.metrics.summary import Results
-from baton.policy.named import NAMED
-from baton.sim.spec import load_spec
-from baton.workload.load import read_trace
+from baton.decide.policy.named import NAMED
+from baton.lab.report.summary import Results
+from baton.lab.sim.spec import load_spec
+from baton.lab.workload.load import read_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = ROOT / "examples" / "clusters" / "one-gpu-host.toml"

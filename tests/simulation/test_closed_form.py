@@ -11,18 +11,18 @@ import pytest
 
 from baton.core.config import BatchLimits, Topology
 from baton.core.types import BlockHash, HostId, Request, RequestId, Sampling, Slo, WorkerView
-from baton.kv.hashing import block_hashes
-from baton.policy.named import NAMED
-from baton.sim.checkers import check_nothing_left
-from baton.sim.cluster import SimCluster, build_cluster
-from baton.sim.engines import STOP_TOKEN, LengthEngine
-from baton.sim.faults import Death
-from baton.sim.journal import Journal, Life
-from baton.sim.policies import build_policies
-from baton.sim.scenario import REPORTS
-from baton.sim.spec import ClusterSpec, SimCost, SimKV, SimLink, SimWorkers
-from baton.sim.strikes import delay_messages, hang_up
-from baton.sim.worker import SimWorker
+from baton.decide.kv.hashing import block_hashes
+from baton.decide.policy.named import NAMED
+from baton.lab.sim.checkers import check_nothing_left
+from baton.lab.sim.cluster import SimCluster, build_cluster
+from baton.lab.sim.engines import STOP_TOKEN, LengthEngine
+from baton.lab.sim.faults import Death
+from baton.lab.sim.journal import Journal, Life
+from baton.lab.sim.policies import build_policies
+from baton.lab.sim.scenario import REPORTS
+from baton.lab.sim.spec import ClusterSpec, SimCost, SimKV, SimLink, SimWorkers
+from baton.lab.sim.strikes import delay_messages, hang_up
+from baton.lab.sim.worker import SimWorker
 
 SEEDS = 60
 BLOCK_TOKENS = 4

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from baton.sim.replay_trace import replay_trace
-from baton.sim.spec import read_spec
-from baton.workload.request import Trace, TraceRequest
+from baton.lab.sim.replay_trace import replay_trace
+from baton.lab.sim.spec import read_spec
+from baton.lab.workload.request import Trace, TraceRequest
 
 CLUSTERS = Path(__file__).resolve().parents[2] / "examples" / "clusters"
 FILES = sorted(path.name for path in CLUSTERS.iterdir())

@@ -7,13 +7,13 @@ from typing import get_args
 import pytest
 from msgspec.structs import replace
 
-from baton.report.choices import Decided
-from baton.report.compare import Comparison, compare
-from baton.sim.cluster import SimCluster, cluster_coordinator
-from baton.sim.faults import HostKill
-from baton.sim.play import play
-from baton.sim.restless import play_policies
-from baton.sim.scenario import RESTLESS_FLEET
+from baton.lab.report.choices import Decided
+from baton.lab.report.compare import Comparison, compare
+from baton.lab.sim.cluster import SimCluster, cluster_coordinator
+from baton.lab.sim.faults import HostKill
+from baton.lab.sim.play import play
+from baton.lab.sim.restless import play_policies
+from baton.lab.sim.scenario import RESTLESS_FLEET
 from tests.simulation.test_behaviour import request
 from tests.simulation.test_central import by_pool
 from tests.simulation.test_hosts import A, B

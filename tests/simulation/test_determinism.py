@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.sim.campaign import play_seed
+from baton.lab.sim.campaign import play_seed
 
 SEEDS = (0, 1, 17, 42)
 
@@ -26,7 +26,7 @@ def test_the_order_of_hashes_decides_nothing(seed: int, tmp_path: Path) -> None:
     logs: list[bytes] = []
     for hash_seed in ("1", "2"):
         path = tmp_path / hash_seed
-        command = [sys.executable, "-m", "baton.sim.campaign", "--seed", str(seed), "--faults", "--log", str(path)]
+        command = [sys.executable, "-m", "baton.lab.sim.campaign", "--seed", str(seed), "--faults", "--log", str(path)]
         subprocess.run(command, check=True, env={"PYTHONHASHSEED": hash_seed})
         logs.append(path.read_bytes())
     assert logs[0] == logs[1]

@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from baton.core.errors import ConfigError
-from baton.sim.replay_trace import replay_trace
-from baton.sim.spec import ClusterSpec, SimEdge, load_spec
-from baton.workload.request import Trace, TraceRequest
+from baton.lab.sim.replay_trace import replay_trace
+from baton.lab.sim.spec import ClusterSpec, SimEdge, load_spec
+from baton.lab.workload.request import Trace, TraceRequest
 
 SPEC = ClusterSpec()
 EDGE = SimEdge(request_s=0.05, prompt_token_s=0.001, token_s=0.02)

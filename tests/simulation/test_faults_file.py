@@ -14,14 +14,14 @@ from baton.cli.main import main
 from baton.core.config import Topology
 from baton.core.errors import ConfigError
 from baton.core.types import WorkerId
-from baton.metrics.summary import RequestRecord
-from baton.policy.named import named
-from baton.sim.cells import CellJob, cell_jobs
-from baton.sim.fault_file import fault_problems, read_faults
-from baton.sim.faults import Death, DelaySpike, Herd, Kill, Slow, TimedFault, herds_of, reached_s
-from baton.sim.replay_trace import play_cell
-from baton.sim.spec import ClusterSpec, read_spec
-from baton.workload.request import Trace, TraceRequest
+from baton.decide.policy.named import named
+from baton.lab.report.summary import RequestRecord
+from baton.lab.sim.cells import CellJob, cell_jobs
+from baton.lab.sim.fault_file import fault_problems, read_faults
+from baton.lab.sim.faults import Death, DelaySpike, Herd, Kill, Slow, TimedFault, herds_of, reached_s
+from baton.lab.sim.replay_trace import play_cell
+from baton.lab.sim.spec import ClusterSpec, read_spec
+from baton.lab.workload.request import Trace, TraceRequest
 
 SPEC = ClusterSpec(topology=Topology(prefill=1, decode=1))
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "faults" / "bad-minute.toml"

@@ -6,10 +6,10 @@ from msgspec.structs import replace
 
 from baton.core.messages import PrefillFinished, StartPrefill
 from baton.core.types import RequestId, WorkerId
-from baton.sim.cluster import SimCluster
-from baton.sim.faults import Death, Fault, KillAtStep
-from baton.sim.play import play
-from baton.sim.scenario import PlannedRequest
+from baton.lab.sim.cluster import SimCluster
+from baton.lab.sim.faults import Death, Fault, KillAtStep
+from baton.lab.sim.play import play
+from baton.lab.sim.scenario import PlannedRequest
 from tests.simulation.test_behaviour import outcome, request
 from tests.simulation.test_hosts import landings, two_hosts
 

@@ -7,7 +7,6 @@ import math
 import pytest
 from msgspec.structs import asdict, replace
 
-from baton.control.decision_log import PoolDecision
 from baton.core.copies import LandingEnded, LandingWanted
 from baton.core.messages import (
     BlocksStored,
@@ -19,19 +18,20 @@ from baton.core.messages import (
     WorkerLost,
 )
 from baton.core.types import HostId, RequestId, WorkerId, WorkerView
-from baton.kv.hashing import block_hashes
-from baton.kv.window import Window
-from baton.sim.cluster import SimCluster, build_cluster
-from baton.sim.engines import LengthEngine
-from baton.sim.faults import Cancel, Death, Fault, HostKill, Kill, WireCut
-from baton.sim.journal import Journal
-from baton.sim.play import play, stage
-from baton.sim.policies import build_policies
-from baton.sim.replay_trace import replay_trace
-from baton.sim.scenario import RESTLESS, PlannedRequest, Scenario
-from baton.sim.spec import ClusterSpec, SimKind, SimKV, SimWorkers, load_spec
-from baton.sim.strikes import delay_messages
-from baton.workload.request import Trace, TraceRequest
+from baton.decide.control.decision_log import PoolDecision
+from baton.decide.kv.hashing import block_hashes
+from baton.decide.kv.window import Window
+from baton.lab.sim.cluster import SimCluster, build_cluster
+from baton.lab.sim.engines import LengthEngine
+from baton.lab.sim.faults import Cancel, Death, Fault, HostKill, Kill, WireCut
+from baton.lab.sim.journal import Journal
+from baton.lab.sim.play import play, stage
+from baton.lab.sim.policies import build_policies
+from baton.lab.sim.replay_trace import replay_trace
+from baton.lab.sim.scenario import RESTLESS, PlannedRequest, Scenario
+from baton.lab.sim.spec import ClusterSpec, SimKind, SimKV, SimWorkers, load_spec
+from baton.lab.sim.strikes import delay_messages
+from baton.lab.workload.request import Trace, TraceRequest
 from tests.simulation.test_behaviour import outcome, request, scenario
 
 A, B = HostId("a"), HostId("b")

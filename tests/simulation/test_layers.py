@@ -7,11 +7,11 @@ from msgspec.structs import replace
 
 from baton.core.copies import CopyBlocks, LandingEnded
 from baton.core.types import HostId, RequestId, WorkerId
-from baton.sim.cluster import SimCluster
-from baton.sim.faults import Cancel, Death, HostKill, Kill, WireCut
-from baton.sim.play import play, stage
-from baton.sim.scenario import RESTLESS, Scenario, draw_scenario, with_faults
-from baton.sim.spec import SimWorkers
+from baton.lab.sim.cluster import SimCluster
+from baton.lab.sim.faults import Cancel, Death, HostKill, Kill, WireCut
+from baton.lab.sim.play import play, stage
+from baton.lab.sim.scenario import RESTLESS, Scenario, draw_scenario, with_faults
+from baton.lab.sim.spec import SimWorkers
 from tests.simulation.test_ahead import landed_tokens, pool_decisions
 from tests.simulation.test_behaviour import outcome, request
 from tests.simulation.test_hosts import A, B, two_hosts

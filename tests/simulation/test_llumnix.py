@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from baton.control.decision_log import Decision, PoolDecision
 from baton.core.messages import StartDecode, StopRequest
 from baton.core.types import RequestId
-from baton.sim.replay_trace import replay_trace
-from baton.sim.spec import load_spec
-from baton.workload.request import Trace, TraceRequest
+from baton.decide.control.decision_log import Decision, PoolDecision
+from baton.lab.sim.replay_trace import replay_trace
+from baton.lab.sim.spec import load_spec
+from baton.lab.workload.request import Trace, TraceRequest
 
 SPEC = load_spec(
     "tick_s = 0.2\nworkers = [{role = 'mixed', count = 4, host = 'each'}]\n[kv]\nblocks = 100\n"

@@ -9,14 +9,14 @@ from msgspec.structs import replace
 
 from baton.core.config import Topology
 from baton.core.types import WorkerId
-from baton.policy.named import named
-from baton.sim.cells import CellJob
-from baton.sim.cluster import SimCluster
-from baton.sim.faults import Death, DelaySpike, Fault, Kill, Slow, StartsFail, StoreFault, StoreTrouble, TimedFault
-from baton.sim.play import stage
-from baton.sim.replay_trace import play_cell
-from baton.sim.spec import HOST, ClusterSpec, SimTier, SimWorkers
-from baton.workload.request import Trace, TraceRequest
+from baton.decide.policy.named import named
+from baton.lab.sim.cells import CellJob
+from baton.lab.sim.cluster import SimCluster
+from baton.lab.sim.faults import Death, DelaySpike, Fault, Kill, Slow, StartsFail, StoreFault, StoreTrouble, TimedFault
+from baton.lab.sim.play import stage
+from baton.lab.sim.replay_trace import play_cell
+from baton.lab.sim.spec import HOST, ClusterSpec, SimTier, SimWorkers
+from baton.lab.workload.request import Trace, TraceRequest
 from tests.simulation.test_behaviour import request, scenario
 
 SPEC = ClusterSpec(topology=Topology(prefill=1, decode=1))

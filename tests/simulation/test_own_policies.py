@@ -92,6 +92,6 @@ def test_the_queue_is_as_long_as_its_policy_was_told(sim: list[str], tmp_path: P
     rows = [{"at_s": 0.0, "input_tokens": 400, "output_tokens": 20} for _ in range(30)]
     Path(sim[4]).write_text("".join(json.dumps(row) + "\n" for row in rows))
     own, results = tmp_path / "own.toml", tmp_path / "results.json"
-    own.write_text('[policy.admission]\nuse = "baton.policy.admission:BoundedQueue"\noptions = {requests_max = 3}\n')
+    own.write_text('[policy.admission]\nuse = "bounded-queue"\noptions = {requests_max = 3}\n')
     assert main([*sim, "--policy", str(own), "--json", str(results)]) == 0
     assert json.loads(results.read_text())["rejected"] == 27

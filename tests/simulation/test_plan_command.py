@@ -11,7 +11,7 @@ import pytest
 
 from baton.cli.main import main
 from baton.core.config_file import load
-from baton.sim.spec import load_spec
+from baton.lab.sim.spec import load_spec
 
 QUICK = ["plan", "--llm", "llama3.1-8b", "--input-tokens", "1000", "--output-tokens", "100", "--tp", "1,2"]
 SLO = ["--ttft-slo-s", "0.5", "--tpot-slo-s", "0.03"]

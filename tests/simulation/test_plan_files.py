@@ -11,15 +11,15 @@ import pytest
 
 from baton.cli import serve
 from baton.cli.main import build_parser, main
-from baton.cost.catalog import hub_names, models
-from baton.cost.load import load_cost
-from baton.engine.resolve import HUB_NAME
-from baton.plan.answer import Answer, answer, report
-from baton.plan.cluster import kind_name
-from baton.plan.files import cluster_yaml, kubernetes_yaml
-from baton.plan.serving import serve_toml, served_model
-from baton.plan.spec import read_question
-from baton.sim.spec import load_spec
+from baton.compute.models.resolve import HUB_NAME
+from baton.decide.cost.catalog import hub_names, models
+from baton.decide.cost.load import load_cost
+from baton.lab.plan.answer import Answer, answer, report
+from baton.lab.plan.cluster import kind_name
+from baton.lab.plan.files import cluster_yaml, kubernetes_yaml
+from baton.lab.plan.serving import serve_toml, served_model
+from baton.lab.plan.spec import read_question
+from baton.lab.sim.spec import load_spec
 
 QUESTION: dict[str, Any] = {
     "llm": "llama3.1-70b", "objective": "goodput-per-gpu", "finalists": 0, "tp": [4],

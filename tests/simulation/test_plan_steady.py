@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from baton.core.types import Slo
-from baton.metrics.summary import RequestRecord, SloTargets, summarize
-from baton.plan.capacity import REQUESTS_MAX
-from baton.plan.cluster import cluster_spec
-from baton.plan.demand import Demand
-from baton.plan.play import PLAYED_MAX, Played, Plays, Span, played_words, sample_trace, span
-from baton.plan.search import Fleet
-from baton.plan.verify import verify
-from baton.sim.replay_trace import replay_trace
-from tests.unit.plan.questions import search
+from baton.lab.plan.capacity import REQUESTS_MAX
+from baton.lab.plan.cluster import cluster_spec
+from baton.lab.plan.demand import Demand
+from baton.lab.plan.play import PLAYED_MAX, Played, Plays, Span, played_words, sample_trace, span
+from baton.lab.plan.search import Fleet
+from baton.lab.plan.verify import verify
+from baton.lab.report.summary import RequestRecord, SloTargets, summarize
+from baton.lab.sim.replay_trace import replay_trace
+from tests.unit.lab.plan.questions import search
 
 ROOMY: dict[str, Any] = {
     "llm": "llama3.1-8b", "objective": "goodput-per-gpu", "weights": ["fp8"], "kv": ["fp8"],

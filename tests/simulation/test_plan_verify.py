@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from baton.metrics.summary import RequestRecord
-from baton.plan.admission import admission_words, play_admissions
-from baton.plan.cluster import cluster_spec
-from baton.plan.demand import Lengths, strata
-from baton.plan.play import Plays, played_words, sample_trace
-from baton.plan.search import Fleet, Search
-from baton.plan.verify import HEADROOM, TRUST_STEP, Verified, verify
-from baton.sim.cells import CellJob
-from baton.sim.replay_trace import play_cell
-from tests.unit.plan.questions import WORKED, search
+from baton.lab.plan.admission import admission_words, play_admissions
+from baton.lab.plan.cluster import cluster_spec
+from baton.lab.plan.demand import Lengths, strata
+from baton.lab.plan.play import Plays, played_words, sample_trace
+from baton.lab.plan.search import Fleet, Search
+from baton.lab.plan.verify import HEADROOM, TRUST_STEP, Verified, verify
+from baton.lab.report.summary import RequestRecord
+from baton.lab.sim.cells import CellJob
+from baton.lab.sim.replay_trace import play_cell
+from tests.unit.lab.plan.questions import WORKED, search
 
 
 def plays(found: Search, *, requests: int = 300, seed: int = 1) -> Plays:
@@ -54,7 +54,7 @@ def test_a_play_ends_when_too_many_are_late_and_says_what_the_whole_one_says(mon
         closed.append(len(records))
         return records
 
-    monkeypatch.setattr("baton.plan.play.play_cell", counted)
+    monkeypatch.setattr("baton.lab.plan.play.play_cell", counted)
     fleet = found.fleet("disaggregated")
     assert fleet is not None
     whole = plays(found).play(fleet, load=1.0, requests_max=250)
@@ -92,7 +92,7 @@ def test_the_same_fleet_at_the_same_rate_is_played_once(monkeypatch: pytest.Monk
     fleet, once = found.fleet("mixed"), plays(found)
     assert fleet is not None
     first = once.play(fleet, load=1.0)
-    monkeypatch.setattr("baton.plan.play.play_cell", None)
+    monkeypatch.setattr("baton.lab.plan.play.play_cell", None)
     assert once.play(fleet, load=1.0) is first
     with pytest.raises(TypeError):
         once.play(fleet, load=1.1)
@@ -103,7 +103,7 @@ def test_a_shape_that_cannot_be_ahead_is_not_searched_for(monkeypatch: pytest.Mo
     found = search(WORKED, tp=[1])
     fleet = found.fleet("mixed")
     assert fleet is not None
-    monkeypatch.setattr("baton.plan.play.play_cell", None)
+    monkeypatch.setattr("baton.lab.plan.play.play_cell", None)
     behind = verify(found, "mixed", plays(found), beat=(0.0, fleet.value("goodput-per-gpu")))
     assert behind is not None
     assert (behind.fleet.name, behind.played, behind.holds) == (fleet.name, None, False)

@@ -10,13 +10,13 @@ import pytest
 
 from baton.cli.logs import spec_of
 from baton.cli.main import main
-from baton.control.decision_log import Decision, PoolDecision, SimHeader
 from baton.core.messages import CloseRequest, RequestArrived
-from baton.cost.fitted import FittedCost, save_fitted
-from baton.link.log_file import read_log
-from baton.sim.replay_trace import replay_trace
-from baton.sim.spec import load_spec, read_spec
-from baton.workload.source import read_workload
+from baton.decide.control.decision_log import Decision, PoolDecision, SimHeader
+from baton.decide.cost.fitted import FittedCost, save_fitted
+from baton.lab.sim.replay_trace import replay_trace
+from baton.lab.sim.spec import load_spec, read_spec
+from baton.lab.workload.source import read_workload
+from baton.serve.live.log_file import read_log
 
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = ROOT / "examples" / "clusters" / "one-gpu-host.toml"

@@ -8,18 +8,18 @@ from statistics import fmean
 import pytest
 from msgspec.structs import replace
 
-from baton.control.decision_log import Decision, PoolDecision
 from baton.core.config import Plugin, PolicyConfig, Topology
 from baton.core.messages import StartWorker
-from baton.policy.named import named
-from baton.sim.replay_trace import replay_trace
-from baton.sim.spec import ClusterSpec
-from baton.workload.request import Trace, TraceRequest
+from baton.decide.control.decision_log import Decision, PoolDecision
+from baton.decide.policy.named import named
+from baton.lab.sim.replay_trace import replay_trace
+from baton.lab.sim.spec import ClusterSpec
+from baton.lab.workload.request import Trace, TraceRequest
 
 START_S = 40.0
 SPEC = ClusterSpec(topology=Topology(mixed=1), worker_start_s=START_S, tick_s=5.0)
-RECENT = "baton.policy.forecast:RecentDemand"
-SERIES = "baton.policy.forecast_series:"
+RECENT = "recent-demand"
+SERIES = "baton.decide.policy.forecast_series:"
 
 
 def ramp() -> Trace:
@@ -31,7 +31,7 @@ def ramp() -> Trace:
 
 def scaling(forecast: str, options: dict[str, object]) -> PolicyConfig:
     chosen = {"forecast": forecast, "forecast_options": options, "start_s": START_S}
-    return replace(named("baton"), scaling=Plugin(use="baton.policy.demand:ForecastScaling", options=chosen))
+    return replace(named("baton"), scaling=Plugin(use="forecast-scaling", options=chosen))
 
 
 def played(policy: PolicyConfig) -> tuple[list[float], float]:

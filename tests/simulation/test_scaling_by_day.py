@@ -6,23 +6,23 @@ from statistics import fmean
 
 from msgspec.structs import replace
 
-from baton.control.decision_log import Decision, PoolDecision, replay
 from baton.core.config import Plugin, PolicyConfig, Topology
 from baton.core.messages import StartWorker
-from baton.metrics.summary import RequestRecord
-from baton.policy.forecast import DAY_S
-from baton.policy.named import named
-from baton.sim.cluster import cluster_coordinator
-from baton.sim.policies import configured_policies
-from baton.sim.replay_trace import replay_trace
-from baton.sim.spec import ClusterSpec
-from baton.workload.request import Trace, TraceRequest
+from baton.decide.control.decision_log import Decision, PoolDecision, replay
+from baton.decide.policy.forecast import DAY_S
+from baton.decide.policy.named import named
+from baton.lab.report.summary import RequestRecord
+from baton.lab.sim.cluster import cluster_coordinator
+from baton.lab.sim.policies import configured_policies
+from baton.lab.sim.replay_trace import replay_trace
+from baton.lab.sim.spec import ClusterSpec
+from baton.lab.workload.request import Trace, TraceRequest
 
 BUSY_S, BUSY_FOR_S = 1800.0, 1200.0
 SPEC = ClusterSpec(topology=Topology(mixed=1), worker_start_s=40.0)
 SCALING = Plugin(
-    use="baton.policy.demand:ForecastScaling",
-    options={"forecast": "baton.policy.forecast:TimeOfDay", "start_s": 600.0},
+    use="forecast-scaling",
+    options={"forecast": "time-of-day", "start_s": 600.0},
 )
 POLICY: PolicyConfig = replace(named("baton"), scaling=SCALING)
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from baton.cli.main import main
-from baton.control.decision_log import Decision, LogHeader
 from baton.core.errors import ConfigError
 from baton.core.messages import CloseRequest, PrefillFinished, RequestArrived, RequestFinished, WorkerJoined
 from baton.core.ticking import WaitedTooLong
 from baton.core.types import HostId, RequestId, StepShape, WorkerId, WorkerView
-from baton.link.log_file import LogWriter
-from baton.report.log_records import run_of_log
-from baton.sim.log_cluster import cluster_of_log
-from tests.unit.report.logs import BLOCK_TOKENS, COST, NEAR, P0, POLICY, log_of, request
+from baton.decide.control.decision_log import Decision, LogHeader
+from baton.lab.report.log_records import run_of_log
+from baton.lab.sim.log_cluster import cluster_of_log
+from baton.serve.live.log_file import LogWriter
+from tests.unit.lab.report.logs import BLOCK_TOKENS, COST, NEAR, P0, POLICY, log_of, request
 
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = ROOT / "examples" / "clusters" / "one-gpu-host.toml"

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from baton.control.decision_log import PoolDecision
 from baton.core.config import Preemption
 from baton.core.keeping import LoadBlocks, LoadEnded, ReadBack, StoreBlocks
 from baton.core.messages import RequestDropped
 from baton.core.types import RequestId, WorkerId
-from baton.sim.cluster import SimCluster
-from baton.sim.faults import Death, Fault, Kill, StoreFault, StoreTrouble
-from baton.sim.play import play
-from baton.sim.scenario import Scenario
-from baton.sim.spec import HOST, SimTier
+from baton.decide.control.decision_log import PoolDecision
+from baton.lab.sim.cluster import SimCluster
+from baton.lab.sim.faults import Death, Fault, Kill, StoreFault, StoreTrouble
+from baton.lab.sim.play import play
+from baton.lab.sim.scenario import Scenario
+from baton.lab.sim.spec import HOST, SimTier
 from tests.simulation.test_behaviour import outcome, request, scenario
 
 FAST = SimTier(blocks=1000, latency_s=0.0001, bytes_per_s=1e6, token_bytes=1)

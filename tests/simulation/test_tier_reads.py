@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from baton.control.decision_log import Decision, PoolDecision
 from baton.core.messages import RequestArrived
 from baton.core.types import RequestId
-from baton.sim.faults import StoreFault
-from baton.sim.play import play, stage
-from baton.sim.spec import HOST
+from baton.decide.control.decision_log import Decision, PoolDecision
+from baton.lab.sim.faults import StoreFault
+from baton.lab.sim.play import play, stage
+from baton.lab.sim.spec import HOST
 from tests.simulation.test_tiers import DOWN, FAST, LATER, cached, twice, view, with_tier
 
 

@@ -15,18 +15,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from baton.arena.memfd import Arena, create_arena
-from baton.machine.copies import Copy, Moves
-from baton.transfer.clock import now_s as real_now_s
-from baton.transfer.device import HostDeviceMemory
-from baton.transfer.memory import MemoryExchange, MemoryTransport
-from baton.transfer.nixl import NixlTransport
-from baton.transfer.offers import Source
-from baton.transfer.port import Extent, Ticket, Transport
-from baton.transfer.shm import ShmTransport
-from baton.transfer.staged import StagedMemory
-from baton.transfer.tcp import TcpTransport
-from baton.transfer.tcp_peer import TcpLimits
+from baton.move.arena.memfd import Arena, create_arena
+from baton.move.copies import Copy, Moves
+from baton.move.transport.clock import now_s as real_now_s
+from baton.move.transport.device import HostDeviceMemory
+from baton.move.transport.memory import MemoryExchange, MemoryTransport
+from baton.move.transport.nixl import NixlTransport
+from baton.move.transport.offers import Source
+from baton.move.transport.port import Extent, Ticket, Transport
+from baton.move.transport.shm import ShmTransport
+from baton.move.transport.staged import StagedMemory
+from baton.move.transport.tcp import TcpTransport
+from baton.move.transport.tcp_peer import TcpLimits
 from tests.transfers.wires import Alter, Gate, Proxy
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -7,9 +7,9 @@ import sys
 
 import msgspec
 
-from baton.arena.memfd import create_arena
-from baton.transfer.offers import Source
-from baton.transfer.port import Extent
+from baton.move.arena.memfd import create_arena
+from baton.move.transport.offers import Source
+from baton.move.transport.port import Extent
 from tests.transfers.kits import register, transport_of
 
 

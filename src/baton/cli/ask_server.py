@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from baton.core.errors import BatonError, ConfigError
-from baton.server.wire.errors import ErrorBody
+from baton.serve.http.wire.errors import ErrorBody
 
 URL = "http://127.0.0.1:8000"
 """Where `baton serve` listens unless told otherwise."""

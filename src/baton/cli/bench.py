@@ -11,17 +11,17 @@ import sys
 import uvloop
 from rich.console import Console
 
-from baton.bench.flags import ATTAINMENT_MIN, INPUT_TOKENS, OUTPUT_TOKENS, REQUESTS, TIMEOUT_S, read_options
-from baton.bench.html import render_html
-from baton.bench.options import BenchOptions
-from baton.bench.probe import TargetError
-from baton.bench.progress import watching
-from baton.bench.run import Report, Watcher, run_bench
-from baton.bench.table import facts_table, latency_table, remarks
 from baton.cli.output import STANDARD_OUTPUT, write_file, write_json
 from baton.core.errors import ConfigError
-from baton.workload.prompts import VOCAB_TOKENS
-from baton.workload.retime import HELP as ARRIVALS_HELP
+from baton.lab.bench.flags import ATTAINMENT_MIN, INPUT_TOKENS, OUTPUT_TOKENS, REQUESTS, TIMEOUT_S, read_options
+from baton.lab.bench.html import render_html
+from baton.lab.bench.options import BenchOptions
+from baton.lab.bench.probe import TargetError
+from baton.lab.bench.progress import watching
+from baton.lab.bench.run import Report, Watcher, run_bench
+from baton.lab.bench.table import facts_table, latency_table, remarks
+from baton.lab.workload.prompts import VOCAB_TOKENS
+from baton.lab.workload.retime import HELP as ARRIVALS_HELP
 
 Subparsers = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]
 """What `add_subparsers` returns; argparse has no public name for it."""

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from baton.core.errors import ConfigError
-from baton.metrics.summary import RequestRecord
-from baton.sim.cells import CellJob, decode_records, merged
+from baton.lab.report.summary import RequestRecord
+from baton.lab.sim.cells import CellJob, decode_records, merged
 
 
 def play_cells(jobs: Sequence[CellJob], *, processes: int) -> list[RequestRecord]:
@@ -24,7 +24,7 @@ def play_cells(jobs: Sequence[CellJob], *, processes: int) -> list[RequestRecord
 
 
 def _played(job: CellJob) -> list[RequestRecord]:
-    command = [sys.executable, "-m", "baton.sim.one_cell"]
+    command = [sys.executable, "-m", "baton.lab.sim.one_cell"]
     done = subprocess.run(command, input=msgspec.msgpack.encode(job), capture_output=True, check=False)
     if done.returncode != 0:
         words = done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]

@@ -17,9 +17,9 @@ from baton.cli.ask_server import URL, check_url, fetch
 from baton.cli.logs import changed_policies, fresh_coordinator, open_log
 from baton.cli.output import STANDARD_OUTPUT, warn, wide_console, write_json
 from baton.core.errors import ConfigError
-from baton.report.explain import Explanation, Found, explain, find_requests
-from baton.report.questions import Option, Question, Subject
-from baton.server.pages import LOG_FULL_HEADER
+from baton.lab.report.explain import Explanation, Found, explain, find_requests
+from baton.lab.report.questions import Option, Question, Subject
+from baton.serve.http.pages import LOG_FULL_HEADER
 
 OPTIONS_MAX = 12
 """Workers of a question that the screen shows, in the order of the policy; `--json` has all."""

@@ -10,11 +10,11 @@ from typing import get_args
 from baton.cli.serve import add_parallel, event_loop, tell
 from baton.core.config import DEVICE, KVDtypeChoice, TierConfig, Topology
 from baton.core.errors import ConfigError, TransferError
-from baton.host.agent import Agent, HostWishes
-from baton.host.sizing import raise_files_max
-from baton.host.tier_opening import check_tiers
-from baton.link.address import with_port
-from baton.transfer.tcp import split
+from baton.move.ipc.address import with_port
+from baton.move.transport.tcp import split
+from baton.serve.host.agent import Agent, HostWishes
+from baton.serve.host.sizing import raise_files_max
+from baton.serve.host.tier_opening import check_tiers
 
 DESCRIPTION = """Join a server with this machine's workers and memory. Ctrl-C leaves it: requests go on elsewhere.
 

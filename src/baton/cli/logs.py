@@ -9,20 +9,20 @@ from pathlib import Path
 import msgspec
 
 from baton.cli.policy_choice import policy_of
-from baton.control.advice import Policies
-from baton.control.build import build_coordinator
-from baton.control.coordinator import Coordinator
-from baton.control.decision_log import Decision, LogHeader, SimHeader
 from baton.core.config import PolicyConfig
 from baton.core.errors import ConfigError
 from baton.core.plugin import source_digests
 from baton.core.ports import CostModel
-from baton.cost.load import load_cost
-from baton.link.log_file import read_log
-from baton.policy.named import named
-from baton.sim.cluster import cluster_coordinator
-from baton.sim.policies import configured_policies
-from baton.sim.spec import ClusterSpec
+from baton.decide.control.advice import Policies
+from baton.decide.control.build import build_coordinator
+from baton.decide.control.coordinator import Coordinator
+from baton.decide.control.decision_log import Decision, LogHeader, SimHeader
+from baton.decide.cost.load import load_cost
+from baton.decide.policy.named import named
+from baton.lab.sim.cluster import cluster_coordinator
+from baton.lab.sim.policies import configured_policies
+from baton.lab.sim.spec import ClusterSpec
+from baton.serve.live.log_file import read_log
 
 Header = LogHeader | SimHeader
 

@@ -11,13 +11,13 @@ from rich.table import Table
 from baton.cli.output import STANDARD_OUTPUT, output_problems, wide_console, write_file, write_json
 from baton.core.errors import ConfigError
 from baton.core.files import form_of, in_file, keys_of
-from baton.plan.answer import Answer, answer, report
-from baton.plan.files import cluster_yaml, group_lines, kubernetes_yaml
-from baton.plan.page import GROUP_HEAD, plan_page
-from baton.plan.reasons import UNIT
-from baton.plan.serving import not_served, serve_toml
-from baton.plan.spec import read_question
-from baton.plan.verify import HEADROOM
+from baton.lab.plan.answer import Answer, answer, report
+from baton.lab.plan.files import cluster_yaml, group_lines, kubernetes_yaml
+from baton.lab.plan.page import GROUP_HEAD, plan_page
+from baton.lab.plan.reasons import UNIT
+from baton.lab.plan.serving import not_served, serve_toml
+from baton.lab.plan.spec import read_question
+from baton.lab.plan.verify import HEADROOM
 
 Subparsers = argparse._SubParsersAction  # pyright: ignore[reportPrivateUsage]
 """What `add_subparsers` returns; argparse has no public name for it."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from baton.core.config import PolicyConfig
 from baton.core.config_file import load
 from baton.core.files import in_file
-from baton.policy.named import NAMED, named, resolve
+from baton.decide.policy.named import NAMED, named, resolve
 
 HELP = f"{', '.join(NAMED)}; or a FILE.toml: the [policy] section of a configuration, with policies of your own"
 

@@ -8,7 +8,7 @@ import socket
 
 from baton.cli.serve import tell
 from baton.core.errors import ConfigError
-from baton.store.node import StoreNode
+from baton.move.store.node import StoreNode
 
 PORT = 8700
 _BYTES_MAX = 1 << 50

@@ -14,15 +14,15 @@ from baton.cli.logs import Header, block_tokens, changed_policies, fresh_coordin
 from baton.cli.output import STANDARD_OUTPUT, json_text, warn, wide_console, write_file, write_json
 from baton.cli.policy_choice import HELP as POLICY_HELP
 from baton.cli.simulate_log import show_simulated, simulate_log
-from baton.control.decision_log import Decision, replay
 from baton.core.errors import ConfigError
-from baton.link.log_file import cut_bytes
-from baton.report.choices import Decided
-from baton.report.compare import Comparison, compare
-from baton.report.log_page import render_log
-from baton.report.log_trace import render_trace, trace_of_log
-from baton.report.perfetto import render_perfetto
-from baton.report.timeline import read_timeline
+from baton.decide.control.decision_log import Decision, replay
+from baton.lab.report.choices import Decided
+from baton.lab.report.compare import Comparison, compare
+from baton.lab.report.log_page import render_log
+from baton.lab.report.log_trace import render_trace, trace_of_log
+from baton.lab.report.perfetto import render_perfetto
+from baton.lab.report.timeline import read_timeline
+from baton.serve.live.log_file import cut_bytes
 
 QUESTIONS: dict[Decided, str] = {
     "admit": "is it taken",

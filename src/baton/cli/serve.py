@@ -83,9 +83,9 @@ def add_parallel(parser: argparse.ArgumentParser, *, default: str = "1") -> None
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal comes. Returns the exit code."""
     config = configuration(args)
-    from baton.engine.resolve import resolve_model  # what is wrong with the flags is told before
-    from baton.server.assembly import assemble
-    from baton.server.service import Service
+    from baton.compute.models.resolve import resolve_model  # what is wrong with the flags is told before
+    from baton.serve.live.assembly import assemble
+    from baton.serve.service import Service
 
     parts = assemble(config, resolve_model(config.model))
     return event_loop()(Service(parts, tell=tell).run())

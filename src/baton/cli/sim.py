@@ -14,7 +14,6 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from baton.bench.flags import ATTAINMENT_MIN
 from baton.cli.cells import play_cells
 from baton.cli.output import STANDARD_OUTPUT, output_problems, write_file, write_json
 from baton.cli.policy_choice import HELP as POLICY_HELP
@@ -22,22 +21,23 @@ from baton.cli.policy_choice import policy_of
 from baton.cli.watching import Watching
 from baton.core.errors import ConfigError
 from baton.core.types import Slo
-from baton.machine.cores import usable_cores
-from baton.metrics.summary import Distribution, RequestRecord, Results, SloTargets, summarize
-from baton.report.perfetto import render_perfetto
-from baton.report.run_page import RunPage, render_run
-from baton.sim.cells import cell_jobs, merged
-from baton.sim.cut_answers import cut_words
-from baton.sim.fault_file import read_faults
-from baton.sim.faults import TimedFault
-from baton.sim.policies import configured_policies
-from baton.sim.spec import ClusterSpec, read_spec
-from baton.workload.arrivals import Arrivals, PoissonArrivals
-from baton.workload.request import Trace
-from baton.workload.retime import HELP as ARRIVALS_HELP
-from baton.workload.retime import arrivals_words, lacks_times, rate_problems, read_arrivals, retimed
-from baton.workload.schedule import scale_rate
-from baton.workload.source import read_workload
+from baton.lab.bench.flags import ATTAINMENT_MIN
+from baton.lab.report.perfetto import render_perfetto
+from baton.lab.report.run_page import RunPage, render_run
+from baton.lab.report.summary import Distribution, RequestRecord, Results, SloTargets, summarize
+from baton.lab.sim.cells import cell_jobs, merged
+from baton.lab.sim.cut_answers import cut_words
+from baton.lab.sim.fault_file import read_faults
+from baton.lab.sim.faults import TimedFault
+from baton.lab.sim.policies import configured_policies
+from baton.lab.sim.spec import ClusterSpec, read_spec
+from baton.lab.workload.arrivals import Arrivals, PoissonArrivals
+from baton.lab.workload.request import Trace
+from baton.lab.workload.retime import HELP as ARRIVALS_HELP
+from baton.lab.workload.retime import arrivals_words, lacks_times, rate_problems, read_arrivals, retimed
+from baton.lab.workload.schedule import scale_rate
+from baton.lab.workload.source import read_workload
+from baton.move.cores import usable_cores
 
 Subparsers = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]
 """What `add_subparsers` returns; argparse has no public name for it."""

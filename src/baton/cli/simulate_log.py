@@ -11,15 +11,15 @@ from rich.table import Table
 
 from baton.cli.logs import Header, block_tokens, open_log, policies_of, spec_of
 from baton.cli.policy_choice import policy_of
-from baton.control.decision_log import LogHeader
 from baton.core.config import PolicyConfig
 from baton.core.errors import ConfigError
-from baton.metrics.summary import Distribution, SloTargets
-from baton.report.log_records import LoggedRun, Outcomes, outcomes, run_of_log
-from baton.report.log_trace import trace_of_log
-from baton.sim.log_cluster import cluster_of_log
-from baton.sim.replay_trace import replay_trace
-from baton.sim.spec import ClusterSpec, read_spec
+from baton.decide.control.decision_log import LogHeader
+from baton.lab.report.log_records import LoggedRun, Outcomes, outcomes, run_of_log
+from baton.lab.report.log_trace import trace_of_log
+from baton.lab.report.summary import Distribution, SloTargets
+from baton.lab.sim.log_cluster import cluster_of_log
+from baton.lab.sim.replay_trace import replay_trace
+from baton.lab.sim.spec import ClusterSpec, read_spec
 
 OFF_RATIO_MAX = 0.25
 """A simulation of what was that is farther from it than this says little of what might have been."""

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import msgspec
 
-from baton.control.decision_log import Decision, PoolDecision, SimHeader
 from baton.core.errors import ConfigError
-from baton.link.log_file import LogWriter
-from baton.metrics.summary import RequestRecord
-from baton.policy.named import own_sources
-from baton.report.timeline import Timeline, side_by_side
-from baton.sim.cells import CellJob
-from baton.sim.replay_trace import play_cell
+from baton.decide.control.decision_log import Decision, PoolDecision, SimHeader
+from baton.decide.policy.named import own_sources
+from baton.lab.report.summary import RequestRecord
+from baton.lab.report.timeline import Timeline, side_by_side
+from baton.lab.sim.cells import CellJob
+from baton.lab.sim.replay_trace import play_cell
+from baton.serve.live.log_file import LogWriter
 
 LOG_BYTES_MAX = 64 << 30
 """Of all logs of a run: more than any simulation that somebody would read, less than most disks."""

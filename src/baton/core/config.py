@@ -129,19 +129,19 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     name: str = ""
     """What the set is called that most of it is of; everything that it says stands below."""
-    admission: Plugin = Plugin(use="baton.policy.pressure:LeastPressure")
-    routing: Plugin = Plugin(use="baton.policy.pressure:LeastPressure")
-    placement: Plugin = Plugin(use="baton.policy.pressure:LeastPressure")
-    fairness: Plugin = Plugin(use="baton.policy.fairness:PromisesKept")
-    batching: Plugin = Plugin(use="baton.policy.batching:SloChunked")
-    eviction: Plugin = Plugin(use="baton.policy.eviction:LeastRecentlyUsed")
-    roles: Plugin = Plugin(use="baton.policy.roles:StaticRoles")
-    scaling: Plugin = Plugin(use="baton.policy.scaling:FixedFleet")
-    moves: Plugin = Plugin(use="baton.policy.moves:StayPut")
-    lengths: Plugin = Plugin(use="baton.policy.lengths:RecentMean")
-    streaming: Plugin = Plugin(use="baton.policy.streaming:WhileComputing")
-    handoff: Plugin = Plugin(use="baton.policy.handoff:CheapestWay")
-    first_token: Plugin = Plugin(use="baton.policy.handoff:ByPrefill")
+    admission: Plugin = Plugin(use="slo-headroom")
+    routing: Plugin = Plugin(use="slo-headroom")
+    placement: Plugin = Plugin(use="slo-headroom")
+    fairness: Plugin = Plugin(use="slo-order")
+    batching: Plugin = Plugin(use="slo-chunked")
+    eviction: Plugin = Plugin(use="lru")
+    roles: Plugin = Plugin(use="static-roles")
+    scaling: Plugin = Plugin(use="fixed-fleet")
+    moves: Plugin = Plugin(use="no-moves")
+    lengths: Plugin = Plugin(use="recent-mean")
+    streaming: Plugin = Plugin(use="while-computing")
+    handoff: Plugin = Plugin(use="cheapest-handoff")
+    first_token: Plugin = Plugin(use="first-token-by-prefill")
 
 
 class PolicyChoice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

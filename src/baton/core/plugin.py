@@ -1,4 +1,4 @@
-"""Load what a user names as `module:Class` in the configuration: policies and hooks."""
+"""Load policies and hooks by name: a built-in policy by its short name, a user's own class as `module:Class`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from baton.core.builtin_policies import BUILT_IN, SHORT_NAMES
 from baton.core.errors import ConfigError
 from baton.core.names import did_you_mean
 
@@ -17,7 +18,9 @@ Port = TypeVar("Port")
 
 
 def load_plugin(spec: str, options: Mapping[str, Any], *, expects: type[Port]) -> Port:
-    """Import `module:Class`, make one with `options` as keyword arguments, and check that it fills the port.
+    """Return an instance of a built-in policy (`slo-chunked`) or of a user's `module:Class`, checked against its port.
+
+    The constructor gets `options` as keyword arguments.
 
     `expects` is a class or a `runtime_checkable` protocol. Raises ConfigError, which names what is wrong and what
     exists instead: show it and exit with code 2.
@@ -26,7 +29,7 @@ def load_plugin(spec: str, options: Mapping[str, Any], *, expects: type[Port]) -
 
 
 def plugin_maker(spec: str, options: Mapping[str, Any], *, expects: type[Port]) -> Callable[[], Port]:
-    """As `load_plugin`, for who needs several of one: it is found and its options are checked now, and only once."""
+    """Return a function that makes instances of a plug-in. The plug-in and its options are checked now, and once."""
     cls = _find_class(spec)
     _check_options(spec, cls, options)
 
@@ -60,8 +63,8 @@ def source_digests(specs: Iterable[str]) -> dict[str, str]:
 
 
 def is_ours(spec: str) -> bool:
-    """Tell a plug-in of this package from a user's own."""
-    return spec.partition(":")[0].partition(".")[0] == __name__.partition(".")[0]
+    """Return whether a name is that of a built-in policy, and not of a user's own class."""
+    return spec in BUILT_IN
 
 
 def check_port(spec: str, made: object, expects: type[Port]) -> Port:
@@ -73,9 +76,16 @@ def check_port(spec: str, made: object, expects: type[Port]) -> Port:
 
 
 def _find_class(spec: str) -> type[Any]:
-    module_name, colon, class_name = spec.partition(":")
+    module_name, colon, class_name = BUILT_IN.get(spec, spec).partition(":")
     if not colon or not module_name or not class_name:
-        raise ConfigError(f"plug-in {spec!r}: write it as module:Class, for example my_package.my_module:MyPolicy")
+        raise ConfigError(
+            f"plug-in {spec!r}: no built-in policy has this name{did_you_mean(spec, BUILT_IN)}; "
+            "write your own as module:Class, for example my_package.my_module:MyPolicy"
+        )
+    if spec not in BUILT_IN and module_name.startswith("baton."):
+        name = SHORT_NAMES.get(class_name)
+        advice = f"write {name!r} instead" if name else f"known are {', '.join(sorted(BUILT_IN))}"
+        raise ConfigError(f"plug-in {spec}: built-in policies are named without their module: {advice}")
     module = _import(spec, module_name)
     found = vars(module).get(class_name)
     classes = [name for name, value in vars(module).items() if inspect.isclass(value)]

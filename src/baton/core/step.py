@@ -64,7 +64,7 @@ class Slice(Struct, frozen=True, kw_only=True, gc=False):
     sampling: Sampling
     prompt_tokens: int
     allowed: AllowedTokens | None = None
-    """Set where the sampling has a grammar, by `baton.engine.constrained`. None: every token."""
+    """Set where the sampling has a grammar, by `baton.compute.constrained`. None: every token."""
     drafts: int = 0
     """The last so many of its tokens are guesses. A token is drawn before each of them and after the last one, and the
     drawing ends where it differs from the guess."""

@@ -9,8 +9,8 @@ import pytest
 
 from baton.core.errors import ConfigError
 from baton.core.misfits import misfits
-from baton.plan.spec import PlanSpec, read_question
-from baton.sim.spec import ClusterSpec, load_spec
+from baton.lab.plan.spec import PlanSpec, read_question
+from baton.lab.sim.spec import ClusterSpec, load_spec
 
 NEEDED: dict[str, object] = {"llm": "x", "hardware": [], "slo": {"ttft_s": 1.0, "tpot_s": 1.0}, "workload": {}}
 """What a plan cannot do without."""

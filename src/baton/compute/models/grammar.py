@@ -1,0 +1,142 @@
+"""Grammars as llguidance reads them: checked at the HTTP edge, compiled where tokens are drawn.
+
+Source: llguidance (Earley parser over a lexer of regular-expression derivatives), https://github.com/guidance-ai/llguidance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
+
+from baton.compute.models.tokenizer import Tokenizer
+from baton.core.types import Grammar
+
+JSON_WHITESPACE = r"[ ]?|\n[ ]{0,40}"
+"""Between the tokens of JSON: one line, or an indented page. Without a bound, a small model never gets to the value."""
+REASON_CHARS_MAX = 300
+PLACES_MAX = 200
+"""Subschemas that are looked into to find the one that is wrong."""
+
+_BEFORE = "\x02"
+"""Stands before a text that shall get no space in front. No piece but its own byte holds it."""
+
+
+def limits() -> LLParserLimits:
+    """Bound the work on one grammar, so that no client's stalls the others: the defaults, with short messages."""
+    return LLParserLimits(verbose_errors=False)
+
+
+def source_of(grammar: Grammar) -> str:
+    """Write a grammar as llguidance's source text. Raises ValueError with the reason."""
+    match grammar.kind:
+        case "json_schema":
+            return LLMatcher.grammar_from_json_schema(grammar.text, {"whitespace_pattern": JSON_WHITESPACE})
+        case "regex":
+            return LLMatcher.grammar_from_regex(grammar.text)
+        case "choice" | "grammar" | "lark":
+            return grammar_from(grammar.kind, grammar.text)
+
+
+def problem_of(grammar: Grammar) -> str:
+    """Say why a grammar cannot be used, on one line. Empty: it can."""
+    try:
+        source = source_of(grammar)
+    except ValueError as error:
+        return _one_line(str(error))
+    return _one_line(LLMatcher.validate_grammar(source, limits=limits()))
+
+
+def place_of(schema: object, problem: str) -> str:
+    """Find the innermost subschema that has this problem by itself. Returns its path, such as `properties.a`."""
+    steps: list[str] = []
+    left = PLACES_MAX
+    shared = {key: schema[key] for key in ("$defs", "definitions") if isinstance(schema, dict) and key in schema}
+    while left > 0:
+        found = None
+        for path, child in _subschemas(schema):
+            left -= 1
+            alone = {**shared, **child} if isinstance(child, dict) else child
+            if problem_of(Grammar(kind="json_schema", text=msgspec.json.encode(alone).decode())) == problem:
+                found = path, child
+                break
+        if found is None:
+            break
+        steps.append(found[0])
+        schema = found[1]
+    return ".".join(steps)
+
+
+def _subschemas(schema: object) -> Iterator[tuple[str, object]]:
+    if not isinstance(schema, dict):
+        return
+    for key in ("properties", "patternProperties", "$defs", "definitions"):
+        inner = schema.get(key)
+        if isinstance(inner, dict):
+            yield from ((f"{key}.{name}", child) for name, child in inner.items())
+    for key in ("anyOf", "oneOf", "allOf", "prefixItems"):
+        inner = schema.get(key)
+        if isinstance(inner, list):
+            yield from ((f"{key}.{index}", child) for index, child in enumerate(inner))
+    for key in ("items", "additionalProperties"):
+        if key in schema:
+            yield key, schema[key]
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= REASON_CHARS_MAX else line[:REASON_CHARS_MAX] + " ..."
+
+
+def token_trie(tokenizer: Tokenizer, *, vocab_tokens: int, eos_token_ids: tuple[int, ...]) -> LLTokenizer:
+    """Tell llguidance the bytes of every token of a model: up to 0.2 s for 49,000 tokens.
+
+    Ids beyond the vocabulary, which have no text, are never allowed; neither is a special token where text is due.
+    """
+    wrapper = TokenizerWrapper(_Vocabulary(tokenizer, vocab_tokens, eos_token_ids[0]))
+    return LLTokenizer(wrapper, eos_token=list(eos_token_ids))
+
+
+class _Vocabulary:
+    """What `TokenizerWrapper` asks for."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_tokens: int, eos_token: int) -> None:
+        self.eos_token_id = eos_token
+        self.bos_token_id = None
+        self.tokens = [tokenizer.token_bytes(token) for token in range(vocab_tokens)]
+        self.special_token_ids = [token for token in range(vocab_tokens) if tokenizer.is_special(token)]
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: bytes) -> list[int]:
+        """Return the tokens of bytes that the grammar forces. They go on from a text: no space is put before them."""
+        written = text.decode(errors="replace")
+        if not self._tokenizer.space_prefix:
+            tokens = self._tokenizer.encode(written, add_special=False)
+        else:
+            tokens = self._tokenizer.encode(_BEFORE + written, add_special=False)
+            mark = _BEFORE.encode()
+            end = next((index for index, token in enumerate(tokens) if self.tokens[token].endswith(mark)), -1)
+            tokens = tokens[end + 1 :]
+        same = b"".join([self.tokens[token] for token in tokens]) == text
+        plain = same and not any(self._tokenizer.is_special(token) for token in tokens)
+        return tokens if plain else self._longest_first(text)
+
+    def _longest_first(self, text: bytes) -> list[int]:
+        """Spell bytes that the tokenizer writes in another way, up to what no token spells.
+
+        It may normalize them, or take text that looks like a special token for one.
+        """
+        special = set(self.special_token_ids)
+        by_bytes = {data: token for token, data in enumerate(self.tokens) if data and token not in special}
+        longest = max(map(len, by_bytes))
+        tokens: list[int] = []
+        at = 0
+        while at < len(text):
+            sizes = range(min(longest, len(text) - at), 0, -1)
+            size = next((size for size in sizes if text[at : at + size] in by_bytes), 0)
+            if size == 0:
+                break
+            tokens.append(by_bytes[text[at : at + size]])
+            at += size
+        return tokens

@@ -1,0 +1,123 @@
+"""Read the headers of a safetensors checkpoint, in one file or in shards: names, shapes, and that nothing is missing.
+
+No weights are touched and no torch is needed, so a bad checkpoint is refused before a worker starts.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from baton.compute.models.json_file import JSON_ERRORS, read_json
+from baton.core.errors import ModelError
+
+HEADER_BYTES_MAX = 100_000_000
+INDEX_NAME = "model.safetensors.index.json"
+ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+
+
+class _Entry(msgspec.Struct):
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class SafeTensor:
+    """One tensor of a checkpoint: the file that holds it and where, its type and its shape."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset_bytes: int
+    size_bytes: int
+
+
+def read_checkpoint(folder: Path) -> dict[str, SafeTensor]:
+    """List every tensor of the checkpoint in a folder.
+
+    Raises ModelError for a missing shard, a cut-off file, or an index that names what is not there.
+    """
+    index_path = folder / INDEX_NAME
+    if not index_path.exists():
+        return _merge([_read_header(file) for file in _files(folder)])
+    index = read_json(index_path, _Index)
+    shards = sorted(set(index.weight_map.values()))
+    missing = [shard for shard in shards if not (folder / shard).is_file()]
+    if missing:
+        raise ModelError(
+            f"{index_path} names {len(shards)} shards, {len(missing)} of them missing: {', '.join(missing[:5])}; "
+            "download the model again"
+        )
+    tensors = _merge([_read_header(folder / shard) for shard in shards])
+    absent = [
+        name for name, shard in index.weight_map.items() if name not in tensors or tensors[name].file.name != shard
+    ]
+    if absent:
+        raise ModelError(f"{index_path} places {absent[0]} in {index.weight_map[absent[0]]}, which does not hold it")
+    return tensors
+
+
+def _files(folder: Path) -> list[Path]:
+    whole = folder / "model.safetensors"
+    if whole.is_file():
+        return [whole]
+    files = sorted(folder.glob("*.safetensors"))
+    if len(files) > 1:
+        raise ModelError(
+            f"{folder} holds {len(files)} safetensors files and no {INDEX_NAME} that says what belongs together; "
+            "download the index as well"
+        )
+    return files
+
+
+def _merge(parts: list[dict[str, SafeTensor]]) -> dict[str, SafeTensor]:
+    return {name: tensor for part in parts for name, tensor in part.items()}
+
+
+def _read_header(path: Path) -> dict[str, SafeTensor]:
+    try:
+        file_bytes = path.stat().st_size
+        with path.open("rb") as file:
+            prefix = file.read(8)
+            header_bytes = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else file_bytes
+            if 8 + header_bytes > file_bytes or header_bytes > HEADER_BYTES_MAX:
+                raise _damaged(path, f"its header claims {header_bytes} bytes, the file has {file_bytes}")
+            header = msgspec.json.decode(file.read(header_bytes), type=dict[str, msgspec.Raw])
+        header.pop("__metadata__", None)
+        entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in header.items()}
+    except JSON_ERRORS as error:
+        raise _damaged(path, f"its header is no valid JSON of tensors ({error})") from error
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error}") from error
+    data_at = 8 + header_bytes
+    tensors: dict[str, SafeTensor] = {}
+    for name, entry in entries.items():
+        _check_entry(path, name, entry, file_bytes - data_at)
+        begin, end = entry.data_offsets
+        tensors[name] = SafeTensor(path, entry.dtype, entry.shape, data_at + begin, end - begin)
+    return tensors
+
+
+def _check_entry(path: Path, name: str, entry: _Entry, data_bytes: int) -> None:
+    begin, end = entry.data_offsets
+    if not 0 <= begin <= end <= data_bytes:
+        raise _damaged(path, f"tensor {name} ends at data byte {end}, the file has {data_bytes}")
+    if entry.dtype not in ITEM_BYTES:
+        raise ModelError(f"{path}: tensor {name} has the type {entry.dtype}; Baton reads {', '.join(ITEM_BYTES)}")
+    size = ITEM_BYTES[entry.dtype]
+    for dimension in entry.shape:
+        size *= dimension
+    if size != end - begin:
+        raise _damaged(path, f"tensor {name} of shape {list(entry.shape)} needs {size} bytes and has {end - begin}")
+
+
+def _damaged(path: Path, why: str) -> ModelError:
+    return ModelError(f"{path} is damaged or cut off: {why}; download the file again")

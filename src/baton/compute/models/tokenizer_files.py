@@ -1,0 +1,195 @@
+"""Tokenizers from a model's own files: tokenizer.json, or the vocabulary inside a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+from baton.compute.models.gguf_file import GGUFFile, MetadataValue, open_gguf
+from baton.compute.models.gguf_vocabulary import BOS_PRE_TOKENIZERS, byte_level_backend, sentencepiece_backend
+from baton.compute.models.json_file import read_json
+from baton.core.errors import ModelError, RequestError
+
+SPACE_MARK = "▁"
+CONTROL, USER_DEFINED = 3, 4
+"""GGUF's token types that are matched as a whole before anything else."""
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Map the characters of byte-level BPE back to bytes: printable Latin-1 stands for itself, the rest from U+0100 on.
+
+    Source: GPT-2's encoder (Radford et al. 2019), which every byte-level vocabulary since has kept.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + rank): byte for rank, byte in enumerate(others)}
+
+
+BYTE_OF_CHAR = _byte_alphabet()
+
+
+Spelling = Literal["bytes", "pieces", "pieces after a space"]
+"""How tokens spell text: byte-level BPE; SentencePiece; SentencePiece that puts a space before every text."""
+
+
+class VocabularyTokenizer:
+    """A `tokenizers` pipeline for encoding; decoding by the bytes of each token."""
+
+    def __init__(self, backend: Backend, spelling: Spelling, *, bos_token_id: int | None, add_bos: bool | None) -> None:
+        """`add_bos`: whether texts start with `bos_token_id`. None: as the pipeline itself has it."""
+        backend.no_padding()
+        backend.no_truncation()
+        self.vocab_tokens = backend.get_vocab_size(with_added_tokens=True)
+        self.space_prefix = spelling == "pieces after a space"
+        self._spelling = spelling
+        self._backend = backend
+        self._added = {token: added.content for token, added in backend.get_added_tokens_decoder().items()}
+        self._special = {token for token, added in backend.get_added_tokens_decoder().items() if added.special}
+        self._bos = bos_token_id
+        self._add_bos = add_bos
+        self._backend_adds_bos = bos_token_id is not None and backend.encode("").ids[:1] == [bos_token_id]
+        self._bytes: dict[int, bytes] = {}
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        try:
+            tokens: list[int] = self._backend.encode(text, add_special_tokens=add_special).ids
+        except (UnicodeEncodeError, TypeError) as error:
+            raise RequestError("the text is not valid Unicode (a lone surrogate); send whole characters") from error
+        if not add_special or self._bos is None or self._add_bos in (None, self._backend_adds_bos):
+            return tokens
+        return [self._bos, *tokens] if self._add_bos else tokens[1:]
+
+    def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
+        kept = [token for token in tokens if not (skip_special and token in self._special)]
+        data = b"".join([self.token_bytes(token) for token in kept])
+        return (data.removeprefix(b" ") if self.space_prefix else data).decode(errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        known = self._bytes.get(token)
+        if known is None:
+            known = self._bytes[token] = self._find_bytes(token)
+        return known
+
+    def token_text(self, token: int) -> str:
+        return self.token_bytes(token).decode(errors="replace")
+
+    def is_special(self, token: int) -> bool:
+        return token in self._special
+
+    def _find_bytes(self, token: int) -> bytes:
+        if token in self._added:
+            return self._added[token].encode()
+        piece = self._backend.id_to_token(token) if 0 <= token < 1 << 32 else None
+        if piece is None:
+            return b""
+        if self._spelling != "bytes":
+            is_byte = len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">")
+            return bytes((int(piece[3:5], 16),)) if is_byte else piece.replace(SPACE_MARK, " ").encode()
+        if all(char in BYTE_OF_CHAR for char in piece):
+            return bytes([BYTE_OF_CHAR[char] for char in piece])
+        return piece.encode()
+
+
+# ---- tokenizer.json ----------------------------------------------------------------------------------------------
+
+
+def tokenizer_from_folder(folder: Path, bos_token_id: int | None) -> VocabularyTokenizer:
+    """Load tokenizer.json, and what tokenizer_config.json says about the first token."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ModelError(
+            f"{folder} has no tokenizer.json; make one with transformers: "
+            f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+        )
+    decoder = read_json(path, dict[str, Any]).get("decoder")
+    try:
+        backend = Backend.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise ModelError(f"cannot read {path}: {error}; download it again, or upgrade `tokenizers`") from error
+    options = _tokenizer_config(folder)
+    bos = _bos_from_config(backend, options, bos_token_id)
+    add_bos = options.get("add_bos_token")
+    return VocabularyTokenizer(
+        backend,
+        _spelling_of(path, decoder),
+        bos_token_id=bos,
+        add_bos=add_bos if isinstance(add_bos, bool) else None,
+    )
+
+
+def _tokenizer_config(folder: Path) -> dict[str, Any]:
+    path = folder / "tokenizer_config.json"
+    return read_json(path, dict[str, Any]) if path.is_file() else {}
+
+
+def _bos_from_config(backend: Backend, options: dict[str, Any], default: int | None) -> int | None:
+    token = options.get("bos_token")
+    text = token.get("content") if isinstance(token, dict) else token
+    return default if not isinstance(text, str) else backend.token_to_id(text)
+
+
+def _spelling_of(path: Path, decoder: object) -> Spelling:
+    """Tell how tokens spell text from how the pipeline decodes them."""
+    parts = decoder.get("decoders", [decoder]) if isinstance(decoder, dict) else []
+    kinds = {str(part.get("type")): part for part in parts if isinstance(part, dict)}
+    if "ByteLevel" in kinds:
+        return "bytes"
+    if "Metaspace" in kinds:
+        return "pieces" if kinds["Metaspace"].get("prepend_scheme") == "never" else "pieces after a space"
+    if "ByteFallback" in kinds or "Replace" in kinds:
+        return "pieces after a space" if "Strip" in kinds else "pieces"
+    raise ModelError(
+        f"{path} decodes by {', '.join(sorted(kinds)) or 'nothing'}; Baton reads byte-level BPE and SentencePiece BPE"
+    )
+
+
+# ---- GGUF --------------------------------------------------------------------------------------------------------
+
+
+def tokenizer_from_gguf(path: Path) -> VocabularyTokenizer:
+    """Build the tokenizer that a GGUF file describes: byte-level BPE (`gpt2`) or SentencePiece BPE (`llama`)."""
+    file = open_gguf(path)
+    model = file.metadata.get("tokenizer.ggml.model")
+    tokens = [str(token) for token in _array(file, "tokens")]
+    if model == "gpt2":
+        pre = str(file.metadata.get("tokenizer.ggml.pre", "default"))
+        merges = [str(merge) for merge in _array(file, "merges")]
+        backend = byte_level_backend(str(path), tokens, merges, pre)
+        spelling: Spelling = "bytes"
+        add_bos = pre in BOS_PRE_TOKENIZERS
+    elif model == "llama":
+        scores = [float(score) for score in _array(file, "scores") if isinstance(score, int | float)]
+        prefix = file.metadata.get("tokenizer.ggml.add_space_prefix", True) is True
+        backend = sentencepiece_backend(tokens, scores, add_space_prefix=prefix)
+        spelling = "pieces after a space" if prefix else "pieces"
+        add_bos = True
+    else:
+        raise ModelError(
+            f"{path} has the tokenizer model {model}; Baton reads gpt2 (byte-level BPE) and llama (SentencePiece)"
+        )
+    _add_whole_tokens(backend, tokens, _array(file, "token_type"))
+    bos = file.metadata.get("tokenizer.ggml.bos_token_id")
+    wanted = file.metadata.get("tokenizer.ggml.add_bos_token", add_bos)
+    return VocabularyTokenizer(
+        backend,
+        spelling,
+        bos_token_id=bos if isinstance(bos, int) else None,
+        add_bos=wanted is True,
+    )
+
+
+def _array(file: GGUFFile, key: str) -> list[MetadataValue]:
+    value = file.metadata.get(f"tokenizer.ggml.{key}")
+    if not isinstance(value, list):
+        raise ModelError(f"{file.path} has no tokenizer.ggml.{key}; convert the model again, with its tokenizer")
+    return value
+
+
+def _add_whole_tokens(backend: Backend, tokens: Sequence[str], kinds: Sequence[MetadataValue]) -> None:
+    """Keep control and user-defined tokens in one piece wherever they stand in a text."""
+    whole = [(text, kind) for text, kind in zip(tokens, kinds, strict=False) if kind in (CONTROL, USER_DEFINED)]
+    backend.add_tokens([AddedToken(text, special=kind == CONTROL, normalized=False) for text, kind in whole])

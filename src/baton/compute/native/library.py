@@ -1,0 +1,267 @@
+"""The C interface of api.cpp, through ctypes: structures field by field as there, and functions that raise."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_bool, c_char_p, c_float, c_int32, c_int64, c_void_p
+from pathlib import Path
+
+from baton.compute.models.dtype import WeightKind
+from baton.core.errors import ModelError
+from baton.decide.kv.layout import KVDtype
+from baton.move.compiling import NativeUnavailableError
+
+NUMBERS: dict[KVDtype, int] = {"float32": 0, "bfloat16": 1}
+"""`enum class Number`: what products can be computed in."""
+KV_NUMBERS: dict[KVDtype, int] = {**NUMBERS, "int8": 6, "fp8": 7}
+"""`enum class Number` of what KV can be stored in."""
+WEIGHT_NUMBERS: dict[WeightKind, int] = {"dense": 1, "int8": 2, "q8": 3, "q4": 4, "q4m": 5}
+"""`enum class Number` of weights; dense ones are in the model's number."""
+
+
+class NativeLatentSizes(Structure):
+    """`BatonLatentSizes`: all zero where heads have keys and values. q_rank is 0 where queries have no bottleneck."""
+
+    _fields_ = (
+        ("q_rank", c_int32),
+        ("kv_rank", c_int32),
+        ("rope_dim", c_int32),
+        ("nope_dim", c_int32),
+        ("value_dim", c_int32),
+        ("score_scale", c_float),
+    )
+
+
+class NativeModel(Structure):
+    """`BatonModel`."""
+
+    _fields_ = (
+        ("layers", c_int32),
+        ("hidden", c_int32),
+        ("heads", c_int32),
+        ("kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("vocab", c_int32),
+        ("rms_eps", c_float),
+        ("number", c_int32),
+        ("kv_number", c_int32),
+        ("block_tokens", c_int32),
+        ("threads", c_int32),
+        ("kernels", c_char_p),
+        ("cores", POINTER(c_int32)),
+        ("latent", NativeLatentSizes),
+    )
+
+
+class NativeMatrix(Structure):
+    """`BatonMatrix`: [rows, inputs] in the model's number (or a byte each, with scales), and its bias or null."""
+
+    _fields_ = (
+        ("data", c_void_p),
+        ("bias", c_void_p),
+        ("rows", c_int32),
+        ("inputs", c_int32),
+        ("number", c_int32),
+        ("scales", c_void_p),
+        ("minimums", c_void_p),
+    )
+
+
+class NativeLayer(Structure):
+    """`BatonLayer`. q_norm and k_norm may be null; window is 0 where a token sees all."""
+
+    _fields_ = (
+        ("input_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("qkv", NativeMatrix),
+        ("o", NativeMatrix),
+        ("window", c_int32),
+    )
+
+
+class NativeLatent(Structure):
+    """`BatonLatent`. q_norm may be null, and then `queries` has no data; keys and values are dense, head by head."""
+
+    _fields_ = (
+        ("q_norm", c_void_p),
+        ("kv_norm", c_void_p),
+        ("queries", NativeMatrix),
+        ("keys", NativeMatrix),
+        ("values", NativeMatrix),
+    )
+
+
+class NativeMlp(Structure):
+    """`BatonMlp`."""
+
+    _fields_ = (("gate_up", NativeMatrix), ("down", NativeMatrix))
+
+
+class NativeRouter(Structure):
+    """`BatonRouter`: scores, [experts, hidden] in float32, and below them perhaps the gate of the shared MLP.
+
+    choice_bias: [experts] of float32, or null.
+    """
+
+    _fields_ = (
+        ("scores", NativeMatrix),
+        ("experts", c_int32),
+        ("used", c_int32),
+        ("normalized", c_int32),
+        ("sigmoid", c_int32),
+        ("groups", c_int32),
+        ("groups_used", c_int32),
+        ("group_best", c_int32),
+        ("scale", c_float),
+        ("choice_bias", c_void_p),
+    )
+
+
+class NativeStep(Structure):
+    """`BatonStep`."""
+
+    _fields_ = (
+        ("slices", c_int32),
+        ("rows", c_int32),
+        ("entries", c_int32),
+        ("positions", c_int32),
+        ("tokens", c_void_p),
+        ("counts", c_void_p),
+        ("starts", c_void_p),
+        ("blocks", c_void_p),
+        ("block_counts", c_void_p),
+        ("angles", c_void_p),
+        ("layers_done", c_void_p),
+    )
+
+
+class NativeLibrary:
+    """The loaded library. Calls release the interpreter's lock, as ctypes does."""
+
+    def __init__(self, path: Path, kernels: str = "") -> None:
+        """kernels: the instruction set to use; empty takes the best that this machine has.
+
+        Raises NativeUnavailableError where the best is plain C++, since torch is faster, and where the file is none.
+        """
+        try:
+            self._dll = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise NativeUnavailableError(f"{error}; remove {path} to have it built again") from error
+        self._dll.baton_new.restype = c_char_p
+        self._dll.baton_usable_kernels.restype = c_char_p
+        self._dll.baton_set_layer.restype = c_char_p
+        self._dll.baton_set_latent.restype = c_char_p
+        self._dll.baton_set_router.restype = c_char_p
+        self._dll.baton_add_mlp.restype = c_char_p
+        self._dll.baton_set_ends.restype = c_char_p
+        self._dll.baton_forward.restype = c_char_p
+        self._dll.baton_project.restype = c_char_p
+        self._dll.baton_read.restype = c_char_p
+        self._dll.baton_recalls.restype = c_int64
+        self._dll.baton_invite.restype = c_bool
+
+        self.path = path
+        self.kernels = kernels or self._best()
+
+    def _best(self) -> str:
+        best = self.usable_kernels()[0]
+        if best == "PLAIN":
+            raise NativeUnavailableError("this CPU has no AVX2, without which the native engine is the slower one")
+        return best
+
+    def usable_kernels(self) -> list[str]:
+        """Name the instruction sets that this machine has, the best first; the last is PLAIN, which all have."""
+        names: list[str] = []
+        while (name := self._dll.baton_usable_kernels(c_int32(len(names)))) is not None:
+            names.append(name.decode())
+        return names
+
+    def new(self, model: NativeModel) -> int:
+        """Make an engine without weights; `free` ends it. Raises ModelError where memory or threads run out."""
+        handle = c_void_p()
+        _raise(self._dll.baton_new(ctypes.byref(model), ctypes.byref(handle)))
+        assert handle.value is not None, "a call without a message made an engine"
+        return handle.value
+
+    def free(self, handle: int) -> None:
+        self._dll.baton_free(c_void_p(handle))
+
+    def set_arena(self, handle: int, address: int, blocks: int) -> None:
+        self._dll.baton_set_arena(c_void_p(handle), c_void_p(address), c_int64(blocks))
+
+    def weights(self, handle: int) -> NativeWeights:
+        """Name the place that an engine's weights go to, before its first step."""
+        return NativeWeights(self._dll, handle)
+
+    def forward(self, handle: int, step: NativeStep) -> None:
+        """Compute a step; its hidden states stay until the next. Raises ModelError, and then nothing was written."""
+        _raise(self._dll.baton_forward(c_void_p(handle), ctypes.byref(step)))
+
+    def project(self, handle: int, rows: int, count: int, logits: int) -> None:
+        """Write the logits [count, vocab] of `count` rows (int32 indices at address `rows`) of the last step."""
+        _raise(self._dll.baton_project(c_void_p(handle), c_void_p(rows), c_int32(count), c_void_p(logits)))
+
+    def read(self, handle: int, rows: int, count: int, hidden: int) -> None:
+        """Write `count` rows of the last step after the final norm: [count, hidden] of float32."""
+        _raise(self._dll.baton_read(c_void_p(handle), c_void_p(rows), c_int32(count), c_void_p(hidden)))
+
+    def guests(self, handle: int) -> NativeGuests:
+        """Name the cores of others that an engine's steps may use: none at first."""
+        return NativeGuests(self._dll, handle)
+
+
+class NativeWeights:
+    """Where an engine's weights go: layer by layer, its ends last. They are copied; all functions raise ModelError."""
+
+    def __init__(self, dll: ctypes.CDLL, handle: int) -> None:
+        self._dll = dll
+        self._handle = c_void_p(handle)
+
+    def set_layer(self, index: int, layer: NativeLayer) -> None:
+        """Give a layer its norms and its attention."""
+        _raise(self._dll.baton_set_layer(self._handle, c_int32(index), ctypes.byref(layer)))
+
+    def set_latent(self, index: int, latent: NativeLatent) -> None:
+        """Give a layer of latent attention what it has beside its qkv."""
+        _raise(self._dll.baton_set_latent(self._handle, c_int32(index), ctypes.byref(latent)))
+
+    def set_router(self, index: int, router: NativeRouter) -> None:
+        """Make a layer one of experts."""
+        _raise(self._dll.baton_set_router(self._handle, c_int32(index), ctypes.byref(router)))
+
+    def add_mlp(self, index: int, mlp: NativeMlp) -> None:
+        """Give a layer its MLP; or one expert after the other, and then the MLP that all tokens pass beside them."""
+        _raise(self._dll.baton_add_mlp(self._handle, c_int32(index), ctypes.byref(mlp)))
+
+    def set_ends(self, final_norm: int, head: NativeMatrix, embedding: NativeMatrix | None) -> None:
+        """Give a model its output projection, and its embedding where that is another matrix."""
+        pointer = None if embedding is None else ctypes.byref(embedding)
+        _raise(self._dll.baton_set_ends(self._handle, c_void_p(final_norm), ctypes.byref(head), pointer))
+
+
+class NativeGuests:
+    """The cores of others that an engine's steps may use."""
+
+    def __init__(self, dll: ctypes.CDLL, handle: int) -> None:
+        self._dll = dll
+        self._handle = handle
+
+    def invite(self, core: int) -> bool:
+        """Use one more core while its owner leaves it idle, by a thread of the idle class. Not while a step runs.
+
+        Returns whether the system allows it; the engine must have been made with `cores`.
+        """
+        allowed: bool = self._dll.baton_invite(c_void_p(self._handle), c_int32(core))
+        return allowed
+
+    def recalls(self) -> int:
+        """Count the steps so far that went on without their guests: the owners of the cores had woken."""
+        found: int = self._dll.baton_recalls(c_void_p(self._handle))
+        return found
+
+
+def _raise(message: bytes | None) -> None:
+    if message is not None:
+        raise ModelError(f"the native engine refused a call: {message.decode(errors='replace')}")

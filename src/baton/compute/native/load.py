@@ -1,0 +1,121 @@
+"""Load the native engine: which models it serves, and how they are computed."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+
+from baton.compute.models.card import ModelCard
+from baton.compute.models.dtype import Dtype
+from baton.compute.models.model_config import Latent
+from baton.compute.models.weights import open_model
+from baton.compute.native.engine import NativeEngine
+from baton.compute.native.library import KV_NUMBERS, NUMBERS, NativeLatentSizes, NativeLibrary, NativeModel
+from baton.compute.native.matrices import MatrixReader
+from baton.compute.native.weights import NativeWeightLoader
+from baton.core.config import WeightsChoice
+from baton.decide.kv.layout import KVLayout
+
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2moe", "qwen3moe", "deepseek2", "deepseek3")
+HEAD_DIM_MAX = 1024
+"""As in native/rows.h."""
+
+
+def native_refusal(card: ModelCard, layout: KVLayout, device: str) -> str:
+    """Say why the native engine does not serve this model with this layout; empty where it does."""
+    if device != "cpu":
+        return f"the native engine computes on the CPU, and the device is {device}"
+    if card.architecture not in ARCHITECTURES:
+        return f"the native engine serves {', '.join(ARCHITECTURES)}, and not {card.architecture}"
+    if layout.ranks > 1:
+        return f"the native engine computes whole models, and this worker has {layout.ranks} ranks"
+    if layout != card.layout(block_tokens=layout.block_tokens, dtype=layout.dtype):
+        return "the arena's layout is not that of the model"
+    if layout.dtype not in KV_NUMBERS:
+        return f"the native engine stores KV as {' or '.join(KV_NUMBERS)}, and not as {layout.dtype}"
+    if card.head_dim % 2 or card.head_dim > HEAD_DIM_MAX:
+        return f"the native engine has even head_dim up to {HEAD_DIM_MAX}, and the model has {card.head_dim}"
+    return ""
+
+
+def load_native_engine(
+    card: ModelCard,
+    layout: KVLayout,
+    memory: memoryview,
+    library: NativeLibrary,
+    *,
+    dtype: Dtype,
+    threads: int,
+) -> NativeEngine:
+    """See `load_engine`. Weights are computed in `dtype`."""
+    return _load(card, layout, memory, library, _Computed(dtype, threads, "dense"))
+
+
+def load_quantized_engine(
+    card: ModelCard,
+    layout: KVLayout,
+    memory: memoryview,
+    library: NativeLibrary,
+    *,
+    weights: WeightsChoice,
+    threads: int,
+) -> NativeEngine:
+    """See `load_engine`. Products are of integers; what is between them is float32 where KV is, else bfloat16."""
+    dtype: Dtype = "float32" if layout.dtype == "float32" else "bfloat16"
+    return _load(card, layout, memory, library, _Computed(dtype, threads, weights))
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """How a model is computed."""
+
+    dtype: Dtype
+    threads: int
+    weights: WeightsChoice
+
+
+def _load(
+    card: ModelCard, layout: KVLayout, memory: memoryview, library: NativeLibrary, computed: _Computed
+) -> NativeEngine:
+    dtype, threads = computed.dtype, computed.threads
+    config, weights = open_model(card)
+    model = NativeModel(
+        layers=config.layers,
+        hidden=config.hidden,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        vocab=config.vocab_tokens,
+        rms_eps=config.rms_eps,
+        number=NUMBERS[dtype],
+        kv_number=KV_NUMBERS[layout.dtype],
+        block_tokens=layout.block_tokens,
+        threads=threads,
+        kernels=library.kernels.encode(),
+        cores=_cores(threads),
+        latent=_latent_sizes(config.latent),
+    )
+    engine = NativeEngine(library, library.new(model), config, layout, memory)
+    reader = MatrixReader(weights, dtype, computed.weights)
+    NativeWeightLoader(library.weights(engine.handle), config, reader).set_all()
+    return engine
+
+
+def _latent_sizes(latent: Latent | None) -> NativeLatentSizes:
+    if latent is None:
+        return NativeLatentSizes()
+    return NativeLatentSizes(
+        q_rank=latent.q_rank or 0,
+        kv_rank=latent.kv_rank,
+        rope_dim=latent.rope_dim,
+        nope_dim=latent.nope_dim,
+        value_dim=latent.value_dim,
+        score_scale=latent.score_scale,
+    )
+
+
+def _cores(threads: int) -> ctypes.Array[ctypes.c_int32] | None:
+    """Name a core for each thread where this process owns exactly as many; else the system places them."""
+    mine = sorted(os.sched_getaffinity(0))
+    return (ctypes.c_int32 * threads)(*mine) if len(mine) == threads else None

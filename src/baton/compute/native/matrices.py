@@ -1,0 +1,86 @@
+"""A matrix on its way into the native library: read in the form that it is computed in, held until it is copied."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from baton.compute.models.dtype import Dtype
+from baton.compute.models.quantized import RUN_INPUTS, QuantizedMatrix, quantize_rows, quantize_runs, stacked
+from baton.compute.models.stored import to_bfloat16, to_float32
+from baton.compute.models.weights import WeightReader
+from baton.compute.native.library import WEIGHT_NUMBERS, NativeMatrix
+from baton.core.config import WeightsChoice
+
+
+class MatrixReader:
+    """Reads matrices in the form that they are computed in: dense, as the file stores them, or rounded to 8 bits."""
+
+    def __init__(self, reader: WeightReader, dtype: Dtype, weights: WeightsChoice) -> None:
+        self._reader = reader
+        self._computed = {"float32": to_float32, "bfloat16": to_bfloat16}[dtype]
+        self._weights = weights
+
+    def exact(self, name: str) -> np.ndarray:
+        return to_float32(self._reader.read(name))
+
+    def dense(self, name: str) -> np.ndarray:
+        """Read a matrix that is computed dense whatever form the others have."""
+        return self._computed(self._reader.read(name))
+
+    def matrix(self, names: list[str]) -> np.ndarray | QuantizedMatrix:
+        """Stack matrices that read the same input: [rows, inputs]."""
+        parts = [f"{name}.weight" for name in names]
+        if self._weights == "dense":
+            return _joined([self.dense(part) for part in parts])
+        if self._weights == "int8":
+            return stacked([quantize_rows(_aligned(self._reader.read(part))) for part in parts])
+        return stacked([self._stored(part) for part in parts])
+
+    def _stored(self, name: str) -> QuantizedMatrix:
+        kept = self._reader.read_quantized(name)
+        return quantize_runs(_aligned(self._reader.read(name))) if kept is None else kept
+
+
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Put matrices on top of each other. One alone is not copied."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _aligned(stored: np.ndarray) -> np.ndarray:
+    """Return weights as float32, their inputs filled up with zeros to whole runs."""
+    weight, missing = to_float32(stored), -stored.shape[1] % RUN_INPUTS
+    return np.pad(weight, ((0, 0), (0, missing))) if missing else weight
+
+
+class Held:
+    """Arrays that the library has pointers to and has not copied yet."""
+
+    def __init__(self) -> None:
+        self._alive: list[np.ndarray] = []
+
+    def matrix(self, found: np.ndarray | QuantizedMatrix, bias: np.ndarray | None = None) -> NativeMatrix:
+        """Point at a matrix [rows, inputs], and at its bias [rows] in float32."""
+        quantized = found if isinstance(found, QuantizedMatrix) else None
+        weight = found.codes if isinstance(found, QuantizedMatrix) else found
+        minimums = None if quantized is None else quantized.minimums
+        return NativeMatrix(
+            data=self.address(weight),
+            bias=None if bias is None else self.address(bias),
+            rows=len(weight),
+            inputs=weight.shape[1],
+            number=WEIGHT_NUMBERS["dense" if quantized is None else quantized.kind],
+            scales=None if quantized is None else self.address(quantized.scales),
+            minimums=None if minimums is None else self.address(minimums),
+        )
+
+    def address(self, array: np.ndarray) -> int:
+        """Return where an array's numbers lie, one after the other."""
+        kept = np.ascontiguousarray(array)
+        self._alive.append(kept)
+        return kept.ctypes.data
+
+    def release(self) -> None:
+        """The library has copied everything."""
+        self._alive.clear()

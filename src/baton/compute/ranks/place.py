@@ -1,0 +1,117 @@
+"""What one rank of a parallel worker computes: layers of its stage, and of each of them its heads and its width.
+
+Heads and the MLP's width are cut as Megatron-LM does (arXiv 1909.08053): the first product of a pair by its outputs,
+the second by its inputs, so that a layer needs two sums over ranks. No torch here: the server asks for refusals too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from baton.compute.models.card import ModelCard
+from baton.compute.models.model_config import ModelConfig
+from baton.compute.models.resolve import read_config
+from baton.decide.kv.layout import SCALE_BYTES, KVLayout, Shard, share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlace:
+    """Where a rank stands: rank `stage * tensor + column` of `tensor * pipeline`."""
+
+    rank: int
+    tensor: int
+    """Ranks that share a stage."""
+    pipeline: int
+    """Stages."""
+
+    @property
+    def stage(self) -> int:
+        return self.rank // self.tensor
+
+    @property
+    def column(self) -> int:
+        """Its number within its stage."""
+        return self.rank % self.tensor
+
+    @property
+    def first_stage(self) -> bool:
+        """It has the embedding and the output projection: tokens go in there, and logits come out."""
+        return self.stage == 0
+
+    def part(self, items: int) -> range:
+        """Return this rank's part of what its stage shares."""
+        return share(items, self.tensor, self.column)
+
+    def vocab(self, tokens: int) -> range:
+        """Return this rank's rows of the vocabulary; all ranks but the last have equally many."""
+        each = -(-tokens // self.tensor)
+        return range(min(self.column * each, tokens), min((self.column + 1) * each, tokens))
+
+
+def rank_place(layout: KVLayout, rank: int) -> RankPlace:
+    return RankPlace(rank=rank, tensor=layout.tensor_parallel, pipeline=layout.pipeline_parallel)
+
+
+def rank_shard(layout: KVLayout, place: RankPlace) -> Shard:
+    """Return what the rank has of every block."""
+    return layout.shards[place.rank]
+
+
+def rank_layout(layout: KVLayout, place: RankPlace) -> KVLayout:
+    """Return the layout of the rank's part of a block, as the block of a smaller model."""
+    shard = rank_shard(layout, place)
+    return msgspec.structs.replace(
+        layout, layers=len(shard.layers), kv_heads=len(shard.heads), tensor_parallel=1, pipeline_parallel=1
+    )
+
+
+def rank_config(config: ModelConfig, layout: KVLayout, place: RankPlace) -> ModelConfig:
+    """Return the smaller model that the rank computes."""
+    shard = rank_shard(layout, place)
+    layers, experts = shard.layers, config.experts
+    if experts is not None:
+        experts = msgspec.structs.replace(
+            experts,
+            layers=tuple(layer - layers.start for layer in experts.layers if layer in layers),
+            intermediate=len(place.part(experts.intermediate)),
+            shared_intermediate=len(place.part(experts.shared_intermediate)),
+        )
+    return msgspec.structs.replace(
+        config,
+        layers=len(layers),
+        heads=config.heads // place.tensor,
+        kv_heads=len(shard.heads),
+        intermediate=len(place.part(config.intermediate)),
+        windows=config.windows[layers.start : layers.stop],
+        experts=experts,
+    )
+
+
+def rank_refusals(card: ModelCard, layout: KVLayout, weights: str = "dense") -> list[str]:
+    """Say why the ranks of a layout cannot compute a model. Empty: they can. `weights`: see `Config.weights`."""
+    if layout.ranks == 1:
+        return []
+    found, ranks = layout.problems(), layout.tensor_parallel
+    alone = f"needs the native engine, which computes whole models, and a worker has {layout.ranks} ranks"
+    if layout.dtype in SCALE_BYTES:
+        found.append(f"KV in {layout.dtype} {alone}; use --kv-dtype bfloat16 or float32, or leave --tp and --pp at 1")
+    if weights != "dense":
+        found.append(f"--weights {weights} {alone}; use --weights dense, or leave --tp and --pp at 1")
+    return found if card.format == "hash" else found + _width_refusals(read_config(card), ranks)
+
+
+def _width_refusals(config: ModelConfig, ranks: int) -> list[str]:
+    found: list[str] = []
+    if config.heads % ranks:
+        found.append(f"{config.heads} query heads cannot be shared by {ranks} ranks; use a divisor of {config.heads}")
+    widths = {"the MLP": config.intermediate}
+    if config.experts is not None:
+        widths["an expert"] = config.experts.intermediate
+    found += [
+        f"{name} is {width} wide, too narrow for {ranks} ranks; use at most {width}"
+        for name, width in widths.items()
+        if width < ranks
+    ]
+    return found

@@ -1,0 +1,48 @@
+"""Attention as the formula says it, one request and one head at a time: the oracle of the fast backends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.compute.torch.kernels.paged import PagedKV, Row
+
+
+class ReferenceBackend:
+    """Slow and plain. Computes in float32 whatever the types are."""
+
+    def plan(self, rows: Sequence[Row], kv: PagedKV) -> ReferencePlan:
+        return ReferencePlan(rows, kv)
+
+
+@dataclass(frozen=True, slots=True)
+class ReferencePlan:
+    rows: Sequence[Row]
+    kv: PagedKV
+
+    def run(self, layer: int, queries: Tensor, window: int | None) -> Tensor:
+        out = torch.empty_like(queries)
+        group = queries.shape[1] // self.kv.layout.kv_heads
+        for row in self.rows:
+            planes = self.kv.data[row.blocks, layer].unbind(1)  # [blocks, block_tokens, kv_heads, head_dim] each
+            keys, values = planes[0], planes[-1]  # the same where a token has one latent vector
+            tokens = slice(row.first, row.first + row.count)
+            for head in range(queries.shape[1]):
+                k = keys.flatten(0, 1)[: row.total, head // group].float()  # [total, head_dim]
+                v = values.flatten(0, 1)[: row.total, head // group].float()
+                scores = queries[tokens, head].float() @ k.T / k.shape[1] ** 0.5  # [count, total]
+                hidden = ~visible(row.start, row.total, 0, row.total, window).to(scores.device)
+                weights = scores.masked_fill(hidden, float("-inf"))
+                out[tokens, head] = (weights.softmax(-1) @ v).to(out.dtype)
+        return out.flatten(1)
+
+
+def visible(start: int, end: int, key_start: int, key_end: int, window: int | None) -> Tensor:
+    """Tell which keys [key_start, key_end) each query [start, end) sees: [queries, keys] of bool."""
+    queries = torch.arange(start, end)[:, None]
+    keys = torch.arange(key_start, key_end)[None]
+    seen = keys <= queries
+    return seen if window is None else seen & (keys > queries - window)

@@ -1,0 +1,161 @@
+"""A mixture of experts: a router picks a few small MLPs for each token.
+
+Every expert computes the tokens that chose it as one matrix; a token's results are summed in the order of its own
+choice. So nothing about a token depends on what the others chose, except how many rows a product has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from baton.compute.models.model_config import Experts, ModelConfig
+from baton.compute.models.tensor_names import expert_names
+from baton.compute.torch.kernels.expert_rows import RowProduct
+from baton.compute.torch.kernels.linear import DenseLinear, Linear
+from baton.compute.torch.layers.loader import Loader
+from baton.compute.torch.layers.mlp import GatedMlp, load_mlp
+
+STACKED_TOKENS_MAX = 128
+"""Row by row, every product reads its expert's weights for itself: with more tokens, many read the same."""
+WEIGHT_SUM_MIN = 1e-20
+"""Added to a sum of weights before dividing by it. Source: DeepSeek-V3's published model code."""
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """Scores in float32, whatever the model computes in: a rounded tie would send a token elsewhere."""
+
+    weight: Tensor  # [experts, hidden]
+    choice_bias: Tensor | None  # [experts]
+    experts: Experts
+
+    def choose(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return each token's experts and their weights, both [tokens, used].
+
+        Sources: Mixtral (arXiv 2401.04088), DeepSeek-V2 (2405.04434, device-limited), DeepSeek-V3 (2412.19437, 2.1.2).
+        """
+        logits = functional.linear(hidden.float(), self.weight)  # [tokens, experts]
+        scores = logits.sigmoid() if self.experts.scoring == "sigmoid" else logits.softmax(-1)
+        choice = scores if self.choice_bias is None else scores + self.choice_bias
+        chosen = _best(self._in_best_groups(choice), self.experts.used)
+        weights = scores.gather(-1, chosen)
+        if self.experts.normalized:
+            weights = weights / (weights.sum(-1, keepdim=True) + WEIGHT_SUM_MIN)
+        return chosen, weights * self.experts.scale
+
+    def _in_best_groups(self, choice: Tensor) -> Tensor:
+        """Rule out every expert whose group is not among a token's best."""
+        if self.experts.groups == self.experts.groups_used:
+            return choice
+        grouped = choice.view(len(choice), self.experts.groups, -1)  # [tokens, groups, experts of a group]
+        summed = 1 if self.experts.group_score == "best" else 2
+        best = _best(grouped.topk(summed, -1).values.sum(-1), self.experts.groups_used)
+        ruled_out = torch.ones(grouped.shape[:2], dtype=torch.bool, device=choice.device).scatter_(1, best, value=False)
+        return grouped.masked_fill(ruled_out[..., None], float("-inf")).flatten(1)
+
+
+def _best(scores: Tensor, count: int) -> Tensor:
+    """Return the places of the highest scores, those first; of equals the first one, which `topk` does not promise."""
+    return scores.argsort(dim=-1, descending=True, stable=True)[..., :count]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedExpert:
+    """The MLP that every token passes. `gate`: what its output is scaled by (Qwen2-MoE)."""
+
+    mlp: GatedMlp
+    gate: Linear | None  # to 1
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        out = self.mlp(hidden)
+        return out if self.gate is None else out * self.gate(hidden).sigmoid()
+
+
+class ExpertBank(Protocol):
+    """The small MLPs of one layer."""
+
+    def __call__(self, hidden: Tensor, chosen: Tensor) -> Tensor:
+        """Compute tokens [tokens, hidden] with their experts [tokens, used]. Returns [tokens, used, hidden]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SeparateExperts:
+    """Expert by expert, each with the tokens that chose it. The host counts them, so it waits for the device."""
+
+    experts: Sequence[GatedMlp]
+
+    def __call__(self, hidden: Tensor, chosen: Tensor) -> Tensor:
+        """See `ExpertBank`."""
+        order = chosen.flatten().argsort(stable=True)  # [tokens * used] places in `chosen`, by expert
+        gathered = hidden[order // chosen.shape[1]]
+        computed = torch.empty_like(gathered)
+        first = 0
+        for expert, count in enumerate(chosen.flatten().bincount(minlength=len(self.experts)).tolist()):
+            if count:
+                computed[order[first : first + count]] = self.experts[expert](gathered[first : first + count])
+            first += count
+        return computed.view(*chosen.shape, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class StackedExperts:
+    """Few tokens row by row, without waiting for anything; more of them expert by expert."""
+
+    gate_up: Tensor  # [experts, 2 * intermediate, hidden]
+    down: Tensor  # [experts, hidden, intermediate]
+    product: RowProduct
+
+    def __call__(self, hidden: Tensor, chosen: Tensor) -> Tensor:
+        """See `ExpertBank`."""
+        if len(hidden) > STACKED_TOKENS_MAX:
+            parts = zip(self.gate_up, self.down, strict=True)
+            return SeparateExperts([GatedMlp(DenseLinear(one), DenseLinear(two)) for one, two in parts])(hidden, chosen)
+        experts = chosen.flatten()
+        gate, up = self.product(hidden, self.gate_up, experts).chunk(2, -1)  # [tokens * used, intermediate] each
+        return self.product(functional.silu(gate).mul_(up), self.down, experts).view(*chosen.shape, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMlp:
+    """See `Mlp`."""
+
+    router: Router
+    experts: ExpertBank
+    shared: SharedExpert | None
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        chosen, weights = self.router.choose(hidden)
+        computed = self.experts(hidden, chosen)  # [tokens, used, hidden]
+        routed = (computed.float() * weights[..., None]).sum(1).to(hidden.dtype)
+        return routed if self.shared is None else routed + self.shared(hidden)
+
+
+def load_experts(config: ModelConfig, experts: Experts, loader: Loader, prefix: str) -> ExpertMlp:
+    """prefix: `model.layers.N.`."""
+    names = expert_names(config.architecture)
+    shared = f"{prefix}{names.shared}."
+    bias = loader.exact(prefix + names.choice_bias) if experts.biased_choice else None
+    router = Router(loader.exact(f"{prefix}{names.router}.weight"), bias, experts)
+    parts = [tuple(prefix + part for part in names.expert(index)) for index in range(experts.count)]
+    bank = _load_bank(loader, parts)
+    if not experts.shared_intermediate:
+        return ExpertMlp(router, bank, None)
+    mlp = load_mlp(loader, f"{shared}gate_proj", f"{shared}up_proj", f"{shared}down_proj")
+    gate = loader.linear(prefix + names.shared_gate) if experts.shared_gate else None
+    return ExpertMlp(router, bank, SharedExpert(mlp, gate))
+
+
+def _load_bank(loader: Loader, parts: Sequence[tuple[str, str, str]]) -> ExpertBank:
+    """parts: the names of every expert's gate, up and down projection."""
+    if loader.row_product is None:
+        return SeparateExperts([load_mlp(loader, gate, up, down) for gate, up, down in parts])
+    gate_up = [loader.stacked(f"{gate}.weight", f"{up}.weight") for gate, up, _ in parts]
+    down = [loader.tensor(f"{down}.weight") for _, _, down in parts]
+    return StackedExperts(torch.stack(gate_up), torch.stack(down), loader.row_product)

@@ -1,0 +1,109 @@
+"""Multi-head latent attention: every token caches one compressed vector. Source: DeepSeek-V2 (arXiv 2405.04434)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.compute.models.frequencies import rotary_order
+from baton.compute.models.model_config import Latent, ModelConfig
+from baton.compute.torch.kernels.backend import AttentionBackend
+from baton.compute.torch.kernels.latent import LatentPlan, UpProjection, plan_latent
+from baton.compute.torch.kernels.linear import Linear, make_linear
+from baton.compute.torch.kernels.norm import normalized
+from baton.compute.torch.kernels.paged import PagedKV, Row
+from baton.compute.torch.layers.attention import PlannedStep, positions_of
+from baton.compute.torch.layers.loader import Loader
+from baton.compute.torch.rope import Rotary, rotate
+
+LATENT_NORM_EPS = 1e-6
+"""Of the norms inside attention, whatever the model's others have. Source: DeepSeek's published model code."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    q_a: Linear | None  # to q_rank. None: queries come from the hidden state
+    q_a_norm: Tensor | None  # [q_rank]
+    q_b: Linear  # to heads * (nope_dim + rope_dim)
+    kv_a: Linear  # to kv_rank + rope_dim
+    kv_a_norm: Tensor  # [kv_rank]
+    up: UpProjection
+    o: Linear
+
+
+class LatentAttention:
+    """See `Attention`."""
+
+    def __init__(self, config: ModelConfig, latent: Latent, loader: Loader) -> None:
+        self.heads = config.heads
+        self.latent = latent
+        self.layers = [
+            _load(config, latent, loader, f"model.layers.{layer}.self_attn.") for layer in range(config.layers)
+        ]
+        self._rotary = Rotary(config, dtype=loader.dtype, device=loader.device)
+
+    def begin(self, rows: Sequence[Row], kv: PagedKV, backend: AttentionBackend) -> LatentPass:
+        """See `Attention.begin`."""
+        plan = plan_latent(rows, kv, backend, self.latent)
+        return self._begin(positions_of(rows, kv.data.device), kv.slots(rows), plan)
+
+    def begin_decode(self, step: PlannedStep) -> LatentPass:
+        """See `Attention.begin_decode`."""
+        tokens = torch.arange(len(step.positions), device=step.positions.device)
+        return self._begin(step.positions, step.slots, LatentPlan(self.latent, step.kv, step.plan, tokens, ()))
+
+    def _begin(self, positions: Tensor, slots: Tensor, plan: LatentPlan) -> LatentPass:
+        cos, sin = self._rotary.at(positions)
+        return LatentPass(self, plan, slots, cos, sin)
+
+
+@dataclass(frozen=True, slots=True)
+class LatentPass:
+    """See `AttentionPass`."""
+
+    attention: LatentAttention
+    plan: LatentPlan
+    slots: Tensor  # [layers, tokens]
+    cos: Tensor  # [tokens, 1, rope_dim]
+    sin: Tensor
+
+    def attend(self, layer: int, hidden: Tensor) -> Tensor:
+        """See `AttentionPass.attend`."""
+        latent, weights = self.attention.latent, self.attention.layers[layer]
+        narrow = hidden
+        if weights.q_a is not None and weights.q_a_norm is not None:
+            narrow = normalized(weights.q_a(hidden), weights.q_a_norm, LATENT_NORM_EPS)  # [tokens, q_rank]
+        queries = weights.q_b(narrow).view(len(hidden), self.attention.heads, -1)
+        nope, query_rope = queries.split((latent.nope_dim, latent.rope_dim), -1)
+        compressed, key_rope = weights.kv_a(hidden).split((latent.kv_rank, latent.rope_dim), -1)
+        compressed = normalized(compressed, weights.kv_a_norm, LATENT_NORM_EPS)  # [tokens, kv_rank]
+        turned = rotate(torch.cat((query_rope, key_rope[:, None]), 1), self.cos, self.sin)
+        self.plan.kv.write_latents(layer, self.slots, torch.cat((compressed, turned[:, -1]), -1))
+        return weights.o(self.plan.run(layer, nope, turned[:, :-1], weights.up))
+
+
+def _load(config: ModelConfig, latent: Latent, loader: Loader, prefix: str) -> _Layer:
+    head_dim = latent.nope_dim + latent.rope_dim
+    bottleneck = latent.q_rank is not None
+    q_b = loader.tensor(f"{prefix}{'q_b_proj' if bottleneck else 'q_proj'}.weight").unflatten(0, (config.heads, -1))
+    kv_a = f"{prefix}kv_a_proj_with_mqa"
+    kv_a_bias = _rotary_last(loader.tensor(f"{kv_a}.bias"), latent) if config.qkv_bias else None
+    kv_b = loader.tensor(f"{prefix}kv_b_proj.weight").unflatten(0, (config.heads, latent.nope_dim + latent.value_dim))
+    keys, values = kv_b.split((latent.nope_dim, latent.value_dim), 1)  # [heads, nope_dim or value_dim, kv_rank]
+    return _Layer(
+        q_a=loader.linear(f"{prefix}q_a_proj", biased=config.qkv_bias) if bottleneck else None,
+        q_a_norm=loader.tensor(f"{prefix}q_a_layernorm.weight") if bottleneck else None,
+        q_b=make_linear(_rotary_last(q_b.transpose(0, 1), latent).transpose(0, 1).reshape(config.heads * head_dim, -1)),
+        kv_a=make_linear(_rotary_last(loader.tensor(f"{kv_a}.weight"), latent), kv_a_bias),
+        kv_a_norm=loader.tensor(f"{prefix}kv_a_layernorm.weight"),
+        up=UpProjection(keys.contiguous(), values.transpose(1, 2).contiguous()),
+        o=loader.linear(f"{prefix}o_proj", biased=config.o_bias),
+    )
+
+
+def _rotary_last(rows: Tensor, latent: Latent) -> Tensor:
+    """Reorder the last rope_dim rows of a projection so that dimension i pairs with i + rope_dim / 2."""
+    return rows[torch.from_numpy(rotary_order(len(rows), latent))]

@@ -1,0 +1,32 @@
+"""The part of a layer that looks at one token at a time: a gated MLP. Source: GLU variants (arXiv 2002.05202)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+from torch.nn import functional
+
+from baton.compute.torch.kernels.linear import Linear
+from baton.compute.torch.layers.loader import Loader
+
+
+class Mlp(Protocol):
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[tokens, hidden] to the same shape. A token's result depends on that token only."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMlp:
+    gate_up: Linear  # to 2 * intermediate
+    down: Linear
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        gate, up = self.gate_up(hidden).chunk(2, -1)  # [tokens, intermediate] each
+        return self.down(functional.silu(gate).mul_(up))
+
+
+def load_mlp(loader: Loader, gate: str, up: str, down: str, *, biased: bool = False) -> GatedMlp:
+    return GatedMlp(loader.linear(gate, up, biased=biased), loader.linear(down, biased=biased))

@@ -1,0 +1,32 @@
+"""Rotary positions on torch: the angles of a step, and turning by them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from baton.compute.models.frequencies import inverse_frequencies
+from baton.compute.models.model_config import ModelConfig
+
+
+class Rotary:
+    """Cosines and sines, made for the positions of a step: a table of a long context would cost more than it saves."""
+
+    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+        half = torch.from_numpy(inverse_frequencies(config))
+        self._frequencies = torch.cat((half, half)).to(device)  # [rotary_dim]
+        self._signs = torch.cat((-torch.ones_like(half), torch.ones_like(half))).to(device)
+        self._factor = config.rope.attention_factor
+        self._dtype = dtype
+
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosine and signed sine (minus in the first half), each [tokens, 1, rotary_dim]."""
+        angles = (positions[:, None].float() * self._frequencies)[:, None]
+        cos, sin = angles.cos() * self._factor, angles.sin() * (self._signs * self._factor)
+        return cos.to(self._dtype), sin.to(self._dtype)
+
+
+def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn queries and keys [tokens, heads, rotary_dim] to their positions: i pairs with i + rotary_dim / 2."""
+    swapped = heads.roll(heads.shape[-1] // 2, -1)
+    return torch.addcmul(heads * cos, swapped, sin)

@@ -1,0 +1,115 @@
+"""Launch the Triton kernels of paged decode attention, as a decode kernel and as an attention backend."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from baton.compute.torch.kernels.backend import AttentionPlan
+from baton.compute.torch.kernels.paged import PagedKV, Row
+from baton.compute.torch.kernels.paged_decode import SPLIT_TOKENS, DecodeTables, decode_tables
+from baton.compute.torch.kernels.torch_sdpa import SdpaBackend
+from baton.compute.triton.kernels import merge_kernel, split_kernel
+
+BLOCK_KEYS = 32
+"""Keys of one turn of the inner loop."""
+BLOCK_HEADS_MAX = 32
+"""Query heads of one program: as many as share a KV head, at least the 16 rows of a matrix instruction."""
+DOT_MIN = 16
+TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class TritonDecodeKernel:
+    """See `DecodeKernel`."""
+
+    products: torch.dtype
+    """What matrix products take: the model's type on a GPU, float32 in the interpreter."""
+    rope_dim: int = 0
+    """Latent attention: the last dimensions of a vector, which are key only."""
+
+    def plan(self, tables: DecodeTables, kv: PagedKV) -> TritonDecodePlan:
+        """See `DecodeKernel.plan`."""
+        return TritonDecodePlan(tables, kv, self)
+
+
+@dataclass(frozen=True, slots=True)
+class TritonDecodePlan:
+    """See `AttentionPlan`."""
+
+    tables: DecodeTables
+    kv: PagedKV
+    kernel: TritonDecodeKernel
+
+    def run(self, layer: int, queries: Tensor, window: int | None) -> Tensor:
+        """See `AttentionPlan.run`. Of latent attention, the last rope_dim values of a head are zero."""
+        layout, queries = self.kv.layout, queries.contiguous()
+        tokens, heads, width = queries.shape
+        group, dim = heads // layout.kv_heads, width - self.kernel.rope_dim
+        splits = -(-self.tables.blocks.shape[1] * layout.block_tokens // SPLIT_TOKENS)
+        head_rows = min(BLOCK_HEADS_MAX, _padded(group))
+        parts = queries.new_empty((tokens, heads, splits, dim), dtype=torch.float32)
+        sums = queries.new_empty((tokens, heads, splits), dtype=torch.float32)
+        out = torch.zeros_like(queries) if self.kernel.rope_dim else torch.empty_like(queries)
+        back = window if window is not None else splits * SPLIT_TOKENS
+        split_kernel[(tokens, layout.kv_heads * -(-group // head_rows), splits)](
+            queries, self.kv.data, self.tables.blocks, self.tables.lengths, parts, sums,
+            layer * layout.planes * layout.block_tokens, width**-0.5 * math.log2(math.e), back,
+            self.tables.blocks.shape[1], layout.kv_heads * width,
+            GROUP=group, KV_HEADS=layout.kv_heads, DIM=dim, DIM_PAD=_padded(dim), ROPE=self.kernel.rope_dim,
+            ROPE_PAD=_padded(self.kernel.rope_dim), LATENT=layout.planes == 1, BLOCK_TOKENS=layout.block_tokens,
+            BLOCK_ROWS=layout.layers * layout.planes * layout.block_tokens, SPLIT=SPLIT_TOKENS, SPLITS=splits,
+            KEYS=BLOCK_KEYS, HEADS=head_rows, DOT=TRITON_DTYPES[self.kernel.products],
+        )  # fmt: skip
+        merge_kernel[(tokens, heads)](
+            parts, sums, self.tables.lengths, out, back,
+            HEADS=heads, DIM=dim, DIM_PAD=_padded(dim), OUT_DIM=width, SPLIT=SPLIT_TOKENS, SPLITS=splits,
+        )  # fmt: skip
+        return out.flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
+class TritonBackend:
+    """Decoding requests through the kernels here, chunks through torch's fused attention."""
+
+    kernel: TritonDecodeKernel
+
+    def plan(self, rows: Sequence[Row], kv: PagedKV) -> TritonPlan:
+        """See `AttentionBackend.plan`."""
+        decodes, chunks = [row for row in rows if row.count == 1], [row for row in rows if row.count > 1]
+        device = kv.data.device
+        return TritonPlan(
+            decodes=self.kernel.plan(decode_tables(decodes, device), kv) if decodes else None,
+            tokens=torch.tensor([row.first for row in decodes], dtype=torch.int64, device=device),
+            chunks=SdpaBackend().plan(chunks, kv) if chunks else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TritonPlan:
+    """See `AttentionPlan`."""
+
+    decodes: TritonDecodePlan | None
+    tokens: Tensor  # [decodes] rows of the step
+    chunks: AttentionPlan | None
+
+    def run(self, layer: int, queries: Tensor, window: int | None) -> Tensor:
+        """See `AttentionPlan.run`."""
+        if self.chunks is None and self.decodes is not None:
+            return self.decodes.run(layer, queries, window)
+        assert self.chunks is not None, "a step has a chunk or a decoding request"
+        out = self.chunks.run(layer, queries, window)
+        if self.decodes is not None:
+            out[self.tokens] = self.decodes.run(layer, queries[self.tokens], window)
+        return out
+
+
+def _padded(size: int) -> int:
+    """Matrix instructions take powers of two, from 16 on."""
+    return max(DOT_MIN, triton.next_power_of_2(size))

@@ -1,0 +1,166 @@
+"""Asking the policies, who may be the user's own: whatever they do, one request fails and the cluster goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from operator import attrgetter
+from typing import TypeVar
+
+from baton.core.messages import CloseRequest
+from baton.core.ports import CostModel
+from baton.core.types import ClusterView, HostId, Request, Until, WorkerId, WorkerView
+from baton.core.ways import HandoffView, Way
+from baton.decide.policy.admission import AdmissionPolicy
+from baton.decide.policy.fairness import FairnessPolicy
+from baton.decide.policy.handoff import AlwaysDirect, ByPrefill, FirstTokenPolicy, HandoffPolicy, Teller
+from baton.decide.policy.lengths import LengthsPolicy, RecentMean
+from baton.decide.policy.moves import MovesPolicy, StayPut
+from baton.decide.policy.placement import PlacementPolicy
+from baton.decide.policy.roles import RolesPolicy, StaticRoles
+from baton.decide.policy.routing import Route, RoutingPolicy
+from baton.decide.policy.scaling import FixedFleet, ScalingPolicy
+from baton.decide.policy.streaming import StreamingPolicy, WhenDone
+
+Answer = TypeVar("Answer")
+_ID = attrgetter("id")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFailure:
+    """A policy raised, or chose what is not there."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policies:
+    """The choices that a coordinator asks for, one policy per family."""
+
+    admission: AdmissionPolicy
+    routing: RoutingPolicy
+    placement: PlacementPolicy
+    fairness: FairnessPolicy
+    cost: CostModel
+    roles: RolesPolicy = field(default_factory=StaticRoles)
+    scaling: ScalingPolicy = field(default_factory=FixedFleet)
+    moves: MovesPolicy = field(default_factory=StayPut)
+    lengths: LengthsPolicy = field(default_factory=RecentMean)
+    streaming: StreamingPolicy = field(default_factory=WhenDone)
+    handoff: HandoffPolicy = field(default_factory=AlwaysDirect)
+    first_token: FirstTokenPolicy = field(default_factory=ByPrefill)
+
+    @property
+    def is_restless(self) -> bool:
+        """Some policy may change the fleet or move requests, so it has to be asked at ticks."""
+        still = (
+            isinstance(self.roles, StaticRoles)
+            and isinstance(self.scaling, FixedFleet)
+            and isinstance(self.moves, StayPut)
+        )
+        return not still
+
+    def admit(self, request: Request, cluster: ClusterView, now_s: float) -> tuple[float, ...] | CloseRequest:
+        """Ask whether to take the request. Returns its place among the waiting, or how it closes."""
+        try:
+            rejected = self.admission.admit(request, cluster, self.cost, now_s)
+            if rejected is None:
+                return tuple(map(float, self.fairness.key(request)))
+            return CloseRequest(request.id, "rejected", rejected.reason, rejected.reject, rejected.retry_after_s)
+        except Exception as error:  # noqa: BLE001  a user's policy may raise anything
+            names = f"{type(self.admission).__name__} or {type(self.fairness).__name__}"
+            return CloseRequest(request.id, "failed", f"the policy {names} failed: {type(error).__name__}: {error}")
+
+    def route(self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView) -> Route | PolicyFailure:
+        """Ask who computes the prompt."""
+        try:
+            choice = self.routing.route(request, candidates, cluster, self.cost)
+        except Exception as error:  # noqa: BLE001  see `admit`
+            return _failure(self.routing, error)
+        route = choice if isinstance(choice, Route) else Route(worker=choice)
+        return _unknown(self.routing, route.worker, candidates, cluster) or route
+
+    def place(
+        self, request: Request, source: HostId | None, candidates: Sequence[WorkerView], cluster: ClusterView
+    ) -> WorkerId | PolicyFailure:
+        """Ask who decodes."""
+        try:
+            worker = self.placement.place(request, source, candidates, cluster, self.cost)
+        except Exception as error:  # noqa: BLE001  see `admit`
+            return _failure(self.placement, error)
+        return _unknown(self.placement, worker, candidates, cluster) or worker
+
+    def run_tokens(self, request: Request) -> int:
+        """Ask in what runs the prompt's KV is sent ahead; 0, not at all, where the policy fails."""
+        try:
+            return int(self.streaming.run_tokens(request, self.cost))
+        except Exception:  # noqa: BLE001  see `admit`
+            return 0
+
+    def layer_groups(self, request: Request, worker: WorkerView) -> int:
+        """Ask in how many groups of layers what is computed last is sent ahead; 1 where the policy fails."""
+        step_tokens = worker.step_tokens_max or request.prompt_tokens
+        chunk_tokens = (request.prompt_tokens - 1) % step_tokens + 1  # where the worker has nothing else to do
+        try:
+            return max(1, int(self.streaming.layer_groups(request, chunk_tokens, self.cost.on(worker.kind))))
+        except Exception:  # noqa: BLE001  see `admit`
+            return 1
+
+    def way(self, handoff: HandoffView) -> Way:
+        """Ask which way a request's KV goes; direct where the policy fails."""
+        try:
+            return "central" if self.handoff.way(handoff) == "central" else "direct"
+        except Exception:  # noqa: BLE001  see `admit`
+            return "direct"
+
+    def until(self, request: Request, until: Until) -> Until:
+        """Say how far a worker computes a prompt that is handed off at its first token, or was to go so far."""
+        return "prompt" if until == "first_token" and self.teller(request) == "decode" else until
+
+    def teller(self, request: Request) -> Teller:
+        """Ask who draws the first token; prefill where the policy fails, or where more comes with that token."""
+        if request.prompt_tokens == 1 or request.sampling.prompt_logprobs or request.sampling.embedding:
+            return "prefill"
+        try:
+            return "decode" if self.first_token.teller(request, self.cost) == "decode" else "prefill"
+        except Exception:  # noqa: BLE001  see `admit`
+            return "prefill"
+
+    def learn(self, request: Request, output_tokens: int) -> None:
+        """Let predictions of lengths learn from an answer. Where the policy fails, they know one answer less."""
+        try:
+            self.lengths.finished(request, output_tokens)
+        except Exception:  # noqa: BLE001  see `admit`
+            return
+
+    def expected_tokens(self, request: Request) -> float:
+        """Ask how long the answer will be; 0, as before anything is known, where the policy fails."""
+        try:
+            return float(self.lengths.expected_tokens(request))
+        except Exception:  # noqa: BLE001  see `admit`
+            return 0.0
+
+
+def asked(policy: object, ask: Callable[[], Answer]) -> Answer | PolicyFailure:
+    """Ask a policy about the fleet. Whatever it raises is an answer too, which leaves the fleet as it is."""
+    try:
+        return ask()
+    except Exception as error:  # noqa: BLE001  see `Policies.admit`
+        return _failure(policy, error)
+
+
+def _failure(policy: object, error: Exception) -> PolicyFailure:
+    return PolicyFailure(f"the policy {type(policy).__name__} failed: {type(error).__name__}: {error}")
+
+
+def _unknown(
+    policy: object, worker: WorkerId, candidates: Sequence[WorkerView], cluster: ClusterView
+) -> PolicyFailure | None:
+    """Refuse a choice that is no live worker. Mostly it is a candidate, and those are the few."""
+    if worker in map(_ID, chain(candidates, cluster.workers)):
+        return None
+    known = ", ".join(view.id for view in cluster.workers)
+    return PolicyFailure(
+        f"the policy {type(policy).__name__} chose {worker!r}, which is not among the workers: {known}"
+    )

@@ -1,0 +1,398 @@
+"""The scheduler of one worker, as a state machine: commands in, steps out, results in, reports out.
+
+`apply` takes what the server and the host pool say, `plan` decides the next step, `commit` books its result, and
+`take_report` hands out everything that has to be said. It never waits: a request that lacks blocks is left out of the
+step, and the question for more is asked one step ahead.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator, Mapping, Sequence
+from typing import assert_never
+
+from baton.core.config import BatchLimits
+from baton.core.messages import (
+    BatcherEvent,
+    BlocksGranted,
+    BlocksSealed,
+    BlocksWanted,
+    PreemptRequest,
+    PrefillFinished,
+    RequestDropped,
+    RequestFailed,
+    RequestFinished,
+    Shutdown,
+    StartRequest,
+    StepReport,
+    StopRequest,
+    WorkerCommand,
+)
+from baton.core.step import NOTHING, LayerStream, Slice, SliceResult, Step, StepResult
+from baton.core.types import BlockHash, HostId, RequestId, Role, WorkerId, WorkerView, unpack_tokens
+from baton.decide.control.decode_run import DecodeRun, asks_after, plan_decode_run, room_steps
+from baton.decide.control.lane import ASKS_AHEAD_MAX, LOOKAHEAD_TOKENS, Lane, in_order, load_of
+from baton.decide.control.news import News
+from baton.decide.control.rules import BatcherRules
+from baton.decide.control.speculation import drafts_for
+from baton.decide.kv.hashing import runs_per_block
+
+
+class Batcher:
+    """Continuous batching with chunked prefill over blocks that the host pool grants on demand."""
+
+    def __init__(
+        self,
+        view: WorkerView,
+        *,
+        block_tokens: int,
+        limits: BatchLimits,
+        rules: BatcherRules,
+        hash_tokens: int | None = None,
+    ) -> None:
+        """`hash_tokens`: how many tokens each of a request's hashes is of; None: of a block."""
+        self.worker: WorkerId = view.id
+        self.host: HostId = view.host
+        self.role: Role = view.role
+        self.closed = False
+        self._block_tokens = block_tokens
+        self._hash_runs = runs_per_block(block_tokens, hash_tokens or block_tokens)
+        self._limits = limits
+        self._growth_tokens = max(LOOKAHEAD_TOKENS, limits.growth_tokens)
+        self._rules = rules
+        self._fairness = rules.fairness
+        self._lanes: dict[RequestId, Lane] = {}
+        self._waiting: list[Lane] = []
+        self._ready: list[Lane] = []
+        self._keys_version = rules.fairness.version
+        self._newest: RequestId | None = None
+        self._news = News()
+
+    @property
+    def is_idle(self) -> bool:
+        """It has no request."""
+        return not self._lanes
+
+    # ---- commands in
+
+    def apply(self, commands: Sequence[WorkerCommand]) -> None:
+        """Take what the server and the host pool say, between two steps. Words about abandoned attempts are dropped."""
+        for command in commands:
+            match command:
+                case StartRequest():
+                    self._start(command)
+                case StopRequest(request_id=request_id, attempt=attempt):
+                    lane = self._find(request_id, attempt)
+                    if lane is not None:
+                        self._forget(lane)
+                        tokens, worker = lane.computed_tokens, self.worker
+                        self._say(RequestDropped(request_id, attempt, worker, preempted=False, computed_tokens=tokens))
+                case BlocksGranted():
+                    self._grant(command)
+                case PreemptRequest(request_id=request_id, attempt=attempt):
+                    lane = self._find(request_id, attempt)
+                    if lane is not None:
+                        self._preempt(lane)
+                case Shutdown():
+                    self.closed = True
+                case _:
+                    assert_never(command)
+
+    def _start(self, command: StartRequest) -> None:
+        self._newest = command.request.id
+        old = self._lanes.get(command.request.id)
+        if old is not None:
+            if old.attempt >= command.attempt:
+                return  # said twice
+            self._forget(old)
+        lane = Lane(
+            request=command.request,
+            attempt=command.attempt,
+            tokens=unpack_tokens(command.tokens),
+            until=command.until,
+            block_tokens=self._block_tokens,
+            hash_runs=self._hash_runs,
+            key=self._fairness.key(command.request),
+            hashes=list(command.request.block_hashes),
+            stream=LayerStream(command.attempt, command.layer_groups) if command.layer_groups > 1 else None,
+        )
+        self._lanes[lane.request.id] = lane
+        self._news.is_load_new = True
+        if command.block_table:
+            lane.hold(command.block_table, command.computed_tokens)
+            if lane.remaining_tokens > 1 and not lane.output_tokens:
+                self._fairness.joined(lane.request)
+                self._take_turn(lane)
+            self._make_ready(lane)
+        else:
+            self._wait(lane)
+
+    def _wait(self, lane: Lane) -> None:
+        self._fairness.joined(lane.request)
+        lane.key = self._fairness.key(lane.request)
+        insort(self._waiting, lane, key=in_order)
+
+    def _take_turn(self, lane: Lane) -> None:
+        self._fairness.left(lane.request)
+        self._fairness.served(lane.request, prompt_tokens=lane.remaining_tokens, output_tokens=0)
+
+    def _find(self, request_id: RequestId, attempt: int) -> Lane | None:
+        lane = self._lanes.get(request_id)
+        return lane if lane is not None and lane.attempt == attempt else None
+
+    def _grant(self, command: BlocksGranted) -> None:
+        lane = self._find(command.request_id, command.attempt)
+        if lane is None or lane.state == "waiting":
+            return  # an answer from before a preemption
+        if lane.state == "ready":
+            if len(command.block_table) > len(lane.table):
+                lane.table = command.block_table
+                lane.expect(max(lane.asked_blocks, len(lane.table)))
+            return
+        lane.hold(command.block_table, command.cached_blocks * self._block_tokens)
+        self._waiting.remove(lane)
+        self._make_ready(lane)
+        self._news.is_load_new = True
+
+    def _make_ready(self, lane: Lane) -> None:
+        insort(self._ready, lane, key=in_order)
+        if lane.is_left:
+            self._hand_off(lane)
+
+    def _preempt(self, lane: Lane) -> None:
+        if lane.state == "ready":
+            self._ready.remove(lane)
+            self._wait(lane)
+        elif lane.state == "asking":
+            self._fairness.joined(lane.request)
+        lane.empty()
+        self._say(RequestDropped(lane.request.id, lane.attempt, self.worker, preempted=True))
+
+    def _forget(self, lane: Lane) -> None:
+        del self._lanes[lane.request.id]
+        if lane.state == "waiting":
+            self._fairness.left(lane.request)
+        (self._ready if lane.state == "ready" else self._waiting).remove(lane)
+
+    def _say(self, event: BatcherEvent) -> None:
+        self._news.events.append(event)
+        self._news.is_load_new = True
+
+    # ---- steps out
+
+    def plan(self) -> Step:
+        """Decide the next forward pass. A step without slices means that there is nothing to do now."""
+        return self._step(self._choose())
+
+    def plan_run(self) -> Step | DecodeRun:
+        """Decide as `plan` does; where all that are chosen decode, as far ahead as the next steps are alike.
+
+        Needs a batching policy that is a pure function of what it is given. A command that comes meanwhile ends it.
+        """
+        chosen = self._choose()
+        guesses = self._rules.speculation.tokens_max > 0
+        if chosen and chosen[0][1] == 1 and not guesses and not self._asks_later():
+            run = plan_decode_run([self._ready[index] for index, _ in chosen])
+            if run is not None:
+                for lane in run.lanes:
+                    lane.started = True  # no news: all of them have tokens
+                return run
+        return self._step(chosen) if chosen else NOTHING
+
+    def ask_in_run(self, run: DecodeRun) -> None:
+        """Ask for those who need more room after `asks_after` steps of a run of which no step is booked."""
+        for lane in run.lanes:
+            length = len(lane.tokens) + run.asks_after
+            if length >= lane.grow_at_tokens:
+                self._ask(lane, length)
+        run.asks_after = asks_after(run.lanes)
+
+    def widen(self, run: DecodeRun, granted: BlocksGranted) -> bool:
+        """Give a lane of a run of which no step is booked more room.
+
+        False where the grant is for another lane: nothing changes then.
+        """
+        lane = self._find(granted.request_id, granted.attempt)
+        if lane is None or lane not in run.lanes:
+            return False
+        self._grant(granted)
+        run.room_steps, run.asks_after = room_steps(run.lanes), asks_after(run.lanes)
+        return True
+
+    def _choose(self) -> list[tuple[int, int]]:
+        """Ask for the blocks that are needed soon; let the policy choose who is in the step with how many tokens."""
+        if self._waiting:
+            self._ask_for_first_blocks()
+        for lane in self._ready:
+            if len(lane.tokens) >= lane.grow_at_tokens:
+                self._ask(lane, len(lane.tokens))
+        return self._rules.batching.select(self._ready, self._limits, self._rules.cost) if self._ready else []
+
+    def _step(self, chosen: Sequence[tuple[int, int]]) -> Step:
+        drafts = drafts_for(self._ready, chosen, self._limits, self._rules.speculation)
+        return Step(tuple(self._slice(self._ready[index], count, drafts.get(index, ())) for index, count in chosen))
+
+    def _asks_later(self) -> bool:
+        """Tell whether a waiting lane may ask in the next steps though nothing but decoding happens."""
+        if not self._waiting or len(self._lanes) - len(self._waiting) >= self._limits.requests_max:
+            return False
+        return any(lane.state == "waiting" for lane in self._waiting)
+
+    def _ask_for_first_blocks(self) -> None:
+        """Ask for the requests that could be in the next steps, oldest first; not for more than those.
+
+        Asked late, a request hits what was sealed meanwhile. For the same reason one waits while a neighbour in this
+        batcher computes the better part of its prompt; and where turns may change, few ask ahead of theirs.
+        """
+        asking = [lane for lane in self._waiting if lane.state == "asking"]
+        most = (0 if asking else ASKS_AHEAD_MAX) if self._fairness.version else self._limits.requests_max
+        room = min(most, self._limits.requests_max - len(self._ready) - len(asking))
+        if room <= 0 or len(asking) == len(self._waiting):
+            return
+        tokens = sum(lane.remaining_tokens for lane in (*asking, *self._ready) if lane.remaining_tokens > 1)
+        here = {name for lane in self._ready if lane.hashes for name in lane.known_names(0, lane.sealed_blocks)}
+        soon = self._being_computed([*self._ready, *asking]) - here
+        for lane in self._in_turn():
+            if room <= 0 or tokens >= 2 * self._limits.step_tokens_max:
+                return
+            if lane.is_worth_waiting(soon):
+                continue
+            lane.state = "asking"
+            self._take_turn(lane)
+            self._ask(lane, len(lane.tokens), lane.prefix())
+            soon |= self._being_computed([lane]) - here
+            room -= 1
+            tokens += lane.remaining_tokens
+
+    def _in_turn(self) -> Iterator[Lane]:
+        """Yield the lanes that wait and have not asked, in fairness's order: which may change with each that asks."""
+        left = [lane for lane in self._waiting if lane.state == "waiting"]
+        while left:
+            if self._keys_version != self._fairness.version:
+                self._keys_version = self._fairness.version
+                for lane in self._waiting:
+                    lane.key = self._fairness.key(lane.request)
+                self._waiting.sort(key=in_order)
+                left.sort(key=in_order)
+            yield left.pop(0)
+
+    def _being_computed(self, lanes: Sequence[Lane]) -> set[BlockHash]:
+        return {name for lane in lanes if lane.hashes for name in lane.known_names(lane.sealed_blocks)}
+
+    def _ask(self, lane: Lane, length_tokens: int, prefix: tuple[BlockHash, ...] = ()) -> None:
+        lane.expect(lane.blocks_for(length_tokens + self._growth_tokens))
+        self._say(BlocksWanted(lane.request.id, lane.attempt, self.worker, lane.asked_blocks, prefix))
+
+    def _slice(self, lane: Lane, count: int, drafts: Sequence[int]) -> Slice:
+        self._news.start(lane)
+        return Slice(
+            request_id=lane.request.id,
+            tokens=[*lane.tokens, *drafts] if drafts else lane.tokens,
+            start=lane.computed_tokens,
+            count=count + len(drafts),
+            drafts=len(drafts),
+            block_table=lane.table,
+            sample=count == lane.remaining_tokens and lane.until != "prompt",
+            sampling=lane.request.sampling,
+            prompt_tokens=lane.request.prompt_tokens,
+            stream=lane.stream,
+        )
+
+    # ---- results in, reports out
+
+    def commit(self, step: Step, result: StepResult) -> None:
+        """Book a step's result: computed tokens, sealed blocks, new tokens, ends."""
+        for part, outcome in zip(step.slices, result.slices, strict=True):
+            self._book(self._lanes[part.request_id], part, outcome)
+
+    def commit_run(self, run: DecodeRun, steps: int, ended: Mapping[RequestId, int]) -> None:
+        """Book steps of a run. `ended`: whom the last of them ends, with the token that does it.
+
+        The tokens are not told: whoever jumps over steps knows what each was (`Lane.said`) and when it came.
+        """
+        for lane in run.lanes:
+            lane.decode_on(steps, ended.get(lane.request.id))
+            self._fairness.served(lane.request, prompt_tokens=0, output_tokens=steps)
+            first, hashes = lane.seal() if run.names_blocks else (0, ())
+            if hashes:
+                self._news.events.append(BlocksSealed(lane.request.id, lane.attempt, self.worker, first, hashes))
+            if lane.request.id in ended or len(lane.tokens) >= lane.tokens_max:
+                self._end(lane)
+
+    def fail(self, part: Slice, reason: str) -> None:
+        """Give up the request of a slice that the engine cannot compute."""
+        lane = self._lanes[part.request_id]
+        self._forget(lane)
+        self._say(RequestFailed(part.request_id, lane.attempt, self.worker, reason))
+
+    def _book(self, lane: Lane, part: Slice, outcome: SliceResult) -> None:
+        """Book a slice: what it computed, the token that it drew, and one more for every draft that came true."""
+        count = part.count - part.drafts
+        if count > 1:
+            self._news.is_load_new = True
+        lane.computed_tokens += count
+        lane.prompt_logprobs += outcome.prompt_logprobs
+        self._book_token(lane, outcome)
+        if lane.drafter is None or not part.drafts:
+            return
+        self._news.drafted_tokens += part.drafts
+        lane.drafter.note(part.drafts, len(outcome.further))
+        for token, logprob in outcome.further:  # no draft is a stop token or beyond the limit: only the last may end it
+            self._news.accepted_tokens += 1
+            lane.computed_tokens += 1
+            self._book_token(lane, SliceResult(token=token, logprob=logprob))
+
+    def _book_token(self, lane: Lane, outcome: SliceResult) -> None:
+        if outcome.token is not None:
+            lane.tokens.append(outcome.token)
+        first, hashes = lane.seal()
+        if hashes:
+            self._news.events.append(BlocksSealed(lane.request.id, lane.attempt, self.worker, first, hashes))
+        if outcome.token is not None:
+            self._emit(lane, outcome)
+        elif lane.is_left:
+            self._hand_off(lane)
+
+    def _emit(self, lane: Lane, outcome: SliceResult) -> None:
+        self._fairness.served(lane.request, prompt_tokens=0, output_tokens=1)
+        self._news.draw(lane, outcome)
+        self._end(lane)
+
+    def _end(self, lane: Lane) -> None:
+        """Say so where the newest token is the last one, here or at all."""
+        reason = lane.finish_reason()
+        if reason is not None:
+            self._forget(lane)
+            self._say(RequestFinished(lane.request.id, lane.attempt, self.worker, reason, lane.output_tokens))
+        elif lane.until == "first_token":
+            self._hand_off(lane)
+
+    def _hand_off(self, lane: Lane) -> None:
+        self._forget(lane)
+        self._say(PrefillFinished(lane.request.id, lane.attempt, self.worker, lane.computed_tokens))
+
+    def take_report(self, *, now_s: float, step_s: float = 0.0, unbooked_tokens: int = 0) -> StepReport | None:
+        """Hand out all that there is to say since the last time; None for nothing.
+
+        `unbooked_tokens`: what a run under way has computed so far.
+        """
+        news = self._news
+        if not (step_s or news.events or news.tokens):
+            news.is_load_new = False  # who only waits is told when it asks, and who has started, with its step
+            return None
+        return news.take(self.view(now_s, unbooked_tokens), step_s)
+
+    def view(self, now_s: float, unbooked_tokens: int = 0) -> WorkerView:
+        """Describe the load."""
+        queued_tokens, context_tokens = load_of(self._lanes.values())
+        return WorkerView(
+            id=self.worker,
+            host=self.host,
+            role=self.role,
+            running_requests=len(self._ready),
+            waiting_requests=len(self._waiting),
+            queued_tokens=queued_tokens,
+            context_tokens=context_tokens + unbooked_tokens,
+            observed_at_s=now_s,
+            newest_request=self._newest,
+        )

@@ -1,0 +1,65 @@
+"""Build a coordinator from configuration: the same way live, in the simulator and in a replay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+
+from baton.core.config import Plugin, PolicyConfig
+from baton.core.plugin import check_port, load_plugin
+from baton.core.ports import CostModel
+from baton.decide.control.coordinator import Coordinator, Policies
+from baton.decide.kv.window import Window
+from baton.decide.policy.admission import AdmissionPolicy
+from baton.decide.policy.fairness import FairnessPolicy
+from baton.decide.policy.handoff import FirstTokenPolicy, HandoffPolicy
+from baton.decide.policy.lengths import LengthsPolicy
+from baton.decide.policy.moves import MovesPolicy
+from baton.decide.policy.placement import PlacementPolicy
+from baton.decide.policy.roles import RolesPolicy
+from baton.decide.policy.routing import RoutingPolicy
+from baton.decide.policy.scaling import ScalingPolicy
+from baton.decide.policy.streaming import StreamingPolicy
+
+Port = TypeVar("Port")
+
+
+def build_coordinator(
+    policy: PolicyConfig, *, cost: CostModel, block_tokens: int, attempts_max: int, window: Window | None = None
+) -> Coordinator:
+    """Load the configured policies into a coordinator. Raises ConfigError for a plug-in that does not fit."""
+    return Coordinator(build_policies(policy, cost), block_tokens, attempts_max, window)
+
+
+def build_policies(policy: PolicyConfig, cost: CostModel) -> Policies:
+    """Load what a coordinator asks, family by family. Raises ConfigError for a plug-in that does not fit."""
+    cast = _Cast()
+    return Policies(
+        admission=cast.play(policy.admission, AdmissionPolicy),
+        routing=cast.play(policy.routing, RoutingPolicy),
+        placement=cast.play(policy.placement, PlacementPolicy),
+        fairness=cast.play(policy.fairness, FairnessPolicy),
+        roles=cast.play(policy.roles, RolesPolicy),
+        scaling=cast.play(policy.scaling, ScalingPolicy),
+        moves=cast.play(policy.moves, MovesPolicy),
+        lengths=cast.play(policy.lengths, LengthsPolicy),
+        streaming=cast.play(policy.streaming, StreamingPolicy),
+        handoff=cast.play(policy.handoff, HandoffPolicy),
+        first_token=cast.play(policy.first_token, FirstTokenPolicy),
+        cost=cost,
+    )
+
+
+@dataclass(slots=True)
+class _Cast:
+    """Who plays which family: one object for all that name it with the same options, so that its parts agree."""
+
+    made: dict[tuple[str, bytes], object] = field(default_factory=dict[tuple[str, bytes], object])
+
+    def play(self, plugin: Plugin, port: type[Port]) -> Port:
+        key = (plugin.use, msgspec.json.encode(plugin.options, order="sorted"))
+        if key not in self.made:
+            self.made[key] = load_plugin(plugin.use, plugin.options, expects=port)
+        return check_port(plugin.use, self.made[key], port)

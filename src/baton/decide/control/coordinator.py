@@ -1,0 +1,396 @@
+"""The control plane of a cluster as one state machine: events in, commands out, no I/O and no clock.
+
+It owns the life of every request. The live server, the simulator, a recorded log and a unit test drive this object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from baton.core.messages import (
+    AheadEnded,
+    CloseRequest,
+    CoordinatorCommand,
+    CoordinatorEvent,
+    DecodeBegun,
+    HostLost,
+    Outcome,
+    PrefillFinished,
+    RejectReason,
+    ReleaseBlocks,
+    RequestArrived,
+    RequestCancelled,
+    RequestDropped,
+    RequestFailed,
+    RequestFinished,
+    RetireWorker,
+    RoleSet,
+    SendAhead,
+    SetRole,
+    StartDecode,
+    StartPrefill,
+    StopRequest,
+    WorkerJoined,
+    WorkerLost,
+    WorkerReported,
+)
+from baton.core.prefixes import BlocksRemoved, BlocksStored
+from baton.core.ticking import Tick, WaitedTooLong
+from baton.core.types import (
+    ClusterView,
+    FlightView,
+    HostId,
+    LoadWindow,
+    Request,
+    RequestId,
+    Role,
+    WorkerId,
+    WorkerView,
+)
+from baton.core.ways import WayChosen, WayWanted
+from baton.decide.control.advice import Policies, PolicyFailure
+from baton.decide.control.bound import Bound
+from baton.decide.control.fleet import Fleet
+from baton.decide.control.flight import Flight
+from baton.decide.control.prefixes import Prefixes
+from baton.decide.control.reshaping import Reshaping
+from baton.decide.control.room import WaitingRoom
+from baton.decide.kv.window import Window
+from baton.decide.policy.predict import with_bound
+from baton.decide.policy.prefix import prefix_on
+from baton.decide.policy.routing import queue_s
+
+
+@dataclass(slots=True)
+class Coordinator:
+    """Decides for every request who computes it, and closes it exactly once (INV-1)."""
+
+    policies: Policies
+    block_tokens: int
+    attempts_max: int = 3
+    window: Window | None = None
+    """How far back the model sees, where no layer sees everything."""
+    _reshaping: Reshaping = field(default_factory=Reshaping)
+    _fleet: Fleet = field(default_factory=Fleet)
+    _bound: Bound = field(default_factory=Bound)
+    _prefixes: Prefixes = field(default_factory=Prefixes)
+    _flights: dict[RequestId, Flight] = field(default_factory=dict[RequestId, Flight])
+    _room: WaitingRoom = field(default_factory=WaitingRoom)
+    """Flights without a worker."""
+    _now_s: float = 0.0
+
+    def handle(self, event: CoordinatorEvent, now_s: float) -> list[CoordinatorCommand]:
+        """Apply one event and return what must be done about it, in order.
+
+        Late and repeated events are normal: news of a request that is closed, or of an attempt that was given up,
+        returns no commands.
+        """
+        self._now_s = now_s
+        match event:
+            case WorkerReported(view=view):
+                self._fleet.report(view)
+                return []
+            case RequestArrived():
+                return self._arrive(event, now_s)
+            case PrefillFinished() | RequestFinished() | DecodeBegun() | RequestFailed():
+                return self._progress(event)
+            case RequestCancelled(request_id=request_id):
+                return self._close(request_id, "cancelled")
+            case WorkerJoined(view=view):
+                self._fleet.join(view)
+                self._reshaping.joined(view.id)
+                return self._empty_room()
+            case WorkerLost(worker=worker, reason=reason):
+                self._reshaping.lost(worker, now_s)
+                return self._lose([worker], reason)
+            case HostLost(host=host, reason=reason):
+                self._prefixes.forget(host)
+                workers = [view.id for view in self._fleet.views() if view.host == host]
+                return self._lose(workers, reason)
+            case WaitedTooLong(wait_s=wait_s):
+                return self._turn_away(wait_s)
+            case RequestDropped():
+                return self._move_on(event)
+            case AheadEnded():
+                return self._stop_to_move(event)
+            case Tick(window=window):
+                return self._reshape(window, now_s)
+            case RoleSet() | BlocksStored() | BlocksRemoved():
+                self._note(event)
+                return []
+            case WayWanted(handoff=handoff):
+                return [WayChosen(handoff.request.id, self.policies.way(handoff))]
+            case _:
+                assert_never(event)
+
+    @property
+    def reshaping_failure(self) -> str:
+        """How a policy of roles or scaling last failed. Empty: it never did."""
+        return self._reshaping.failure
+
+    @property
+    def starting(self) -> Mapping[Role, int]:
+        """See `ClusterView.starting`."""
+        return self._reshaping.starting
+
+    @property
+    def waiting_since_s(self) -> float | None:
+        """When the first of those came in that wait for a worker. None: nobody does. See `WaitedTooLong`."""
+        return self._room.since_s
+
+    @property
+    def live_requests(self) -> int:
+        """Requests that have arrived and are not closed."""
+        return len(self._flights)
+
+    def _note(self, event: RoleSet | BlocksStored | BlocksRemoved) -> None:
+        if isinstance(event, RoleSet):
+            self._fleet.set_role(event.worker, event.role)
+        else:
+            self._prefixes.note(event)
+
+    def _arrive(self, event: RequestArrived, now_s: float) -> list[CoordinatorCommand]:
+        request = event.request
+        assert request.id not in self._flights, f"request {request.id} arrived twice"
+        flight = Flight(request, tier_hits=event.tier_hits)
+        cluster = self._view(flight)
+        key = self.policies.admit(request, cluster, now_s)
+        if not isinstance(key, tuple):
+            return [key]
+        flight.key = key
+        self._flights[request.id] = flight
+        return self._dispatch(flight, cluster)
+
+    def _dispatch(self, flight: Flight, cluster: ClusterView) -> list[CoordinatorCommand]:
+        """Give the flight to a worker; into the room where there is none.
+
+        A role is a preference: when nobody of the wanted role lives, any worker serves, slower but at once.
+        """
+        candidates = self._fleet.having(flight.stage) or list(cluster.workers)
+        if not candidates:
+            self._room.enter(flight.request.id, self._now_s)
+            return []
+        if flight.stage == "prefill":
+            return self._start_prefill(flight, candidates, cluster)
+        return self._start_decode(flight, candidates, cluster)
+
+    def _start_prefill(
+        self, flight: Flight, candidates: Sequence[WorkerView], cluster: ClusterView
+    ) -> list[CoordinatorCommand]:
+        request = flight.request
+        route = self.policies.route(request, candidates, cluster)
+        if isinstance(route, PolicyFailure):
+            return self._close(request.id, "failed", route.reason)
+        view = self._fleet.view(route.worker)
+        hits = cluster.prefix_hit_tokens
+        here = hits.get(view.host, 0)
+        there = hits.get(route.fetch, 0) if route.fetch is not None else 0
+        fetch = route.fetch if there > here else None
+        reads = self._read_tokens(request, route.worker, cluster) if fetch is None and cluster.tier_hits else 0
+        flight.worker, flight.host, flight.started_at_s = route.worker, view.host, self._now_s
+        flight.queued_tokens = request.prompt_tokens - max(here, there, reads)
+        self._fleet.load(
+            route.worker, request.id, queued_tokens=flight.queued_tokens, context_tokens=request.prompt_tokens
+        )
+        until = self.policies.until(request, route.until or ("first_token" if view.role == "prefill" else "end"))
+        ahead = self._send_ahead(flight, view.host, cluster) if until != "end" else []
+        groups = self.policies.layer_groups(request, view) if ahead and until == "first_token" else 1
+        return [StartPrefill(request, flight.attempt, route.worker, until, fetch, reads, groups), *ahead]
+
+    def _read_tokens(self, request: Request, worker: WorkerId, cluster: ClusterView) -> int:
+        """Choose how many leading tokens are read from tiers of the worker's host. 0: none."""
+        if self._fleet.view(worker).host not in cluster.tier_hits:
+            return 0
+        view = next(view for view in cluster.workers if view.id == worker)
+        cost = self.policies.cost
+        prefix = prefix_on(view, request, cluster, cost, wait_s=queue_s(view, cost))
+        return prefix.tokens if prefix.tokens > cluster.prefix_hit_tokens.get(view.host, 0) else 0
+
+    def _send_ahead(self, flight: Flight, source: HostId, cluster: ClusterView) -> list[CoordinatorCommand]:
+        """Let what is computed of a prompt go to where it will be decoded while the rest is computed."""
+        request, flight.ahead = flight.request, None
+        if not cluster.is_sent_ahead or request.sampling.prompt_logprobs or self._fleet.hosts == {source}:
+            return []
+        cluster = with_bound(cluster)
+        candidates = cluster.having("decode")
+        if all(worker.host == source for worker in candidates):
+            return []
+        choice = self.policies.place(request, source, candidates, cluster)
+        if isinstance(choice, PolicyFailure):
+            return []  # it is asked again when the prompt is computed
+        if choice != flight.worker:
+            self._bound.bind(request, choice)  # who computes the prompt has the request in its load
+        flight.ahead = self._fleet.view(choice).host
+        if flight.ahead == source:
+            return []
+        return [SendAhead(request, flight.attempt, source, choice, self.policies.run_tokens(request))]
+
+    def _start_decode(
+        self, flight: Flight, candidates: Sequence[WorkerView], cluster: ClusterView
+    ) -> list[CoordinatorCommand]:
+        request = flight.request
+        worker = flight.moving_to if flight.moving_to in self._fleet else None
+        flight.moving_to = None
+        if worker is None:
+            there = [view for view in candidates if view.host == flight.ahead] if flight.ahead is not None else []
+            choice = self.policies.place(request, flight.host, there or candidates, cluster)
+            if isinstance(choice, PolicyFailure):
+                return self._close(request.id, "failed", choice.reason)
+            worker = choice
+        host = self._fleet.view(worker).host
+        source = flight.host if flight.host != host else None
+        flight.worker, flight.host, flight.started_at_s = worker, host, self._now_s
+        self._fleet.load(worker, request.id, queued_tokens=0, context_tokens=request.prompt_tokens)
+        return [StartDecode(request, flight.attempt, worker, source)]
+
+    def _progress(
+        self, event: PrefillFinished | DecodeBegun | RequestFinished | RequestFailed
+    ) -> list[CoordinatorCommand]:
+        flight = self._flights.get(event.request_id)
+        if flight is None or flight.attempt != event.attempt or flight.worker != event.worker:
+            return []  # news of an attempt that was given up
+        if isinstance(event, PrefillFinished):
+            if flight.stage == "decode":
+                return []  # said twice, and the request has gone on where it was
+            self._unload(flight)
+            flight.stage = "decode"
+            return self._dispatch(flight, self._view(flight))
+        if isinstance(event, RequestFinished):
+            self.policies.learn(flight.request, event.output_tokens)
+            return self._close(event.request_id, "finished")
+        if isinstance(event, RequestFailed):
+            self._unload(flight)
+            return self._close(event.request_id, "failed", event.reason)
+        flight.stage = "decode"
+        return []
+
+    def _turn_away(self, wait_s: float) -> list[CoordinatorCommand]:
+        """Close those that no worker has had for so long: their clients can ask elsewhere."""
+        why = f"no worker has been there for {wait_s:g} s; send the request again, later or to another server"
+        overdue = self._room.overdue(wait_s, self._now_s)
+        return [command for name in overdue for command in self._close(name, "rejected", why, "no_worker")]
+
+    def _close(
+        self, request_id: RequestId, outcome: Outcome, reason: str = "", reject: RejectReason | None = None
+    ) -> list[CoordinatorCommand]:
+        flight = self._flights.pop(request_id, None)
+        if flight is None:
+            return []
+        self._room.leave(request_id)
+        commands: list[CoordinatorCommand] = []
+        if flight.worker is not None and outcome != "finished":
+            commands.append(StopRequest(request_id, flight.attempt, flight.worker))
+        self._unload(flight)
+        return [*commands, ReleaseBlocks(request_id), CloseRequest(request_id, outcome, reason, reject)]
+
+    def _lose(self, workers: Sequence[WorkerId], reason: str) -> list[CoordinatorCommand]:
+        """Give the dead workers' requests to others: their tokens are in the server, their KV is in the host."""
+        dead = set(workers)
+        orphans = [flight for flight in self._flights.values() if flight.worker in dead]
+        for worker in workers:
+            self._fleet.leave(worker)
+        commands: list[CoordinatorCommand] = []
+        for flight in orphans:
+            flight.worker = flight.moving_to = None
+            self._bound.release(flight.request.id)
+            flight.deaths += 1
+            if flight.deaths == self.attempts_max:
+                why = f"the worker died under it {flight.deaths} times, last: {reason}"
+                commands += self._close(flight.request.id, "failed", why)
+                continue
+            flight.attempt += 1
+            commands += self._dispatch(flight, self._view(flight))
+        return commands
+
+    def _empty_room(self) -> list[CoordinatorCommand]:
+        waiting = [self._flights[request_id] for request_id in self._room]
+        waiting.sort(key=lambda flight: (flight.key, flight.request.id))
+        self._room.clear()
+        return [command for flight in waiting for command in self._dispatch(flight, self._view(flight))]
+
+    def _reshape(self, window: LoadWindow, now_s: float) -> list[CoordinatorCommand]:
+        commands = self._reshaping.tick(window, self._cluster(), self.policies, now_s)
+        for command in commands:
+            if isinstance(command, SetRole):
+                self._fleet.set_role(command.worker, command.role)
+            elif isinstance(command, RetireWorker):
+                self._fleet.leave(command.worker)
+        return [*commands, *self._move(now_s)]
+
+    def _move(self, now_s: float) -> list[CoordinatorCommand]:
+        """Stop the requests that shall go on elsewhere. Each goes on when its worker has said that it is done."""
+        flights = [
+            FlightView(request=flight.request, worker=flight.worker, started_at_s=flight.started_at_s)
+            for flight in self._flights.values()
+            if flight.stage == "decode" and flight.worker is not None and flight.moving_to is None
+        ]
+        if not flights:
+            return []
+        commands: list[CoordinatorCommand] = []
+        for request_id, target in self._reshaping.moves(self._cluster(), flights, self.policies, now_s).items():
+            flight = self._flights.get(request_id)
+            if flight is None or flight.stage != "decode" or flight.worker in (None, target) or flight.moving_to:
+                continue
+            flight.moving_to = target
+            if flight.host is None or flight.host == self._fleet.view(target).host:
+                commands.append(StopRequest(request_id, flight.attempt, flight.worker))
+            else:
+                commands.append(SendAhead(flight.request, flight.attempt, flight.host, target, report=True))
+        return commands
+
+    def _stop_to_move(self, event: AheadEnded) -> list[CoordinatorCommand]:
+        """Stop a request whose KV is there already, but for a little. One whose KV did not get there stays."""
+        flight = self._flights.get(event.request_id)
+        if flight is None or flight.moving_to is None or flight.attempt != event.attempt or flight.worker is None:
+            return []
+        if not event.landed:
+            flight.moving_to = None
+            return []
+        return [StopRequest(event.request_id, flight.attempt, flight.worker)]
+
+    def _move_on(self, event: RequestDropped) -> list[CoordinatorCommand]:
+        """The worker no longer touches a request that is to go on elsewhere."""
+        flight = self._flights.get(event.request_id)
+        if flight is None or flight.moving_to is None:
+            return []
+        if (flight.attempt, flight.worker) != (event.attempt, event.worker):
+            return []
+        self._unload(flight)
+        flight.attempt += 1
+        return self._dispatch(flight, self._view(flight))
+
+    def _unload(self, flight: Flight) -> None:
+        self._bound.release(flight.request.id)
+        if flight.worker is not None:
+            tokens = flight.request.prompt_tokens
+            self._fleet.unload(
+                flight.worker, flight.request.id, queued_tokens=flight.queued_tokens, context_tokens=tokens
+            )
+        flight.worker, flight.queued_tokens = None, 0
+
+    def _view(self, flight: Flight) -> ClusterView:
+        """Describe the cluster for a decision about this request."""
+        request, policies = flight.request, self.policies
+        return ClusterView(
+            workers=self._fleet.views(),
+            prefix_hit_tokens=self._prefixes.hit_tokens(request, self.block_tokens, self.window),
+            expected_output_tokens=policies.expected_tokens(request),
+            waiting_requests=len(self._room),
+            tier_hits=flight.tier_hits,
+            starting=self._reshaping.starting,
+            bound=self._bound.loads,
+            first_token_by=policies.teller(request),
+            is_sent_ahead=policies.run_tokens(request) > 0,
+        )
+
+    def _cluster(self) -> ClusterView:
+        """Describe the cluster for a decision about no request in particular."""
+        return ClusterView(
+            workers=self._fleet.views(),
+            prefix_hit_tokens={},
+            waiting_requests=len(self._room),
+            starting=self._reshaping.starting,
+            bound=self._bound.loads,
+        )

@@ -1,0 +1,74 @@
+"""A user's own order of eviction, held to its contract: the pool, and with it the server, does not end with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from baton.core.config import Plugin
+from baton.core.plugin import is_ours, plugin_maker
+from baton.core.types import BlockId
+from baton.decide.control.advice import PolicyFailure, asked
+from baton.decide.kv.blocks import BlockFacts, EvictionOrder
+from baton.decide.policy.eviction import LeastRecentlyUsed
+
+Answer = TypeVar("Answer")
+
+
+class OwnEviction:
+    """Asks the user's order until it raises, or gives up what is not cached; then the oldest block goes first."""
+
+    def __init__(self, own: EvictionOrder, broke: Callable[[str], None]) -> None:
+        """`broke` is told once, in words, why the order is not asked any more. It may raise."""
+        self._own: EvictionOrder | None = own
+        self._broke = broke
+        self._instead = LeastRecentlyUsed()
+
+    def add(self, block: BlockId, facts: BlockFacts) -> None:
+        """See `EvictionOrder.add`."""
+        self._instead.add(block, facts)
+        self._ask(lambda own: own.add(block, facts))
+
+    def remove(self, block: BlockId) -> None:
+        """See `EvictionOrder.remove`."""
+        self._instead.remove(block)
+        self._ask(lambda own: own.remove(block))
+
+    def pop(self) -> BlockId:
+        """See `EvictionOrder.pop`."""
+        block = self._ask(self._take)
+        return self._instead.pop() if block is None else block
+
+    def _take(self, own: EvictionOrder) -> BlockId:
+        block = own.pop()
+        try:
+            self._instead.remove(block)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"it gave up block {block!r}, which is not cached") from error
+        return BlockId(int(block))  # what equals a cached block may still be no index, such as 3.0
+
+    def __len__(self) -> int:
+        return len(self._instead)
+
+    def _ask(self, ask: Callable[[EvictionOrder], Answer]) -> Answer | None:
+        own = self._own
+        if own is None:
+            return None
+        answer = asked(own, lambda: ask(own))
+        if not isinstance(answer, PolicyFailure):
+            return answer
+        self._put_aside(answer.reason)
+        return None
+
+    def _put_aside(self, why: str) -> None:
+        self._own = None
+        self._broke(f"{why}; the least recently used block is given up instead, from now on")
+
+
+def eviction_maker(plugin: Plugin, broke: Callable[[str], None]) -> Callable[[], EvictionOrder]:
+    """Make the order that is configured, once for every pool and tier. Raises ConfigError where it does not fit.
+
+    `broke`: told when one of a user's own breaks its contract; see `OwnEviction`.
+    """
+    make = plugin_maker(plugin.use, plugin.options, expects=EvictionOrder)
+    return make if is_ours(plugin.use) else lambda: OwnEviction(make(), broke)

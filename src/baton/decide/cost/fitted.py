@@ -1,0 +1,231 @@
+"""A cost model fitted to the measured steps of an engine: the one to trust for the machine that was measured.
+
+    step = start + sum over bands of tokens (price per token in the band) + sequences + pairs + context
+
+Prices are never negative, so a step never gets cheaper by more work. Bands let the price of a token change with the
+size of a step: a few tokens ride along while the weights are read, many pay for arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Struct
+
+from baton.core.errors import ConfigError
+from baton.core.ranges import Price, Seconds, out_of_range
+from baton.core.types import StepShape, prefill_pairs
+from baton.decide.cost.least_squares import fit_nonnegative
+
+BANDS = (8, 32, 128, 512)
+"""Where the price of a token may change."""
+PROFILE_VERSION = 1
+_REWEIGHTINGS = 3
+HELD_OUT_EVERY = 5
+"""Every fifth point is not fitted to: the error is told on those."""
+
+
+class StepPoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One measured step: a `StepShape`'s fields and its seconds."""
+
+    prefill_tokens: int = 0
+    prefill_chunks: int = 0
+    prefill_pairs: float = 0.0
+    decode_requests: int = 0
+    context_tokens: int = 0
+    step_s: float
+
+    @property
+    def shape(self) -> StepShape:
+        """What was computed."""
+        return StepShape(
+            prefill_tokens=self.prefill_tokens,
+            prefill_chunks=self.prefill_chunks,
+            prefill_pairs=self.prefill_pairs,
+            decode_requests=self.decode_requests,
+            context_tokens=self.context_tokens,
+        )
+
+
+class StepProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Measured steps of one engine with one model on one machine."""
+
+    version: int = PROFILE_VERSION
+    engine: str
+    llm: str
+    machine: str = ""
+    points: tuple[StepPoint, ...]
+
+
+class FitError(Struct, frozen=True, kw_only=True):
+    """How far a fit is from steps that it has not seen, relative to them."""
+
+    points: int
+    mean_ratio: float
+    p90_ratio: float
+    worst_ratio: float
+
+
+class FittedCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Seconds of steps as fitted. Implements `CostModel`; saved and loaded as JSON."""
+
+    engine: str = ""
+    llm: str = ""
+    machine: str = ""
+    start_s: Seconds
+    """A step with nothing in it."""
+    band_s: tuple[Price, ...]
+    """Per token, below `BANDS[0]`, between each two, and past the last."""
+    sequence_s: Price
+    """Per request in the step: logits and sampling."""
+    decode_s: Price
+    """Per decoding request, beyond what a prompt token costs."""
+    pair_s: Price
+    context_token_s: Price
+    handoff_local_s: Seconds = 0.0005
+    handoff_token_s: Price = 0.0
+    """Per token between hosts, where it was measured or is known."""
+    error: FitError | None = None
+
+    def prefill_s(self, *, new_tokens: int, cached_tokens: int) -> float:
+        """See `CostModel.prefill_s`."""
+        if new_tokens == 0:
+            return 0.0
+        pairs = prefill_pairs(new_tokens, cached_tokens)
+        return self.step_s(StepShape(prefill_tokens=new_tokens, prefill_chunks=1, prefill_pairs=pairs))
+
+    def step_s(self, shape: StepShape) -> float:
+        """See `CostModel.step_s`."""
+        fixed_s = self._fixed_s(shape.prefill_tokens, shape.prefill_chunks, shape.decode_requests)
+        return fixed_s + self.pair_s * shape.prefill_pairs + self.context_token_s * shape.context_tokens
+
+    def _fixed_s(self, prompt_tokens: int, chunks: int, requests: int) -> float:
+        bands_s = sum(
+            price_s * tokens for price_s, tokens in zip(self.band_s, _bands(prompt_tokens + requests), strict=True)
+        )
+        return self.start_s + (bands_s + self.sequence_s * (chunks + requests) + self.decode_s * requests)
+
+    def decode_run_s(self, *, requests: int, context_tokens: int, steps: int) -> Sequence[float]:
+        """See `CostModel.decode_run_s`."""
+        fixed_s = self._fixed_s(0, 0, requests)
+        reads = range(context_tokens, context_tokens + steps * requests, requests)
+        return [fixed_s + self.context_token_s * read for read in reads]
+
+    def handoff_s(self, *, tokens: int, same_host: bool) -> float:
+        """See `CostModel.handoff_s`."""
+        return self.handoff_local_s + (0.0 if same_host else self.handoff_token_s * tokens)
+
+    def on(self, kind: str) -> FittedCost:
+        """See `CostModel.on`. All workers are alike."""
+        return self
+
+
+def load_step_profile(text: str) -> StepProfile:
+    """Read measured steps. Raises ConfigError with what is wrong and what a profile looks like."""
+    try:
+        log = msgspec.json.decode(text, type=StepProfile)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"not a step profile: {error}; benchmarks/engine_profile.py writes one") from error
+    bad = sum(1 for point in log.points if not point.step_s > 0)
+    if bad or len(log.points) < 2 * HELD_OUT_EVERY:
+        raise ConfigError(
+            f"a step profile needs at least {2 * HELD_OUT_EVERY} points with step_s above 0: this one has "
+            f"{len(log.points)}, of which {bad} are not above 0"
+        )
+    return log
+
+
+def load_fitted(text: str) -> FittedCost:
+    """Read a saved fit. Raises ConfigError."""
+    try:
+        cost = msgspec.json.decode(text, type=FittedCost)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"not a fitted cost model: {error}; `fit_cost` makes one from a step profile") from error
+    return checked(cost)
+
+
+def checked(cost: FittedCost) -> FittedCost:
+    """Return a fit that came from outside.
+
+    Raises ConfigError where it does not have a price for every band, or a price that is none.
+    """
+    if len(cost.band_s) != len(BANDS) + 1:
+        raise ConfigError(
+            f"a fitted cost model needs {len(BANDS) + 1} prices in band_s, this one has {len(cost.band_s)}"
+        )
+    wrong = out_of_range(cost)
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+    if cost.start_s + cost.band_s[0] + cost.sequence_s == 0:
+        raise ConfigError(
+            "a fitted cost model has a step of one token that takes no time: start_s, band_s[0] and sequence_s are all "
+            "0; `fit_cost` makes one from a step profile"
+        )
+    return cost
+
+
+def save_fitted(cost: FittedCost) -> str:
+    """Write a fit as JSON, as `load_fitted` reads it."""
+    return msgspec.json.format(msgspec.json.encode(cost), indent=2).decode() + "\n"
+
+
+def fit_cost(log: StepProfile) -> FittedCost:
+    """Fit a log, and tell the error on every fifth point, which the fit has not seen.
+
+    Least squares of relative errors: a short step counts as much as a long one. Relative to what a first fit says of
+    a step, not to what was measured: steps that took too long by chance would count less than those that were lucky,
+    and the fit would be too quick. The prices come from the fit on the other points, so that the error is theirs.
+    """
+    seen = [point for index, point in enumerate(log.points) if index % HELD_OUT_EVERY]
+    held_out = [point for index, point in enumerate(log.points) if index % HELD_OUT_EVERY == 0]
+    cost = _fit(log, seen, [point.step_s for point in seen])
+    for _ in range(_REWEIGHTINGS):
+        cost = _fit(log, seen, [cost.step_s(point.shape) for point in seen])
+    return msgspec.structs.replace(cost, error=fit_error(cost, held_out))
+
+
+def _fit(log: StepProfile, points: Sequence[StepPoint], scales_s: Sequence[float]) -> FittedCost:
+    """Fit with each point's error counted relative to its scale."""
+    rows = [[value / scale_s for value in _features(point)] for point, scale_s in zip(points, scales_s, strict=True)]
+    prices = fit_nonnegative(rows, [point.step_s / scale_s for point, scale_s in zip(points, scales_s, strict=True)])
+    return FittedCost(
+        engine=log.engine,
+        llm=log.llm,
+        machine=log.machine,
+        start_s=prices[0],
+        sequence_s=prices[1],
+        decode_s=prices[2],
+        pair_s=prices[3],
+        context_token_s=prices[4],
+        band_s=tuple(prices[5:]),
+    )
+
+
+def fit_error(cost: FittedCost, points: Sequence[StepPoint]) -> FitError:
+    """Compare a fit with measured steps."""
+    ratios = sorted(abs(cost.step_s(point.shape) / point.step_s - 1) for point in points)
+    return FitError(
+        points=len(ratios),
+        mean_ratio=sum(ratios) / len(ratios),
+        p90_ratio=ratios[(len(ratios) - 1) * 9 // 10],
+        worst_ratio=ratios[-1],
+    )
+
+
+def _features(point: StepPoint) -> list[float]:
+    requests = float(point.decode_requests)
+    sums = [1.0, point.prefill_chunks + requests, requests, point.prefill_pairs, float(point.context_tokens)]
+    return [*sums, *_bands(point.prefill_tokens + point.decode_requests)]
+
+
+def _bands(tokens: int) -> tuple[float, ...]:
+    """Tokens in each band: 40 of them are 8, 24, 8, 0 and 0."""
+    first, second, third, fourth = BANDS
+    return (
+        float(min(tokens, first)),
+        float(min(max(tokens - first, 0), second - first)),
+        float(min(max(tokens - second, 0), third - second)),
+        float(min(max(tokens - third, 0), fourth - third)),
+        float(max(tokens - fourth, 0)),
+    )

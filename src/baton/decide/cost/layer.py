@@ -1,0 +1,174 @@
+"""Seconds of a transformer's layers on one GPU of a worker: matrix products, experts, elementwise work, exchange.
+
+All take the number of tokens and know nothing of requests. What depends on requests (attention) is in `attention.py`.
+Source: operator fits over AIConfigurator's data, checked against Vidur's linear operators.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton.decide.cost.curve import Curve
+from baton.decide.cost.hardware import Hardware
+from baton.decide.cost.model import FORMAT_BYTES, ModelShape
+from baton.decide.cost.parallel import Parallel, Precision
+
+ELEMENTWISE_S = 8e-6
+"""Norms, activations, rotations and residual sums of a layer with no tokens."""
+ELEMENTWISE_RATIO = 0.8
+"""Of the peak memory bandwidth, by elementwise kernels."""
+VALUE_BYTES = 2
+"""Activations are bf16."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A matrix product [tokens, k] x [k, n], one GPU's share of it."""
+
+    n: float
+    k: float
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCost:
+    """One worker's layers."""
+
+    model: ModelShape
+    hardware: Hardware
+    parallel: Parallel
+    precision: Precision
+    measured: Curve | None = None
+    """Seconds of a layer's products and elementwise work by tokens. None: from the hardware's peaks."""
+
+    @property
+    def stage_ratio(self) -> float:
+        """The longest pipeline stage's share of the layers."""
+        return -(-self.model.layers // self.parallel.pp) / self.model.layers
+
+    def stage_s(self, rank_tokens: float, stage_tokens: float) -> float:
+        """Seconds of the layers of one stage, attention's own kernels left out.
+
+        `rank_tokens` is what one tensor-parallel group computes, `stage_tokens` what all groups do that share experts.
+        """
+        if rank_tokens <= 0:
+            return 0.0
+        model = self.model
+        if self.measured is not None:
+            layer_s = self.measured.at(rank_tokens) + 2 * self._all_reduce_s(rank_tokens)
+            return self.stage_ratio * model.layers * layer_s
+        always_s = self._products_s(self._attention_products(), rank_tokens) + self._elementwise_s(rank_tokens)
+        always_s += self._all_reduce_s(rank_tokens)
+        dense_s = expert_s = 0.0
+        if model.layers > model.expert_layers:
+            dense_s = self._products_s(self._mlp_products(model.ffn), rank_tokens) + self._all_reduce_s(rank_tokens)
+        if model.expert_layers:
+            expert_s = self._experts_s(rank_tokens, stage_tokens)
+        dense_layers = model.layers - model.expert_layers
+        whole_s = model.layers * always_s + dense_layers * dense_s + model.expert_layers * expert_s
+        return self.stage_ratio * whole_s
+
+    def alone_s(self, tokens: float) -> float:
+        """Seconds of one dense layer's products and elementwise work."""
+        products = [*self._attention_products(), *self._mlp_products(self.model.ffn)]
+        return self._products_s(products, tokens) + self._elementwise_s(tokens)
+
+    def head_s(self, sequences: float) -> float:
+        """Seconds of the logits of so many positions."""
+        if sequences <= 0:
+            return 0.0
+        return self._product_s(Product(self.model.vocab / self.parallel.tp, self.model.d), sequences)
+
+    def send_s(self, rank_tokens: float) -> float:
+        """Seconds until the next stage has the activations."""
+        if self.parallel.pp == 1:
+            return 0.0
+        size_bytes = rank_tokens * self.model.d * VALUE_BYTES / self.parallel.tp
+        bytes_per_s = self.hardware.between_bytes_per_s(self.parallel.gpus)
+        return self.hardware.p2p_latency_s + size_bytes / bytes_per_s
+
+    def _attention_products(self) -> list[Product]:
+        model, tp, latent = self.model, self.parallel.tp, self.model.latent
+        if latent is None:
+            kv_heads = max(1.0, model.kv_heads / tp)
+            qkv = (model.heads / tp + 2 * kv_heads) * model.head_dim
+            return [Product(qkv, model.d), Product(model.d, model.heads * model.head_dim / tp)]
+        heads = model.heads / tp
+        query = heads * (latent.nope + latent.rope)
+        q = (
+            [Product(latent.q_lora, model.d), Product(query, latent.q_lora)]
+            if latent.q_lora
+            else [Product(query, model.d)]
+        )
+        down = Product(latent.kv_lora + latent.rope, model.d)
+        up = Product(heads * (latent.nope + latent.v), latent.kv_lora)
+        """Expanding the latent for a prompt; absorbing it into query and output for decode is the same work."""
+        return [*q, down, up, Product(model.d, heads * latent.v)]
+
+    def _mlp_products(self, ffn: int) -> list[Product]:
+        tp = self.parallel.tp
+        return [Product((2 if self.model.gated else 1) * ffn / tp, self.model.d), Product(self.model.d, ffn / tp)]
+
+    def _products_s(self, products: list[Product], tokens: float) -> float:
+        return sum(self._product_s(product, tokens) for product in products)
+
+    def _product_s(self, product: Product, tokens: float) -> float:
+        weights_bytes = product.n * product.k * FORMAT_BYTES[self.precision.weights]
+        moved_bytes = weights_bytes + tokens * (product.n + product.k) * VALUE_BYTES
+        return self._roof_s(2 * tokens * product.n * product.k, moved_bytes)
+
+    def _roof_s(self, flops: float, moved_bytes: float) -> float:
+        kernels = self.hardware.kernels
+        compute_s = flops / (kernels.compute_ratio * self.hardware.flops(self.precision.weights))
+        memory_s = moved_bytes / (kernels.memory_ratio * self.hardware.memory_bytes_per_s)
+        if kernels.norm == 0:
+            return kernels.launch_s + max(compute_s, memory_s)
+        return kernels.launch_s + (compute_s**kernels.norm + memory_s**kernels.norm) ** (1 / kernels.norm)
+
+    def _elementwise_s(self, tokens: float) -> float:
+        model, tp, experts = self.model, self.parallel.tp, self.model.experts
+        dense = (model.layers - model.expert_layers) / model.layers * model.ffn
+        routed = (
+            model.expert_layers / model.layers * (experts.active + experts.shared) * experts.ffn if experts else 0.0
+        )
+        values = 6 * model.d + 3 * (dense + routed) / tp + 4 * (model.heads + model.kv_heads) * model.head_dim / tp
+        bytes_per_s = ELEMENTWISE_RATIO * self.hardware.memory_bytes_per_s
+        return VALUE_BYTES * tokens * values / bytes_per_s + ELEMENTWISE_S
+
+    def _all_reduce_s(self, tokens: float) -> float:
+        return self.hardware.all_reduce_s(VALUE_BYTES * tokens * self.model.d, self.parallel.tp)
+
+    def _experts_s(self, rank_tokens: float, stage_tokens: float) -> float:
+        """Routed experts of the fullest GPU, the shared ones, and getting the tokens to them and back."""
+        model, experts, parallel = self.model, self.model.experts, self.parallel
+        assert experts is not None
+        split = parallel.stage_gpus / parallel.ep
+        distinct = experts.experts / parallel.ep * (1 - experts.idle_ratio(stage_tokens))
+        rows = stage_tokens * experts.active / parallel.ep
+        weights_bytes = distinct * model.expert_params / split * FORMAT_BYTES[self.precision.weights]
+        moved_bytes = weights_bytes + rows * (2 * model.d + 3 * experts.ffn / split) * VALUE_BYTES
+        routed_s = self.hardware.kernels.launch_s + self._roof_s(2 * rows * model.expert_params / split, moved_bytes)
+        router_s = self._product_s(Product(experts.experts, model.d), rank_tokens)
+        shared_s = (
+            self._products_s(self._mlp_products(experts.shared * experts.ffn), rank_tokens) if experts.shared else 0.0
+        )
+        return router_s + routed_s + shared_s + self._exchange_s(rank_tokens)
+
+    def _exchange_s(self, rank_tokens: float) -> float:
+        """All-to-all there and back, or the all-reduce of a worker whose GPUs all have all tokens."""
+        model, experts, parallel, hardware = self.model, self.model.experts, self.parallel, self.hardware
+        if parallel.dp * parallel.cp == 1:
+            return self._all_reduce_s(rank_tokens)
+        assert experts is not None
+        there_and_back_bytes = FORMAT_BYTES["fp8" if self.precision.weights == "fp8" else "bf16"] + VALUE_BYTES
+        row_bytes = rank_tokens / parallel.tp * model.d * there_and_back_bytes
+        gpus = parallel.stage_gpus
+        inside_bytes = row_bytes * experts.active * (gpus - 1) / gpus
+        nodes = gpus / hardware.gpus_per_node
+        if nodes <= 1:
+            return 2 * hardware.p2p_latency_s + inside_bytes / hardware.intra_node_bytes_per_s
+        visited = nodes * (1 - (1 - 1 / nodes) ** experts.active) * (nodes - 1) / nodes
+        """A token crosses to a node once, however many of its experts are there."""
+        if experts.nodes_max:
+            visited = min(visited, experts.nodes_max)
+        outside_s = row_bytes * visited / hardware.inter_node_bytes_per_s
+        return 4 * hardware.p2p_latency_s + max(outside_s, inside_bytes / hardware.intra_node_bytes_per_s)

@@ -1,0 +1,137 @@
+"""A cost model from plain data: the `cost` section of a cluster file, every problem at once.
+
+    {model: roofline, llm: llama2-70b, hardware: A100-80G-SXM, tp: 8, engine: splitwise-vllm}
+    {llm: llama2-70b, kinds: {a100: {model: roofline, hardware: A100-80G-SXM, tp: 8}, h100: {...}}}
+
+With `kinds`, the keys beside it hold for every kind that does not say otherwise, and a worker's kind picks its model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from baton.core.errors import ConfigError
+from baton.core.files import placed
+from baton.core.misfits import misfits
+from baton.core.names import did_you_mean
+from baton.core.ports import CostModel
+from baton.core.ranges import out_of_range
+from baton.decide.cost.heterogeneous import HeterogeneousCost
+from baton.decide.cost.own_hardware import OwnHardware
+from baton.decide.cost.spec import SPECS, Built, KindFacts, build, is_model_file, read_model
+from baton.decide.cost.step_logs import read_fitted
+
+_GONE = {
+    "local_wire": "workers of one host share its arena and copy nothing; for GPUs that do copy to each other, give "
+    "each worker a host of its own, and say how fast in `wire`",
+}
+"""Keys that there were, and what to do without them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedCost:
+    """A cost model, and what is known about each kind of worker."""
+
+    cost: CostModel
+    kinds: Mapping[str, KindFacts]
+    """By kind. Without `kinds` in the section: one, the empty name."""
+
+
+def settled(raw: Mapping[str, Any], *, folder: Path) -> dict[str, Any]:
+    """Put what the files say that the section names into the section itself: a fitted model's, a model's sizes.
+
+    Workers, hosts that join and a replay get the section later and elsewhere, where those files say something else, as
+    step logs do that are begun anew, or are not there at all (INV-7). What is wrong with the rest, `load_cost` says.
+    Raises ConfigError for a file that is no fit, or no model.
+    """
+    kinds = raw.get("kinds")
+    if not isinstance(kinds, Mapping):
+        return _settled_kind(raw, folder, "cost")
+    shared = {key: value for key, value in raw.items() if key != "kinds"}
+    sections: dict[str, Any] = {}
+    for name, section in cast("Mapping[str, Any]", kinds).items():
+        own = cast("Mapping[str, Any]", section)
+        is_section = isinstance(section, Mapping)
+        sections[name] = _settled_kind({**shared, **own}, folder, f"cost.kinds.{name}") if is_section else section
+    return {"kinds": sections}
+
+
+def _settled_kind(section: Mapping[str, Any], folder: Path, where: str) -> dict[str, Any]:
+    found, llm, file = dict(section), section.get("llm"), section.get("file")
+    try:
+        if isinstance(llm, str) and is_model_file(llm):
+            found["llm"] = msgspec.to_builtins(read_model(llm, folder))
+        if section.get("model") == "fitted" and isinstance(file, str) and file and "fit" not in section:
+            found["fit"] = msgspec.to_builtins(read_fitted(folder / file))
+            del found["file"]
+    except ConfigError as error:
+        raise ConfigError("\n".join(placed(where, error))) from error
+    return found
+
+
+def load_cost(raw: Mapping[str, Any], *, folder: Path, where: str = "cost") -> LoadedCost:
+    """Build the cost model that a section describes; `file` in it is relative to `folder`. `where`: the section's name.
+
+    Raises ConfigError with every problem of every kind, one per line: unknown keys, models, GPUs and engines with the
+    nearest known ones, degrees that do not divide, and models that do not fit, with what does.
+    """
+    if "kinds" not in raw:
+        cost, facts = _load_kind(dict(raw), folder, where)
+        return LoadedCost(cost=cost, kinds={"": facts})
+    kinds = raw["kinds"]
+    if not isinstance(kinds, Mapping) or not kinds:
+        raise ConfigError(f"{where}.kinds must name at least one kind of worker, each with its own section")
+    shared = {key: value for key, value in raw.items() if key != "kinds"}
+    loaded: dict[str, Built] = {}
+    problems: list[str] = []
+    for name, section in cast("Mapping[str, Any]", kinds).items():
+        if not isinstance(section, Mapping):
+            problems.append(f"{where}.kinds.{name} must be a section of its own, but is {section!r}")
+            continue
+        try:
+            own = cast("Mapping[str, Any]", section)
+            loaded[name] = _load_kind({**shared, **own}, folder, f"{where}.kinds.{name}")
+        except ConfigError as error:
+            problems += str(error).splitlines()
+    if problems:
+        raise ConfigError("\n".join(problems))
+    cost = HeterogeneousCost(kinds={name: cost for name, (cost, _) in loaded.items()})
+    return LoadedCost(cost=cost, kinds={name: facts for name, (_, facts) in loaded.items()})
+
+
+def _load_kind(raw: dict[str, Any], folder: Path, where: str) -> Built:
+    model = raw.pop("model", "linear")
+    if model not in SPECS:
+        raise ConfigError(f"{where}.model is {model!r}{did_you_mean(str(model), SPECS)}; known: {', '.join(SPECS)}")
+    kind = SPECS[model]
+    known = kind.__struct_fields__
+    problems = [
+        f"{where}.{key} is no more: {_GONE[key]}"
+        if key in _GONE
+        else f"unknown key {where}.{key}{did_you_mean(key, known)}; model {model} takes {', '.join(known)}"
+        for key in raw
+        if key not in known
+    ]
+    gpu = cast("object", raw.get("hardware"))
+    wrong = misfits(cast("object", gpu), OwnHardware, f"{where}.hardware") if isinstance(gpu, dict) else []
+    if wrong:
+        raise ConfigError("\n".join([*problems, *wrong]))
+    try:
+        spec = msgspec.convert({key: value for key, value in raw.items() if key in known}, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError("\n".join([*problems, f"{where}: {error}"])) from error
+    wrong = [*problems, *out_of_range(spec, where)]
+    if len(wrong) > len(problems):
+        raise ConfigError("\n".join(wrong))  # nothing can be built of numbers that are none
+    try:
+        built = build(spec, folder)
+    except ConfigError as error:
+        raise ConfigError("\n".join([*problems, *placed(where, error)])) from error
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return built

@@ -1,0 +1,121 @@
+"""A GPU that the catalogue does not have, as its owner describes it: checked, and made whole from a known one."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from msgspec import Struct, structs
+
+from baton.core.errors import ConfigError
+from baton.core.ranges import Range
+from baton.decide.cost.catalog import all_hardware, hardware, is_known
+from baton.decide.cost.hardware import Hardware
+
+NEEDED = ("bf16_flops", "memory_bytes", "memory_bytes_per_s")
+"""What has to be said of a GPU that is like no other."""
+NEVER_BORROWED = ("fp8_flops", "int8_flops", "usd_per_hour", "node_w")
+"""What is not taken from the nearest GPU where none was named: it has no fp8 arithmetic unless somebody says so."""
+_BELIEVED: dict[str, Range] = {
+    "bf16_flops": Range(least=1e12, such_as="FLOP/s, such as 312e12"),
+    "fp8_flops": Range(least=1e12, such_as="FLOP/s, such as 624e12"),
+    "int8_flops": Range(least=1e12, such_as="OP/s, such as 624e12"),
+    "memory_bytes": Range(least=1e9, such_as="bytes, such as 80e9"),
+    "memory_bytes_per_s": Range(least=1e9, such_as="bytes/s, such as 2.0e12"),
+    "gpu_w": Range(least=1, such_as="watts, such as 400"),
+    "gpus_per_node": Range(least=1, such_as="GPUs, such as 8"),
+    "inter_node_bytes_per_s": Range(least=1e6, such_as="bytes/s of one GPU, such as 25e9"),
+    "intra_node_bytes_per_s": Range(least=1e6, such_as="bytes/s of one GPU, such as 300e9"),
+    "p2p_latency_s": Range(least=0, such_as="seconds, such as 1e-5"),
+    "usd_per_hour": Range(least=0, such_as="USD of one GPU and hour, such as 2.5"),
+    "node_w": Range(least=1, such_as="watts of a whole node, such as 6500"),
+}
+"""By key. Who writes 989 means teraFLOP/s."""
+
+
+class OwnHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One kind of GPU in its usual node. Keys are those of `Hardware`; None: as in `like`."""
+
+    name: str
+    like: str = ""
+    """A GPU of the catalogue that it resembles. Empty: the nearest by arithmetic and memory bandwidth, of which links,
+    power and the efficiency of kernels are borrowed where they are not said."""
+    bf16_flops: float | None = None
+    fp8_flops: float | None = None
+    int8_flops: float | None = None
+    memory_bytes_per_s: float | None = None
+    memory_bytes: float | None = None
+    gpu_w: float | None = None
+    gpus_per_node: int | None = None
+    inter_node_bytes_per_s: float | None = None
+    intra_node_bytes_per_s: float | None = None
+    p2p_latency_s: float | None = None
+    usd_per_hour: float | None = None
+    node_w: float | None = None
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """The figures that it has."""
+        values = structs.asdict(self)
+        return {key: values[key] for key in _BELIEVED if values[key] is not None}
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """As it stands in a file."""
+        return {"name": self.name, **({"like": self.like} if self.like else {}), **self.said}
+
+    def problems(self) -> list[str]:
+        """Everything that is wrong with it, apart from what it is like."""
+        where = f"hardware {self.name}:"
+        found = ["hardware needs a name"] if not self.name else []
+        if is_known(self.name):
+            found.append(
+                f"{where} the catalogue has {hardware(self.name).name}: give yours a name of its own, and "
+                f'like = "{self.name}" for what is as there'
+            )
+        found += [
+            _BELIEVED[key].problem(f"{where} {key}", value)
+            for key, value in self.said.items()
+            if not _BELIEVED[key].takes(value)
+        ]
+        missing = [key for key in NEEDED if key not in self.said]
+        if missing and not self.like:
+            found.append(
+                f"{where} {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing; or say which known GPU "
+                f'it is like, such as like = "h100"'
+            )
+        return found
+
+
+def described(own: OwnHardware) -> Hardware:
+    """The GPU, whole. Raises ConfigError with every problem, one per line."""
+    problems = own.problems()
+    try:
+        base = hardware(own.like) if own.like else None
+    except ConfigError as error:
+        problems.append(f"hardware {own.name}: like: {error}")
+        base = None
+    if problems:
+        raise ConfigError("\n".join(problems))
+    said = own.said
+    if base is None:
+        base = nearest_hardware(bf16_flops=said["bf16_flops"], memory_bytes_per_s=said["memory_bytes_per_s"])
+        said = dict.fromkeys(NEVER_BORROWED) | said
+    elif "gpu_w" in said or "gpus_per_node" in said:
+        said = {"node_w": None} | said  # a known node's power is that of other GPUs
+    borrowed = [key for key in _BELIEVED if key not in said]
+    note = (
+        f"{own.name}: kernel efficiencies of {base.kernels.name}, all-reduce of {base.links.name}, scaled to its peaks"
+    )
+    note += f"; {', '.join(borrowed)} of {base.name}" if borrowed else ""
+    return structs.replace(base, name=own.name, note=note, **said)
+
+
+def nearest_hardware(*, bf16_flops: float, memory_bytes_per_s: float) -> Hardware:
+    """The GPU of the catalogue whose arithmetic and memory bandwidth are off by the smallest factors."""
+
+    def factors(gpu: Hardware) -> float:
+        arithmetic, memory = bf16_flops / gpu.bf16_flops, memory_bytes_per_s / gpu.memory_bytes_per_s
+        return abs(math.log(arithmetic)) + abs(math.log(memory))
+
+    return min(all_hardware().values(), key=factors)

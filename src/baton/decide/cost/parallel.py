@@ -1,0 +1,205 @@
+"""How one worker is spread over GPUs, and whether a model fits them."""
+
+from __future__ import annotations
+
+from msgspec import Struct, structs
+
+from baton.decide.cost.hardware import Hardware
+from baton.decide.cost.model import FORMAT_BYTES, Format, KVFormat, ModelShape
+
+MEMORY_RATIO = 0.9
+"""Share of a GPU's memory that an engine uses; the rest is the driver's, the allocator's and the graphs'."""
+ACTIVATION_TOKENS = 2048
+"""Tokens of a step whose activations are kept free beside weights and KV."""
+
+
+class Precision(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How weights and KV are stored."""
+
+    weights: Format = "bf16"
+    kv: KVFormat = "bf16"
+
+
+class Parallel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The GPUs of one worker: tp x pp x cp x dp of them."""
+
+    tp: int = 1
+    """Tensor parallel: every matrix is split; two all-reduces a layer."""
+    pp: int = 1
+    """Pipeline stages, each with its share of the layers."""
+    cp: int = 1
+    """Context (sequence) parallel: a prompt's tokens, and the KV that decode reads, are split; weights are not."""
+    dp: int = 1
+    """Attention data parallel: each part of the worker serves its own requests, all share the experts."""
+    ep: int = 1
+    """GPUs of a stage that the experts are divided among; the rest of tp x cp x dp splits each expert."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one worker."""
+        return self.tp * self.pp * self.cp * self.dp
+
+    @property
+    def stage_gpus(self) -> int:
+        """GPUs of one pipeline stage."""
+        return self.tp * self.cp * self.dp
+
+    def problems(self, model: ModelShape) -> list[str]:
+        """Everything that does not divide. Empty: the model can be cut this way."""
+        degrees = (("tp", self.tp), ("pp", self.pp), ("cp", self.cp), ("dp", self.dp), ("ep", self.ep))
+        found = [f"{name} is {degree}, but must be at least 1" for name, degree in degrees if degree < 1]
+        if found:
+            return found
+        if model.heads % self.tp:
+            found.append(
+                f"tp {self.tp} does not divide the {model.heads} heads of {model.name}; try {_near(model, self)}"
+            )
+        if self.pp > model.layers:
+            found.append(f"pp {self.pp} is more than the {model.layers} layers of {model.name}")
+        if self.ep > 1 and model.experts is None:
+            found.append(f"ep {self.ep}, but {model.name} has no experts: leave ep out")
+        if model.experts and self.ep > model.experts.experts:
+            most = experts_gpus_max(self.stage_gpus, model.experts.experts)
+            found.append(
+                f"ep {self.ep} is more than the {model.experts.experts} experts of {model.name}: try ep {most}, which "
+                "splits each expert over the rest of the GPUs"
+            )
+        elif self.ep > 1 and model.experts and self.stage_gpus % self.ep:
+            found.append(f"ep {self.ep} does not divide the {self.stage_gpus} GPUs (tp x cp x dp) of a stage")
+        return found
+
+
+def experts_gpus_max(stage_gpus: int, experts: int) -> int:
+    """Most GPUs of a stage that experts can be divided among, at least one on each and all used alike."""
+    return max(degree for degree in range(1, min(stage_gpus, experts) + 1) if stage_gpus % degree == 0)
+
+
+def _near(model: ModelShape, parallel: Parallel) -> str:
+    fitting = [degree for degree in range(1, 65) if model.heads % degree == 0]
+    return f"tp {min(fitting, key=lambda degree: abs(degree - parallel.tp))}"
+
+
+class Room(Struct, frozen=True, kw_only=True):
+    """What one GPU of a worker holds."""
+
+    weights_bytes: float
+    activations_bytes: float
+    kv_bytes: float
+    """Left for KV; negative where the weights do not fit."""
+    kv_tokens: int
+    """Tokens whose KV the whole worker holds."""
+
+
+def room(
+    model: ModelShape, hardware: Hardware, parallel: Parallel, precision: Precision, draft: ModelShape | None = None
+) -> Room:
+    """Divide a worker's memory into weights, activations and KV; those of a draft model beside it are among them."""
+    weights_bytes = _weights_bytes(model, parallel, precision)
+    activations_bytes = 2 * ACTIVATION_TOKENS * (4 * model.d + 2 * model.ffn / parallel.tp)
+    kv_bytes = kv_token_gpu_bytes(model, parallel, precision.kv)
+    if draft is not None:
+        beside = draft_parallel(draft, parallel)
+        weights_bytes += _weights_bytes(draft, beside, precision)
+        kv_bytes += kv_token_gpu_bytes(draft, beside, precision.kv)
+    free_bytes = hardware.memory_bytes * MEMORY_RATIO - weights_bytes - activations_bytes
+    kv_tokens = max(0, int(free_bytes / kv_bytes)) * parallel.cp * parallel.dp
+    return Room(
+        weights_bytes=weights_bytes, activations_bytes=activations_bytes, kv_bytes=free_bytes, kv_tokens=kv_tokens
+    )
+
+
+def draft_parallel(draft: ModelShape, parallel: Parallel) -> Parallel:
+    """A draft model runs on the target's GPUs, on as many of them as divide its heads."""
+    return Parallel(tp=max(degree for degree in range(1, parallel.tp + 1) if draft.heads % degree == 0))
+
+
+def kv_token_gpu_bytes(model: ModelShape, parallel: Parallel, kv: KVFormat) -> float:
+    """Bytes that a token takes on each GPU that holds some of it. Latents, and heads past their number, are copied."""
+    layers = -(-model.layers // parallel.pp)
+    if model.latent is not None:
+        return layers * model.kv_values() * FORMAT_BYTES[kv]
+    return layers * 2 * max(1.0, model.kv_heads / parallel.tp) * model.head_dim * FORMAT_BYTES[kv]
+
+
+def _weights_bytes(model: ModelShape, parallel: Parallel, precision: Precision) -> float:
+    """Bytes on the fullest GPU: the stage with the most layers, and half of the embeddings where there are stages."""
+    each = FORMAT_BYTES[precision.weights]
+    share = -(-model.layers // parallel.pp) / model.layers
+    experts = model.experts
+    expert_params = model.expert_layers * experts.experts * model.expert_params if experts else 0
+    dense_params = model.params - model.embedding_params - expert_params
+    spread = parallel.stage_gpus
+    embedding = model.embedding_params * 2.0 / parallel.tp / (1 if parallel.pp == 1 or model.tied else 2)
+    return share * each * (dense_params / parallel.tp + expert_params / spread) + embedding
+
+
+def worker_problems(
+    model: ModelShape, hardware: Hardware, parallel: Parallel, precision: Precision, draft: ModelShape | None = None
+) -> list[str]:
+    """Everything in the way of such a worker, with the nearest that works. Empty: it can be built.
+
+    One rule for whoever describes a worker and for the planner, which tries many.
+    """
+    problems = parallel.problems(model)
+    if problems:
+        return problems
+    wide = parallel.tp * parallel.cp
+    if wide > hardware.gpus_per_node:
+        problems.append(
+            f"tp {parallel.tp} x cp {parallel.cp} takes {wide} GPUs of one node, and a node of {hardware.name} has "
+            f"{hardware.gpus_per_node}: try tp {_widest(model, hardware)}, and pp for more GPUs"
+        )
+    if precision.weights == "fp8" and hardware.fp8_flops is None:
+        problems.append(
+            f"{hardware.name} does not compute in fp8: try weights bf16 or int8, or a GPU that does, such as H100"
+        )
+    problem = None if problems else _fit_problem(model, hardware, parallel, precision, draft)
+    return problems if problem is None else [problem]
+
+
+def _widest(model: ModelShape, hardware: Hardware) -> int:
+    return max(degree for degree in range(1, hardware.gpus_per_node + 1) if model.heads % degree == 0)
+
+
+def _fit_problem(
+    model: ModelShape, hardware: Hardware, parallel: Parallel, precision: Precision, draft: ModelShape | None
+) -> str | None:
+    """Say that a model does not fit, with the numbers and the nearest thing that works. None: it fits."""
+    have = room(model, hardware, parallel, precision, draft)
+    if have.kv_tokens > 0:
+        return None
+    gib = 2**30
+    usable = f"{hardware.memory_bytes * MEMORY_RATIO / gib:.1f} of {hardware.memory_bytes / gib:.0f} GiB are usable"
+    both = model.name if draft is None else f"{model.name} with the draft model {draft.name}"
+    return (
+        f"{both} does not fit {hardware.name} with tp {parallel.tp} pp {parallel.pp}: "
+        f"{have.weights_bytes / gib:.1f} GiB of weights ({precision.weights}) per GPU and "
+        f"{have.activations_bytes / gib:.1f} GiB of activations, but {usable}; "
+        f"{_nearest_fit(model, hardware, parallel, precision, draft)}"
+    )
+
+
+def _nearest_fit(
+    model: ModelShape, hardware: Hardware, parallel: Parallel, precision: Precision, draft: ModelShape | None
+) -> str:
+    """Of what can be built: the least tp, the least pp and the least coarse weights that fit, each for itself."""
+    found: list[str] = []
+    tps = [degree for degree in (2, 4, 8, 16) if degree * parallel.cp <= hardware.gpus_per_node]
+    wider = (structs.replace(parallel, tp=tp) for tp in tps if tp > parallel.tp and model.heads % tp == 0)
+    deeper = (structs.replace(parallel, pp=pp) for pp in (2, 4, 8) if pp > parallel.pp)
+    for name, choices in (("tp", wider), ("pp", deeper)):
+        for choice in choices:
+            if room(model, hardware, choice, precision, draft).kv_tokens > 0:
+                found.append(f"tp {choice.tp}" if name == "tp" else f"pp {choice.pp}")
+                break
+    formats: tuple[Format, ...] = ("fp8" if hardware.fp8_flops is not None else "int8", "int4")
+    for weights in formats:
+        smaller = Precision(weights=weights, kv=precision.kv)
+        if weights != precision.weights and room(model, hardware, parallel, smaller, draft).kv_tokens > 0:
+            found.append(f"{weights} weights")
+            break
+    if draft is not None and room(model, hardware, parallel, precision).kv_tokens > 0:
+        found.append("no draft model, or a smaller one")
+    if found:
+        return f"what fits: {', or '.join(found)}"
+    return f"no tp up to {max(tps, default=1)} or pp up to 8 fits it: take a larger GPU"

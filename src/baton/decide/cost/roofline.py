@@ -1,0 +1,201 @@
+"""A cost model from hardware peaks: matrix products, attention, elementwise work, exchange, and the engine's overhead.
+
+With N tokens in a step, x the context of decoding requests, and everything per GPU:
+
+    kernels = stage(N) * rounds + head, where
+    stage   = layers / pp * (products + elementwise + all-reduce + prompt attention + decode attention + exchange
+              of context-parallel parts) + send
+    step    = factor * kernels + overhead + request_s * decoding requests + layer_s * layers
+
+Pipeline: a step is cut into m = pp micro-batches (fewer where it has fewer tokens). A step of decode alone takes pp
+stages: in the steady state each micro-batch enters as soon as its last token is out. A step with prompt tokens takes
+m + pp - 1: the pipeline fills, and the first token waits until it has drained.
+Source: calibrated on AIConfigurator's operator data and on measured engines; the errors are in docs/simulator.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from baton.core.types import StepShape, prefill_pairs
+from baton.decide.cost.attention import AttentionCost
+from baton.decide.cost.curve import Curve
+from baton.decide.cost.engine_profile import EngineProfile
+from baton.decide.cost.handoff import Wire
+from baton.decide.cost.hardware import Hardware
+from baton.decide.cost.layer import LayerCost
+from baton.decide.cost.model import FORMAT_BYTES, ModelShape
+from baton.decide.cost.parallel import Parallel, Precision
+
+ONE_GPU = Parallel()
+PLAIN = Precision()
+MEMO_MAX = 65_536
+"""Entries of a memo before it starts anew: more than the token counts that a batch limit allows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RooflineCost:
+    """Seconds of steps of one worker. Implements `CostModel`."""
+
+    model: ModelShape
+    hardware: Hardware
+    parallel: Parallel = ONE_GPU
+    precision: Precision = PLAIN
+    engine: EngineProfile
+    wire: Wire | None = None
+    """To other hosts. None: the hardware's inter-node links, all of the worker's at once."""
+    query_tokens: int = 1
+    """Tokens that a decoding request computes in a step: 1, or 1 + the drafted ones."""
+    measured_layer: Curve | None = None
+    """Seconds of one layer without attention and exchange by tokens, where they were measured."""
+    _layer: LayerCost = field(init=False)
+    _attention: AttentionCost = field(init=False)
+    _wires: tuple[Wire, Wire] = field(init=False)
+    _stages_s: dict[tuple[float, float], float] = field(init=False, default_factory=dict[tuple[float, float], float])
+    _decodes_s: dict[int, tuple[float, float]] = field(init=False, default_factory=dict[int, tuple[float, float]])
+
+    def __post_init__(self) -> None:
+        """Derive what stays the same from step to step."""
+        parts = (self.model, self.hardware, self.parallel, self.precision)
+        object.__setattr__(self, "_layer", LayerCost(*parts, self.measured_layer))
+        object.__setattr__(self, "_attention", AttentionCost(*parts))
+        gpus, hardware = self.parallel.gpus, self.hardware
+        between = self.wire or Wire(bytes_per_s=hardware.inter_node_bytes_per_s * gpus)
+        inside = Wire(bytes_per_s=hardware.intra_node_bytes_per_s * gpus)
+        object.__setattr__(self, "_wires", (between, inside))
+
+    def prefill_s(self, *, new_tokens: int, cached_tokens: int) -> float:
+        """See `CostModel.prefill_s`."""
+        if new_tokens == 0:
+            return 0.0
+        pairs = prefill_pairs(new_tokens, cached_tokens)
+        return self.step_s(StepShape(prefill_tokens=new_tokens, prefill_chunks=1, prefill_pairs=pairs))
+
+    def step_s(self, shape: StepShape) -> float:
+        """See `CostModel.step_s`.
+
+        A step with both kinds of work is its decode step, and what the prompt tokens add to its kernels at the prompts'
+        factor; never less than the prompts alone.
+        """
+        requests, engine = shape.decode_requests, self.engine
+        if shape.prefill_tokens == 0:
+            return self._decode_s(shape)
+        phase = engine.prompt_phase(shape.prefill_tokens)
+        prompts = StepShape(
+            prefill_tokens=shape.prefill_tokens, prefill_chunks=shape.prefill_chunks, prefill_pairs=shape.prefill_pairs
+        )  # fmt: skip
+        launched = shape.prefill_tokens + requests > engine.graph_tokens
+        launch_s = engine.prompt_layer_s * self.model.layers if launched else 0.0
+        layers_s = engine.layer_s * self.model.layers
+        alone_s = max(phase.factor * self._kernels_s(prompts), launch_s) + phase.overhead_s + layers_s
+        if not requests:
+            return alone_s
+        decode_s = self._decode_s(shape)
+        extra_s = engine.decode.overhead_s + layers_s + engine.request_s * requests
+        added_s = self._kernels_s(shape) - (decode_s - extra_s) / engine.decode.factor
+        return max(alone_s, decode_s + phase.factor * max(0.0, added_s))
+
+    def _decode_s(self, shape: StepShape) -> float:
+        fixed_s, token_s = self._decode(shape.decode_requests)
+        return fixed_s + token_s * shape.context_tokens
+
+    def decode_run_s(self, *, requests: int, context_tokens: int, steps: int) -> Sequence[float]:
+        """See `CostModel.decode_run_s`."""
+        fixed_s, token_s = self._decode(requests)
+        reads = range(context_tokens, context_tokens + steps * requests, requests)
+        return [fixed_s + token_s * read for read in reads]
+
+    def handoff_s(self, *, tokens: int, same_host: bool) -> float:
+        """See `CostModel.handoff_s`. Layer-wise streaming hides under the prefill of the same tokens."""
+        wire = self._wires[1 if same_host else 0]
+        prefill_s = 0.0 if wire.streaming == "whole" else self.prefill_s(new_tokens=tokens, cached_tokens=0)
+        return wire.exposed_s(
+            tokens=tokens, token_bytes=self.kv_token_bytes, layers=self.model.layers, prefill_s=prefill_s
+        )
+
+    def on(self, kind: str) -> RooflineCost:
+        """See `CostModel.on`. All workers are alike."""
+        return self
+
+    @property
+    def kv_token_bytes(self) -> float:
+        """Bytes of one token's KV."""
+        return self.model.kv_token_bytes(self.precision.kv)
+
+    def layer_s(self, tokens: int) -> float:
+        """Seconds of one layer's kernels for so many tokens, without attention and exchange: what profilers measure."""
+        return self._layer.alone_s(tokens)
+
+    def peak_ratios(self, shape: StepShape) -> tuple[float, float]:
+        """Shares of the GPUs' peak arithmetic and of their peak memory bandwidth that a step uses."""
+        step_s, gpus = self.step_s(shape), self.parallel.gpus
+        tokens = shape.prefill_tokens + shape.decode_requests * self.query_tokens
+        flops = 2.0 * self.model.active_params * tokens
+        flops += self.model.layers * self.model.pair_flops() * shape.prefill_pairs
+        read_bytes = self.model.read_params(tokens) * FORMAT_BYTES[self.precision.weights]
+        read_bytes += shape.context_tokens * self.kv_token_bytes
+        compute_ratio = min(1.0, flops / gpus / step_s / self.hardware.flops(self.precision.weights))
+        memory_ratio = min(1.0, read_bytes / gpus / step_s / self.hardware.memory_bytes_per_s)
+        return compute_ratio, memory_ratio
+
+    def power_w(self, shape: StepShape) -> float:
+        """Draw of the whole worker during such a step."""
+        compute_ratio, memory_ratio = self.peak_ratios(shape)
+        return self.parallel.gpus * self.hardware.power_w(compute_ratio=compute_ratio, memory_ratio=memory_ratio)
+
+    def _decode(self, requests: int) -> tuple[float, float]:
+        """A step of `requests` decoding requests alone, as seconds with no context and seconds per token of it."""
+        known = self._decodes_s.get(requests)
+        if known is None:
+            if len(self._decodes_s) >= MEMO_MAX:
+                self._decodes_s.clear()
+            known = self._decodes_s[requests] = self._new_decode(requests)
+        return known
+
+    def _new_decode(self, requests: int) -> tuple[float, float]:
+        engine, layers, pp = self.engine, self.model.layers, self.parallel.pp
+        fixed_s = engine.decode.overhead_s + engine.layer_s * layers + engine.request_s * requests
+        if requests == 0:
+            return fixed_s, 0.0
+        token_s = self._attention.context_token_s / min(self.parallel.dp, requests)
+        stage_layers = self._layer.stage_ratio * layers
+        micro = min(pp, requests)
+        queries = requests * self.query_tokens / micro
+        merged_s = self._attention.decode_start_s + self._attention.merge_s(queries)
+        stage_s = self._stage_s(0, 1, queries) + stage_layers * merged_s
+        kernels_s = pp * stage_s + self._layer.head_s(requests * self.query_tokens / self.parallel.dp)
+        return engine.decode.factor * kernels_s + fixed_s, engine.decode.factor * pp * stage_layers * token_s / micro
+
+    def _kernels_s(self, shape: StepShape) -> float:
+        """Kernels of a step with prompt tokens."""
+        parallel, attention = self.parallel, self._attention
+        tokens, chunks = float(shape.prefill_tokens), max(1, shape.prefill_chunks)
+        queries = shape.decode_requests * self.query_tokens
+        micro = min(parallel.pp, shape.prefill_tokens + shape.decode_requests)
+        ranks = min(parallel.dp, chunks)
+        attention_s = attention.prompt_s(
+            tokens=tokens / micro / ranks, chunks=chunks / ranks, pairs=shape.prefill_pairs / micro / ranks
+        )
+        attention_s += attention.ring_s(tokens=tokens / micro / ranks, beside_s=attention_s)
+        if shape.decode_requests:
+            attention_s += attention.merge_s(queries / micro)
+            reading = shape.context_tokens / micro / min(parallel.dp, shape.decode_requests)
+            attention_s += attention.decode_start_s + attention.context_token_s * reading
+        stage_s = self._stage_s(tokens / micro, chunks, queries / micro)
+        stage_s += self._layer.stage_ratio * self.model.layers * attention_s
+        rounds = micro + parallel.pp - 1
+        return rounds * stage_s + self._layer.head_s((chunks + queries) / parallel.dp)
+
+    def _stage_s(self, prompt_tokens: float, chunks: int, queries: float) -> float:
+        """One stage's layers without attention, and sending on. Prompts are split over cp and, whole, over dp."""
+        parallel = self.parallel
+        ranked = prompt_tokens / parallel.cp / min(parallel.dp, chunks) + queries / min(parallel.dp, max(1.0, queries))
+        key = (ranked, prompt_tokens + queries)
+        known = self._stages_s.get(key)
+        if known is None:
+            if len(self._stages_s) >= MEMO_MAX:
+                self._stages_s.clear()
+            known = self._layer.stage_s(*key) + self._layer.send_s(ranked)
+            self._stages_s[key] = known
+        return known

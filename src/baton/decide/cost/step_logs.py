@@ -1,0 +1,67 @@
+"""A fitted cost model straight from what workers wrote down of their steps (`step_log` of `baton serve`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from baton.core.errors import ConfigError
+from baton.core.files import in_file
+from baton.decide.cost.fitted import FittedCost, StepPoint, StepProfile, fit_cost, load_fitted, load_step_profile
+
+POINTS_MIN = 50
+"""Steps of which fewer say nothing: seven prices are fitted, and every fifth step is kept to tell the error."""
+
+
+class LoggedStep(StepPoint, frozen=True, kw_only=True):
+    """A line of the log. `step_s` is the whole turn: commands, plan, forward pass, report."""
+
+    at_s: float
+    """When the turn began, on the clock of the host."""
+    engine_s: float
+    """The forward pass alone."""
+
+
+def read_fitted(path: Path) -> FittedCost:
+    """Read a saved fit, or fit what lies there: a step profile, a worker's step log, a folder of step logs.
+
+    Raises ConfigError for a file that is none of them, or that has too few steps.
+    """
+    with in_file(path, "the prices of steps"):
+        if path.is_dir():
+            return _fit(path, sorted(path.glob("*.jsonl")))
+        if path.suffix == ".jsonl":
+            return _fit(path, [path])
+        text = path.read_text(encoding="utf-8")
+        return fit_cost(load_step_profile(text)) if _has_points(text) else load_fitted(text)
+
+
+def _has_points(text: str) -> bool:
+    try:
+        raw = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return False
+    return isinstance(raw, dict) and "points" in raw
+
+
+def _fit(path: Path, logs: list[Path]) -> FittedCost:
+    points = tuple(step for log in logs for step in read_step_log(log) if step.step_s > 0)
+    if len(points) < POINTS_MIN:
+        raise ConfigError(
+            f"{len(points)} steps in {len(logs)} step logs, and a fit needs {POINTS_MIN}; serve more requests "
+            "with `step_log` set, of all lengths that count"
+        )
+    return fit_cost(StepProfile(engine="step logs", llm="", machine=str(path), points=points))
+
+
+def read_step_log(path: Path) -> list[LoggedStep]:
+    """Read a worker's steps. A last line that was cut off is left out. Raises ConfigError for what is no such log."""
+    lines = path.read_bytes().split(b"\n")[:-1]
+    try:
+        return [msgspec.json.decode(line, type=LoggedStep) for line in lines]
+    except msgspec.MsgspecError as error:
+        raise ConfigError(
+            f"{path} is no step log, or not a step log of this version: {error}; "
+            "`step_log` in the configuration writes one"
+        ) from error

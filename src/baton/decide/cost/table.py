@@ -1,0 +1,277 @@
+"""Cost models that interpolate published measurements: Splitwise's profile, DistServe's fits, Vidur's layers."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from baton.core.errors import ConfigError
+from baton.core.names import did_you_mean
+from baton.core.types import StepShape, prefill_pairs
+from baton.decide.cost.catalog import data_text
+from baton.decide.cost.curve import Curve, rising_curve
+from baton.decide.cost.handoff import Wire
+
+PROMPT_TOKENS, GENERATED_TOKENS = 512, 64
+"""Splitwise's batches: prompts of this length, timed over 128 tokens, so half of them generated on average."""
+MIXED_FACTOR = 1.1
+"""Splitwise's simulator: a step with both kinds of work takes a prompt step's time, and a tenth more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What was measured, and what the measurement does not say."""
+
+    llm: str
+    hardware: str
+    tp: int
+    wire: Wire
+    kv_token_bytes: float
+    prompt_factor: float = 1.0
+    """1.3 for an H100 that is capped at 70 % of its power."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableCost:
+    """A step as a curve over prompt tokens, one over decoding requests, and a price per token of context.
+
+    Source: Splitwise (ISCA '24), `perf_model.csv`: vLLM of 2023, DGX-A100 and DGX-H100.
+    """
+
+    prompt: Curve
+    """Seconds by prompt tokens of a step."""
+    decode: Curve
+    """Seconds by decoding requests, each with `PROMPT_TOKENS` + `GENERATED_TOKENS` of context."""
+    context_token_s: float
+    """Each token of context beyond that."""
+    mixed_factor: float = MIXED_FACTOR
+    prompt_factor: float = 1.0
+    kv_token_bytes: float
+    wire: Wire
+
+    def prefill_s(self, *, new_tokens: int, cached_tokens: int) -> float:
+        """See `CostModel.prefill_s`. Cached tokens are free: the measurements have none."""
+        if new_tokens == 0:
+            return 0.0
+        return self.step_s(StepShape(prefill_tokens=new_tokens, prefill_chunks=1))
+
+    def step_s(self, shape: StepShape) -> float:
+        """See `CostModel.step_s`."""
+        if shape.prefill_tokens == 0:
+            return self._decode_s(shape.decode_requests, shape.context_tokens)
+        prompt_s = self.prompt_factor * self.prompt.at(shape.prefill_tokens + shape.decode_requests)
+        if not shape.decode_requests:
+            return prompt_s
+        return max(self.mixed_factor * prompt_s, self._decode_s(shape.decode_requests, shape.context_tokens))
+
+    def _decode_s(self, requests: int, context_tokens: int) -> float:
+        usual = requests * (PROMPT_TOKENS + GENERATED_TOKENS)
+        return self.decode.at(requests) + self.context_token_s * max(0, context_tokens - usual)
+
+    def decode_run_s(self, *, requests: int, context_tokens: int, steps: int) -> Sequence[float]:
+        """See `CostModel.decode_run_s`."""
+        reads = range(context_tokens, context_tokens + steps * requests, requests)
+        return [self._decode_s(requests, read) for read in reads]
+
+    def handoff_s(self, *, tokens: int, same_host: bool) -> float:
+        """See `CostModel.handoff_s`."""
+        return _handoff_s(self, tokens, same_host=same_host)
+
+    def on(self, kind: str) -> TableCost:
+        """See `CostModel.on`. All workers are alike."""
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitwiseSimCost:
+    """The published simulator's step, with its flaw: what it measured by prompt x batch, it looks up by requests.
+
+    So a step of decode hardly depends on its batch (Llama-2-70B on A100 tp 8, 64 requests: 42.8 ms, measured 71.6).
+    Only to reproduce the paper's figures; `TableCost` is the same data read right.
+    """
+
+    prompt: Curve
+    """Seconds by prompt x batch tokens."""
+    decode: Curve
+    """Seconds per token by prompt x batch tokens."""
+    prompt_factor: float = 1.0
+    kv_token_bytes: float
+    wire: Wire
+
+    def prefill_s(self, *, new_tokens: int, cached_tokens: int) -> float:
+        """See `CostModel.prefill_s`."""
+        return self.prompt_factor * self.prompt.at(new_tokens) if new_tokens else 0.0
+
+    def step_s(self, shape: StepShape) -> float:
+        """See `CostModel.step_s`."""
+        tokens = shape.prefill_tokens + shape.decode_requests
+        if shape.prefill_tokens == 0:
+            return self.decode.at(tokens)
+        return (MIXED_FACTOR if shape.decode_requests else 1.0) * self.prompt_factor * self.prompt.at(tokens)
+
+    def decode_run_s(self, *, requests: int, context_tokens: int, steps: int) -> Sequence[float]:
+        """See `CostModel.decode_run_s`."""
+        return [self.decode.at(requests)] * steps
+
+    def handoff_s(self, *, tokens: int, same_host: bool) -> float:
+        """See `CostModel.handoff_s`."""
+        return _handoff_s(self, tokens, same_host=same_host)
+
+    def on(self, kind: str) -> SplitwiseSimCost:
+        """See `CostModel.on`. All workers are alike."""
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistServeCost:
+    """Step times as DistServe's simulator has them: a prompt is quadratic in its length, decode linear in two regimes.
+
+    The two decode fits do not meet: at `decode_large` requests a step can get cheaper. A prompt after cached tokens
+    is (n + c)^2 - c^2 where the fit has n^2. Decode pays the second regime from 95 requests on.
+    Source: DistServe (OSDI '24), `simdistserve/estimators/profile_data`.
+    """
+
+    prompt: tuple[float, float, float]
+    """Seconds: of a step, per token, per squared token."""
+    decode: tuple[float, float, float]
+    """Seconds: of a step, per token of context, per request."""
+    decode_many: tuple[float, float, float]
+    decode_large: int = 95
+    pp: int = 1
+    engine_s: float = 0.002
+    """What the simulator adds to every step; and to each token of context `engine_token_s`."""
+    engine_token_s: float = 1e-7
+    kv_token_bytes: float
+    wire: Wire
+
+    def prefill_s(self, *, new_tokens: int, cached_tokens: int) -> float:
+        """See `CostModel.prefill_s`."""
+        if new_tokens == 0:
+            return 0.0
+        pairs = prefill_pairs(new_tokens, cached_tokens)
+        return self.step_s(StepShape(prefill_tokens=new_tokens, prefill_chunks=1, prefill_pairs=pairs))
+
+    def step_s(self, shape: StepShape) -> float:
+        """See `CostModel.step_s`. A step with both kinds of work is the sum of both."""
+        if shape.prefill_tokens == 0:
+            fixed_s, token_s = self._decode(shape.decode_requests)
+            return fixed_s + token_s * shape.context_tokens
+        start_s, token_s, square_s = self.prompt
+        squares = 2 * shape.prefill_pairs - shape.prefill_tokens
+        prompt_s = (start_s + token_s * shape.prefill_tokens + square_s * max(0.0, squares)) / self.pp
+        prompt_s += self.engine_s + (0.001 * self.pp if self.pp > 1 else 0.0)
+        if not shape.decode_requests:
+            return prompt_s
+        fixed_s, token_s = self._decode(shape.decode_requests)
+        return prompt_s + (fixed_s + token_s * shape.context_tokens - self.engine_s)
+
+    def _decode(self, requests: int) -> tuple[float, float]:
+        start_s, token_s, request_s = self.decode if requests < self.decode_large else self.decode_many
+        fixed_s = (start_s + request_s * requests) / self.pp + self.engine_s
+        return fixed_s, token_s / self.pp + self.engine_token_s
+
+    def decode_run_s(self, *, requests: int, context_tokens: int, steps: int) -> Sequence[float]:
+        """See `CostModel.decode_run_s`."""
+        fixed_s, token_s = self._decode(requests)
+        reads = range(context_tokens, context_tokens + steps * requests, requests)
+        return [fixed_s + token_s * read for read in reads]
+
+    def handoff_s(self, *, tokens: int, same_host: bool) -> float:
+        """See `CostModel.handoff_s`."""
+        return _handoff_s(self, tokens, same_host=same_host)
+
+    def on(self, kind: str) -> DistServeCost:
+        """See `CostModel.on`. All workers are alike."""
+        return self
+
+
+def _handoff_s(cost: TableCost | SplitwiseSimCost | DistServeCost, tokens: int, *, same_host: bool) -> float:
+    """On one host the published simulators move nothing."""
+    if same_host:
+        return cost.wire.latency_s
+    return cost.wire.transfer_s(tokens=tokens, token_bytes=cost.kv_token_bytes)
+
+
+Row = dict[str, str]
+
+
+@cache
+def _rows(name: str) -> tuple[Row, ...]:
+    return tuple(csv.DictReader(data_text(name).splitlines()))
+
+
+def _matching(name: str, wanted: dict[str, str]) -> list[Row]:
+    """Rows of a data file. Raises ConfigError with what it has when nothing matches."""
+    rows = _rows(name)
+    found = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+    if not found:
+        asked = " ".join(f"{key} {value}" for key, value in wanted.items())
+        have = sorted({" ".join(f"{key} {row[key]}" for key in wanted) for row in rows})
+        raise ConfigError(f"{name} has no {asked}{did_you_mean(asked, have)}; it has: {'; '.join(have)}")
+    return found
+
+
+def splitwise_table(setting: Setting) -> TableCost:
+    """Read Splitwise's profile. Raises ConfigError where it has no such setting."""
+    rows = _matching("splitwise.csv", {"llm": setting.llm, "hardware": setting.hardware, "tp": str(setting.tp)})
+    read = [
+        (int(row["prompt_tokens"]), int(row["batch"]), float(row["prompt_ms"]) / 1e3, float(row["token_ms"]) / 1e3)
+        for row in rows
+    ]
+    single = {tokens: token_s for tokens, batch, _, token_s in read if batch == 1}
+    longest = max(single)
+    slope_s = (single[longest] - single[PROMPT_TOKENS]) / (longest - PROMPT_TOKENS)
+    return TableCost(
+        prompt=rising_curve((tokens * batch, prompt_s) for tokens, batch, prompt_s, _ in read),
+        decode=rising_curve((batch, token_s) for tokens, batch, _, token_s in read if tokens == PROMPT_TOKENS),
+        context_token_s=max(0.0, slope_s),
+        prompt_factor=setting.prompt_factor,
+        kv_token_bytes=setting.kv_token_bytes,
+        wire=setting.wire,
+    )
+
+
+def splitwise_sim(setting: Setting) -> SplitwiseSimCost:
+    """Read the curves that the published simulator makes of the profile. Raises ConfigError where there are none."""
+    rows = _matching("splitwise-sim.csv", {"llm": setting.llm, "hardware": setting.hardware, "tp": str(setting.tp)})
+    return SplitwiseSimCost(
+        prompt=_from_zero([(float(row["batch_tokens"]), float(row["prompt_ms"]) / 1e3) for row in rows]),
+        decode=_from_zero([(float(row["batch_tokens"]), float(row["token_ms"]) / 1e3) for row in rows]),
+        prompt_factor=setting.prompt_factor,
+        kv_token_bytes=setting.kv_token_bytes,
+        wire=setting.wire,
+    )
+
+
+def _from_zero(points: list[tuple[float, float]]) -> Curve:
+    """Let the first line go on down to zero, as the published simulator does."""
+    (x0, y0), (x1, y1) = points[:2]
+    whole = [(0.0, max(0.0, y0 - (y1 - y0) / (x1 - x0) * x0)), *points]
+    return Curve(tuple(place for place, _ in whole), tuple(value for _, value in whole))
+
+
+def distserve_table(setting: Setting, *, engine: str, pp: int) -> DistServeCost:
+    """Read DistServe's fits for A100-80G. Raises ConfigError where there are none."""
+    rows = _matching("distserve.csv", {"engine": engine, "llm": setting.llm, "tp": str(setting.tp)})
+    fits = {row["phase"]: row for row in rows}
+
+    def seconds(phase: str) -> tuple[float, float, float]:
+        row = fits[phase]
+        return float(row["a_ms"]) / 1e3, float(row["b_ms_per_token"]) / 1e3, float(row["c_ms"]) / 1e3
+
+    return DistServeCost(
+        prompt=seconds("prefill"),
+        decode=seconds("decoding_smallbs"),
+        decode_many=seconds("decoding_largebs"),
+        pp=pp,
+        kv_token_bytes=setting.kv_token_bytes,
+        wire=setting.wire,
+    )
+
+
+def vidur_layer(*, llm: str, gpu: str, tp: int) -> Curve:
+    """Read seconds of one layer without attention, by tokens, as Vidur measured it. Raises ConfigError without data."""
+    rows = _matching("vidur.csv", {"llm": llm, "hardware": gpu, "tp": str(tp)})
+    return rising_curve((float(row["tokens"]), float(row["layer_ms"]) / 1e3) for row in rows)

@@ -1,0 +1,213 @@
+"""Conversion between KV layouts: from two layouts, two block tables and a range of tokens to a plan of copies.
+
+Both layouts are arrays of the same cells (one head of one token in one plane of one layer). How a source block meets
+target blocks is worked out once for each way in which it can; the blocks of a long prompt only shift it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from msgspec import Struct
+
+from baton.core.types import BlockId
+from baton.decide.kv.copy_plan import CopyPlan, Landing, Loop, Read, StridedCopy
+from baton.decide.kv.identity import KVIdentity
+from baton.decide.kv.layout import KVLayout
+from baton.decide.kv.overlap import Cutting, Part, add_read, folded, part_of
+from baton.decide.kv.precision import loss
+
+
+class KVForm(Struct, frozen=True, kw_only=True):
+    """What a host's KV is of, and how it lies. Two hosts tell each other theirs when they meet."""
+
+    identity: KVIdentity
+    layout: KVLayout
+
+
+class Refusal(Struct, frozen=True):
+    """There is no way from one form to the other."""
+
+    reason: str
+    """What disagrees, both values, and what to do."""
+
+
+def negotiate(source: KVForm, target: KVForm, *, lossy_allowed: bool) -> Conversion | Refusal:
+    """Find out how KV of one host becomes KV of another, or why it cannot.
+
+    `lossy_allowed`: whether the configuration lets numbers be rounded on the way.
+    """
+    ours, theirs = source.layout, target.layout
+    problems = [*source.identity.disagreements(target.identity), *_disagreements(ours, theirs)]
+    if problems:
+        return Refusal(
+            f"cannot convert KV of {source.identity.model} for {target.identity.model}: {'; '.join(problems)}; "
+            "start both hosts with the same model files"
+        )
+    problems = [*ours.problems(), *theirs.problems()]
+    if problems:
+        return Refusal(f"cannot convert KV: {'; '.join(problems)}")
+    lost = loss(ours.dtype, theirs.dtype)
+    pair = f"the source keeps it in {ours.dtype}, the target in {theirs.dtype}"
+    if lost is None:
+        return Refusal(f"cannot convert KV: {pair}, and no number becomes the other; give both hosts one --kv-dtype")
+    if lost and not lossy_allowed:
+        return Refusal(f"cannot convert KV without loss: {pair}; give both one --kv-dtype, or allow lossy conversion")
+    return Conversion(ours, theirs, lost)
+
+
+def _disagreements(source: KVLayout, target: KVLayout) -> list[str]:
+    pairs = (
+        ("layers", source.layers, target.layers),
+        ("KV heads", source.kv_heads, target.kv_heads),
+        ("values per head", source.head_dim, target.head_dim),
+        ("planes", source.planes, target.planes),
+    )
+    return [f"{what} {ours} and {theirs}" for what, ours, theirs in pairs if ours != theirs]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """The way from one layout to another: makes the plan of each copy."""
+
+    source: KVLayout
+    target: KVLayout
+    loss: str = ""
+    """What it loses, in words for a response's `timings`. Empty: nothing."""
+    cutting: Cutting = field(default_factory=Cutting)
+    _whole: dict[int, Part] = field(default_factory=dict[int, Part], compare=False, repr=False)
+    """By the slot of the target that the first token of a whole source block meets."""
+
+    def plan(
+        self,
+        source_blocks: Sequence[BlockId],
+        target_blocks: Sequence[BlockId],
+        tokens: range,
+        *,
+        tables_from: int = 0,
+    ) -> CopyPlan:
+        """Plan to bring the KV of `tokens` (positions in the request, not empty) over. Nothing else is written.
+
+        Each table begins with the block that holds token `tables_from` on its host. What is cut out of a block costs
+        a piece per plane: see `spare_end`.
+        """
+        for where, layout, table in (("source", self.source, source_blocks), ("target", self.target, target_blocks)):
+            first = tables_from // layout.block_tokens * layout.block_tokens
+            held = range(first, first + len(table) * layout.block_tokens)
+            assert held.start <= tokens.start < tokens.stop <= held.stop, f"{tokens} of {held} in the {where}'s table"
+        assembly = _Assembly(self.source, self.target, source_blocks, target_blocks, self.cutting.joined_bytes)
+        source_first, target_first = (tables_from // layout.block_tokens for layout in (self.source, self.target))
+        block_tokens = self.source.block_tokens
+        for index in range(tokens.start // block_tokens, -(-tokens.stop // block_tokens)):
+            start = index * block_tokens
+            slots = range(max(0, tokens.start - start), min(block_tokens, tokens.stop - start))
+            target_index, target_slot = divmod(start + slots.start, self.target.block_tokens)
+            assembly.add(self._part(slots, target_slot), index - source_first, target_index - target_first)
+        return assembly.finish()
+
+    def spare_end(self, end: int) -> int:
+        """Where a range that ends at `end` may end instead, if nothing behind it in the last target block is of use.
+
+        A whole block is one run, the first tokens of one are a piece per plane.
+        """
+        return min(-(-end // layout.block_tokens) * layout.block_tokens for layout in (self.source, self.target))
+
+    def _part(self, slots: range, target_slot: int) -> Part:
+        if len(slots) < self.source.block_tokens:
+            return part_of(self.source, self.target, slots, target_slot, self.cutting)
+        if target_slot not in self._whole:
+            self._whole[target_slot] = part_of(self.source, self.target, slots, target_slot, self.cutting)
+        return self._whole[target_slot]
+
+
+@dataclass(slots=True)
+class _Assembly:
+    """A plan in the making: parts, shifted to where their blocks lie, and joined where these adjoin."""
+
+    source: KVLayout
+    target: KVLayout
+    source_blocks: Sequence[BlockId]
+    target_blocks: Sequence[BlockId]
+    joined_bytes: int
+    """See `Cutting`."""
+    parts: dict[int, Part] = field(default_factory=dict[int, Part])
+    """Those that were added, by identity."""
+    reads: list[Read] = field(default_factory=list[Read])
+    landings: list[Landing] = field(default_factory=list[Landing])
+    staging_bytes: int = 0
+    alike: dict[tuple[int, int], list[StridedCopy]] = field(default_factory=dict[tuple[int, int], list[StridedCopy]])
+    """Staged copies that differ only in where they are: by their part, and their number in it."""
+
+    def add(self, part: Part, source_index: int, target_index: int) -> None:
+        """Shift a part to where its source block lies, and the target blocks that it meets, by index in the tables."""
+        self.parts[id(part)] = part  # alive, its identity stays its own
+        base_bytes = self.source_blocks[source_index] * self.source.block_bytes
+        for read in part.reads:
+            add_read(self.reads, base_bytes + read.offset_bytes, read.size_bytes)
+        if part.staged_bytes:
+            self._land(Landing(self.staging_bytes, part.staged_bytes, base_bytes, staged=True))
+        for number, (block, copy) in enumerate(part.copies):
+            source_bytes = base_bytes + copy.source_bytes
+            target_bytes = self.target_blocks[target_index + block] * self.target.block_bytes + copy.target_bytes
+            if part.staged_bytes:
+                staged_bytes = self.staging_bytes + copy.staged_bytes
+                shifted = StridedCopy(source_bytes, staged_bytes, target_bytes, copy.cells, copy.loops)
+                self.alike.setdefault((id(part), number), []).append(shifted)
+            else:
+                self._land(Landing(target_bytes, copy.cells * self.source.head_bytes, source_bytes, staged=False))
+        self.staging_bytes += part.staged_bytes
+
+    def _land(self, landing: Landing) -> None:
+        """Append a landing; one that goes on where the last one ends makes that longer."""
+        if self.landings:
+            last = self.landings[-1]
+            follows = last.offset_bytes + last.size_bytes == landing.offset_bytes
+            follows_there = last.source_bytes + last.size_bytes == landing.source_bytes
+            if last.staged == landing.staged and follows and (landing.staged or follows_there):
+                size_bytes = last.size_bytes + landing.size_bytes
+                landing = Landing(last.offset_bytes, size_bytes, last.source_bytes, last.staged)
+                self.landings.pop()
+        self.landings.append(landing)
+
+    def finish(self) -> CopyPlan:
+        cell_bytes = self.source.head_bytes, self.target.head_bytes
+        copies = [copy for alike in self.alike.values() for copy in _joined(alike, cell_bytes, self.joined_bytes)]
+        return CopyPlan(
+            reads=tuple(self.reads),
+            landings=tuple(self.landings),
+            copies=tuple(sorted(copies, key=lambda copy: copy.staged_bytes)),
+            staging_bytes=self.staging_bytes,
+            head_dim=self.source.head_dim,
+            source_dtype=self.source.dtype,
+            target_dtype=self.target.dtype,
+        )
+
+
+def _joined(alike: list[StridedCopy], cell_bytes: tuple[int, int], bytes_max: int) -> list[StridedCopy]:
+    """Join copies that are equally far apart, one after the other, to one with a loop more."""
+    joined: list[StridedCopy] = []
+    size_bytes = alike[0].cells * prod(loop.count for loop in alike[0].loops) * cell_bytes[0]
+    most = bytes_max // size_bytes
+    if most < 2:
+        return alike
+    at = 0
+    while at < len(alike):
+        first, end = alike[at], at + 1
+        apart = _apart(first, alike[end]) if end < len(alike) else (0, 0, 0)
+        while end < min(len(alike), at + most) and _apart(alike[end - 1], alike[end]) == apart:
+            end += 1
+        loops = (*reversed(first.loops), Loop(end - at, *apart))
+        cells, outer_first = folded(loops, first.cells, cell_bytes)
+        joined.append(StridedCopy(first.source_bytes, first.staged_bytes, first.target_bytes, cells, outer_first))
+        at = end
+    return joined
+
+
+def _apart(one: StridedCopy, other: StridedCopy) -> tuple[int, int, int]:
+    return (
+        other.source_bytes - one.source_bytes,
+        other.staged_bytes - one.staged_bytes,
+        other.target_bytes - one.target_bytes,
+    )

@@ -1,0 +1,348 @@
+"""The metadata of one host's arena as one pure state machine: events of requests and workers in, grants out.
+
+Blocks are pinned by requests, never by workers. A *holding* is what one request has on this host. Its blocks are freed
+when two things are true: nobody will go on with the request (`ReleaseBlocks`), and no worker can still touch them (the
+worker said so, or is dead). When blocks are short, the request that arrived first is served first and the one that
+arrived last is preempted, whichever worker runs it: so the oldest request always gets on, and nothing waits for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import assert_never
+
+from baton.core.copies import LandingEnded, LandingRefused, LandingWanted, LeaseEnded, LeaseWanted
+from baton.core.keeping import BlocksKept, LoadEnded, LoadWanted, PutWanted, ReadBack, TierOpened, TierRests, TierShrunk
+from baton.core.messages import (
+    BlocksSealed,
+    BlocksWanted,
+    PoolCommand,
+    PoolEvent,
+    PrefillFinished,
+    ReleaseBlocks,
+    RequestDropped,
+    RequestFailed,
+    RequestFinished,
+    StartDecode,
+    StartPrefill,
+    WorkerLost,
+)
+from baton.core.prefixes import BlocksRemoved
+from baton.core.types import BlockHash, BlockId, HostId, HostView, RequestId, WorkerId
+from baton.decide.kv.blocks import EvictionOrder
+from baton.decide.kv.grants import Grants
+from baton.decide.kv.hashing import names_of, prefix_of, runs_per_block
+from baton.decide.kv.holding import KEPT_FREE_RATIO, Holding, granted
+from baton.decide.kv.names import named_blocks
+from baton.decide.kv.read_backs import ReadBacks
+from baton.decide.kv.tier import Tier
+from baton.decide.kv.window import ONE_HASH_A_BLOCK, PromptRules, behind_blocks
+
+
+class HostPool:
+    """Who holds which block of one host. `handle` is the only way in; a driver carries the commands to the workers."""
+
+    def __init__(
+        self,
+        *,
+        host: HostId,
+        blocks_total: int,
+        block_tokens: int,
+        eviction: Callable[[], EvictionOrder],
+        tiers: Sequence[Tier] = (),
+        prompts: PromptRules = ONE_HASH_A_BLOCK,
+    ) -> None:
+        self.host = host
+        self.block_tokens = block_tokens
+        self.window = prompts.window
+        self.block_runs = runs_per_block(block_tokens, prompts.hash_tokens or block_tokens)
+        self._names = named_blocks(self, blocks_total, eviction, tiers)
+        self._blocks, self.tiers = self._names.blocks, self._names.tiers
+        """What is below the arena. None: nothing, and what is given up is gone."""
+        self._read_backs = ReadBacks(host, self.block_tokens, self._names, self._settle)
+        self._growth_tokens = prompts.growth_tokens
+        self._holdings: dict[RequestId, Holding] = {}
+        self._users: dict[WorkerId, int] = {}
+        """How many holdings each worker may touch. Those that touch none are left out."""
+        self.grants = Grants(
+            names=self._names,
+            read_backs=self._read_backs,
+            holdings=self._holdings,
+            kept_free_blocks=int(blocks_total * KEPT_FREE_RATIO) if self.window is None else blocks_total,
+            ahead_blocks=None if self.window is None else -(-self.window.ahead_tokens // block_tokens),
+        )
+        """Who gets blocks."""
+
+    def handle(self, event: PoolEvent) -> list[PoolCommand]:
+        """Apply one event and return what follows from it. Late and repeated events change nothing."""
+        commands = self._apply(event)
+        return commands if self.tiers is None else [*commands, *self.tiers.write_back()]
+
+    def _apply(self, event: PoolEvent) -> list[PoolCommand]:
+        match event:
+            case StartPrefill():
+                self._assign(event)
+                return [*self._give_first(event), *self.grants.serve()]
+            case StartDecode():
+                self._assign(event)
+            case ReleaseBlocks(request_id=request_id):
+                self._release(request_id)
+            case PrefillFinished() | RequestFinished() | RequestFailed():
+                self._end(event)
+            case BlocksSealed():
+                return [*self._seal(event), *self.grants.serve()]  # a longer hit leaves less to be waited for
+            case BlocksWanted():
+                self._want(event)
+            case RequestDropped():
+                self._drop(event)
+            case LandingWanted() | LandingEnded() | LeaseWanted() | LeaseEnded():
+                return [*self._handle_wire(event), *self.grants.serve()]
+            case ReadBack() | LoadEnded():
+                told = self._read_backs.handle(self._holdings.get(event.request_id), event)
+                return [*told, *self.grants.serve()]
+            case BlocksKept() | LoadWanted() | PutWanted() | TierOpened() | TierRests() | TierShrunk():
+                told = self.tiers.handle(event) if self.tiers is not None else []
+                return [*told, *self.grants.serve()]
+            case WorkerLost(worker=worker):
+                for holding in [held for held in self._holdings.values() if held.user == worker]:
+                    self._leave(holding)
+            case _:
+                assert_never(event)
+        return self.grants.serve()
+
+    def table(self, request_id: RequestId) -> tuple[tuple[BlockId, ...], int]:
+        """Return the request's block table and how many leading tokens of KV it holds: where a worker goes on."""
+        held = self._holdings.get(request_id)
+        return (held.table, held.computed_tokens) if held and not held.reading else ((), 0)
+
+    def names(self, request_id: RequestId) -> tuple[BlockHash, ...]:
+        """Return the hashes of the request's leading sealed blocks; none where it is about to lose them."""
+        return held.names_kept if (held := self._holdings.get(request_id)) else ()
+
+    def is_computing(self, request_id: RequestId, attempt: int, worker: WorkerId) -> bool:
+        """Tell whether this worker computes in the request's blocks, and is not about to lose them."""
+        return (held := self._holdings.get(request_id)) is not None and held.is_computed_by(worker, attempt)
+
+    def held_tokens(self, hashes: Sequence[BlockHash]) -> int:
+        """Count the leading tokens of a prompt, by its hashes, whose KV this host holds."""
+        return self._names.hit(names_of(hashes, self.block_runs)).count * self.block_tokens
+
+    def behind(self, computed_tokens: int) -> int:
+        """Count the leading blocks that nobody reads any more, once so many tokens are computed."""
+        return behind_blocks(self.window, computed_tokens, self.block_tokens)
+
+    def held_from_tokens(self, request_id: RequestId) -> int:
+        """Return the position of the first token whose KV the request still has here."""
+        return held.behind * self.block_tokens if (held := self._holdings.get(request_id)) else 0
+
+    def view(self) -> HostView:
+        """Count the blocks by state."""
+        return self._names.view()
+
+    def blocks_of(self, worker: WorkerId) -> int:
+        """Count the blocks that the worker's requests stand on; one that two of them share counts twice."""
+        return sum(held.blocks for held in self._holdings.values() if held.user == worker)
+
+    @property
+    def holders(self) -> int:
+        """Requests that this pool knows."""
+        return len(self._holdings)
+
+    def check(self) -> None:
+        """Assert that every pin belongs to a request and no block is lost (INV-2, INV-4)."""
+        pins = [0] * self._blocks.total
+        for holding in self._holdings.values():
+            assert holding.is_touched or not holding.released, f"{holding.request.id} is over and still holds blocks"
+            for block in (*holding.held, *holding.leased):
+                pins[block] += 1
+        self._names.check(pins)
+
+    def _assign(self, event: StartPrefill | StartDecode) -> None:
+        holding = self._holdings.get(event.request.id)
+        if holding is None:
+            holding = self._holdings[event.request.id] = Holding(event.request, event.attempt, None)
+            self._use(holding, event.worker)
+            return
+        again = isinstance(event, StartPrefill) and event.request.sampling.prompt_logprobs
+        if holding.preempting or holding.reading or again:
+            # A dead worker cannot answer any more, and what it had found out about the prompt died with it.
+            self._names.empty(holding)
+        holding.attempt, holding.released = event.attempt, False
+        self._use(holding, event.worker)
+        if not holding.landing:
+            holding.wanted = 0
+
+    def _use(self, holding: Holding, worker: WorkerId | None) -> None:
+        """Let a worker touch the holding's blocks from now on, or nobody."""
+        users = self._users
+        if holding.user is not None:
+            users[holding.user] -= 1
+            if not users[holding.user]:
+                del users[holding.user]
+        if worker is not None:
+            users[worker] = users.get(worker, 0) + 1
+        holding.user = worker
+
+    def _give_first(self, event: StartPrefill) -> list[BlocksRemoved]:
+        """Give a prompt its first blocks with its start, where its worker would ask for them at once and get them.
+
+        One that has other requests asks when their turns have come: by then more of the prompt may be found here.
+        """
+        if self._growth_tokens is None or self._users[event.worker] > 1:
+            return []
+        request, holding = event.request, self._holdings[event.request.id]
+        if holding.table or holding.landing or holding.preempted:
+            return []
+        if request.block_hashes and not request.sampling.prompt_logprobs:
+            holding.prefix = prefix_of(request, block_runs=self.block_runs, block_tokens=self.block_tokens)
+        tokens = request.prompt_tokens + min(self._growth_tokens, request.output_tokens_max)
+        holding.wanted = -(-tokens // self.block_tokens)
+        hit = self.grants.to_spare(holding, 0)
+        if hit is None:
+            holding.wanted = 0
+            return []
+        return self.grants.hold(holding, hit)
+
+    def _current(
+        self, event: BlocksWanted | RequestDropped | PrefillFinished | RequestFinished | RequestFailed | BlocksSealed
+    ) -> Holding | None:
+        """Return the holding that the event speaks of; None where it is news of an abandoned attempt."""
+        holding = self._holdings.get(event.request_id)
+        if holding is None or holding.attempt != event.attempt or holding.user != event.worker:
+            return None
+        return holding
+
+    def _want(self, event: BlocksWanted) -> None:
+        holding = self._current(event)
+        if holding is None or holding.released:
+            return
+        holding.wanted = event.blocks
+        holding.prefix = event.prefix
+        self.grants.want(event.request_id)
+
+    def _seal(self, event: BlocksSealed) -> list[PoolCommand]:
+        holding = self._current(event)
+        if holding is None:
+            return []
+        holding.computed_tokens = (event.first + len(event.hashes)) * self.block_tokens
+        return [*self._names.name(holding, event.first, event.hashes)]
+
+    def _drop(self, event: RequestDropped) -> None:
+        holding = self._current(event)
+        if holding is None:
+            return
+        if event.preempted:
+            self._names.preempt(holding)
+        else:
+            holding.computed_tokens = max(holding.computed_tokens, event.computed_tokens)
+            self._leave(holding)
+
+    def _end(self, event: PrefillFinished | RequestFinished | RequestFailed) -> None:
+        holding = self._current(event)
+        if holding is None:
+            return
+        if isinstance(event, PrefillFinished):
+            holding.computed_tokens = event.computed_tokens
+        self._leave(holding)
+
+    def _leave(self, holding: Holding) -> None:
+        """No worker touches the holding any more. Whoever goes on with it does not wait for what is being read back."""
+        self._use(holding, None)
+        if holding.reading:
+            self._names.empty(holding)
+        if not holding.landing:
+            holding.wanted = 0
+        self._settle(holding)
+
+    def _settle(self, holding: Holding) -> None:
+        """Give the blocks back where that was waiting for the last one who touched them."""
+        if holding.is_touched:
+            return
+        if holding.released:
+            self._free(holding)
+        elif holding.preempting:
+            self._names.preempt(holding)
+
+    # ---- KV that comes from another host, or goes there
+
+    def _handle_wire(self, event: LandingWanted | LandingEnded | LeaseWanted | LeaseEnded) -> list[PoolCommand]:
+        match event:
+            case LandingWanted():
+                return self._expect(event)
+            case LandingEnded():
+                return self._land(event)
+            case LeaseWanted():
+                self._lease(event)
+            case LeaseEnded(request_id=request_id):
+                holding = self._holdings.get(request_id)
+                if holding is not None and holding.leases:
+                    self._names.end_lease(holding)
+                    self._settle(holding)
+            case _:
+                assert_never(event)
+        return []
+
+    def _expect(self, event: LandingWanted) -> list[PoolCommand]:
+        """Wait for blocks to land in. A request that comes back while a wire still reads it here goes on in those."""
+        holding = self._holdings.get(event.request.id)
+        if event.worker is None:
+            return self._expect_ahead(event)
+        if holding is None:
+            holding = self._holdings[event.request.id] = Holding(event.request, event.attempt, None)
+        if holding.user is None and not holding.landing and len(holding.table) < event.first_block:
+            self._names.empty(holding)  # all that is left of it here is behind what is to come
+            holding.behind = event.first_block
+        self._use(holding, event.worker)
+        holding.attempt, holding.landing, holding.released = event.attempt, True, False
+        holding.wanted, holding.prefix = event.blocks, event.prefix
+        if len(holding.table) >= event.blocks:
+            return [granted(holding, self.block_tokens)]
+        self.grants.want(event.request.id)
+        return []
+
+    def _expect_ahead(self, event: LandingWanted) -> list[PoolCommand]:
+        """Give blocks to what is sent ahead if they are to spare. Who holds something here is not sent ahead to."""
+        request_id = event.request.id
+        holding = Holding(event.request, event.attempt, None, wanted=event.blocks, prefix=event.prefix, landing=True)
+        hit = None if request_id in self._holdings else self.grants.to_spare(holding, event.first_block)
+        if hit is None:
+            return [LandingRefused(request_id, event.attempt)]
+        self._holdings[request_id] = holding
+        return [*self.grants.hold(holding, hit), granted(holding, self.block_tokens)]
+
+    def _land(self, event: LandingEnded) -> list[PoolCommand]:
+        holding = self._holdings.get(event.request_id)
+        if holding is None:
+            return []
+        holding.landing = False
+        holding.computed_tokens = event.computed_tokens
+        holding.wanted = 0
+        told = self._names.name(holding, 0, event.hashes)
+        if holding.behind > self.behind(event.computed_tokens):
+            self._names.empty(holding)  # less has come than was to: who goes on there sees what is not here
+        self._settle(holding)
+        return [*told]
+
+    def _lease(self, event: LeaseWanted) -> None:
+        holding = self._holdings.get(event.request.id)
+        if holding is None:
+            holding = self._holdings[event.request.id] = Holding(event.request, 0, None)
+        hit = self._names.hit(event.prefix)
+        if not holding.is_touched and hit.count * self.block_tokens > holding.computed_tokens:
+            self._names.empty(holding)
+            self._names.adopt(holding, hit, event.prefix)
+        self._names.lease(holding)
+
+    def _release(self, request_id: RequestId) -> None:
+        holding = self._holdings.get(request_id)
+        if holding is None:
+            return
+        holding.released = True
+        holding.wanted = 0
+        if holding.landing and not holding.table:
+            holding.landing = False
+        self._settle(holding)
+
+    def _free(self, holding: Holding) -> None:
+        self._names.empty(holding)
+        del self._holdings[holding.request.id]

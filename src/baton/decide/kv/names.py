@@ -1,0 +1,150 @@
+"""What a host's arena has by name, and the news of that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from baton.core.keeping import PutWanted
+from baton.core.prefixes import BlocksRemoved, BlocksStored
+from baton.core.types import BlockHash, BlockId, HostId, HostView
+from baton.decide.kv.blocks import BlockFacts, Blocks, EvictionOrder, Hit
+from baton.decide.kv.holding import Holding
+from baton.decide.kv.tier import Tier
+from baton.decide.kv.tiers import BackedFirst, Tiers
+from baton.decide.kv.window import Window, behind_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Blocks get names here and lose them."""
+
+    host: HostId
+    block_tokens: int
+    block_runs: int
+    """Hashed runs of tokens that a block has."""
+    blocks: Blocks
+    tiers: Tiers | None
+    window: Window | None
+
+    def hit(self, prefix: Sequence[BlockHash], first: int = 0) -> Hit:
+        """Find the most leading blocks that need not be computed. Those before `first` nobody looks at."""
+        if not prefix:
+            return Hit(first, [])
+        return self.blocks.hit(prefix, self.window, self.block_tokens, first)
+
+    def adopt(self, holding: Holding, hit: Hit, prefix: Sequence[BlockHash]) -> None:
+        """Give an empty holding the blocks of a hit."""
+        self.blocks.pin(hit.blocks)
+        holding.table, holding.behind = (BlockId(0),) * hit.behind + tuple(hit.blocks), hit.behind
+        holding.names, holding.preempted = list(prefix[: hit.count]), False
+        holding.computed_tokens = hit.count * self.block_tokens if hit.blocks else 0
+
+    def _slide(self, holding: Holding) -> None:
+        """Let go of what nobody will look at again."""
+        behind = behind_blocks(self.window, holding.computed_tokens, self.block_tokens)
+        if behind > holding.behind:
+            self.blocks.unpin(holding.table[holding.behind : behind])
+            holding.behind = behind
+
+    def lease(self, holding: Holding) -> None:
+        """Keep a holding's blocks for a wire, whatever becomes of the holding."""
+        self.blocks.pin(holding.held, uses=0)
+        holding.leased += holding.held
+        holding.leases += 1
+
+    def end_lease(self, holding: Holding) -> None:
+        """A wire reads no more. What was kept goes when none does."""
+        holding.leases -= 1
+        if not holding.leases:
+            self.blocks.unpin(holding.leased)
+            holding.leased = ()
+
+    def preempt(self, holding: Holding) -> None:
+        """Take the blocks of a request that will come back for them.
+
+        What the fastest tier lacks of them is written before all that waits. Where they shall be computed again,
+        nothing is: they are written when the request has ended, as others are.
+        """
+        fresh, tiers = self.blocks.fresh, self.tiers
+        if tiers is not None and tiers.preemption == "recompute":
+            self.blocks.fresh = None
+        elif tiers is not None and tiers.fastest is not None:
+            names = tuple(holding.names)
+            tiers.handle(PutWanted(holding.request.id, None, tiers.fastest.name, names, len(names)))
+        self.empty(holding)
+        self.blocks.fresh = fresh
+        holding.preempted = True
+
+    def empty(self, holding: Holding) -> None:
+        """Take a holding's blocks from it. What is sealed of them stays as cache."""
+        self.blocks.unpin(holding.held)
+        holding.table, holding.names = (), []
+        holding.behind = holding.computed_tokens = holding.wanted = 0
+        holding.preempting = holding.reading = False
+
+    def name(self, holding: Holding, first: int, hashes: Sequence[BlockHash]) -> list[BlocksStored]:
+        """Seal the blocks `first` .. of a request under their hashes, and let go of what nobody sees any more."""
+        if first <= len(holding.names):
+            holding.names[first:] = hashes
+        told = self._seal(holding, first, hashes)
+        self._slide(holding)
+        return told
+
+    def _seal(self, holding: Holding, first: int, hashes: Sequence[BlockHash]) -> list[BlocksStored]:
+        """Seal the blocks `first` .. of a request under their hashes, as far as it holds them.
+
+        Tells of those that were not here.
+        """
+        table, tenant, behind = holding.table, holding.request.tenant, holding.behind
+        if first < behind:
+            first, hashes = behind, hashes[behind - first :]
+        before = self.blocks.facts(table[first - 1]) if behind < first <= len(table) else None
+        parent = before.name if before is not None else None
+        stored: list[BlockHash] = []
+        for depth, (block, name) in enumerate(zip(table[first:], hashes, strict=False), first):
+            is_backed = self.tiers is not None and self.tiers.has(name)
+            facts = BlockFacts(name, parent, depth * self.block_tokens, tenant, is_backed=is_backed)
+            if self.blocks.seal(block, facts):
+                stored.append(name)
+            parent = name
+        return [BlocksStored(self.host, tuple(stored), self.block_runs)] if stored else []
+
+    def take(self, count: int) -> tuple[list[BlockId], list[BlocksRemoved]]:
+        """Take blocks for a request. Tells of what was given up for them; a tier may have it."""
+        taken, lost = self.blocks.take(count)
+        return taken, [BlocksRemoved(self.host, tuple(lost))] if lost else []
+
+    def view(self) -> HostView:
+        """Count the blocks of the arena by state."""
+        return HostView(
+            id=self.host,
+            blocks_total=self.blocks.total,
+            blocks_free=self.blocks.free,
+            blocks_used=self.blocks.used,
+            blocks_cached=self.blocks.cached,
+        )
+
+    def check(self, pins: Sequence[int]) -> None:
+        """Assert that the pins are those of requests, which are given, and of writes to the tiers."""
+        expected = list(pins)
+        for block in self.tiers.pinned() if self.tiers is not None else ():
+            expected[block] += 1
+        self.blocks.check(expected)
+
+
+class _Host(Protocol):
+    host: HostId
+    block_tokens: int
+    block_runs: int
+    window: Window | None
+
+
+def named_blocks(pool: _Host, blocks_total: int, eviction: Callable[[], EvictionOrder], tiers: Sequence[Tier]) -> Names:
+    """Make the blocks of a host's empty arena, with these tiers below it, if any."""
+    blocks = Blocks(blocks_total, BackedFirst(eviction) if tiers else eviction())
+    below: Tiers | None = None
+    if tiers:
+        below = Tiers(host=pool.host, arena=blocks, tiers=tiers, block_tokens=pool.block_tokens, window=pool.window)
+    return Names(pool.host, pool.block_tokens, pool.block_runs, blocks, below, pool.window)

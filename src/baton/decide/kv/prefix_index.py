@@ -1,0 +1,139 @@
+"""Which host holds which blocks, as far as the coordinator knows. Fed by the hosts' own events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from baton.core.types import BlockHash, HostId
+from baton.decide.kv.window import Window, behind_blocks
+
+_SETS_MAX = 4096
+"""Sets of hosts that are kept once for all blocks that have them."""
+
+
+class PrefixIndex:
+    """A hint for routing, bounded by the blocks of the hosts. A stale entry costs a recompute, never a wrong token.
+
+    By block, not by host: a prompt is looked up in the time that its longest hit takes, however many hosts there are.
+    A block's hosts are the bits of one number: docs/tiers.md says what a million blocks take.
+    """
+
+    def __init__(self) -> None:
+        self._holders: dict[BlockHash, int] = {}
+        self._bits: dict[HostId, int] = {}
+        """Of every host that holds a block, its bit."""
+        self._hosts: dict[int, HostId] = {}
+        self._blocks: dict[HostId, int] = {}
+        """How many blocks each host holds. A host without any has no bit either."""
+        self._sets: dict[int, int] = {}
+        """Numbers that stand for sets of hosts, each to itself: equal ones share one object."""
+
+    def store(self, host: HostId, hashes: Iterable[BlockHash]) -> None:
+        """Note that the host can serve these blocks."""
+        bit = self._bit(host)
+        holders, added = self._holders, 0
+        for name in hashes:
+            held = holders.get(name, 0)
+            if not held & bit:
+                holders[name] = self._shared(held | bit)
+                added += 1
+        self._count(host, added)
+
+    def remove(self, host: HostId, hashes: Iterable[BlockHash]) -> None:
+        """Note that the host has given these blocks up."""
+        bit = self._bits.get(host)
+        if bit is None:
+            return
+        holders, gone = self._holders, 0
+        for name in hashes:
+            held = holders.get(name, 0)
+            if not held & bit:
+                continue
+            gone += 1
+            if held == bit:
+                del holders[name]
+            else:
+                holders[name] = self._shared(held & ~bit)
+        self._count(host, -gone)
+
+    def forget(self, host: HostId) -> None:
+        """Note that the host is gone."""
+        self.remove(host, list(self._holders))
+
+    def __len__(self) -> int:
+        """Count the different blocks."""
+        return len(self._holders)
+
+    def hit_blocks(
+        self, hashes: Sequence[BlockHash], window: Window | None = None, block_tokens: int = 1
+    ) -> dict[HostId, int]:
+        """Count the leading blocks of a prompt that each host holds. Hosts without any are left out.
+
+        `window`: how far back the model sees; then the last of these blocks are enough. None: to the first token.
+        """
+        if window is not None:
+            return self._hits_behind(hashes, window, block_tokens)
+        hits: dict[HostId, int] = {}
+        holders = self._holders
+        leading = holders.get(hashes[0], 0) if hashes else 0
+        if not leading:
+            return hits
+        for count, name in enumerate(hashes):
+            held = holders.get(name, 0)
+            if held == leading:
+                continue
+            lost = leading & ~held
+            if lost:
+                hits |= dict.fromkeys(self._named(lost), count)
+                leading &= held
+                if not leading:
+                    return hits
+        return hits | dict.fromkeys(self._named(leading), len(hashes))
+
+    def _hits_behind(self, hashes: Sequence[BlockHash], window: Window, block_tokens: int) -> dict[HostId, int]:
+        """As `longest_hit`, for all hosts in one pass."""
+        hits: dict[HostId, int] = {}
+        begun: dict[int, int] = {}
+        """Where the run of blocks begins that a host, by its bit, holds just now."""
+        before = 0
+        for count, name in enumerate((*hashes, None)):
+            held = self._holders.get(name, 0) if name is not None else 0
+            for bit in _bits(before & ~held):
+                if begun.pop(bit) <= behind_blocks(window, count * block_tokens, block_tokens):
+                    hits[self._hosts[bit]] = count
+            begun |= dict.fromkeys(_bits(held & ~before), count)
+            before = held
+        return hits
+
+    def _named(self, hosts: int) -> list[HostId]:
+        """Name the hosts of a set, in the order of their bits."""
+        return [self._hosts[bit] for bit in _bits(hosts)]
+
+    def _bit(self, host: HostId) -> int:
+        bit = self._bits.get(host)
+        if bit is None:
+            bit = 1
+            while bit in self._hosts:
+                bit <<= 1
+            self._bits[host], self._hosts[bit] = bit, host
+            self._blocks[host] = 0
+        return bit
+
+    def _count(self, host: HostId, change: int) -> None:
+        left = self._blocks[host] + change
+        if left:
+            self._blocks[host] = left
+            return
+        del self._blocks[host], self._hosts[self._bits.pop(host)]
+
+    def _shared(self, hosts: int) -> int:
+        if len(self._sets) >= _SETS_MAX:
+            self._sets.clear()
+        return self._sets.setdefault(hosts, hosts)
+
+
+def _bits(hosts: int) -> Iterator[int]:
+    while hosts:
+        bit = hosts & -hosts
+        yield bit
+        hosts ^= bit

@@ -1,0 +1,91 @@
+"""Preempted requests that come back: what tiers have of their KV is read into their new blocks before they go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from baton.core.keeping import LoadEnded, LoadWanted, ReadBack, ReadBackWanted
+from baton.core.messages import PoolCommand
+from baton.core.types import BlockHash, HostId
+from baton.decide.kv.holding import Holding, granted
+from baton.decide.kv.names import Names
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    attempt: int
+    first: int
+    """Block of the table."""
+    hashes: tuple[BlockHash, ...]
+
+
+@dataclass(slots=True)
+class ReadBacks:
+    """What is read back on one host: at most one read for each attempt of a request, and each of them ends.
+
+    Their blocks are leased: nobody takes them from under a read, whatever becomes of the request.
+    """
+
+    host: HostId
+    block_tokens: int
+    names: Names
+    settle: Callable[[Holding], None]
+    """Gives back the blocks of a holding, where that was waiting for its lease to end."""
+    _under_way: dict[int, _Read] = field(default_factory=dict[int, _Read])
+
+    def wish(self, holding: Holding, holdings: Iterable[Holding]) -> ReadBackWanted | None:
+        """Ask whether to read, for a request that has just got blocks again. None: there is nothing to read.
+
+        `holdings`: all of the host.
+        """
+        held, hashes = len(holding.names), holding.prefix[: len(holding.table)]
+        if holding.user is None or self.names.tiers is None or not self.names.tiers.find(hashes[held : held + 1]):
+            return None
+        holding.reading = True
+        self.names.lease(holding)
+        beside = sum(held.user == holding.user and bool(held.table) for held in holdings) - 1
+        return ReadBackWanted(holding.request.id, self.host, holding.user, hashes, beside)
+
+    def handle(self, holding: Holding | None, event: ReadBack | LoadEnded) -> list[PoolCommand]:
+        """Read what shall not be computed again, or go on with what was read. Reads of other kinds are the tiers' only.
+
+        `holding`: of the event's request.
+        """
+        told: list[PoolCommand] = []
+        if isinstance(event, LoadEnded) and self.names.tiers is not None:
+            told += self.names.tiers.handle(event)
+        if holding is None:
+            return told
+        return told + (self._begin(holding, event) if isinstance(event, ReadBack) else self._end(holding, event))
+
+    def _begin(self, holding: Holding, event: ReadBack) -> list[PoolCommand]:
+        """Read as much as was decided. Of nothing, the worker is told at once."""
+        first, end = len(holding.names), event.tokens // self.block_tokens
+        assert holding.reading, f"nobody has asked whether to read {event.request_id} back"
+        if end <= first or self.names.tiers is None:
+            return [self._go_on(holding)]
+        hashes = holding.prefix[first:end]
+        self._under_way[event.number] = _Read(holding.attempt, first, hashes)
+        wanted = LoadWanted(event.request_id, event.number, hashes, tuple(holding.table[first:end]), back=True)
+        return [*self.names.tiers.handle(wanted)]
+
+    def _end(self, holding: Holding, event: LoadEnded) -> list[PoolCommand]:
+        """Seal what has come, and let the worker compute the rest."""
+        read = self._under_way.pop(event.number, None)
+        if read is None:
+            return []
+        if not holding.reading or holding.attempt != read.attempt or holding.released:  # nobody waits for it any more
+            self.names.end_lease(holding)
+            self.settle(holding)
+            return []
+        there = read.first + sum(takewhile(bool, event.whole))
+        holding.computed_tokens = there * self.block_tokens
+        told = self.names.name(holding, read.first, read.hashes[: there - read.first])
+        return [*told, self._go_on(holding)]
+
+    def _go_on(self, holding: Holding) -> PoolCommand:
+        holding.reading = False
+        self.names.end_lease(holding)
+        return granted(holding, self.block_tokens, cached_blocks=len(holding.names))

@@ -1,0 +1,160 @@
+"""From load to workers: how many prefill and how many decode workers a demand keeps busy, by the cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from math import ceil
+from typing import Any
+
+from msgspec import Struct
+
+from baton.core.plugin import load_plugin
+from baton.core.ports import CostModel
+from baton.core.types import ROLES, ClusterView, LoadWindow, Role, StepShape, WorkerId, WorkerView
+from baton.decide.policy.forecast import Demand, ForecastPolicy
+
+RECENT = "recent-demand"
+BATCH_MAX = 1024
+"""Largest decode batch that is thought of where a worker does not tell its own."""
+
+
+class Needed(Struct, frozen=True, kw_only=True):
+    """Workers that a demand keeps fully busy, as fractions."""
+
+    prefill: float
+    decode: float
+
+
+def needed(demand: Demand, worker: WorkerView, cost: CostModel, tpot_s: float) -> Needed:
+    """Predict the workers, all like this one, that compute the demand's prompts and decode its answers within TPOT."""
+    model = cost.on(worker.kind)
+    if not demand.requests_rps:
+        return Needed(prefill=0.0, decode=0.0)
+    prompt_tokens = max(1, round(demand.prompt_tokens))
+    prefill = demand.requests_rps * model.prefill_s(new_tokens=prompt_tokens, cached_tokens=0)
+    reach_tokens = round(demand.prompt_tokens + demand.output_tokens / 2)
+
+    def step_s(batch: int) -> float:
+        return model.step_s(StepShape(decode_requests=batch, context_tokens=batch * reach_tokens))
+
+    batch = largest_batch(worker, reach_tokens, step_s_max=tpot_s, model=model)
+    return Needed(prefill=prefill, decode=demand.requests_rps * demand.output_tokens * step_s(batch) / batch)
+
+
+def largest_batch(worker: WorkerView, reach_tokens: int, *, step_s_max: float, model: CostModel) -> int:
+    """Find the largest decode batch whose step is within a time and whose KV fits; at least 1."""
+    low, high = 1, worker.requests_max or BATCH_MAX
+    if worker.kv_tokens_max and reach_tokens:
+        high = max(1, min(high, worker.kv_tokens_max // reach_tokens))
+    while low < high:
+        middle = (low + high + 1) // 2
+        shape = StepShape(decode_requests=middle, context_tokens=middle * reach_tokens)
+        low, high = (middle, high) if model.step_s(shape) <= step_s_max else (low, middle - 1)
+    return low
+
+
+def promised_tpot_s(history: Sequence[LoadWindow], otherwise_s: float) -> float:
+    """Return the TPOT that was promised last, if any was in the last 60 windows."""
+    for window in islice(reversed(history), 60):
+        if window.slo_tpot_s:
+            return window.slo_tpot_s
+    return otherwise_s
+
+
+@dataclass(slots=True, kw_only=True)
+class DemandRoles:
+    """Divide the workers between prefill and decode as the demand divides between them. Mixed workers stay mixed.
+
+    A flip costs nothing on one host, since the KV is the host's; between hosts it costs the prefixes that lie there.
+    So a worker flips only when the division is off by more than a margin, and no more than a few at a time.
+    """
+
+    tpot_s: float = 0.1
+    """Promised TPOT where the requests were promised nothing."""
+    margin_workers: float = 0.6
+    """A flip needs the better division to be this far from the present one."""
+    forecast: str = RECENT
+    """`module:Class` of the forecast; with its options."""
+    forecast_options: dict[str, Any] = field(default_factory=dict[str, Any])
+    _forecast: ForecastPolicy = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._forecast = load_plugin(self.forecast, self.forecast_options, expects=ForecastPolicy)
+
+    def assign(
+        self, cluster: ClusterView, history: Sequence[LoadWindow], cost: CostModel, now_s: float
+    ) -> Mapping[WorkerId, Role]:
+        """See `RolesPolicy.assign`."""
+        prefill = [worker for worker in cluster.workers if worker.role == "prefill"]
+        decode = [worker for worker in cluster.workers if worker.role == "decode"]
+        total = len(prefill) + len(decode)
+        if total < 3:
+            return {}
+        work = needed(
+            self._forecast.ahead(history, 0.0), cluster.workers[0], cost, promised_tpot_s(history, self.tpot_s)
+        )
+        if not work.prefill + work.decode:
+            return {}
+        best = min(max(total * work.prefill / (work.prefill + work.decode), 1.0), total - 1.0)
+        if abs(best - len(prefill)) < self.margin_workers:
+            return {}
+        wanted = round(best)
+        more = sorted(decode, key=lambda worker: (worker.running_requests, worker.id))[: max(0, wanted - len(prefill))]
+        less = sorted(prefill, key=lambda worker: (worker.queued_tokens, worker.id))[: max(0, len(prefill) - wanted)]
+        return {**{worker.id: "prefill" for worker in more}, **{worker.id: "decode" for worker in less}}
+
+
+@dataclass(slots=True, kw_only=True)
+class ForecastScaling:
+    """As many workers of each role as the demand needs when a worker that is asked for now will be ready.
+
+    With the default, `RecentDemand`, it reacts; with a forecast it is ahead. Workers are retired one at a time, and
+    only after the demand has been lower for a while.
+    """
+
+    forecast: str = RECENT
+    """`module:Class` of the forecast; with its options."""
+    forecast_options: dict[str, Any] = field(default_factory=dict[str, Any])
+    start_s: float = 30.0
+    """How long a worker takes to be ready: as far ahead it looks."""
+    busy_ratio: float = 0.75
+    """Share of the time that workers are planned to be busy."""
+    workers_max: int = 64
+    """Most workers of one role."""
+    tpot_s: float = 0.1
+    """Promised TPOT where the requests were promised nothing."""
+    calm_s: float = 120.0
+    """A worker is retired when there were too many of its role for this long."""
+    _calm_since_s: dict[Role, float] = field(default_factory=dict[Role, float])
+    _forecast: ForecastPolicy = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._forecast = load_plugin(self.forecast, self.forecast_options, expects=ForecastPolicy)
+
+    def target(
+        self, cluster: ClusterView, history: Sequence[LoadWindow], cost: CostModel, now_s: float
+    ) -> Mapping[Role, int]:
+        """See `ScalingPolicy.target`."""
+        if not cluster.workers:
+            return {}
+        demand = self._forecast.ahead(history, self.start_s)
+        work = needed(demand, cluster.workers[0], cost, promised_tpot_s(history, self.tpot_s))
+        load: dict[Role, float] = {"prefill": work.prefill, "decode": work.decode, "mixed": work.prefill + work.decode}
+        live = {role: sum(worker.role == role for worker in cluster.workers) for role in ROLES}
+        return {
+            role: self._steady(role, live[role], max(1, ceil(load[role] / self.busy_ratio)), now_s)
+            for role in ROLES
+            if live[role]
+        }
+
+    def _steady(self, role: Role, live: int, wanted: int, now_s: float) -> int:
+        wanted = min(wanted, self.workers_max)
+        if wanted >= live:
+            self._calm_since_s.pop(role, None)
+            return wanted
+        if now_s - self._calm_since_s.setdefault(role, now_s) < self.calm_s:
+            return live
+        self._calm_since_s[role] = now_s
+        return live - 1

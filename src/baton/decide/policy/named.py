@@ -1,0 +1,99 @@
+"""Whole sets of policies by name: `baton sim --policy NAME`, and `policy.name` in the configuration of `baton serve`.
+
+Each name says what every family does. What a configuration names for one family itself wins over the name.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import asdict, replace
+
+from baton.core.config import Plugin, PolicyChoice, PolicyConfig
+from baton.core.errors import ConfigError
+from baton.core.names import did_you_mean
+from baton.core.plugin import source_digests
+
+TAKE_ALL = Plugin(use="admit-all")
+ROUND_ROBIN = Plugin(use="round-robin")
+RANDOM = Plugin(use="random")
+LEAST_LOAD = Plugin(use="least-load")
+SHORTEST_QUEUE = Plugin(use="shortest-queue")
+SOONEST = Plugin(use="earliest-first-token")
+FASTEST = Plugin(use="fastest-step")
+GLOBAL = Plugin(use="global-cache-aware")
+DYNAMO = Plugin(use="dynamo-router")
+LLMD = Plugin(use="llm-d-scorer")
+STREAMED = Plugin(use="while-computing")
+DIRECT = Plugin(use="direct-handoff")
+FREEST = Plugin(use="llumnix-routing")
+
+
+def _of(routing: Plugin, placement: Plugin, admission: Plugin = TAKE_ALL) -> PolicyConfig:
+    """Make a set of the literature: chunks of a fixed size, no roles that change, unless it says otherwise."""
+    batching = Plugin(use="mixed-chunked")
+    when_done = Plugin(use="when-done")
+    return PolicyConfig(
+        admission=admission,
+        routing=routing,
+        placement=placement,
+        batching=batching,
+        streaming=when_done,
+        handoff=DIRECT,
+    )
+
+
+NAMED: dict[str, PolicyConfig] = {
+    "baton": PolicyConfig(),
+    "direct": PolicyConfig(handoff=DIRECT),
+    "central": PolicyConfig(handoff=Plugin(use="pool-handoff")),
+    "first-token-by-decode": PolicyConfig(first_token=Plugin(use="first-token-by-decode")),
+    "random": _of(RANDOM, RANDOM),
+    "round-robin": _of(ROUND_ROBIN, ROUND_ROBIN),
+    "least-load": _of(LEAST_LOAD, LEAST_LOAD),
+    "cache-aware-local": _of(SOONEST, FASTEST),
+    "cache-aware-global": _of(GLOBAL, FASTEST),
+    "dynamo": _of(DYNAMO, DYNAMO),
+    "sglang": _of(Plugin(use="sglang-router"), LEAST_LOAD),
+    "llm-d": _of(LLMD, LLMD),
+    "splitwise": _of(Plugin(use="splitwise-routing"), Plugin(use="splitwise-placement")),
+    "distserve": _of(SHORTEST_QUEUE, LEAST_LOAD),
+    "sarathi": _of(Plugin(use="colocated"), LEAST_LOAD),
+    "tetriinfer": replace(
+        _of(SHORTEST_QUEUE, Plugin(use="tetriinfer-placement")), roles=Plugin(use="tetriinfer-roles")
+    ),
+    "arrow": replace(_of(Plugin(use="arrow-routing"), FASTEST), roles=Plugin(use="arrow-roles")),
+    "mooncake": replace(_of(GLOBAL, FASTEST, Plugin(use="mooncake-rejection")), streaming=STREAMED),
+    "mooncake-no-prediction": replace(
+        _of(GLOBAL, FASTEST, Plugin(use="mooncake-rejection-by-load")), streaming=STREAMED
+    ),
+    "vtc": replace(_of(SHORTEST_QUEUE, LEAST_LOAD), fairness=Plugin(use="vtc")),
+    "llumnix": replace(_of(FREEST, FREEST), moves=Plugin(use="llumnix-moves")),
+}
+"""By the name that users give."""
+
+
+def named(name: str) -> PolicyConfig:
+    """Return the policies of a name. Raises ConfigError for an unknown one: it lists the known."""
+    found = NAMED.get(name)
+    if found is None:
+        raise ConfigError(f"unknown policy {name!r}{did_you_mean(name, NAMED)}; known are {', '.join(NAMED)}")
+    return found
+
+
+def plugin_names(policy: PolicyConfig) -> dict[str, str]:
+    """Return what is used for each family, and the set's own name under `name` where it has one."""
+    plugins = {family: use.use for family, use in asdict(policy).items() if isinstance(use, Plugin)}
+    return {"name": policy.name, **plugins} if policy.name else plugins
+
+
+def own_sources(policy: PolicyConfig) -> dict[str, str]:
+    """Digest the sources of the policies that are the user's own. See `source_digests`."""
+    return source_digests(use for family, use in plugin_names(policy).items() if family != "name")
+
+
+def resolve(choice: PolicyChoice) -> PolicyConfig:
+    """Fill in what a user leaves to the set that is named, or to the defaults. Raises ConfigError for an unknown name.
+
+    What was chosen wins, also where it is what plays by default.
+    """
+    own = {family: use for family, use in asdict(choice).items() if use is not None}
+    return replace(named(choice.name) if choice.name else PolicyConfig(), **own)

@@ -1,0 +1,86 @@
+"""Quotas of cached blocks: who fills the cache beyond a share of it loses blocks first, and not everybody else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from baton.core.plugin import load_plugin
+from baton.core.types import BlockId
+from baton.decide.kv.blocks import BlockFacts, EvictionOrder
+
+
+@dataclass(slots=True, kw_only=True)
+class TenantQuota:
+    """Give up a block of the tenant that is furthest above its quota; while nobody is, any, in the inner order.
+
+    A tenant may use room that nobody needs, whatever its quota. A block counts for the tenant whose request sealed it,
+    also where others stand on it: tenants that must not share at all have their own `cache_salt`.
+    """
+
+    blocks_max: int
+    """Cached blocks that a tenant keeps while others need room. Quotas may add up to more than there is."""
+    tenants: Mapping[str, int] = field(default_factory=dict[str, int])
+    """The same for single tenants. The empty name is everybody who gave none."""
+    order: str = "lru"
+    """`module:Class` of the order among the blocks of one tenant, and of all."""
+    order_options: dict[str, Any] = field(default_factory=dict[str, Any])
+    _all: EvictionOrder = field(init=False)
+    _own: dict[str, EvictionOrder] = field(default_factory=dict[str, EvictionOrder])
+    """Blocks by tenant: every cached block once more. Tenants without any are left out."""
+    _tenant_of: dict[BlockId, str] = field(default_factory=dict[BlockId, str])
+    _over: dict[str, None] = field(default_factory=dict[str, None])
+    """Tenants above their quota."""
+
+    def __post_init__(self) -> None:
+        self._all = self._inner()
+
+    def add(self, block: BlockId, facts: BlockFacts) -> None:
+        """See `EvictionOrder.add`."""
+        tenant = facts.tenant
+        own = self._own.get(tenant)
+        if own is None:
+            own = self._own[tenant] = self._inner()
+        own.add(block, facts)
+        self._all.add(block, facts)
+        self._tenant_of[block] = tenant
+        if len(own) > self._quota(tenant):
+            self._over[tenant] = None
+
+    def remove(self, block: BlockId) -> None:
+        """See `EvictionOrder.remove`."""
+        tenant = self._tenant_of.pop(block)
+        self._all.remove(block)
+        self._own[tenant].remove(block)
+        self._shrunk(tenant)
+
+    def pop(self) -> BlockId:
+        """See `EvictionOrder.pop`."""
+        if self._over:
+            tenant = max(self._over, key=lambda name: len(self._own[name]) - self._quota(name))
+            block = self._own[tenant].pop()
+            self._all.remove(block)
+        else:
+            block = self._all.pop()
+            tenant = self._tenant_of[block]
+            self._own[tenant].remove(block)
+        del self._tenant_of[block]
+        self._shrunk(tenant)
+        return block
+
+    def __len__(self) -> int:
+        return len(self._tenant_of)
+
+    def _shrunk(self, tenant: str) -> None:
+        count = len(self._own[tenant])
+        if count <= self._quota(tenant):
+            self._over.pop(tenant, None)
+        if not count:
+            del self._own[tenant]
+
+    def _quota(self, tenant: str) -> int:
+        return self.tenants.get(tenant, self.blocks_max)
+
+    def _inner(self) -> EvictionOrder:
+        return load_plugin(self.order, self.order_options, expects=EvictionOrder)

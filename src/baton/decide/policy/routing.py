@@ -1,0 +1,79 @@
+"""Routing: which worker computes a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from msgspec import Struct
+
+from baton.core.ports import CostModel
+from baton.core.types import ClusterView, HostId, Request, Until, WorkerId, WorkerView
+from baton.decide.policy.prefix import prefix_on
+from baton.decide.policy.telling import after_prompt_s
+
+
+class Route(Struct, frozen=True, kw_only=True):
+    """Where a prompt is computed, and how."""
+
+    worker: WorkerId
+    fetch: HostId | None = None
+    """Host whose longer prefix is pulled before the worker starts. None: take what the worker's own host holds."""
+    until: Until | None = None
+    """How far the worker runs it. None: a prefill worker to the first token, every other to the end."""
+
+
+@runtime_checkable
+class RoutingPolicy(Protocol):
+    def route(
+        self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel
+    ) -> WorkerId | Route:
+        """Choose who computes the prompt.
+
+        The candidates (never empty) are the live workers that are meant to prefill. A policy may also choose any other
+        of `cluster.workers`: a decode worker then computes prompt and answer.
+        """
+        ...
+
+
+def queue_s(worker: WorkerView, cost: CostModel) -> float:
+    """Predict how long the prompts take that a worker has been given, as that many prompts of their mean length."""
+    if not worker.queued_tokens:
+        return 0.0
+    prompts = max(1, worker.queued_requests)
+    return prompts * cost.on(worker.kind).prefill_s(new_tokens=worker.queued_tokens // prompts, cached_tokens=0)
+
+
+@dataclass(frozen=True, slots=True)
+class EarliestFirstToken:
+    """Send the prompt where its first token is predicted soonest.
+
+    Why: a long queue with a prefix hit can beat an idle worker without one, and only the sum of queue and uncached
+    prefill tells which, and whether what a tier holds is worth reading. Ties go to the worker with fewer running
+    requests, then to the lower id.
+    """
+
+    def route(
+        self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel
+    ) -> WorkerId:
+        """See `RoutingPolicy.route`."""
+
+        own_s: dict[tuple[str, int], float] = {}  # the same for all workers of one kind with the same hit
+
+        def left_s(worker: WorkerView, prompt_s: float) -> float:
+            return after_prompt_s(worker, request, cluster, cost, prompt_s=prompt_s)
+
+        def key(worker: WorkerView) -> tuple[float, int, WorkerId]:
+            wait_s = queue_s(worker, cost)
+            if worker.host in cluster.tier_hits:
+                ttft_s = prefix_on(worker, request, cluster, cost, wait_s=wait_s).ttft_s
+                return (ttft_s + left_s(worker, ttft_s - wait_s), worker.running_requests, worker.id)
+            hit_tokens = cluster.prefix_hit_tokens.get(worker.host, 0)
+            alike = (worker.kind, hit_tokens)
+            if alike not in own_s:
+                new_tokens = request.prompt_tokens - hit_tokens
+                own_s[alike] = cost.on(worker.kind).prefill_s(new_tokens=new_tokens, cached_tokens=hit_tokens)
+            return (wait_s + own_s[alike] + left_s(worker, own_s[alike]), worker.running_requests, worker.id)
+
+        return min(candidates, key=key).id

@@ -1,0 +1,159 @@
+"""Send one request and take its answer apart. Nothing that goes wrong with a request is raised: it is its result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, Self
+from urllib.parse import urljoin
+
+import aiohttp
+
+from baton.lab.bench.clock import now_s
+from baton.lab.bench.wire import Answer, CountedBy, error_text
+from baton.lab.report.summary import RequestRecord
+from baton.lab.workload.request import TraceRequest
+
+KEEP_ALIVE_S = 2.0
+"""Idle connections are closed before the server does it (uvicorn: 5 s), which would fail the request that is on it."""
+_ERROR_BYTES_MAX = 64 * 1024
+_REJECTIONS = frozenset({429, 503})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What became of one request."""
+
+    index: int
+    record: RequestRecord
+    reason: str
+    """Empty if it finished."""
+    counted_by: CountedBy
+    """Where the number of output tokens comes from."""
+    asked_tokens: int
+    late_s: float
+    """How much later than due it was sent. 0 where nothing was due."""
+    text: str = ""
+    """Of the answer, where it was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why there is no whole answer."""
+
+    outcome: Literal["rejected", "failed"]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A whole response to a small question."""
+
+    status: int
+    body: bytes
+
+
+class Client:
+    """HTTP to one server. Use as an async context manager."""
+
+    def __init__(self, base_url: str, *, api_key: str | None, timeout_s: float) -> None:
+        self._base_url = base_url
+        self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        if api_key is not None:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+
+    async def __aenter__(self) -> Self:
+        self._http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+            headers=self._headers,
+            timeout=self._timeout,
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.close()
+
+    async def get(self, path: str) -> Response:
+        """Raises aiohttp.ClientError, TimeoutError or OSError where there is no answer."""
+        async with self._http.get(self._base_url + path) as response:
+            return Response(response.status, await response.read())
+
+    async def get_at_root(self, path: str) -> Response:
+        """As `get`, beside the API instead of below it."""
+        async with self._http.get(urljoin(self._base_url, path)) as response:
+            return Response(response.status, await response.read())
+
+    async def post(self, path: str, body: bytes) -> Response:
+        """Raises as `get`."""
+        async with self._http.post(self._base_url + path, data=body) as response:
+            return Response(response.status, await response.read())
+
+    async def ask(
+        self,
+        path: str,
+        body: bytes,
+        *,
+        request: TraceRequest,
+        index: int,
+        due_s: float | None = None,
+        keep_text: bool = False,
+    ) -> Reply:
+        """Send a streaming request and read it to its end. TTFT counts from here."""
+        answer = Answer(text=[] if keep_text else None)
+        sent_s = now_s()
+        try:
+            refusal = await self._read(path, body, index, answer)
+        except TimeoutError:
+            refusal = Refusal("failed", f"no complete answer within {self._timeout.total:g} s")
+        except (aiohttp.ClientError, OSError) as error:
+            refusal = Refusal("failed", f"cut off: {type(error).__name__}: {error}")
+        if refusal is not None and refusal.outcome == "rejected":
+            outcome, reason = refusal.outcome, refusal.reason
+        else:
+            outcome, reason = answer.verdict(refusal.reason if refusal is not None else "")
+        return Reply(
+            index=index,
+            record=RequestRecord(
+                arrival_s=sent_s,
+                end_s=now_s(),
+                outcome=outcome,
+                input_tokens=_prompt_tokens(answer, request),
+                token_times_s=answer.token_times_s(),
+                cached_tokens=_cached_tokens(answer),
+                slo=request.slo,
+                tenant=request.tenant,
+            ),
+            reason=reason,
+            counted_by=answer.counted_by,
+            asked_tokens=request.output_tokens,
+            late_s=0.0 if due_s is None else max(0.0, sent_s - due_s),
+            text="".join(answer.text or ()),
+        )
+
+    async def _read(self, path: str, body: bytes, index: int, answer: Answer) -> Refusal | None:
+        """Fill `answer` from the socket. Say why where the server did not begin a stream."""
+        headers = {"X-Request-Id": f"bench-{index}"}
+        async with self._http.post(self._base_url + path, data=body, headers=headers) as response:
+            if response.status != 200:
+                detail = error_text(await response.content.read(_ERROR_BYTES_MAX))
+                outcome = "rejected" if response.status in _REJECTIONS else "failed"
+                return Refusal(outcome, f"HTTP {response.status}: {detail}")
+            if response.content_type != "text/event-stream":
+                return Refusal("failed", f"not a stream: the answer's Content-Type is {response.content_type}")
+            async for data in response.content.iter_any():
+                answer.feed(data, now_s())
+        return None
+
+
+def _prompt_tokens(answer: Answer, request: TraceRequest) -> int:
+    """As the server counted them; else as they were meant to be."""
+    told = answer.usage.prompt_tokens if answer.usage is not None else None
+    return told or request.input_tokens
+
+
+def _cached_tokens(answer: Answer) -> int | None:
+    details = answer.usage.prompt_tokens_details if answer.usage is not None else None
+    return details.cached_tokens if details is not None else None

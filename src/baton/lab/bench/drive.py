@@ -1,0 +1,139 @@
+"""Send the requests of a load on time, and keep what became of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from baton.lab.bench.client import Client, Reply
+from baton.lab.bench.clock import now_s
+from baton.lab.bench.probe import Target
+from baton.lab.bench.wire import Message, Prompt, request_fields
+from baton.lab.workload.conversation import Conversations, Turn, conversations
+from baton.lab.workload.prompts import PromptMaker
+from baton.lab.workload.request import TraceRequest
+
+PREPARED_BYTES_MAX = 64 * 1024 * 1024
+"""Bodies that are made ahead of their time, so that making one delays no other."""
+_MARGIN_S = 0.01
+"""No body is made when one is due sooner than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shot:
+    """One request, ready to be sent."""
+
+    index: int
+    request: TraceRequest
+    body: bytes
+    said: tuple[Message, ...] = ()
+    """Of a conversation: all turns so far, this one's question the last. Empty where no turn follows."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Driver:
+    """Sends requests to one target. `replies` grows as answers end, so an interrupted run keeps what it has."""
+
+    client: Client
+    target: Target
+    prompts: PromptMaker
+    ignore_eos: bool
+    on_reply: Callable[[Reply], None] = lambda reply: None
+    replies: list[Reply] = field(default_factory=list[Reply])
+    linked: Conversations = field(default_factory=Conversations)
+
+    async def closed_loop(self, requests: Sequence[TraceRequest], concurrency: int) -> None:
+        """Let this many clients each send the next request as soon as its last one was answered."""
+        self.linked = conversations(requests)
+        upcoming = iter(self.linked.openers)
+
+        async def one_client() -> None:
+            for index, request in upcoming:
+                await self._fire(self._prepare(index, request), None)
+
+        async with asyncio.TaskGroup() as clients:
+            for _ in range(min(concurrency, len(self.linked.openers))):
+                clients.create_task(one_client())
+
+    async def open_loop(self, requests: Sequence[TraceRequest]) -> None:
+        """Send each request at its `at_s`, whatever is still unanswered: as many are open as the server is slow."""
+        self.linked = conversations(requests)
+        upcoming = deque(self.linked.openers)
+        ready: deque[Shot] = deque()
+        ready_bytes = 0
+        start_s: float | None = None
+        async with asyncio.TaskGroup() as open_requests:
+            while upcoming or ready:
+                while upcoming and (
+                    not ready or (ready_bytes < PREPARED_BYTES_MAX and _idle(start_s, ready[0].request))
+                ):
+                    ready.append(self._prepare(*upcoming.popleft()))
+                    ready_bytes += len(ready[-1].body)
+                    await asyncio.sleep(0)  # answers are read between two prompts
+                start_s = now_s() if start_s is None else start_s
+                shot = ready.popleft()
+                ready_bytes -= len(shot.body)
+                due_s = start_s + shot.request.at_s
+                await asyncio.sleep(max(0.0, due_s - now_s()))
+                open_requests.create_task(self._fire(shot, due_s))
+
+    def _prepare(self, index: int, request: TraceRequest) -> Shot:
+        if self.target.prompt_format == "ids":
+            return Shot(index, request, self._body(self.prompts.token_ids(request, index), request))
+        text = self.prompts.text(request, index)
+        said = (Message("user", text),) if self.linked.is_followed(index) else ()
+        return Shot(index, request, self._body(text, request), said)
+
+    def _prepare_turn(self, turn: Turn, said: tuple[Message, ...]) -> Shot:
+        """The conversation so far, then this turn's own words: as messages of a chat, or as one text."""
+        words = self.prompts.text(turn.request, turn.index).split(" ")
+        own = " ".join(words[min(turn.known_tokens, len(words) - 1) :])
+        said = (*said, Message("user", own))
+        if self.target.endpoint == "chat":
+            return Shot(turn.index, turn.request, self._body(list(said), turn.request), said)
+        text = " ".join(message.content.strip(" ") for message in said)
+        return Shot(turn.index, turn.request, self._body(text, turn.request), said)
+
+    def _body(self, prompt: Prompt, request: TraceRequest) -> bytes:
+        fields = request_fields(
+            model=self.target.model,
+            endpoint=self.target.endpoint,
+            prompt=prompt,
+            output_tokens=request.output_tokens,
+            ignore_eos=self.ignore_eos,
+        )
+        return msgspec.json.encode({**fields, "user": request.tenant} if request.tenant else fields)
+
+    async def _fire(self, shot: Shot, due_s: float | None) -> None:
+        """Send a request, then the turns that follow it, each `think_s` after the answer before it."""
+        following: Shot | None = shot
+        while following is not None:
+            shot = following
+            reply = await self.client.ask(
+                self.target.path,
+                shot.body,
+                request=shot.request,
+                index=shot.index,
+                due_s=due_s,
+                keep_text=bool(shot.said),
+            )
+            self.replies.append(reply)
+            self.on_reply(reply)
+            following, due_s = await self._think(shot, reply), None
+
+    async def _think(self, shot: Shot, reply: Reply) -> Shot | None:
+        """Wait as long as a reader does, and make the next turn. None where the conversation is over."""
+        turn = self.linked.following(shot.index)
+        if turn is None or reply.record.outcome != "finished":
+            return None
+        await asyncio.sleep(turn.request.think_s or 0.0)
+        return self._prepare_turn(turn, (*shot.said, Message("assistant", reply.text)))
+
+
+def _idle(start_s: float | None, upcoming: TraceRequest) -> bool:
+    """Nothing is due so soon that making a prompt could delay it."""
+    return start_s is None or start_s + upcoming.at_s - now_s() > _MARGIN_S

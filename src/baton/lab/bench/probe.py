@@ -1,0 +1,108 @@
+"""Find out, before a run, whether the server is there and what it takes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import aiohttp
+import msgspec
+from msgspec import Struct
+
+from baton.core.errors import BatonError
+from baton.lab.bench.client import Client, Response
+from baton.lab.bench.options import BenchOptions, Endpoint, PromptFormat
+from baton.lab.bench.wire import error_text, read_usage, request_fields
+from baton.lab.workload.prompts import PromptMaker
+from baton.lab.workload.request import TraceRequest
+
+PATHS: dict[Endpoint, str] = {"completions": "/completions", "chat": "/chat/completions"}
+_PROMPT_TOKENS = 16
+_EXTRA_TOKENS_MAX = 2
+"""A begin-of-sequence token or two may be added to the ids that were sent."""
+
+
+class TargetError(BatonError):
+    """The server under test cannot be measured: not there, not ready, or refusing every form of request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server that answered."""
+
+    model: str
+    path: str
+    endpoint: Endpoint
+    prompt_format: PromptFormat
+
+
+class _Model(Struct):
+    id: str
+
+
+class _Models(Struct):
+    data: list[_Model]
+
+
+async def probe(client: Client, options: BenchOptions) -> Target:
+    """Ask for the model's name and send one token's worth of work, as ids first where the format is open.
+
+    Raises TargetError that says what the server said, and which flag may help.
+    """
+    try:
+        model = options.model if options.model is not None else await _first_model(client)
+        prompt_format = await _prompt_format(client, options, model)
+    except TimeoutError as error:
+        raise TargetError(f"{options.url} does not answer within {options.timeout_s:g} s") from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise TargetError(f"cannot reach {options.url}: {_why(error)}; is the server running there?") from error
+    return Target(model, PATHS[options.endpoint], options.endpoint, prompt_format)
+
+
+async def _first_model(client: Client) -> str:
+    response = await client.get("/models")
+    if response.status != 200:
+        raise TargetError(_said("GET /models", response) + "; give the model's name with --model")
+    try:
+        return msgspec.json.decode(response.body, type=_Models).data[0].id
+    except (msgspec.DecodeError, IndexError) as error:
+        raise TargetError("GET /models names no model; give its name with --model") from error
+
+
+async def _prompt_format(client: Client, options: BenchOptions, model: str) -> PromptFormat:
+    """The format asked for, or ids if the server reads them as ids, or text."""
+    request = TraceRequest(at_s=0.0, input_tokens=_PROMPT_TOKENS, output_tokens=1)
+    maker = PromptMaker(seed=~options.seed, vocab_tokens=options.vocab_tokens)  # no prompt of the run begins with it
+    path = PATHS[options.endpoint]
+    formats: tuple[PromptFormat, ...] = ("ids", "text") if options.prompt_format is None else (options.prompt_format,)
+    response = Response(0, b"")
+    for prompt_format in formats:
+        body = request_fields(
+            model=model,
+            endpoint=options.endpoint,
+            prompt=maker.token_ids(request, 0) if prompt_format == "ids" else maker.text(request, 0),
+            output_tokens=1,
+            ignore_eos=options.ignore_eos,
+            stream=False,
+        )
+        response = await client.post(path, msgspec.json.encode(body))
+        if response.status in (401, 403):
+            raise TargetError(_said(f"POST {path}", response) + "; give the right key with --api-key")
+        if response.status in (429, 503):
+            raise TargetError(_said(f"POST {path}", response) + "; wait until the server is ready and idle")
+        told = read_usage(response.body).prompt_tokens or _PROMPT_TOKENS
+        as_meant = prompt_format == "text" or 0 <= told - _PROMPT_TOKENS <= _EXTRA_TOKENS_MAX
+        if response.status == 200 and (as_meant or len(formats) == 1):
+            return prompt_format
+    raise TargetError(_said(f"POST {path}", response) + "; try --endpoint, --model or --no-ignore-eos")
+
+
+def _why(error: aiohttp.ClientError | OSError) -> str:
+    """The system's words without the client's: `Connection refused`."""
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
+    return str(error)
+
+
+def _said(question: str, response: Response) -> str:
+    return f"{question} was answered with HTTP {response.status}: {error_text(response.body)}"

@@ -1,0 +1,163 @@
+"""One run from the first question to its report."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+
+import numpy as np
+from msgspec.structs import replace
+
+from baton.core.errors import ConfigError
+from baton.lab.bench.client import Client, Reply
+from baton.lab.bench.clock import now_s
+from baton.lab.bench.drive import Driver
+from baton.lab.bench.load import Load, make_load
+from baton.lab.bench.options import BenchOptions, ClosedLoop
+from baton.lab.bench.probe import Target, TargetError, probe
+from baton.lab.bench.watch import WorkerWatch
+from baton.lab.report.summary import Results, summarize
+from baton.lab.report.timeline import Timeline
+from baton.lab.workload.prompts import PromptMaker
+
+WARMUP_TOKENS_MAX = 16
+"""Output of a warm-up request: it shall touch every kernel, not take long."""
+_WARMUP_SEED = 0x5EED
+"""Warm-up prompts differ from the run's, so that they leave nothing in the prefix cache that it could hit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a run found out."""
+
+    options: BenchOptions
+    load: Load
+    target: Target
+    replies: tuple[Reply, ...]
+    results: Results
+    interrupted: bool
+    timeline: Timeline | None = None
+    """Of the workers, where the server told of them and a page is wanted."""
+
+    @property
+    def failures(self) -> list[tuple[str, int]]:
+        """Reasons of requests that did not finish, the commonest first."""
+        return Counter(reply.reason for reply in self.replies if reply.reason).most_common()
+
+    @property
+    def late_p99_s(self) -> float | None:
+        """How late the requests of an open loop were sent. None for a closed loop, where nothing is due."""
+        if isinstance(self.options.pacing, ClosedLoop) or not self.replies:
+            return None
+        return float(np.quantile([reply.late_s for reply in self.replies], 0.99))
+
+    @property
+    def short_answers(self) -> int:
+        """Answers with fewer tokens than were asked for."""
+        return sum(
+            reply.record.outcome == "finished" and reply.record.output_tokens < reply.asked_tokens
+            for reply in self.replies
+        )
+
+    @property
+    def passed(self) -> bool:
+        """All was sent, something finished, nothing failed, and the SLO was attained where one was given."""
+        attained = self.results.slo.attainment_ratio
+        in_slo = attained is None or attained >= self.options.attainment_min
+        return not self.interrupted and self.results.completed > 0 and self.results.failed == 0 and in_slo
+
+
+@dataclass(frozen=True, slots=True)
+class Watcher:
+    """Who looks on while a run goes: a progress bar, or nobody."""
+
+    on_start: Callable[[int], None] = lambda requests: None
+    on_reply: Callable[[Reply], None] = lambda reply: None
+
+
+async def run_bench(options: BenchOptions, *, stop: asyncio.Event, watcher: Watcher) -> Report:
+    """Measure the server. When `stop` is set, requests that are still open are dropped and the rest is reported.
+
+    Raises ConfigError for a bad trace and TargetError for a server that cannot be measured, or where the run was
+    stopped before its first request.
+    """
+    load = make_load(options)
+    if load.converses:
+        options = _as_text(options)
+    began_s = now_s()
+    async with Client(options.url, api_key=options.api_key, timeout_s=options.timeout_s) as client:
+        target = await probe(client, options)
+        await _until_stopped(_warm_up(client, target, load, options), stop)
+        driver = Driver(
+            client=client,
+            target=target,
+            prompts=PromptMaker(seed=options.seed, vocab_tokens=options.vocab_tokens),
+            ignore_eos=options.ignore_eos,
+            on_reply=watcher.on_reply,
+        )
+        watcher.on_start(len(load.requests))
+        watch = WorkerWatch(client)
+        watching = asyncio.create_task(watch.run()) if options.html is not None else None
+        await _until_stopped(_drive(driver, load, options), stop)
+        if watching is not None:
+            watch.ended.set()
+            await watching
+    if stop.is_set() and not driver.replies:
+        raise TargetError("stopped before the first answer; there is nothing to report")
+    return Report(
+        options=options,
+        load=load,
+        target=target,
+        replies=tuple(driver.replies),
+        results=summarize([reply.record for reply in driver.replies], slo=options.slo, wall_s=now_s() - began_s),
+        interrupted=stop.is_set(),
+        timeline=watch.timeline if watch.timeline.workers else None,
+    )
+
+
+def _as_text(options: BenchOptions) -> BenchOptions:
+    """A turn repeats the answer before it, which the client has as text only."""
+    if options.prompt_format == "ids":
+        raise ConfigError("--prompt-format ids cannot carry conversations: a turn repeats the text of the answer")
+    return dataclasses.replace(options, prompt_format="text")
+
+
+async def _drive(driver: Driver, load: Load, options: BenchOptions) -> None:
+    if isinstance(options.pacing, ClosedLoop):
+        await driver.closed_loop(load.requests, options.pacing.concurrency)
+    else:
+        await driver.open_loop(load.requests)
+
+
+async def _warm_up(client: Client, target: Target, load: Load, options: BenchOptions) -> None:
+    """Send requests like the run's, whose answers are not looked at."""
+    driver = Driver(
+        client=client,
+        target=target,
+        prompts=PromptMaker(seed=options.seed ^ _WARMUP_SEED, vocab_tokens=options.vocab_tokens),
+        ignore_eos=options.ignore_eos,
+    )
+    requests = [
+        replace(request, output_tokens=min(request.output_tokens, WARMUP_TOKENS_MAX), think_s=None)
+        for request in load.requests[: options.warmup]
+    ]
+    clients = options.pacing.concurrency if isinstance(options.pacing, ClosedLoop) else 1
+    await driver.closed_loop(requests, clients)
+
+
+async def _until_stopped(work: Coroutine[None, None, None], stop: asyncio.Event) -> None:
+    """Run to the end, or until `stop` is set; what the work was waiting for is then cancelled."""
+    working = asyncio.create_task(work)
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+        if not working.done():
+            working.cancel()
+        await asyncio.wait((working, stopping))
+    if not working.cancelled():
+        working.result()

@@ -1,0 +1,87 @@
+"""Look at a Baton server's workers while it is measured: their roles and queues belong on the page of a run."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import aiohttp
+import msgspec
+from msgspec import Struct
+
+from baton.core.types import HostId, Role, WorkerId, WorkerView
+from baton.lab.bench.client import Client
+from baton.lab.bench.clock import now_s
+from baton.lab.report.timeline import Timeline
+
+LOOK_S = 0.5
+"""Between two looks: seldom enough to disturb nothing that is measured."""
+
+ANSWER_S = 5.0
+"""A server that takes longer to tell is not asked again."""
+
+
+class _Worker(Struct):
+    id: WorkerId
+    role: Role
+    running: int
+    waiting: int
+
+
+class _Cluster(Struct):
+    workers: list[_Worker]
+
+
+@dataclass(slots=True)
+class WorkerWatch:
+    """Asks `/cluster` now and then. `timeline` stays empty where the server knows no such path."""
+
+    client: Client
+    timeline: Timeline = field(default_factory=Timeline)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self) -> None:
+        """Look until `ended` is set, and once more then; or until an answer is none of Baton's."""
+        while await self.look():
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    await self.ended.wait()
+            except TimeoutError:
+                continue
+            await self.look()
+            return
+
+    async def look(self) -> bool:
+        """Look once. False where the server does not tell."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                response = await self.client.get_at_root("/cluster")
+            cluster = msgspec.json.decode(response.body, type=_Cluster)
+        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError):
+            return False
+        self._note(cluster, now_s())
+        return True
+
+    def _note(self, cluster: _Cluster, moment_s: float) -> None:
+        timeline = self.timeline
+        timeline.start_s = moment_s if timeline.start_s is None else timeline.start_s
+        timeline.end_s = moment_s
+        for worker in cluster.workers:
+            line = timeline.line(worker.id)
+            if not line.roles or line.roles[-1].end_s is not None or line.roles[-1].role != worker.role:
+                line.enter(moment_s, worker.role)
+            line.report(
+                moment_s,
+                WorkerView(
+                    id=worker.id,
+                    host=HostId(""),
+                    role=worker.role,
+                    running_requests=worker.running,
+                    waiting_requests=worker.waiting,
+                ),
+            )
+        gone = set(timeline.workers) - {worker.id for worker in cluster.workers}
+        for name in sorted(gone):
+            line = timeline.line(name)
+            if line.roles[-1].end_s is None:
+                line.silence(moment_s)

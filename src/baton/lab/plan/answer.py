@@ -1,0 +1,205 @@
+"""The answer to a plan's question: searched, verified, explained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from msgspec import Struct
+
+from baton.core.errors import ConfigError
+from baton.lab.plan.admission import Admitted, admission_words, play_admissions
+from baton.lab.plan.demand import Lengths
+from baton.lab.plan.frontier import Point, crossover, frontier
+from baton.lab.plan.impossible import why_impossible
+from baton.lab.plan.link import LinkAdvice, link_advice, link_words
+from baton.lab.plan.options import options
+from baton.lab.plan.play import Played, Plays, played_words
+from baton.lab.plan.reasons import not_recommended, reasons
+from baton.lab.plan.search import Fleet, Search, Shape
+from baton.lab.plan.spec import PlanSpec, Question
+from baton.lab.plan.tiers import TierAdvice, choose_tier, tier_words
+from baton.lab.plan.verify import Verified, verify, worth
+from baton.lab.report.summary import Results
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A recommendation, and everything that speaks for it."""
+
+    question: Question
+    search: Search
+    best: Fleet
+    verified: dict[Shape, Verified]
+    """Finalists, and what the simulator says of them. Empty where none was asked for."""
+    admissions: list[Admitted]
+    """Admissions that were played, the recommended one first. Empty where nothing is simulated."""
+    tiers: list[TierAdvice]
+    """Tiers that were tried, and none, the best first. Empty where none was asked about."""
+    points: list[Point]
+    links: list[LinkAdvice]
+    reasons: list[str]
+    not_recommended: list[str]
+    out: list[str]
+    """Workers that could not be built: what does not fit or divide."""
+
+    @property
+    def played(self) -> Played | None:
+        """The simulation of the recommended fleet."""
+        return next((each.played for each in self.verified.values() if each.fleet is self.best), None)
+
+    @property
+    def results(self) -> Results | None:
+        """Its results."""
+        return self.played.results if self.played is not None else None
+
+    @property
+    def notes(self) -> list[str]:
+        """What was borrowed for the recommended fleet because nobody has measured it."""
+        return sorted({note for group in self.best.groups for note in group.option.facts.notes})
+
+    @property
+    def short(self) -> bool:
+        """It carries less than was asked for, or missed its SLO in simulation."""
+        demand, results = self.search.demand, self.results
+        missed = results is not None and (results.slo.attainment_ratio or 0.0) < demand.attainment_ratio
+        return missed or (demand.rate_rps is not None and self.best.rate_rps < demand.rate_rps * (1 - 1e-3))
+
+
+def answer(question: Question) -> Answer:
+    """Search, simulate the finalists, and explain. Raises ConfigError where nothing fits or nothing meets the SLO."""
+    spec = question.spec
+    found, out = options(question.choices, question.stocks, spec.wire)
+    if not found:
+        raise ConfigError("\n".join(out))
+    search = Search(demand=question.demand, options=found, objective=spec.objective, same_host=question.same_host)
+    if search.fleet(spec.shape) is None:
+        raise ConfigError("\n".join(why_impossible(search)))
+    search, tiers = choose_tier(search, spec.shape, spec.tiers, question.requests)
+    drawn = tuple(Lengths(each.input_tokens, each.output_tokens, 1.0) for each in question.requests)
+    plays = Plays(search=search, requests=spec.requests, seed=spec.seed, drawn=drawn)
+    verified = _finalists(search, spec, plays)
+    chosen = max(verified.values(), key=lambda each: each.worth(search)) if verified else _unplayed(search, spec.shape)
+    best, believed = chosen.fleet, replace(search, derate=chosen.derate)
+    points = frontier(search)
+    prefills = {group.option.name: group.option for group in best.having("prefill")} or {
+        best.groups[0].option.name: best.groups[0].option
+    }
+    links = [link_advice(option, question.demand, same_host=question.same_host) for option in prefills.values()]
+    tokens = round(question.demand.input_tokens)
+    admissions = play_admissions(plays, chosen, spec.admission if spec.finalists else ())
+    return Answer(
+        question=question,
+        search=search,
+        best=best,
+        verified=verified,
+        admissions=admissions,
+        tiers=tiers,
+        points=points,
+        links=links,
+        reasons=[
+            *_shape_words(best, verified, points),
+            *reasons(best, question.demand),
+            *([played_words(best, chosen.played, search.demand)] if chosen.played is not None else []),
+            *tier_words(tiers),
+            *admission_words(admissions),
+            *(link_words(link, tokens=tokens) for link in links),
+        ],
+        not_recommended=not_recommended(believed, best, verified),
+        out=out,
+    )
+
+
+def _finalists(search: Search, spec: PlanSpec, plays: Plays) -> dict[Shape, Verified]:
+    """The best fleet of each shape, and of both mixed, as far as the simulator lets them; the most promising first.
+
+    Once one holds, of the others only what is worth more is searched for.
+    """
+    shapes: tuple[Shape, ...] = ("disaggregated", "mixed") if spec.shape == "best" else (spec.shape,)
+    if spec.finalists > len(shapes):
+        shapes = (*shapes, "best")
+    promising: dict[Shape, Fleet] = {
+        shape: fleet for shape in shapes[: spec.finalists] if (fleet := search.fleet(shape)) is not None
+    }
+    verified: dict[Shape, Verified] = {}
+    for shape in sorted(promising, key=lambda shape: worth(promising[shape], search), reverse=True):
+        held = [worth(each.fleet, search) for each in verified.values() if each.holds]
+        found = verify(search, shape, plays, beat=max(held, default=None))
+        if found is not None:
+            verified[shape] = found
+    return verified
+
+
+def _unplayed(search: Search, shape: Shape) -> Verified:
+    fleet = search.fleet(shape)
+    assert fleet is not None
+    return Verified(fleet=fleet, derate=search.derate, played=None, holds=False)
+
+
+def _shape_words(best: Fleet, verified: dict[Shape, Verified], points: list[Point]) -> list[str]:
+    """Whether to disaggregate, in a sentence."""
+    separate = bool(best.having("prefill"))
+    head = "separate prefill and decode workers" if separate else "do not disaggregate: mixed workers"
+    found = [f"{head}: {best.name} carries {best.rate_rps:.2f} req/s within the SLO on {best.gpus} GPUs"]
+    other = verified.get("mixed" if separate else "disaggregated")
+    if other is not None and other.fleet.gpus:
+        mine, theirs = best.rate_rps / best.gpus, other.fleet.rate_rps / other.fleet.gpus
+        found.append(
+            f"per GPU that is {mine:.2f} req/s, against {theirs:.2f}{'' if other.holds else ' on paper'} of the best "
+            f"{'mixed' if separate else 'separate'} workers ({other.fleet.name})"
+        )
+    at = crossover(points)
+    if at is not None:
+        found.append(f"separate workers pay above about {at:.0f} tokens/s for each user; below, mixed ones give more")
+    return found
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """The answer as JSON."""
+
+    fleet: str
+    groups: list[dict[str, str | int | float]]
+    rate_rps: float
+    gpus: int
+    usd_per_hour: float
+    power_w: float
+    objective: str
+    value: float
+    simulated: Results | None
+    attainment_ratios: list[float]
+    """Of each sequence of arrivals of the same simulation: how far they differ."""
+    admissions: list[Admitted]
+    tiers: list[TierAdvice]
+    reasons: list[str]
+    not_recommended: list[str]
+    out: list[str]
+    """Workers that could not be built, and why."""
+    links: list[LinkAdvice]
+    crossover_tokens_per_s: float | None
+    frontier: list[Point]
+    notes: list[str]
+
+
+def report(found: Answer) -> Report:
+    """Everything of an answer that is data."""
+    best, objective = found.best, found.search.objective
+    groups: list[dict[str, str | int | float]] = [
+        {
+            "role": group.role, "option": group.option.name, "hardware": group.option.stock.hardware.name,
+            "workers": group.workers, "gpus": group.option.facts.gpus,
+            "tp": group.option.cost.parallel.tp, "pp": group.option.cost.parallel.pp,
+            "cp": group.option.cost.parallel.cp,
+            "weights": group.option.cost.precision.weights, "kv": group.option.cost.precision.kv,
+            "rate_rps": group.capacity.rate_rps, "step_tokens_max": group.capacity.step_tokens_max,
+            "requests": group.capacity.requests, "ttft_s": group.capacity.ttft_s, "tpot_s": group.capacity.tpot_s,
+            "kv_tokens_max": group.option.facts.kv_tokens_max, "limit": group.capacity.limit,
+        }
+        for group in best.groups
+    ]  # fmt: skip
+    return Report(
+        fleet=best.name, groups=groups, rate_rps=best.rate_rps, gpus=best.gpus, usd_per_hour=best.usd_per_hour,
+        power_w=best.power_w, objective=objective, value=best.value(objective), simulated=found.results,
+        attainment_ratios=list(found.played.ratios) if found.played is not None else [],
+        admissions=found.admissions, tiers=found.tiers,
+        reasons=found.reasons, not_recommended=found.not_recommended, out=found.out, links=found.links,
+        crossover_tokens_per_s=crossover(found.points), frontier=found.points, notes=found.notes,
+    )  # fmt: skip

@@ -1,0 +1,273 @@
+"""How many requests a second one worker of a pool carries within the SLO: prefill, decode, mixed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from baton.core.types import StepShape, prefill_pairs
+from baton.decide.cost.roofline import RooflineCost
+from baton.lab.plan.demand import Demand
+from baton.lab.plan.options import Option
+from baton.lab.plan.queueing import normal_quantile, wait_scale_s, waiting_ratio, within_ratio
+
+STEP_TOKENS = (256, 512, 1024, 2048, 4096, 8192)
+"""Batch limits that are tried."""
+BUSY_MAX = 0.95
+"""No pool is planned busier than this: queues of anything real end before the formula's do."""
+JOIN_STEPS = 1.5
+"""Half of the step under way on average, and one until its blocks are granted. Seen in simulation."""
+BISECTIONS = 18
+"""Of a search for the largest rate: 4 parts in a million."""
+KV_MAX_RATIO = 0.95
+"""Share of the arena that running requests may fill."""
+REQUESTS_MAX = 256
+"""Requests that an attention group of a worker may run at once: no batch limit that the planner writes is larger."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What one worker of a pool carries, and how it runs then."""
+
+    rate_rps: float
+    step_tokens_max: int
+    requests: float
+    """Decoding at once, on average. 0 on a prefill worker."""
+    ttft_s: float
+    """At the wanted attainment. 0 on a decode worker."""
+    tpot_s: float
+    """At the wanted attainment. 0 on a prefill worker."""
+    limit: str
+    """What it runs into first, in words."""
+
+
+NOTHING = Capacity(rate_rps=0.0, step_tokens_max=0, requests=0.0, ttft_s=0.0, tpot_s=0.0, limit="cannot meet the SLO")
+
+
+def prompt_s(cost: RooflineCost, *, new: int, cached: int, step_tokens: int) -> float:
+    """Seconds of a prompt alone, in chunks of at most `step_tokens`."""
+    whole, rest = divmod(new, step_tokens)
+    chunks = [step_tokens] * whole + ([rest] if rest else [])
+    done = [cached + step_tokens * index for index in range(len(chunks))]
+    return sum(cost.prefill_s(new_tokens=n, cached_tokens=c) for n, c in zip(chunks, done, strict=True))
+
+
+def prefill_capacity(option: Option, demand: Demand, *, workers: int) -> Capacity:
+    """A worker that computes prompts and hands them off, in a pool of `workers`."""
+    return max((_prefill(option.cost, demand, workers, tokens) for tokens in _limits(option)), key=_rate)
+
+
+def _limits(option: Option) -> list[int]:
+    """Batch limits of a worker: each of its attention groups takes a share of the step."""
+    return [tokens * option.cost.parallel.dp for tokens in STEP_TOKENS]
+
+
+def _rate(capacity: Capacity) -> float:
+    return capacity.rate_rps
+
+
+def _prefill(cost: RooflineCost, demand: Demand, workers: int, step_tokens: int) -> Capacity:
+    weights = [each.weight for each in demand.lengths]
+    service_s, batch_s = _together_s(cost, demand, step_tokens)
+    times_s = [
+        max(batch_s, prompt_s(cost, new=new, cached=each.input_tokens - new, step_tokens=step_tokens))
+        for each in demand.lengths
+        for new in (demand.new_tokens(each),)
+    ]
+    mean_s = _mean(times_s, weights)
+    service_s = min(mean_s, service_s)
+    variation = max(0.0, _mean([s * s for s in times_s], weights) / mean_s**2 - 1)
+
+    def met(busy_ratio: float) -> float:
+        waiting = waiting_ratio(workers, busy_ratio)
+        scale_s = wait_scale_s(workers=workers, busy_ratio=busy_ratio, service_s=service_s, variation=variation)
+        within = [within_ratio(limit_s=demand.slo.ttft_s - s, waiting=waiting, scale_s=scale_s) for s in times_s]
+        return _mean(within, weights)
+
+    busy = largest(lambda ratio: met(ratio) >= demand.attainment_ratio, BUSY_MAX)
+    if busy <= 0:
+        return NOTHING
+    waiting = waiting_ratio(workers, busy)
+    scale_s = wait_scale_s(workers=workers, busy_ratio=busy, service_s=service_s, variation=variation)
+    wait_s = scale_s * max(0.0, math.log(waiting / max(1e-9, 1 - demand.attainment_ratio)))
+    slowest_s = _quantile(times_s, weights, demand.attainment_ratio)
+    limit = "prompts keep it busy" if busy >= BUSY_MAX - 1e-3 else "waiting for a free worker"
+    return Capacity(
+        rate_rps=busy / service_s, step_tokens_max=step_tokens, requests=0.0,
+        ttft_s=min(demand.slo.ttft_s, slowest_s + wait_s), tpot_s=0.0, limit=limit,
+    )  # fmt: skip
+
+
+def _together_s(cost: RooflineCost, demand: Demand, step_tokens: int) -> tuple[float, float]:
+    """Seconds per prompt where short prompts share a step, and of that step, which each of them waits for."""
+    new = max(1, round(demand.input_tokens * (1 - demand.cached_ratio)))
+    count = max(1, step_tokens // new)
+    pairs = count * prefill_pairs(new, round(demand.input_tokens) - new)
+    step_s = cost.step_s(StepShape(prefill_tokens=count * new, prefill_chunks=count, prefill_pairs=pairs))
+    return step_s / count, step_s if count > 1 else 0.0
+
+
+def decode_capacity(option: Option, demand: Demand, *, workers: int, same_host: bool) -> Capacity:
+    """A worker that only decodes. Every request waits once for its handoff, and `JOIN_STEPS` to join the batch."""
+    cost, context = option.cost, demand.context_tokens
+    gaps = max(1.0, demand.output_tokens - 1)
+    handoff_s = cost.handoff_s(tokens=round(demand.input_tokens), same_host=same_host)
+
+    def tpot_s(requests: float) -> float:
+        step_s = _decode_s(cost, _crowded(requests, workers, demand), context)
+        return step_s + (handoff_s + JOIN_STEPS * step_s) / gaps
+
+    fitting, full = _fitting(option, demand, workers)
+    requests = largest(lambda count: tpot_s(count) <= demand.slo.tpot_s, fitting)
+    if requests <= 0:
+        return NOTHING
+    step_s = _decode_s(cost, requests, context)
+    limit = full if requests >= fitting - 1e-2 * fitting else "TPOT"
+    return Capacity(
+        rate_rps=requests / (demand.output_tokens * step_s), step_tokens_max=512, requests=requests, ttft_s=0.0,
+        tpot_s=tpot_s(requests), limit=limit,
+    )  # fmt: skip
+
+
+def mixed_capacity(option: Option, demand: Demand, *, workers: int) -> Capacity:
+    """A worker that does both, with prompts cut into chunks beside the decoding requests."""
+    found = [mixed_capacity_at(option, demand, workers=workers, step_tokens=tokens) for tokens in _limits(option)]
+    return max(found, key=_rate)
+
+
+def mixed_capacity_at(option: Option, demand: Demand, *, workers: int, step_tokens: int) -> Capacity:
+    """The same with one batch limit: the largest rate before TTFT, TPOT or memory breaks."""
+    cost, context = option.cost, demand.context_tokens
+    new = max(1.0, demand.input_tokens * (1 - demand.cached_ratio))
+    fitting, full = _fitting(option, demand, workers)
+
+    def state(rate_rps: float) -> tuple[float, float, float, float]:
+        """Decoding requests, share of time in steps with prompts, seconds of such a step, TPOT."""
+        requests, busy, both_s, tpot_s = 1.0, 0.0, 0.0, math.inf
+        for _ in range(30):
+            chunk = max(1.0, step_tokens - requests)
+            both_s = _both_s(cost, demand, _crowded(requests, workers, demand), chunk)
+            busy = rate_rps * new / chunk * both_s
+            alone_s = _decode_s(cost, _crowded(requests, workers, demand), context)
+            if busy >= 1:
+                return requests, busy, both_s, math.inf
+            tpot_s = 1 / (rate_rps * new / chunk + (1 - busy) / alone_s)
+            tpot_s = alone_s + (tpot_s - alone_s) * _unlucky(requests, demand)
+            before, requests = requests, rate_rps * demand.output_tokens * tpot_s
+            if abs(requests - before) < 3e-3 * before:
+                break
+            if requests > 4 * fitting:
+                return requests, busy, both_s, math.inf
+        return requests, busy, both_s, tpot_s
+
+    def holds(rate_rps: float) -> bool:
+        requests, busy, both_s, tpot_s = state(rate_rps)
+        if busy >= BUSY_MAX or tpot_s > demand.slo.tpot_s or requests > fitting:
+            return False
+        return _mixed_met(demand, workers, busy, both_s, max(1.0, step_tokens - requests)) >= demand.attainment_ratio
+
+    top_rps = 1 / max(1e-9, prompt_s(cost, new=round(new), cached=0, step_tokens=max(512, step_tokens)) / 2)
+    rate_rps = largest(holds, max(top_rps, 1e-6))
+    if rate_rps <= 0:
+        return NOTHING
+    requests, _, both_s, tpot_s = state(rate_rps)
+    longest = demand.input_quantile(demand.attainment_ratio) * (1 - demand.cached_ratio)
+    ttft_s = math.ceil(longest / max(1.0, step_tokens - requests)) * both_s
+    more = state(rate_rps * 1.02)
+    limit = full if more[0] > fitting else "TPOT" if more[3] > demand.slo.tpot_s else "TTFT beside decode"
+    return Capacity(
+        rate_rps=rate_rps, step_tokens_max=step_tokens, requests=requests, ttft_s=min(demand.slo.ttft_s, ttft_s),
+        tpot_s=tpot_s, limit=limit,
+    )  # fmt: skip
+
+
+def _unlucky(requests: float, demand: Demand) -> float:
+    """How many more prompts than the mean arrive while a request decodes, at the wanted attainment.
+
+    By Little's law as many arrive on average as decode at once; how many, is Poisson.
+    """
+    return 1 + max(0.0, normal_quantile(demand.attainment_ratio)) / math.sqrt(max(1.0, requests))
+
+
+def _mixed_met(demand: Demand, workers: int, busy: float, both_s: float, chunk: float) -> float:
+    """Share of requests whose first token comes in time: a prompt takes its chunks' steps, and waits for others'."""
+    weights = [each.weight for each in demand.lengths]
+    times_s = [math.ceil(demand.new_tokens(each) / chunk) * both_s for each in demand.lengths]
+    mean_s = _mean(times_s, weights)
+    shared_s = min(mean_s, both_s * max(1.0, demand.input_tokens * (1 - demand.cached_ratio)) / chunk)
+    variation = max(0.0, _mean([s * s for s in times_s], weights) / mean_s**2 - 1)
+    waiting = waiting_ratio(workers, busy)
+    scale_s = wait_scale_s(workers=workers, busy_ratio=busy, service_s=shared_s, variation=variation)
+    within = [within_ratio(limit_s=demand.slo.ttft_s - s, waiting=waiting, scale_s=scale_s) for s in times_s]
+    return _mean(within, weights)
+
+
+def _both_s(cost: RooflineCost, demand: Demand, requests: float, chunk: float) -> float:
+    """A step with a chunk of prompt, on average in the middle of one, beside decoding requests."""
+    tokens = max(1, round(chunk))
+    new = max(1.0, demand.input_tokens * (1 - demand.cached_ratio))
+    before = max(0.0, (min(demand.input_tokens, demand.input_tokens - new + max(0.0, new - tokens)))) / 2
+    chunks = max(1, round(tokens / new))
+    pairs = (
+        chunks * prefill_pairs(tokens // chunks, round(before)) if chunks > 1 else prefill_pairs(tokens, round(before))
+    )
+    decoding = max(0, round(requests))
+    shape = StepShape(
+        prefill_tokens=tokens, prefill_chunks=chunks, prefill_pairs=pairs, decode_requests=decoding,
+        context_tokens=round(decoding * demand.context_tokens),
+    )  # fmt: skip
+    return cost.step_s(shape)
+
+
+def _decode_s(cost: RooflineCost, requests: float, context: float) -> float:
+    """A step of decode, also between whole numbers of requests."""
+    low = max(1, math.floor(requests))
+    low_s = cost.step_s(StepShape(decode_requests=low, context_tokens=round(low * context)))
+    if requests <= low:
+        return low_s
+    high_s = cost.step_s(StepShape(decode_requests=low + 1, context_tokens=round((low + 1) * context)))
+    return low_s + (high_s - low_s) * (requests - low)
+
+
+def _crowded(requests: float, workers: int, demand: Demand) -> float:
+    """Requests at once when it is full: a pool's number is Poisson, and spread evenly over its workers."""
+    return requests + max(0.0, normal_quantile(demand.attainment_ratio)) * math.sqrt(requests / workers)
+
+
+def requests_max(option: Option) -> int:
+    """Most requests that a worker may run at once."""
+    return REQUESTS_MAX * option.cost.parallel.dp
+
+
+def _fitting(option: Option, demand: Demand, workers: int) -> tuple[float, str]:
+    """Mean number of requests that a worker takes even when it is crowded, and what bounds it, in words."""
+    held = KV_MAX_RATIO * option.facts.kv_tokens_max / (demand.context_tokens + demand.output_tokens / 2)
+    most, full = min((held, "KV memory"), (requests_max(option), "requests at once"))
+    return largest(lambda count: _crowded(count, workers, demand) <= most, most), full
+
+
+def largest(holds: Callable[[float], bool], top: float) -> float:
+    """Largest value up to `top` that holds, where smaller ones do too. 0 where none does."""
+    if top <= 0:
+        return 0.0
+    if holds(top):
+        return top
+    low, high = 0.0, top
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def _mean(values: list[float], weights: list[float]) -> float:
+    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
+
+
+def _quantile(values: list[float], weights: list[float], ratio: float) -> float:
+    below, total = 0.0, sum(weights)
+    for value, weight in sorted(zip(values, weights, strict=True)):
+        below += weight / total
+        if below >= ratio - 1e-9:
+            return value
+    return max(values)

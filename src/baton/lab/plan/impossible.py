@@ -1,0 +1,101 @@
+"""What to say when nothing meets the SLO: by how much it is missed, and the nearest thing that works."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from msgspec import structs
+
+from baton.lab.plan.capacity import STEP_TOKENS, prompt_s
+from baton.lab.plan.demand import Demand
+from baton.lab.plan.frontier import fastest_tpot_s
+from baton.lab.plan.options import Option
+from baton.lab.plan.search import Fleet, Search
+
+LOOSEN = 1.25
+"""TTFT and TPOT targets are loosened by this factor, from the fastest option's times, until something meets them."""
+ROUNDS_MAX = 24
+TIGHTENINGS = 7
+"""Halvings between a target that works and one that did not: what is suggested is nearly the tightest."""
+
+
+def why_impossible(search: Search) -> list[str]:
+    """Name the target that cannot be met, the fastest option's time, and a target that works."""
+    demand = search.demand
+    tokens = demand.input_quantile(demand.attainment_ratio)
+    ttft_s, fastest = min((_alone_s(option, demand, tokens), option.name) for option in search.options)
+    tpot_s = fastest_tpot_s(search)
+    found: list[str] = []
+    if ttft_s > demand.slo.ttft_s:
+        found.append(
+            f"no hardware meets a TTFT of {demand.slo.ttft_s:g} s: the fastest option, {fastest}, takes {ttft_s:.3g} s "
+            f"for a prompt of {tokens} tokens ({demand.attainment_ratio:.0%} are at most as long), with nobody waiting"
+        )
+    if tpot_s > demand.slo.tpot_s:
+        found.append(
+            f"no hardware meets a TPOT of {demand.slo.tpot_s:g} s: the fastest step of one request takes {tpot_s:.3g} s"
+        )
+    if not found:
+        found.append(
+            f"no fleet meets TTFT {demand.slo.ttft_s:g} s and TPOT {demand.slo.tpot_s:g} s for "
+            f"{demand.attainment_ratio:.0%} of the requests: each is possible for one request alone, not under load"
+        )
+    return [*found, _nearest(search, (ttft_s, tpot_s))]
+
+
+def _alone_s(option: Option, demand: Demand, tokens: int) -> float:
+    new = max(1, round(tokens * (1 - demand.cached_ratio)))
+    return min(prompt_s(option.cost, new=new, cached=tokens - new, step_tokens=limit) for limit in STEP_TOKENS)
+
+
+Targets = tuple[float, float]
+"""TTFT and TPOT, seconds."""
+
+
+def _nearest(search: Search, fastest: Targets) -> str:
+    """Loosen what is missed, then both, from what the fastest option needs, until a fleet meets it; then tighten it."""
+    slo = search.demand.slo
+    asked = (slo.ttft_s, slo.tpot_s)
+    least = (max(asked[0], fastest[0]), max(asked[1], fastest[1]))
+    missed = {place for place in (0, 1) if least[place] > asked[place]}
+    for places in ((0,), (1,), (0, 1)):
+        for rounds in range(ROUNDS_MAX) if missed <= set(places) else ():
+            factor = LOOSEN**rounds
+            found = (least[0] * (factor if 0 in places else 1), least[1] * (factor if 1 in places else 1))
+            if _fleet(search, found) is not None:
+                return _suggested(search, least, found)
+    return "nothing near works: take faster hardware, a smaller model, or shorter prompts"
+
+
+def _suggested(search: Search, least: Targets, found: Targets) -> str:
+    for place in (0, 1):
+        found = _tightened(search, least, found, place)
+    ttft_s, tpot_s = (target if target == known else _up(target) for target, known in zip(found, least, strict=True))
+    fleet = _fleet(search, (ttft_s, tpot_s))
+    assert fleet is not None, "what is looser than a target that works, works"
+    return f"nearest that works: --ttft-slo-s {ttft_s:.6g} --tpot-slo-s {tpot_s:.6g}, with {fleet.name}"
+
+
+def _tightened(search: Search, least: Targets, found: Targets, place: int) -> Targets:
+    """The same with one of both nearer to its least, if that still works."""
+    low, high = least[place], found[place]
+    for _ in range(TIGHTENINGS if high > low else 0):
+        middle = (low + high) / 2
+        tried = (middle, found[1]) if place == 0 else (found[0], middle)
+        if _fleet(search, tried) is None:
+            low = middle
+        else:
+            high, found = middle, tried
+    return found
+
+
+def _fleet(search: Search, targets: Targets) -> Fleet | None:
+    slo = structs.replace(search.demand.slo, ttft_s=targets[0], tpot_s=targets[1])
+    return replace(search, demand=replace(search.demand, slo=slo)).fleet("best")
+
+
+def _up(target_s: float) -> float:
+    """Rounded up to three digits: rounded down it might work no more."""
+    unit = 10.0 ** (math.floor(math.log10(target_s)) - 2)
+    return math.ceil(target_s / unit) * unit

@@ -1,0 +1,142 @@
+"""Every kind of worker that the hardware allows, and why the others are out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from baton.decide.cost.engine_profile import engine_profile
+from baton.decide.cost.handoff import Wire
+from baton.decide.cost.hardware import Hardware
+from baton.decide.cost.model import ModelShape
+from baton.decide.cost.own_hardware import OwnHardware
+from baton.decide.cost.parallel import Parallel, Precision, experts_gpus_max, worker_problems
+from baton.decide.cost.roofline import RooflineCost
+from baton.decide.cost.spec import KindFacts, facts_of
+
+Reach = Literal["node", "network"]
+"""Whether prefill and decode workers share a node, or KV crosses the network."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stock:
+    """GPUs of one kind that may be used."""
+
+    hardware: Hardware
+    gpus: int
+    usd_per_hour: float | None
+    """Of one GPU. None: no price is known."""
+    link_bytes_per_s: float | None = None
+    """Per GPU, between hosts. None: the hardware's."""
+    own: OwnHardware | None = None
+    """How its owner described it. None: the catalogue has it."""
+
+    @property
+    def name(self) -> str:
+        """The GPU's, and the network's where it is not the hardware's: both may be there."""
+        link = self.link_bytes_per_s
+        return self.hardware.name if link is None else f"{self.hardware.name} at {link / 1e9:g} GB/s"
+
+    @property
+    def section(self) -> str | dict[str, Any]:
+        """The GPU as `hardware` of a cost section."""
+        return self.hardware.name if self.own is None else self.own.plain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One kind of worker."""
+
+    stock: Stock
+    cost: RooflineCost
+    facts: KindFacts
+    tier_usd_per_hour: float = 0.0
+    """Of the tier beside it."""
+
+    @property
+    def name(self) -> str:
+        """Such as `A100-80G-SXM tp2 pp2 fp8`."""
+        parallel, precision = self.cost.parallel, self.cost.precision
+        degrees = (
+            ("tp", parallel.tp),
+            ("pp", parallel.pp),
+            ("cp", parallel.cp),
+            ("dp", parallel.dp),
+            ("ep", parallel.ep),
+        )
+        cut = " ".join(f"{name}{degree}" for name, degree in degrees if degree > 1) or "tp1"
+        formats = "" if precision.weights == "bf16" else f" {precision.weights}"
+        formats += "" if precision.kv == "bf16" else f" kv-{precision.kv}"
+        return f"{self.stock.name} {cut}{formats}"
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Of one worker."""
+        return (self.stock.usd_per_hour or 0.0) * self.facts.gpus + self.tier_usd_per_hour
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """What may be tried."""
+
+    model: ModelShape
+    engine: str
+    precisions: tuple[Precision, ...]
+    tp: tuple[int, ...]
+    pp: tuple[int, ...]
+    cp: tuple[int, ...] = (1,)
+
+
+def options(choices: Choices, stocks: tuple[Stock, ...], wire: Wire | None) -> tuple[list[Option], list[str]]:
+    """Build every worker that can be cut and that fits; say of the others what is in the way."""
+    found: list[Option] = []
+    out: list[str] = []
+    for stock in stocks:
+        cuts = list(_cuts(choices, stock))
+        if not cuts:
+            out.append(_no_cut(choices, stock))
+        for parallel in cuts:
+            for precision in choices.precisions:
+                problems = worker_problems(choices.model, stock.hardware, parallel, precision)
+                if problems:
+                    out.append(problems[0])
+                else:
+                    found.append(_option(choices, stock, parallel, precision, wire))
+    return found, list(dict.fromkeys(out))  # what does not fit, fits no better with other degrees of context
+
+
+def _no_cut(choices: Choices, stock: Stock) -> str:
+    """Say why none of the degrees can be had, and the widest that can."""
+    name, node = stock.hardware.name, stock.hardware.gpus_per_node
+    tp, pp, cp = min(choices.tp), min(choices.pp), min(choices.cp)
+    widest = max((degree for degree in (1, 2, 4, 8, 16) if degree <= min(node, stock.gpus)), default=1)
+    asked = f"a worker of tp {tp}, pp {pp} and cp {cp} takes {tp * pp * cp} GPUs"
+    if tp * cp > node:
+        return f"{asked}, tp x cp of them in one node, and a node of {name} has {node}: the widest is --tp {widest}"
+    return f"{asked}, but there are {stock.gpus} of {name}: try --tp {widest} --pp 1 --cp 1, or more GPUs"
+
+
+def _cuts(choices: Choices, stock: Stock) -> Iterator[Parallel]:
+    """Tensor and context parallel stay in a node. Experts lie on all GPUs of a stage, or on many attention groups."""
+    experts = choices.model.experts
+    for tp in choices.tp:
+        for pp in choices.pp:
+            for cp in choices.cp:
+                if tp * cp <= stock.hardware.gpus_per_node and tp * pp * cp <= stock.gpus:
+                    ep = 1 if experts is None else experts_gpus_max(tp * cp, experts.experts)
+                    yield Parallel(tp=tp, pp=pp, cp=cp, ep=ep)
+    if experts is not None:
+        for dp in (8, 16, 32, 64, 144):
+            if dp <= min(stock.gpus, experts.experts):
+                yield Parallel(dp=dp, ep=dp)
+
+
+def _option(choices: Choices, stock: Stock, parallel: Parallel, precision: Precision, wire: Wire | None) -> Option:
+    engine = engine_profile(choices.engine, llm=choices.model.name, gpu=stock.hardware, tp=parallel.tp)
+    if wire is None and stock.link_bytes_per_s is not None:
+        wire = Wire(bytes_per_s=stock.link_bytes_per_s * parallel.gpus)
+    cost = RooflineCost(
+        model=choices.model, hardware=stock.hardware, parallel=parallel, precision=precision, engine=engine, wire=wire
+    )
+    return Option(stock=stock, cost=cost, facts=facts_of(cost))

@@ -1,0 +1,68 @@
+"""The answer as one HTML page: the fleet, the reasons, the frontier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from baton.lab.plan.answer import Answer
+from baton.lab.plan.files import group_lines
+from baton.lab.plan.frontier import Point, crossover, pareto
+from baton.lab.report import svg
+from baton.lab.report.page import notes, page, plots, section, table, tiles
+
+GROUP_HEAD = ("role", "workers", "each", "GPUs", "req/s each", "requests at once", "tokens a step", "limit")
+
+
+def plan_page(found: Answer) -> str:
+    """One file without a script or a link."""
+    best, demand = found.best, found.search.demand
+    facts = [
+        (f"req/s within the SLO ({demand.attainment_ratio:.0%})", f"{best.rate_rps:.2f}"),
+        ("GPUs", str(best.gpus)),
+        ("USD per hour", f"{best.usd_per_hour:.2f}" if best.usd_per_hour else "unknown"),
+        ("kW, rated", f"{best.power_w / 1e3:.1f}"),
+    ]
+    if found.results is not None and found.results.slo.attainment_ratio is not None:
+        facts.append(("met the SLO in simulation", f"{found.results.slo.attainment_ratio:.1%}"))
+    model = found.search.options[0].cost.model.name
+    slo = (
+        f"TTFT {demand.slo.ttft_s:g} s, TPOT {demand.slo.tpot_s:g} s for {demand.attainment_ratio:.0%} of the requests"
+    )
+    return page(
+        f"A plan for {model}",
+        f"{slo}; prompts of {demand.input_tokens:.0f} and answers of {demand.output_tokens:.0f} tokens on average",
+        [
+            tiles(facts),
+            section("Workers", table(GROUP_HEAD, [row[: len(GROUP_HEAD)] for row in group_lines(found)])),
+            section("Why", notes(found.reasons)),
+            section("Speed against throughput", plots([frontier_plot(found.points)])),
+            section("Not recommended", notes([*found.not_recommended, *found.out])),
+        ],
+    )
+
+
+def frontier_plot(points: Sequence[Point]) -> str:
+    """Output tokens per second and GPU over tokens per second and user, one curve a shape; dots: nothing beats them."""
+    if not points:
+        return ""
+    frame = svg.Frame(
+        x_max=1.05 * max(point.user_tokens_per_s for point in points),
+        y_max=1.1 * max(point.gpu_tokens_per_s for point in points),
+    )
+    parts = [frame.axes("tokens/s for each user", "tokens/s per GPU")]
+    for shape, kind in (("disaggregated", "a"), ("mixed", "c")):
+        curve = sorted((point.user_tokens_per_s, point.gpu_tokens_per_s) for point in points if point.shape == shape)
+        if curve:
+            parts.append(svg.polyline(frame, [x for x, _ in curve], [y for _, y in curve], kind))
+    for point in pareto(points):
+        x, y = frame.x(point.user_tokens_per_s), frame.y(point.gpu_tokens_per_s)
+        kind = "a" if point.shape == "disaggregated" else "c"
+        parts.append(f'<circle class="area {kind}" style="fill-opacity:1" cx="{x}" cy="{y}" r="3.5">'
+                     f"<title>{escape(point.fleet)}</title></circle>")  # fmt: skip
+    at = crossover(points)
+    if at is not None:
+        parts.append(svg.vertical(frame, at, "separate workers pay"))
+    key = '<p class="key"><i class="a">separate prefill and decode</i> · <i class="c">mixed</i> · dots: not beaten</p>'
+    drawn = svg.svg(frame, "".join(parts), "tokens per second and GPU over tokens per second and user")
+    return f'<div class="plot wide"><h3>For every TPOT target, the best fleet of each shape</h3>{drawn}{key}</div>'

@@ -1,0 +1,232 @@
+"""Play a fleet in the simulator: how long, what arrives, who is judged, and when enough has been seen."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from math import ceil
+from random import Random
+from typing import NamedTuple
+
+import msgspec
+from msgspec import structs
+
+from baton.decide.policy.named import named
+from baton.lab.plan.cluster import cluster_spec
+from baton.lab.plan.demand import Demand, Lengths
+from baton.lab.plan.search import Fleet, Search
+from baton.lab.report.summary import RequestRecord, Results, SloTargets, summarize
+from baton.lab.sim.cells import CellJob
+from baton.lab.sim.replay_trace import play_cell
+from baton.lab.workload.request import Trace, TraceRequest
+
+WARM, JUDGED, AFTER = 4.0, 8.0, 1.0
+"""Lifetimes of a request that a simulation has before those that are judged, while they come, and behind them: a queue
+that grows slowly is seen late."""
+SEQUENCES_MAX = 3
+"""Sequences of arrivals that are judged together: one may have a burst where the next has none."""
+PLAYED_MAX = 6_000
+"""Requests of all sequences, where no more are to be judged: they take seconds. A fleet with many requests at once has
+fewer sequences, in which bursts weigh less, and then a shorter one."""
+_POLICY = named("baton")
+
+
+class Span(NamedTuple):
+    """Sequences of arrivals, and the requests of each: those that fill the workers, those that are judged, the rest."""
+
+    warm: int
+    judged: int
+    after: int
+    sequences: int = 1
+
+    @property
+    def requests(self) -> int:
+        """Of one sequence."""
+        return self.warm + self.judged + self.after
+
+    def shortened(self, requests: int) -> Span:
+        """One sequence with about so many requests, where it has more."""
+        share = min(1.0, requests / self.requests)
+        return Span(ceil(share * self.warm), ceil(share * self.judged), ceil(share * self.after))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """What the simulations of a fleet say."""
+
+    span: Span
+    results: Results
+    """Of all sequences together, as if they had come one after the other."""
+    ratios: tuple[float, ...]
+    """Share of the judged requests that met the SLO, of each sequence."""
+
+    @property
+    def attainment_ratio(self) -> float:
+        """The same of all sequences."""
+        return self.results.slo.attainment_ratio or 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Judge:
+    """Keeps those who arrive in a window, and has seen enough when all have closed, or when too many are late."""
+
+    targets: SloTargets
+    from_s: float
+    until_s: float
+    requests: int
+    late_max: int
+    kept: list[RequestRecord] = field(default_factory=list[RequestRecord])
+    late: int = 0
+
+    def has_enough(self, record: RequestRecord) -> bool:
+        if self.from_s <= record.arrival_s < self.until_s:
+            self.kept.append(record)
+            self.late += not self.targets.met_by(record)
+        return len(self.kept) == self.requests or self.late > self.late_max
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plays:
+    """The simulations of one search. What has been played is not played again: bounded by what is asked."""
+
+    search: Search
+    requests: int
+    """Judged at least, of a fleet."""
+    seed: int
+    drawn: tuple[Lengths, ...] = ()
+    """Requests that arrivals are drawn from: those of a trace, each as it was. Empty: the demand's classes."""
+    _known: dict[bytes, Played | None] = field(default_factory=dict[bytes, "Played | None"], repr=False)
+
+    def play(
+        self,
+        fleet: Fleet,
+        *,
+        load: float,
+        promised: bool = False,
+        wanted_ratio: float = 0.0,
+        requests_max: int | None = None,
+    ) -> Played | None:
+        """Play Poisson arrivals of the demand's lengths at `load` times the fleet's rate.
+
+        `promised`: requests are promised the SLO, so that what is predicted to miss it is refused. If not, all are
+        taken. `wanted_ratio`: a play ends when that share cannot meet the SLO any more, and there is nothing to say of
+        it (None). `requests_max`: one sequence, and no longer than this.
+        """
+        judged = span(fleet, self.search.demand, requests=self.requests, load=load)
+        judged = judged if requests_max is None else judged.shortened(requests_max)
+        spec = cluster_spec(fleet, same_host=self.search.same_host)
+        rate_rps = load * fleet.rate_rps
+        key = msgspec.json.encode((spec, rate_rps, judged, promised, wanted_ratio))
+        if key not in self._known:
+            slo = self.search.demand.slo if promised else None
+            traces = [self._trace(judged, rate_rps, self.seed + number) for number in range(judged.sequences)]
+            jobs = [
+                CellJob(spec=spec, trace=trace, policy=_POLICY, seed=self.seed + number, slo=slo)
+                for number, trace in enumerate(traces)
+            ]
+            self._known[key] = _played(jobs, judged, self.search.demand, wanted_ratio)
+        return self._known[key]
+
+    def _trace(self, judged: Span, rate_rps: float, seed: int) -> Trace:
+        demand = self.search.demand
+        drawn = self.drawn or demand.lengths
+        return sample_trace(demand, drawn, rate_rps=rate_rps, requests=judged.requests, seed=seed)
+
+
+def _played(jobs: Sequence[CellJob], judged: Span, demand: Demand, wanted_ratio: float) -> Played | None:
+    """Play one sequence after the other, until all are through or too many requests are late."""
+    targets = SloTargets(ttft_s=demand.slo.ttft_s, tpot_s=demand.slo.tpot_s)
+    late_max = judged.sequences * judged.judged - ceil(wanted_ratio * judged.sequences * judged.judged - 1e-6)
+    kept: list[RequestRecord] = []
+    ratios: list[float] = []
+    for job in jobs:
+        arrivals = job.trace.requests
+        judge = _Judge(
+            targets=targets,
+            from_s=arrivals[judged.warm].at_s,
+            until_s=arrivals[judged.warm + judged.judged].at_s,
+            requests=judged.judged,
+            late_max=late_max,
+        )
+        play_cell(job, enough=judge.has_enough)
+        late_max -= judge.late
+        if late_max < 0:
+            return None
+        ratios.append(1 - judge.late / judged.judged)
+        kept += _behind(judge.kept, max((record.end_s for record in kept), default=judge.from_s) - judge.from_s)
+    return Played(span=judged, results=summarize(kept, slo=targets, wall_s=0.0), ratios=tuple(ratios))
+
+
+def _behind(records: Sequence[RequestRecord], by_s: float) -> Sequence[RequestRecord]:
+    """The same, so much later."""
+    if not by_s:
+        return records
+    return [
+        structs.replace(
+            record,
+            arrival_s=record.arrival_s + by_s,
+            end_s=record.end_s + by_s,
+            token_times_s=array("d", [at_s + by_s for at_s in record.token_times_s]),
+        )
+        for record in records
+    ]
+
+
+def span(fleet: Fleet, demand: Demand, *, requests: int, load: float = 1.0) -> Span:
+    """How long a simulation has to be: workers that start empty, or that get nothing more to do, keep any promise.
+
+    At least `requests` are judged.
+    """
+    at_once = max(1e-9, load * fleet.rate_rps * lifetime_s(fleet, demand))
+    whole = (WARM + JUDGED + AFTER) * at_once
+    sequences = min(SEQUENCES_MAX, max(1, int(PLAYED_MAX / whole)))
+    least = ceil(requests / sequences)
+    share = min(1.0, max(PLAYED_MAX / whole, least / (JUDGED * at_once)))
+    judged = max(least, ceil(share * JUDGED * at_once))
+    return Span(ceil(share * WARM * at_once), judged, ceil(share * AFTER * at_once), sequences)
+
+
+def lifetime_s(fleet: Fleet, demand: Demand) -> float:
+    """Of a mean request, from its arrival to its last token, as slow as the screening lets it be."""
+    ttft_s = max(group.capacity.ttft_s for group in fleet.groups)
+    return ttft_s + demand.output_tokens * max(group.capacity.tpot_s for group in fleet.groups)
+
+
+def played_words(fleet: Fleet, played: Played, demand: Demand) -> str:
+    """Say how long the simulation was, how far its sequences differ, and where it was too short to fill the workers."""
+    judged = played.span
+    lives = judged.warm / max(1e-9, fleet.rate_rps * lifetime_s(fleet, demand))
+    low, high = min(played.ratios), max(played.ratios)
+    met = f"{low:.1%} to {high:.1%} of each" if low < high else f"{low:.1%}"
+    words = (
+        f"simulated: {_sequences(judged.sequences)} of {judged.judged} judged requests, after {judged.warm} that "
+        f"filled the workers; {met} met the SLO"
+    )
+    if lives > 0.99 * WARM:
+        return words
+    return (
+        f"{words}. The first were {lives:.1f} lifetimes of a request and not {WARM:g}: the workers may get fuller; "
+        f"--requests {ceil(judged.judged * WARM / lives)} plays that long"
+    )
+
+
+def _sequences(count: int) -> str:
+    return "one sequence of arrivals" if count == 1 else f"{count} sequences of arrivals"
+
+
+def sample_trace(demand: Demand, drawn: Sequence[Lengths], *, rate_rps: float, requests: int, seed: int) -> Trace:
+    """Draw requests from `drawn` and let them come at Poisson times, stretched so that their mean rate is exactly this.
+
+    Tokens that the demand expects to be cached are left out of the prompts.
+    """
+    draw = Random(seed)
+    lengths = draw.choices(drawn, [each.weight for each in drawn], k=requests)
+    ends = list(accumulate(draw.expovariate(1.0) for _ in range(requests)))
+    stretch_s = requests / rate_rps / ends[-1]
+    found = [
+        TraceRequest(at_s=end * stretch_s, input_tokens=demand.new_tokens(each), output_tokens=each.output_tokens)
+        for end, each in zip(ends, lengths, strict=True)
+    ]
+    return Trace(format="planned", timing="absolute", requests=tuple(found))

@@ -1,0 +1,126 @@
+"""Why this fleet and not another, in words with numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from baton.core.types import StepShape, prefill_pairs
+from baton.lab.plan.demand import Demand
+from baton.lab.plan.search import Fleet, Group, Objective, Search, Shape
+from baton.lab.plan.verify import Verified
+
+CUTS_MAX = 3
+"""Other cuts of a role that are named; the rest are counted."""
+NETWORK_RATIO = 0.98
+"""A fleet that carries less than this share of its scarcer side is bound by what lies between the sides."""
+LOW_RATIO = 0.3
+"""Where neither arithmetic nor bandwidth is used more than this, a step's time goes elsewhere."""
+UNIT: Mapping[Objective, str] = {
+    "cheapest": "req/s per USD/h", "goodput-per-dollar": "req/s per USD/h", "goodput-per-watt": "req/s per W",
+    "goodput-per-gpu": "req/s per GPU",
+}  # fmt: skip
+
+
+def reasons(fleet: Fleet, demand: Demand) -> list[str]:
+    """What binds each group, and how the groups are balanced."""
+    found = [_bound(group, demand) for group in fleet.groups]
+    if fleet.having("prefill") and fleet.having("decode"):
+        found.append(_balance(fleet, demand))
+    return found
+
+
+def _balance(fleet: Fleet, demand: Demand) -> str:
+    """Which side is scarce; or the way between them, where the fleet carries less than both and than was asked for."""
+    first, second = (sum(group.rate_rps for group in fleet.having(role)) for role in ("prefill", "decode"))
+    sides = f"prefill workers carry {first:.2f} req/s together, decode workers {second:.2f}"
+    if fleet.rate_rps < NETWORK_RATIO * min(first, second, demand.rate_rps or math.inf):
+        return f"the network is scarcer than both sides: it carries the KV of {fleet.rate_rps:.2f} req/s; {sides}"
+    scarce, ratio = ("prefill", second / first) if first < second else ("decode", first / second)
+    return f"{scarce} is the scarcer side: {sides} ({ratio:.2f}x)"
+
+
+def _bound(group: Group, demand: Demand) -> str:
+    cost, capacity = group.option.cost, group.capacity
+    if group.role == "prefill":
+        tokens = round(demand.input_tokens * (1 - demand.cached_ratio))
+        cached = round(demand.input_tokens) - tokens
+        shape = StepShape(prefill_tokens=tokens, prefill_chunks=1, prefill_pairs=prefill_pairs(tokens, cached))
+        what = f"a prompt of {tokens} tokens takes {cost.step_s(shape) * 1e3:.0f} ms"
+    else:
+        requests = max(1, round(capacity.requests))
+        shape = StepShape(decode_requests=requests, context_tokens=round(requests * demand.context_tokens))
+        what = f"a step of {requests} requests takes {cost.step_s(shape) * 1e3:.1f} ms"
+    compute, memory = cost.peak_ratios(shape)
+    bound = "memory bandwidth" if memory > compute else "arithmetic"
+    if max(compute, memory) < LOW_RATIO:
+        bound = "overhead and exchange between GPUs" if cost.parallel.gpus > 1 else "overhead"
+    return (
+        f"{group.role} on {group.option.name} is bound by {bound}: {what}, which uses {compute:.0%} of the peak FLOP/s "
+        f"and {memory:.0%} of the peak memory bandwidth; its limit is {capacity.limit}, at "
+        f"{capacity.rate_rps:.2f} req/s a worker"
+    )
+
+
+def comparison(best: Fleet, other: Fleet, objective: Objective) -> str:
+    """How far another fleet is behind."""
+    ratio = best.value(objective) / max(1e-12, other.value(objective))
+    limits = ", ".join(f"{group.role}: {group.capacity.limit}" for group in other.groups)
+    behind = f"{ratio:.2f}x behind" if ratio >= 1 else f"{1 / ratio:.2f}x ahead on paper"
+    value = f"{other.value(objective):.3g} {UNIT[objective]}"
+    return f"{other.name}: {other.rate_rps:.2f} req/s on {other.gpus} GPUs, {value}, {behind} ({limits})"
+
+
+def not_recommended(search: Search, best: Fleet, verified: Mapping[Shape, Verified]) -> list[str]:
+    """The best of what was not taken: the other shape, each kind of GPU alone, each way to cut a role."""
+    found: list[str] = []
+    names = {best.name}
+    for fleet, played in _others(search, best, verified):
+        if fleet.name not in names:
+            names.add(fleet.name)
+            found.append(comparison(best, fleet, search.objective) + played)
+    shapes: dict[Shape, str] = {"disaggregated": "separate prefill and decode workers", "mixed": "mixed workers"}
+    found += [
+        f"{name}: no fleet of them meets the SLO with this hardware"
+        for shape, name in shapes.items()
+        if search.fleet(shape) is None
+    ]
+    return found + _cuts(search, best)
+
+
+def _others(search: Search, best: Fleet, verified: Mapping[Shape, Verified]) -> Iterable[tuple[Fleet, str]]:
+    """Other fleets, and what is to be said of those that did not hold in simulation."""
+    for each in verified.values():
+        missed = each.played is not None or each.fleet.value(search.objective) > best.value(search.objective)
+        not_held = "; it missed the SLO in simulation" if missed else "; so it was not simulated"
+        yield each.fleet, "" if each.holds else not_held
+    stocks = {option.stock.hardware.name for option in search.options}
+    for name in sorted(stocks) if len(stocks) > 1 else ():
+        fleet = search.fleet("best", keep=lambda option, name=name: option.stock.hardware.name == name)
+        if fleet is not None:
+            yield fleet, ""
+
+
+def _cuts(search: Search, best: Fleet) -> list[str]:
+    """For each role of the best fleet: what it gives for its price on other cuts of the same hardware."""
+    found: list[str] = []
+    for group in best.groups:
+        own = group.capacity.rate_rps / max(1e-12, search.price(group.option))
+        behind: list[tuple[float, str]] = []
+        for option in search.options:
+            if option.stock is not group.option.stock or option.name == group.option.name:
+                continue
+            capacity = search.capacity(group.role, option, group.workers)
+            less = 1 - capacity.rate_rps / max(1e-12, search.price(option)) / own
+            behind.append((less, f"{group.role} on {option.name}: {_less(less)} ({capacity.limit})"))
+        shown = sorted(each for each in behind if each[0] > 0.02)
+        found += [words for _, words in shown[:CUTS_MAX]]
+        if len(shown) > CUTS_MAX:
+            found.append(
+                f"{group.role}: {len(shown) - CUTS_MAX} other cuts, {shown[CUTS_MAX][0]:.0%} to {shown[-1][0]:.0%} less"
+            )
+    return found
+
+
+def _less(ratio: float) -> str:
+    return "cannot meet the SLO" if ratio >= 1 else f"{ratio:.0%} less for its price"

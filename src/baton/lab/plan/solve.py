@@ -1,0 +1,152 @@
+"""How many workers of which kind: a mixed-integer program over pools, with KV flowing between them.
+
+Variables: whole workers of every option and role, and the rate from each prefill option to each decode option. A flow
+is bound by what both pools carry and by what their networks move; pools on different hardware mix freely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.core.types import Role
+from baton.lab.plan.capacity import Capacity
+from baton.lab.plan.highs import minimize
+from baton.lab.plan.options import Option
+
+LINK_RATIO = 0.8
+"""Share of a network's bandwidth that handoffs may use."""
+ROUNDS_MAX = 12
+"""Dinkelbach's method ends in a few rounds; this bounds it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Workers of one option in one role, and what each of them carries."""
+
+    role: Role
+    option: Option
+    capacity: Capacity
+    price: float
+    """Of one worker, in the objective's unit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What to solve."""
+
+    pools: Sequence[Pool]
+    handoff_bytes: float
+    """KV of a mean request."""
+    same_host: bool
+    """Handoffs stay inside a node, where the network is not in the way."""
+    rate_rps: float | None
+    """None: as large as possible."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """Whole workers of each pool, and what they carry together."""
+
+    counts: tuple[int, ...]
+    rate_rps: float
+    price: float
+
+
+def solve(problem: Problem) -> Solution | None:
+    """Find the cheapest counts that carry the rate; where none is wanted, those with the most rate for a unit of price.
+
+    None where nothing carries anything. A rate that is too high gives the largest that the hardware carries.
+    Raises ConfigError where SciPy is not installed.
+    Source: Dinkelbach (1967) for the ratio: maximize rate - q * price, with q the ratio found last.
+    """
+    if not problem.pools:
+        return None
+    most = _maximize(problem, price_weight=0.0, fixed_rps=None)
+    if most is None or most.rate_rps <= 1e-9:
+        return None
+    if problem.rate_rps is not None:
+        if most.rate_rps < problem.rate_rps * (1 - 1e-6):
+            return most
+        return _maximize(problem, price_weight=1.0, fixed_rps=problem.rate_rps)
+    best = most
+    for _ in range(ROUNDS_MAX):
+        quotient = best.rate_rps / best.price
+        better = _maximize(problem, price_weight=quotient, fixed_rps=None)
+        if better is None or better.price <= 0 or better.rate_rps / better.price <= quotient * (1 + 1e-6):
+            break
+        best = better
+    return best
+
+
+def _maximize(problem: Problem, *, price_weight: float, fixed_rps: float | None) -> Solution | None:
+    """Maximize rate - price_weight * price. Columns: workers of each pool, then flows, then each mixed pool's rate."""
+    flows = _flows(problem.pools)
+    mixed = [index for index, pool in enumerate(problem.pools) if pool.role == "mixed"]
+    count, width = len(problem.pools), len(problem.pools) + len(flows) + len(mixed)
+    goal = [max(price_weight, 1e-9) * pool.price for pool in problem.pools]
+    goal += [0.0 if fixed_rps is not None else -1.0] * (width - count)
+    rows, limits = _rows(problem, flows, mixed, width)
+    total = [0.0] * count + [1.0] * (width - count)
+    if fixed_rps is not None:
+        rows.append([-value for value in total])
+        limits.append(-fixed_rps)
+    elif problem.rate_rps is not None:
+        rows.append(total)
+        limits.append(problem.rate_rps)
+    found = minimize(goal, rows=rows, limits=limits, whole=count)
+    if found is None:
+        return None
+    counts = tuple(round(value) for value in found[:count])
+    price = sum(number * pool.price for number, pool in zip(counts, problem.pools, strict=True))
+    return Solution(counts=counts, rate_rps=sum(found[count:]), price=price)
+
+
+def _flows(pools: Sequence[Pool]) -> list[tuple[int, int]]:
+    """Pairs of a prefill and a decode pool that keep KV in the same format: others would lose precision on the way."""
+    return [
+        (source, target)
+        for source, giver in enumerate(pools)
+        if giver.role == "prefill"
+        for target, taker in enumerate(pools)
+        if taker.role == "decode" and taker.option.cost.precision.kv == giver.option.cost.precision.kv
+    ]
+
+
+def _rows(
+    problem: Problem, flows: list[tuple[int, int]], mixed: list[int], width: int
+) -> tuple[list[list[float]], list[float]]:
+    """Everything that is at most something: pools by capacity and by network, hardware by its count."""
+    pools = problem.pools
+    rows = [_carried(index, pool, flows, mixed, width) for index, pool in enumerate(pools)]
+    if not problem.same_host and problem.handoff_bytes > 0:
+        for index, pool in enumerate(pools):
+            if pool.role != "mixed":
+                moved = _carried(index, pool, flows, mixed, width)
+                moved[index] = -LINK_RATIO * link_bytes_per_s(pool.option) / problem.handoff_bytes
+                rows.append(moved)
+    limits = [0.0] * len(rows)
+    for stock in {id(pool.option.stock): pool.option.stock for pool in pools}.values():
+        used = [float(pool.option.facts.gpus) if pool.option.stock is stock else 0.0 for pool in pools]
+        rows.append(used + [0.0] * (width - len(pools)))
+        limits.append(float(stock.gpus))
+    return rows, limits
+
+
+def _carried(index: int, pool: Pool, flows: list[tuple[int, int]], mixed: list[int], width: int) -> list[float]:
+    """What goes through a pool, less what its workers carry."""
+    row = [0.0] * width
+    first = width - len(flows) - len(mixed)
+    row[index] = -pool.capacity.rate_rps
+    for place, ends in enumerate(flows):
+        if index in ends:
+            row[first + place] = 1.0
+    if pool.role == "mixed":
+        row[first + len(flows) + mixed.index(index)] = 1.0
+    return row
+
+
+def link_bytes_per_s(option: Option) -> float:
+    """Of one worker: what its wire was told, or all its GPUs' network."""
+    cost = option.cost
+    return cost.wire.bytes_per_s if cost.wire else cost.hardware.inter_node_bytes_per_s * cost.parallel.gpus

@@ -1,0 +1,234 @@
+"""What a plan is asked: a file's or the command line's keys, checked all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from baton.core.errors import ConfigError
+from baton.core.misfits import misfits
+from baton.core.ranges import Bandwidth, Number, Range, out_of_range
+from baton.core.types import Slo
+from baton.decide.cost.catalog import hardware
+from baton.decide.cost.engine_profile import engine_profile
+from baton.decide.cost.handoff import Wire
+from baton.decide.cost.model import Format, KVFormat, ModelShape
+from baton.decide.cost.own_hardware import OwnHardware, described
+from baton.decide.cost.parallel import Precision
+from baton.decide.cost.spec import read_model
+from baton.lab.plan.admission import Admission
+from baton.lab.plan.demand import Demand, Lengths, strata
+from baton.lab.plan.options import Choices, Reach, Stock
+from baton.lab.plan.search import Objective, Shape
+from baton.lab.plan.tiers import TierSpec
+from baton.lab.workload.request import TraceRequest
+from baton.lab.workload.schedule import mean_rate_rps
+from baton.lab.workload.source import read_workload
+
+Found = TypeVar("Found")
+Some = Annotated[int, Range(above=0)]
+Limit = Annotated[float, Range(above=0.0, such_as="seconds, such as 0.05")]
+Rate = Annotated[float, Range(above=0.0, such_as="requests/s, such as 10")]
+Dollars = Annotated[float, Range(above=0.0, such_as="USD of one GPU and hour, such as 2.5")]
+Degree = Annotated[int, Range(least=1, such_as="a number of GPUs, such as 1")]
+
+
+class HardwareSpec(OwnHardware, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """GPUs of one kind: of the catalogue by `name`, or described by the other keys as well."""
+
+    gpus: Some
+    usd_per_hour: Dollars | None = None
+    """Of one GPU. None: the catalogue's."""
+    link_bytes_per_s: Bandwidth | None = None
+    """Per GPU, between hosts. None: the hardware's."""
+
+    @property
+    def own(self) -> OwnHardware | None:
+        """Its description. None: the catalogue has it, and at most its price is said."""
+        if not self.like and self.said.keys() <= {"usd_per_hour"}:
+            return None
+        return OwnHardware(name=self.name, like=self.like, **self.said)
+
+
+class SloSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What has to be met, and by how many."""
+
+    ttft_s: Limit
+    tpot_s: Limit
+    attainment_ratio: float = 0.9
+
+
+class WorkloadSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A trace, or mean lengths."""
+
+    trace: str = ""
+    input_tokens: Number = 0
+    output_tokens: Number = 0
+    rate_rps: Rate | None = None
+    """None: that of the trace, or as much as the hardware gives."""
+    cached_ratio: float = 0.0
+    """Share of the prompts' tokens that the prefix cache is expected to hold."""
+
+
+class PlanSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that `baton plan` can be told."""
+
+    llm: str
+    hardware: tuple[HardwareSpec, ...]
+    slo: SloSpec
+    workload: WorkloadSpec
+    objective: Objective = "goodput-per-dollar"
+    engine: str = "vllm-v1"
+    weights: tuple[Format, ...] = ("bf16",)
+    kv: tuple[KVFormat, ...] = ("bf16",)
+    tp: tuple[Degree, ...] = (1, 2, 4, 8)
+    pp: tuple[Degree, ...] = (1,)
+    cp: tuple[Degree, ...] = (1,)
+    shape: Shape = "best"
+    admission: tuple[Admission, ...] = ("slo", "all")
+    """What may be done with requests that would be late."""
+    tiers: tuple[TierSpec, ...] = ()
+    """Tiers below the arenas, to try one by one, and none. Need a trace whose requests share prefixes."""
+    reach: Reach | None = None
+    """None: `node` where one node holds all GPUs."""
+    wire: Wire | None = None
+    """Of handoffs between hosts, per worker. None: the hardware's."""
+    finalists: Number = 2
+    """Fleets that are simulated. 0: none."""
+    requests: Some = 400
+    """Judged in each simulation, at least."""
+    seed: int = 0
+
+
+class Question(Struct, frozen=True, kw_only=True):
+    """A plan's question, with every name looked up."""
+
+    spec: PlanSpec
+    demand: Demand
+    stocks: tuple[Stock, ...]
+    choices: Choices
+    same_host: bool
+    requests: tuple[TraceRequest, ...] = ()
+    """Of the trace, where there is one."""
+
+
+def read_question(raw: Mapping[str, Any], folder: Path) -> Question:
+    """Check and look up everything. Raises ConfigError with every problem, one per line."""
+    wrong = misfits(raw, PlanSpec)
+    if wrong:
+        raise ConfigError("\n".join(f"not a valid plan: {problem}" for problem in wrong))
+    spec = msgspec.convert(raw, PlanSpec)
+    problems = _range_problems(spec)
+    model = _try(problems, lambda: read_model(spec.llm, folder))
+    stocks = _stocks(spec, problems)
+    lengths, rate_rps, requests = _try(problems, lambda: _lengths(spec.workload, folder)) or ((), None, ())
+    problems += _tier_problems(spec, requests)
+    if stocks:
+        _try(problems, lambda: engine_profile(spec.engine, llm=spec.llm, gpu=stocks[0].hardware, tp=1))
+    if model is not None and model.context_tokens_max:
+        problems += _context_problems(spec, model, lengths)
+    if problems or model is None:
+        raise ConfigError("\n".join(problems))
+    demand = Demand(
+        rate_rps=spec.workload.rate_rps or rate_rps,
+        lengths=lengths,
+        cached_ratio=spec.workload.cached_ratio,
+        slo=Slo(ttft_s=spec.slo.ttft_s, tpot_s=spec.slo.tpot_s),
+        attainment_ratio=spec.slo.attainment_ratio,
+    )
+    if spec.objective == "cheapest" and demand.rate_rps is None:
+        raise ConfigError("objective cheapest needs a rate: give --rate R, or a trace with times of arrival")
+    precisions = tuple(Precision(weights=weights, kv=kv) for weights in spec.weights for kv in spec.kv)
+    choices = Choices(model=model, engine=spec.engine, precisions=precisions, tp=spec.tp, pp=spec.pp, cp=spec.cp)
+    one_node = len(stocks) == 1 and stocks[0].gpus <= stocks[0].hardware.gpus_per_node
+    same_host = spec.reach == "node" if spec.reach else one_node
+    return Question(spec=spec, demand=demand, stocks=stocks, choices=choices, same_host=same_host, requests=requests)
+
+
+def _try(problems: list[str], read: Callable[[], Found]) -> Found | None:
+    """What `read` finds. None where it cannot: then the reasons are added to `problems`."""
+    try:
+        return read()
+    except ConfigError as error:
+        problems += str(error).splitlines()
+        return None
+
+
+def _range_problems(spec: PlanSpec) -> list[str]:
+    found = out_of_range(spec)
+    if not 0 < spec.slo.attainment_ratio < 1:
+        found.append(f"slo.attainment_ratio is {spec.slo.attainment_ratio:g}, but must be between 0 and 1: try 0.9")
+    if not 0 <= spec.workload.cached_ratio < 1:
+        found.append(f"workload.cached_ratio is {spec.workload.cached_ratio:g}, but must be at least 0 and below 1")
+    if not spec.hardware:
+        found.append("no hardware: name at least one kind of GPU, such as --hardware H100-80G-SXM=8")
+    lists = {
+        "admission": (spec.admission, "slo, all, or both"), "weights": (spec.weights, "a format, such as bf16"),
+        "kv": (spec.kv, "a format, such as bf16"), "tp": (spec.tp, "a degree, such as 1"),
+        "pp": (spec.pp, "a degree, such as 1"), "cp": (spec.cp, "a degree, such as 1"),
+    }  # fmt: skip
+    return found + [f"{key} is empty: name {what}" for key, (values, what) in lists.items() if not values]
+
+
+def _stocks(spec: PlanSpec, problems: list[str]) -> tuple[Stock, ...]:
+    stocks: list[Stock] = []
+    for each in spec.hardware:
+        own = each.own
+        try:
+            gpu = hardware(each.name) if own is None else described(own)
+        except ConfigError as error:
+            problems.append(str(error))
+            continue
+        price = each.usd_per_hour if each.usd_per_hour is not None else gpu.usd_per_hour
+        if price is None and spec.objective in ("cheapest", "goodput-per-dollar"):
+            problems.append(
+                f"no price is known for {gpu.name}, and the objective is {spec.objective}: give --hardware "
+                f"{gpu.name}={each.gpus}@USD (per GPU and hour; usd_per_hour in a file), or --objective goodput-per-gpu"
+            )
+        stocks.append(
+            Stock(hardware=gpu, gpus=each.gpus, usd_per_hour=price, link_bytes_per_s=each.link_bytes_per_s, own=own)
+        )
+    return tuple(stocks)
+
+
+def _context_problems(spec: PlanSpec, model: ModelShape, lengths: tuple[Lengths, ...]) -> list[str]:
+    """A workload that the model cannot read, but for as few requests as may miss the SLO."""
+    limit = model.context_tokens_max
+    longer = [each for each in lengths if each.input_tokens + each.output_tokens > limit]
+    if not longer or sum(each.weight for each in longer) <= 1 - spec.slo.attainment_ratio:
+        return []
+    longest = max(longer, key=lambda each: each.input_tokens + each.output_tokens)
+    return [
+        f"{model.name} reads {limit} tokens of context, and the workload has prompts of {longest.input_tokens} tokens "
+        f"with answers of {longest.output_tokens}: choose a model that reads more, or shorter requests"
+    ]
+
+
+def _tier_problems(spec: PlanSpec, requests: tuple[TraceRequest, ...]) -> list[str]:
+    found: list[str] = []
+    if spec.tiers and spec.workload.cached_ratio:
+        found.append("tiers and workload.cached_ratio are both given: with tiers, hits are counted in the trace")
+    if spec.tiers and not any(request.prefix_ids for request in requests):
+        found.append("tiers need a trace whose requests share prefixes (docs/workloads.md has the formats)")
+    return found
+
+
+def _lengths(
+    workload: WorkloadSpec, folder: Path
+) -> tuple[tuple[Lengths, ...], float | None, tuple[TraceRequest, ...]]:
+    """Classes of lengths, the rate, and the requests of a trace; its mean lengths where there is none."""
+    if workload.trace:
+        trace = read_workload(folder / workload.trace, seed=0)
+        pairs = [(request.input_tokens, request.output_tokens) for request in trace.requests]
+        if not pairs:
+            raise ConfigError(f"{workload.trace}: has no requests")
+        return strata(pairs), mean_rate_rps(trace), trace.requests
+    lengths = {"workload.input_tokens": workload.input_tokens, "workload.output_tokens": workload.output_tokens}
+    missing = [name for name, tokens in lengths.items() if tokens < 1]
+    if missing:
+        raise ConfigError(f"no workload: give a trace, or {' and '.join(missing)} above 0")
+    return (Lengths(workload.input_tokens, workload.output_tokens, 1.0),), None, ()

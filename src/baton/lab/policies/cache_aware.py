@@ -1,0 +1,171 @@
+"""Routing by where a prompt's prefix lies, as published: Mooncake's global choice, Dynamo, SGLang and llm-d."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.core.ports import CostModel, handoff_between_s
+from baton.core.types import ClusterView, HostId, Request, WorkerId, WorkerView
+from baton.decide.policy.draws import draw
+from baton.decide.policy.predict import prompt_s
+from baton.decide.policy.prefix import prefix_on
+from baton.decide.policy.routing import Route, queue_s
+from baton.decide.policy.telling import after_prompt_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlobalCacheAware:
+    """The worker with the soonest first token, where the longest prefix of any host may be pulled before it starts.
+
+    Source: Mooncake (FAST 2025), algorithm 1 (cache-aware prefill scheduling with cache load balancing).
+    """
+
+    balance_ratio: float = 1.0
+    """Pull a prefix that is more than this many times as long as the one that is here."""
+
+    def route(self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel) -> Route:
+        """See `RoutingPolicy.route`."""
+        hits = cluster.prefix_hit_tokens
+        best = min(hits, key=lambda host: (-hits[host], host), default=None)
+        best_tokens = 0 if best is None else hits[best]
+        sources = cluster.kinds_on(best)
+
+        def left_s(worker: WorkerView, own_s: float) -> float:
+            return after_prompt_s(worker, request, cluster, cost, prompt_s=own_s)
+
+        def key(worker: WorkerView) -> tuple[float, int, WorkerId]:
+            here = hits.get(worker.host, 0)
+            wait_s = queue_s(worker, cost)
+            if best_tokens <= self.balance_ratio * here:
+                ttft_s = prefix_on(worker, request, cluster, cost, wait_s=wait_s).ttft_s
+                return (ttft_s + left_s(worker, ttft_s - wait_s), worker.running_requests, worker.id)
+            kinds = {*sources, worker.kind}
+            wait_s += handoff_between_s(cost, kinds, tokens=best_tokens - here, same_host=False)
+            own_s = prompt_s(worker, request, best_tokens, cost)
+            return (wait_s + own_s + left_s(worker, own_s), worker.running_requests, worker.id)
+
+        chosen = min(candidates, key=key)
+        fetch = best if best_tokens > self.balance_ratio * hits.get(chosen.host, 0) else None
+        return Route(worker=chosen.id, fetch=fetch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DynamoRouter:
+    """The lowest cost in blocks: prompt blocks to compute, less what the host holds, plus blocks in use.
+
+    Source: NVIDIA Dynamo 1.6.1, `lib/kv-router/src/scheduling/selector/default.rs`, with its default weights;
+    temperature 0, ties to the lower id instead of at random.
+    """
+
+    block_tokens: int = 16
+    overlap_credit: float = 1.0
+    prefill_load_scale: float = 1.0
+    active_request_weight: float = 0.0
+
+    def route(
+        self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel
+    ) -> WorkerId:
+        """See `RoutingPolicy.route`."""
+
+        def key(worker: WorkerView) -> tuple[float, WorkerId]:
+            credit = self._credit(worker, cluster)
+            raw_blocks = (worker.queued_tokens + request.prompt_tokens) / self.block_tokens
+            prefill = self.prefill_load_scale * max(0.0, raw_blocks - credit)
+            return (prefill + self._decode_blocks(worker, request) + self._active(worker), worker.id)
+
+        return min(candidates, key=key).id
+
+    def place(
+        self,
+        request: Request,
+        source: HostId | None,
+        candidates: Sequence[WorkerView],
+        cluster: ClusterView,
+        cost: CostModel,
+    ) -> WorkerId:
+        """See `PlacementPolicy.place`. Dynamo's decode router: blocks in use, less what the host holds."""
+
+        def key(worker: WorkerView) -> tuple[float, WorkerId]:
+            blocks = max(0.0, self._decode_blocks(worker, request) - self._credit(worker, cluster))
+            return (blocks + self._active(worker), worker.id)
+
+        return min(candidates, key=key).id
+
+    def _credit(self, worker: WorkerView, cluster: ClusterView) -> float:
+        return self.overlap_credit * cluster.prefix_hit_tokens.get(worker.host, 0) / self.block_tokens
+
+    def _decode_blocks(self, worker: WorkerView, request: Request) -> float:
+        return (worker.context_tokens + request.prompt_tokens) / self.block_tokens
+
+    def _active(self, worker: WorkerView) -> float:
+        return self.active_request_weight * worker.running_requests
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SglangRouter:
+    """The worker whose host holds most of the prompt, unless the load is uneven or the match is short: then the idlest.
+
+    Source: SGLang router 0.3.2, `src/policies/cache_aware.rs`, with its default thresholds. It matches characters of
+    prompts that it has sent; here the hosts' own blocks are matched.
+    """
+
+    cache_threshold_ratio: float = 0.3
+    balance_abs_requests: int = 64
+    balance_rel_ratio: float = 1.5
+
+    def route(
+        self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel
+    ) -> WorkerId:
+        """See `RoutingPolicy.route`."""
+        loads = [worker.running_requests for worker in candidates]
+        uneven = max(loads) - min(loads) > self.balance_abs_requests
+        uneven = uneven and max(loads) > self.balance_rel_ratio * min(loads)
+        hits = cluster.prefix_hit_tokens
+        warm = min(candidates, key=lambda worker: (-hits.get(worker.host, 0), worker.running_requests, worker.id))
+        matched_ratio = hits.get(warm.host, 0) / request.prompt_tokens
+        if not uneven and matched_ratio > self.cache_threshold_ratio:
+            return warm.id
+        return min(candidates, key=lambda worker: (worker.running_requests, worker.id)).id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlmdScorer:
+    """The highest sum of three scores from 0 to 1: a short queue, free KV, a prefix that is there. Routes and places.
+
+    Source: llm-d-router (August 2026), `pkg/epp/config/loader/defaults.go`: weights 2, 2 and 3, the highest score wins;
+    equals by a draw from the request's id, as it draws among them.
+    """
+
+    queue_weight: float = 2.0
+    kv_weight: float = 2.0
+    prefix_weight: float = 3.0
+
+    def route(
+        self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel
+    ) -> WorkerId:
+        """See `RoutingPolicy.route`."""
+        queues = [worker.queued_requests + worker.waiting_requests for worker in candidates]
+        shortest, spread = min(queues), max(queues) - min(queues)
+
+        def score(worker: WorkerView, queue: int) -> float:
+            queue_score = 1.0 - (queue - shortest) / spread if spread else 1.0
+            used_ratio = min(1.0, worker.context_tokens / worker.kv_tokens_max) if worker.kv_tokens_max else 0.0
+            prefix_ratio = cluster.prefix_hit_tokens.get(worker.host, 0) / request.prompt_tokens
+            kv_score = self.kv_weight * (1.0 - used_ratio)
+            return self.queue_weight * queue_score + kv_score + self.prefix_weight * prefix_ratio
+
+        scores = [score(worker, queue) for worker, queue in zip(candidates, queues, strict=True)]
+        best = [worker for worker, value in zip(candidates, scores, strict=True) if value == max(scores)]
+        return best[draw(request.id, 0, len(best))].id
+
+    def place(
+        self,
+        request: Request,
+        source: HostId | None,
+        candidates: Sequence[WorkerView],
+        cluster: ClusterView,
+        cost: CostModel,
+    ) -> WorkerId:
+        """See `PlacementPolicy.place`."""
+        return self.route(request, candidates, cluster, cost)

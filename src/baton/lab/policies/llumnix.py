@@ -1,0 +1,77 @@
+"""Llumnix: requests go to the worker with the most free KV per request, and move on when that changes.
+
+Source: Llumnix (OSDI 2024), sections 4.3 and 4.4: freeness, dispatch to the freest, migration between pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from baton.core.ports import CostModel
+from baton.core.types import ClusterView, FlightView, HostId, Request, RequestId, WorkerId, WorkerView
+from baton.decide.policy.routing import Route
+
+UNTOLD_KV_TOKENS = 1_000_000
+"""Taken for the size of an arena that is not told: then only what is used counts."""
+
+
+def freeness(worker: WorkerView) -> float:
+    """Return how many steps the worker can go on before its KV is full: free tokens per running request.
+
+    Prompts that wait count as used: a worker with a queue has less than nothing to give.
+    """
+    kv_tokens = worker.kv_tokens_max or UNTOLD_KV_TOKENS
+    return (kv_tokens - worker.context_tokens - worker.queued_tokens) / max(1, worker.running_requests)
+
+
+@dataclass(frozen=True, slots=True)
+class Freest:
+    """The worker with the highest freeness. Routes, and places on the same host, where its KV is.
+
+    A prompt is told to end at its first token, though mostly nobody else goes on: what decodes is what may move.
+    """
+
+    def route(self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel) -> Route:
+        """See `RoutingPolicy.route`. Roles forbid nothing."""
+        return Route(worker=_freest(cluster.workers).id, until="first_token")
+
+    def place(
+        self,
+        request: Request,
+        source: HostId | None,
+        candidates: Sequence[WorkerView],
+        cluster: ClusterView,
+        cost: CostModel,
+    ) -> WorkerId:
+        """See `PlacementPolicy.place`."""
+        return _freest([worker for worker in cluster.workers if worker.host == source] or cluster.workers).id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebalance:
+    """At every tick, pair the least free workers with the freest, and move one request of each pair."""
+
+    source_steps_max: float = 100.0
+    """Workers that are less free than this give requests away."""
+    target_steps_min: float = 400.0
+    """Workers that are freer than this take them."""
+
+    def moves(
+        self, cluster: ClusterView, flights: Sequence[FlightView], cost: CostModel, now_s: float
+    ) -> Mapping[RequestId, WorkerId]:
+        """See `MovesPolicy.moves`."""
+        ordered = sorted(cluster.workers, key=lambda worker: (freeness(worker), worker.id))
+        sources = [worker for worker in ordered if freeness(worker) < self.source_steps_max]
+        targets = [worker for worker in reversed(ordered) if freeness(worker) > self.target_steps_min]
+        chosen: dict[RequestId, WorkerId] = {}
+        for source, target in zip(sources, targets, strict=False):
+            own = [flight for flight in flights if flight.worker == source.id]
+            if len(own) > 1:
+                moved = max(own, key=lambda flight: (flight.request.priority, flight.started_at_s, flight.request.id))
+                chosen[moved.request.id] = target.id
+        return chosen
+
+
+def _freest(workers: Sequence[WorkerView]) -> WorkerView:
+    return min(workers, key=lambda worker: (-freeness(worker), worker.running_requests, worker.id))

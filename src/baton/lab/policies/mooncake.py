@@ -1,0 +1,95 @@
+"""Mooncake's early rejection: a request whose first token or whose decoding would be late is refused at the door.
+
+Source: Mooncake (FAST 2025 and arXiv 2407.00079), sections on overload-oriented scheduling.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from baton.core.ports import CostModel
+from baton.core.types import ClusterView, Request, StepShape, WorkerView
+from baton.decide.policy.admission import Reject, TakeAll, refuse_late
+from baton.decide.policy.predict import decode_step_s, first_token_s
+
+RECENT_MAX = 65_536
+"""Most admitted requests that a prediction remembers (INV-9)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyRejection:
+    """Refuse what the load of prefill, or that of decode at this moment, is too high for.
+
+    The load of this moment says little of that at which the prompt will be done: rejection then comes in waves.
+    """
+
+    requests_max: int = 65_536
+    """Most requests in the cluster: the bound that INV-9 asks for."""
+
+    def admit(self, request: Request, cluster: ClusterView, cost: CostModel, now_s: float) -> Reject | None:
+        """See `AdmissionPolicy.admit`."""
+        full = TakeAll(requests_max=self.requests_max).admit(request, cluster, cost, now_s)
+        if full is not None or request.slo is None:
+            return full
+        ttft_s = soonest_s(request, cluster, cost)
+        tpot_s = min(
+            (
+                decode_step_s(worker, cost, more_requests=1, more_tokens=request.prompt_tokens)
+                for worker in cluster.having("decode")
+            ),
+            default=0.0,
+        )
+        return refuse_late(request.slo, ttft_s, tpot_s)
+
+
+@dataclass(slots=True, kw_only=True)
+class PredictedRejection:
+    """Refuse by the decode load at the moment at which this prompt will be done, as predicted for the whole cluster.
+
+    Every admitted request is taken to decode for the same time, from its predicted first token on; how many decode at
+    a moment is then a matter of counting.
+    """
+
+    requests_max: int = 65_536
+    """Most requests in the cluster: the bound that INV-9 asks for."""
+    output_tokens: float = 200.0
+    """Taken for an answer's length until some have finished."""
+    _spans: deque[tuple[float, float, int]] = field(
+        default_factory=lambda: deque[tuple[float, float, int]](maxlen=RECENT_MAX)
+    )
+    """Of admitted requests: when each is predicted to begin and to end decoding, and its prompt."""
+
+    def admit(self, request: Request, cluster: ClusterView, cost: CostModel, now_s: float) -> Reject | None:
+        """See `AdmissionPolicy.admit`."""
+        full = TakeAll(requests_max=self.requests_max).admit(request, cluster, cost, now_s)
+        if full is not None:
+            return full
+        workers = cluster.having("decode") or list(cluster.workers)
+        ttft_s = soonest_s(request, cluster, cost)
+        begin_s = now_s + ttft_s
+        tpot_s = self._step_s(workers, begin_s, request, cost) if workers else 0.0
+        if request.slo is not None:
+            refused = refuse_late(request.slo, ttft_s, tpot_s)
+            if refused is not None:
+                return refused
+        output_tokens = cluster.expected_output_tokens or self.output_tokens
+        self._spans.append((begin_s, begin_s + output_tokens * tpot_s, request.prompt_tokens))
+        while self._spans and self._spans[0][1] <= now_s:
+            self._spans.popleft()
+        return None
+
+    def _step_s(self, workers: list[WorkerView], at_s: float, request: Request, cost: CostModel) -> float:
+        """Predict a decode step at a time, the requests that decode then being spread evenly over the workers."""
+        prompts = [prompt for begin_s, end_s, prompt in self._spans if begin_s <= at_s < end_s]
+        shape = StepShape(
+            decode_requests=-(-len(prompts) // len(workers)) + 1,
+            context_tokens=sum(prompts) // len(workers) + request.prompt_tokens,
+        )
+        return min(cost.on(worker.kind).step_s(shape) for worker in workers)
+
+
+def soonest_s(request: Request, cluster: ClusterView, cost: CostModel) -> float:
+    """Predict the soonest first token of any worker that prefills; 0 where there is none to ask."""
+    workers = cluster.having("prefill")
+    return min((first_token_s(worker, request, cluster, cost) for worker in workers), default=0.0)

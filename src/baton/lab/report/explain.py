@@ -1,0 +1,326 @@
+"""One request: every decision about it with what the policies saw, and where its time went."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from msgspec import Struct
+
+from baton.core.messages import (
+    AheadEnded,
+    CloseRequest,
+    CoordinatorCommand,
+    CoordinatorEvent,
+    DecodeBegun,
+    HostLost,
+    Outcome,
+    PrefillFinished,
+    ReleaseBlocks,
+    RequestArrived,
+    RequestCancelled,
+    RequestDropped,
+    RequestFailed,
+    RequestFinished,
+    SendAhead,
+    StartDecode,
+    StartPrefill,
+    StopRequest,
+    WorkerJoined,
+    WorkerLost,
+)
+from baton.core.ticking import Tick, WaitedTooLong
+from baton.core.types import RequestId, Slo
+from baton.core.ways import HandoffView, RoadView, WayChosen, WayWanted
+from baton.decide.control.coordinator import Coordinator
+from baton.decide.control.decision_log import Decision
+from baton.decide.policy.handoff import central_s
+from baton.lab.report.first_tokens import FirstTokens
+from baton.lab.report.questions import Question, watch
+
+LATEST_MAX = 5
+"""Request ids that are told where the one asked for is not in the log."""
+
+
+class Moment(Struct, frozen=True, kw_only=True):
+    """Something that happened to the request."""
+
+    at_s: float
+    """Since it arrived."""
+    what: str
+    questions: tuple[Question, ...] = ()
+    """What the policies were asked because of it."""
+
+
+class Explanation(Struct, frozen=True, kw_only=True):
+    """All that a log knows about one request. Durations are None where it does not tell."""
+
+    request_id: RequestId
+    arrived_at_s: float
+    """Of the log's clock."""
+    prompt_tokens: int
+    output_tokens_max: int
+    tenant: str
+    priority: int
+    slo: Slo | None
+    outcome: Outcome | None
+    """None: the log ends before the request."""
+    reason: str
+    attempts: int
+    queue_s: float | None
+    """Until a worker was told to compute it: 0 unless it waited for one in the coordinator's room."""
+    prefill_s: float | None
+    """From there to the first token, its wait in the worker included. None: none came."""
+    ttft_s: float | None
+    """From its arrival to the first token, as the coordinator heard of it."""
+    predicted_ttft_s: float | None
+    """Of the first worker that was chosen."""
+    decode_s: float | None
+    """From the first token, or from the start where none came, to the end."""
+    e2e_s: float | None
+    output_tokens: int | None
+    """None: it has not finished, or an old log."""
+    tpot_s: float | None
+    """Mean time from token to token. None where the first token's time is not known, or there is no second."""
+    moments: tuple[Moment, ...]
+    differences: int
+    """Events of the log, up to the request's end, that a replay decides otherwise: the code or a policy has changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a log has under an id."""
+
+    ids: tuple[RequestId, ...]
+    """Requests of that id. A client's id stands for every choice of its request: `x` for `x-17-0` and `x-17-1`."""
+    requests: int
+    """How many the log has in all."""
+    latest: tuple[RequestId, ...]
+    """The last of them."""
+
+
+def find_requests(decisions: Iterable[Decision], asked: str) -> Found:
+    """Look an id up: a request's own, or the one that its client sent or got as X-Request-Id."""
+    choice = re.compile(rf"{re.escape(asked)}-\d+-\d+")
+    ids: list[RequestId] = []
+    latest: deque[RequestId] = deque(maxlen=LATEST_MAX)
+    requests = 0
+    for decision in decisions:
+        if isinstance(decision.event, RequestArrived):
+            requests += 1
+            request_id = decision.event.request.id
+            latest.append(request_id)
+            if request_id == asked or choice.fullmatch(request_id):
+                ids.append(request_id)
+    return Found(tuple(ids), requests, tuple(latest))
+
+
+def explain(coordinator: Coordinator, decisions: Iterable[Decision], request_id: str) -> Explanation:
+    """Replay the log into a fresh coordinator and keep what concerns the request. Raises LookupError for none such."""
+    notes = watch(coordinator, ranked=RequestId(request_id))
+    arrived: Decision | None = None
+    differences = 0
+    moments: list[tuple[float, Decision, tuple[Question, ...]]] = []
+    for decision in decisions:
+        notes.now_s = decision.now_s
+        differences += tuple(coordinator.handle(decision.event, decision.now_s)) != decision.commands
+        asked = tuple(question for question in notes.questions if question.request_id == request_id)
+        notes.questions.clear()
+        if isinstance(decision.event, RequestArrived) and decision.event.request.id == request_id:
+            arrived = decision
+        if arrived is not None and concerns(decision, request_id):
+            moments.append((decision.now_s, decision, asked))
+            if any(isinstance(c, CloseRequest) and c.request_id == request_id for c in decision.commands):
+                break
+    if arrived is None:
+        raise LookupError(f"no request {request_id!r}")
+    return _explanation(arrived, moments, differences)
+
+
+def concerns(decision: Decision, request_id: str) -> bool:
+    """Whether an event is about a request, or something was ordered for it."""
+    return _about(decision.event) == request_id or any(_about(command) == request_id for command in decision.commands)
+
+
+def _about(message: CoordinatorEvent | CoordinatorCommand) -> RequestId | None:
+    match message:
+        case (
+            RequestArrived(request=request)
+            | StartPrefill(request=request)
+            | StartDecode(request=request)
+            | SendAhead(request=request)
+        ):
+            return request.id
+        case WayWanted(handoff=handoff):
+            return handoff.request.id
+        case (
+            RequestCancelled(request_id=request_id)
+            | PrefillFinished(request_id=request_id)
+            | DecodeBegun(request_id=request_id)
+            | AheadEnded(request_id=request_id)
+            | RequestFinished(request_id=request_id)
+            | RequestFailed(request_id=request_id)
+            | RequestDropped(request_id=request_id)
+            | StopRequest(request_id=request_id)
+            | ReleaseBlocks(request_id=request_id)
+            | CloseRequest(request_id=request_id)
+            | WayChosen(request_id=request_id)
+        ):
+            return request_id
+        case _:
+            return None
+
+
+def _explanation(
+    arrived: Decision, found: list[tuple[float, Decision, tuple[Question, ...]]], differences: int
+) -> Explanation:
+    assert isinstance(arrived.event, RequestArrived)
+    request, start_s = arrived.event.request, arrived.now_s
+    commands = [
+        (at_s, command) for at_s, decision, _ in found for command in decision.commands if _about(command) == request.id
+    ]
+    started_s = next((at_s for at_s, command in commands if isinstance(command, StartPrefill)), None)
+    first_tokens = FirstTokens()
+    tells = [first_tokens.take(decision) == request.id for _, decision, _ in found]
+    first_s = next((at_s for (at_s, _, _), is_told in zip(found, tells, strict=True) if is_told), None)
+    close = next(((at_s, command) for at_s, command in commands if isinstance(command, CloseRequest)), None)
+    end_s = None if close is None or close[1].outcome == "rejected" else close[0]
+    decoding_s = first_s if first_s is not None else started_s
+    decode_s = _between(decoding_s, end_s)
+    ends = [decision.event for _, decision, _ in found if isinstance(decision.event, RequestFinished)]
+    output_tokens = (ends[-1].output_tokens or None) if ends else None
+    gaps = (output_tokens or 1) - 1
+    questions = [question for _, _, asked in found for question in asked if question.subject == "prefill"]
+    chosen = questions[0].option(questions[0].chosen) if questions else None
+    return Explanation(
+        request_id=request.id,
+        arrived_at_s=start_s,
+        prompt_tokens=request.prompt_tokens,
+        output_tokens_max=request.output_tokens_max,
+        tenant=request.tenant,
+        priority=request.priority,
+        slo=request.slo,
+        outcome=None if close is None else close[1].outcome,
+        reason="" if close is None else close[1].reason,
+        attempts=max((c.attempt for _, c in commands if isinstance(c, StartPrefill | StartDecode)), default=0),
+        queue_s=_between(start_s, started_s),
+        prefill_s=_between(started_s, first_s),
+        ttft_s=_between(start_s, first_s),
+        predicted_ttft_s=None if chosen is None else chosen.ttft_s,
+        decode_s=decode_s,
+        e2e_s=_between(start_s, end_s),
+        output_tokens=output_tokens,
+        tpot_s=None if decode_s is None or first_s is None or not gaps else decode_s / gaps,
+        moments=tuple(
+            Moment(at_s=at_s - start_s, what=_words(decision, request.id, tells_first=is_told), questions=asked)
+            for (at_s, decision, asked), is_told in zip(found, tells, strict=True)
+        ),
+        differences=differences,
+    )
+
+
+def _between(start_s: float | None, end_s: float | None) -> float | None:
+    return None if start_s is None or end_s is None else end_s - start_s
+
+
+def _words(decision: Decision, request_id: RequestId, *, tells_first: bool) -> str:
+    """The event, and what was ordered. `tells_first`: of the first token."""
+    orders = [_order(command) for command in decision.commands if _about(command) == request_id]
+    return "; ".join([_event_words(decision.event, tells_first=tells_first), *(order for order in orders if order)])
+
+
+def _event_words(event: CoordinatorEvent, *, tells_first: bool) -> str:
+    match event:
+        case RequestArrived(request=request):
+            return f"arrived with {request.prompt_tokens:,} prompt tokens"
+        case RequestCancelled():
+            return "cancelled by its client, or by a stop string"
+        case PrefillFinished(worker=worker, computed_tokens=computed_tokens):
+            what = "first token from" if tells_first else "prompt computed by"
+            return f"{what} {worker}, KV of {computed_tokens:,} tokens is there"
+        case RequestFinished(worker=worker, reason=reason, output_tokens=output_tokens):
+            count = f", {output_tokens:,} in all" if output_tokens else ""
+            return f"last token from {worker} ({reason}{count})"
+        case RequestFailed(worker=worker, reason=reason):
+            return f"{worker} cannot compute it: {reason}"
+        case RequestDropped(worker=worker):
+            return f"{worker} has let go of it"
+        case WaitedTooLong(wait_s=wait_s):
+            return f"no worker has come for {wait_s:g} s"
+        case Tick():
+            return "a policy moves it to another worker"
+        case WayWanted(handoff=handoff):
+            return _way_words(handoff)
+        case DecodeBegun(worker=worker):
+            return f"first token from {worker}, which goes on with it"
+        case AheadEnded(landed=landed):
+            return "what was sent ahead is there" if landed else "what was sent ahead will not get there"
+        case _:
+            return _fleet_words(event)
+
+
+def _fleet_words(event: CoordinatorEvent) -> str:
+    """What is no news of the request alone."""
+    match event:
+        case WorkerLost(worker=worker, reason=reason):
+            return f"{worker} was lost: {reason}"
+        case HostLost(host=host, reason=reason):
+            return f"host {host} was lost: {reason}"
+        case WorkerJoined(view=view):
+            return f"{view.id} joined"
+        case _:
+            return type(event).__name__
+
+
+def _way_words(handoff: HandoffView) -> str:
+    """What was known of each way when it was chosen."""
+    direct, put, get = (_road_words(road) for road in (handoff.direct, handoff.put, handoff.get))
+    pooled = f", {handoff.pooled_tokens:,} of which the pool has," if handoff.pooled_tokens else ""
+    rest = f" and {handoff.rest_s * 1000:,.4g} ms to compute the rest" if handoff.rest_s else ""
+    return (
+        f"KV of {handoff.tokens:,} tokens{pooled} changes hosts: predicted {direct}, or {put} into the pool and {get} "
+        f"out of it{rest}, {central_s(handoff) * 1000:,.4g} ms in all"
+    )
+
+
+def _road_words(road: RoadView) -> str:
+    said = [] if road.is_measured else ["not measured"]
+    said += [f"failed {road.failed_ago_s:,.3g} s ago"] if road.failed_ago_s < math.inf else []
+    remarks = f" ({', '.join(said)})" if said else ""
+    return f"{road.expected_s * 1000:,.4g} ms{remarks}"
+
+
+def _order(command: CoordinatorCommand) -> str:
+    match command:
+        case StartPrefill():
+            return _prefill_words(command)
+        case SendAhead(worker=worker, run_tokens=run_tokens, report=report):
+            if report:
+                return f"what there is of its KV goes to {worker} first"
+            return f"its KV goes ahead to {worker} in runs of {run_tokens} tokens"
+        case StartDecode(worker=worker, attempt=attempt, source=source):
+            pull = f", its KV comes from {source}" if source else ""
+            return f"{worker} goes on with it{pull} (attempt {attempt})"
+        case StopRequest(worker=worker):
+            return f"{worker} is told to let go of it"
+        case WayChosen(way=way):
+            return {"direct": "it goes from host to host", "central": "it goes by the pool"}[way]
+        case CloseRequest(outcome=outcome, reason=reason):
+            return f"closed: {outcome}{f', {reason}' if reason else ''}"
+        case _:
+            return ""
+
+
+def _prefill_words(command: StartPrefill) -> str:
+    how = {"prompt": "last prompt token", "first_token": "first token", "end": "end"}[command.until]
+    said = f"{command.worker} computes it to the {how}"
+    if command.fetch:
+        said += f", with the prefix of {command.fetch}"
+    if command.read_tokens:
+        said += f", {command.read_tokens:,} tokens of it read from its tiers"
+    if command.layer_groups > 1:
+        said += f", the end of it sent in {command.layer_groups} groups of layers"
+    return f"{said} (attempt {command.attempt})"

@@ -1,0 +1,128 @@
+"""What happened to the requests of a decision log, as the metrics count it: for a comparison with other runs."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from msgspec import Struct
+
+from baton.core.messages import CloseRequest, RequestArrived, RequestFinished
+from baton.core.types import Request, RequestId
+from baton.decide.control.decision_log import Decision
+from baton.lab.report.first_tokens import FirstTokens
+from baton.lab.report.summary import Distribution, RequestRecord, SloTargets, summarize
+
+
+class Outcomes(Struct, frozen=True, kw_only=True):
+    """What a log and a simulation both know of a run. Null: nobody can know, or there was nothing to measure."""
+
+    requests: int
+    completed: int
+    failed: int
+    rejected: int
+    """By a policy."""
+    no_worker: int
+    """Taken, and given back because no worker was there for `survival.wait_s`: that says nothing of a policy."""
+    ttft_s: Distribution
+    tpot_s: Distribution
+    e2e_s: Distribution
+    attainment_ratio: float | None
+    """Share of the requests that met their SLO."""
+    goodput_rps: float | None
+
+
+@dataclass(slots=True)
+class _Life:
+    """What a log has said of a request."""
+
+    request: Request
+    arrived_s: float
+    first_s: float | None = None
+    """When its first token came out."""
+    output_tokens: int = 0
+
+
+@dataclass(slots=True)
+class LoggedRun:
+    """The requests of a log that were closed in it."""
+
+    records: list[RequestRecord] = field(default_factory=list[RequestRecord])
+    """Token times are the first and the last with as many as there were evenly between: TTFT, TPOT and E2E are those of
+    the log, gaps between tokens are not."""
+    untimed: int = 0
+    """Requests that finished, and whose first token's time is not in the log."""
+    open: int = 0
+    """Requests that the log ends before."""
+    _lives: dict[RequestId, _Life] = field(default_factory=dict[RequestId, _Life])
+    _first_tokens: FirstTokens = field(default_factory=FirstTokens)
+
+    def take(self, decision: Decision) -> None:
+        now_s = decision.now_s
+        begun = self._lives.get(self._first_tokens.take(decision) or RequestId(""))
+        if begun is not None and begun.first_s is None:
+            begun.first_s = now_s
+        match decision.event:
+            case RequestArrived(request=request):
+                self._lives[request.id] = _Life(request, now_s)
+            case RequestFinished(request_id=request_id, output_tokens=output_tokens) if request_id in self._lives:
+                self._lives[request_id].output_tokens = output_tokens
+            case _:
+                pass  # nothing that a client sees
+        for command in decision.commands:
+            if isinstance(command, CloseRequest) and command.request_id in self._lives:
+                self._close(self._lives.pop(command.request_id), command, now_s)
+        self.open = len(self._lives)
+
+    def _close(self, life: _Life, close: CloseRequest, now_s: float) -> None:
+        times_s = array("d")
+        if close.outcome == "finished":
+            times_s = _token_times(life.first_s, now_s, life.output_tokens)
+            self.untimed += not times_s
+        self.records.append(
+            RequestRecord(
+                arrival_s=life.arrived_s,
+                end_s=now_s,
+                outcome=close.outcome,
+                reject=close.reject,
+                input_tokens=life.request.prompt_tokens,
+                token_times_s=times_s,
+                slo=life.request.slo,
+                tenant=life.request.tenant,
+            )
+        )
+
+
+def run_of_log(decisions: Iterable[Decision]) -> LoggedRun:
+    """Read what happened. Of a request that outlives the log nothing is known."""
+    run = LoggedRun()
+    for decision in decisions:
+        run.take(decision)
+    return run
+
+
+def outcomes(records: Sequence[RequestRecord], targets: SloTargets, *, is_timed: bool = True) -> Outcomes:
+    """Reduce a run to what a log knows as well. `is_timed`: every first token's time is known."""
+    results = summarize(records, slo=targets, wall_s=0.0)
+    no_worker = sum(record.reject == "no_worker" for record in records)
+    return Outcomes(
+        requests=results.requests,
+        completed=results.completed,
+        failed=results.failed,
+        rejected=results.rejected - no_worker,
+        no_worker=no_worker,
+        ttft_s=results.ttft_s,
+        tpot_s=results.tpot_s,
+        e2e_s=results.e2e_s,
+        attainment_ratio=results.slo.attainment_ratio if is_timed else None,
+        goodput_rps=results.goodput_rps if is_timed else None,
+    )
+
+
+def _token_times(first_s: float | None, last_s: float, tokens: int) -> array[float]:
+    """Times of so many tokens, the first and the last as they were. Empty where they are not known."""
+    if first_s is None or not tokens:
+        return array("d")
+    gap_s = (last_s - first_s) / (tokens - 1) if tokens > 1 else 0.0
+    return array("d", [first_s + gap_s * place for place in range(tokens)])

@@ -1,0 +1,56 @@
+"""The arrivals of a decision log as a trace: to send them again, or to simulate them under other policies."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from statistics import fmean
+
+import msgspec
+
+from baton.core.messages import RequestArrived, RequestFinished
+from baton.core.types import BlockHash, Request, RequestId
+from baton.decide.control.decision_log import Decision
+from baton.lab.workload.request import Trace, TraceRequest
+
+
+def trace_of_log(decisions: Iterable[Decision], *, block_tokens: int) -> Trace:
+    """Requests in order of arrival, the first at 0. Equal leading blocks keep equal ids.
+
+    How long an answer would have got whose end the log did not see (a refusal, say), nobody knows: it counts with the
+    mean of those that ended, at most with what its client asked for.
+    """
+    arrived: dict[RequestId, tuple[float, Request]] = {}
+    answered: dict[RequestId, int] = {}
+    for decision in decisions:
+        match decision.event:
+            case RequestArrived(request=request):
+                arrived[request.id] = (decision.now_s, request)
+            case RequestFinished(request_id=request_id, output_tokens=output_tokens):
+                if output_tokens:  # a trace has no request without an answer
+                    answered[request_id] = output_tokens
+            case _:
+                pass  # no arrival, and no length
+    usual_tokens = round(fmean(answered.values())) if answered else sys.maxsize
+    names: dict[BlockHash, int] = {}
+    start_s = next((at_s for at_s, _ in arrived.values()), 0.0)
+    requests = tuple(
+        TraceRequest(
+            at_s=at_s - start_s,
+            input_tokens=request.prompt_tokens,
+            output_tokens=answered.get(request.id) or min(usual_tokens, request.output_tokens_max),
+            prefix_ids=tuple(names.setdefault(block, len(names)) for block in request.block_hashes),
+            prefix_block_tokens=block_tokens if request.block_hashes else 0,
+            tenant=request.tenant,
+            priority=request.priority,
+            slo=request.slo,
+        )
+        for at_s, request in arrived.values()
+    )
+    return Trace(format="baton", timing="absolute", requests=requests)
+
+
+def render_trace(trace: Trace) -> bytes:
+    """One JSON object a line: the format `baton` of docs/workloads.md."""
+    encoder = msgspec.json.Encoder()
+    return b"".join(encoder.encode(request) + b"\n" for request in trace.requests)

@@ -1,0 +1,136 @@
+"""A run as a page: `baton bench --html`, `baton sim --html` and `baton replay --html` differ in what they know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.lab.report.fleet_plots import fleet_plots
+from baton.lab.report.page import notes, page, plots, section, table, tiles
+from baton.lab.report.run_plots import latency_plots, lives_plot, time_plots
+from baton.lab.report.summary import Distribution, RequestRecord, Results, SloTargets, summarize
+from baton.lab.report.timeline import Timeline
+
+ROWS_MAX = 50
+"""Of the table of tenants, and of that of cells."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPage:
+    """All that a page can show of a run."""
+
+    title: str
+    subtitle: str
+    facts: Sequence[tuple[str, str]]
+    """What was run: names and values in words."""
+    remarks: Sequence[str] = ()
+    """What limits the figures."""
+    results: Results
+    records: Sequence[RequestRecord]
+    slo: SloTargets
+    timeline: Timeline | None = None
+    """Of the workers. None: not known."""
+    cells: Sequence[Sequence[RequestRecord]] = ()
+    """What each cell of the fleet did, where it has several."""
+
+
+def render_run(run: RunPage) -> str:
+    """The whole page."""
+    return page(
+        run.title,
+        run.subtitle,
+        (
+            tiles(_headline(run.results)),
+            section("Latency", _latencies(run.results) + plots(latency_plots(run.records, run.slo))),
+            section("Over time", plots([*time_plots(run.records, run.slo), lives_plot(run.records)])),
+            section("Workers", plots(fleet_plots(run.timeline)) if run.timeline is not None else ""),
+            section("Cells", _cells(run.cells, run.slo)),
+            section("Tenants", _tenants(run.records, run.slo)),
+            section("Run", table((), [list(fact) for fact in run.facts]) + notes(run.remarks)),
+        ),
+    )
+
+
+def _headline(results: Results) -> list[tuple[str, str]]:
+    facts = [
+        ("requests completed", f"{results.completed:,} of {results.requests:,}"),
+        ("rejected", f"{results.rejected:,}"),
+        ("failed", f"{results.failed:,}"),
+        ("requests per second", _number(results.requests_per_s)),
+        ("output tokens per second", _number(results.output_tokens_per_s)),
+        ("TTFT p50", _seconds(results.ttft_s.p50)),
+        ("TPOT p50", _seconds(results.tpot_s.p50)),
+    ]
+    if results.slo.attainment_ratio is not None:
+        facts.append(("SLO attainment", f"{results.slo.attainment_ratio:.1%}"))
+        facts.append(("goodput, requests/s", _number(results.goodput_rps)))
+    if results.prefix_hit_ratio is not None:
+        facts.append(("prefix hit", f"{results.prefix_hit_ratio:.1%}"))
+    return facts
+
+
+def _latencies(results: Results) -> str:
+    rows = (("TTFT", results.ttft_s), ("TPOT", results.tpot_s), ("ITL", results.itl_s), ("E2E", results.e2e_s))
+    return table(("ms", "mean", "p50", "p90", "p99"), [(name, *_milliseconds(seconds)) for name, seconds in rows])
+
+
+def _cells(cells: Sequence[Sequence[RequestRecord]], slo: SloTargets) -> str:
+    """A row per cell. Its number is in the names of its workers."""
+    return _parts("cell", [(f"c{number}", records) for number, records in enumerate(cells)], slo) if cells else ""
+
+
+def _tenants(records: Sequence[RequestRecord], slo: SloTargets) -> str:
+    """A row per tenant, the busiest first. Nothing where there is only one."""
+    by_tenant: dict[str, list[RequestRecord]] = {}
+    for record in records:
+        by_tenant.setdefault(record.tenant, []).append(record)
+    if len(by_tenant) < 2:
+        return ""
+    return _parts("tenant", sorted(by_tenant.items(), key=lambda item: (-len(item[1]), item[0])), slo)
+
+
+def _parts(kind: str, parts: Sequence[tuple[str, Sequence[RequestRecord]]], slo: SloTargets) -> str:
+    """A row per part of the requests, up to a bound."""
+    head = (
+        kind,
+        "requests",
+        "completed",
+        "input tokens",
+        "output tokens",
+        "TTFT p50",
+        "TTFT p99",
+        "TPOT p50",
+        "SLO",
+    )
+    left = f"<p>and {len(parts) - ROWS_MAX} others</p>" if len(parts) > ROWS_MAX else ""
+    return table(head, [_row(name, own, slo) for name, own in parts[:ROWS_MAX]]) + left
+
+
+def _row(name: str, records: Sequence[RequestRecord], slo: SloTargets) -> list[str]:
+    results = summarize(records, slo=slo, wall_s=0.0)
+    done = [record for record in records if record.outcome == "finished"]
+    attained = results.slo.attainment_ratio
+    return [
+        name or "-",
+        f"{results.requests:,}",
+        f"{results.completed:,}",
+        f"{sum(record.input_tokens for record in done):,}",
+        f"{sum(record.output_tokens for record in done):,}",
+        *(_seconds(value) for value in (results.ttft_s.p50, results.ttft_s.p99, results.tpot_s.p50)),
+        "-" if attained is None else f"{attained:.1%}",
+    ]
+
+
+def _milliseconds(seconds: Distribution) -> list[str]:
+    values = (seconds.mean, seconds.p50, seconds.p90, seconds.p99)
+    return ["-" if value is None else f"{value * 1000:,.2f}" for value in values]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value * 1000:,.3g} ms" if value < 1 else f"{value:,.3g} s"

@@ -1,0 +1,213 @@
+"""What a decision log says about time: every worker's load and role, every request's stations.
+
+The same log is written live (`baton serve --log`) and by the simulator, so there is nothing else to record.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from msgspec import structs
+
+from baton.core.messages import (
+    CloseRequest,
+    CoordinatorCommand,
+    CoordinatorEvent,
+    HostLost,
+    Outcome,
+    RequestArrived,
+    RoleSet,
+    SetRole,
+    StartDecode,
+    StartPrefill,
+    WorkerJoined,
+    WorkerLost,
+    WorkerReported,
+)
+from baton.core.types import HostId, Request, RequestId, Role, WorkerId, WorkerView
+from baton.decide.control.decision_log import Decision
+from baton.lab.report.first_tokens import FirstTokens
+
+Stage = Literal["prefill", "decode"]
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSpan:
+    """A worker in a role. `end_s` None: to the end of the log."""
+
+    start_s: float
+    end_s: float | None
+    role: Role
+
+
+@dataclass(slots=True)
+class WorkerLine:
+    """One worker: its reports and what it was given since, each valid until the next, and its roles.
+
+    A gap between roles: it was dead.
+    """
+
+    worker: WorkerId
+    host: HostId | None = None
+    """As it joined."""
+    times_s: array[float] = field(default_factory=lambda: array("d"))
+    running: array[int] = field(default_factory=lambda: array("q"))
+    waiting: array[int] = field(default_factory=lambda: array("q"))
+    queued_tokens: array[int] = field(default_factory=lambda: array("q"))
+    roles: list[RoleSpan] = field(default_factory=list[RoleSpan])
+
+    def report(self, now_s: float, view: WorkerView) -> None:
+        self._note(now_s, (view.running_requests, view.waiting_requests, view.queued_tokens))
+
+    def take(self, now_s: float, start: StartPrefill | StartDecode) -> None:
+        """It was given a request. It reports that with the first step that the request is in."""
+        running, waiting, queued_tokens = self.last
+        if isinstance(start, StartPrefill):
+            queued_tokens += start.request.prompt_tokens
+        waits = isinstance(start, StartPrefill) and running + waiting > 0
+        self._note(now_s, (running + (not waits), waiting + waits, queued_tokens))
+
+    @property
+    def last(self) -> tuple[int, int, int]:
+        """Running, waiting, and the prompt tokens of those that wait: as far as it is known now."""
+        return (self.running[-1], self.waiting[-1], self.queued_tokens[-1]) if self.times_s else (0, 0, 0)
+
+    def _note(self, now_s: float, load: tuple[int, int, int]) -> None:
+        self.times_s.append(now_s)
+        for values, value in zip((self.running, self.waiting, self.queued_tokens), load, strict=True):
+            values.append(value)
+
+    def enter(self, now_s: float, role: Role) -> None:
+        """Begin a role, and end the one before."""
+        self.leave(now_s)
+        self.roles.append(RoleSpan(now_s, None, role))
+
+    def leave(self, now_s: float) -> None:
+        if self.roles and self.roles[-1].end_s is None:
+            self.roles[-1] = RoleSpan(self.roles[-1].start_s, now_s, self.roles[-1].role)
+
+    def silence(self, now_s: float) -> None:
+        """It is dead: nothing runs and nothing waits there."""
+        self.leave(now_s)
+        self._note(now_s, (0, 0, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """A worker was told to compute a request."""
+
+    at_s: float
+    stage: Stage
+    worker: WorkerId
+    attempt: int
+
+
+@dataclass(slots=True)
+class RequestLine:
+    """One request's stations. Times of the log's clock."""
+
+    request: Request
+    arrived_s: float
+    hops: list[Hop] = field(default_factory=list[Hop])
+    first_token_s: float | None = None
+    """None: none came."""
+    closed_s: float | None = None
+    outcome: Outcome | None = None
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Fold decisions, in order; then read.
+
+    Grows with the log: by four numbers for a report or a start, and one line for a request.
+    """
+
+    start_s: float | None = None
+    end_s: float = 0.0
+    workers: dict[WorkerId, WorkerLine] = field(default_factory=dict[WorkerId, WorkerLine])
+    requests: dict[RequestId, RequestLine] = field(default_factory=dict[RequestId, RequestLine])
+    _first_tokens: FirstTokens = field(default_factory=FirstTokens)
+
+    def take(self, decision: Decision) -> None:
+        """Take the next decision of the log."""
+        now_s = decision.now_s
+        self.start_s = now_s if self.start_s is None else self.start_s
+        self.end_s = now_s
+        self._event(decision.event, now_s)
+        begun = self.requests.get(self._first_tokens.take(decision) or RequestId(""))
+        if begun is not None and begun.first_token_s is None:
+            begun.first_token_s = now_s
+        for command in decision.commands:
+            self._command(command, now_s)
+
+    def _event(self, event: CoordinatorEvent, now_s: float) -> None:
+        match event:
+            case WorkerJoined(view=view):
+                line = self.line(view.id)
+                line.host = view.host
+                line.enter(now_s, view.role)
+            case WorkerReported(view=view):
+                self.line(view.id).report(now_s, view)
+            case WorkerLost(worker=worker):
+                self.line(worker).silence(now_s)
+            case HostLost(host=host):
+                for line in self.workers.values():
+                    if line.host == host:
+                        line.silence(now_s)
+            case RoleSet(worker=worker, role=role):
+                self.line(worker).enter(now_s, role)
+            case RequestArrived(request=request):
+                self.requests[request.id] = RequestLine(request, now_s)
+            case _:
+                pass  # nothing that a timeline shows
+
+    def _command(self, command: CoordinatorCommand, now_s: float) -> None:
+        match command:
+            case StartPrefill() | StartDecode():
+                stage: Stage = "prefill" if isinstance(command, StartPrefill) else "decode"
+                hop = Hop(now_s, stage, command.worker, command.attempt)
+                self.requests[command.request.id].hops.append(hop)
+                self.line(command.worker).take(now_s, command)
+            case CloseRequest(request_id=request_id, outcome=outcome, reason=reason):
+                line = self.requests[request_id]
+                line.closed_s, line.outcome, line.reason = now_s, outcome, reason
+            case SetRole(worker=worker, role=role):
+                self.line(worker).enter(now_s, role)
+            case _:
+                pass
+
+    def line(self, worker: WorkerId) -> WorkerLine:
+        """Find a worker's line, or begin it."""
+        return self.workers.setdefault(worker, WorkerLine(worker))
+
+
+def side_by_side(cells: Sequence[Timeline]) -> Timeline:
+    """Join the timelines of a fleet's cells. Names say the cell: `c2/decode-0` is the worker decode-0 of cell 2."""
+    starts_s = [cell.start_s for cell in cells if cell.start_s is not None]
+    joined = Timeline(start_s=min(starts_s, default=None), end_s=max((cell.end_s for cell in cells), default=0.0))
+    for number, cell in enumerate(cells):
+        for line in cell.workers.values():
+            named = _worker_of(number, line.worker)
+            host = None if line.host is None else HostId(f"c{number}/{line.host}")
+            joined.workers[named] = replace(line, worker=named, host=host)
+        for line in cell.requests.values():
+            request = structs.replace(line.request, id=RequestId(f"c{number}/{line.request.id}"))
+            hops = [replace(hop, worker=_worker_of(number, hop.worker)) for hop in line.hops]
+            joined.requests[request.id] = replace(line, request=request, hops=hops)
+    return joined
+
+
+def _worker_of(cell: int, worker: WorkerId) -> WorkerId:
+    return WorkerId(f"c{cell}/{worker}")
+
+
+def read_timeline(decisions: Iterable[Decision]) -> Timeline:
+    """Fold a whole log."""
+    timeline = Timeline()
+    for decision in decisions:
+        timeline.take(decision)
+    return timeline

@@ -1,0 +1,66 @@
+"""Play many seeds, `python -m baton.lab.sim.campaign --seeds 1000 --faults`: one that fails prints how to repeat it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TextIO
+
+from baton.lab.sim.play import play
+from baton.lab.sim.scenario import draw_scenario, with_faults
+
+
+class SeedFailed(Exception):
+    """A seed broke an invariant, or the code."""
+
+
+def repeat_line(seed: int, *, faults: bool) -> str:
+    """The command that plays one seed again."""
+    return f".venv/bin/python -m baton.lab.sim.campaign --seed {seed}{' --faults' if faults else ''}"
+
+
+def play_seed(seed: int, *, faults: bool) -> bytes:
+    """Play one seed under all checkers and return its log. Raises SeedFailed, which names the line to repeat it."""
+    drawn = draw_scenario(seed)
+    try:
+        cluster = play(with_faults(drawn) if faults else drawn)
+    except Exception as error:
+        raise SeedFailed(f"{type(error).__name__}: {error}\nrepeat: {repeat_line(seed, faults=faults)}") from error
+    return cluster.server.journal.encoded()
+
+
+def run_seeds(seeds: Iterable[int], *, faults: bool, out: TextIO) -> int:
+    """Play the seeds, name every one that fails, and return how many did."""
+    failed = 0
+    for seed in seeds:
+        try:
+            play_seed(seed, faults=faults)
+        except SeedFailed as error:
+            failed += 1
+            out.write(f"{error}\n")
+    return failed
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m baton.lab.sim.campaign", description=__doc__)
+    parser.add_argument("--seed", type=int, help="play only this seed, and let it raise")
+    parser.add_argument("--seeds", type=int, default=200, help="how many seeds to play (default 200)")
+    parser.add_argument("--first", type=int, default=0, help="the first of them (default 0)")
+    parser.add_argument("--faults", action="store_true", help="with kills, hangs, delays, cancels and role flips")
+    parser.add_argument("--log", type=Path, help="write the event log of --seed into this file")
+    options = parser.parse_args(arguments)
+    if options.seed is not None:
+        log = play_seed(options.seed, faults=options.faults)
+        if options.log is not None:
+            options.log.write_bytes(log)
+        return 0
+    seeds = range(options.first, options.first + options.seeds)
+    failed = run_seeds(seeds, faults=options.faults, out=sys.stdout)
+    sys.stdout.write(f"{len(seeds)} seeds, {failed} failed\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,255 @@
+"""Checkers: they watch a simulated cluster from outside and say which invariant is broken (docs/invariants.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from baton.core.errors import BatonError
+from baton.core.step import Slice, Step
+from baton.core.ticking import Tick
+from baton.core.types import BlockId, HostId, RequestId
+from baton.decide.control.decision_log import replay
+from baton.decide.kv.host_pool import HostPool
+from baton.decide.kv.window import Window
+from baton.lab.sim.cluster import SimCluster, cluster_coordinator
+from baton.lab.sim.engines import text_alone
+from baton.lab.sim.journal import Life
+from baton.lab.sim.restless import play_policies
+from baton.lab.sim.worker import SimWorker
+
+Invariant = Literal["INV-1", "INV-2", "INV-3", "INV-4", "INV-5", "INV-7", "INV-8", "INV-9"]
+
+POOL_CHECK_EVENTS = 8
+"""The whole pool is checked once in so many events: it costs as much as the event."""
+WORDS_PER_REQUEST_MAX = 8
+"""Commands to one worker that wait, under way or in its inbox, per request that ever lived there at once (INV-9)."""
+
+
+class Violation(BatonError):
+    """An invariant is broken: a bug of ours."""
+
+    def __init__(self, invariant: Invariant, what: str) -> None:
+        super().__init__(f"{invariant}: {what}")
+        self.invariant = invariant
+
+
+def require(fact: object, invariant: Invariant, what: str) -> None:
+    if not fact:
+        raise Violation(invariant, what)
+
+
+@dataclass(slots=True, kw_only=True)
+class Watch:
+    """Checks while the simulation runs. `after_event` is called between any two events."""
+
+    cluster: SimCluster
+    live_max: int = 0
+
+    def after_event(self) -> None:
+        self._check_steps()
+        loop, server = self.cluster.loop, self.cluster.server
+        self.live_max = max(self.live_max, server.coordinator.live_requests)
+        if loop.events % POOL_CHECK_EVENTS == 0:
+            self.check_pool()
+
+    def check_pool(self) -> None:
+        """INV-2 and INV-4: every pin is of a request, no block is lost, nobody holds blocks that nobody may touch."""
+        for pool in self.cluster.server.pools.values():
+            try:
+                pool.check()
+            except AssertionError as error:
+                raise Violation("INV-4", str(error)) from error
+            view = pool.view()
+            total = view.blocks_free + view.blocks_used + view.blocks_cached
+            require(total == view.blocks_total, "INV-4", f"{total} of {view.blocks_total} blocks are accounted for")
+
+    def _check_steps(self) -> None:
+        """INV-3: what a living process reads or writes belongs to the request that it works for."""
+        by_host: dict[HostId, list[SimWorker]] = {}
+        for worker in self.cluster.workers:
+            if worker.executing is not None:
+                by_host.setdefault(worker.batcher.host, []).append(worker)
+        for host, running in by_host.items():
+            self._check_host(self.cluster.server.pools[host], running)
+
+    def _check_host(self, pool: HostPool, running: Sequence[SimWorker]) -> None:
+        written = dict(self._landing(pool.host))
+        for worker in running:
+            assert worker.executing is not None
+            for part in worker.executing.slices:
+                held, _ = pool.table(part.request_id)
+                known = held[: len(part.block_table)] == tuple(part.block_table)
+                require(known, "INV-3", _lost_blocks(worker, part.request_id, part.block_table, held))
+                _check_window(pool, part)
+            _note_writes(worker.executing, pool.block_tokens, written)
+        for worker in running:
+            assert worker.executing is not None
+            _check_readers(worker.executing, written, pool)
+        self._check_wires(pool.host, written)
+        kept = {block for write in self.cluster.stores.writing if write.host == pool.host for block in write.blocks}
+        require(not kept & written.keys(), "INV-3", f"blocks {kept & written.keys()} are written while a store reads")
+
+    def _check_wires(self, host: HostId, written: Mapping[BlockId, RequestId]) -> None:
+        """INV-3: nobody writes what a wire reads, but the request that it reads it for."""
+        for copy in self.cluster.wires.under_way:
+            for block in copy.read if copy.source == host else ():
+                writer = written.get(block, copy.request_id)
+                what = f"a wire reads block {block} for {copy.request_id}, and {writer} writes it"
+                require(writer == copy.request_id, "INV-3", what)
+
+    def _landing(self, host: HostId) -> list[tuple[BlockId, RequestId]]:
+        """What wires and stores write into a host's blocks now."""
+        copies = [copy for copy in self.cluster.wires.under_way if copy.target == host]
+        reads = [load for load in self.cluster.stores.reading if load.host == host]
+        return [(block, copy.request_id) for copy in (*copies, *reads) for block in copy.write]
+
+
+def _lost_blocks(worker: SimWorker, request_id: RequestId, table: Sequence[BlockId], held: Sequence[BlockId]) -> str:
+    return f"{worker.id} computes {request_id} in blocks {list(table)}, but the request holds {list(held)}"
+
+
+def _check_window(pool: HostPool, part: Slice) -> None:
+    """INV-3: of a model that sees a window only, what is let go is behind it."""
+    if pool.window is not None:
+        seen_from, held_from = part.start - pool.window.tokens + 1, pool.held_from_tokens(part.request_id)
+        what = f"{part.request_id} goes on at token {part.start} and sees from {seen_from}, but holds from {held_from}"
+        require(held_from <= max(0, seen_from), "INV-3", what)
+
+
+def _note_writes(step: Step, block_tokens: int, written: dict[BlockId, RequestId]) -> None:
+    """INV-3: no two requests write into one block."""
+    for part in step.slices:
+        last = (part.start + part.count - 1) // block_tokens
+        for block in part.block_table[part.start // block_tokens : last + 1]:
+            writer = written.setdefault(block, part.request_id)
+            require(writer == part.request_id, "INV-3", f"{writer} and {part.request_id} both write block {block}")
+
+
+def _check_readers(step: Step, written: Mapping[BlockId, RequestId], pool: HostPool) -> None:
+    """INV-3: nobody reads a block that another request is writing. What is behind the model's window nobody reads."""
+    for part in step.slices:
+        for block in part.block_table[pool.behind(part.start) :]:
+            writer = written.get(block, part.request_id)
+            require(writer == part.request_id, "INV-3", f"{part.request_id} reads block {block}, {writer} writes it")
+
+
+def check_end(watch: Watch, *, ended: bool, failures_allowed: bool) -> None:
+    """Check what must hold when nothing is left to do. `ended`: it came to that within the bounds."""
+    cluster = watch.cluster
+    journal = cluster.server.journal
+    open_requests = [life.request.id for life in journal.lives.values() if not life.closes]
+    require(
+        ended, "INV-1", f"no end after {cluster.loop.events} events, {cluster.loop.now_s:.1f} s; open {open_requests}"
+    )
+    require(not open_requests, "INV-1", f"nothing is left to do, and {open_requests} never closed")
+    for life in journal.lives.values():
+        check_close(life, failures_allowed=failures_allowed)
+        check_order(life)
+    watch.check_pool()
+    check_nothing_left(cluster)
+    check_bounds(watch)
+    check_replay(cluster)
+
+
+def check_close(life: Life, *, failures_allowed: bool) -> None:
+    """INV-1: exactly once; and nothing fails unless workers died."""
+    request_id = life.request.id
+    outcomes = [close.outcome for _, close in life.closes]
+    require(len(outcomes) == 1, "INV-1", f"{request_id} closed {len(outcomes)} times: {outcomes}")
+    if not failures_allowed:
+        why = life.closes[0][1].reason
+        require(outcomes[0] != "failed", "INV-1", f"{request_id} failed though no worker died: {why}")
+
+
+def check_refusal(cluster: SimCluster, life: Life) -> None:
+    """INV-9: nobody is refused for a full queue that is not full: every place is given back. Call at the close."""
+    if life.closes[-1][1].reject == "queue_full":
+        live, places = cluster.server.coordinator.live_requests, cluster.spec.queue_requests_max
+        require(live >= places, "INV-9", f"{life.request.id} was refused with {live} of {places} places taken")
+
+
+def check_nothing_left(cluster: SimCluster) -> None:
+    """INV-2: after the last request nobody holds a block, in the pool or in a batcher. Nothing is waited for."""
+    for host, pool in cluster.server.pools.items():
+        require(pool.holders == 0, "INV-2", f"the pool of {host} still knows {pool.holders} requests")
+        used = pool.view().blocks_used
+        require(used == 0, "INV-2", f"{used} blocks of {host} are used by nobody")
+    waiting = [move.request.id for move in cluster.server.carrier.handoffs]
+    require(not waiting, "INV-2", f"handoffs of {waiting} are still under way")
+    putting = cluster.server.carrier.central.waiting
+    require(not putting, "INV-2", f"{putting} still wait until their blocks are in a pool")
+    routes, hosts = cluster.server.outside.routes.keys(), cluster.server.carrier.hosts.keys()
+    require(routes == hosts, "INV-9", f"the server talks to {sorted(routes)}, and {sorted(hosts)} are there")
+    starting = cluster.server.coordinator.starting
+    require(not starting, "INV-9", f"scaling waits for ever for the workers {dict(starting)}")
+    live = cluster.server.coordinator.live_requests
+    require(live == 0, "INV-1", f"the coordinator still knows {live} requests")
+    for worker in cluster.workers:
+        view = worker.batcher.view(cluster.loop.now_s)
+        lanes = view.running_requests + view.waiting_requests
+        require(lanes == 0, "INV-2", f"{worker.id} still has {lanes} requests")
+
+
+def check_order(life: Life) -> None:
+    """INV-5: arrival <= prefill <= first token <= ... <= close; a handoff lies between prefill and close."""
+    times = [("arrival", life.request.arrived_at_s)]
+    if life.token_times_s and life.started_at_s is not None:
+        times.append(("prefill", life.started_at_s))
+    times += [(f"token {index}", time_s) for index, time_s in enumerate(life.token_times_s)]
+    times += [("close", time_s) for time_s, _ in life.closes]
+    _check_ascending(life, times)
+    handoffs = [("arrival", life.request.arrived_at_s)]
+    handoffs += [("handoff", time_s) for time_s in life.handoffs_s]
+    handoffs += [("close", time_s) for time_s, _ in life.closes]
+    _check_ascending(life, handoffs)
+    if life.token_times_s:
+        require(life.started_at_s is not None, "INV-5", f"{life.request.id} has tokens and never started")
+    if life.handoffs_s and life.token_times_s and not life.leaves_first_token:
+        first_s = life.token_times_s[0]
+        require(first_s <= life.handoffs_s[0], "INV-5", f"{life.request.id} was handed off before its first token")
+
+
+def _check_ascending(life: Life, times: Sequence[tuple[str, float]]) -> None:
+    for (before, before_s), (after, after_s) in pairwise(times):
+        what = f"{life.request.id}: {after} at {after_s} s is before {before} at {before_s} s"
+        require(before_s <= after_s, "INV-5", what)
+
+
+def check_bounds(watch: Watch) -> None:
+    """INV-9: admission bounds the requests; they bound what waits in links and inboxes."""
+    cluster = watch.cluster
+    admitted_max = cluster.spec.queue_requests_max
+    require(watch.live_max <= admitted_max, "INV-9", f"{watch.live_max} live requests, admission allows {admitted_max}")
+    attempts = max((life.attempt for life in cluster.server.journal.lives.values()), default=0)
+    ticks = sum(isinstance(decision.event, Tick) for decision in cluster.server.journal.decisions())
+    attempts_max = cluster.server.coordinator.attempts_max + ticks  # a tick moves a request once at most
+    require(attempts <= attempts_max, "INV-9", f"{attempts} attempts of one request, {attempts_max} are allowed")
+    cluster.note_queues()
+    bound = WORDS_PER_REQUEST_MAX * (1 + len(cluster.server.journal.lives))
+    require(
+        cluster.inbound_max <= bound, "INV-9", f"{cluster.inbound_max} commands waited for one worker, bound {bound}"
+    )
+
+
+def check_replay(cluster: SimCluster) -> None:
+    """INV-7: a fresh coordinator that is told the same decides the same."""
+    fresh = cluster_coordinator(cluster.spec, play_policies(cluster.spec, cluster.policies.name))
+    _, difference = replay(fresh, cluster.server.journal.decisions())
+    require(difference is None, "INV-7", f"a replay decides otherwise: {difference}")
+
+
+def check_text(life: Life, window: Window | None = None, *, layers: int = 1) -> None:
+    """INV-8: the text is what the request alone would have got; of one that did not finish, the beginning of it."""
+    prompt = life.tokens[: life.request.prompt_tokens].tolist()
+    output = life.output
+    expected = text_alone(life.request, prompt, window=window, layers=layers)
+    finished = life.closes[0][1].outcome == "finished"
+    wanted = expected if finished else expected[: len(output)]
+    where = next((index for index, pair in enumerate(zip(output, wanted, strict=False)) if pair[0] != pair[1]), "end")
+    require(output == wanted, "INV-8", f"{life.request.id}: {len(output)} tokens of {len(wanted)}, differs at {where}")
+    if life.request.sampling.prompt_logprobs and output:
+        told, asked = life.prompt_logprobs, life.request.prompt_tokens - 1
+        require(told == asked, "INV-8", f"{life.request.id}: {told} log probabilities for {asked} prompt tokens")

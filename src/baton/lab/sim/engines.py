@@ -1,0 +1,226 @@
+"""What computes tokens in the simulator: the hash engine over plain bytes, or a stand-in that knows only lengths."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+
+from baton.compute.hash_engine import HashEngine, hash_card
+from baton.core.copies import LayerSpan
+from baton.core.step import Slice, SliceResult, Step, StepResult
+from baton.core.types import BlockId, Request, RequestId
+from baton.decide.control.decode_run import DecodeRun
+from baton.decide.kv.layout import KVLayout
+from baton.decide.kv.window import Window
+
+STOP_TOKEN = 0
+"""Ends a text in both engines."""
+_FRESH_BYTE = 0xEE
+_SCRIBBLE_BYTE = 0xDD
+_NO_TOKEN, _STOP = SliceResult(), SliceResult(token=STOP_TOKEN)
+
+
+class Foresight(Protocol):
+    """What a simulation has to know to jump over decode steps: when they end requests, without computing them."""
+
+    def ends(self, run: DecodeRun) -> tuple[int, Mapping[RequestId, int]]:
+        """Return how many steps of the run it takes until a request ends, at most all of them.
+
+        With them: whom the last of these steps ends, and the token that does it.
+        """
+        ...
+
+    def token(self, request: Request) -> array[int]:
+        """Return what the request decodes in every step that does not end it, as an array of one."""
+        ...
+
+
+class SimEngine(Protocol):
+    """Computes a simulated worker's steps."""
+
+    @property
+    def foresight(self) -> Foresight | None:
+        """Tell what comes of decode steps. None: they have to be computed, one after the other."""
+        ...
+
+    def execute(self, step: Step) -> StepResult:
+        """See `StepEngine.execute`."""
+        ...
+
+    @property
+    def layers(self) -> int:
+        """Count the layers that a step computes one after the other."""
+        ...
+
+    def compute_layers(self, step: Step, end: int) -> None:
+        """Write what a step has written when the layers before `end` are done."""
+        ...
+
+    def scribble(self, step: Step) -> None:
+        """Leave the step's own slots as a process leaves them that was killed while it wrote them."""
+        ...
+
+    def kv_of(self, table: Sequence[BlockId], slot: int, layers: LayerSpan | None = None) -> bytes:
+        """Read one token's KV, for a copy to another host; `slot` counts the tokens from the table's first on."""
+        ...
+
+    def write(self, table: Sequence[BlockId], slot: int, kv: bytes, layers: LayerSpan | None = None) -> None:
+        """Write what another host's engine has read of the same layers."""
+        ...
+
+
+class ContentEngine:
+    """The real hash engine: any lost, swapped or stale block changes the text (INV-8). All workers share one arena."""
+
+    def __init__(self, *, blocks: int, block_tokens: int, window: Window | None = None, layers: int = 1) -> None:
+        layout = content_layout(block_tokens, layers)
+        self.layers = layers
+        arena = bytearray([_FRESH_BYTE]) * (blocks * layout.block_bytes)
+        shape = (blocks, layers, layout.planes, block_tokens, layout.kv_heads * layout.head_dim)
+        self._blocks = np.frombuffer(arena, np.uint8).reshape(shape)
+        seen = None if window is None else window.tokens
+        self._engine = HashEngine(layout, memoryview(arena), window_tokens=seen)
+
+    @property
+    def foresight(self) -> None:
+        """See `SimEngine.foresight`. A text has to be computed."""
+        return
+
+    def execute(self, step: Step) -> StepResult:
+        """See `StepEngine.execute`."""
+        return self._engine.execute(step)
+
+    def compute_layers(self, step: Step, end: int) -> None:
+        """See `SimEngine.compute_layers`."""
+        self._engine.compute_layers(step, end)
+
+    def scribble(self, step: Step) -> None:
+        """See `SimEngine.scribble`."""
+        for part in step.slices:
+            for position in range(part.start, part.start + part.count):
+                self._token(part.block_table, position, None)[:] = _SCRIBBLE_BYTE
+
+    def kv_of(self, table: Sequence[BlockId], slot: int, layers: LayerSpan | None = None) -> bytes:
+        """See `SimEngine.kv_of`."""
+        return self._token(table, slot, layers).tobytes()
+
+    def write(self, table: Sequence[BlockId], slot: int, kv: bytes, layers: LayerSpan | None = None) -> None:
+        """See `SimEngine.write`."""
+        token = self._token(table, slot, layers)
+        token[:] = np.frombuffer(kv, np.uint8).reshape(token.shape)
+
+    def _token(self, table: Sequence[BlockId], slot: int, layers: LayerSpan | None) -> npt.NDArray[np.uint8]:
+        """Where a token's KV is: [layers, planes, width]."""
+        block, rest = divmod(slot, self._blocks.shape[3])
+        span = slice(None) if layers is None else slice(layers.first, layers.end)
+        return self._blocks[table[block], span, :, rest]
+
+
+def content_layout(block_tokens: int, layers: int) -> KVLayout:
+    """How the hash model's KV lies in a simulated arena, were it of so many layers."""
+    return replace(hash_card(), layers=layers).layout(block_tokens=block_tokens, dtype="uint8")
+
+
+@dataclass(frozen=True, slots=True)
+class LengthEngine:
+    """Emits tokens that mean nothing until the request's true output length, which nobody else knows."""
+
+    output_tokens: Mapping[RequestId, int]
+    jumps: bool = True
+    """False: every step is played on its own, which gives the same and takes longer."""
+    layers: int = 1
+    """See `SimEngine.layers`."""
+
+    @property
+    def foresight(self) -> Foresight | None:
+        """See `SimEngine.foresight`."""
+        return self if self.jumps else None
+
+    def ends(self, run: DecodeRun) -> tuple[int, Mapping[RequestId, int]]:
+        """See `Foresight.ends`."""
+        steps = run.steps
+        ended: dict[RequestId, int] = {}
+        for lane in run.lanes:
+            request = lane.request
+            left = max(1, self.output_tokens[request.id] + request.prompt_tokens - len(lane.tokens))
+            if left < steps:
+                steps, ended = left, {request.id: STOP_TOKEN}
+            elif left == steps:
+                ended[request.id] = STOP_TOKEN
+        return steps, ended
+
+    def token(self, request: Request) -> array[int]:
+        """See `Foresight.token`. One of its own, so that two answers to one prompt do not share blocks."""
+        return array("I", (_token(request.id),))
+
+    def execute(self, step: Step) -> StepResult:
+        """See `StepEngine.execute`."""
+        return StepResult([self._result(part) for part in step.slices])
+
+    def compute_layers(self, step: Step, end: int) -> None:
+        """There are no bytes."""
+
+    def scribble(self, step: Step) -> None:
+        """There are no bytes."""
+
+    def kv_of(self, table: Sequence[BlockId], slot: int, layers: LayerSpan | None = None) -> bytes:
+        """There is none."""
+        return b""
+
+    def write(self, table: Sequence[BlockId], slot: int, kv: bytes, layers: LayerSpan | None = None) -> None:
+        """There is none."""
+
+    def _result(self, part: Slice) -> SliceResult:
+        if not part.sample:
+            return _NO_TOKEN
+        length = part.start + part.count
+        last = length + 1 - part.prompt_tokens >= self.output_tokens[part.request_id]
+        return _STOP if last else SliceResult(token=_token(part.request_id))
+
+
+def _token(request_id: RequestId) -> int:
+    return 1 + crc32(request_id.encode()) % 1_000_003
+
+
+def text_alone(
+    request: Request,
+    prompt: Sequence[int],
+    *,
+    block_tokens: int = 16,
+    window: Window | None = None,
+    layers: int = 1,
+) -> list[int]:
+    """Compute a request's whole output with nobody else there: no batch, no scheduler, no shared block.
+
+    The oracle of INV-8, as simple as it can be: the prompt in one step, then token after token.
+    """
+    tokens_max = len(prompt) + request.output_tokens_max
+    blocks = -(-tokens_max // block_tokens)
+    engine = ContentEngine(blocks=blocks, block_tokens=block_tokens, window=window, layers=layers)
+    table = [BlockId(block) for block in range(blocks)]
+    tokens, start = list(prompt), 0
+    while len(tokens) < tokens_max:
+        part = Slice(
+            request_id=request.id,
+            tokens=tokens,
+            start=start,
+            count=len(tokens) - start,
+            block_table=table,
+            sample=True,
+            sampling=request.sampling,
+            prompt_tokens=len(prompt),
+        )
+        token = engine.execute(Step((part,))).slices[0].token
+        assert token is not None
+        start = len(tokens)
+        tokens.append(token)
+        if token in request.sampling.stop_token_ids:
+            break
+    return tokens[len(prompt) :]

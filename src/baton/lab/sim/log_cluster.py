@@ -1,0 +1,75 @@
+"""The cluster that wrote a live server's decision log, as the simulator takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from baton.core.config import BatchLimits
+from baton.core.errors import ConfigError
+from baton.core.messages import RequestArrived, WorkerJoined
+from baton.core.types import WorkerId, WorkerView
+from baton.decide.control.decision_log import Decision, LogHeader
+from baton.lab.sim.spec import ClusterSpec, SimKind, SimKV, SimWorkers
+
+
+def cluster_of_log(header: LogHeader, decisions: Iterable[Decision]) -> ClusterSpec:
+    """The workers that had joined when the first request came, in their roles of then, with the log's cost model.
+
+    What befell them later (deaths, flips by hand, workers that scaling added) is not in it: a simulation of it says
+    what the policies make of the fleet as it was started. Raises ConfigError for a log without a worker.
+    """
+    views, output_tokens = _first_views(decisions)
+    if not views:
+        raise ConfigError("no worker ever joined in this log: there is no cluster to simulate; give --cluster FILE")
+    spec = ClusterSpec(
+        kv=SimKV(block_tokens=header.block_tokens),
+        window=header.window,
+        workers=tuple(
+            SimWorkers(role=view.role, kind=_kind_name(view), host=view.host) for view in sorted(views, key=_place)
+        ),
+        kinds={_kind_name(view): _kind(view, header) for view in views},
+        queue_requests_max=header.policy.admission.options.get("requests_max", ClusterSpec().queue_requests_max),
+        output_tokens_max=max(output_tokens, 1),
+    )
+    problems = spec.problems()
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return spec
+
+
+def _first_views(decisions: Iterable[Decision]) -> tuple[list[WorkerView], int]:
+    """Workers as they first joined, before any request where some did; and the most output that anybody asked for."""
+    early: dict[WorkerId, WorkerView] = {}
+    late: dict[WorkerId, WorkerView] = {}
+    arrived, output_tokens = False, 0
+    for decision in decisions:
+        match decision.event:
+            case WorkerJoined(view=view):
+                (late if arrived else early).setdefault(view.id, view)
+            case RequestArrived(request=request):
+                arrived, output_tokens = True, max(output_tokens, request.output_tokens_max)
+            case _:
+                pass  # says nothing of who is there
+    return list((early or late).values()), output_tokens
+
+
+def _place(view: WorkerView) -> tuple[str, str]:
+    return (view.host, view.id)
+
+
+def _kind_name(view: WorkerView) -> str:
+    """Workers are of one kind that have the same arena and the same steps."""
+    return f"{view.kv_tokens_max}-{view.step_tokens_max}-{view.requests_max}"
+
+
+def _kind(view: WorkerView, header: LogHeader) -> SimKind:
+    usual = BatchLimits()
+    blocks = view.kv_tokens_max // header.block_tokens
+    return SimKind(
+        cost=header.cost,
+        kv=SimKV(blocks=blocks, block_tokens=header.block_tokens) if blocks else None,
+        batch=BatchLimits(
+            step_tokens_max=view.step_tokens_max or usual.step_tokens_max,
+            requests_max=view.requests_max or usual.requests_max,
+        ),
+    )

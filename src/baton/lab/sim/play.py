@@ -1,0 +1,104 @@
+"""Play a scenario: clients arrive, faults strike, checkers watch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+
+from baton.core.types import Request, RequestId
+from baton.decide.kv.hashing import block_hashes
+from baton.lab.sim.checkers import Watch, check_end, check_refusal, check_text
+from baton.lab.sim.cluster import SimCluster, build_cluster
+from baton.lab.sim.engines import ContentEngine
+from baton.lab.sim.faults import Hang, HostKill, Kill, KillAtStep
+from baton.lab.sim.journal import Journal, Life
+from baton.lab.sim.restless import play_policies
+from baton.lab.sim.scenario import PlannedRequest, Scenario
+from baton.lab.sim.strikes import Strikes
+
+PLAY_S_MAX = 300.0
+"""Virtual seconds within which every scenario must have come to its end."""
+EVENTS_MAX = 50_000
+
+
+@dataclass(slots=True, kw_only=True)
+class Play:
+    """One scenario on one cluster."""
+
+    scenario: Scenario
+    cluster: SimCluster
+    watch: Watch
+    strikes: Strikes
+    followers: dict[RequestId, list[PlannedRequest]] = field(default_factory=dict[RequestId, list[PlannedRequest]])
+
+    def schedule(self) -> None:
+        loop = self.cluster.loop
+        for planned in self.scenario.requests:
+            if planned.follows is None:
+                loop.at(planned.at_s, partial(self.submit, planned, ()))
+            else:
+                self.followers.setdefault(planned.follows, []).append(planned)
+        self.strikes.schedule(self.scenario.faults)
+
+    def run(self) -> None:
+        """Run to the end under all checkers. Raises Violation where an invariant breaks."""
+        ended = self.cluster.loop.run(until_s=PLAY_S_MAX, events_max=EVENTS_MAX, after_each=self._after_each)
+        deadly = any(isinstance(fault, Kill | KillAtStep | Hang | HostKill) for fault in self.scenario.faults)
+        check_end(self.watch, ended=ended, failures_allowed=deadly)
+        for life in self.cluster.server.journal.lives.values():
+            check_text(life, self.scenario.cluster.window, layers=self.scenario.cluster.layers)
+
+    def _after_each(self) -> None:
+        self.watch.after_event()
+        self.strikes.after_event()
+
+    def submit(self, planned: PlannedRequest, before: tuple[int, ...]) -> None:
+        prompt = (*before, *planned.prompt)
+        request = Request(
+            id=planned.id,
+            prompt_tokens=len(prompt),
+            block_hashes=block_hashes(
+                prompt, block_tokens=self.scenario.cluster.kv.block_tokens, cache_salt=planned.cache_salt
+            ),
+            output_tokens_max=planned.output_tokens_max,
+            arrived_at_s=self.cluster.loop.now_s,
+            sampling=planned.sampling,
+            priority=planned.priority,
+            cache_salt=planned.cache_salt,
+        )
+        self.cluster.server.submit(request, prompt)
+
+    def closed(self, life: Life) -> None:
+        """Let the next turns of a chat follow: their prompts hold the prompt and the answer of this one."""
+        check_refusal(self.cluster, life)
+        for planned in self.followers.pop(life.request.id, ()):
+            self.cluster.loop.after(planned.at_s, partial(self.submit, planned, tuple(life.tokens)))
+
+
+def stage(scenario: Scenario) -> Play:
+    """Build a scenario's cluster and schedule everything that will happen."""
+    spec = scenario.cluster
+    plays: list[Play] = []
+    cluster = build_cluster(
+        spec,
+        play_policies(spec, scenario.policy),
+        lambda host: ContentEngine(
+            blocks=spec.kv_of(host).blocks,
+            block_tokens=spec.kv_of(host).block_tokens,
+            window=spec.window,
+            layers=spec.layers,
+        ),
+        seed=scenario.seed,
+        journal=Journal(keep_log=True),
+        closed=lambda life: plays[0].closed(life),
+    )
+    plays.append(Play(scenario=scenario, cluster=cluster, watch=Watch(cluster=cluster), strikes=Strikes(cluster)))
+    plays[0].schedule()
+    return plays[0]
+
+
+def play(scenario: Scenario) -> SimCluster:
+    """Run a scenario to its end under all checkers. Raises Violation where an invariant breaks."""
+    playing = stage(scenario)
+    playing.run()
+    return playing.cluster

@@ -1,0 +1,259 @@
+"""Play a trace on a simulated cluster: what its clients would have seen."""
+
+from __future__ import annotations
+
+import math
+import sys
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from baton.core.config import PolicyConfig
+from baton.core.errors import ConfigError
+from baton.core.messages import Outcome
+from baton.core.types import BlockHash, Request, RequestId, Sampling, Slo
+from baton.decide.control.decision_log import Decision, PoolDecision
+from baton.decide.kv.hashing import block_hashes
+from baton.decide.policy.named import named
+from baton.lab.report.summary import RequestRecord
+from baton.lab.sim.cells import CellJob, cell_jobs, merged
+from baton.lab.sim.checkers import check_nothing_left
+from baton.lab.sim.cluster import SimCluster, build_cluster
+from baton.lab.sim.cut_answers import asked_tokens_max
+from baton.lab.sim.engines import STOP_TOKEN, LengthEngine
+from baton.lab.sim.faults import Herd, herds_of, reached_s
+from baton.lab.sim.journal import Journal, Life
+from baton.lab.sim.policies import configured_policies
+from baton.lab.sim.spec import ClusterSpec
+from baton.lab.sim.strikes import Strikes
+from baton.lab.workload.conversation import Conversations, Turn, conversations
+from baton.lab.workload.prompts import PromptMaker
+from baton.lab.workload.request import Trace, TraceRequest
+
+TURN_LOST = "the answer that it goes on from never came: that request failed"
+_SAMPLING = Sampling(stop_token_ids=(STOP_TOKEN,))
+
+
+class _EnoughError(Exception):
+    """Whoever looks at the records has seen enough: nothing more is played."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Replay:
+    """Makes a prompt when its request arrives and forgets it when the request has closed."""
+
+    spec: ClusterSpec
+    prompts: PromptMaker
+    slo: Slo | None
+    """What requests are promised whose trace says nothing."""
+    linked: Conversations
+    """Turns that wait for an answer."""
+    tokens_max: int
+    """Most tokens that every host can hold for one request."""
+    asked_tokens_max: int
+    """Output tokens that every request asks for, where that many fit."""
+    shares_blocks: bool
+    """Whether a request of the trace may find what another one has computed, or go by a pool. If not, no prompt has to
+    say anything."""
+    herds: Sequence[Herd] = ()
+    """When nobody reaches the server: neither who opens a conversation nor who goes on with it."""
+    index_of: dict[RequestId, int] = field(default_factory=dict[RequestId, int])
+    """Place in the trace of the open requests that somebody waits for."""
+    output_tokens: dict[RequestId, int] = field(default_factory=dict[RequestId, int])
+    """True lengths, for the engine alone."""
+    records: list[RequestRecord] = field(default_factory=list[RequestRecord])
+    enough: Callable[[RequestRecord], bool] | None = None
+    """Told every record. True: nothing more is wanted."""
+
+    def open_next(self, cluster: SimCluster, openers: Iterator[tuple[int, TraceRequest]]) -> None:
+        """Schedule the next request that waits for no answer, and with its arrival the one after it."""
+        for index, request in openers:
+            at_s = reached_s(request.at_s, self.herds)
+            cluster.loop.at(at_s, partial(self._open, cluster, request, index, openers))
+            return
+
+    def _open(
+        self, cluster: SimCluster, request: TraceRequest, index: int, openers: Iterator[tuple[int, TraceRequest]]
+    ) -> None:
+        self.open_next(cluster, openers)
+        self.arrive(cluster, request, index)
+
+    def arrive(self, cluster: SimCluster, request: TraceRequest, index: int) -> None:
+        if not self._admit(cluster, request, index, request.input_tokens):
+            return
+        if self.shares_blocks:
+            prompt = array("I", self.prompts.token_ids(request, index))
+        else:
+            prompt = array("I", bytes(4 * request.input_tokens))
+        self._submit(cluster, request, index, prompt)
+
+    def _follow(self, cluster: SimCluster, turn: Turn, said: Sequence[int]) -> None:
+        """The next turn of a conversation: what was said, the answer included, and then what is new."""
+        if not self._admit(cluster, turn.request, turn.index, turn.prompt_tokens(len(said))):
+            return
+        own = self.prompts.token_ids(turn.request, turn.index)
+        self._submit(cluster, turn.request, turn.index, array("I", turn.prompt(own, said)))
+
+    def _admit(self, cluster: SimCluster, request: TraceRequest, index: int, prompt_tokens: int) -> bool:
+        """Reject what no host can hold, as the HTTP edge does: before a prompt is made, which may be of any length."""
+        if prompt_tokens < self.tokens_max:
+            return True
+        self._note_lost(request, cluster.loop.now_s, "rejected")
+        self._give_up(index, cluster.loop.now_s, "rejected")
+        return False
+
+    def _submit(self, cluster: SimCluster, request: TraceRequest, index: int, prompt: array[int]) -> None:
+        edge_s = self.spec.edge.before_s(len(prompt))
+        if edge_s:
+            cluster.loop.after(edge_s, partial(self._reach, cluster, request, index, prompt))
+        else:
+            self._reach(cluster, request, index, prompt)
+
+    def _reach(self, cluster: SimCluster, request: TraceRequest, index: int, prompt: array[int]) -> None:
+        """Let a request that is through the edge arrive at the coordinator."""
+        request_id = RequestId(f"request-{index}")
+        if self.linked.is_followed(index):
+            self.index_of[request_id] = index
+        self.output_tokens[request_id] = request.output_tokens
+        arriving = Request(
+            id=request_id,
+            prompt_tokens=len(prompt),
+            block_hashes=self._hashes(prompt),
+            output_tokens_max=min(self.asked_tokens_max, self.tokens_max - len(prompt)),
+            arrived_at_s=cluster.loop.now_s,
+            sampling=_SAMPLING,
+            tenant=request.tenant,
+            priority=request.priority,
+            shares_blocks=self.shares_blocks,
+            slo=request.slo or self.slo,
+        )
+        cluster.server.submit(arriving, prompt)
+
+    def _hashes(self, prompt: array[int]) -> tuple[BlockHash, ...]:
+        return block_hashes(prompt, block_tokens=self.spec.kv.block_tokens) if self.shares_blocks else ()
+
+    def _give_up(self, index: int, now_s: float, outcome: Outcome) -> None:
+        """Count the turns that wait for an answer which never comes: a policy that rejects has lost them as well."""
+        for turn in self.linked.abandoned(index):
+            self._note_lost(turn.request, now_s, outcome)
+
+    def _note_lost(self, request: TraceRequest, now_s: float, outcome: Outcome) -> None:
+        record = RequestRecord(
+            arrival_s=now_s,
+            end_s=now_s,
+            outcome=outcome,
+            failure=TURN_LOST if outcome == "failed" else "",
+            input_tokens=request.input_tokens,
+            slo=request.slo,
+            tenant=request.tenant,
+        )
+        self._keep(record)
+
+    def _keep(self, record: RequestRecord) -> None:
+        self.records.append(record)
+        if self.enough is not None and self.enough(record):
+            raise _EnoughError
+
+    def close(self, cluster: SimCluster, life: Life) -> None:
+        ended_at_s, close = life.closes[0]
+        edge, times_s = self.spec.edge, life.token_times_s
+        lacking = self.output_tokens.pop(life.request.id) - life.request.output_tokens_max
+        if edge.token_s:
+            times_s = array("d", [at_s + edge.token_s for at_s in times_s])
+        record = RequestRecord(
+            arrival_s=life.request.arrived_at_s - edge.before_s(life.request.prompt_tokens),
+            end_s=ended_at_s + edge.token_s,
+            outcome=close.outcome,
+            reject=close.reject,
+            failure=close.reason if close.outcome == "failed" else "",
+            input_tokens=life.request.prompt_tokens,
+            token_times_s=times_s,
+            cached_tokens=life.cached_tokens,
+            cut_tokens=lacking if lacking > 0 and close.outcome == "finished" else 0,
+            slo=life.request.slo,
+            tenant=life.request.tenant,
+        )
+        self._keep(record)
+        self._go_on(cluster, life)
+        del cluster.server.journal.lives[life.request.id]
+
+    def _go_on(self, cluster: SimCluster, life: Life) -> None:
+        """Let the next turn come once its reader has thought; after no whole answer it never comes."""
+        index, outcome = self.index_of.pop(life.request.id, None), life.closes[0][1].outcome
+        if index is not None and outcome != "finished":
+            self._give_up(index, cluster.loop.now_s, outcome)
+            return
+        turn = None if index is None else self.linked.following(index)
+        if turn is not None:
+            think_s = (turn.request.think_s or 0.0) + self.spec.edge.token_s
+            at_s = reached_s(cluster.loop.now_s + think_s, self.herds)
+            cluster.loop.at(at_s, partial(self._follow, cluster, turn, tuple(life.tokens)))
+
+
+def replay_trace(
+    spec: ClusterSpec,
+    trace: Trace,
+    *,
+    policy: str | PolicyConfig,
+    seed: int,
+    slo: Slo | None = None,
+    tap: Callable[[Decision | PoolDecision], None] | None = None,
+) -> list[RequestRecord]:
+    """Play a whole trace and return what happened to each request, in the order in which they closed.
+
+    `policy`: a name, or what a configuration says. `seed` decides tokens of prompts and delays of messages. `slo`: what
+    requests are promised whose trace says nothing; policies see it, as live. `tap` is told every decision as it is
+    made: for a log, or a timeline. Raises ConfigError for an unknown policy, and for a tap on more than one cell.
+    """
+    config = named(policy) if isinstance(policy, str) else policy
+    if spec.cells == 1:
+        return play_cell(CellJob(spec=spec, trace=trace, policy=config, seed=seed, slo=slo), tap)
+    if tap is not None:
+        what = "a log, a page and a trace are of one server"
+        raise ConfigError(f"{what}, and the cluster has cells = {spec.cells}: play one cell")
+    return merged([play_cell(job) for job in cell_jobs(spec, trace, config, seed=seed, slo=slo)])
+
+
+def play_cell(
+    job: CellJob,
+    tap: Callable[[Decision | PoolDecision], None] | None = None,
+    enough: Callable[[RequestRecord], bool] | None = None,
+) -> list[RequestRecord]:
+    """Play one cell, with its faults. Raises ConfigError for policies that do not fit.
+
+    `enough` is told every record; once it says so, nothing more is played, and what was closed is returned.
+    """
+    spec, trace, seed = job.spec, job.trace, job.seed
+    linked = conversations(trace.requests)
+    replaying = _Replay(
+        spec=spec,
+        prompts=PromptMaker(seed=seed),
+        slo=job.slo,
+        linked=linked,
+        tokens_max=spec.request_tokens_max,
+        asked_tokens_max=asked_tokens_max(spec, trace),
+        enough=enough,
+        shares_blocks=spec.window is not None  # what is behind it can be let go only if it has a name
+        or bool(spec.tiers)  # only what has a name is handed over by a pool, or read back
+        or any(request.prefix_ids or request.think_s is not None for request in trace.requests),
+        herds=herds_of(job.faults),
+    )
+    clusters: list[SimCluster] = []
+    cluster = build_cluster(
+        spec,
+        configured_policies(job.policy, spec),
+        lambda host: LengthEngine(replaying.output_tokens, layers=spec.layers),
+        seed=seed,
+        journal=Journal(keep_log=False, tap=tap),
+        closed=lambda life: replaying.close(clusters[0], life),
+    )
+    clusters.append(cluster)
+    replaying.open_next(cluster, iter(sorted(linked.openers, key=lambda opener: opener[1].at_s)))
+    Strikes(cluster).schedule(fault for fault in job.faults if not isinstance(fault, Herd))
+    try:
+        cluster.loop.run(until_s=math.inf, events_max=sys.maxsize)
+    except _EnoughError:
+        return replaying.records
+    check_nothing_left(cluster)
+    return replaying.records

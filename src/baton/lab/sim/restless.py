@@ -1,0 +1,152 @@
+"""Policies that are never content: they fetch, place, move and scale for no reason, so that the campaign sees all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from zlib import crc32
+
+from baton.core.ports import CostModel
+from baton.core.types import (
+    ROLES,
+    ClusterView,
+    FlightView,
+    HostId,
+    LoadWindow,
+    Request,
+    RequestId,
+    Role,
+    WorkerId,
+    WorkerView,
+)
+from baton.decide.policy.handoff import HandoffView, Teller, Way
+from baton.decide.policy.routing import Route
+from baton.lab.sim.cluster import SimPolicies
+from baton.lab.sim.policies import build_policies
+from baton.lab.sim.scenario import RESTLESS, RESTLESS_FLEET
+from baton.lab.sim.spec import ClusterSpec
+
+
+@dataclass(frozen=True, slots=True)
+class RestlessRouting:
+    """Any worker, whatever its role, with the prefix of whichever host holds most of it."""
+
+    def route(self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel) -> Route:
+        """See `RoutingPolicy.route`."""
+        hits = cluster.prefix_hit_tokens
+        fetch = max(sorted(hits), key=lambda host: hits[host], default=None)
+        return Route(worker=_pick(request.id, "route", cluster.workers), fetch=fetch)
+
+
+@dataclass(frozen=True, slots=True)
+class RestlessPlacement:
+    """Any worker."""
+
+    def place(
+        self,
+        request: Request,
+        source: HostId | None,
+        candidates: Sequence[WorkerView],
+        cluster: ClusterView,
+        cost: CostModel,
+    ) -> WorkerId:
+        """See `PlacementPolicy.place`."""
+        return _pick(request.id, "place", cluster.workers)
+
+
+@dataclass(frozen=True, slots=True)
+class RestlessMoves:
+    """At every tick a third of what decodes goes on elsewhere."""
+
+    def moves(
+        self, cluster: ClusterView, flights: Sequence[FlightView], cost: CostModel, now_s: float
+    ) -> Mapping[RequestId, WorkerId]:
+        """See `MovesPolicy.moves`."""
+        salt = f"{now_s:.6f}"
+        return {
+            flight.request.id: _pick(flight.request.id, salt, cluster.workers)
+            for flight in flights
+            if crc32(f"{flight.request.id} {salt}".encode()) % 3 == 0
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RestlessStreaming:
+    """Every sealed block is sent ahead at once."""
+
+    def run_tokens(self, request: Request, cost: CostModel) -> int:
+        """See `StreamingPolicy.run_tokens`."""
+        return 1
+
+    def layer_groups(self, request: Request, chunk_tokens: int, cost: CostModel) -> int:
+        """See `StreamingPolicy.layer_groups`. As many as there are layers, now and then fewer."""
+        return 1 + crc32(request.id.encode()) % 5
+
+
+@dataclass(frozen=True, slots=True)
+class RestlessHandoff:
+    """Two of three requests by the pool."""
+
+    def way(self, handoff: HandoffView) -> Way:
+        """See `HandoffPolicy.way`."""
+        return "central" if crc32(f"{handoff.request.id} {handoff.tokens}".encode()) % 3 else "direct"
+
+
+@dataclass(frozen=True, slots=True)
+class RestlessTeller:
+    """Every other first token is left to decode."""
+
+    def teller(self, request: Request, cost: CostModel) -> Teller:
+        """See `FirstTokenPolicy.teller`."""
+        return "decode" if crc32(f"teller {request.id}".encode()) % 2 else "prefill"
+
+
+@dataclass(frozen=True, slots=True)
+class RestlessRoles:
+    """At every tick a third of the workers get a role, whatever theirs was."""
+
+    def assign(
+        self, cluster: ClusterView, history: Sequence[LoadWindow], cost: CostModel, now_s: float
+    ) -> Mapping[WorkerId, Role]:
+        """See `RolesPolicy.assign`."""
+        draws = {worker.id: crc32(f"role {worker.id} {now_s:.6f}".encode()) for worker in cluster.workers}
+        return {worker: ROLES[draw // 3 % len(ROLES)] for worker, draw in draws.items() if draw % 3 == 0}
+
+
+@dataclass(frozen=True, slots=True)
+class RestlessScaling:
+    """At every tick another number of workers of each role, none included. It is content in the end, so runs end."""
+
+    content_after_s: float = 3.0
+    workers_max: int = 2
+
+    def target(
+        self, cluster: ClusterView, history: Sequence[LoadWindow], cost: CostModel, now_s: float
+    ) -> Mapping[Role, int]:
+        """See `ScalingPolicy.target`."""
+        if now_s > self.content_after_s:
+            return {}
+        return {role: crc32(f"{role} {now_s:.6f}".encode()) % (self.workers_max + 1) for role in ROLES}
+
+
+def _pick(request_id: RequestId, salt: str, workers: Sequence[WorkerView]) -> WorkerId:
+    return workers[crc32(f"{salt} {request_id}".encode()) % len(workers)].id
+
+
+def play_policies(spec: ClusterSpec, name: str) -> SimPolicies:
+    """The policies that a scenario is played with: those of a name, or the restless ones."""
+    if name not in (RESTLESS, RESTLESS_FLEET):
+        return replace(build_policies(name, spec), name=name)
+    ours = build_policies("baton", spec)
+    cluster = replace(
+        ours.cluster,
+        routing=RestlessRouting(),
+        placement=RestlessPlacement(),
+        moves=RestlessMoves(),
+        streaming=RestlessStreaming(),
+        handoff=RestlessHandoff(),
+        first_token=RestlessTeller(),
+    )
+    if name == RESTLESS_FLEET:
+        cluster = replace(cluster, roles=RestlessRoles(), scaling=RestlessScaling())
+    return replace(ours, cluster=cluster, name=name)

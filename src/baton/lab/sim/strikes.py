@@ -1,0 +1,185 @@
+"""Faults strike a simulated cluster, each at its time or when its request or worker has come that far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from math import fsum, prod
+from typing import assert_never
+
+from baton.core.types import RequestId
+from baton.lab.sim.cluster import SimCluster
+from baton.lab.sim.faults import (
+    Cancel,
+    DelaySpike,
+    Fault,
+    Flip,
+    Hang,
+    HostKill,
+    Kill,
+    KillAtStep,
+    Slow,
+    Stage,
+    StartsFail,
+    StoreFault,
+    WireCut,
+)
+from baton.lab.sim.worker import SimWorker
+
+
+@dataclass(slots=True)
+class Trigger:
+    """Something that waits for a condition, which is looked at between any two events."""
+
+    ready: Callable[[], bool]
+    fire: Callable[[], None]
+
+
+@dataclass(slots=True)
+class Strikes:
+    """The faults of one run on its cluster."""
+
+    cluster: SimCluster
+    triggers: list[Trigger] = field(default_factory=list[Trigger])
+    """Those that wait for something else than a time: somebody has to call `after_event` for them."""
+    _slow: list[tuple[Slow, SimWorker]] = field(default_factory=list[tuple[Slow, SimWorker]])
+    """What slows which process now. One that is started again begins afresh."""
+    _lasting: list[DelaySpike | StartsFail] = field(default_factory=list[DelaySpike | StartsFail])
+    """What has begun and not ended. Each ends by itself, whatever others of its kind do."""
+
+    def schedule(self, faults: Iterable[Fault]) -> None:
+        """Let faults strike."""
+        for fault in faults:
+            self._schedule(fault)
+
+    def after_event(self) -> None:
+        """Fire what is ready."""
+        for trigger in [trigger for trigger in self.triggers if trigger.ready()]:
+            self.triggers.remove(trigger)
+            trigger.fire()
+
+    def _schedule(self, fault: Fault) -> None:
+        loop, cluster = self.cluster.loop, self.cluster
+        match fault:
+            case Kill():
+                loop.at(fault.at_s, partial(self._kill, fault))
+            case KillAtStep():
+                self.triggers.append(Trigger(partial(self._at_step, fault), partial(self._kill, fault)))
+            case Hang():
+                loop.at(fault.at_s, partial(self._hang, fault))
+            case Slow():
+                loop.at(fault.at_s, partial(self._slow_down, fault))
+                loop.at(fault.at_s + fault.for_s, partial(self._recover, fault))
+            case DelaySpike() | StartsFail():
+                loop.at(fault.at_s, partial(self._begin, fault))
+                loop.at(fault.at_s + fault.for_s, partial(self._end, fault))
+            case Cancel():
+                cancel = partial(loop.after, fault.delay_s, partial(hang_up, cluster, fault.request_id))
+                self.triggers.append(Trigger(partial(self._reached, fault.request_id, fault.stage), cancel))
+            case Flip():
+                loop.at(fault.at_s, partial(cluster.server.set_role, fault.worker, fault.role))
+            case HostKill():
+                loop.at(fault.at_s, partial(cluster.kill_host, fault.host, fault.notice_s, fault.restart_s))
+            case WireCut():
+                loop.at(fault.at_s, partial(cluster.wires.cut, fault.one, fault.other))
+                loop.at(fault.at_s + fault.for_s, partial(cluster.wires.mend, fault.one, fault.other))
+            case StoreFault():
+                loop.at(fault.at_s, partial(cluster.stores.break_store, fault.host, fault.tier, fault.what))
+                loop.at(
+                    fault.at_s + fault.for_s, partial(cluster.stores.mend_store, fault.host, fault.tier, fault.what)
+                )
+            case _:
+                assert_never(fault)
+
+    def _kill(self, fault: Kill | KillAtStep) -> None:
+        self.cluster.kill(fault.worker, fault.death, "killed by a fault")
+
+    def _at_step(self, fault: KillAtStep) -> bool:
+        worker = self.cluster.worker(fault.worker)
+        if worker is None or worker.steps < fault.step:
+            return False
+        return fault.moment == "during" or worker.executing is None or worker.steps > fault.step
+
+    def _hang(self, fault: Hang) -> None:
+        worker = self.cluster.worker(fault.worker)
+        if worker is None:
+            return
+        worker.hang()
+        self.cluster.loop.after(fault.silent_s, partial(self._end_hung, fault))
+
+    def _end_hung(self, fault: Hang) -> None:
+        worker = self.cluster.worker(fault.worker)
+        if worker is not None and worker.hung:  # it may have been killed, and restarted, before
+            self.cluster.kill(fault.worker, fault.death, "silent for too long")
+
+    def _slow_down(self, fault: Slow) -> None:
+        worker = self.cluster.worker(fault.worker)
+        if worker is not None:
+            self._slow.append((fault, worker))
+            self._pace(worker)
+
+    def _recover(self, fault: Slow) -> None:
+        place = next((place for place, (slow, _) in enumerate(self._slow) if slow == fault), None)
+        if place is not None:
+            _, worker = self._slow.pop(place)
+            self._pace(worker)
+
+    def _pace(self, worker: SimWorker) -> None:
+        """Let a process be as slow as everything together that slows it now."""
+        worker.slow_down(prod((fault.factor for fault, slow in self._slow if slow is worker), start=1.0))
+
+    def _begin(self, fault: DelaySpike | StartsFail) -> None:
+        self._lasting.append(fault)
+        self._settle(fault)
+
+    def _end(self, fault: DelaySpike | StartsFail) -> None:
+        self._lasting.remove(fault)
+        self._settle(fault)
+
+    def _settle(self, fault: DelaySpike | StartsFail) -> None:
+        """Let the cluster have what all faults of this kind that last now come to."""
+        match fault:
+            case DelaySpike():
+                delay_messages(
+                    self.cluster, fsum(spike.delay_s for spike in self._lasting if isinstance(spike, DelaySpike))
+                )
+            case StartsFail():
+                self.cluster.can_start = not any(isinstance(other, StartsFail) for other in self._lasting)
+
+    def _is_computed(self, request_id: RequestId) -> bool:
+        """Tell whether a step is under way that the request is in."""
+        steps = [worker.executing for worker in self.cluster.workers if worker.executing is not None]
+        return any(part.request_id == request_id for step in steps for part in step.slices)
+
+    def _reached(self, request_id: RequestId, stage: Stage) -> bool:
+        life = self.cluster.server.journal.lives.get(request_id)
+        if life is None:
+            return False
+        match stage:
+            case "arrived":
+                return True
+            case "prefilling":
+                return life.started_at_s is not None or self._is_computed(request_id)
+            case "handed_off":
+                return bool(life.handoffs_s)
+            case "decoding":
+                return len(life.token_times_s) >= 2
+            case _:
+                assert_never(stage)
+
+
+def hang_up(cluster: SimCluster, request_id: RequestId) -> None:
+    """Let the client of a request go: the server has what its worker has said by now."""
+    life = cluster.server.journal.lives.get(request_id)
+    worker = cluster.worker(life.worker) if life is not None and life.worker is not None else None
+    if worker is not None:
+        worker.catch_up()
+    cluster.server.cancel(request_id)
+
+
+def delay_messages(cluster: SimCluster, delay_s: float) -> None:
+    """Let every message that is sent from now on take so much longer."""
+    for worker in cluster.workers:
+        worker.catch_up()
+    cluster.spike.delay_s = delay_s

@@ -1,0 +1,123 @@
+"""Give the requests of a trace other times, or fit them into a model's context."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+from msgspec.structs import replace
+
+from baton.lab.workload.arrivals import Arrivals, first_times_s
+from baton.lab.workload.request import Trace, TraceRequest
+
+
+def scale_rate(trace: Trace, rate_scale: float) -> Trace:
+    """Play the trace `rate_scale` times as fast (above 0): all times are divided by it, those of thinking too."""
+    if rate_scale == 1:
+        return trace
+    return replace(trace, requests=tuple(_sooner(request, rate_scale) for request in trace.requests))
+
+
+def _sooner(request: TraceRequest, rate_scale: float) -> TraceRequest:
+    think_s = None if request.think_s is None else request.think_s / rate_scale
+    return replace(request, at_s=request.at_s / rate_scale, think_s=think_s)
+
+
+def cut(trace: Trace, *, start_s: float, duration_s: float | None, skip: int) -> Trace:
+    """Keep what arrives within `duration_s` from `start_s` on, but for the first `skip`; it then begins at 0."""
+    end_s = math.inf if duration_s is None else start_s + duration_s
+    kept = [request for request in trace.requests if start_s <= request.at_s < end_s][skip:]
+    from_s = kept[0].at_s if kept and trace.timing == "absolute" else 0.0
+    return replace(trace, requests=tuple(replace(request, at_s=request.at_s - from_s) for request in kept))
+
+
+def spread(trace: Trace, spread_s: float) -> Trace:
+    """Spread requests of one instant evenly over the `spread_s` after it, or up to the next instant if that is sooner.
+
+    For sources that log in batches: Mooncake's conversation trace has one time for all arrivals of 3 s.
+    """
+    spaced: list[TraceRequest] = []
+    requests = trace.requests
+    begin = 0
+    while begin < len(requests):
+        end = begin
+        while end < len(requests) and requests[end].at_s == requests[begin].at_s:
+            end += 1
+        room_s = min(spread_s, requests[end].at_s - requests[begin].at_s) if end < len(requests) else spread_s
+        step_s = room_s / (end - begin)
+        spaced += [
+            replace(request, at_s=request.at_s + place * step_s) for place, request in enumerate(requests[begin:end])
+        ]
+        begin = end
+    return replace(trace, requests=tuple(spaced))
+
+
+def with_arrivals(trace: Trace, arrivals: Arrivals, draw: Random) -> Trace:
+    """Keep the order and the lengths, and draw new times. Where times count from a session's start, starts are drawn.
+
+    `arrivals` gives the times of requests (absolute, none) or of session starts (session, and closed loops, whose
+    later turns wait for answers); the result is absolute.
+    """
+    if trace.timing == "session" or any(request.think_s is not None for request in trace.requests):
+        return _with_session_starts(trace, arrivals, draw)
+    times_s = first_times_s(arrivals, len(trace.requests), draw)
+    requests = tuple(replace(request, at_s=at_s) for request, at_s in zip(trace.requests, times_s, strict=True))
+    return replace(trace, timing="absolute", requests=requests)
+
+
+def mean_rate_rps(trace: Trace) -> float | None:
+    """Mean rate of a trace that has times. None for one without, or with a single moment."""
+    if trace.timing != "absolute" or len(trace.requests) < 2:
+        return None
+    span_s = trace.requests[-1].at_s - trace.requests[0].at_s
+    return (len(trace.requests) - 1) / span_s if span_s > 0 else None
+
+
+def sessions_per_request(trace: Trace) -> float:
+    """Arrivals that `with_arrivals` draws, per request of the trace: below 1 where it draws session starts."""
+    if trace.timing != "session" and all(request.think_s is None for request in trace.requests):
+        return 1.0
+    return len({_session(request, index) for index, request in enumerate(trace.requests)}) / len(trace.requests)
+
+
+def _session(request: TraceRequest, index: int) -> tuple[str, str, int]:
+    """Who a request belongs to; one without a session is its own."""
+    return request.tenant, request.session, 0 if request.session else index
+
+
+def _with_session_starts(trace: Trace, arrivals: Arrivals, draw: Random) -> Trace:
+    sessions = [_session(request, index) for index, request in enumerate(trace.requests)]
+    begins_s = {name: trace.requests[index].at_s for index, name in reversed(list(enumerate(sessions)))}
+    names = list(dict.fromkeys(sessions))
+    starts_s = dict(zip(names, first_times_s(arrivals, len(names), draw), strict=True))
+    offset = dict.fromkeys(names, 0.0) if trace.timing == "session" else begins_s
+    moved = [
+        replace(request, at_s=starts_s[name] + request.at_s - offset[name])
+        for name, request in zip(sessions, trace.requests, strict=True)
+    ]
+    moved.sort(key=lambda request: request.at_s)  # stable: calls of one session stay in order
+    return replace(trace, timing="absolute", requests=tuple(moved))
+
+
+def fit_context(trace: Trace, context_tokens: int) -> tuple[Trace, int]:
+    """Shorten every request that is longer than the context (at least 2 tokens); also say how many were.
+
+    The output keeps its length up to half of the context, the input keeps its leading tokens, so prefixes survive.
+    """
+    fitted = [_fit(request, context_tokens) for request in trace.requests]
+    shortened = sum(new is not old for new, old in zip(fitted, trace.requests, strict=True))
+    return replace(trace, requests=tuple(fitted)), shortened
+
+
+def _fit(request: TraceRequest, context_tokens: int) -> TraceRequest:
+    if request.input_tokens + request.output_tokens <= context_tokens:
+        return request
+    output_tokens = min(request.output_tokens, context_tokens // 2)
+    input_tokens = min(request.input_tokens, context_tokens - output_tokens)
+    blocks = -(-input_tokens // request.prefix_block_tokens) if request.prefix_block_tokens else 0
+    return replace(
+        request,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        prefix_ids=request.prefix_ids[:blocks],
+    )

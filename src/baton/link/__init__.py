@@ -1,1 +1,0 @@
-"""What a server and a worker process say to each other, and how it is framed."""

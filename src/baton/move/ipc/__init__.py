@@ -1,0 +1,1 @@
+"""Frames and sockets between processes, and memory that processes of one machine share."""

@@ -1,0 +1,102 @@
+"""Whole reads and writes of many memories at once, past the operating system's cache where the file system lets us."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from baton.move.store.slot_header import ALIGNMENT_BYTES
+
+IoMode = Literal["direct", "buffered"]
+
+
+def open_segment(path: Path, mode: IoMode) -> tuple[int, IoMode]:
+    """Open or create a file for reading and writing. Returns its descriptor and the mode that it got.
+
+    A file system that does not know direct I/O (tmpfs of an older kernel) is used through its cache.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    if mode == "direct" and hasattr(os, "O_DIRECT"):
+        try:
+            return os.open(path, flags | os.O_DIRECT, 0o600), "direct"
+        except OSError:
+            pass  # refused by the file system: what follows raises whatever else is wrong
+    return os.open(path, flags, 0o600), "buffered"
+
+
+class Scratch:
+    """Aligned memory, faulted in: headers of one run of slots, and room for blocks whose own memory is not aligned."""
+
+    def __init__(self, *, run_slots: int, padded_bytes: int) -> None:
+        self._padded_bytes = padded_bytes
+        self._run_slots = run_slots
+        self._headers = _aligned(run_slots * ALIGNMENT_BYTES)
+        self._blocks: memoryview | None = None
+
+    def header(self, index: int) -> memoryview:
+        return self._headers[index * ALIGNMENT_BYTES : (index + 1) * ALIGNMENT_BYTES]
+
+    def block(self, index: int) -> memoryview:
+        if self._blocks is None:
+            self._blocks = _aligned(self._run_slots * self._padded_bytes)
+        return self._blocks[index * self._padded_bytes : (index + 1) * self._padded_bytes]
+
+
+class Scratches:
+    """Scratches of one size that nobody uses now, for any number of threads."""
+
+    def __init__(self, *, run_slots: int, padded_bytes: int) -> None:
+        self._run_slots = run_slots
+        self._padded_bytes = padded_bytes
+        self._spare: queue.LifoQueue[Scratch] = queue.LifoQueue()
+        """Bounded by the threads that have been here at once."""
+
+    @contextmanager
+    def borrowed(self) -> Iterator[Scratch]:
+        """Lend one. Raises OSError where there is no memory for one more."""
+        try:
+            scratch = self._spare.get_nowait()
+        except queue.Empty:
+            scratch = Scratch(run_slots=self._run_slots, padded_bytes=self._padded_bytes)
+        try:
+            yield scratch
+        finally:
+            self._spare.put(scratch)
+
+
+def _aligned(size_bytes: int) -> memoryview:
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
+    return memoryview(mmap.mmap(-1, max(size_bytes, ALIGNMENT_BYTES), flags=flags))
+
+
+def is_aligned(memory: memoryview) -> bool:
+    """Tell whether direct I/O can read and write this memory in place."""
+    address, _ = np.frombuffer(memory, np.uint8).__array_interface__["data"]
+    return address % ALIGNMENT_BYTES == 0 and memory.nbytes % ALIGNMENT_BYTES == 0
+
+
+def copy_bytes(into: memoryview, source: memoryview) -> None:
+    """Copy without holding up other threads, which a slice assignment would."""
+    np.copyto(np.frombuffer(into, np.uint8), np.frombuffer(source, np.uint8))
+
+
+def transfer_all(call: Callable[..., int], fd: int, memories: Sequence[memoryview], offset_bytes: int) -> int:
+    """Repeat os.preadv or os.pwritev until all memories are done, or nothing more comes. Returns the bytes moved."""
+    waiting, moved = list(memories), 0
+    while waiting:
+        step_bytes = call(fd, waiting, offset_bytes + moved)
+        moved += step_bytes
+        if step_bytes == 0:
+            break
+        while waiting and step_bytes >= waiting[0].nbytes:
+            step_bytes -= waiting.pop(0).nbytes
+        if step_bytes:
+            waiting[0] = waiting[0][step_bytes:]
+    return moved

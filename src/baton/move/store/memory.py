@@ -1,0 +1,71 @@
+"""A store in this process's own memory: for tests, and the oracle that the other stores are compared with."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+
+from baton.core.types import BlockHash
+from baton.move.store.port import StoreCounters
+
+
+class MemoryStore:
+    """Copies of blocks in a dict, oldest first."""
+
+    name = "memory"
+
+    def __init__(self, *, block_bytes: int, capacity_bytes: int) -> None:
+        self.capacity_blocks: int | None = capacity_bytes // block_bytes
+        self.counters = StoreCounters()
+        self._block_bytes = block_bytes
+        self._room = capacity_bytes // block_bytes
+        self._blocks: dict[BlockHash, bytes] = {}
+        self._lock = threading.Lock()
+
+    def put(self, blocks: Sequence[tuple[BlockHash, memoryview]]) -> list[bool]:
+        with self._lock:
+            fitting = {name: memory for name, memory in blocks if memory.nbytes == self._block_bytes and self._room}
+            for name in fitting:
+                if name in self._blocks:
+                    self._blocks[name] = self._blocks.pop(name)  # young again
+            for name, memory in fitting.items():
+                if name not in self._blocks:
+                    self._keep(name, memory)
+            kept = [name in self._blocks for name, _ in blocks]
+            self.counters.refused += kept.count(False)
+        return kept
+
+    def _keep(self, name: BlockHash, memory: memoryview) -> None:
+        while len(self._blocks) >= self._room:
+            del self._blocks[next(iter(self._blocks))]
+            self.counters.dropped += 1
+        self._blocks[name] = bytes(memory)
+        self.counters.put += 1
+
+    def get(self, blocks: Sequence[tuple[BlockHash, memoryview]]) -> list[bool]:
+        with self._lock:
+            return [self._get(name, memory) for name, memory in blocks]
+
+    def _get(self, name: BlockHash, memory: memoryview) -> bool:
+        found = self._blocks.get(name)
+        if found is None or memory.nbytes != len(found):
+            self.counters.misses += 1
+            return False
+        memory.cast("B")[:] = found
+        self.counters.hits += 1
+        return True
+
+    def drop(self, hashes: Iterable[BlockHash]) -> None:
+        with self._lock:
+            for name in hashes:
+                if self._blocks.pop(name, None) is not None:
+                    self.counters.dropped += 1
+
+    def held(self) -> list[BlockHash]:
+        with self._lock:
+            return list(self._blocks)
+
+    def close(self) -> None:
+        with self._lock:
+            self._blocks.clear()
+            self._room = 0

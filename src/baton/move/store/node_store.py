@@ -1,0 +1,173 @@
+"""Blocks on a pool node: on its own machine copied from and to its memory, else moved over a few TCP streams."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from baton.core.errors import StoreError
+from baton.core.types import BlockHash
+from baton.move.cores import usable_cores
+from baton.move.store import node_wire as wire
+from baton.move.store.checksum import PART_BYTES, fingerprint_digest
+from baton.move.store.node_link import Block, Dialer, Link
+from baton.move.store.port import StoreCounters
+from baton.move.store.reach import Reach
+
+STREAMS = 4
+Answer = TypeVar("Answer")
+
+
+class NodeStore:
+    """The node is memory: what it held is gone when it restarts, and comes back as misses."""
+
+    name = "pool"
+    capacity_blocks: int | None = None
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        layout_fingerprint: str,
+        block_bytes: int,
+        streams: int = STREAMS,
+        shares_memory: bool = True,
+    ) -> None:
+        """Connect. `shares_memory` False: blocks go over TCP, also to a node that would lend us its memory.
+
+        Raises StoreError where nobody answers, or the node keeps blocks of another layout.
+        """
+        self._where = f"pool://{host}:{port}"
+        self._block_bytes = block_bytes
+        self._streams = streams
+        self._threads = ThreadPoolExecutor(streams, thread_name_prefix="baton-pool")
+        hello = wire.HELLO.pack(wire.MAGIC, fingerprint_digest(layout_fingerprint), block_bytes)
+        shares = min(streams, usable_cores()) if shares_memory else 0
+        self._copiers = ThreadPoolExecutor(max(1, shares), thread_name_prefix="baton-pool-copy")
+        self._dialer = Dialer((host, port), hello, self._copiers, shares=shares)
+        self._idle: queue.LifoQueue[Link] = queue.LifoQueue()
+        self._reach = Reach(self._where, self._ask, (OSError, StoreError))
+        try:
+            self._ask()
+        except OSError as error:
+            other = ", or it is of another version of Baton" if isinstance(error, ConnectionResetError) else ""
+            what_to_do = f"start it with baton pool{other}"
+            raise StoreError(f"no pool node answers at {self._where} ({error}): {what_to_do}") from None
+
+    @property
+    def counters(self) -> StoreCounters:
+        return self._reach.counters
+
+    @property
+    def is_near(self) -> bool:
+        """The node lends us its memory."""
+        return self._dialer.is_near
+
+    def put(self, blocks: Sequence[Block]) -> list[bool]:
+        new = {name: memory.cast("B") for name, memory in blocks if self._fits(name, memory)}
+        kept = dict(zip(new, self._in_parts(self._put_part, list(new.items())), strict=True))
+        answers = [self._fits(name, memory) and kept[name] for name, memory in blocks]
+        self._reach.count(refused=answers.count(False))
+        return answers
+
+    def get(self, blocks: Sequence[Block]) -> list[bool]:
+        wanted = [(name, memory.cast("B")) for name, memory in blocks if self._fits(name, memory)]
+        outcomes = iter(self._in_parts(self._get_part, wanted))
+        found = [self._fits(name, memory) and next(outcomes) for name, memory in blocks]
+        self._reach.count(hits=found.count(True), misses=found.count(False))
+        return found
+
+    def drop(self, hashes: Iterable[BlockHash]) -> None:
+        names = [name for name in dict.fromkeys(hashes) if len(name) == wire.NAME_BYTES]
+
+        def ask(link: Link) -> int:
+            wire.send_all(link.connection, [wire.REQUEST.pack(wire.DROP, len(names)), *names])
+            return wire.receive_number(link.connection)
+
+        self._reach.count(dropped=(self._call(ask) or 0) if names else 0)
+
+    def held(self) -> list[BlockHash]:
+        """List what the node keeps, of all hosts."""
+        try:
+            with self._dialer.connect().connection as connection:
+                wire.send_all(connection, [wire.REQUEST.pack(wire.HELD, 0)])
+                return wire.receive_names(connection, wire.receive_number(connection))
+        except OSError as error:
+            raise StoreError(f"{self._where} does not list its blocks: {error}") from None
+
+    def close(self) -> None:
+        self._reach.close()
+        self._threads.shutdown()
+        self._copiers.shutdown()
+        self._hang_up()
+
+    def _fits(self, name: BlockHash, memory: memoryview) -> bool:
+        return memory.nbytes == self._block_bytes and len(name) == wire.NAME_BYTES
+
+    def _ask(self) -> None:
+        self._dialer.connect().connection.close()
+
+    def _hang_up(self) -> None:
+        while True:
+            try:
+                self._idle.get_nowait().connection.close()
+            except queue.Empty:
+                return
+
+    def _call(self, ask: Callable[[Link], Answer]) -> Answer | None:
+        """Ask over an idle connection, or over a new one where there is none or it has died since. None: no answer."""
+        if not self._reach.is_open:
+            return None
+        try:
+            link = self._idle.get_nowait()
+        except queue.Empty:
+            pass
+        else:
+            try:
+                return self._asked(link, ask)
+            except OSError:
+                self._hang_up()  # the node has restarted, or closed what was idle: the others are no better
+        try:
+            return self._asked(self._dialer.connect(), ask)
+        except (OSError, StoreError) as error:
+            self._reach.lost(error)
+            return None
+
+    def _asked(self, link: Link, ask: Callable[[Link], Answer]) -> Answer:
+        try:
+            answer = ask(link)
+        except OSError:
+            link.connection.close()
+            raise
+        self._idle.put(link)
+        return answer
+
+    def _in_parts(self, call: Callable[[Sequence[Block]], list[bool]], blocks: list[Block]) -> list[bool]:
+        """Cut blocks for the streams, at least `PART_BYTES` for each; an answer for each block, in order.
+
+        Where memory is lent there is one part: its copies are shared out.
+        """
+        total_bytes = len(blocks) * self._block_bytes
+        parts = 1 if self.is_near else max(1, min(self._streams, total_bytes // PART_BYTES, len(blocks)))
+        size = min(wire.NAMES_MAX, max(1, -(-len(blocks) // parts)))
+        cut = [blocks[start : start + size] for start in range(0, len(blocks), size)]
+        if not self._reach.is_open:
+            return [False] * len(blocks)
+        done = map(call, cut) if self.is_near or len(cut) == 1 else self._threads.map(call, cut)
+        return [answer for part in done for answer in part]
+
+    def _put_part(self, blocks: Sequence[Block]) -> list[bool]:
+        outcomes = self._call(lambda link: link.put(blocks)) or [wire.REFUSED] * len(blocks)
+        self._reach.count(put=outcomes.count(wire.KEPT))
+        return [outcome != wire.REFUSED for outcome in outcomes]
+
+    def _get_part(self, blocks: Sequence[Block]) -> list[bool]:
+        came = self._call(lambda link: link.get(blocks)) or [None] * len(blocks)
+        damaged = [name for (name, _), is_whole in zip(blocks, came, strict=True) if is_whole is False]
+        if damaged:
+            self._reach.count(damaged=len(damaged))
+            self.drop(damaged)
+        return [bool(is_whole) for is_whole in came]

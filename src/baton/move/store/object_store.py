@@ -1,0 +1,199 @@
+"""Blocks as objects of an S3-like store: large, far, shared by all. Its lifecycle rules decide what it forgets."""
+
+from __future__ import annotations
+
+import datetime
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from msgspec import Struct
+
+from baton.core.errors import StoreError
+from baton.core.types import BlockHash
+from baton.move.store.checksum import fingerprint_digest
+from baton.move.store.direct_io import copy_bytes
+from baton.move.store.envelope import opens, read_name, seal
+from baton.move.store.port import StoreCounters
+from baton.move.store.reach import Reach
+from baton.move.store.slot_header import HEADER_BYTES
+
+THREADS = 8
+"""Objects under way at once: an object store answers each of them late."""
+TIMEOUT_S, CONNECT_TIMEOUT_S, RETRY_S = 10, 2, 5
+
+
+class ObjectPlace(Struct, frozen=True, kw_only=True):
+    """Where the objects are, and who asks. What is None comes from where the client always takes it (AWS's chain)."""
+
+    bucket: str
+    prefix: str = ""
+    endpoint: str | None = None
+    """Of a store that is not Amazon's: http://host:port. Its buckets are then paths, not hosts."""
+    region: str | None = None
+    access_key_id: str | None = None
+    secret_access_key: str | None = None
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}" + (f" at {self.endpoint}" if self.endpoint else "")
+
+
+class ObjectStore:
+    """One object per block: a header with its name and checksum, then its bytes. It is there as a whole or not."""
+
+    name = "s3"
+    capacity_blocks: int | None = None
+
+    def __init__(self, place: ObjectPlace, *, layout_fingerprint: str, block_bytes: int) -> None:
+        """Connect. Raises StoreError where the package is missing, nobody answers, or the bucket may not be read."""
+        try:
+            import obstore
+            from obstore.exceptions import BaseError
+            from obstore.store import S3Store
+        except ImportError:
+            raise StoreError("s3:// needs the package obstore: pip install 'baton[s3]'") from None
+        self._layout = fingerprint_digest(layout_fingerprint)
+        self._block_bytes = block_bytes
+        self._obstore = obstore
+        self._place = place
+        self._failures: tuple[type[Exception], ...] = (BaseError, OSError)
+        try:
+            self._bucket = S3Store(place.bucket, **_settings(place, self._layout.hex()))
+            self._ask()
+        except self._failures as error:
+            raise StoreError(
+                f"cannot use {place} as a KV store ({_first_line(error)}): "
+                "correct bucket, endpoint, region or access key"
+            ) from None
+        self._reach = Reach(str(place), self._ask, self._failures)
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="baton-objects")
+        self._lock = threading.Lock()
+
+    @property
+    def counters(self) -> StoreCounters:
+        return self._reach.counters
+
+    def put(self, blocks: Sequence[tuple[BlockHash, memoryview]]) -> list[bool]:
+        new = {name: memory.cast("B") for name, memory in blocks if memory.nbytes == self._block_bytes}
+        kept = dict(zip(new, self._each(self._put, list(new.items())), strict=True))
+        answers = [memory.nbytes == self._block_bytes and kept[name] for name, memory in blocks]
+        self._reach.count(refused=answers.count(False))
+        return answers
+
+    def get(self, blocks: Sequence[tuple[BlockHash, memoryview]]) -> list[bool]:
+        found = self._each(self._get, list(blocks))
+        self._reach.count(hits=found.count(True), misses=found.count(False))
+        return found
+
+    def drop(self, hashes: Iterable[BlockHash]) -> None:
+        """Remove the objects. `dropped` counts those that were asked for: the store does not tell which were there."""
+        paths = [name.hex() for name in dict.fromkeys(hashes)]
+        if not paths or not self._reach.is_open:
+            return
+        try:
+            self._obstore.delete(self._bucket, paths)
+        except self._failures as error:
+            self._fail(error)
+        else:
+            self._reach.count(dropped=len(paths))
+
+    def held(self) -> list[BlockHash]:
+        try:
+            objects = [entry for part in self._obstore.list(self._bucket) for entry in part]
+        except self._failures as error:
+            raise StoreError(f"{self._place} does not list its objects: {_first_line(error)}") from None
+        aged = sorted(objects, key=lambda entry: entry["last_modified"])
+        return [name for entry in aged if (name := read_name(entry["path"])) is not None]
+
+    def close(self) -> None:
+        self._reach.close()
+        self._threads.shutdown()
+
+    def _ask(self) -> None:
+        """List one object at most: what needs the bucket, the permission and an answer."""
+        next(iter(self._obstore.list(self._bucket, chunk_size=1)), None)
+
+    def _each(
+        self, call: Callable[[tuple[BlockHash, memoryview]], bool], blocks: list[tuple[BlockHash, memoryview]]
+    ) -> list[bool]:
+        if not self._reach.is_open:
+            return [False] * len(blocks)
+        return list(self._threads.map(call, blocks) if len(blocks) > 1 else map(call, blocks))
+
+    def _put(self, block: tuple[BlockHash, memoryview]) -> bool:
+        name, memory = block
+        if not self._reach.is_open:
+            return False
+        try:
+            if self._is_there(name):
+                return True
+            self._obstore.put(self._bucket, name.hex(), seal(name, memory, layout=self._layout) + memory)
+        except self._failures as error:
+            self._fail(error)
+            return False
+        self._reach.count(put=1)
+        return True
+
+    def _is_there(self, name: BlockHash) -> bool:
+        try:
+            return self._obstore.head(self._bucket, name.hex())["size"] == HEADER_BYTES + self._block_bytes
+        except FileNotFoundError:
+            return False
+
+    def _get(self, block: tuple[BlockHash, memoryview]) -> bool:
+        name, memory = block
+        if memory.nbytes != self._block_bytes or not self._reach.is_open:
+            return False
+        try:
+            data = memoryview(self._obstore.get(self._bucket, name.hex()).bytes())
+        except FileNotFoundError:
+            return False
+        except self._failures as error:
+            self._fail(error)
+            return False
+        return self._fits(name, data, memory.cast("B"))
+
+    def _fits(self, name: BlockHash, data: memoryview, memory: memoryview) -> bool:
+        if data.nbytes == HEADER_BYTES + self._block_bytes:
+            copy_bytes(memory, data[HEADER_BYTES:])
+            if opens(data[:HEADER_BYTES], name, memory, layout=self._layout):
+                return True
+        self._reach.count(damaged=1)
+        self.drop([name])
+        return False
+
+    def _fail(self, error: Exception) -> None:
+        """Permission and naming errors are answers; everything else means that nobody answers properly."""
+        if isinstance(error, PermissionError) or type(error).__name__ in (
+            "PermissionDeniedError",
+            "UnauthenticatedError",
+        ):
+            self._reach.refused(error)
+        else:
+            self._reach.lost(Exception(_first_line(error)))
+
+
+def _settings(place: ObjectPlace, layout: str) -> dict[str, Any]:
+    """What the client is told, in its own words."""
+    given = {
+        "endpoint": place.endpoint,
+        "region": place.region,
+        "access_key_id": place.access_key_id,
+        "secret_access_key": place.secret_access_key,
+        "virtual_hosted_style_request": False if place.endpoint else None,
+    }
+    return {
+        "prefix": "/".join(part for part in (place.prefix, layout) if part),
+        "config": {key: value for key, value in given.items() if value is not None},
+        "client_options": {
+            "timeout": f"{TIMEOUT_S}s",
+            "connect_timeout": f"{CONNECT_TIMEOUT_S}s",
+            "allow_http": (place.endpoint or "").startswith("http://"),
+        },
+        "retry_config": {"max_retries": 2, "retry_timeout": datetime.timedelta(seconds=RETRY_S)},
+    }
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]

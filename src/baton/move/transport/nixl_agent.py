@@ -1,0 +1,230 @@
+"""One NIXL agent and the only thread that touches it: it polls while something moves, and sleeps while nothing does.
+
+NIXL's own progress thread burns a core while idle, so it is off. What needs UCX's progress is then ours to poll: our
+own transfers, and over tcp those of others that read our memory. Source: references/transports.md, section 3.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from baton.core.errors import TransferError
+from baton.move.transport.device import Location
+from baton.move.transport.pulling import BUG
+
+_SPINS = 200
+"""Turns without news after which the thread pauses between two looks."""
+
+_PAUSE_S = 0.0005
+
+Done = TypeVar("Done")
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Runs of memory at one end of a transfer."""
+
+    kind: Literal["DRAM", "VRAM"]
+    runs: npt.NDArray[np.uint64]
+    """Rows of (address, size, device)."""
+
+
+class NixlAgent:
+    """Implements what `NixlTransport` needs of NIXL. Raises TransferError where the extra `nixl` is not installed."""
+
+    def __init__(self, name: str, *, devices: str | None = None) -> None:
+        """`devices`: network devices that UCX may use, as `UCX_NET_DEVICES` has them; None: all."""
+        self._nixl = _library(devices)
+        self._changed = threading.Condition()
+        self._calls: list[Callable[[], None]] = []
+        self._moving: list[Callable[[], bool]] = []
+        """Transfers under way: each looks after itself, and tells when it is over."""
+        self._waiting: set[Future[Any]] = set()
+        """What somebody waits for."""
+        self._readers = 0
+        self._closed = False
+        self._agent: Any = None
+        self._registered: list[Any] = []
+        self._thread = threading.Thread(target=self._run, name="baton-nixl", daemon=True)
+        self._thread.start()
+        self._call(lambda: self._open(name))
+
+    def register(self, location: Location, size_bytes: int) -> None:
+        """Make memory known to the network. Raises TransferError where UCX cannot reach a GPU's."""
+        memory = [(location.address, size_bytes, location.device, "")]
+        self._call(lambda: self._registered.append(self._agent.register_memory(memory, location.kind)))
+
+    def metadata(self) -> bytes:
+        """What another agent needs in order to read our memory."""
+        return self._call(lambda: self._agent.get_agent_metadata())
+
+    def meet(self, metadata: bytes) -> str:
+        """Learn of another agent. Returns its name."""
+        return _text(self._call(lambda: self._agent.add_remote_agent(metadata)))
+
+    def read(self, agent: str, theirs: Side, ours: Side) -> None:
+        """Copy runs of another agent's memory to runs of ours, in pairs of one size.
+
+        Returns when it is over. Raises TransferError where it failed.
+        """
+        done = self._awaited()
+        try:
+            self._call(lambda: self._start(agent, theirs, ours, done))
+        except TransferError:
+            self._waiting.discard(done)
+            raise
+        done.result()
+
+    def add_readers(self, count: int) -> None:
+        """Keep looking after what others read, while there are any."""
+        with self._changed:
+            self._readers += count
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let NIXL go. No thread is left when this returns."""
+        with self._changed:
+            if self._closed:
+                return
+        self._call(self._shut)
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _call(self, work: Callable[[], Done]) -> Done:
+        done = self._awaited()
+
+        def call() -> None:
+            try:
+                done.set_result(work())
+            except self._nixl.errors as error:
+                done.set_exception(TransferError(f"NIXL refuses: {error}"))
+
+        with self._changed:
+            self._calls.append(call)
+            self._changed.notify_all()
+        return done.result()
+
+    def _awaited(self) -> Future[Any]:
+        """Make what somebody will wait for: it has an end even if a bug ends our thread before."""
+        done: Future[Any] = Future()
+        with self._changed:
+            if self._closed:
+                raise TransferError("the NIXL agent is closed")
+            self._waiting.add(done)
+        done.add_done_callback(self._waiting.discard)
+        return done
+
+    def _run(self) -> None:
+        try:
+            self._turn()
+        finally:
+            with self._changed:
+                self._closed = True
+                waiting = list(self._waiting)
+            for done in waiting:
+                done.set_exception(TransferError(BUG))
+
+    def _turn(self) -> None:
+        """Do what is asked, and look after what moves, until we are closed."""
+        quiet_turns = 0
+        while True:
+            with self._changed:
+                if not (self._calls or self._moving or self._readers):
+                    self._changed.wait_for(lambda: self._calls or self._readers or self._closed)
+                    quiet_turns = 0
+                elif quiet_turns > _SPINS and not self._calls:
+                    self._changed.wait(_PAUSE_S)
+                if self._closed:
+                    return
+                calls, self._calls = self._calls, []
+                readers = self._readers
+            for call in calls:
+                call()
+            before = len(self._moving)
+            self._moving = [look for look in self._moving if look()]
+            heard = bool(self._agent.get_new_notifs()) if readers and self._agent is not None else False
+            quiet_turns = 0 if calls or heard or len(self._moving) < before else quiet_turns + 1
+
+    def _open(self, name: str) -> None:
+        config = self._nixl.config(enable_prog_thread=False, backends=["UCX"])
+        self._agent = self._nixl.agent(name, config)
+
+    def _shut(self) -> None:
+        for registered in self._registered:
+            self._agent.deregister_memory(registered)
+        self._registered.clear()
+        self._agent = None
+
+    def _start(self, agent: str, theirs: Side, ours: Side, done: Future[None]) -> None:
+        local = self._agent.prep_xfer_dlist("NIXL_INIT_AGENT", ours.runs, ours.kind)
+        remote = self._agent.prep_xfer_dlist(agent, theirs.runs, theirs.kind)
+        order = np.arange(len(ours.runs), dtype=np.int32)
+        transfer = self._agent.make_prepped_xfer("READ", local, order, remote, order, b"")
+        states = [self._agent.transfer(transfer)]
+
+        def look() -> bool:
+            failure: str | None = None
+            try:
+                if states[-1] == "PROC":
+                    states[-1] = self._agent.check_xfer_state(transfer)
+                if states[-1] == "PROC":
+                    return True
+                if states[-1] != "DONE":
+                    failure = f"NIXL's transfer ended as {states[-1]}"
+            except self._nixl.errors as error:
+                failure = f"NIXL's transfer failed: {type(error).__name__} {error}; see whether the source is up"
+            for handle in (transfer, local, remote):
+                handle.release()
+            done.set_exception(TransferError(failure)) if failure else done.set_result(None)
+            return False
+
+        self._moving.append(look)
+
+
+@dataclass(frozen=True, slots=True)
+class _Library:
+    """The names of NIXL that we use."""
+
+    agent: Any
+    config: Any
+    errors: tuple[type[Exception], ...]
+
+
+def _library(devices: str | None) -> _Library:
+    if not Path("/sys/class/infiniband").is_dir():
+        # without RDMA hardware UCX's modules for it are of no use, and crash in their destructors when we exit
+        os.environ.setdefault("UCX_MODULES", "cma,cuda" if Path("/dev/nvidiactl").exists() else "cma")
+    if devices is not None:
+        os.environ["UCX_NET_DEVICES"] = devices
+    try:
+        from nixl_cu12 import _api, _bindings
+    except ImportError as error:
+        raise TransferError(f"NIXL is not installed ({error}): pip install 'baton[nixl]', or use tcp") from error
+    logging.getLogger("nixl").setLevel(logging.WARNING)  # it says on stdout that it exists
+    errors = (
+        _bindings.nixlBackendError,
+        _bindings.nixlRemoteDisconnectError,
+        _bindings.nixlInvalidParamError,
+        _bindings.nixlNotFoundError,
+        _bindings.nixlMismatchError,
+        _bindings.nixlNotAllowedError,
+        _bindings.nixlCancelledError,
+        _bindings.nixlUnknownError,
+    )
+    return _Library(_api.nixl_agent, _api.nixl_agent_config, errors)
+
+
+def _text(name: str | bytes) -> str:
+    return name.decode() if isinstance(name, bytes) else name

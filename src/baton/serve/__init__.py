@@ -1,0 +1,1 @@
+"""What serves: HTTP at the edge, the live driver of the deciding half, hosts, and worker processes."""

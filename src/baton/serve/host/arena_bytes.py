@@ -1,0 +1,117 @@
+"""The blocks of an arena, for tiers: copied out of it and into it, wherever it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from baton.core.errors import TransferError
+from baton.decide.kv.layout import KVLayout
+from baton.move.arena.cuda import CudaArena
+from baton.move.arena.cuda_memory import CudaMemory
+from baton.move.arena.memfd import Arena
+from baton.move.copies import fastest_copy
+from baton.move.transport.copying import copy_portions
+from baton.move.transport.extents import Spread
+from baton.move.transport.port import Memory
+from baton.move.transport.staged import StagedMemory
+
+Blocks = npt.NDArray[np.uint8]
+"""[blocks, block_bytes]"""
+
+
+class ArenaBytes(Protocol):
+    """Whole blocks of one arena. Any thread may read and write, but no two the same block."""
+
+    def read(self, blocks: Sequence[int]) -> Blocks:
+        """Copy some blocks. Raises TransferError where a device fails, or after `close`: take them for lost."""
+        ...
+
+    def write(self, blocks: Sequence[int], contents: Blocks) -> None:
+        """Fill some blocks. Raises TransferError as `read` does: what is in them is unknown."""
+        ...
+
+    def close(self) -> None:
+        """Touch the arena no more."""
+        ...
+
+
+class HostBytes:
+    """Implements `ArenaBytes` for an arena in host memory."""
+
+    def __init__(self, memory: memoryview, block_bytes: int) -> None:
+        self._blocks = np.frombuffer(memory, np.uint8).reshape(-1, block_bytes)
+
+    def read(self, blocks: Sequence[int]) -> Blocks:
+        """See `ArenaBytes.read`."""
+        return self._held()[list(blocks)]
+
+    def write(self, blocks: Sequence[int], contents: Blocks) -> None:
+        """See `ArenaBytes.write`."""
+        self._held()[list(blocks)] = contents
+
+    def close(self) -> None:
+        """See `ArenaBytes.close`."""
+        self._blocks = self._blocks[:0].copy()
+
+    def _held(self) -> Blocks:
+        if not len(self._blocks):
+            raise TransferError("the arena was closed under the copy")
+        return self._blocks
+
+
+class DeviceBytes:
+    """Implements `ArenaBytes` for an arena on a device."""
+
+    def __init__(self, memory: StagedMemory, block_bytes: int) -> None:
+        self._memory: StagedMemory | None = memory
+        self._block_bytes = block_bytes
+
+    def read(self, blocks: Sequence[int]) -> Blocks:
+        """See `ArenaBytes.read`."""
+        contents = np.empty((len(blocks), self._block_bytes), np.uint8)
+        if blocks:
+            _copy_whole(self._spread(blocks), _spread_of(contents))
+        return contents
+
+    def write(self, blocks: Sequence[int], contents: Blocks) -> None:
+        """See `ArenaBytes.write`."""
+        if blocks:
+            _copy_whole(_spread_of(contents), self._spread(blocks))
+
+    def close(self) -> None:
+        """See `ArenaBytes.close`. Closes the memory too: transports have to be closed before."""
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            memory.close()
+
+    def _spread(self, blocks: Sequence[int]) -> Spread:
+        if self._memory is None:
+            raise TransferError("the arena was closed under the copy")
+        firsts = np.array(blocks, np.int64) * self._block_bytes
+        rows = np.column_stack((firsts, np.full_like(firsts, self._block_bytes), np.zeros_like(firsts)))
+        return Spread(rows, {0: self._memory})
+
+
+def movable(arena: Arena | CudaArena, layout: KVLayout) -> Memory:
+    """Return an arena's memory as transports take it. Close it after them, where it is a device's."""
+    if isinstance(arena, Arena):
+        return arena.memory
+    return StagedMemory(CudaMemory(arena.parts, layout))
+
+
+def bytes_of(memory: Memory, block_bytes: int) -> ArenaBytes:
+    """Return an arena's blocks as tiers take them."""
+    return DeviceBytes(memory, block_bytes) if isinstance(memory, StagedMemory) else HostBytes(memory, block_bytes)
+
+
+def _spread_of(contents: Blocks) -> Spread:
+    rows = np.array([[0, contents.nbytes, 0]], np.int64)
+    return Spread(rows, {0: memoryview(contents.reshape(-1))})
+
+
+def _copy_whole(source: Spread, target: Spread) -> None:
+    copy_portions(fastest_copy(), source, target, range(source.size_bytes))

@@ -1,0 +1,66 @@
+"""Ask a server over HTTP what a host needs to join it."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from urllib.parse import urlsplit
+
+import msgspec
+
+from baton.core.errors import BatonError, ConfigError
+from baton.serve.messages.hosting import HostTerms
+
+TIMEOUT_S = 10.0
+_ERROR_BYTES = 2000
+_KEY, _ADDRESS = "; give the server's key with --api-key", "; give the address of a baton serve, without a path"
+_HINTS = {401: _KEY, 403: _KEY, 404: _ADDRESS, 405: _ADDRESS, 501: _ADDRESS}
+
+
+class NotNowError(BatonError):
+    """The server is not there, or takes no host just now. Try again."""
+
+
+def ask_terms(url: str, api_key: str | None) -> HostTerms:
+    """Ask once; blocks. Raises NotNowError, and ConfigError where asking again would not help."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    request = urllib.request.Request(f"{url.rstrip('/')}/cluster/hosts", data=b"", headers=headers, method="POST")
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            return msgspec.json.decode(answer.read(), type=HostTerms)
+    except urllib.error.HTTPError as error:
+        with error:
+            said = _said(error.read(_ERROR_BYTES))
+        if error.code in (502, 503, 504):
+            raise NotNowError(f"{url} answers {error.code}: {said}") from error
+        hint = _HINTS.get(error.code, "")
+        raise ConfigError(f"{url} takes no host: it answers {error.code}: {said}{hint}") from error
+    except OSError as error:
+        why = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise NotNowError(f"there is no server at {url}: {why}") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{url} is no Baton server of this version: {error}") from error
+
+
+class _Said(msgspec.Struct):
+    message: str
+
+
+class _Error(msgspec.Struct):
+    error: _Said
+
+
+def _said(body: bytes) -> str:
+    """Return what a body says: our own errors in their words, of anybody else's the first line."""
+    try:
+        return msgspec.json.decode(body, type=_Error).error.message
+    except msgspec.DecodeError:
+        return next(iter(body.decode(errors="replace").splitlines()), "")
+
+
+def server_address(url: str) -> str:
+    """Return the host name or address in a server's URL. Raises ConfigError for what is no such URL."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"--join {url} is no HTTP address; give one as in http://10.0.0.1:8000")
+    return parts.hostname

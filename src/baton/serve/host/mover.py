@@ -1,0 +1,290 @@
+"""`python -m baton.serve.host.mover FD`: moves KV blocks between this host's arena and those of others.
+
+A process of its own, because bytes must neither hold up the server's loop nor a worker's step, and because what may be
+killed for hanging must hold nothing else. It decides nothing: whoever sends the orders knows whose blocks they are.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import assert_never
+
+import msgspec
+
+from baton.core.errors import ArenaError, ConfigError, TransferError
+from baton.core.keeping import DropBlocks, LoadBlocks, StoreBlocks
+from baton.move.arena.opening import open_arena_on
+from baton.move.ipc.address import with_port
+from baton.move.ipc.inherited import InheritedSocket
+from baton.move.ipc.lending import machine
+from baton.move.ipc.parent import die_with_parent
+from baton.move.transport.convert import offered
+from baton.move.transport.nixl import NixlTransport
+from baton.move.transport.port import Memory, Pull, Ticket, Transport
+from baton.move.transport.shm import ShmTransport
+from baton.move.transport.staged import StagedMemory
+from baton.move.transport.tcp import TcpTransport
+from baton.serve.host.arena_bytes import bytes_of, movable
+from baton.serve.host.arrival import Arrival
+from baton.serve.host.clock import now_s
+from baton.serve.host.crossing import ARENA, Staging, plan_of, whole
+from baton.serve.host.tier_opening import UnopenedTier, open_usable_tiers
+from baton.serve.host.tier_work import TierWork
+from baton.serve.messages.moving import (
+    BlocksOffered,
+    BlocksWithdrawn,
+    CancelPull,
+    FromMoverMessage,
+    ListTiers,
+    MoverFailed,
+    MoverOrder,
+    MoverPong,
+    MoverReady,
+    MoverSetup,
+    OfferBlocks,
+    OfferRefused,
+    PullBlocks,
+    PullEnded,
+    ToMoverMessage,
+    WithdrawBlocks,
+)
+from baton.serve.messages.setup import Ping
+
+log = logging.getLogger("baton.serve.host")
+
+_THREADS = 4
+"""They convert, and end what is to be ended, which takes a moment; bytes are moved by the transports' own."""
+
+
+@dataclass(slots=True)
+class _Pulling:
+    """One pull under way."""
+
+    pull: Pull
+    began_s: float
+    arrival: Arrival
+
+
+class Mover:
+    """Carries out orders on one arena. News is put from any thread."""
+
+    def __init__(self, setup: MoverSetup, memory: Memory, arena_fd: int, outbox: Outbox) -> None:
+        """Raises ConfigError where none of the transports can move this memory."""
+        self._outbox = outbox
+        self._arena = memory
+        self.address = ""
+        self._transports = {name: self._build(name, setup) for name in _usable(setup.transports, memory)}
+        for transport in self._transports.values():
+            transport.register(memory, descriptor=arena_fd if isinstance(memory, memoryview) else None)
+        self._staging = Staging(self._register)
+        self._tickets: dict[int, Ticket] = {}
+        self._pulls: dict[int, _Pulling] = {}
+        self._ending = ThreadPoolExecutor(_THREADS)
+        self._lock = threading.Lock()
+        found = open_usable_tiers(setup.tiers, layout=setup.layout, fingerprint=setup.fingerprint)
+        for tier in found:
+            if isinstance(tier, UnopenedTier):
+                log.warning("%s; this host goes without it until it can be opened", tier.problem)
+        self.rules = tuple(tier.rules for tier in found)
+        """Of the tiers below the arena."""
+        block_bytes = setup.layout.block_bytes
+        self._tiers = TierWork(found, bytes_of(memory, block_bytes), block_bytes, outbox.put) if found else None
+
+    def _build(self, name: str, setup: MoverSetup) -> Transport:
+        if name == ShmTransport.name:
+            return ShmTransport()
+        listen = with_port(setup.listen, 0)
+        made = NixlTransport(listen) if name == NixlTransport.name else TcpTransport(listen)
+        assert made.name == name, f"{name} is no transport"
+        if setup.advertise:
+            made.address = with_port(setup.advertise, int(made.address.rpartition(":")[2]))
+        self.address = made.address
+        return made
+
+    @property
+    def transports(self) -> tuple[str, ...]:
+        """Names, the best first."""
+        return tuple(self._transports)
+
+    def handle(self, order: MoverOrder) -> None:
+        """Begin to carry out an order. Does not wait for bytes."""
+        match order:
+            case OfferBlocks():
+                self._offer(order)
+            case PullBlocks():
+                self._pull(order)
+            case WithdrawBlocks(number=number):
+                self._submit(partial(self._withdraw, number))
+            case CancelPull(number=number):
+                pulling = self._pulls.get(number)
+                if pulling is not None:
+                    self._submit(pulling.pull.cancel)
+            case StoreBlocks() | DropBlocks() | LoadBlocks():
+                self._tier_work().keep(order)
+            case ListTiers():
+                self._tier_work().list_held()
+            case _:
+                assert_never(order)
+
+    def _tier_work(self) -> TierWork:
+        assert self._tiers is not None, "this host has no tiers, and is asked for what they have"
+        return self._tiers
+
+    def close(self) -> None:
+        """End every copy. What has arrived is still put where it belongs."""
+        for transport in self._transports.values():
+            transport.close()
+        self._ending.shutdown()
+        if self._tiers is not None:
+            self._tiers.close()
+        if isinstance(self._arena, StagedMemory):
+            self._arena.close()
+
+    def _offer(self, order: OfferBlocks) -> None:
+        try:
+            crossing = order.crossing
+            plan = plan_of(crossing)
+            extents = whole(crossing.read, crossing.source, crossing.layers) if plan is None else offered(plan, ARENA)
+            ticket = self._transports[order.transport].offer(extents, lease_s=order.lease_s)
+        except TransferError as error:
+            self._outbox.put(OfferRefused(order.number, str(error)))
+            return
+        self._tickets[order.number] = ticket
+        self._outbox.put(BlocksOffered(order.number, ticket))
+
+    def _withdraw(self, number: int) -> None:
+        ticket = self._tickets.pop(number, None)
+        if ticket is not None:
+            self._transports[ticket.transport].withdraw(ticket)
+        self._outbox.put(BlocksWithdrawn(number))
+
+    def _pull(self, order: PullBlocks) -> None:
+        began_s = now_s()
+        arrival = Arrival(order.crossing, self._arena)
+        try:
+            arrival.plan()
+            with self._lock:
+                arrival.borrow(self._staging)
+            pull = self._transports[order.ticket.transport].pull(order.ticket, arrival.extents())
+        except TransferError as error:
+            self._give_back(arrival)
+            self._outbox.put(PullEnded(order.number, landed=False, error=str(error)))
+            return
+        self._pulls[order.number] = _Pulling(pull, began_s, arrival)
+        pull.then(lambda: self._arrived(order.number))
+
+    def _arrived(self, number: int) -> None:
+        """The pull is over. What has to be converted is, by a thread that moves no bytes of others meanwhile."""
+        if self._pulls[number].arrival.is_direct:
+            self._finish(number)
+        else:
+            self._submit(partial(self._finish, number))
+
+    def _submit(self, work: Callable[[], None]) -> None:
+        """Let a thread do it. One that fails ends this process, as a failure of the main thread does.
+
+        Otherwise nobody would ever say that the blocks are let go; of a process that has died it is certain.
+        """
+        self._ending.submit(work).add_done_callback(self._end_if_failed)
+
+    def _end_if_failed(self, done: Future[None]) -> None:
+        error = done.exception()
+        if error is not None:
+            self._outbox.put(MoverFailed(f"a bug of ours, please report it: {type(error).__name__}: {error}"))
+            os._exit(1)
+
+    def _finish(self, number: int) -> None:
+        pulling = self._pulls.pop(number)
+        error, moved_bytes = "", 0
+        try:
+            moved_bytes = pulling.pull.wait(0)
+            pulling.arrival.finish()
+        except TransferError as failure:
+            error = str(failure)
+        self._give_back(pulling.arrival)
+        took_s = now_s() - pulling.began_s
+        self._outbox.put(PullEnded(number, landed=not error, moved_bytes=moved_bytes, took_s=took_s, error=error))
+
+    def _give_back(self, arrival: Arrival) -> None:
+        with self._lock:
+            arrival.give_back(self._staging)
+
+    def _register(self, memory: memoryview) -> int:
+        """Make memory known to every transport, by one number: each has been told the same ones."""
+        regions = {transport.register(memory) for transport in self._transports.values()}
+        assert len(regions) == 1, f"transports count their regions differently: {regions}"
+        return regions.pop()
+
+
+def _usable(names: Sequence[str], memory: Memory) -> Sequence[str]:
+    """Leave out what cannot move a device's memory, where the arena is that."""
+    if isinstance(memory, memoryview):
+        return names
+    able = (TcpTransport.name,) if memory.location is None else (TcpTransport.name, NixlTransport.name)
+    usable = [name for name in names if name in able]
+    if names and not usable:
+        raise ConfigError(f"hosts.transports is {', '.join(names)}, and this arena on a GPU needs tcp; add it")
+    return usable
+
+
+class Outbox:
+    """The way back to whoever started the mover, for all of its threads."""
+
+    def __init__(self, parent: InheritedSocket) -> None:
+        self._parent = parent
+        self._encoder = msgspec.msgpack.Encoder()
+        self._lock = threading.Lock()
+
+    def put(self, message: FromMoverMessage) -> None:
+        with self._lock:
+            self._parent.put(self._encoder.encode(message))
+
+
+def run_mover(descriptor: int) -> int:
+    """Serve on an inherited Unix socket until the parent hangs up. Returns the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides when we end
+    die_with_parent()
+    parent = InheritedSocket(socket.socket(fileno=descriptor))
+    outbox = Outbox(parent)
+    decoder = msgspec.msgpack.Decoder(ToMoverMessage)
+    payload, arena_fd = parent.receive_first()
+    setup = decoder.decode(payload)
+    assert isinstance(setup, MoverSetup), f"the first message was {setup!r}"
+    try:
+        blocks = setup.arena_bytes // setup.layout.block_bytes
+        arena = open_arena_on(setup.device, arena_fd, setup.layout, blocks)
+        mover = Mover(setup, movable(arena, setup.layout), arena_fd, outbox)
+    except (ArenaError, TransferError, ConfigError) as error:
+        outbox.put(MoverFailed(str(error)))
+        return 1
+    outbox.put(
+        MoverReady(
+            pid=os.getpid(),
+            machine=machine(),
+            transports=mover.transports,
+            address=mover.address,
+            tiers=mover.rules,
+        )
+    )
+    while not parent.closed:
+        for payload in parent.receive(wait=True) or ():
+            message = decoder.decode(payload)
+            if isinstance(message, Ping):
+                outbox.put(MoverPong())
+            elif not isinstance(message, MoverSetup):
+                mover.handle(message)
+    mover.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_mover(int(sys.argv[1])))

@@ -1,0 +1,156 @@
+"""Keeps the mover of one host alive: start, watch, kill what hangs, start again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from baton.core.types import HostId
+from baton.serve.host.child_process import ChildProcess
+from baton.serve.host.clock import now_s
+from baton.serve.host.untended import untended
+from baton.serve.messages.moving import (
+    FromMoverMessage,
+    MoverFailed,
+    MoverNews,
+    MoverOrder,
+    MoverPong,
+    MoverReady,
+    MoverSetup,
+)
+from baton.serve.messages.setup import Ping
+
+_PAUSE_S = 0.05
+_DOUBLINGS_MAX = 7
+"""A mover that dies again and again is started every 6 s at most: hosts without one still serve."""
+
+_LONG_S = 10.0
+"""A mover that lived longer did not die of its start."""
+
+_START_S = 30.0
+"""How long a mover may take until it listens."""
+
+
+class MoverAudience(Protocol):
+    """Who is told what happens to a host's mover. Each process of it has its own generation."""
+
+    def mover_ready(self, host: HostId, generation: int, ready: MoverReady) -> None:
+        """It takes orders of this generation from now on."""
+        ...
+
+    def mover_lost(self, host: HostId, generation: int, reason: str) -> None:
+        """It is certainly dead: nothing of this generation reads or writes the arena any more."""
+        ...
+
+    def mover_said(self, host: HostId, generation: int, news: MoverNews) -> None: ...
+
+
+class MoverKeeper:
+    """Runs one mover process after the other, and passes orders to the one that they are meant for."""
+
+    def __init__(
+        self, setup: MoverSetup, arena_fd: int, audience: MoverAudience, *, silent_s: float, tell: Callable[[str], None]
+    ) -> None:
+        self.generation = 0
+        self._setup = setup
+        self._arena_fd = arena_fd
+        self._audience = audience
+        self._silent_s = silent_s
+        self._tell = tell
+        self._process: ChildProcess | None = None
+        self._is_ready = False
+        self._heard_s = 0.0
+        self._failure = ""
+        self._decoder = msgspec.msgpack.Decoder(FromMoverMessage)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopped = asyncio.Event()
+
+    @property
+    def pid(self) -> int:
+        """Of the process that runs now. 0: none does."""
+        return self._process.pid if self._process is not None else 0
+
+    def start(self) -> None:
+        """Start the mover. Returns at once; the audience is told when it is ready."""
+        self._tasks = [untended(work, self._tell) for work in (self._keep(), self._watch())]
+
+    def send(self, generation: int, order: MoverOrder) -> None:
+        """Pass an order on. One for a mover that has died goes nowhere: its loss ends what it was about."""
+        if self._process is not None and generation == self.generation:
+            self._process.pass_on(self._encoder.encode(order))
+
+    async def stop(self) -> None:
+        """End the mover. No process is left when this returns."""
+        self._stopped.set()
+        if self._process is not None:
+            self._process.kill()
+        keeping, watching = self._tasks
+        watching.cancel()
+        await asyncio.wait({keeping})
+
+    async def _keep(self) -> None:
+        quick_deaths = 0
+        while not self._stopped.is_set():
+            self.generation += 1
+            began_s = self._heard_s = now_s()
+            self._is_ready, self._failure = False, ""
+            ended = await self._run(self.generation)
+            self._process = None
+            if self._stopped.is_set():
+                return
+            reason = self._failure or ended
+            self._tell(f"the mover of {self._setup.host} is lost: {reason}")
+            self._audience.mover_lost(self._setup.host, self.generation, reason.splitlines()[0])
+            quick_deaths = 0 if now_s() - began_s > _LONG_S else quick_deaths + 1
+            pause_s = _PAUSE_S * 2 ** min(quick_deaths, _DOUBLINGS_MAX)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopped.wait(), pause_s)
+
+    async def _run(self, generation: int) -> str:
+        """Run one process to its end. Returns how it ended."""
+        process = ChildProcess(
+            f"the mover of {self._setup.host}",
+            "baton.serve.host.mover",
+            heard=lambda payload: self._hear(generation, payload),
+            said=self._tell,
+        )
+        try:
+            await process.start(self._encoder.encode(self._setup), self._arena_fd, threads=1)
+        except OSError as error:
+            return f"it could not be started: {error}"
+        self._process = process
+        if self._stopped.is_set():
+            process.kill()
+        return await process.wait()
+
+    async def _watch(self) -> None:
+        """Kill a mover that does not answer: it holds blocks as firmly as a dead one, and longer."""
+        while True:
+            await asyncio.sleep(self._silent_s / 4)
+            if self._process is None:
+                continue
+            limit_s = self._silent_s if self._is_ready else _START_S
+            if now_s() - self._heard_s > limit_s:
+                self._failure = f"it has not answered for {limit_s:.0f} s and was killed"
+                self._process.kill()
+            elif self._is_ready:
+                self._process.pass_on(self._encoder.encode(Ping()))
+
+    def _hear(self, generation: int, payload: bytes) -> None:
+        self._heard_s = now_s()
+        host = self._setup.host
+        match self._decoder.decode(payload):
+            case MoverReady() as ready:
+                self._is_ready = True
+                self._audience.mover_ready(host, generation, ready)
+            case MoverFailed(reason=reason):
+                self._failure = reason
+            case MoverPong():
+                pass
+            case news:
+                self._audience.mover_said(host, generation, news)

@@ -1,0 +1,167 @@
+"""From what a client sent as its prompt to tokens and block hashes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, TypeVar
+
+import msgspec
+
+from baton.compute.models.card import ModelCard
+from baton.compute.models.chat_template import ChatTemplate
+from baton.compute.models.tokenizer import StreamDecoder, Tokenizer
+from baton.core.errors import RequestError
+from baton.core.types import BlockHash
+from baton.decide.kv.hashing import block_hashes
+from baton.serve.http.tools.formats import format_of
+from baton.serve.http.tools.prompt import template_messages, tool_dicts
+from baton.serve.http.wire.sampling import check_tokens
+from baton.serve.http.wire.schemas import ChatMessage, ChatRequest, CompletionRequest, TokenizeRequest
+
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt, to be shown before its completion."""
+
+    text: str
+    offsets: Sequence[int] = ()
+    """Where in the text each token begins, in characters. Empty: nobody asks for its tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt, ready for the cluster."""
+
+    tokens: list[int]
+    text: str | None
+    """As the client wrote it. None where it sent token ids."""
+    hashes: tuple[BlockHash, ...] = ()
+    echo: Echo | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How long a prompt may be, and how its blocks are named."""
+
+    request_tokens_max: int
+    block_tokens: int
+    cache_salt: str
+    param: str
+    """The field that holds the prompt, for messages."""
+
+    def check(self, prompt: Prompt) -> Prompt:
+        """Refuse an empty prompt, and one that leaves no room for a token; hash the blocks of any other."""
+        count, most = len(prompt.tokens), self.request_tokens_max - 1
+        if count == 0:
+            raise RequestError("the prompt is empty: it has 0 tokens, at least 1 is needed", param=self.param)
+        if count > most:
+            raise RequestError(
+                f"the prompt has {count} tokens, at most {most} fit: prompt and answer together may have "
+                f"{self.request_tokens_max}; shorten the prompt",
+                param=self.param,
+                code="context_length_exceeded",
+            )
+        hashes = block_hashes(prompt.tokens, block_tokens=self.block_tokens, cache_salt=self.cache_salt)
+        return replace(prompt, hashes=hashes)
+
+
+def completion_prompts(body: CompletionRequest, tokenizer: Tokenizer, card: ModelCard) -> list[Prompt]:
+    """Tokenize the prompt of a completion: one text, one list of ids, or many of either. Raises RequestError (400).
+
+    Where they are to be echoed, that is made here too, once for all choices: for long prompts it is slow.
+    """
+    reader = PromptReader(
+        tokenizer=tokenizer, card=card, param="prompt", add_special=body.add_special_tokens is not False
+    )
+    prompts = reader.read(body.prompt)
+    if not body.echo:
+        return prompts
+    return [
+        replace(prompt, echo=_echo(prompt, tokenizer, with_offsets=body.logprobs is not None)) for prompt in prompts
+    ]
+
+
+def _echo(prompt: Prompt, tokenizer: Tokenizer, *, with_offsets: bool) -> Echo:
+    text = prompt.text if prompt.text is not None else tokenizer.decode(prompt.tokens)
+    if not with_offsets:
+        return Echo(text)
+    decoder = StreamDecoder(tokenizer)
+    lengths = [len(decoder.push(token)) for token in prompt.tokens]
+    return Echo(text, list(accumulate(lengths[:-1], initial=0)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptReader:
+    """Tokenizes a field that holds one prompt or many, each as text or as token ids."""
+
+    tokenizer: Tokenizer
+    card: ModelCard
+    param: str
+    """The field, for messages."""
+    add_special: bool
+
+    def read(self, value: str | Sequence[Any]) -> list[Prompt]:
+        """Raises RequestError (400)."""
+        match value:
+            case str() as text:
+                return [Prompt(self.tokenizer.encode(text, add_special=self.add_special), text)]
+            case []:
+                message = f"{self.param} is an empty list; send at least one text or token id"
+                raise RequestError(message, param=self.param)
+            case [int(), *_] as ids:
+                return [self._from_ids(ids)]
+            case many:
+                return [self._one_of_many(part) for part in many]
+
+    def _one_of_many(self, part: object) -> Prompt:
+        if isinstance(part, str):
+            return Prompt(self.tokenizer.encode(part, add_special=self.add_special), part)
+        return self._from_ids(part if isinstance(part, list) else [part, None])
+
+    def _from_ids(self, ids: Sequence[Any]) -> Prompt:
+        if not all(type(token) is int for token in ids):
+            raise RequestError(
+                f"{self.param} mixes texts and token ids; send texts, or token ids, or lists of token ids",
+                param=self.param,
+            )
+        check_tokens(ids, self.card.vocab_tokens, self.param)
+        return Prompt(list(ids), None)
+
+
+def chat_prompt(body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer, template: ChatTemplate) -> Prompt:
+    """Render and tokenize a conversation. Raises RequestError (400)."""
+    start_answer = body.add_generation_prompt is not False
+    messages, extra = message_dicts(body.messages or []), body.chat_template_kwargs
+    called_off = isinstance(body, ChatRequest) and body.tool_choice == "none"
+    tools = [] if called_off else body.tools or []
+    if tools or any(message["role"] == "tool" or "tool_calls" in message for message in messages):
+        form = format_of(template.source)
+        messages = template_messages(messages, form, tools)
+        tools = [] if form.in_prompt else tools
+    text = template.render(
+        messages, add_generation_prompt=start_answer, tools=tool_dicts(tools) if tools else None, extra=extra
+    )
+    return Prompt(tokenizer.encode(text, add_special=body.add_special_tokens is True), text)
+
+
+def message_dicts(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """Write chat messages as chat templates read them: text content in one piece, developer as system."""
+    written: list[dict[str, Any]] = []
+    for message in messages:
+        fields = msgspec.to_builtins(message)
+        if isinstance(message.content, list):
+            fields["content"] = "".join(part.text for part in message.content)
+        if message.role == "developer":
+            fields["role"] = "system"
+        written.append(fields)
+    return written
+
+
+async def off_loop(work: Callable[[], Made], *, size: int, inline_max: int) -> Made:
+    """Do long work (on `size` bytes of input) in a thread, so that it stalls nobody's stream; short work here."""
+    return await asyncio.to_thread(work) if size > inline_max else work()

@@ -1,0 +1,130 @@
+"""From the fields that constrain an output to one grammar, checked before anything is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import msgspec
+
+from baton.compute.models.card import ModelCard
+from baton.compute.models.grammar import place_of, problem_of
+from baton.core.errors import RequestError
+from baton.core.types import Grammar
+from baton.serve.http.wire.formats import JsonSchema, ResponseFormat, StructuredOutputs
+from baton.serve.http.wire.schemas import GenerateFields
+
+GRAMMAR_CHARS_MAX = 131_072
+"""A grammar travels with its request, to every worker that computes it and into the log of decisions."""
+_CHECKED_MAX = 64
+_ANY_OBJECT: JsonSchema = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What the output has to match, and the field that said so."""
+
+    grammar: Grammar
+    param: str
+    parts: tuple[Constraint, ...] = ()
+    """Schemas that the grammar is made of: checked first, each under its own name."""
+
+    def check(self, card: ModelCard) -> None:
+        """Raise RequestError (400) with the reason and its place. Slow for large schemas: may run in a thread."""
+        if not card.eos_token_ids:
+            raise RequestError(f"{card.name} has no token that ends a text, so it cannot follow {self.param}")
+        for part in self.parts:
+            part.check(card)
+        size = len(self.grammar.text)
+        if size > GRAMMAR_CHARS_MAX:
+            message = f"{self.param} has {size} characters, at most {GRAMMAR_CHARS_MAX} are taken; send a smaller one"
+            raise RequestError(message, param=self.param)
+        found = _problem(self.grammar)
+        if found is not None:
+            reason, place = found
+            param = f"{self.param}.{place}" if place else self.param
+            raise RequestError(f"{param} cannot be followed: {reason}", param=param, code="invalid_grammar")
+
+
+@lru_cache(_CHECKED_MAX)
+def _problem(grammar: Grammar) -> tuple[str, str] | None:
+    """Return the reason and the path inside of the schema. Cached: clients send the same few grammars."""
+    reason = problem_of(grammar)
+    if not reason:
+        return None
+    is_schema = grammar.kind == "json_schema"
+    return reason, place_of(msgspec.json.decode(grammar.text), reason) if is_schema else ""
+
+
+def constraint_of(body: GenerateFields) -> Constraint | None:
+    """Take the one constraint of a request. Raises RequestError (400) where it has several."""
+    found = [*_from_format(body.response_format), *_from_structured(body.structured_outputs), *_from_guided(body)]
+    if len(found) > 1:
+        first, second = found[0].param, found[1].param
+        raise RequestError(f"{first} and {second} both say what the output has to match; send one", param=second)
+    return found[0] if found else None
+
+
+def schema_constraint(schema: JsonSchema, param: str) -> Constraint:
+    return Constraint(Grammar(kind="json_schema", text=msgspec.json.encode(schema).decode()), param)
+
+
+def _from_format(sent: ResponseFormat | None) -> Iterator[Constraint]:
+    if sent is None:
+        return
+    named = sent.json_schema
+    if (named is not None) != (sent.type == "json_schema"):
+        message = f'response_format.type is "{sent.type}": send json_schema with the type "json_schema", and only then'
+        raise RequestError(message, param="response_format.json_schema")
+    if named is not None and named.schema is not None:
+        yield schema_constraint(named.schema, "response_format.json_schema.schema")
+    elif sent.type != "text":
+        yield schema_constraint(_ANY_OBJECT, "response_format")
+
+
+def _from_structured(sent: StructuredOutputs | None) -> Iterator[Constraint]:
+    if sent is None:
+        return
+    found = [
+        *_from_json(sent.json, "structured_outputs.json"),
+        *_from_text("regex", sent.regex, "structured_outputs.regex"),
+        *_from_choice(sent.choice, "structured_outputs.choice"),
+        *_from_text("grammar", sent.grammar, "structured_outputs.grammar"),
+    ]
+    if sent.json_object:
+        found.append(schema_constraint(_ANY_OBJECT, "structured_outputs.json_object"))
+    if not found:
+        raise RequestError(
+            "structured_outputs is empty; send one of json, regex, choice, grammar and json_object",
+            param="structured_outputs",
+        )
+    yield from found
+
+
+def _from_guided(body: GenerateFields) -> Iterator[Constraint]:
+    """Read the names that vLLM had for `structured_outputs` until 0.12, which clients still send."""
+    yield from _from_json(body.guided_json, "guided_json")
+    yield from _from_text("regex", body.guided_regex, "guided_regex")
+    yield from _from_choice(body.guided_choice, "guided_choice")
+    yield from _from_text("grammar", body.guided_grammar, "guided_grammar")
+
+
+def _from_json(sent: JsonSchema | str | None, param: str) -> Iterator[Constraint]:
+    if isinstance(sent, str):
+        try:
+            sent = msgspec.json.decode(sent, type=JsonSchema)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise RequestError(f"{param} is no JSON schema: {error}", param=param) from error
+    if sent is not None:
+        yield schema_constraint(sent, param)
+
+
+def _from_text(kind: str, sent: str | None, param: str) -> Iterator[Constraint]:
+    if sent is not None:
+        yield Constraint(Grammar(kind="regex" if kind == "regex" else "grammar", text=sent), param)
+
+
+def _from_choice(sent: Sequence[str] | None, param: str) -> Iterator[Constraint]:
+    if sent is not None:
+        yield Constraint(Grammar(kind="choice", text=msgspec.json.encode(sent).decode()), param)

@@ -1,0 +1,275 @@
+"""The OpenAPI document, generated from the structs that validate requests and shape answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from baton.compute.models.card import ModelCard
+from baton.serve.http.wire import responses, schemas
+from baton.serve.http.wire.errors import ErrorBody
+from baton.serve.http.wire.schemas import EMBEDDING_INPUTS_MAX
+from baton.serve.live.port import ClusterStatus
+
+Json = dict[str, Any]
+_REF = "#/components/schemas/{name}"
+_ERRORS = {
+    400: "The request is wrong; `param` names the field.",
+    401: "The API key is missing or unknown.",
+    404: "There is no such model, worker, log or path.",
+    405: "This path does not take this method.",
+    413: "The body is too large.",
+    415: "The body is not JSON.",
+    429: "This client has used its share; come again after `Retry-After` seconds.",
+    500: "The server failed on this request.",
+    501: "The engine of this server's workers cannot do this.",
+    503: "The cluster cannot take the request now; come again after `Retry-After` seconds.",
+}
+_READING = (401, 500)
+_FINDING = (401, 404, 500)
+_POSTING = (400, 401, 404, 413, 415, 500)
+_GENERATING = (400, 401, 404, 413, 415, 429, 500, 503)
+_SCHEMAS = (
+    schemas.CompletionRequest,
+    schemas.ChatRequest,
+    schemas.EmbeddingRequest,
+    schemas.TokenizeRequest,
+    schemas.DetokenizeRequest,
+    schemas.RoleRequest,
+    responses.Completion,
+    responses.ChatCompletion,
+    responses.EmbeddingList,
+    responses.ModelList,
+    responses.Tokens,
+    responses.Detokenized,
+    responses.Health,
+    responses.Version,
+    responses.RoleSet,
+    ClusterStatus,
+    ErrorBody,
+)
+
+
+def openapi_document(card: ModelCard, version: str, *, choices_max: int) -> Json:
+    """Describe every path, with the ranges that this model and this server's settings give to the fields."""
+    _, components = msgspec.json.schema_components(_SCHEMAS, ref_template=_REF)
+    _narrow_tokens(components, card.vocab_tokens)
+    embedding = components["EmbeddingRequest"]["properties"]
+    embedding["input"] = _prompt_schema(card.vocab_tokens, EMBEDDING_INPUTS_MAX)
+    embedding["dimensions"] = {"enum": [card.embedding_dim, None], "default": None}
+    _relate_fields(components, card.vocab_tokens, choices_max)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Baton", "version": version, "description": "OpenAI-compatible API of a Baton server."},
+        "paths": _paths(),
+        "components": {
+            "schemas": components,
+            "responses": {str(status): _error_response(status) for status in _ERRORS},
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"bearer": []}],
+    }
+
+
+def _paths() -> Json:
+    return {
+        "/v1/completions": {"post": _generating("Complete a text", "CompletionRequest", "Completion")},
+        "/v1/chat/completions": {"post": _generating("Answer a conversation", "ChatRequest", "ChatCompletion")},
+        "/v1/embeddings": {
+            "post": _post("Turn texts into vectors", "EmbeddingRequest", "EmbeddingList", (*_GENERATING, 501))
+        },
+        "/v1/models": {"get": _get("List the model that is served", "ModelList")},
+        "/v1/models/{model}": {"get": _get("Describe a model", "Model", _FINDING, _path_parameter("model"))},
+        "/tokenize": {"post": _post("Turn text or a conversation into token ids", "TokenizeRequest", "Tokens")},
+        "/detokenize": {"post": _post("Turn token ids into text", "DetokenizeRequest", "Detokenized")},
+        "/health": {"get": _get("Tell whether requests can be served", "Health", (500, 503))},
+        "/ready": {"get": _get("Tell whether requests can be served", "Health", (500, 503))},
+        "/metrics": {"get": _get_text("Read the metrics for Prometheus", "text/plain")},
+        "/cluster": {"get": _get("Show workers, hosts and policies", "ClusterStatus")},
+        "/cluster/log": {
+            "get": _get_text("Read the decision log, as far as it is written", "application/octet-stream", _FINDING)
+        },
+        "/cluster/workers/{worker}/role": {
+            "post": _post("Change a worker's role", "RoleRequest", "RoleSet")
+            | {"parameters": _path_parameter("worker")}
+        },
+        "/ui": {"get": _get_text("Open the dashboard", "text/html")},
+        "/openapi.json": {"get": _get_any("Read this document")},
+        "/version": {"get": _get("Tell the version", "Version")},
+    }
+
+
+def _generating(summary: str, request: str, response: str) -> Json:
+    operation = _post(summary, request, response, _GENERATING)
+    operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": _event()}
+    return operation
+
+
+def _post(summary: str, request: str, response: str, errors: tuple[int, ...] = _POSTING) -> Json:
+    body = {"required": True, "content": _content(request)}
+    return {"summary": summary, "requestBody": body, "responses": _responses(_content(response), errors)}
+
+
+def _get(summary: str, response: str, errors: tuple[int, ...] = _READING, parameters: list[Json] | None = None) -> Json:
+    operation = {"summary": summary, "responses": _responses(_content(response), errors)}
+    return operation | ({"parameters": parameters} if parameters else {})
+
+
+def _get_text(summary: str, media_type: str, errors: tuple[int, ...] = _READING) -> Json:
+    return {"summary": summary, "responses": _responses({media_type: {"schema": {"type": "string"}}}, errors)}
+
+
+def _get_any(summary: str) -> Json:
+    return {"summary": summary, "responses": _responses({"application/json": {"schema": {"type": "object"}}}, _READING)}
+
+
+def _content(name: str) -> Json:
+    return {"application/json": {"schema": {"$ref": _REF.format(name=name)}}}
+
+
+def _responses(content: Json, errors: tuple[int, ...]) -> Json:
+    described: Json = {"200": {"description": "Done.", "content": content, "headers": _request_id_header()}}
+    for status in sorted({*errors, 405}):
+        described[str(status)] = {"$ref": f"#/components/responses/{status}"}
+    return described
+
+
+def _error_response(status: int) -> Json:
+    headers = _request_id_header()
+    if status in (429, 503):
+        headers["Retry-After"] = {"description": "Whole seconds.", "schema": {"type": "integer", "minimum": 1}}
+    return {"description": _ERRORS[status], "content": _content("ErrorBody"), "headers": headers}
+
+
+def _request_id_header() -> Json:
+    return {"X-Request-Id": {"description": "The client's own, or a new one.", "schema": {"type": "string"}}}
+
+
+def _path_parameter(name: str) -> list[Json]:
+    return [{"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}]
+
+
+def _token(vocab_tokens: int) -> Json:
+    return {"type": "integer", "minimum": 0, "maximum": vocab_tokens - 1}
+
+
+def _event() -> Json:
+    """Describe one event: a chunk as JSON, or [DONE]."""
+    return {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+
+
+def _relate_fields(components: Json, vocab_tokens: int, choices_max: int) -> None:
+    """Say what types alone do not: how fields depend on each other, on the model and on the settings."""
+    completion, chat, tokenize = (components[name] for name in ("CompletionRequest", "ChatRequest", "TokenizeRequest"))
+    for request in (completion, chat):
+        request["properties"]["n"]["anyOf"][0]["maximum"] = choices_max
+        request["properties"]["logit_bias"]["anyOf"][0]["propertyNames"] = {"pattern": _below(vocab_tokens)}
+    completion["properties"]["prompt"] = _prompt_schema(vocab_tokens, choices_max)
+    completion["properties"]["best_of"] = {"enum": [1, None], "default": None}
+    completion["allOf"] = [
+        _implies({"best_of": {"const": 1}}, _at_most("n", 1)),
+        _implies({"max_tokens": {"const": 0}}, _having("echo", {"const": True})),
+        *(_implies(_many_prompts(count), _at_most("n", choices_max // count)) for count in _steps(choices_max)),
+    ]
+    positive = {"type": "integer", "minimum": 1}
+    chat["allOf"] = [_implies({"top_logprobs": positive}, _having("logprobs", {"const": True}))]
+    _relate_formats(components)
+    _relate_tools(components)
+    tokenize["oneOf"] = [_having("prompt", {"type": "string"}), _having("messages", {"type": "array"})]
+
+
+def _relate_formats(components: Json) -> None:
+    """Say which constraints of the output go together: one at a time.
+
+    No schema tells a grammar from other text, so the field `grammar` is described in docs/decoding.md only, as are the
+    older names `guided_*`.
+    """
+    named = {"type": {"const": "json_schema"}}
+    components["ResponseFormat"]["if"] = {"properties": named}
+    components["ResponseFormat"]["then"] = _having("json_schema", {"type": "object"})
+    components["ResponseFormat"]["else"] = {"properties": {"json_schema": {"type": "null"}}}
+    structured = components["StructuredOutputs"]
+    del structured["properties"]["grammar"]
+    structured["properties"]["json"] = {"anyOf": [{"type": "object"}, {"type": "null"}]}
+    structured["properties"]["regex"] = {
+        "anyOf": [{"type": "string", "format": "regex", "minLength": 1}, {"type": "null"}]
+    }
+    ways = {"json": {"type": "object"}, "regex": {"type": "string"}, "choice": {"type": "array"}}
+    structured["oneOf"] = [_having(name, kind) for name, kind in {**ways, "json_object": {"const": True}}.items()]
+    given = {"structured_outputs": {"type": "object"}, "response_format": {"type": "object"}}
+    components["ChatRequest"]["not"] = {"properties": given, "required": list(given)}
+    for name in ("CompletionRequest", "ChatRequest"):
+        for older in ("guided_json", "guided_regex", "guided_choice", "guided_grammar"):
+            del components[name]["properties"][older]
+    del components["CompletionRequest"]["properties"]["response_format"]  # OpenAI has it for chats only; we take it
+
+
+def _relate_tools(components: Json) -> None:
+    """Say when a call can be required, and which messages need no content.
+
+    No schema says that a name is one of the tools: that `tool_choice` may name one stands in docs/decoding.md.
+    """
+    chat, message = components["ChatRequest"], components["ChatMessage"]
+    chat["properties"]["tool_choice"] = {"enum": ["none", "auto", "required", None], "default": None}
+    called = {**_having("tools", {"type": "array", "minItems": 1})}
+    called["properties"]["response_format"] = {"type": "null"}
+    called["properties"]["structured_outputs"] = {"type": "null"}
+    chat["allOf"].append(_implies({"tool_choice": {"const": "required"}}, called))
+    calling = _having("tool_calls", {"type": "array", "minItems": 1})
+    calling["properties"]["role"] = {"const": "assistant"}
+    message["anyOf"] = [_having("content", {"type": ["string", "array"]}), calling]
+
+
+def _implies(fields: Json, then: Json) -> Json:
+    return {"if": {"properties": fields, "required": list(fields)}, "then": then}
+
+
+def _at_most(name: str, most: int) -> Json:
+    return {"properties": {name: {"anyOf": [{"type": "integer", "maximum": most}, {"type": "null"}]}}}
+
+
+def _many_prompts(fewest: int) -> Json:
+    return {"prompt": {"type": "array", "minItems": fewest, "items": {"type": ["string", "array"]}}}
+
+
+def _steps(choices_max: int) -> list[int]:
+    """List the numbers of prompts from which on a smaller `n` is the most."""
+    return [count for count in range(2, choices_max + 1) if choices_max // count < choices_max // (count - 1)]
+
+
+def _having(name: str, schema: Json) -> Json:
+    return {"properties": {name: schema}, "required": [name]}
+
+
+def _below(limit: int) -> str:
+    """Write a pattern for the decimal numbers 0 to limit - 1."""
+    digits = str(limit - 1)
+    ways = ["0", *(f"[1-9][0-9]{{{size - 1}}}" for size in range(1, len(digits)))]
+    for place, digit in enumerate(digits):
+        rest = len(digits) - place - 1
+        low = 1 if place == 0 else 0
+        if int(digit) > low:
+            ways.append(f"{digits[:place]}[{low}-{int(digit) - 1}][0-9]{{{rest}}}")
+    return f"^({'|'.join([*ways, digits])})$"
+
+
+def _prompt_schema(vocab_tokens: int, choices_max: int) -> Json:
+    """Write the four kinds of prompt apart, which the struct's type cannot."""
+    text = {"type": "string", "minLength": 1}
+    ids = {"type": "array", "items": _token(vocab_tokens), "minItems": 1}
+    many = [{"type": "array", "items": part, "minItems": 1, "maxItems": choices_max} for part in (text, ids)]
+    return {"anyOf": [text, ids, *many]}
+
+
+def _narrow_tokens(schema: object, vocab_tokens: int) -> None:
+    """Give every token id in the document this model's range."""
+    match schema:
+        case {"type": "integer", "maximum": 4294967295}:
+            schema["maximum"] = vocab_tokens - 1
+        case dict():
+            for part in schema.values():
+                _narrow_tokens(part, vocab_tokens)
+        case list():
+            for part in schema:
+                _narrow_tokens(part, vocab_tokens)

@@ -1,0 +1,160 @@
+"""The bodies that clients get. Encoded as they stand here; the OpenAPI document is generated from them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from baton.serve.live.port import Timings
+
+TextFinish = Literal["stop", "length"]
+ChatFinish = Literal["stop", "length", "tool_calls"]
+
+
+class PromptTokensDetails(Struct, frozen=True):
+    cached_tokens: int
+
+
+class Usage(Struct, frozen=True, kw_only=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TopLogprob(Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct, frozen=True):
+    content: list[ChatLogprob]
+
+
+class FunctionCall(Struct, frozen=True):
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct, frozen=True):
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
+class AnswerMessage(Struct, frozen=True):
+    content: str | None
+    """None where there are tool calls and no text."""
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+
+
+class ChatChoice(Struct, frozen=True, kw_only=True):
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: ChatFinish
+
+
+class ChatCompletion(Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    timings: Timings
+
+
+class CompletionLogprobs(Struct, frozen=True):
+    """Parallel lists, one entry per token. The first prompt token of an echo has no log probability."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
+class CompletionChoice(Struct, frozen=True, kw_only=True):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: TextFinish
+
+
+class Completion(Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+    timings: Timings
+
+
+class Embedding(Struct, frozen=True, kw_only=True):
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+    """Text where base64 was asked for: float32 values, little-endian."""
+
+
+class EmbeddingUsage(Struct, frozen=True, kw_only=True):
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class EmbeddingList(Struct, frozen=True, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+    timings: Timings
+
+
+class Model(Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str
+    max_model_len: int
+    """Most tokens of one request, prompt and output together."""
+
+
+class ModelList(Struct, frozen=True, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+class Tokens(Struct, frozen=True, kw_only=True):
+    tokens: list[int]
+    count: int
+    max_model_len: int
+
+
+class Detokenized(Struct, frozen=True):
+    prompt: str
+
+
+class Health(Struct, frozen=True):
+    status: str
+
+
+class Version(Struct, frozen=True):
+    version: str
+
+
+class RoleSet(Struct, frozen=True):
+    id: str
+    role: str

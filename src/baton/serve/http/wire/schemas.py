@@ -1,0 +1,207 @@
+"""The bodies that clients send. Ranges stand in the types; the OpenAPI document is generated from these structs.
+
+A field whose type allows only its neutral value is one that Baton does not implement: the value that changes nothing
+is welcome, any other is refused. Fields under "changes no answer" are taken and ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from baton.core.types import Role
+from baton.serve.http.wire.formats import ChoiceList, GrammarText, JsonSchema, ResponseFormat, StructuredOutputs
+from baton.serve.http.wire.tools import MessageToolCall, ToolChoice, ToolList
+
+TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+StopString = Annotated[str, Meta(min_length=1, max_length=256)]
+EmptyText = Annotated[str, Meta(max_length=0)]
+EmptyList = Annotated[list[Any], Meta(max_length=0)]
+Prompt = Annotated[
+    str | list[str | TokenId | list[TokenId]],
+    Meta(extra={"words": "text, a list of token ids, a list of texts or a list of lists of token ids"}),
+]
+EMBEDDING_INPUTS_MAX = 2048
+"""Prompts of one embedding request, as with OpenAI."""
+
+
+class StreamOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    """Send a last chunk with the usage."""
+    include_obfuscation: bool | None = None
+    """Changes no answer."""
+
+
+class GenerateFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What completions and chat completions have in common."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    """0 and -1 keep every token."""
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    logit_bias: (
+        Annotated[
+            dict[Annotated[str, Meta(pattern="^[0-9]{1,10}$")], Annotated[float, Meta(ge=-100, le=100)]],
+            Meta(max_length=1024),
+        ]
+        | None
+    ) = None
+    """Token id, written as text, to what is added to its logit."""
+    stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    """No stop token and no stop string ends the text before. Where max_tokens is smaller, that one wins."""
+    ignore_eos: bool | None = None
+    user: str | None = None
+    cache_salt: str | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    """Lower is served earlier."""
+    add_special_tokens: bool | None = None
+    """Put the tokenizer's own tokens (beginning of text) before the prompt. Completions: true, chat: false."""
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonSchema | GrammarText | None = None
+    guided_regex: GrammarText | None = None
+    guided_choice: ChoiceList | None = None
+    guided_grammar: GrammarText | None = None
+
+    # changes no answer
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+
+class CompletionRequest(GenerateFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    prompt: Prompt
+    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    echo: bool | None = None
+    suffix: EmptyText | None = None
+
+
+class TextPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[TextPart], Meta(min_length=1)] | None = None
+    """May be left out of an assistant's message with tool calls, and of no other."""
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    reasoning_content: str | None = None
+
+    # answers come with these, empty, and clients send them back
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    function_call: None = None
+    audio: None = None
+
+    def __post_init__(self) -> None:
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise ValueError("Object missing required field `content`")  # in msgspec's words: errors are made of them
+
+
+class ChatRequest(GenerateFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Further variables of the model's chat template, such as Qwen3's `enable_thinking`."""
+    tools: ToolList | None = None
+    tool_choice: ToolChoice | None = None
+    """Left out: `auto`."""
+    parallel_tool_calls: bool | None = None
+    """False: one call at most."""
+
+    # not implemented: the neutral value only
+    functions: EmptyList | None = None
+    function_call: Literal["none", "auto"] | None = None
+    modalities: Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)] | None = None
+
+
+class EmbeddingRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    input: Prompt
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    """base64: float32 values, little-endian."""
+    dimensions: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    """The model's own number of values, or nothing: none of the models that are served can be cut shorter."""
+    user: str | None = None
+    cache_salt: str | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    """Lower is served earlier."""
+    add_special_tokens: bool | None = None
+    """Put the tokenizer's own tokens around every text. Default: true."""
+
+
+class TokenizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Either `prompt` or `messages`."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: ToolList | None = None
+
+
+class DetokenizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    tokens: list[TokenId]
+    model: str | None = None
+
+
+class RoleRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    role: Role
+
+
+UNSUPPORTED = {
+    "suffix": "Baton does not fill in the middle",
+    "functions": "use tools",
+    "function_call": "use tool_choice",
+    "modalities": "Baton answers with text only",
+    "audio": "Baton answers with text only",
+    "prediction": "Baton takes no predicted output",
+    "reasoning_effort": "Baton does not steer reasoning",
+    "verbosity": "Baton does not steer verbosity",
+    "web_search_options": "Baton does not search the web",
+    "guided_whitespace_pattern": "Baton bounds the white space in JSON by itself",
+    "whitespace_pattern": "Baton bounds the white space in JSON by itself",
+    "structural_tag": "use tools, or structured_outputs.grammar",
+    "guided_decoding_backend": "Baton has one grammar library",
+    "use_beam_search": "Baton samples; it does not search beams",
+    "length_penalty": "Baton samples; it does not search beams",
+    "prompt_logprobs": "use echo with logprobs on /v1/completions",
+    "prompt_embeds": "Baton takes prompts as text or token ids",
+    "truncate_prompt_tokens": "Baton does not truncate prompts",
+    "skip_special_tokens": "special tokens are never part of the text",
+    "spaces_between_special_tokens": "special tokens are never part of the text",
+    "include_stop_str_in_output": "the stop string is never part of the text",
+    "bad_words": "use logit_bias with -100",
+    "allowed_token_ids": "use logit_bias",
+    "continue_final_message": "Baton starts a new message",
+    "chat_template": "the model's own chat template is used",
+    "documents": "put the documents into the messages",
+    "mm_processor_kwargs": "Baton takes text only",
+}
+"""Fields of OpenAI's and of other servers' APIs that would change the answer, and what to say about them."""

@@ -1,0 +1,172 @@
+"""Build the parts of a server: everything that decides, and what its own host runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from baton.compute.models.card import ModelCard
+from baton.compute.models.fingerprint import kv_identity
+from baton.core.config import Config, Plugin, Topology
+from baton.core.plugin import load_plugin
+from baton.core.types import HostId, Slo
+from baton.decide.control.build import build_coordinator
+from baton.decide.control.decision_log import LogHeader
+from baton.decide.control.own_eviction import eviction_maker
+from baton.decide.cost.load import load_cost, settled
+from baton.decide.kv.blocks import EvictionOrder
+from baton.decide.kv.host_pool import HostPool
+from baton.decide.kv.tier import Tier
+from baton.decide.kv.window import PromptRules, Window
+from baton.decide.policy.batching import BatchingPolicy
+from baton.decide.policy.named import own_sources, plugin_names, resolve
+from baton.serve.host.build import (
+    Computing,
+    HostParts,
+    batch_limits,
+    build_host,
+    choose_computing,
+    limit_context,
+    priced,
+)
+from baton.serve.host.tier_opening import check_tiers, fingerprint_of, open_tiers
+from baton.serve.live.driver import Driver
+from baton.serve.live.gateway import LiveGateway
+from baton.serve.live.hooks import Hooks, load_hooks
+from baton.serve.live.log_file import LogWriter
+from baton.serve.live.metrics_registry import Metrics
+from baton.serve.live.recorder import Recorder
+from baton.serve.live.tiers import LiveTiers, OwnTiers, pool_tiers
+
+HOST = HostId("host-0")
+
+log = logging.getLogger("baton.serve.http")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a server consists of before anything runs."""
+
+    config: Config
+    card: ModelCard
+    driver: Driver
+    gateway: LiveGateway
+    metrics: Metrics
+    hooks: Hooks
+    computing: Computing
+    own: HostParts | None
+    """What the server's own host runs. None: all workers are on hosts that join."""
+    tiers: LiveTiers
+    """What is below the arenas of all hosts."""
+    given_cost: dict[str, Any]
+    """What the configuration said itself of `cost`, which hosts that join fill in for themselves."""
+    own_tiers: OwnTiers | None = None
+    """What is below the own host's."""
+
+
+def assemble(config: Config, card: ModelCard) -> Parts:
+    """Build everything that decides, and the arena; start nothing. Raises ConfigError and ArenaError."""
+    policy = resolve(config.policy)
+    _check_batching(policy.batching)
+    computing = choose_computing(config, card)
+    given_cost = settled(config.cost, folder=Path())
+    config = priced(msgspec.structs.replace(config, cost=given_cost), card, computing)
+    layout = computing.layout
+    card = limit_context(config, card)
+    is_alone = config.topology == Topology() and config.hosts.expected > 0
+    own = None if is_alone else build_host(config, card, computing, HOST)
+    attempts_max = config.survival.attempts_max
+    cost = load_cost(config.cost, folder=Path()).cost
+    coordinator = build_coordinator(
+        policy,
+        cost=cost,
+        block_tokens=layout.block_tokens,
+        attempts_max=attempts_max,
+        window=window_of(card),
+    )
+    metrics = Metrics()
+    survival = config.survival
+    driver = Driver(coordinator, layout, Recorder(metrics), wait_s=survival.wait_s, start_s=survival.start_s)
+    tiers = LiveTiers(metrics)
+    tiers.keeping, driver.outside.on_keep = driver.keeping, tiers.keep
+    own_tiers: OwnTiers | None = None
+    if own is not None:
+        own_tiers = _open_tiers(config, card, computing, own, tiers)
+        below = partial(pool_tiers, own_tiers.rules if own_tiers is not None else ())
+        driver.add_host(
+            make_pool(config, window_of(card), own.id, own.blocks_total, layout.block_tokens, below), layout
+        )
+    gateway = LiveGateway(card, driver, policy_names=plugin_names(policy), slo=_promise(config))
+    hooks = load_hooks(config.hooks)
+    if config.log:
+        header = LogHeader(
+            policy=policy,
+            block_tokens=layout.block_tokens,
+            attempts_max=attempts_max,
+            cost=config.cost,
+            window=window_of(card),
+            sources=own_sources(policy),
+        )
+        driver.log = LogWriter(Path(config.log), header, config.log_bytes_max)
+    return Parts(config, card, driver, gateway, metrics, hooks, computing, own, tiers, given_cost, own_tiers)
+
+
+def window_of(card: ModelCard) -> Window | None:
+    """How far back the model sees, where no layer sees everything."""
+    return None if card.window_tokens is None else Window(tokens=card.window_tokens)
+
+
+def make_pool(
+    config: Config,
+    window: Window | None,
+    host: HostId,
+    blocks_total: int,
+    block_tokens: int,
+    tiers: Callable[[Callable[[], EvictionOrder]], Sequence[Tier]],
+) -> HostPool:
+    """Keep the books of one host's arena, and of the tiers below it, as `pool_tiers` makes them."""
+    eviction = eviction_maker(resolve(config.policy).eviction, partial(log.error, "%s"))
+    pool = HostPool(
+        host=host,
+        blocks_total=blocks_total,
+        block_tokens=block_tokens,
+        eviction=eviction,
+        tiers=tiers(eviction),
+        prompts=PromptRules(
+            hash_tokens=config.kv.block_tokens, window=window, growth_tokens=batch_limits(config).growth_tokens
+        ),
+    )
+    if pool.tiers is not None:
+        pool.tiers.preemption = config.kv.preemption
+    return pool
+
+
+def _open_tiers(
+    config: Config, card: ModelCard, computing: Computing, own: HostParts, live: LiveTiers
+) -> OwnTiers | None:
+    check_tiers(config.tiers)
+    if not config.tiers:
+        return None
+    fingerprint = fingerprint_of(kv_identity(card), computing.layout, computing.dtype)
+    return OwnTiers(live, own.id, open_tiers(config.tiers, layout=computing.layout, fingerprint=fingerprint))
+
+
+def _check_batching(plugin: Plugin) -> None:
+    """Make the workers' batching once, so that a wrong one is told here and not by workers that die of it.
+
+    Raises ConfigError: show it and exit with code 2.
+    """
+    load_plugin(plugin.use, plugin.options, expects=BatchingPolicy)
+
+
+def _promise(config: Config) -> Slo | None:
+    slo = config.slo
+    if slo.ttft_s is None or slo.tpot_s is None:
+        return None
+    return Slo(ttft_s=slo.ttft_s, tpot_s=slo.tpot_s)

@@ -1,0 +1,261 @@
+"""Sees every copy of KV blocks between two hosts through, by orders to their movers, however it goes.
+
+A copy is over when its blocks have landed, or when neither mover can touch them any more: each has said so, or is
+certainly dead. Only then is the carrier told, and pools give the blocks to others (INV-3). A copy takes at most
+`copy_s`, then both are told to end it; a mover that hangs, or of which a thread fails, is killed or ends itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, assert_never
+
+from baton.core.copies import CopyBlocks
+from baton.core.types import HostId
+from baton.decide.kv.layout import KVDtype, KVLayout
+from baton.decide.kv.precision import loss
+from baton.serve.messages.moving import (
+    BlocksOffered,
+    BlocksWithdrawn,
+    CancelPull,
+    CopyNews,
+    Crossing,
+    MoverOrder,
+    MoverReady,
+    OfferBlocks,
+    OfferRefused,
+    PullBlocks,
+    PullEnded,
+    WithdrawBlocks,
+)
+
+_LEASE_MORE_S = 5.0
+"""An offer outlives the copy's own limit by this, so that not both end it at once."""
+
+
+class Orders(Protocol):
+    """The road to a host's mover."""
+
+    def send(self, generation: int, order: MoverOrder) -> None: ...
+
+
+class Timer(Protocol):
+    """A call that is due later."""
+
+    def cancel(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyEnd:
+    """How a copy has ended."""
+
+    landed: bool
+    moved_bytes: int = 0
+    took_s: float = 0.0
+    error: str = ""
+    loss: str = ""
+    """What the KV lost by being converted, in words. Empty: nothing."""
+
+
+@dataclass(slots=True)
+class _Mover:
+    """A host's mover. Not ready: it is being started, and copies wait for it."""
+
+    orders: Orders
+    layout: KVLayout
+    generation: int = 0
+    ready: MoverReady | None = None
+
+
+@dataclass(slots=True)
+class _Copy:
+    copy: CopyBlocks
+    began_s: float
+    crossing: Crossing | None = None
+    """Set when the source is ordered to offer."""
+    transport: str = ""
+    offered: bool = False
+    """The source's mover may read the blocks."""
+    pulling: bool = False
+    """The target's mover may write them."""
+    error: str = ""
+    """Not empty: it is being ended."""
+    timer: Timer | None = None
+    dtypes: tuple[KVDtype, KVDtype] | None = None
+    """What the numbers are at the source and at the target."""
+
+
+class Copying:
+    """One entry per copy under way, which are bounded by the carrier: it begins a handoff only for a live request."""
+
+    def __init__(
+        self,
+        *,
+        copy_s: float,
+        now_s: Callable[[], float],
+        later: Callable[[float, Callable[[], None]], Timer],
+        ended: Callable[[CopyBlocks, CopyEnd], None],
+    ) -> None:
+        """`later` calls back after so many seconds; `ended` is never called from within `begin`."""
+        self._copy_s = copy_s
+        self._now_s = now_s
+        self._later = later
+        self._ended = ended
+        self._movers: dict[HostId, _Mover] = {}
+        self._copies: dict[int, _Copy] = {}
+        self._apart: set[tuple[HostId, HostId]] = set()
+        """Pairs of one machine that do not reach each other's memory after all."""
+
+    def concerns(self, host: HostId) -> bool:
+        """Some copy from or to this host has not ended: none may join under that name yet."""
+        return any(host in (made.copy.source, made.copy.target) for made in self._copies.values())
+
+    # ---- hosts and their movers
+
+    def add_host(self, host: HostId, orders: Orders, layout: KVLayout) -> None:
+        """Know of a host whose mover is being started. Copies from and to it wait for that."""
+        self._movers[host] = _Mover(orders, layout)
+
+    def lose_host(self, host: HostId, reason: str) -> None:
+        """A host is gone: whatever its mover still does, it does to an arena that nobody uses any more."""
+        if self._movers.pop(host, None) is not None:
+            self._apart = {pair for pair in self._apart if host not in pair}
+            self._end_at(host, f"host {host} is lost: {reason}")
+
+    def mover_ready(self, host: HostId, generation: int, ready: MoverReady) -> None:
+        """See `MoverAudience.mover_ready`."""
+        mover = self._movers.get(host)
+        if mover is not None:
+            mover.generation, mover.ready = generation, ready
+            for copy in list(self._copies.values()):
+                self._offer(copy)
+
+    def mover_lost(self, host: HostId, generation: int, reason: str) -> None:
+        """See `MoverAudience.mover_lost`."""
+        mover = self._movers.get(host)
+        if mover is not None and mover.ready is not None and mover.generation == generation:
+            mover.ready = None
+            self._end_at(host, f"the mover of {host} is lost: {reason}")
+
+    def _end_at(self, host: HostId, reason: str) -> None:
+        """Nothing touches blocks of that host any more: end every copy that has begun there."""
+        for copy in list(self._copies.values()):
+            is_begun = copy.offered or copy.pulling or host not in self._movers
+            if host not in (copy.copy.source, copy.copy.target) or not is_begun:
+                continue
+            copy.offered = copy.offered and host != copy.copy.source
+            copy.pulling = copy.pulling and host != copy.copy.target
+            self._fail(copy, reason)
+
+    # ---- copies
+
+    def begin(self, copy: CopyBlocks) -> None:
+        """Begin a copy. Its end is told once, and not before this has returned."""
+        made = self._copies[copy.number] = _Copy(copy, self._now_s())
+        strange = [host for host in (copy.source, copy.target) if host not in self._movers]
+        if strange:
+            why = f"host {strange[0]} has no mover"
+            made.timer = self._later(0.0, lambda: self._fail(made, why))
+            return
+        why = f"it took longer than hosts.copy_s, which is {self._copy_s:g} s"
+        made.timer = self._later(self._copy_s, lambda: self._fail(made, why))
+        self._offer(made)
+
+    def _offer(self, made: _Copy) -> None:
+        """Order the source to offer the blocks, once both movers are there."""
+        copy = made.copy
+        source, target = self._movers.get(copy.source), self._movers.get(copy.target)
+        if made.offered or made.error or source is None or target is None:
+            return
+        if source.ready is None or target.ready is None:
+            return
+        made.transport = self._transport(copy, source.ready, target.ready)
+        if not made.transport:
+            theirs = (", ".join(source.ready.transports), ", ".join(target.ready.transports))
+            why = f"{copy.source} offers {theirs[0]}, {copy.target} pulls {theirs[1]}: no transport is common to both"
+            self._later(0.0, lambda: self._fail(made, why))
+            return
+        made.offered = True
+        made.dtypes = (source.layout.dtype, target.layout.dtype)
+        made.crossing = Crossing(
+            read=copy.read,
+            write=copy.write,
+            first_token=copy.first_token,
+            tokens=copy.tokens,
+            source=source.layout,
+            target=target.layout,
+            layers=copy.layers,
+        )
+        order = OfferBlocks(copy.number, made.crossing, made.transport, self._copy_s + _LEASE_MORE_S)
+        source.orders.send(source.generation, order)
+
+    def _transport(self, copy: CopyBlocks, source: MoverReady, target: MoverReady) -> str:
+        """Choose the best that both have: shared memory only on one machine. Empty: there is none."""
+        near = source.machine == target.machine != "" and (copy.source, copy.target) not in self._apart
+        common = [name for name in target.transports if name in source.transports and (near or name != "shm")]
+        return common[0] if common else ""
+
+    def mover_said(self, host: HostId, generation: int, news: CopyNews) -> None:
+        """See `MoverAudience.mover_said`. What an earlier mover said is dropped: its loss has ended its copies."""
+        mover, made = self._movers.get(host), self._copies.get(news.number)
+        if mover is None or mover.generation != generation or made is None:
+            return
+        match news:
+            case BlocksOffered():
+                self._pull(made, news)
+            case OfferRefused(error=error):
+                made.offered = False
+                self._fail(made, error)
+            case PullEnded():
+                self._pulled(made, news)
+            case BlocksWithdrawn():
+                made.offered = False
+                self._settle(made)
+            case _:
+                assert_never(news)
+
+    def _pull(self, made: _Copy, news: BlocksOffered) -> None:
+        target = self._movers.get(made.copy.target)
+        if made.error or target is None or made.crossing is None:
+            return
+        made.pulling = True
+        target.orders.send(target.generation, PullBlocks(made.copy.number, news.ticket, made.crossing))
+
+    def _pulled(self, made: _Copy, news: PullEnded) -> None:
+        made.pulling = False
+        if not news.landed:
+            if made.transport == "shm" and not made.error:
+                self._apart.add((made.copy.source, made.copy.target))
+            self._fail(made, news.error)
+            return
+        if not made.error:
+            self._order(made.copy.source, WithdrawBlocks(made.copy.number))
+        lost = loss(made.dtypes[0], made.dtypes[1]) if made.dtypes else ""
+        took_s = self._now_s() - made.began_s
+        self._close(made, CopyEnd(landed=True, moved_bytes=news.moved_bytes, took_s=took_s, loss=lost or ""))
+
+    def _fail(self, made: _Copy, reason: str) -> None:
+        """End a copy: both movers let go of its blocks, then the carrier is told."""
+        if not made.error:
+            made.error = reason
+            if made.pulling:
+                self._order(made.copy.target, CancelPull(made.copy.number))
+            if made.offered:
+                self._order(made.copy.source, WithdrawBlocks(made.copy.number))
+        self._settle(made)
+
+    def _settle(self, made: _Copy) -> None:
+        if made.error and not made.offered and not made.pulling:
+            self._close(made, CopyEnd(landed=False, took_s=self._now_s() - made.began_s, error=made.error))
+
+    def _close(self, made: _Copy, end: CopyEnd) -> None:
+        if made.timer is not None:
+            made.timer.cancel()
+        if self._copies.pop(made.copy.number, None) is not None:
+            self._ended(made.copy, end)
+
+    def _order(self, host: HostId, order: MoverOrder) -> None:
+        mover = self._movers.get(host)
+        if mover is not None:
+            mover.orders.send(mover.generation, order)

@@ -1,0 +1,164 @@
+"""The cluster as one object, for the HTTP half of the server. Deciding and driving are the driver's."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+
+from baton.compute.models.card import ModelCard
+from baton.core.errors import RequestError
+from baton.core.messages import CloseRequest
+from baton.core.types import Request, Role, Slo, WorkerId
+from baton.decide.kv.host_pool import HostPool
+from baton.decide.kv.tier import Tier
+from baton.decide.kv.tiers import Tiers
+from baton.decide.kv.window import request_tokens_max
+from baton.serve.host.port import WorkerLink
+from baton.serve.live.driver import Driver
+from baton.serve.live.live_request import LiveRequest
+from baton.serve.live.port import ClusterStatus, HostStatus, KeptLog, TierStatus, WorkerStatus
+from baton.serve.messages.hosting import HostTerms
+
+
+class LiveGateway:
+    """Implements `Gateway` over the workers of every host."""
+
+    def __init__(self, card: ModelCard, driver: Driver, *, policy_names: dict[str, str], slo: Slo | None) -> None:
+        self.card = card
+        self.state = "loading"
+        self._driver = driver
+        self._policy_names = policy_names
+        self._slo = slo
+        self.terms: Callable[[], Awaitable[HostTerms]] | None = None
+        """Who knows what a host needs to join. None: none can."""
+        self.awaited: Callable[[], str] = str
+        """See `Gateway.awaited`. The service knows what it has started."""
+        self.addresses: dict[str, str] = {}
+        """Where the movers of hosts give KV blocks to others."""
+        self.request_tokens_max = card.context_tokens
+        """See `Gateway.request_tokens_max`."""
+        self.limit_requests()
+
+    def limit_requests(self) -> None:
+        """Take no request that one of the hosts could not hold alone: it may be sent there.
+
+        Does nothing once requests are taken: hosts that come then have to have that room, and those that go must not
+        change what clients were told.
+        """
+        if self.state == "loading":
+            rooms = [
+                request_tokens_max(pool.window, pool.view().blocks_total * pool.block_tokens, pool.block_tokens)
+                for pool in self._driver.pools.values()
+            ]
+            known = [room_tokens for room_tokens in rooms if room_tokens is not None]
+            self.request_tokens_max = min([self.card.context_tokens, *known])
+
+    def submit(self, request: Request, prompt: Sequence[int]) -> LiveRequest:
+        """See `Gateway.submit`."""
+        if request.slo is None and self._slo is not None:
+            request = msgspec.structs.replace(request, slo=self._slo)
+        if self.state == "stopping":
+            why = "the server is shutting down; send the request again to another one, or later"
+            refused = CloseRequest(request.id, "rejected", why, "shutdown", 1.0)
+            return self._driver.refuse(request, prompt, refused)
+        return self._driver.submit(request, prompt)
+
+    def set_role(self, worker: WorkerId, role: Role) -> None:
+        """See `Gateway.set_role`."""
+        link = self._driver.links.get(worker)
+        if link is None:
+            known = ", ".join(sorted(self._driver.links)) or "none"
+            raise RequestError(f"there is no worker {worker!r}; known: {known}", param="id", status=404)
+        if link.view.role != role:
+            self._driver.set_role(link, role)
+
+    def cluster(self) -> ClusterStatus:
+        """See `Gateway.cluster`."""
+        links = list(self._driver.links.values())
+        hosts = [self._host_status(pool) for pool in self._driver.pools.values()]
+        return ClusterStatus(
+            workers=tuple(self._status(link) for link in links), hosts=tuple(hosts), policy=self._policy_names
+        )
+
+    def _host_status(self, pool: HostPool) -> HostStatus:
+        view, layout = pool.view(), self._driver.outside.layouts[pool.host]
+        links = [link for link in self._driver.links.values() if link.view.host == view.id]
+        is_ready = any(link.state == "ready" for link in links)
+        return HostStatus(
+            id=view.id,
+            address=self.addresses.get(view.id, ""),
+            state="ready" if is_ready else "starting",
+            workers=tuple(link.view.id for link in links),
+            kv_blocks_total=view.blocks_total,
+            kv_blocks_free=view.blocks_free,
+            kv_blocks_used=view.blocks_used,
+            kv_blocks_cached=view.blocks_cached,
+            kv_block_tokens=layout.block_tokens,
+            kv_block_bytes=layout.block_bytes,
+            tiers=_tier_statuses(pool.tiers) if pool.tiers is not None else (),
+        )
+
+    def _status(self, link: WorkerLink) -> WorkerStatus:
+        view = link.view
+        pool = self._driver.pools.get(view.host)
+        return WorkerStatus(
+            id=view.id,
+            role=view.role,
+            pid=link.pid,
+            host=view.host,
+            state=link.state,
+            running=view.running_requests,
+            waiting=view.waiting_requests,
+            kv_blocks_used=pool.blocks_of(view.id) if pool is not None else 0,
+            kv_blocks_total=pool.view().blocks_total if pool is not None else 0,
+        )
+
+    @property
+    def decision_log(self) -> KeptLog | None:
+        """See `Gateway.decision_log`."""
+        log = self._driver.log
+        return None if log is None else KeptLog(log.path, log.full)
+
+    async def host_terms(self) -> HostTerms:
+        """See `Gateway.host_terms`."""
+        if self.terms is None:
+            raise RequestError("this server takes no other hosts", status=409, code="no_hosts")
+        return await self.terms()
+
+    # ---- what the service asks
+
+    def stop(self, on_quiet: Callable[[], None]) -> None:
+        """Refuse what comes from now on; call back once nothing is running any more."""
+        self.state = "stopping"
+
+        def check_quiet() -> None:
+            if not self._driver.live:
+                on_quiet()
+
+        self._driver.outside.on_close = check_quiet
+        check_quiet()
+
+    def cancel_all(self) -> None:
+        """Give up what is still running."""
+        for live in list(self._driver.live.values()):
+            live.cancel()
+
+
+def _tier_statuses(tiers: Tiers) -> tuple[TierStatus, ...]:
+    return tuple(_tier_status(tier, rests=tier.name in tiers.resting) for tier in tiers.tiers)
+
+
+def _tier_status(tier: Tier, *, rests: bool) -> TierStatus:
+    view = tier.view()
+    return TierStatus(
+        name=view.tier,
+        state="left alone" if rests else "used",
+        kv_blocks_total=view.blocks_total,
+        kv_blocks_cached=view.blocks_cached,
+        kv_blocks_writing=view.blocks_writing,
+        loaded_blocks=view.loaded_blocks,
+        missed_blocks=view.missed_blocks,
+        latency_s=tier.speed.latency_s,
+        block_load_s=tier.speed.block_s,
+    )

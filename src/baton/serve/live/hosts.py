@@ -1,0 +1,307 @@
+"""Which other hosts belong to the cluster: who may join, and what becomes of those that go."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import re
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+from baton.compute.models.fingerprint import kv_identity
+from baton.core.config import Config, HooksConfig, HttpConfig, KVConfig
+from baton.core.copies import CopyBlocks
+from baton.core.errors import RequestError
+from baton.core.keeping import TierNews
+from baton.core.messages import RetireWorker, StartWorker
+from baton.core.types import HostId
+from baton.decide.kv.conversion import KVForm, Refusal, negotiate
+from baton.decide.kv.window import request_tokens_max
+from baton.serve.host.mover_keeper import MoverKeeper
+from baton.serve.host.tier_opening import is_shared
+from baton.serve.live.assembly import Parts, make_pool, window_of
+from baton.serve.live.clock import now_s
+from baton.serve.live.copying import CopyEnd, Copying
+from baton.serve.live.host_prices import mispriced
+from baton.serve.live.joined_host import JoinedHost
+from baton.serve.live.tiers import pool_tiers
+from baton.serve.messages.hosting import HostHello, HostTerms, Refused, Welcome
+from baton.serve.messages.moving import MoverNews, MoverReady, MoverSetup, TierOrder
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_TOKENS_MAX = 256
+_TOKEN_S = 600.0
+"""How long a token is good for: a host asks for one, makes its arena and starts its mover, and says it."""
+_BLOCKS_MAX = 1 << 24
+"""KV blocks of one host: more than any has, and few enough that we can keep the books of them."""
+_CONNECTIONS_MAX = 4096
+"""Agents, and whoever else has found the port."""
+
+
+class Hosts:
+    """Implements `Registry`. Until the first host asks, no port is open for hosts, and no mover runs."""
+
+    def __init__(self, parts: Parts, *, tell: Callable[[str], None], changed: Callable[[], None]) -> None:
+        self.driver = parts.driver
+        self.copying = Copying(copy_s=parts.config.hosts.copy_s, now_s=now_s, later=self._later, ended=self._copy_ended)
+        self._parts = parts
+        self._tell = tell
+        self._changed = changed
+        self._joined: dict[HostId, JoinedHost] = {}
+        self._strangers: set[JoinedHost] = set()
+        self._tokens: OrderedDict[str, float] = OrderedDict()
+        """When each was given out."""
+        self._opening = asyncio.Lock()
+        self._listening: asyncio.Server | None = None
+        self._mover: MoverKeeper | None = None
+        self._movers: dict[HostId, int] = {}
+        """Of every host whose mover is ready, its generation."""
+        self._form: KVForm | None = None
+        self.driver.outside.on_copy = self.copying.begin
+        self.driver.room.is_host_coming = self._is_anybody_coming
+
+    @property
+    def joined(self) -> int:
+        """Hosts that are there, whether their workers are ready or not."""
+        return len(self._joined)
+
+    @property
+    def ready(self) -> int:
+        """Hosts of which every worker is ready."""
+        return sum(host.is_ready for host in self._joined.values())
+
+    # ---- joining
+
+    async def terms(self) -> HostTerms:
+        """Say what a host needs to join. Raises RequestError where none can."""
+        async with self._opening:  # hosts ask at the same time: one port for all of them
+            if self._form is None:
+                identity = await asyncio.to_thread(kv_identity, self._parts.card)
+                self._form = KVForm(identity=identity, layout=self.driver.layout)
+            if self._listening is None:
+                await self._listen()
+        assert self._listening is not None
+        token = secrets.token_hex(16)
+        self._tokens[token] = now_s()
+        if len(self._tokens) > _TOKENS_MAX:
+            self._tokens.popitem(last=False)
+        port = self._listening.sockets[0].getsockname()[1]
+        return HostTerms(port=port, token=token, config=shared_config(self._parts))
+
+    async def _listen(self) -> None:
+        config = self._parts.config
+        loop = asyncio.get_running_loop()
+        try:
+            self._listening = await loop.create_server(self._accept, config.http.host, config.hosts.port)
+        except OSError as error:
+            message = f"the server cannot listen for hosts on {config.http.host}:{config.hosts.port}: {error}"
+            raise RequestError(f"{message}; set hosts.port to a free one", status=503, code="no_hosts") from error
+
+    def _accept(self) -> asyncio.Protocol:
+        if len(self._strangers) + len(self._joined) >= _CONNECTIONS_MAX:
+            return _TurnedAway()
+        host = JoinedHost(self, self._parts.config.hosts.silent_s)
+        self._strangers.add(host)
+        return host.stream
+
+    def admit(self, host: JoinedHost, hello: HostHello) -> Welcome | Refused:
+        """See `Registry.admit`."""
+        refusal = self._refusal(hello)
+        if refusal is not None:
+            self._tell(f"{hello.host} at {host.stream.peer} may not join: {refusal.reason}")
+            return refusal
+        layout = hello.form.layout
+        window, tokens = window_of(self._parts.card), layout.block_tokens
+        below = partial(pool_tiers, hello.mover.tiers, others=self.driver.pools.values())
+        pool = make_pool(self._parts.config, window, hello.host, hello.blocks_total, tokens, below)
+        self._start_own_mover(host.stream.address)
+        self._strangers.discard(host)
+        self._joined[hello.host] = host
+        self.driver.add_host(pool, layout)
+        self._parts.gateway.limit_requests()
+        self.copying.add_host(hello.host, host, layout)
+        self.mover_ready(hello.host, hello.mover_generation, hello.mover)
+        self._tell(f"{hello.host} has joined from {host.stream.peer} with {hello.blocks_total} KV blocks")
+        believed, given = self._parts.config.cost, self._parts.given_cost
+        remark = mispriced(hello.host, hello.prices, believed=believed, given=given)
+        if remark:
+            self._tell(remark)
+        return Welcome()
+
+    def _refusal(self, hello: HostHello) -> Refused | None:
+        """Say why a host cannot belong to this cluster."""
+        gateway = self._parts.gateway
+        known = next(
+            (token for token in self._tokens if hmac.compare_digest(token.encode(), hello.token.encode())), None
+        )
+        if known is None or now_s() - self._tokens.pop(known) > _TOKEN_S:
+            why = f"its token is unknown, was used, or is older than {_TOKEN_S:g} s"
+            return Refused(f"{why}; ask POST /cluster/hosts for one", again=True)
+        if not 0 < hello.blocks_total <= _BLOCKS_MAX:
+            why = f"its arena has {hello.blocks_total} KV blocks"
+            return Refused(f"{why}; give it --kv-blocks 1 to {_BLOCKS_MAX}", again=False)
+        if not _NAME.fullmatch(hello.host):
+            return Refused(f"{hello.host!r} is no name: give 1 to 64 letters, digits, - and _ with --name", again=False)
+        if hello.host in self.driver.pools:
+            return Refused(f"there is a host {hello.host} already; give another --name", again=True)
+        if self.copying.concerns(hello.host):
+            return Refused(f"KV of the earlier host {hello.host} is still being let go", again=True)
+        if gateway.state not in ("loading", "ready", "deserted"):
+            return Refused(f"the server is {gateway.state}", again=True)
+        assert self._form is not None, "nobody has a token before the terms were asked for"
+        for source, target in ((hello.form, self._form), (self._form, hello.form)):
+            way = negotiate(source, target, lossy_allowed=self._parts.config.hosts.lossy)
+            if isinstance(way, Refusal):
+                return Refused(way.reason, again=False)
+        ours, theirs = self.driver.layout.block_tokens, hello.form.layout.block_tokens
+        if theirs % ours:
+            why = f"its blocks are of {theirs} tokens, and the server's of {ours}, which do not divide them"
+            return Refused(f"{why}; give it --block-tokens {ours} or a multiple", again=False)
+        room_tokens = request_tokens_max(window_of(self._parts.card), hello.blocks_total * theirs, theirs)
+        if gateway.state != "loading" and room_tokens is not None and room_tokens < gateway.request_tokens_max:
+            most_blocks = -(-gateway.request_tokens_max // theirs)
+            why = f"its arena holds {room_tokens} tokens, but requests of up to {gateway.request_tokens_max} are taken"
+            return Refused(f"{why}; give it --kv-blocks {most_blocks} or more", again=False)
+        return None
+
+    # ---- what hosts tell
+
+    def changed(self) -> None:
+        """See `Registry.changed`."""
+        self._changed()
+
+    def gone(self, host: JoinedHost, reason: str) -> None:
+        """See `Registry.gone`."""
+        self._strangers.discard(host)
+        if self._joined.get(host.id) is not host:
+            self.driver.room.look()
+            return
+        del self._joined[host.id]
+        self._parts.gateway.addresses.pop(host.id, None)
+        self._tell(f"{host.id} is lost: {reason}")
+        self.driver.lose_host(host.id, f"host {host.id} is lost: {reason}")
+        for worker in sorted(host.asked):
+            self.driver.lose(worker, f"host {host.id} is lost: {reason}")
+        self._parts.gateway.limit_requests()
+        self.copying.lose_host(host.id, reason)
+        self._movers.pop(host.id, None)
+        self._parts.tiers.lose_host(host.id)
+        self._parts.metrics.forget_host(host.id)
+        self._changed()
+
+    def _is_anybody_coming(self) -> bool:
+        """Whoever connects counts only while somebody has asked to join, and has not said yet who he is."""
+        asked = any(now_s() - given_s <= _TOKEN_S for given_s in self._tokens.values())
+        return (asked and bool(self._strangers)) or not all(host.has_workers for host in self._joined.values())
+
+    def resize(self, command: StartWorker | RetireWorker) -> bool:
+        """Let the host of that worker, or the one with the fewest, do what scaling wants. False: there is none."""
+        if isinstance(command, RetireWorker):
+            link = self.driver.links.get(command.worker)
+            host = self._joined.get(link.view.host) if link is not None else None
+        else:
+            able = [joined for joined in self._joined.values() if joined.has_workers]
+            host = min(able, key=lambda joined: joined.workers, default=None)
+        if host is not None:
+            host.resize(command)
+        return host is not None
+
+    async def stop(self) -> None:
+        """Dismiss every host, and end the server's own mover."""
+        if self._listening is not None:
+            self._listening.close()
+        for host in [*self._joined.values(), *self._strangers]:
+            host.dismiss("the server ends")
+        if self._mover is not None:
+            await self._mover.stop()
+
+    # ---- the server's own host, and copies
+
+    def _start_own_mover(self, address: str) -> None:
+        own, config = self._parts.own, self._parts.config.hosts
+        if own is None or self._mover is not None:
+            return
+        setup = MoverSetup(
+            host=own.id,
+            arena_bytes=own.arena.bytes_total,
+            device=self._parts.computing.device.name,
+            layout=self.driver.layout,
+            transports=config.transports,
+            listen=config.listen or self._parts.config.http.host,
+            advertise=config.advertise or address,
+        )
+        self._mover = MoverKeeper(setup, own.arena.fd, self, silent_s=config.mover_silent_s, tell=self._tell)
+        self.copying.add_host(own.id, self._mover, self.driver.layout)
+        self._mover.start()
+
+    def mover_ready(self, host: HostId, generation: int, ready: MoverReady) -> None:
+        """See `MoverAudience.mover_ready`."""
+        self._parts.gateway.addresses[host] = ready.address
+        self._movers[host] = generation
+        joined = self._joined.get(host)
+        if joined is not None and ready.tiers:
+            self._parts.tiers.add_host(host, partial(self._order, joined, host))
+        self.copying.mover_ready(host, generation, ready)
+
+    def mover_lost(self, host: HostId, generation: int, reason: str) -> None:
+        """See `MoverAudience.mover_lost`."""
+        self.copying.mover_lost(host, generation, reason)
+        if self._movers.get(host) == generation:
+            del self._movers[host]
+            if host in self._joined:  # the own host's tiers are no matter of its mover
+                self._parts.tiers.end_all(host)
+
+    def mover_said(self, host: HostId, generation: int, news: MoverNews) -> None:
+        """See `MoverAudience.mover_said`. What an earlier mover said is dropped: its loss has ended what it did."""
+        if not isinstance(news, TierNews):
+            self.copying.mover_said(host, generation, news)
+        elif self._movers.get(host) == generation:
+            self._parts.tiers.heard(host, news)
+
+    def _order(self, host: JoinedHost, name: HostId, order: TierOrder) -> bool:
+        """Pass an order about tiers to a host's mover. False: it has none now."""
+        generation = self._movers.get(name)
+        if generation is None:
+            return False
+        host.send(generation, order)
+        return True
+
+    def _copy_ended(self, copy: CopyBlocks, end: CopyEnd) -> None:
+        self.driver.copied(copy, end)
+
+    def _later(self, delay_s: float, call: Callable[[], None]) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(delay_s, call)
+
+
+class _TurnedAway(asyncio.Protocol):
+    """A connection beyond those that may be."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
+def shared_config(parts: Parts) -> Config:
+    """Cut out of the configuration what is the server's alone, and resolve what all hosts must agree on."""
+    config, computing = parts.config, parts.computing
+    kv = KVConfig(block_tokens=config.kv.block_tokens, allocate=config.kv.allocate, dtype=config.kv.dtype)
+    return msgspec.structs.replace(
+        config,
+        served_name=parts.card.name,
+        context_tokens=parts.card.context_tokens,
+        dtype=computing.dtype,
+        device="cpu",
+        threads=0,
+        seed=None,
+        log="",
+        step_log="",
+        topology=type(config.topology)(),
+        kv=kv,
+        tiers=tuple(tier for tier in config.tiers if is_shared(tier.url)),
+        cost=parts.given_cost,
+        http=HttpConfig(),
+        hooks=HooksConfig(),
+    )

@@ -1,0 +1,211 @@
+"""A cluster of one engine inside the server's own process: no workers, no prefix cache, no policies.
+
+For examples and for tests of the HTTP half. Requests wait for blocks in order of arrival; all that run share each step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+from baton.compute.models.card import ModelCard
+from baton.compute.port import StepEngine
+from baton.core.errors import RequestError
+from baton.core.step import Slice, Step
+from baton.core.types import BlockId, FinishReason, OutputToken, Request, Role, WorkerId
+from baton.serve.live.clock import now_s
+from baton.serve.live.port import ClusterStatus, Finish, HostStatus, KeptLog, Timings, Update, WorkerStatus
+from baton.serve.messages.hosting import HostTerms
+
+WORKER = "inprocess-0"
+
+
+class InProcessGeneration:
+    """One request of an `InProcessGateway`."""
+
+    def __init__(self, request: Request, prompt: Sequence[int]) -> None:
+        self.request = request
+        self.tokens = list(prompt)
+        self.block_table: list[BlockId] = []
+        self.computed_tokens = 0
+        self.finish: Finish | None = None
+        self.sent_tokens = 0
+        self._news: list[OutputToken] = []
+        self._wake = asyncio.Event()
+        self._first_sent_at_s: float | None = None
+        self._last_sent_at_s: float | None = None
+
+    async def next(self) -> Update:
+        while not self._news and self.finish is None:
+            self._wake.clear()
+            await self._wake.wait()
+        news, self._news = tuple(self._news), []
+        return Update(tokens=news, finish=self.finish)
+
+    def stop(self) -> None:
+        self.end(Finish(outcome="finished", reason="stop"))
+
+    def cancel(self) -> None:
+        self.end(Finish(outcome="cancelled"))
+
+    def mark_sent(self, tokens: int) -> None:
+        self.sent_tokens += tokens
+        self._last_sent_at_s = now_s()
+        self._first_sent_at_s = self._first_sent_at_s or self._last_sent_at_s
+
+    def timings(self) -> Timings:
+        first, last, arrived = self._first_sent_at_s, self._last_sent_at_s, self.request.arrived_at_s
+        if first is None or last is None:
+            return Timings()
+        tpot_s = (last - first) / (self.sent_tokens - 1) if self.sent_tokens > 1 else None
+        return Timings(ttft_s=first - arrived, tpot_s=tpot_s, e2e_s=last - arrived, prefill_worker=WORKER)
+
+    def end(self, finish: Finish) -> None:
+        """End it once; later ends change nothing."""
+        if self.finish is None:
+            self.finish = finish
+            self._wake.set()
+
+    def add(self, token: OutputToken) -> None:
+        """Take the next output token, and end the request if it is the last."""
+        self.tokens.append(token.token)
+        self._news.append(token)
+        if reason := self._end_reason(token):
+            self.end(Finish(outcome="finished", reason=reason))
+        self._wake.set()
+
+    def _end_reason(self, token: OutputToken) -> FinishReason | None:
+        if token.token in self.request.sampling.stop_token_ids:
+            return "stop"
+        return "length" if token.index + 1 == self.request.output_tokens_max else None
+
+
+class InProcessGateway:
+    """Gateway over one step engine. `run` computes; without it requests only queue."""
+
+    def __init__(self, card: ModelCard, engine: StepEngine, *, blocks: int, waiting_max: int = 1024) -> None:
+        """The engine's memory holds `blocks` KV blocks. More than `waiting_max` waiting requests are refused."""
+        self.card = card
+        self.role: Role = "mixed"
+        self.state = "ready"
+        self._engine = engine
+        self._blocks = blocks
+        self._free = [BlockId(block) for block in range(blocks)]
+        self._waiting: deque[InProcessGeneration] = deque()
+        self.running: list[InProcessGeneration] = []
+        self._waiting_max = waiting_max
+        self._work = asyncio.Event()
+
+    @property
+    def request_tokens_max(self) -> int:
+        return min(self.card.context_tokens, self._blocks * self._engine.layout.block_tokens)
+
+    def awaited(self) -> str:
+        """See `Gateway.awaited`: its engine is there."""
+        return ""
+
+    def submit(self, request: Request, prompt: Sequence[int]) -> InProcessGeneration:
+        generation = InProcessGeneration(request, prompt)
+        if len(self._waiting) >= self._waiting_max:
+            message = f"{len(self._waiting)} requests are waiting, at most {self._waiting_max} may; come again later"
+            generation.end(Finish(outcome="rejected", reject="queue_full", message=message, retry_after_s=0.5))
+        else:
+            self._waiting.append(generation)
+            self._work.set()
+        return generation
+
+    def set_role(self, worker: WorkerId, role: Role) -> None:
+        if worker != WORKER:
+            raise RequestError(f"there is no worker {worker!r}; see /cluster", param="worker", status=404)
+        self.role = role
+
+    @property
+    def decision_log(self) -> KeptLog | None:
+        """See `Gateway.decision_log`: nobody decides anything here."""
+        return None
+
+    async def host_terms(self) -> HostTerms:
+        """See `Gateway.host_terms`."""
+        raise RequestError("this server is one process and takes no other hosts", status=409, code="no_hosts")
+
+    def cluster(self) -> ClusterStatus:
+        layout, free = self._engine.layout, len(self._free)
+        used = self._blocks - free
+        worker = WorkerStatus(
+            id=WORKER,
+            role=self.role,
+            pid=0,
+            state="ready",
+            running=len(self.running),
+            waiting=len(self._waiting),
+            kv_blocks_used=used,
+            kv_blocks_total=self._blocks,
+        )
+        host = HostStatus(
+            id="inprocess",
+            kv_blocks_total=self._blocks,
+            kv_blocks_free=free,
+            kv_blocks_used=used,
+            kv_blocks_cached=0,
+            kv_block_tokens=layout.block_tokens,
+            kv_block_bytes=layout.block_bytes,
+        )
+        return ClusterStatus(workers=(worker,), hosts=(host,), policy={})
+
+    async def run(self) -> None:
+        """Step for ever; idle, it waits. Cancel the task to end it."""
+        while True:
+            self.admit()
+            if not self.running:
+                self._work.clear()
+                await self._work.wait()
+                continue
+            self.step()
+            await asyncio.sleep(0)  # let the HTTP half send what this step brought
+
+    def step(self) -> None:
+        """Compute one step of all that run, and let go of those that ended."""
+        self._release()
+        result = self._engine.execute(Step(tuple(_next_slice(generation) for generation in self.running)))
+        for generation, part in zip(self.running, result.slices, strict=True):
+            assert part.token is not None, f"no token for {generation.request.id}"
+            prompt_tokens = generation.request.prompt_tokens
+            generation.computed_tokens = len(generation.tokens)
+            index = len(generation.tokens) - prompt_tokens
+            found = (part.token, part.logprob, part.prompt_logprobs, part.embedding)
+            generation.add(OutputToken(generation.request.id, 1, index, *found))
+        self._release()
+
+    def admit(self) -> None:
+        """Start waiting requests in order, as long as blocks for their longest end are free."""
+        while self._waiting:
+            generation = self._waiting[0]
+            request = generation.request
+            needed = -(-(request.prompt_tokens + request.output_tokens_max) // self._engine.layout.block_tokens)
+            if generation.finish is None and needed > len(self._free):
+                return
+            self._waiting.popleft()
+            if generation.finish is None:
+                generation.block_table, self._free = self._free[:needed], self._free[needed:]
+                self.running.append(generation)
+
+    def _release(self) -> None:
+        ended = [generation for generation in self.running if generation.finish is not None]
+        for generation in ended:
+            self.running.remove(generation)
+            self._free += generation.block_table
+
+
+def _next_slice(generation: InProcessGeneration) -> Slice:
+    """All tokens that are not computed yet: the prompt first, then one at a time."""
+    return Slice(
+        request_id=generation.request.id,
+        tokens=generation.tokens,
+        start=generation.computed_tokens,
+        count=len(generation.tokens) - generation.computed_tokens,
+        block_table=generation.block_table,
+        sample=True,
+        sampling=generation.request.sampling,
+        prompt_tokens=generation.request.prompt_tokens,
+    )

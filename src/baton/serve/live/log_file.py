@@ -1,0 +1,150 @@
+"""Decision logs on disk: frames of msgpack, appended one event at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from fcntl import LOCK_EX, LOCK_NB, flock
+from io import SEEK_CUR
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+from msgspec import Struct
+
+from baton.core.errors import ConfigError
+from baton.decide.control.decision_log import LOG_VERSION, Decision, LogEntry, LogHeader, SimHeader
+from baton.move.ipc.frames import HEAD_BYTES, FrameReader, frame
+
+_READ_BYTES = 1 << 20
+
+
+class LogWriter:
+    """Appends decisions as they are made, unbuffered: a crash loses none. Stops at its bound (INV-9)."""
+
+    def __init__(self, path: Path, header: LogHeader | SimHeader, bytes_max: int) -> None:
+        """Start a log, in the place of an old one. Raises ConfigError where it cannot or another process does."""
+        self.full = False
+        self.on_full: Callable[[str], None] | None = None
+        """Told once, in words, when the log ends before the server does."""
+        self.path = path
+        self._bytes_max = bytes_max
+        self._encoder = msgspec.msgpack.Encoder()
+        self._left_bytes = bytes_max
+        try:
+            self._file: BinaryIO = path.open("ab", buffering=0)
+            flock(self._file, LOCK_EX | LOCK_NB)
+            if path.is_file():
+                self._file.truncate(0)
+            self.append(header)
+        except BlockingIOError as error:
+            self._file.close()
+            raise ConfigError(f"another process writes the decision log {path}; choose another file") from error
+        except OSError as error:
+            raise ConfigError(f"cannot write the decision log {path}: {error.strerror}; choose another file") from error
+        if self.full:
+            self._file.close()
+            raise ConfigError(
+                f"the decision log {path} has no room for its first entry; free some, or raise log_bytes_max"
+            )
+
+    def append(self, entry: LogEntry) -> None:
+        """Write an entry, unless the log is full or the disk refuses it; `full` says so."""
+        if self.full:
+            return
+        data = frame(self._encoder.encode(entry))
+        self._left_bytes -= len(data)
+        if self._left_bytes < 0:
+            self._end(f"log_bytes_max is {self._bytes_max}")
+            return
+        try:
+            if self._file.write(data) < len(data):
+                self._end("the disk is full")
+        except OSError as error:
+            self._end(str(error.strerror))
+
+    def _end(self, why: str) -> None:
+        self.full = True
+        if self.on_full is not None:
+            self.on_full(
+                f"the decision log {self.path} ends here: {why}; requests go on, later decisions are not written."
+                " To log again, make room and restart"
+            )
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _AnyHeader(Struct):
+    """What the header of every version has."""
+
+    type: str = ""
+    version: int = 0
+
+
+def read_log(path: Path, name: str = "") -> tuple[LogHeader | SimHeader, Iterator[Decision]]:
+    """Open a log. A last entry that was cut off by a crash is left out.
+
+    `name`: what its reader calls it, where that is not the path. Raises ConfigError for what is no such log, or one of
+    another version, here or while it is read.
+    """
+    name = name or str(path)
+    payloads = _payloads(path, name)
+    first = next(payloads, b"")
+    _check_version(first, name)
+    header, decisions = _decoded([first], name), _decoded(payloads, name)
+    return next(entry for entry in header if not isinstance(entry, Decision)), (
+        entry for entry in decisions if isinstance(entry, Decision)
+    )
+
+
+def _check_version(first: bytes, name: str) -> None:
+    """Tell a log of another version from what is none: its entries may be of kinds that are not known here."""
+    try:
+        header = msgspec.msgpack.decode(first, type=_AnyHeader)
+    except msgspec.MsgspecError as error:
+        raise _no_log(name, error) from error
+    if header.type not in (LogHeader.__name__, SimHeader.__name__):
+        raise _no_log(name, "it does not begin with the header of one")
+    if header.version != LOG_VERSION:
+        by = "an older Baton" if header.version < LOG_VERSION else "a newer Baton"
+        raise ConfigError(
+            f"{name} is a decision log of version {header.version}, by {by}, and this one reads version {LOG_VERSION}: "
+            "read it with the Baton that wrote it, or write it anew (`baton serve --log FILE`, `baton sim --log FILE`)"
+        )
+
+
+def _no_log(name: str, why: object) -> ConfigError:
+    return ConfigError(f"{name} is no decision log: {why}; `baton serve --log FILE` writes one")
+
+
+def cut_bytes(path: Path) -> int:
+    """Count the bytes of a last entry that was cut off, by a crash or by a copy: `read_log` leaves them out."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        while (head := file.read(HEAD_BYTES)) and len(head) == HEAD_BYTES:
+            payload_bytes = int.from_bytes(head, "little")
+            if file.tell() + payload_bytes > size:
+                return size - file.tell() + HEAD_BYTES
+            file.seek(payload_bytes, SEEK_CUR)
+        return len(head)
+
+
+def _payloads(path: Path, name: str) -> Iterator[bytes]:
+    reader = FrameReader()
+    try:
+        with path.open("rb") as file:
+            while data := file.read(_READ_BYTES):
+                yield from reader.feed(data)
+    except OSError as error:
+        raise ConfigError(f"{name}: cannot read the log: {error.strerror}") from error
+    except ValueError as error:
+        raise _no_log(name, error) from error
+
+
+def _decoded(payloads: Iterable[bytes], name: str) -> Iterator[LogEntry]:
+    decoder = msgspec.msgpack.Decoder(LogEntry)
+    try:
+        for payload in payloads:
+            yield decoder.decode(payload)
+    except msgspec.MsgspecError as error:
+        raise _no_log(name, error) from error

@@ -1,0 +1,79 @@
+"""Turns what happens to live requests into the catalog's metrics."""
+
+from __future__ import annotations
+
+from baton.core.messages import StepReport
+from baton.core.types import Role
+from baton.decide.metrics import catalog
+from baton.serve.live.live_request import LiveRequest
+from baton.serve.live.metrics_registry import Metrics
+from baton.serve.live.port import Finish
+
+
+class Recorder:
+    """Records at the moments when a figure becomes final."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def step(self, report: StepReport, role: Role) -> None:
+        if report.step_s:
+            self._metrics.observe(catalog.STEP, report.step_s, role)
+        if report.drafted_tokens:
+            self._metrics.count(catalog.SPECULATION_DRAFTED_TOKENS, amount=report.drafted_tokens)
+            self._metrics.count(catalog.SPECULATION_ACCEPTED_TOKENS, amount=report.accepted_tokens)
+
+    def started(self, live: LiveRequest) -> None:
+        """The request's first slice is in a step."""
+        self._metrics.count(catalog.PREFIX_QUERY_TOKENS, amount=live.request.prompt_tokens)
+        self._metrics.count(catalog.PREFIX_HIT_TOKENS, amount=live.stamps.cached_tokens)
+
+    def preempted(self) -> None:
+        self._metrics.count(catalog.PREEMPTIONS)
+
+    def copied(self, moved_bytes: int, layer_bytes: int) -> None:
+        """KV of a request has come over from another host. `layer_bytes`: what of it went by layer."""
+        self._metrics.count(catalog.HANDOFF_BYTES, amount=moved_bytes)
+        self._metrics.count(catalog.HANDOFF_LAYER_BYTES, amount=layer_bytes)
+
+    def failed_over(self) -> None:
+        self._metrics.count(catalog.FAILOVERS)
+
+    def moved(self) -> None:
+        self._metrics.count(catalog.LIVE_MOVES)
+
+    def role_flipped(self) -> None:
+        self._metrics.count(catalog.ROLE_FLIPS)
+
+    def sent(self, live: LiveRequest, tokens: int, now_s: float) -> None:
+        """Text of `tokens` more tokens is on the client's socket. Call before the request's stamps are moved."""
+        last_s = live.stamps.last_sent_s
+        if last_s is None:
+            self._metrics.observe(catalog.TTFT, max(0.0, now_s - live.stamps.arrived_s))
+            return
+        for _ in range(tokens):
+            self._metrics.observe(catalog.ITL, max(0.0, now_s - last_s) / tokens)
+
+    def closed(self, finish: Finish) -> None:
+        """The request is over."""
+        self._metrics.count(catalog.REQUESTS, finish.outcome)
+        if finish.reject is not None:
+            self._metrics.count(catalog.REJECTED, finish.reject)
+
+    def delivered(self, live: LiveRequest) -> None:
+        """All that a finished request has to say is on its client's socket: its latencies are final."""
+        timings = live.timings()
+        for metric, value_s in (
+            (catalog.QUEUE, timings.queue_s),
+            (catalog.PREFILL, timings.prefill_s),
+            (catalog.HANDOFF, timings.handoff_s),
+            (catalog.E2E, timings.e2e_s),
+            (catalog.TPOT, timings.tpot_s),
+        ):
+            if value_s is not None:
+                self._metrics.observe(metric, value_s)
+        slo = live.request.slo
+        if slo is None or timings.ttft_s is None:
+            return
+        if timings.ttft_s <= slo.ttft_s and (timings.tpot_s is None or timings.tpot_s <= slo.tpot_s):
+            self._metrics.count(catalog.IN_SLO)

@@ -1,0 +1,216 @@
+"""The tiers below every arena, as the server sees them: who moves their bytes, what is under way, and what is counted.
+
+Bytes of the server's own host are moved by threads of this process; those of a host that has joined by its mover.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
+
+from baton.core.keeping import (
+    BlocksKept,
+    DropBlocks,
+    LoadBlocks,
+    LoadEnded,
+    StoreBlocks,
+    TierNews,
+    TierOpened,
+    TierRests,
+    TierShrunk,
+)
+from baton.core.types import HostId, HostView
+from baton.decide.control.keeping import Keeping
+from baton.decide.kv.blocks import EvictionOrder
+from baton.decide.kv.host_pool import HostPool
+from baton.decide.kv.tier import Tier, TierRules
+from baton.decide.metrics.catalog import READ_BACK_BLOCKS, TIER_BLOCKS, TIER_RESTS
+from baton.serve.host.arena_bytes import ArenaBytes
+from baton.serve.host.tier_opening import OpenTier
+from baton.serve.host.tier_work import ANSWER_S, TierWork
+from baton.serve.live.clock import now_s
+from baton.serve.live.metrics_registry import Metrics
+from baton.serve.messages.moving import ListTiers, TierOrder
+
+log = logging.getLogger("baton.serve.http")
+
+Way = Callable[[TierOrder], bool]
+"""Passes an order to those who move a host's bytes. False: nobody can do it now."""
+
+
+class LiveTiers:
+    """Carries out what pools want of their tiers. Called on the event loop; answers come there too.
+
+    What is under way is bounded by the pools: they begin a bounded number of writes, and a read for a live request.
+    """
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.keeping: Keeping | None = None
+        """Who is told. None: nobody yet, or nobody any more."""
+        self._metrics = metrics
+        self._ways: dict[HostId, Way] = {}
+        self._writes: dict[tuple[HostId, int], StoreBlocks] = {}
+        self._loads: dict[int, LoadBlocks] = {}
+
+    def add_host(self, host: HostId, way: Way) -> None:
+        """Know who moves a host's bytes, and have told what is in its tiers; again where those have died."""
+        self._ways[host] = way
+        way(ListTiers())
+
+    def lose_host(self, host: HostId) -> None:
+        """A host is gone: nothing of it is read or written any more."""
+        self._ways.pop(host, None)
+        self.end_all(host)
+
+    def end_all(self, host: HostId) -> None:
+        """Those who moved the host's bytes are certainly dead: what was under way has failed."""
+        for place, write in [(place, write) for place, write in self._writes.items() if place[0] == host]:
+            self.heard(place[0], _failure(write))
+        for load in [load for load in self._loads.values() if load.host == host]:
+            self.heard(host, _failure(load))
+        for tier in self.keeping.resting(host) if self.keeping is not None else ():
+            self.heard(host, TierRests(tier, rests=False))  # who comes next knows of no failures
+
+    def keep(self, command: StoreBlocks | DropBlocks | LoadBlocks) -> None:
+        """See `Outside.keep`."""
+        way = self._ways.get(command.host)
+        if isinstance(command, StoreBlocks):
+            self._writes[command.host, command.number] = command
+        elif isinstance(command, LoadBlocks):
+            self._loads[command.number] = command
+        if (way is None or not way(command)) and not isinstance(command, DropBlocks):
+            asyncio.get_running_loop().call_soon(self.heard, command.host, _failure(command))
+
+    def heard(self, host: HostId, news: TierNews) -> None:
+        """Take in what a store has answered. What was answered before changes nothing."""
+        if self.keeping is None:
+            return
+        match news:
+            case BlocksKept(number=number, kept=kept):
+                write = self._writes.pop((host, number), None)
+                if write is not None and len(kept) == len(write.blocks):
+                    self._count(host, write.tier, "stored", sum(kept))
+                    self._count(host, write.tier, "refused", len(kept) - sum(kept))
+                    self.keeping.kept(write, kept, now_s())
+            case LoadEnded(number=number):
+                load = self._loads.get(number)
+                if load is not None and load.host == host and len(news.whole) == len(load.write):
+                    del self._loads[number]
+                    self._count_load(load, news)
+                    self.keeping.loaded(load, news, now_s())
+            case TierOpened() | TierRests() | TierShrunk():
+                if isinstance(news, TierRests) and news.rests:
+                    self._metrics.count(TIER_RESTS, host, news.tier, amount=1)
+                self.keeping.heard(host, news, now_s())
+
+    def _count_load(self, load: LoadBlocks, end: LoadEnded) -> None:
+        for tier, is_whole in zip(load.tiers, end.whole, strict=True):
+            self._count(load.host, tier, "loaded" if is_whole else "missed", 1)
+            if is_whole and load.back:
+                self._metrics.count(READ_BACK_BLOCKS, load.host, tier, amount=1)
+        for tier, blocks in end.damaged.items():
+            self._count(load.host, tier, "damaged", blocks)
+
+    def _count(self, host: HostId, tier: str, what: str, blocks: int) -> None:
+        self._metrics.count(TIER_BLOCKS, host, tier, what, amount=blocks)
+
+
+class OwnTiers:
+    """The tiers of the server's own host: threads of this process, whose answers are brought to its event loop."""
+
+    def __init__(self, live: LiveTiers, host: HostId, opened: Sequence[OpenTier]) -> None:
+        self.rules = tuple(tier.rules for tier in opened)
+        self._live = live
+        self._host = host
+        self._opened = opened
+        self._work: TierWork | None = None
+        self._unlisted = {tier.name for tier in opened}
+        self._listed = asyncio.Event()
+
+    async def start(self, arena: ArenaBytes, block_bytes: int) -> None:
+        """Begin, and wait until it is known what earlier runs have left; not longer than any answer is waited for."""
+        loop = asyncio.get_running_loop()
+        work = self._work = TierWork(self._opened, arena, block_bytes, partial(self._tell, loop))
+        self._live.add_host(self._host, partial(_do, work))
+        try:
+            await asyncio.wait_for(self._listed.wait(), ANSWER_S)
+        except TimeoutError:
+            log.warning("tiers %s have not said what they hold: it is used once they do", ", ".join(self._unlisted))
+
+    async def close(self) -> None:
+        """End what is under way. A store that hangs is left behind."""
+        self._live.keeping = None
+        if self._work is not None:
+            for name in await asyncio.to_thread(self._work.close):
+                log.warning("tier %s has not ended what it was doing: its store is left open", name)
+
+    def _tell(self, loop: asyncio.AbstractEventLoop, news: TierNews) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(self._heard, news)
+
+    def _heard(self, news: TierNews) -> None:
+        self._live.heard(self._host, news)
+        if isinstance(news, TierOpened) and not news.more:
+            self._unlisted.discard(news.tier)
+            if not self._unlisted:
+                self._listed.set()
+
+
+def _do(work: TierWork, order: TierOrder) -> bool:
+    if isinstance(order, ListTiers):
+        work.list_held()
+    else:
+        work.keep(order)
+    return True
+
+
+def _failure(command: StoreBlocks | LoadBlocks) -> BlocksKept | LoadEnded:
+    """Answer for a command that nobody has carried out."""
+    flags = (False,) * len(command.hashes)
+    if isinstance(command, StoreBlocks):
+        return BlocksKept(command.number, flags)
+    return LoadEnded(command.request_id, command.number, flags)
+
+
+def pool_tiers(
+    rules: Sequence[TierRules], eviction: Callable[[], EvictionOrder], others: Iterable[HostPool] = ()
+) -> list[Tier]:
+    """Make what a pool keeps about these tiers. A store that another host has by the same name has one book."""
+    books = {
+        (tier.name, tier.rules.shared_as): tier
+        for pool in others
+        if pool.tiers is not None
+        for tier in pool.tiers.tiers
+        if tier.rules.shared_as
+    }
+    return [books.get((each.name, each.shared_as)) or Tier(each, eviction) for each in rules]
+
+
+def kv_blocks(pools: Collection[HostPool]) -> list[tuple[str, HostView]]:
+    """Count the blocks of every arena, and of each tier below: a tier, and what a host has there.
+
+    What several hosts share has one book, and is counted at the first of them.
+    """
+    arenas = [("host", pool.view()) for pool in pools]
+    books: dict[int, tuple[HostId, Tier]] = {}
+    for pool in pools:
+        for tier in pool.tiers.tiers if pool.tiers is not None else ():
+            books.setdefault(id(tier), (pool.host, tier))
+    return [*arenas, *((tier.name, _blocks_of(tier, host)) for host, tier in books.values())]
+
+
+def _blocks_of(tier: Tier, host: HostId) -> HostView:
+    """Count a tier's blocks by state, as an arena's are counted: what is being written is used.
+
+    Where the other side decides how many it keeps, as many are there as are known, and none is free.
+    """
+    view = tier.view()
+    return HostView(
+        id=host,
+        blocks_total=view.blocks_total,
+        blocks_free=view.blocks_total - view.blocks_cached - view.blocks_writing,
+        blocks_used=view.blocks_writing,
+        blocks_cached=view.blocks_cached,
+    )

@@ -1,0 +1,1 @@
+"""Messages between the server, host agents, movers and worker processes."""

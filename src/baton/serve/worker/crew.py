@@ -1,0 +1,104 @@
+"""The other rank processes of a parallel worker, as its first rank holds them: start, order, watch.
+
+From outside the worker is one process. A rank that dies takes the first one along, and the kernel ends the others
+with it: so the server sees the death of one worker, and no rank is left behind.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+
+import msgspec
+
+from baton.compute.ranks.orders import Order
+from baton.core.errors import WorkerError
+from baton.move.ipc.frames import FrameReader, frame
+from baton.serve.messages.setup import WorkerSetup
+from baton.serve.worker.rank_wire import RankReady, RankSetup, rank_cores
+
+log = logging.getLogger("baton.serve.worker")
+_RECEIVE_BYTES = 4096
+_RANK_LOST = 3
+"""Exit code of a worker that ends because one of its ranks did."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    number: int
+    process: subprocess.Popen[bytes]
+    sock: socket.socket
+
+
+class RankCrew:
+    """Implements `Crew`. Starts the processes at once: importing takes them longer than anything that they wait for."""
+
+    def __init__(self, setup: WorkerSetup, arena_fd: int) -> None:
+        self._setup = setup
+        self._arena_fd = arena_fd
+        self._encoder = msgspec.msgpack.Encoder()
+        self._closing = False
+        self._ranks = [_start(rank, setup) for rank in range(1, setup.layout.ranks)]
+        for rank in self._ranks:
+            threading.Thread(target=self._watch, args=(rank,), name=f"rank-{rank.number}", daemon=True).start()
+
+    @property
+    def pids(self) -> list[int]:
+        """The other ranks' processes."""
+        return [rank.process.pid for rank in self._ranks]
+
+    def begin(self, port: int) -> None:
+        """See `Crew.begin`."""
+        for rank in self._ranks:
+            setup = RankSetup(setup=self._setup, rank=rank.number, port=port)
+            socket.send_fds(rank.sock, [frame(self._encoder.encode(setup))], [self._arena_fd])
+
+    def wait_ready(self) -> None:
+        """See `Crew.wait_ready`. Raises WorkerError where one of them ended instead."""
+        for rank in self._ranks:
+            reader, messages = FrameReader(), list[bytes]()
+            while not messages:
+                data = rank.sock.recv(_RECEIVE_BYTES)
+                if not data:
+                    raise WorkerError(f"rank {rank.number} ended before it had loaded; its output says why")
+                messages += reader.feed(data)
+            msgspec.msgpack.decode(messages[0], type=RankReady)
+
+    def put(self, order: Order) -> None:
+        """See `Orders.put`."""
+        data = frame(self._encoder.encode(order))
+        for rank in self._ranks:
+            rank.sock.sendall(data)
+
+    def close(self) -> None:
+        """End all ranks. They hold nothing that is worth a farewell."""
+        self._closing = True
+        for rank in self._ranks:
+            rank.process.kill()
+            rank.process.wait()
+
+    def _watch(self, rank: _Rank) -> None:
+        """Wait for the end of a rank's process, which is the worker's too, idle or in the midst of a step."""
+        code = rank.process.wait()
+        if not self._closing:
+            ended = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+            log.error("rank %d (pid %d) %s, and the worker with it", rank.number, rank.process.pid, ended)
+            os._exit(_RANK_LOST)  # the other thread may wait for that rank, and for nothing else
+
+
+def _start(rank: int, setup: WorkerSetup) -> _Rank:
+    """Start a process. Its output is ours, which the server reads."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "baton.serve.worker.rank", str(theirs.fileno())],
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": str(rank_cores(setup, rank)[0])},
+        )
+    return _Rank(rank, process, ours)

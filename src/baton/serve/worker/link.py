@@ -1,0 +1,62 @@
+"""The worker's end of the socket to its server: blocking, no polling. One thread takes, any puts."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import msgspec
+
+from baton.core.errors import WorkerError
+from baton.core.messages import WorkerCommand
+from baton.core.types import WorkerId
+from baton.move.ipc.inherited import InheritedSocket
+from baton.serve.messages.setup import FromWorkerMessage, Ping, Pong, ToWorkerMessage, WorkerSetup
+
+
+class ServerLink:
+    """Commands in, reports out. `closed` once the server is gone."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = InheritedSocket(sock)
+        self._decoder = msgspec.msgpack.Decoder(ToWorkerMessage)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._putting = threading.Lock()
+        self._worker = WorkerId("")
+
+    @property
+    def closed(self) -> bool:
+        return self._socket.closed
+
+    def receive_setup(self) -> tuple[WorkerSetup, int]:
+        """Wait for the first message. Returns it with the arena's descriptor, which came beside it."""
+        payload, arena_fd = self._socket.receive_first()
+        setup = self._decoder.decode(payload)
+        if not isinstance(setup, WorkerSetup):
+            raise WorkerError(
+                f"the first message was a {type(setup).__name__}, not the setup; the server starts workers"
+            )
+        self._worker = setup.view.id
+        return setup, arena_fd
+
+    def take(self, *, wait: bool) -> list[WorkerCommand]:
+        """Return the commands that have come. With `wait`, block until at least one message is there."""
+        commands: list[WorkerCommand] = []
+        blocking = wait
+        while not self.closed:
+            payloads = self._socket.receive(wait=blocking)
+            if payloads is None:
+                break
+            for payload in payloads:
+                message = self._decoder.decode(payload)
+                if isinstance(message, Ping):
+                    self.put(Pong(self._worker))
+                elif not isinstance(message, WorkerSetup):
+                    commands.append(message)
+            blocking = wait and not commands
+        return commands
+
+    def put(self, message: FromWorkerMessage) -> None:
+        """Send a message, from any thread. A server that is gone closes the link."""
+        with self._putting:
+            self._socket.put(self._encoder.encode(message))

@@ -1,0 +1,123 @@
+"""Start a worker process: say hello, map the arena, load the model, warm up, step."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+from baton.compute.load import EngineChoice, choose_engine, load_engine, load_parallel_engine
+from baton.compute.native.build import has_to_be_built
+from baton.compute.native.load import native_refusal
+from baton.compute.port import StepEngine
+from baton.core.errors import BatonError
+from baton.core.messages import WorkerFailed, WorkerProgress, WorkerReady
+from baton.core.plugin import load_plugin
+from baton.decide.control.batcher import Batcher
+from baton.decide.control.rules import BatcherRules
+from baton.decide.cost.load import load_cost
+from baton.decide.policy.batching import BatchingPolicy
+from baton.decide.policy.fairness import FairnessPolicy
+from baton.move.arena.cuda import DeviceArray
+from baton.move.ipc.parent import die_with_parent
+from baton.serve.messages.setup import WorkerSetup
+from baton.serve.worker.clock import now_s
+from baton.serve.worker.crew import RankCrew
+from baton.serve.worker.layers import LayerWatch
+from baton.serve.worker.link import ServerLink
+from baton.serve.worker.loop import StepLoop
+from baton.serve.worker.rank_wire import open_rank_arena, rank_cores
+from baton.serve.worker.step_log import StepLogWriter
+
+
+def run_worker(descriptor: int) -> int:
+    """Serve on an inherited Unix socket until the server hangs up. Returns the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the server decides when we end
+    die_with_parent()
+    link = ServerLink(socket.socket(fileno=descriptor))
+    setup, arena_fd = link.receive_setup()
+    crew: RankCrew | None = None
+    try:
+        arena = open_rank_arena(setup, arena_fd, 0)
+        if setup.layout.ranks > 1 and setup.card.format != "hash":
+            crew = RankCrew(setup, arena.fd)
+        _pin(setup)
+        engine = _load(setup, arena.memory, link, crew)
+        batcher = _batcher(setup)
+        steps = _step_log(setup)
+    except BatonError as error:
+        link.put(WorkerFailed(setup.view.id, str(error)))
+        return 1
+    link.put(WorkerReady(setup.view.id, os.getpid()))
+    try:
+        StepLoop(link, batcher, engine, steps, _watch(setup, engine, link)).run()
+    finally:
+        if crew is not None:
+            crew.close()
+    if steps is not None:
+        steps.close()
+    return 0
+
+
+def _load(setup: WorkerSetup, memory: memoryview | DeviceArray, link: ServerLink, crew: RankCrew | None) -> StepEngine:
+    started_s = now_s()
+    if not native_refusal(setup.card, setup.layout, setup.device) and has_to_be_built():
+        text = "compiling the native engine, once per machine and version: about half a minute"
+        link.put(WorkerProgress(setup.view.id, text))
+    choice = choose_engine(setup.card, setup.layout, device=setup.device, weights=setup.weights)
+    choice = replace(choice, guest_cores=setup.guest_cores)
+    size_mib = setup.card.weight_bytes / 2**20
+    link.put(
+        WorkerProgress(setup.view.id, f"loading {setup.card.name} ({size_mib:.0f} MiB, {setup.dtype}) on the {choice}")
+    )
+    engine = _engine(setup, memory, choice, crew)
+    link.put(WorkerProgress(setup.view.id, f"loaded in {now_s() - started_s:.1f} s, warming up"))
+    engine.warm_up()
+    return engine
+
+
+def _engine(
+    setup: WorkerSetup, memory: memoryview | DeviceArray, choice: EngineChoice, crew: RankCrew | None
+) -> StepEngine:
+    card, layout = setup.card, setup.layout
+    if crew is None:
+        return load_engine(card, layout, memory, dtype=setup.dtype, threads=setup.threads, choice=choice)
+    threads, _ = rank_cores(setup, 0)
+    return load_parallel_engine(card, layout, memory, crew, dtype=setup.dtype, threads=threads)
+
+
+def _batcher(setup: WorkerSetup) -> Batcher:
+    return Batcher(
+        setup.view,
+        block_tokens=setup.layout.block_tokens,
+        hash_tokens=setup.hash_tokens,
+        limits=setup.limits,
+        rules=BatcherRules(
+            batching=load_plugin(setup.batching.use, setup.batching.options, expects=BatchingPolicy),
+            fairness=load_plugin(setup.fairness.use, setup.fairness.options, expects=FairnessPolicy),
+            cost=load_cost(setup.cost, folder=Path()).cost,
+            speculation=setup.speculation,
+        ),
+    )
+
+
+def _watch(setup: WorkerSetup, engine: StepEngine, link: ServerLink) -> LayerWatch | None:
+    """See `StepLoop.watch`. What a GPU has launched it has not done; and ranks are not done together."""
+    if setup.device != "cpu" or setup.layout.ranks > 1:
+        return None
+    return LayerWatch(setup.view.id, engine.progress, setup.layout.layers, tell=link.put)
+
+
+def _step_log(setup: WorkerSetup) -> StepLogWriter | None:
+    if not setup.step_log:
+        return None
+    return StepLogWriter(Path(setup.step_log), setup.view.id, setup.log_bytes_max)
+
+
+def _pin(setup: WorkerSetup) -> None:
+    """Keep to our cores: of a parallel worker's, those of its first rank."""
+    _, cores = rank_cores(setup, 0) if setup.card.format != "hash" else (0, setup.cores)
+    if cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)

@@ -1,0 +1,60 @@
+"""`python -m baton.serve.worker.rank FD`: a rank of a parallel worker, which its first rank starts.
+
+It computes its part of every step, and waits in a read for the next one: an idle rank uses no CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+
+import msgspec
+
+from baton.compute.ranks.load import RankArena, load_rank
+from baton.compute.ranks.meeting import join_meeting, meet
+from baton.compute.ranks.orders import Order
+from baton.compute.ranks.place import rank_place
+from baton.compute.ranks.runner import Follower
+from baton.move.ipc.frames import FrameReader, frame
+from baton.move.ipc.parent import die_with_parent
+from baton.serve.worker.rank_wire import RankReady, RankSetup, open_rank_arena, rank_cores
+
+_RECEIVE_BYTES = 256 * 1024
+
+
+def run_rank(descriptor: int) -> None:
+    """Serve on an inherited Unix socket until the first rank hangs up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the server decides when we end
+    die_with_parent()
+    sock = socket.socket(fileno=descriptor)
+    data, descriptors, _flags, _address = socket.recv_fds(sock, _RECEIVE_BYTES, 1)
+    frames = _frames(sock, data)
+    told = msgspec.msgpack.decode(next(frames), type=RankSetup)
+    setup = told.setup
+    threads, cores = rank_cores(setup, told.rank)
+    if cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+    memory = open_rank_arena(setup, descriptors[0], told.rank).memory
+    arena = RankArena.of(memory, setup.layout, told.rank)
+    ranks = meet(rank_place(setup.layout, told.rank), join_meeting(told.port), arena.device)
+    parts = load_rank(setup.card, setup.layout, arena, ranks, dtype=setup.dtype, threads=threads)
+    follower, decoder = Follower(parts), msgspec.msgpack.Decoder(Order)
+    sock.sendall(frame(msgspec.msgpack.encode(RankReady(told.rank))))
+    for payload in frames:
+        follower.obey(decoder.decode(payload))
+
+
+def _frames(sock: socket.socket, data: bytes) -> Iterator[bytes]:
+    """Yield messages as they come, the first bytes of which are there. Ends where the other side hangs up."""
+    reader = FrameReader()
+    while data:
+        yield from reader.feed(data)
+        data = sock.recv(_RECEIVE_BYTES)
+
+
+if __name__ == "__main__":
+    run_rank(int(sys.argv[1]))
+    sys.exit(0)

@@ -1,0 +1,220 @@
+"""Drive the bare native library with random models and random steps: `native_fuzz LIBRARY SEEDS`, as a module and in a
+process of its own, for the library may be built with sanitizers. No torch here: what is judged is the library alone.
+
+Every instruction set must give what PLAIN gives, and the same bits as for a request alone, whole and on one thread; and
+no byte of the arena may change outside of the new tokens' slots.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from baton.compute.native.library import (
+    NativeLatentSizes,
+    NativeLibrary,
+    NativeModel,
+    NativeStep,
+)
+from tests.unit.compute.native_models import DENSE, FLOAT32, Shape, Weights
+from tests.unit.compute.native_refusals import refuses_what_is_not_there
+
+Part = tuple[list[int], int, list[int]]
+"""Tokens of a slice, the position of the first, and the block table."""
+
+
+@dataclass
+class Given:
+    """The arrays of a step."""
+
+    tokens: np.ndarray
+    counts: np.ndarray
+    starts: np.ndarray
+    blocks: np.ndarray
+    block_counts: np.ndarray
+    angles: np.ndarray
+    """[positions, rotary_dim]."""
+
+    @staticmethod
+    def of(slices: list[Part], rotary_dim: int) -> Given:
+        positions = max(start + len(tokens) for tokens, start, _ in slices)
+        angles = np.arange(positions)[:, None] / 7.0 ** np.linspace(0, 1, rotary_dim // 2)
+        return Given(
+            tokens=_int32([token for tokens, _, _ in slices for token in tokens]),
+            counts=_int32([len(tokens) for tokens, _, _ in slices]),
+            starts=_int32([start for _, start, _ in slices]),
+            blocks=_int32([block for _, _, table in slices for block in table]),
+            block_counts=_int32([len(table) for _, _, table in slices]),
+            angles=np.concatenate((np.cos(angles), np.sin(angles)), axis=1).astype(np.float32),
+        )
+
+    def step(self, layers_done: np.ndarray) -> NativeStep:
+        """Name the arrays, which must outlive what is returned."""
+        arrays = (self.tokens, self.counts, self.starts, self.blocks, self.block_counts, self.angles, layers_done)
+        lengths = (len(self.counts), len(self.tokens), len(self.blocks), len(self.angles))
+        return NativeStep(*lengths, *(array.ctypes.data for array in arrays))
+
+
+class Engine:
+    """One handle of the library over an arena of its own."""
+
+    def __init__(
+        self, library: NativeLibrary, weights: Weights, blocks: int, threads: int, cores: list[int] | None = None
+    ) -> None:
+        s = weights.shape
+        self.shape, self.library = s, library
+        self.layers_done = np.zeros(1, dtype=np.int32)
+        model = NativeModel(
+            layers=len(s.windows),
+            hidden=s.hidden,
+            heads=s.heads,
+            kv_heads=s.kv_heads,
+            head_dim=s.head_dim,
+            vocab=s.vocab,
+            rms_eps=1e-5,
+            number=s.number,
+            kv_number=s.kv_number,
+            block_tokens=s.block_tokens,
+            threads=threads,
+            kernels=library.kernels.encode(),
+            cores=None if cores is None else (ctypes.c_int32 * threads)(*cores),
+            latent=s.latent or NativeLatentSizes(),
+        )
+        self.blocks = blocks
+        self.handle = library.new(model)
+        target = library.weights(self.handle)
+        for index, layer in enumerate(weights.layers):
+            target.set_layer(index, layer)
+            for mlp in weights.mlps:
+                target.add_mlp(index, mlp)
+        for index, latent in enumerate(weights.latents):
+            target.set_latent(index, latent)
+        for index, router in enumerate(weights.routers):
+            target.set_router(index, router)
+        target.set_ends(weights.final_norm, weights.head, weights.embedding)
+        rows = blocks * s.planes * s.block_tokens
+        self.arena = np.full((rows, s.token_bytes), 0xFF, dtype=np.uint8)  # NaN in every number
+        library.set_arena(self.handle, self.arena.ctypes.data, blocks)
+
+    def step(self, slices: list[Part]) -> np.ndarray:
+        """Compute (tokens, start, block table) of each slice. Returns the logits after every token: [rows, vocab]."""
+        return self.compute(Given.of(slices, self.shape.rotary_dim))
+
+    def compute(self, given: Given) -> np.ndarray:
+        """Compute a step that may be none. Raises ModelError."""
+        self.library.forward(self.handle, given.step(self.layers_done))
+        return self.project(range(len(given.tokens)))
+
+    def project(self, rows: Sequence[int]) -> np.ndarray:
+        """Return the logits of rows of the last step: [rows, vocab]. Raises ModelError."""
+        wanted, logits = _int32(rows), np.empty((len(rows), self.shape.vocab), dtype=np.float32)
+        self.library.project(self.handle, wanted.ctypes.data, len(rows), logits.ctypes.data)
+        return logits
+
+    def read(self, rows: Sequence[int]) -> np.ndarray:
+        """Return rows of the last step after the final norm: [rows, hidden]. Raises ModelError."""
+        wanted, hidden = _int32(rows), np.empty((len(rows), self.shape.hidden), dtype=np.float32)
+        self.library.read(self.handle, wanted.ctypes.data, len(rows), hidden.ctypes.data)
+        return hidden
+
+    def slots(self, tokens: int, start: int, table: list[int]) -> Iterator[int]:
+        """List the rows of the arena that a slice writes."""
+        for position in range(start, start + tokens):
+            block, slot = table[position // self.shape.block_tokens], position % self.shape.block_tokens
+            for plane in range(self.shape.planes):
+                yield (block * self.shape.planes + plane) * self.shape.block_tokens + slot
+
+
+def play(path: Path, kernels: list[str], seed: int) -> None:
+    """One random model, a few random steps on every instruction set, against PLAIN and against a copy of the arena."""
+    rng = random.Random(seed)
+    s = Shape.draw(rng)
+    if seed % 3 == 0:  # often enough that a router leaves experts out
+        s.number, s.kv_number, s.form = FLOAT32, FLOAT32, DENSE
+        s.experts, s.used = rng.choice(((5, 2), (7, 1), (40, 6)))
+        s.draw_groups(rng)
+    if seed % 4 == 0:
+        s.draw_latent(rng)
+    weights = Weights(s, np.random.default_rng(seed))
+    lengths = [rng.choice((1, 2, 5, 33, 66, 300)) for _ in range(rng.randint(1, 4))]
+    counts = [-(-length // s.block_tokens) for length in lengths]
+    blocks = sum(counts) + 2
+    free = rng.sample(range(blocks), blocks)
+    requests = [
+        ([rng.randrange(s.vocab) for _ in range(n)], [free.pop() for _ in range(c)])
+        for n, c in zip(lengths, counts, strict=True)
+    ]
+    engines = [
+        Engine(NativeLibrary(path, name), weights, blocks, rng.choice((1, 2, 3))) for name in (*kernels, "PLAIN")
+    ]
+    done = [0] * len(requests)
+    alone = rng.randrange(len(requests))
+    seen: list[list[np.ndarray]] = [[] for _ in engines]
+    while waiting := [index for index, (tokens, _) in enumerate(requests) if done[index] < len(tokens)]:
+        slices, chosen = [], []
+        for index in rng.sample(waiting, rng.randint(1, len(waiting))):
+            tokens, table = requests[index]
+            end = done[index] + rng.randint(1, len(tokens) - done[index])
+            slices.append((tokens[done[index] : end], done[index], table[: -(-end // s.block_tokens)]))
+            done[index] = end
+            chosen.append(index)
+        before = [engine.arena.copy() for engine in engines]
+        results = [engine.step(slices) for engine in engines]
+        if alone in chosen:
+            first = sum(len(tokens) for tokens, _, _ in slices[: chosen.index(alone)])
+            rows = slice(first, first + len(slices[chosen.index(alone)][0]))
+            for bits, result in zip(seen, results, strict=True):
+                bits.append(result[rows])
+        written = [row for tokens, start, table in slices for row in engines[0].slots(len(tokens), start, table)]
+        for engine, result, old in zip(engines, results, before, strict=True):
+            changed = (engine.arena != old).any(axis=1).nonzero()[0]
+            assert set(changed) <= set(written), (
+                f"{engine.library.kernels} wrote outside of its slots, seed {seed}: {s}"
+            )
+            error = np.abs(result - results[-1]).max()
+            assert error < s.tolerance, f"{engine.library.kernels} {error} seed {seed}: {s}"
+    for engine, bits in zip(engines, seen, strict=True):
+        judge_company(engine, weights, requests[alone], np.concatenate(bits), f"seed {seed}: {s}")
+    parts = [(tokens[1:], 1, table) for tokens, table in requests if len(tokens) > 1] or [([0], 0, requests[0][1])]
+    refuses_what_is_not_there(engines[0], Given.of(parts, s.rotary_dim))
+    for engine in engines:
+        engine.library.free(engine.handle)
+
+
+def judge_company(
+    engine: Engine, weights: Weights, request: tuple[list[int], list[int]], seen: np.ndarray, what: str
+) -> None:
+    """Logits and KV of a request that had company have the bits that they have alone, whole and on one thread."""
+    tokens, table = request
+    alone = Engine(engine.library, weights, len(table), 1)
+    expected = alone.step([(tokens, 0, list(range(len(table))))])
+    assert (seen.view(np.int32) == expected.view(np.int32)).all(), f"{engine.library.kernels} other logits, {what}"
+    slots = (
+        list(each.slots(len(tokens), 0, blocks)) for each, blocks in ((engine, table), (alone, [*range(len(table))]))
+    )
+    mine, theirs = (each.arena[rows] for each, rows in zip((engine, alone), slots, strict=True))
+    assert (mine == theirs).all(), f"{engine.library.kernels} other KV, {what}"
+    alone.library.free(alone.handle)
+
+
+def _int32(values: object) -> np.ndarray:
+    return np.array(values, dtype=np.int32)
+
+
+def main() -> None:
+    path, seeds = Path(sys.argv[1]), int(sys.argv[2])
+    assert ctypes.sizeof(NativeStep) == 72
+    kernels = NativeLibrary(path).usable_kernels()[:-1]
+    for seed in range(seeds):
+        play(path, kernels, seed)
+    print(f"{seeds} models on {' '.join(kernels)}")
+
+
+if __name__ == "__main__":
+    main()

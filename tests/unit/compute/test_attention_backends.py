@@ -1,0 +1,95 @@
+"""The fast attention backend against the formula, on ragged batches over scattered blocks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from baton.compute.torch.kernels import torch_sdpa
+from baton.compute.torch.kernels.linear import DenseLinear, make_linear
+from baton.compute.torch.kernels.paged import PagedKV, Row
+from baton.compute.torch.kernels.reference import ReferenceBackend
+from baton.compute.torch.kernels.torch_sdpa import SdpaBackend
+from baton.decide.kv.layout import KVLayout
+
+LAYERS = 2
+CASES = {
+    "one_decode": [(1, 37)],
+    "first_token_of_all": [(1, 0)],
+    "decodes_of_like_length": [(1, 30), (1, 31), (1, 32), (1, 33)],
+    "decodes_of_all_lengths": [(1, 0), (1, 15), (1, 16), (1, 17), (1, 150), (1, 63), (1, 3)],
+    "one_chunk": [(20, 0)],
+    "chunk_after_a_prefix": [(20, 45)],
+    "chunk_from_inside_a_block": [(3, 13), (2, 15), (17, 16)],
+    "mixed": [(1, 40), (33, 0), (1, 7), (5, 60), (1, 8), (2, 0)],
+}
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("window", [None, 1, 5, 24])
+@pytest.mark.parametrize("group", [1, 3])
+def test_sdpa_equals_the_formula(case: str, window: int | None, group: int) -> None:
+    _compare(CASES[case], window=window, group=group, kv_dtype="float32", dtype=torch.float32)
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_types_may_differ_between_arena_and_queries(kv_dtype: str, dtype: torch.dtype) -> None:
+    _compare(CASES["mixed"], window=None, group=3, kv_dtype=kv_dtype, dtype=dtype)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_latent_per_token_is_key_and_value(case: str) -> None:
+    """A layout of one plane: what multi-head latent attention reads while it decodes."""
+    _compare(CASES[case], window=None, group=3, kv_dtype="float32", dtype=torch.float32, planes=1)
+
+
+def test_tiles_and_small_scratch_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits that a short test would not reach: every chunk in tiles of 4 queries, every decode on its own."""
+    monkeypatch.setattr(torch_sdpa, "TILE_QUERIES", 4)
+    monkeypatch.setattr(torch_sdpa, "SCRATCH_BYTES", 1)
+    for window in (None, 6):
+        _compare(CASES["mixed"], window=window, group=2, kv_dtype="float32", dtype=torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias_scale", [None, 2.0])
+def test_a_packed_linear_layer_equals_a_dense_one(dtype: torch.dtype, bias_scale: float | None) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(50, 33).to(dtype)
+    bias = None if bias_scale is None else (torch.randn(50) * bias_scale).to(dtype)
+    packed, dense = make_linear(weight, bias), DenseLinear(weight, bias)
+    for rows in (1, 2, 17, 300):
+        inputs = torch.randn(rows, 33).to(dtype)
+        torch.testing.assert_close(packed(inputs), dense(inputs), atol=3 * TOLERANCES[dtype], rtol=TOLERANCES[dtype])
+
+
+def _compare(
+    sizes: list[tuple[int, int]], *, window: int | None, group: int, kv_dtype: str, dtype: torch.dtype, planes: int = 2
+) -> None:
+    """sizes: (new tokens, tokens before) of each request. Everything that no token wrote is NaN."""
+    torch.manual_seed(1)
+    layout = KVLayout(layers=LAYERS, kv_heads=2, head_dim=8, block_tokens=16, dtype=kv_dtype, planes=planes)
+    counts = [-(-(count + start) // 16) for count, start in sizes]
+    kv = PagedKV(torch.full((layout.block_bytes * (sum(counts) + 3),), 255, dtype=torch.uint8), layout)
+    ids = torch.randperm(sum(counts) + 3)[: sum(counts)].split(counts)
+    rows, first = [], 0
+    for (count, start), blocks in zip(sizes, ids, strict=True):
+        rows.append(Row(first=first, count=count, start=start, blocks=blocks))
+        first += count
+    everything = [Row(first=0, count=row.total, start=0, blocks=row.blocks) for row in rows]
+    for layer in range(LAYERS):
+        tokens = sum(row.total for row in rows)
+        if planes == 1:
+            kv.write_latents(layer, kv.slots(everything), torch.randn(tokens, 2 * 8))
+        else:
+            kv.write(layer, kv.slots(everything), torch.randn(tokens, 2, 8), torch.randn(tokens, 2, 8))
+    queries = torch.randn(first, 2 * group, 8).to(dtype)
+    fast, slow = SdpaBackend().plan(rows, kv), ReferenceBackend().plan(rows, kv)
+    for layer in range(LAYERS):
+        expected = slow.run(layer, queries, window)
+        assert not expected.isnan().any()
+        torch.testing.assert_close(
+            fast.run(layer, queries, window), expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype]
+        )

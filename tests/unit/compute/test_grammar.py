@@ -1,0 +1,217 @@
+"""What a grammar allows: the same from whatever token a parser starts, and nothing once it has given up."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from baton.compute.hash_engine import EOS_TOKEN, VOCAB_TOKENS, hash_card
+from baton.compute.load import load_engine
+from baton.compute.models import grammar_masks
+from baton.compute.models.grammar import place_of, problem_of, token_trie
+from baton.compute.models.grammar_masks import GrammarMasks
+from baton.compute.models.tokenizer import ByteTokenizer
+from baton.compute.sampler import sample
+from baton.core.errors import RequestError
+from baton.core.step import Slice, Step
+from baton.core.types import BlockId, Grammar, RequestId, Sampling
+
+PROMPT = [5, 6, 7]
+CODE = Grammar(kind="regex", text="[a-c]{2}-[0-9]+")
+TOKENIZER = ByteTokenizer()
+
+
+def _masks() -> GrammarMasks:
+    return GrammarMasks(lambda: token_trie(TOKENIZER, vocab_tokens=VOCAB_TOKENS, eos_token_ids=(EOS_TOKEN,)))
+
+
+def _part(output: str, *, name: str = "r", grammar: Grammar = CODE, sampling: Sampling | None = None) -> Slice:
+    tokens = [*PROMPT, *TOKENIZER.encode(output)]
+    return Slice(
+        request_id=RequestId(name),
+        tokens=tokens,
+        start=0,
+        count=len(tokens),
+        block_table=[BlockId(0)],
+        sample=True,
+        sampling=sampling or Sampling(grammar=grammar),
+        prompt_tokens=len(PROMPT),
+    )
+
+
+def _allowed(masks: GrammarMasks, part: Slice) -> list[str]:
+    (row,) = masks.rows(part)
+    return [TOKENIZER.token_text(token) for token in range(VOCAB_TOKENS) if row[token // 8] >> token % 8 & 1]
+
+
+def test_each_token_narrows_what_may_come_next() -> None:
+    masks = _masks()
+    assert _allowed(masks, _part("")) == ["a", "b", "c"]
+    assert _allowed(masks, _part("ab")) == ["-"]
+    assert _allowed(masks, _part("ab-")) == list("0123456789")
+    assert _allowed(masks, _part("ab-7")) == ["<eos>", *"0123456789"]
+
+
+def test_a_request_goes_on_where_another_worker_left_it() -> None:
+    """Its tokens are enough: a parser that never saw it, and one that saw it differently, say the same."""
+    here, there = _masks(), _masks()
+    _allowed(here, _part("ab"))
+    assert _allowed(there, _part("ab-12")) == _allowed(here, _part("ab-12"))
+    assert _allowed(here, _part("cc")) == ["-"]  # the same name with another output
+    other = Grammar(kind="regex", text="x?ab?")
+    assert _allowed(here, _part("xa", grammar=other)) == ["<eos>", "b"]
+
+
+def test_caches_are_bounded_and_nothing_depends_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """INV-9. With room for one request and one grammar, two of each still get what they get alone."""
+    monkeypatch.setattr(grammar_masks, "COMPILED_MAX", 1)
+    monkeypatch.setattr(grammar_masks, "FOLLOWED_MAX", 1)
+    masks, digits = _masks(), Grammar(kind="regex", text="[0-9]{2}")
+    for _ in range(3):
+        assert _allowed(masks, _part("ab", name="one")) == ["-"]
+        assert _allowed(masks, _part("4", name="two", grammar=digits)) == list("0123456789")
+    assert (len(masks._compiled), len(masks._followed)) == (1, 1)
+
+
+def test_an_output_that_does_not_match_fails_its_request_instead_of_going_on_unconstrained() -> None:
+    """llguidance then allows the end of the text, which would be invalid output."""
+    masks = _masks()
+    for _ in range(2):
+        with pytest.raises(RequestError, match="grammar cannot be followed") as failed:
+            masks.rows(_part("abc"))
+        assert failed.value.status == 500
+    assert _allowed(masks, _part("ab")) == ["-"]
+
+
+def test_one_request_with_a_broken_grammar_does_not_stop_its_neighbour() -> None:
+    """The engine raises for the step; alone, the other one is computed."""
+    card = hash_card()
+    layout = card.layout(block_tokens=16, dtype="uint8")
+    engine = load_engine(card, layout, memoryview(bytearray(4 * layout.block_bytes)))
+    with pytest.raises(RequestError):
+        engine.execute(Step((_part("ab"), _part("abc", name="broken"))))
+    token = engine.execute(Step((_part("ab"),))).slices[0].token
+    assert token == TOKENIZER.encode("-")[0]
+
+
+def test_special_tokens_are_no_text() -> None:
+    """A string may contain the letters of an end token, never the token itself."""
+    anything = Grammar(kind="json_schema", text='{"type": "string"}')
+    allowed = _allowed(_masks(), _part('"a', grammar=anything))
+    assert "x" in allowed
+    assert not {"<eos>", "<bos>", "<unk>"} & set(allowed)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("top_p", [1.0, 0.5])
+@pytest.mark.parametrize("output_tokens_min", [0, 9])
+def test_the_sampler_draws_only_what_is_allowed(temperature: float, top_p: float, output_tokens_min: int) -> None:
+    """Whatever the bias, the penalties, top_p and the minimum length say."""
+    eos = TOKENIZER.encode("c")[0]
+
+    class Rows:
+        def rows(self) -> list[bytes]:
+            return [(1 << 7 | 1 << eos).to_bytes(40, "little")]
+
+    logits = torch.linspace(9, -9, VOCAB_TOKENS)[None]
+    for seed in range(20):
+        sampling = Sampling(
+            temperature=temperature,
+            top_p=top_p,
+            presence_penalty=1.0,
+            logit_bias=((40, 100.0),),
+            stop_token_ids=(eos,),
+            output_tokens_min=output_tokens_min,
+            seed=seed,
+            grammar=CODE,
+        )
+        part = _part("ab", sampling=sampling)
+        part = Slice(**{name: getattr(part, name) for name in part.__slots__ if name != "allowed"}, allowed=Rows())
+        ((token, _),) = sample(logits, [part])
+        assert token in ((7,) if output_tokens_min else (7, eos))
+
+
+def test_where_only_the_end_is_left_the_minimum_length_yields() -> None:
+    sampling = Sampling(
+        stop_token_ids=(EOS_TOKEN,), output_tokens_min=50, grammar=Grammar(kind="choice", text='["ab"]')
+    )
+    card = hash_card()
+    layout = card.layout(block_tokens=16, dtype="uint8")
+    engine = load_engine(card, layout, memoryview(bytearray(4 * layout.block_bytes)))
+    assert engine.execute(Step((_part("ab", sampling=sampling),))).slices[0].token == EOS_TOKEN
+
+    class Rows:
+        def rows(self) -> list[bytes]:
+            return [(1 << EOS_TOKEN).to_bytes(40, "little")]
+
+    part = _part("ab", sampling=sampling)
+    part = Slice(**{name: getattr(part, name) for name in part.__slots__ if name != "allowed"}, allowed=Rows())
+    assert sample(torch.zeros(1, VOCAB_TOKENS), [part])[0][0] == EOS_TOKEN
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "reason"),
+    [
+        ("regex", "(a", "unclosed group"),
+        ("grammar", "start: nowhere", "nowhere"),
+        ("grammar", "root ::= (", ""),
+        ("json_schema", '{"type": "strin"}', "Invalid type: strin"),
+        ("json_schema", '{"not": {"type": "null"}}', "Unimplemented keys"),
+    ],
+)
+def test_a_grammar_that_cannot_be_used_says_why_on_one_line(kind: str, text: str, reason: str) -> None:
+    problem = problem_of(Grammar(kind=kind, text=text))
+    assert problem
+    assert reason in problem
+    assert "\n" not in problem
+
+
+def test_the_wrong_part_of_a_schema_is_found() -> None:
+    wrong = {"type": "array", "items": {"anyOf": [{"type": "null"}, {"type": "objekt"}]}}
+    schema = {"type": "object", "properties": {"fine": {"type": "string"}, "rows": wrong}}
+    problem = problem_of(Grammar(kind="json_schema", text=json.dumps(schema)))
+    assert place_of(schema, problem) == "properties.rows.items.anyOf.1"
+
+
+def test_json_goes_forward() -> None:
+    """White space between tokens is bounded, so that a text comes to its end."""
+    masks, schema = _masks(), Grammar(kind="json_schema", text='{"type": "object"}')
+    assert " " in _allowed(masks, _part("{", grammar=schema))
+    assert " " not in _allowed(masks, _part("{ ", grammar=schema))
+    assert "\n" not in _allowed(masks, _part("{\n ", grammar=schema))
+
+
+def test_drafts_get_masks_as_far_as_the_grammar_allows_them() -> None:
+    """The parser of the request itself stays where its output ends: what was guessed wrongly leaves no trace."""
+    masks = _masks()
+    part = _part("ab-12")
+    guessed = Slice(**{name: getattr(part, name) for name in part.__slots__ if name != "drafts"}, drafts=3)
+    assert len(masks.rows(guessed)) == 4
+    wrong = _part("abx12")
+    guessed = Slice(**{name: getattr(wrong, name) for name in wrong.__slots__ if name != "drafts"}, drafts=3)
+    assert len(masks.rows(guessed)) == 1
+    assert _allowed(masks, _part("ab")) == ["-"]
+
+
+def test_a_draft_that_ends_the_text_is_the_last_one() -> None:
+    part = _part("ab-1", sampling=Sampling(grammar=CODE, stop_token_ids=(EOS_TOKEN,)))
+    values = {name: getattr(part, name) for name in part.__slots__}
+    values |= {"tokens": [*part.tokens, EOS_TOKEN, EOS_TOKEN], "count": part.count + 2, "drafts": 2}
+    assert len(_masks().rows(Slice(**values))) == 1
+
+
+class _Normalizing(ByteTokenizer):
+    """Writes another text than it was given, as a tokenizer with Unicode normalization may."""
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        return super().encode(text.upper(), add_special=add_special)
+
+
+def test_a_tokenizer_that_changes_its_text_does_not_change_the_grammar() -> None:
+    """What is forced is spelt from the tokens' own bytes then."""
+    trie = token_trie(_Normalizing(), vocab_tokens=VOCAB_TOKENS, eos_token_ids=(EOS_TOKEN,))
+    masks, forced = GrammarMasks(lambda: trie), Grammar(kind="choice", text='["one and only"]')
+    for end in range(len("one and only")):
+        assert _allowed(masks, _part("one and only"[:end], grammar=forced)) == ["one and only"[end]]

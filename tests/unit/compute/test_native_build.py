@@ -1,0 +1,102 @@
+"""Where the native engine comes from, and what serves where it cannot: the torch engine, with one line why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from baton.compute.load import choose_engine
+from baton.compute.models.card import ModelCard
+from baton.compute.models.resolve import resolve_model
+from baton.compute.native.build import has_to_be_built, library_path
+from baton.move.compiling import find_compiler
+from tests.unit.compute.models import tiny_llama
+
+
+@pytest.fixture(scope="module")
+def card(tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
+    folder = tmp_path_factory.mktemp("llama")
+    tiny_llama().save_pretrained(folder)
+    return resolve_model(str(folder))
+
+
+def _fake_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+    """Put a compiler that is a shell script alone on PATH, and the cache into an empty folder."""
+    compiler = folder / "g++"
+    compiler.write_text(f"#!/bin/sh\n{body}\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2moe", "deepseek3"])
+def test_without_a_compiler_torch_serves(
+    architecture: str, card: ModelCard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    served = msgspec.structs.replace(card, architecture=architecture)
+    choice = choose_engine(served, card.layout(block_tokens=16, dtype="float32"))
+    assert choice.kind == "torch"
+    assert "no C++ compiler (g++ or clang++) on PATH; install one" in str(choice)
+
+
+def test_a_library_that_is_there_serves_without_a_compiler(
+    card: ModelCard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An image is built where a compiler is, and runs where none is."""
+    built = library_path()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    choice = choose_engine(card, card.layout(block_tokens=16, dtype="float32"))
+    assert (choice.kind, choice.library) == ("native", built)
+
+
+def test_a_library_that_cannot_be_loaded_is_named_and_torch_serves(
+    card: ModelCard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fake_compiler(tmp_path, monkeypatch, ': > "$(eval echo \\${$#})"')
+    choice = choose_engine(card, card.layout(block_tokens=16, dtype="float32"))
+    assert choice.kind == "torch"
+    assert f"remove {library_path()} to have it built again" in choice.reason
+
+
+def test_with_a_compiler_that_fails_torch_serves_and_nothing_is_left(
+    card: ModelCard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler's own words are told; the next start tries again."""
+    _fake_compiler(tmp_path, monkeypatch, 'echo "x.cpp:1: error: no such flag" >&2; exit 1')
+    choice = choose_engine(card, card.layout(block_tokens=16, dtype="float32"))
+    assert choice.kind == "torch"
+    assert "error: no such flag" in str(choice)
+    assert not list((tmp_path / "cache").rglob("*.so"))
+
+
+def test_a_library_that_is_there_is_not_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Built once, found after that, whatever the compiler."""
+    _fake_compiler(tmp_path, monkeypatch, ': > "$(eval echo \\${$#})"')
+    assert has_to_be_built()
+    first = library_path()
+    assert not has_to_be_built()
+    _fake_compiler(tmp_path, monkeypatch, "exit 1")
+    assert library_path() == first
+
+
+def test_what_the_native_engine_does_not_serve_goes_to_torch(card: ModelCard) -> None:
+    """Each refusal names what is wrong."""
+    other = msgspec.structs.replace(card, architecture="of tomorrow")
+    wide = msgspec.structs.replace(card, head_dim=1026)
+    for refused, dtype, device, word in (
+        (card, "float16", "cpu", "float16"),
+        (card, "float32", "cuda", "cuda"),
+        (other, "float32", "cpu", "of tomorrow"),
+        (wide, "float32", "cpu", "1026"),
+    ):
+        choice = choose_engine(refused, refused.layout(block_tokens=16, dtype=dtype), device=device)
+        assert (choice.kind, word in choice.reason) == ("torch", True)
+
+
+def test_a_compiler_is_found_here() -> None:
+    """CI has one, so that the tests of the native engine do run."""
+    assert Path(find_compiler()).is_file()

@@ -1,0 +1,88 @@
+"""Decode steps replayed from fixed tensors give what the same steps give operation by operation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from baton.compute.models.resolve import resolve_model
+from baton.compute.models.weights import open_model
+from baton.compute.port import StepEngine
+from baton.compute.torch import step_runner
+from baton.compute.torch.engine import TorchEngine
+from baton.compute.torch.kernels.expert_rows import TorchRowProduct
+from baton.compute.torch.kernels.paged import PagedKV
+from baton.compute.torch.kernels.paged_decode import TorchDecodeKernel
+from baton.compute.torch.kernels.torch_sdpa import SdpaBackend
+from baton.compute.torch.layers.decoder import Decoder
+from baton.compute.torch.layers.loader import Loader
+from baton.compute.torch.step_runner import Capture, EagerRunner, GraphRunner, NoCapture, Replay
+from tests.numerics.test_architectures import CONFIGS, TOKENS
+from tests.unit.compute.models import part_of, poison, run, tiny_model
+
+BLOCKS, BLOCK_TOKENS = 80, 4
+CPU = torch.device("cpu")
+
+
+class TracedCapture:
+    """What a CUDA graph does, on a CPU: the operations of one run, recorded and repeated without any Python."""
+
+    def capture(self, compute: Replay) -> Replay:
+        return torch.inference_mode()(make_fx(compute)())
+
+
+def _engine(model_path: Path, capture: Capture | None) -> tuple[TorchEngine, bytearray]:
+    card = resolve_model(str(model_path))
+    layout, (config, weights) = card.layout(block_tokens=BLOCK_TOKENS, dtype="float32"), open_model(card)
+    arena = bytearray(layout.block_bytes * BLOCKS)
+    poison(arena)
+    kv = PagedKV(memoryview(arena), layout)
+    with torch.inference_mode():
+        product = TorchRowProduct() if capture is not None else None
+        model = Decoder(config, Loader(weights, torch.float32, CPU, product))
+    eager = EagerRunner(model, SdpaBackend(), CPU)
+    runner = eager if capture is None else GraphRunner(eager, kv, TorchDecodeKernel(), capture)
+    return TorchEngine(model, kv, runner, CPU), arena
+
+
+def _decode_together(engine: StepEngine, counts: list[int]) -> list[list[int]]:
+    """Prefill one request after the other, then decode all of them, the shortest ending first."""
+    tables = [range(20 * index, 20 * index + 20) for index in range(len(counts))]
+    texts = [list(TOKENS[index : index + 9 + 3 * index]) for index in range(len(counts))]
+    for text, table in zip(texts, tables, strict=True):
+        text.append(run(engine, part_of(text, table))[0].token)
+    for turn in range(max(counts)):
+        live = [index for index, count in enumerate(counts) if count > turn]
+        parts = [part_of(texts[index], tables[index], start=len(texts[index]) - 1) for index in live]
+        for index, result in zip(live, run(engine, *parts), strict=True):
+            texts[index].append(result.token)
+    return texts
+
+
+@pytest.mark.parametrize("capture", [NoCapture(), TracedCapture()], ids=["no_capture", "traced"])
+@pytest.mark.parametrize("name", ["llama_tied", "mistral_window", "qwen3_biased_tied", "qwen2moe", "deepseek3"])
+def test_replayed_steps_say_what_eager_steps_say(
+    name: str, capture: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches of 3, 2 and 1 in graphs for 4, 2 and 1, past the first width; nobody else's block is touched."""
+    monkeypatch.setattr(step_runner, "WIDTH_TOKENS_MIN", 16)
+    tiny_model(CONFIGS[name]).save_pretrained(tmp_path)
+    replayed, arena = _engine(tmp_path, capture)
+    eager, expected = _engine(tmp_path, None)
+    counts = [30, 12, 5]
+    assert _decode_together(replayed, counts) == _decode_together(eager, counts)
+    free = replayed.layout.block_bytes * 20 * len(counts)
+    assert arena[free:] == expected[free:] == b"\xff" * (len(arena) - free)
+
+
+def test_what_no_graph_holds_goes_operation_by_operation(tmp_path: Path) -> None:
+    """Chunks, and batches beyond the largest bucket."""
+    tiny_model(CONFIGS["llama_tied"]).save_pretrained(tmp_path)
+    engine, _ = _engine(tmp_path, NoCapture())
+    count = step_runner.BATCH_BUCKETS[-1] + 1
+    run(engine, part_of(TOKENS[:8], range(2)))
+    parts = [part_of(TOKENS[:9], [0, 1, 2], start=8) for _ in range(count)]
+    assert len({result.token for result in run(engine, *parts)}) == 1

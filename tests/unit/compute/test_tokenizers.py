@@ -1,0 +1,343 @@
+"""Text to tokens and back: equal to transformers, whole in every stream, never a crash on odd input."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import gguf
+import pytest
+import tokenizers
+import transformers
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from baton.compute.models.gguf_vocabulary import sentencepiece_backend
+from baton.compute.models.grammar import token_trie
+from baton.compute.models.grammar_masks import GrammarMasks
+from baton.compute.models.resolve import resolve_model
+from baton.compute.models.tokenizer import StreamDecoder, Tokenizer, load_tokenizer
+from baton.compute.models.tokenizer_files import tokenizer_from_folder, tokenizer_from_gguf
+from baton.core.errors import ModelError, RequestError
+from baton.core.types import Grammar, Sampling
+from tests.unit.compute.models import close_gguf, part_of
+
+TEXTS = [
+    "",
+    " ",
+    "Hello, world!",
+    "  two  spaces   and\ttabs\n\n\nand lines \r\n end ",
+    "1234567890 3.14159 1,000,000 2026-11-21",
+    "I'll say it's theirs; they've DON'T y'all",
+    "日本語のテキストと中文文本，以及한국어",
+    "مرحبا بالعالم ١٢٣",
+    "नमस्ते दुनिया १२३",
+    "👩‍👩‍👧‍👦 🏳️‍🌈 🇫🇷 é e\u0301 ﬁ ½ ①",
+    "def f(x):\n    return x ** 2  # comment\n\n\tif x: pass",
+    "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n",
+    "a<|im_end|>b <|endoftext|> <|not_special|> <|im_start|",
+    "\u200b\ufeff\u00a0\u2028 zero width",
+    'https://example.org/?q=a%20b&c=d#e {"json": [1, 2.5e-3, null]}',
+    "A" * 500,
+    "\x00\x01\x7f control",
+]
+
+
+@pytest.fixture(scope="module")
+def smollm() -> Tokenizer:
+    return load_tokenizer(resolve_model("smollm2-135m"))
+
+
+@pytest.fixture(scope="module")
+def reference() -> transformers.PreTrainedTokenizerBase:
+    """transformers reads everything in the file but `pre`: digits are cut one by one, as in the published tokenizer."""
+    path = Path(resolve_model("smollm2-135m").path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level])
+    return tokenizer
+
+
+@pytest.fixture(scope="module", params=["smollm2-135m", "hash", "sentencepiece"])
+def any_tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    if request.param == "sentencepiece":
+        path = tmp_path_factory.mktemp("spm") / "model.gguf"
+        _write_sentencepiece(path)
+        return tokenizer_from_gguf(path)
+    return load_tokenizer(resolve_model(request.param))
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_tokens_equal_those_of_transformers(
+    text: str, smollm: Tokenizer, reference: transformers.PreTrainedTokenizerBase
+) -> None:
+    """The vocabulary built from GGUF metadata cuts as the original does, and decodes as it does."""
+    tokens = smollm.encode(text)
+    assert tokens == reference.encode(text)
+    for skip in (True, False):
+        theirs = reference.decode(tokens, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+        assert smollm.decode(tokens, skip_special=skip) == theirs
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
+def test_any_text_equals_transformers(
+    smollm: Tokenizer, reference: transformers.PreTrainedTokenizerBase, text: str
+) -> None:
+    tokens = smollm.encode(text)
+    assert tokens == reference.encode(text)
+    theirs = reference.decode(tokens, clean_up_tokenization_spaces=False)
+    assert smollm.decode(tokens, skip_special=False) == theirs
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
+def test_text_comes_back(any_tokenizer: Tokenizer, text: str) -> None:
+    """Encoding loses nothing that the vocabulary has bytes for (SmolLM2's lacks some that valid text seldom has)."""
+    assume(_writable(any_tokenizer, text))
+    kept = any_tokenizer.encode(text, add_special=False)
+    assert any_tokenizer.decode(kept, skip_special=False) == text
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_a_stream_put_together_is_the_decoded_text(any_tokenizer: Tokenizer, data: st.DataObject) -> None:
+    """For any tokens, also those that cut a character in the middle; and no piece is taken back."""
+    tokens = data.draw(st.lists(st.integers(0, any_tokenizer.vocab_tokens - 1), max_size=30))
+    skip = data.draw(st.booleans())
+    stream = StreamDecoder(any_tokenizer, skip_special=skip)
+    pieces = [stream.push(token) for token in tokens]
+    assert "".join(pieces) + stream.flush() == any_tokenizer.decode(tokens, skip_special=skip)
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
+def test_a_stream_never_shows_half_a_character(any_tokenizer: Tokenizer, text: str) -> None:
+    """Of valid text every piece is valid text: no replacement character that was not there."""
+    assume(_writable(any_tokenizer, text))
+    stream = StreamDecoder(any_tokenizer, skip_special=False)
+    out = ""
+    for token in any_tokenizer.encode(text, add_special=False):
+        out += stream.push(token)
+        assert text.startswith(out)
+    assert out + stream.flush() == text
+
+
+def _writable(tokenizer: Tokenizer, text: str) -> bool:
+    single = {tokenizer.token_bytes(token) for token in range(tokenizer.vocab_tokens)}
+    return all(bytes((byte,)) in single for byte in text.encode()) and "▁" not in text  # SentencePiece's own space
+
+
+def test_token_bytes_make_up_the_text(any_tokenizer: Tokenizer) -> None:
+    """What log probabilities report as bytes is what the text is made of; an id outside has none."""
+    tokens = any_tokenizer.encode("naïve 👋 text", add_special=False)
+    joined = b"".join(any_tokenizer.token_bytes(token) for token in tokens).decode()
+    assert joined.removeprefix(" ") == "naïve 👋 text"
+    assert any_tokenizer.token_bytes(any_tokenizer.vocab_tokens + 7) == b""
+    assert any_tokenizer.token_text(any_tokenizer.vocab_tokens + 7) == ""
+
+
+def test_a_lone_surrogate_is_the_clients_mistake(any_tokenizer: Tokenizer) -> None:
+    """JSON can carry half a character; it is refused and not a crash."""
+    with pytest.raises(RequestError, match="surrogate"):
+        any_tokenizer.encode("half \ud83d a smile")
+
+
+def test_special_tokens_are_known_and_skipped(smollm: Tokenizer) -> None:
+    tokens = smollm.encode("<|im_start|>hi<|im_end|>")
+    assert [smollm.is_special(token) for token in tokens] == [True, False, True]
+    assert smollm.decode(tokens) == "hi"
+
+
+# ---- SentencePiece in GGUF ---------------------------------------------------------------------------------------
+
+PIECES = ["▁", *"abcdeé", "ab", "▁a", "abc", "de", "▁ab", "cd", "▁abc", "bc", "▁d", "▁de", "ee", "▁▁"]
+
+
+def _write_sentencepiece(path: Path, *, space_prefix: bool = True) -> None:
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    tokens = ["<unk>", "<s>", "</s>", *bytes_, *PIECES]
+    kinds = [2, 3, 3, *[6] * 256, *[1] * len(PIECES)]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([0.0] * 259 + [-float(rank) for rank in range(len(PIECES))])
+    writer.add_token_types(kinds)
+    writer.add_add_space_prefix(space_prefix)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    close_gguf(writer)
+
+
+def _merge_best_first(text: str) -> list[str]:
+    """Do what SentencePiece does, slowly: join the neighbours whose piece has the best score, leftmost first."""
+    scores = {piece: -rank for rank, piece in enumerate(PIECES)}
+    parts = list("▁" + text.replace(" ", "▁"))
+    while True:
+        pairs = [(scores[a + b], -i) for i, (a, b) in enumerate(itertools.pairwise(parts)) if a + b in scores]
+        if not pairs:
+            return parts
+        at = -max(pairs)[1]
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text("abcdeé ", min_size=1, max_size=20))
+def test_scores_become_merges(text: str) -> None:
+    """Merges made from scores cut a text as SentencePiece's own search does."""
+    scores = [-float(rank) for rank in range(len(PIECES))]
+    backend = sentencepiece_backend(["<unk>", *PIECES], [0.0, *scores], add_space_prefix=True)
+    assert backend.encode(text).tokens == _merge_best_first(text)
+
+
+def test_sentencepiece_has_bytes_bos_and_a_space_too_many(tmp_path: Path) -> None:
+    """A word is written with the space before it: kept inside a text and after a prompt, dropped at the start."""
+    _write_sentencepiece(tmp_path / "model.gguf")
+    tokenizer = tokenizer_from_gguf(tmp_path / "model.gguf")
+    tokens = tokenizer.encode("abc 你</s>")
+    assert tokens[0] == 1
+    assert tokens[-1] == 2
+    assert tokenizer.encode("abc", add_special=False) == tokenizer.encode("abc")[1:]
+    assert tokenizer.decode(tokens) == "abc 你"
+    stream = StreamDecoder(tokenizer, follows_text=True)
+    assert stream.push(tokens[1]) == " abc"
+
+
+# ---- tokenizer.json ----------------------------------------------------------------------------------------------
+
+
+def _save_byte_level(folder: Path, *, adds_bos: bool, options: dict[str, object]) -> None:
+    trained = tokenizers.Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trained.decoder = decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<s>", "</s>"],
+        show_progress=False,
+    )
+    trained.train_from_iterator(["hello world", "hello there"], trainer)
+    if adds_bos:
+        trained.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    trained.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(options))
+
+
+@pytest.mark.parametrize(
+    ("adds_bos", "options", "expected"),
+    [
+        (True, {}, True),
+        (False, {}, False),
+        (False, {"bos_token": "<s>", "add_bos_token": True}, True),
+        (True, {"bos_token": {"content": "<s>"}, "add_bos_token": False}, False),
+        (True, {"bos_token": "<s>", "add_bos_token": True}, True),
+    ],
+)
+def test_the_first_token_is_as_the_files_say(
+    tmp_path: Path, adds_bos: bool, options: dict[str, object], expected: bool
+) -> None:
+    """tokenizer_config.json overrules the pipeline; a chat that its template rendered gets nothing added."""
+    _save_byte_level(tmp_path, adds_bos=adds_bos, options=options)
+    tokenizer = tokenizer_from_folder(tmp_path, 0)
+    assert (tokenizer.encode("hello")[0] == 0) == expected
+    assert tokenizer.encode("hello", add_special=False)[0] != 0
+    assert tokenizer.decode(tokenizer.encode("hello wörld 👋")) == "hello wörld 👋"
+
+
+def test_a_sentencepiece_tokenizer_json(tmp_path: Path) -> None:
+    """Llama 2's kind of pipeline: pieces with a mark for spaces, bytes as a fallback."""
+    backend = sentencepiece_backend(
+        ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES],
+        [0.0] * 257 + [-1.0] * len(PIECES),
+        add_space_prefix=True,
+    )
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = tokenizer_from_folder(tmp_path, None)
+    for text in ("abc de", "  a b", "你好 abc"):
+        tokens = tokenizer.encode(text)
+        assert tokenizer.decode(tokens) == text == backend.decode(tokens)
+
+
+@pytest.mark.parametrize("text", ["abc de", " abc", "  de"])
+def test_sentencepiece_without_a_space_in_front(tmp_path: Path, text: str) -> None:
+    """Some models put no space before a text: then one that is there is the text's own, and stays."""
+    _write_sentencepiece(tmp_path / "model.gguf", space_prefix=False)
+    tokenizer = tokenizer_from_gguf(tmp_path / "model.gguf")
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.token_bytes(tokenizer.encode("你")[-1]) == "你".encode()[-1:]
+    backend = sentencepiece_backend(["<unk>", *PIECES], [0.0] + [-1.0] * len(PIECES), add_space_prefix=False)
+    backend.decoder = decoders.Metaspace(prepend_scheme="never")
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = tokenizer_from_folder(tmp_path, None)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "no tokenizer.json"), ("{", "cannot read"), ("{}", "cannot read"), ("[1]", "cannot read")],
+)
+def test_a_missing_or_broken_file_says_what_to_do(tmp_path: Path, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ModelError, match=message):
+        tokenizer_from_folder(tmp_path, None)
+
+
+def test_an_unknown_decoder_is_refused(tmp_path: Path) -> None:
+    words = tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    words.normalizer = normalizers.Lowercase()
+    words.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ModelError, match="byte-level BPE and SentencePiece"):
+        tokenizer_from_folder(tmp_path, None)
+
+
+@pytest.mark.parametrize("pre", ["default", "gpt-2", "llama-bpe", "qwen2", "smollm"])
+def test_every_known_way_of_cutting_brings_text_back(tmp_path: Path, pre: str) -> None:
+    """Digits by threes in Llama 3, one by one in Qwen and SmolLM; nothing is lost in any."""
+    tokenizer = tokenizer_from_gguf(_write_byte_level(tmp_path / "model.gguf", pre))
+    for text in ("hello 12345", "it's\n\n  so", "naïve 👋"):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert (tokenizer.encode("a")[0] == 0) == (pre == "llama-bpe")
+
+
+def test_an_unknown_way_of_cutting_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="cuts text by 'tekken'"):
+        tokenizer_from_gguf(_write_byte_level(tmp_path / "model.gguf", "tekken"))
+
+
+def _write_byte_level(path: Path, pre: str) -> Path:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(["<s>", *alphabet, "he", "12", "123"])
+    writer.add_token_types([3, *[1] * 256, 1, 1, 1])
+    writer.add_token_merges(["h e", "1 2", "12 3"])
+    writer.add_bos_token_id(0)
+    close_gguf(writer)
+    return path
+
+
+@pytest.mark.parametrize("text", ["yes", 'a "naïve"\n\t{x: 1}', " two  spaces", "日本 😀", "a<|im_end|>b</s>"])
+def test_every_vocabulary_spells_what_a_grammar_asks_for(any_tokenizer: Tokenizer, text: str) -> None:
+    """Whatever tokens it has for it: pieces with spaces, parts of a character, bytes as a fallback."""
+    vocab_tokens = any_tokenizer.vocab_tokens
+    eos = next(token for token in range(vocab_tokens) if any_tokenizer.is_special(token))
+    trie = token_trie(any_tokenizer, vocab_tokens=vocab_tokens, eos_token_ids=(eos,))
+    masks = GrammarMasks(lambda: trie)
+    tokens = [eos]
+    while tokens[-1] != eos or len(tokens) == 1:
+        part = part_of(tokens, [], sampling=Sampling(grammar=Grammar(kind="choice", text=json.dumps([text]))))
+        (row,) = masks.rows(replace(part, prompt_tokens=1))
+        allowed = [token for token in range(vocab_tokens) if row[token // 8] >> token % 8 & 1]
+        assert allowed
+        tokens.append(max(allowed, key=lambda token: len(any_tokenizer.token_bytes(token)) * (token != eos)))
+        assert tokens[-1] == eos or not any_tokenizer.is_special(tokens[-1])
+    assert b"".join(any_tokenizer.token_bytes(token) for token in tokens[1:-1]).decode() == text

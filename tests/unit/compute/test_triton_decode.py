@@ -1,0 +1,70 @@
+"""The Triton kernels on CPU tensors in Triton's interpreter against the oracles, and compiled for a GPU without one."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from baton.compute.torch.kernels.paged import PagedKV, Row
+from baton.compute.torch.kernels.paged_decode import TorchDecodeKernel, decode_tables
+from baton.compute.torch.kernels.reference import ReferenceBackend
+from baton.decide.kv.layout import KVLayout
+
+ROOT = Path(__file__).resolve().parents[3]
+TOLERANCE = 3e-5
+"""Of sums of up to 150 products of numbers around 1, in float32."""
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason='triton is not installed: pip install -e ".[triton]"'
+)
+
+
+def _run(module: str, tmp_path: Path, **environment: str) -> dict[str, float]:
+    """Run a module of cases in a process of its own, which chooses its Triton before it imports it."""
+    command = [sys.executable, "-m", f"tests.unit.compute.{module}"]
+    settings = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1", **environment}
+    done = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {name: float(value) for name, value in (line.rsplit(": ", 1) for line in done.stdout.splitlines())}
+
+
+@needs_triton
+def test_the_kernels_equal_the_formula_in_the_interpreter(tmp_path: Path) -> None:
+    """Ragged requests, groups, windows, stored types, latents, a mixed step; the same bits alone and in a batch."""
+    found = _run("triton_cases", tmp_path, TRITON_INTERPRET="1")
+    assert len(found) == 16
+    assert found.pop("same bits alone and together") == 0
+    assert {name: worst for name, worst in found.items() if not worst < TOLERANCE} == {}
+
+
+@needs_triton
+def test_the_kernels_compile_for_an_h200(tmp_path: Path) -> None:
+    """Not run: that needs the GPU. Shared memory fits, for grouped and for latent attention."""
+    found = _run("triton_compile", tmp_path)
+    assert found.keys() == {"grouped bf16", "grouped fp32", "latent bf16", "merge", "experts"}
+
+
+@pytest.mark.parametrize("window", [None, 1, 40])
+def test_the_torch_decode_kernel_equals_the_formula(window: int | None) -> None:
+    """Lengths at the edges of blocks and splits; whatever lies after a request's last block is not read."""
+    torch.manual_seed(2)
+    layout = KVLayout(layers=2, kv_heads=2, head_dim=8, block_tokens=16, dtype="float32")
+    lengths = [1, 16, 17, 512, 513, 700]
+    counts = [-(-length // 16) for length in lengths]
+    kv = PagedKV(torch.full((layout.block_bytes * sum(counts),), 255, dtype=torch.uint8), layout)
+    tables = torch.randperm(sum(counts)).split(counts)
+    rows = [
+        Row(first=index, count=1, start=length - 1, blocks=blocks)
+        for index, (length, blocks) in enumerate(zip(lengths, tables, strict=True))
+    ]
+    everything = [Row(first=0, count=row.total, start=0, blocks=row.blocks) for row in rows]
+    shape = (sum(lengths), 2, 8)
+    kv.write(1, kv.slots(everything), torch.randn(shape), torch.randn(shape))
+    queries = torch.randn(len(rows), 6, 8)
+    mine = TorchDecodeKernel().plan(decode_tables(rows, queries.device), kv).run(1, queries, window)
+    torch.testing.assert_close(mine, ReferenceBackend().plan(rows, kv).run(1, queries, window), atol=1e-5, rtol=1e-5)

@@ -1,0 +1,41 @@
+"""Commands about an attempt that was given up change nothing in the worker that has the next one."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.core.config import BatchLimits
+from baton.core.messages import BlocksGranted, PreemptRequest, StartRequest, StopRequest
+from baton.core.types import BlockId, HostId, Request, RequestId, WorkerId, WorkerView, pack_tokens
+from baton.decide.control.batcher import Batcher
+from baton.decide.control.rules import BatcherRules
+from baton.decide.cost.linear import LinearCost
+from baton.decide.policy.batching import MixedChunked
+from baton.decide.policy.fairness import FirstComeFirstServed
+
+A = WorkerId("a")
+ID = RequestId("r")
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        StopRequest(ID, 1, A),
+        PreemptRequest(ID, 1),
+        BlocksGranted(ID, 1, (BlockId(7), BlockId(8), BlockId(9)), 0),
+    ],
+)
+def test_commands_of_an_abandoned_attempt_are_dropped(late: StopRequest | PreemptRequest | BlocksGranted) -> None:
+    batcher = Batcher(
+        WorkerView(id=A, host=HostId("h"), role="mixed"),
+        block_tokens=4,
+        limits=BatchLimits(),
+        rules=BatcherRules(batching=MixedChunked(), fairness=FirstComeFirstServed(), cost=LinearCost()),
+    )
+    request = Request(id=ID, prompt_tokens=6, output_tokens_max=2, arrived_at_s=0.0)
+    table = (BlockId(3), BlockId(4))
+    batcher.apply([StartRequest(request, 2, pack_tokens(range(6)), "end", block_table=table, computed_tokens=4)])
+    batcher.apply([late])
+    (part,) = batcher.plan().slices
+    assert tuple(part.block_table) == table
+    assert (part.start, part.count) == (4, 2)

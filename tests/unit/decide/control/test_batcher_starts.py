@@ -1,0 +1,48 @@
+"""What a batcher says of requests that it begins or goes on with, and what their blocks have to do with it."""
+
+from __future__ import annotations
+
+from baton.core.config import BatchLimits
+from baton.core.messages import StartRequest
+from baton.core.types import BlockId, HostId, WorkerView, pack_tokens
+from baton.decide.control.batcher import Batcher
+from baton.decide.control.rules import BatcherRules
+from baton.decide.cost.linear import LinearCost
+from baton.decide.policy.batching import MixedChunked
+from baton.lab.policies.vtc import VirtualTokenCounter
+from tests.property.little_cluster import BLOCK_TOKENS
+from tests.unit.decide.control.test_batcher_prompts import Bench, W, in_step, request
+
+
+def test_a_start_is_told_with_the_report_of_its_step() -> None:
+    bench = Bench()
+    bench.start("a", list(range(6)), output=3)
+    while bench.step().slices:
+        pass
+    assert [report.started for report in bench.reports if report.tokens] == [("a",), (), ()]
+    assert all(not report.started for report in bench.reports if not report.tokens)
+
+
+def test_who_goes_on_with_a_request_does_not_start_it() -> None:
+    """Nor has it anything to say before its first step: the next token tells that it decodes."""
+    bench, prompt = Bench(), list(range(6))
+    made = request("a", prompt, output=3)
+    table = (BlockId(0), BlockId(1), BlockId(2))
+    bench.batcher.apply([StartRequest(made, 1, pack_tokens([*prompt, 9]), "end", table, 6)])
+    assert in_step(bench.batcher.plan()) == ["a"]
+    assert bench.batcher.take_report(now_s=0.0) is None
+
+
+def test_a_prompt_that_comes_with_its_blocks_counts_as_served() -> None:
+    """As one does that has asked for them: its tenant has had its turn."""
+    counter = VirtualTokenCounter()
+    batcher = Batcher(
+        WorkerView(id=W, host=HostId("h"), role="mixed"),
+        block_tokens=BLOCK_TOKENS,
+        limits=BatchLimits(),
+        rules=BatcherRules(batching=MixedChunked(), fairness=counter, cost=LinearCost()),
+    )
+    prompt = list(range(6))
+    made = request("a", prompt)
+    batcher.apply([StartRequest(made, 1, pack_tokens(prompt), "end", (BlockId(0), BlockId(1), BlockId(2)), 4)])
+    assert counter.counter(made.tenant) == 2.0, "4 of its 6 tokens are found"

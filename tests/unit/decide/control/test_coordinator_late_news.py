@@ -1,0 +1,122 @@
+"""The coordinator between workers that die, join and repeat themselves: every request is closed exactly once."""
+
+from __future__ import annotations
+
+from baton.core.messages import (
+    CloseRequest,
+    DecodeBegun,
+    PrefillFinished,
+    ReleaseBlocks,
+    RequestArrived,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+    StartDecode,
+    StartPrefill,
+    StopRequest,
+    WorkerJoined,
+    WorkerLost,
+)
+from baton.core.types import HostId, Request, RequestId, Role, WorkerId, WorkerView
+from baton.decide.control.coordinator import Coordinator, Policies
+from baton.decide.cost.linear import LinearCost
+from baton.decide.policy.admission import BoundedQueue
+from baton.decide.policy.fairness import FirstComeFirstServed
+from baton.decide.policy.placement import FastestStep
+from baton.decide.policy.routing import EarliestFirstToken
+
+REQUEST = Request(id=RequestId("r"), prompt_tokens=8, output_tokens_max=8, arrived_at_s=0.0)
+R, P, D = REQUEST.id, WorkerId("p"), WorkerId("d")
+
+
+def cluster(workers: dict[WorkerId, Role], attempts_max: int = 3) -> Coordinator:
+    policies = Policies(
+        admission=BoundedQueue(),
+        routing=EarliestFirstToken(),
+        placement=FastestStep(),
+        fairness=FirstComeFirstServed(),
+        cost=LinearCost(),
+    )
+    made = Coordinator(policies, block_tokens=4, attempts_max=attempts_max)
+    for worker, role in workers.items():
+        made.handle(joined(worker, role), 0.0)
+    return made
+
+
+def joined(worker: WorkerId, role: Role) -> WorkerJoined:
+    return WorkerJoined(WorkerView(id=worker, host=HostId("h"), role=role))
+
+
+def test_a_request_goes_from_prefill_to_decode_and_is_closed_once() -> None:
+    made = cluster({P: "prefill", D: "decode"})
+    assert made.handle(RequestArrived(REQUEST), 0.0) == [StartPrefill(REQUEST, 1, P, "first_token")]
+    assert made.handle(PrefillFinished(R, 1, P, 8), 0.0) == [StartDecode(REQUEST, 1, D)]
+    end = RequestFinished(R, 1, D, "length")
+    assert made.handle(end, 0.0) == [ReleaseBlocks(R), CloseRequest(R, "finished")]
+    assert made.handle(end, 0.0) == []
+    assert made.handle(RequestCancelled(R), 0.0) == []
+    assert made.live_requests == 0
+
+
+def test_a_repeated_end_of_prefill_does_not_start_the_decode_twice() -> None:
+    """One worker may do both legs, so the sender alone does not tell the second message from the first."""
+    made = cluster({P: "prefill"})
+    made.handle(RequestArrived(REQUEST), 0.0)
+    assert made.handle(PrefillFinished(R, 1, P, 8), 0.0) == [StartDecode(REQUEST, 1, P)]
+    assert made.handle(PrefillFinished(R, 1, P, 8), 0.0) == []
+
+
+def test_what_decodes_on_a_mixed_worker_goes_on_after_its_death_and_is_not_prefilled_anew() -> None:
+    """Word of an attempt that was given up says nothing about the present one."""
+    made = cluster({P: "mixed"})
+    made.handle(RequestArrived(REQUEST), 0.0)
+    made.handle(DecodeBegun(R, 1, P), 0.0)
+    made.handle(WorkerLost(P, "killed"), 0.0)
+    assert made.handle(joined(P, "mixed"), 0.0) == [StartDecode(REQUEST, 2, P)]
+    other = cluster({P: "mixed"})
+    other.handle(RequestArrived(REQUEST), 0.0)
+    other.handle(WorkerLost(P, "killed"), 0.0)
+    other.handle(DecodeBegun(R, 1, P), 0.0)
+    assert other.handle(joined(P, "mixed"), 0.0) == [StartPrefill(REQUEST, 2, P, "end")]
+
+
+def test_news_of_an_attempt_that_was_given_up_is_dropped() -> None:
+    made = cluster({P: "mixed"})
+    made.handle(RequestArrived(REQUEST), 0.0)
+    assert made.handle(WorkerLost(P, "killed"), 0.0) == []
+    assert made.handle(joined(P, "mixed"), 0.0) == [StartPrefill(REQUEST, 2, P, "end")]
+    assert made.handle(PrefillFinished(R, 1, P, 8), 0.0) == []
+    assert made.handle(RequestFinished(R, 1, P, "stop"), 0.0) == []
+    assert made.handle(RequestFinished(R, 2, D, "stop"), 0.0) == []
+    assert made.live_requests == 1
+
+
+def test_a_request_under_which_every_worker_dies_fails_after_its_last_attempt() -> None:
+    made = cluster({P: "mixed"}, attempts_max=2)
+    made.handle(RequestArrived(REQUEST), 0.0)
+    made.handle(WorkerLost(P, "killed"), 0.0)
+    made.handle(joined(P, "mixed"), 0.0)
+    release, close = made.handle(WorkerLost(P, "out of memory"), 0.0)
+    assert release == ReleaseBlocks(R)
+    assert isinstance(close, CloseRequest)
+    assert (close.outcome, close.reason) == ("failed", "the worker died under it 2 times, last: out of memory")
+
+
+def test_a_cancelled_request_is_stopped_where_it_runs() -> None:
+    made = cluster({P: "mixed"})
+    made.handle(RequestArrived(REQUEST), 0.0)
+    expected = [StopRequest(R, 1, P), ReleaseBlocks(R), CloseRequest(R, "cancelled")]
+    assert made.handle(RequestCancelled(R), 0.0) == expected
+
+
+def test_a_request_that_no_engine_can_compute_fails_at_once_and_alone() -> None:
+    """Another attempt would fail alike, and take its neighbours along."""
+    made = cluster({P: "mixed"})
+    made.handle(RequestArrived(REQUEST), 0.0)
+    commands = made.handle(RequestFailed(R, 1, P, "the engine failed on this request"), 1.0)
+    assert commands == [
+        ReleaseBlocks(R),
+        CloseRequest(R, "failed", "the engine failed on this request"),
+    ]
+    assert made.live_requests == 0
+    assert made.handle(RequestFailed(R, 1, P, "again"), 2.0) == []

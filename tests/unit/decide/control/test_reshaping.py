@@ -1,0 +1,150 @@
+"""The size of the fleet: what is missing is asked for once, and somebody always stays to serve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from baton.core.messages import (
+    CoordinatorCommand,
+    RequestArrived,
+    RetireWorker,
+    SetRole,
+    StartPrefill,
+    StartWorker,
+    WorkerJoined,
+    WorkerLost,
+)
+from baton.core.ports import CostModel
+from baton.core.ticking import Tick
+from baton.core.types import ClusterView, HostId, LoadWindow, Request, RequestId, Role, WorkerId, WorkerView
+from baton.decide.control.advice import Policies
+from baton.decide.control.coordinator import Coordinator
+from baton.decide.control.reshaping import START_AGAIN_S
+from baton.decide.cost.linear import LinearCost
+from baton.decide.policy.admission import BoundedQueue
+from baton.decide.policy.fairness import FirstComeFirstServed
+from baton.decide.policy.placement import FastestStep
+from baton.decide.policy.routing import EarliestFirstToken
+
+
+@dataclass(slots=True)
+class Wanted:
+    """Always asks for the same fleet."""
+
+    workers: dict[Role, int] = field(default_factory=dict[Role, int])
+
+    def target(
+        self, cluster: ClusterView, history: Sequence[LoadWindow], cost: CostModel, now_s: float
+    ) -> Mapping[Role, int]:
+        return self.workers
+
+
+@dataclass(slots=True)
+class Assigned:
+    """Gives workers these roles."""
+
+    roles: dict[WorkerId, Role] = field(default_factory=dict[WorkerId, Role])
+
+    def assign(
+        self, cluster: ClusterView, history: Sequence[LoadWindow], cost: CostModel, now_s: float
+    ) -> Mapping[WorkerId, Role]:
+        return self.roles
+
+
+P0, P1, D0, D1 = (WorkerId(name) for name in ("p0", "p1", "d0", "d1"))
+
+
+def coordinator(wanted: dict[Role, int], roles: dict[WorkerId, Role] | None = None) -> Coordinator:
+    """Two workers of each role, `p0` to `d1`, and policies that want this."""
+    policies = Policies(
+        admission=BoundedQueue(),
+        routing=EarliestFirstToken(),
+        placement=FastestStep(),
+        fairness=FirstComeFirstServed(),
+        cost=LinearCost(),
+        roles=Assigned(roles or {}),
+        scaling=Wanted(wanted),
+    )
+    made = Coordinator(policies, block_tokens=4)
+    for worker in (P0, P1, D0, D1):
+        join(made, worker, "prefill" if worker in (P0, P1) else "decode")
+    return made
+
+
+def join(made: Coordinator, worker: WorkerId, role: Role) -> None:
+    made.handle(WorkerJoined(WorkerView(id=worker, host=HostId("h"), role=role)), 0.0)
+
+
+def tick(made: Coordinator, now_s: float = 1.0) -> list[CoordinatorCommand]:
+    return made.handle(Tick(LoadWindow(end_s=now_s, window_s=1.0)), now_s)
+
+
+def test_the_last_worker_of_the_cluster_stays_whatever_scaling_wants() -> None:
+    """Both roles give up all that they have in one tick: three of four go."""
+    made = coordinator({"prefill": 0, "decode": 0})
+    assert tick(made) == [RetireWorker(P1), RetireWorker(P0), RetireWorker(D1)]
+
+
+def test_only_idle_workers_are_retired_and_the_youngest_first() -> None:
+    made = coordinator({"prefill": 1, "decode": 1})
+    request = Request(id=RequestId("r"), prompt_tokens=8, block_hashes=(), output_tokens_max=4, arrived_at_s=0.0)
+    (start,) = made.handle(RequestArrived(request), 0.0)
+    assert isinstance(start, StartPrefill)
+    idle = P1 if start.worker == P0 else P0
+    assert tick(made) == [RetireWorker(idle), RetireWorker(D1)]
+
+
+def test_a_missing_worker_is_asked_for_once_until_it_has_joined() -> None:
+    made = coordinator({"prefill": 3, "decode": 2})
+    (start,) = tick(made)
+    assert isinstance(start, StartWorker)
+    assert start.role == "prefill"
+    assert tick(made) == []
+    assert made.starting == {"prefill": 1}
+    join(made, start.worker, "prefill")
+    assert tick(made) == []
+    assert made.starting == {}
+
+
+def test_a_worker_that_nobody_asked_for_is_not_taken_for_one_that_was() -> None:
+    """It crashed and is back: before, the one that is still on its way was asked for a second time."""
+    made = coordinator({"prefill": 3, "decode": 2})
+    (start,) = tick(made)
+    made.handle(WorkerLost(P0, "killed"), 1.5)
+    join(made, P0, "prefill")
+    assert tick(made, 2.0) == []
+    assert made.starting == {"prefill": 1}
+    assert isinstance(start, StartWorker)
+
+
+def test_a_start_that_failed_is_tried_again_after_a_while_under_another_name() -> None:
+    """Before, the role never grew again."""
+    made = coordinator({"prefill": 3, "decode": 2})
+    (first,) = tick(made)
+    assert isinstance(first, StartWorker)
+    assert made.handle(WorkerLost(first.worker, "no room"), 2.0) == []
+    assert made.starting == {}
+    assert tick(made, 2.0 + START_AGAIN_S / 2) == []
+    (second,) = tick(made, 2.0 + START_AGAIN_S)
+    assert isinstance(second, StartWorker)
+    assert second.role == "prefill"
+    assert second.worker != first.worker
+
+
+def test_a_failure_of_a_start_that_is_over_is_no_matter() -> None:
+    """It joined, and its host died later: neither that nor a name that nobody knows delays the next start."""
+    made = coordinator({"prefill": 3, "decode": 2})
+    (start,) = tick(made)
+    assert isinstance(start, StartWorker)
+    join(made, start.worker, "prefill")
+    for worker in (start.worker, WorkerId("nobody")):
+        made.handle(WorkerLost(worker, "late"), 2.0)
+    made.handle(WorkerLost(start.worker, "killed"), 3.0)
+    assert [type(command) for command in tick(made, 3.0)] == [StartWorker]
+
+
+def test_scaling_sees_the_roles_of_the_same_tick() -> None:
+    """p1 becomes the third decode worker that is wanted: before, one was started besides, and p1 retired at once."""
+    made = coordinator({"prefill": 1, "decode": 3}, roles={P1: "decode"})
+    assert tick(made) == [SetRole(P1, "decode")]

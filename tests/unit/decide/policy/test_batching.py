@@ -1,0 +1,124 @@
+"""Batching policies: who is in the next step, and with how many tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.core.config import BatchLimits
+from baton.decide.cost.linear import LinearCost
+from baton.decide.policy.batching import BatchingPolicy, MixedChunked, PrefillFirst, SloChunked, StaticBatching
+
+COST = LinearCost()
+LIMITS = BatchLimits(step_tokens_max=100, requests_max=4)
+POLICIES = [MixedChunked(), PrefillFirst(), StaticBatching(), SloChunked(), SloChunked(tpot_s=0.05)]
+
+
+@dataclass
+class Part:
+    remaining_tokens: int
+    room_tokens: int = 1000
+    computed_tokens: int = 0
+    started: bool = False
+    tpot_s: float | None = None
+
+
+def _decode(**values: object) -> Part:
+    return Part(1, computed_tokens=50, started=True, **values)  # type: ignore[arg-type]
+
+
+parts = st.builds(
+    Part,
+    remaining_tokens=st.sampled_from([1, 1, 1, 2, 30, 500]),
+    room_tokens=st.sampled_from([0, 1, 20, 1000]),
+    computed_tokens=st.integers(0, 500),
+    started=st.booleans(),
+    tpot_s=st.sampled_from([None, 0.001, 0.06, 10.0]),
+)
+
+
+@given(
+    policy=st.sampled_from(POLICIES),
+    candidates=st.lists(parts, max_size=8),
+    step_tokens_max=st.integers(1, 300),
+    requests_max=st.integers(1, 6),
+)
+def test_no_policy_leaves_the_limits_or_stands_still(
+    policy: BatchingPolicy, candidates: list[Part], step_tokens_max: int, requests_max: int
+) -> None:
+    """And nobody is chosen twice, or for more than it has or has room for."""
+    limits = BatchLimits(step_tokens_max=step_tokens_max, requests_max=requests_max)
+    chosen = policy.select(candidates, limits, COST)
+    assert sum(count for _, count in chosen) <= step_tokens_max
+    assert len(chosen) <= requests_max
+    assert len({index for index, _ in chosen}) == len(chosen)
+    for index, count in chosen:
+        assert 1 <= count <= min(candidates[index].remaining_tokens, candidates[index].room_tokens)
+    running = sum(part.remaining_tokens == 1 for part in candidates)
+    if running < requests_max and all(part.room_tokens for part in candidates):
+        assert bool(chosen) == bool(candidates)
+
+
+def test_decodes_are_in_every_step_and_prompts_share_what_is_left() -> None:
+    candidates = [Part(100, 100), Part(1, 5), Part(50, 20), Part(1, 0)]
+    limits = BatchLimits(step_tokens_max=111, requests_max=8)
+    assert MixedChunked().select(candidates, limits, COST) == [(1, 1), (0, 100), (2, 10)]
+
+
+def test_prefill_first_stops_decodes_while_a_prompt_is_there() -> None:
+    candidates = [_decode(), Part(150), _decode(), Part(30)]
+    assert PrefillFirst().select(candidates, LIMITS, COST) == [(1, 100)]
+    assert PrefillFirst().select([_decode(), _decode()], LIMITS, COST) == [(0, 1), (1, 1)]
+    full = [_decode(), _decode(), _decode(), _decode(), Part(30)]
+    assert PrefillFirst().select(full, LIMITS, COST) == [(0, 1), (1, 1), (2, 1), (3, 1)]
+
+
+def test_a_static_batch_takes_nobody_in_until_its_last_is_done() -> None:
+    policy = StaticBatching()
+    assert policy.select([Part(60), Part(60), Part(60)], LIMITS, COST) == [(0, 60), (1, 40)]
+    filling = [_decode(), Part(20, computed_tokens=40, started=True), Part(60)]
+    assert policy.select(filling, LIMITS, COST) == [(1, 20), (2, 60)]
+    closed = [_decode(), _decode(), Part(60)]
+    assert policy.select(closed, LIMITS, COST) == [(0, 1), (1, 1)]
+    assert policy.select([_decode(), Part(60)], LIMITS, COST) == [(0, 1)]
+    assert policy.select([Part(60)], LIMITS, COST) == [(0, 60)]
+
+
+def test_a_handed_off_request_can_begin_a_static_batch() -> None:
+    """It has no prompt left, and has been in no step of this worker."""
+    fresh = [Part(1, computed_tokens=50), Part(1, computed_tokens=50)]
+    assert StaticBatching().select(fresh, LIMITS, COST) == [(0, 1), (1, 1)]
+
+
+@pytest.mark.parametrize("tpot_s", [0.06, 0.1, 0.2])
+def test_the_slo_decides_how_much_prompt_a_step_takes(tpot_s: float) -> None:
+    """The largest chunk whose predicted step keeps nine tenths of the promise: one token more would break that."""
+    decode = _decode(tpot_s=tpot_s)
+    limits = BatchLimits(step_tokens_max=512)
+    (first, (index, count)) = SloChunked().select([decode, Part(1000)], limits, COST)
+    assert (first, index) == ((0, 1), 1)
+
+    def step_s(tokens: int) -> float:
+        mixed = COST.step_overhead_s + COST.decode_request_s + COST.prefill_token_s * tokens
+        return mixed + COST.context_token_s * (51 + tokens)
+
+    assert count == max(16, count)
+    bound_s = SloChunked().tpot_slack * tpot_s
+    assert count == 16 or step_s(count) <= bound_s * 1.01
+    if count < 511:
+        assert step_s(count + 2) > bound_s * 0.99
+
+
+def test_without_a_promise_the_token_limit_holds() -> None:
+    candidates = [_decode(), Part(1000)]
+    assert SloChunked().select(candidates, LIMITS, COST) == MixedChunked().select(candidates, LIMITS, COST)
+    assert SloChunked(tpot_s=0.05).select([Part(1000)], LIMITS, COST) == [(0, 100)]
+
+
+def test_a_promise_that_cannot_be_kept_does_not_starve_prompts() -> None:
+    candidates = [_decode(tpot_s=0.000001), Part(1000)]
+    assert SloChunked().select(candidates, LIMITS, COST) == [(0, 1), (1, 16)]
+    assert SloChunked(chunk_tokens_min=0).select(candidates, LIMITS, COST) == [(0, 1)]

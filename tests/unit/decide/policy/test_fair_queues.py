@@ -1,0 +1,179 @@
+"""Virtual token counters: order, lifting, and the bound that the paper proves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from msgspec.structs import replace
+
+from baton.core.config import BatchLimits
+from baton.core.messages import BlocksGranted, BlocksWanted, StartRequest
+from baton.core.types import BlockId, HostId, Request, RequestId, Slo, WorkerId, WorkerView, pack_tokens
+from baton.decide.control.batcher import Batcher
+from baton.decide.control.rules import BatcherRules
+from baton.decide.cost.linear import LinearCost
+from baton.decide.policy.batching import MixedChunked
+from baton.decide.policy.fairness import FirstComeFirstServed, PromisesKept
+from baton.lab.policies.vtc import VirtualTokenCounter
+from tests.unit.decide.policy.views import request
+
+
+@dataclass(slots=True)
+class Running:
+    request: Request
+    left_tokens: int
+
+
+def test_the_least_served_tenant_is_next_and_its_own_requests_come_in_order() -> None:
+    counters = VirtualTokenCounter()
+    first, second, other = (
+        request("1", tenant="a", arrived_at_s=0.0),
+        request("2", tenant="a", arrived_at_s=1.0),
+        request("3", tenant="b", arrived_at_s=2.0),
+    )
+    for waiting in (first, second, other):
+        counters.joined(waiting)
+    counters.left(first)
+    counters.served(first, prompt_tokens=10, output_tokens=5)
+    assert counters.counter("a") == 10 + 2 * 5
+    assert sorted((first, second, other), key=counters.key) == [other, first, second]
+
+
+def test_keys_are_told_to_have_changed_when_they_have() -> None:
+    counters = VirtualTokenCounter()
+    before = counters.version
+    counters.served(request(tenant="a"), prompt_tokens=1, output_tokens=0)
+    assert counters.version != before
+    plain = FirstComeFirstServed()
+    plain.joined(request())
+    plain.served(request(), prompt_tokens=1, output_tokens=1)
+    plain.left(request())
+    assert plain.version == 0
+
+
+def test_a_tenant_that_comes_back_is_lifted_to_the_least_served_of_the_waiting() -> None:
+    """Nobody saves up service by staying away."""
+    counters = VirtualTokenCounter()
+    busy = request("1", tenant="busy")
+    counters.joined(busy)
+    counters.served(busy, prompt_tokens=100, output_tokens=0)
+    counters.joined(request("2", tenant="late"))
+    assert counters.counter("late") == 100
+
+
+def test_after_an_empty_queue_a_tenant_is_lifted_to_where_the_last_one_left() -> None:
+    counters = VirtualTokenCounter()
+    last = request("1", tenant="last")
+    counters.joined(last)
+    counters.served(last, prompt_tokens=70, output_tokens=0)
+    counters.left(last)
+    counters.joined(request("2", tenant="next"))
+    assert counters.counter("next") == 70
+
+
+def test_who_left_is_no_longer_looked_at_for_lifting() -> None:
+    counters = VirtualTokenCounter()
+    gone, there = request("1", tenant="gone"), request("2", tenant="there")
+    counters.joined(gone)
+    counters.joined(there)
+    counters.served(there, prompt_tokens=50, output_tokens=0)
+    counters.left(gone)
+    counters.joined(request("3", tenant="new"))
+    assert counters.counter("new") == 50
+
+
+def test_tenants_that_wait_for_nothing_are_forgotten_beyond_the_bound() -> None:
+    counters = VirtualTokenCounter(tenants_max=2)
+    for name in ("a", "b", "c"):
+        counters.joined(request(name, tenant=name))
+        counters.served(request(name, tenant=name), prompt_tokens=ord(name), output_tokens=0)
+        counters.left(request(name, tenant=name))
+    assert counters.counter("a") == 0
+    assert counters.counter("c") > 0
+
+
+def test_who_comes_past_the_bound_is_not_who_is_forgotten() -> None:
+    """It was lifted to 10, less than what had been served to who waits for nothing: it lost its lift, and was first."""
+    counters = VirtualTokenCounter(tenants_max=2)
+    waiting, idle, late = (request(name, tenant=name) for name in ("waiting", "idle", "late"))
+    for served, prompt_tokens in ((waiting, 10), (idle, 30)):
+        counters.joined(served)
+        counters.served(served, prompt_tokens=prompt_tokens, output_tokens=0)
+    counters.left(idle)
+    counters.joined(late)
+    assert [counters.counter(name) for name in ("waiting", "late", "idle")] == [10.0, 10.0, 0.0]
+
+
+def test_two_backlogged_tenants_stay_within_the_bound_of_the_paper() -> None:
+    """Theorem 4.4: |W_f - W_g| <= 2 max(w_p L_input, w_q M), here with M = 8 requests of at most 200 tokens."""
+    draw, counters = Random(1), VirtualTokenCounter()
+    prompts = {"f": (10, 50), "g": (100, 200)}
+    served = dict.fromkeys(prompts, 0.0)
+    waiting: list[Request] = []
+    running: list[Running] = []
+    worst = 0.0
+    for step in range(2000):
+        for tenant, (low, high) in prompts.items():
+            while sum(asked.tenant == tenant for asked in waiting) < 9:
+                asked = request(tenant=tenant, prompt_tokens=draw.randint(low, high), arrived_at_s=step)
+                counters.joined(asked)
+                waiting.append(asked)
+        while len(running) < 8:
+            chosen = min(waiting, key=counters.key)
+            waiting.remove(chosen)
+            counters.left(chosen)
+            counters.served(chosen, prompt_tokens=chosen.prompt_tokens, output_tokens=0)
+            served[chosen.tenant] += chosen.prompt_tokens
+            running.append(Running(chosen, draw.randint(1, 100)))
+        for entry in running:
+            counters.served(entry.request, prompt_tokens=0, output_tokens=1)
+            served[entry.request.tenant] += 2
+            entry.left_tokens -= 1
+        running = [entry for entry in running if entry.left_tokens]
+        worst = max(worst, abs(served["f"] - served["g"]))
+    assert worst <= 2 * max(1 * 200, 2 * 8 * 200)
+    assert min(served.values()) > 10_000
+
+
+def test_a_client_that_was_served_less_waits_for_few_while_memory_is_short() -> None:
+    """The pool answers by arrival: who has asked goes first, so not all of a crowd may have asked."""
+    view = WorkerView(id=WorkerId("w"), host=HostId("h"), role="mixed")
+    rules = BatcherRules(batching=MixedChunked(), fairness=VirtualTokenCounter(), cost=LinearCost())
+    batcher = Batcher(view, block_tokens=16, limits=BatchLimits(), rules=rules)
+    crowd = [request(str(place), tenant="crowd", prompt_tokens=20, arrived_at_s=place) for place in range(30)]
+    assert _asked_for(batcher, crowd) == ["0", "1", "2", "3"], "of 30, for which a step has room"
+    late = request("late", tenant="late", prompt_tokens=20, arrived_at_s=30.0)
+    assert _asked_for(batcher, [late]) == [], "nobody was answered yet"
+    tables = [(BlockId(2 * place), BlockId(2 * place + 1)) for place in range(4)]
+    batcher.apply([BlocksGranted(RequestId(str(place)), 1, table, 0) for place, table in enumerate(tables)])
+    assert _asked_for(batcher, [])[:2] == ["4", "late"], "lifted to the crowd's counter: by arrival, then in turns"
+
+
+def _own(request: Request) -> int:
+    """A token that no other request has: who shares a prompt with a neighbour waits for it."""
+    return 1 + sum(map(ord, request.id))
+
+
+def _asked_for(batcher: Batcher, come: Sequence[Request]) -> list[str]:
+    """Let requests come, and one step be planned. Returns for whom the batcher asks for first blocks."""
+    batcher.apply([StartRequest(one, 1, pack_tokens([_own(one)] * one.prompt_tokens), "end") for one in come])
+    batcher.plan()
+    report = batcher.take_report(now_s=0.0)
+    events = report.events if report is not None else ()
+    return [event.request_id for event in events if isinstance(event, BlocksWanted)]
+
+
+def test_a_promise_is_not_broken_by_those_who_come_later_whatever_their_priority() -> None:
+    """Of 4 s promised, priority moves a request by at most 1 s: nobody overtakes who comes 2 s later."""
+    slo = Slo(ttft_s=4.0, tpot_s=0.05)
+
+    def place(priority: int, arrived_at_s: float, slo: Slo | None = slo) -> tuple[float, ...]:
+        return PromisesKept().key(replace(request(arrived_at_s=arrived_at_s, slo=slo), priority=priority))
+
+    assert place(1_000, 0.0) < place(-1_000, 2.0)
+    assert place(1_000, 0.0) > place(-1_000, 1.9), "within what the promise bears, priority decides"
+    assert place(0, 0.0) < place(0, 0.1)
+    assert place(3, 5.0, None) > place(-2, 9.0, None), "without a promise, it decides alone"
+    assert place(-1, 5.0, None) < place(-1_000, 0.0) < place(1, 0.0, None)

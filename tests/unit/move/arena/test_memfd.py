@@ -1,0 +1,107 @@
+"""The arena: one memory, many mappings; sealed, nameless, and clear about what the host refuses."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from baton.core.errors import ArenaError
+from baton.move.arena.memfd import Arena, create_arena, open_arena
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="sealed memory without a name is Linux's")
+
+BYTES = 9 * 1024 * 1024 + 4096
+"""Over one prefault and not a multiple of it."""
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    made = create_arena(BYTES)
+    yield made
+    made.close()
+
+
+def mapped_again(arena: Arena) -> Arena:
+    return open_arena(os.dup(arena.fd), arena.bytes_total)
+
+
+@pytest.mark.parametrize("size", [0, BYTES - 4096, BYTES + 4096])
+def test_it_cannot_change_its_size_under_a_reader(arena: Arena, size: int) -> None:
+    """A reader of a page that is gone dies of SIGBUS."""
+    with pytest.raises(PermissionError):
+        os.ftruncate(arena.fd, size)
+    assert os.fstat(arena.fd).st_size == BYTES
+
+
+def test_the_seals_cannot_be_added_to(arena: Arena) -> None:
+    """A worker that could seal against writing would end all others."""
+    fcntl = pytest.importorskip("fcntl")
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(arena.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+
+
+def test_a_second_mapping_sees_the_bytes_of_the_first_and_the_other_way_round(arena: Arena) -> None:
+    other = mapped_again(arena)
+    arena.memory[100:105] = b"there"
+    assert bytes(other.memory[100:105]) == b"there"
+    other.memory[BYTES - 4 :] = b"back"
+    assert bytes(arena.memory[BYTES - 4 :]) == b"back"
+    other.close()
+
+
+def test_the_memory_outlives_the_mapping_of_its_creator() -> None:
+    """Workers go on with their blocks when the server's own mapping is closed."""
+    first = create_arena(4096)
+    first.memory[:4] = b"kept"
+    second = mapped_again(first)
+    first.close()
+    assert bytes(second.memory[:4]) == b"kept"
+    second.close()
+
+
+def test_prefault_covers_the_arena_and_leaves_alone_what_another_mapping_writes(arena: Arena) -> None:
+    """Between any two pieces, and in pages that are prefaulted after they were written."""
+    other = mapped_again(arena)
+    places = [0, 4095, 8 * 1024 * 1024 - 1, 8 * 1024 * 1024, BYTES - 1]
+    start, rounds = 0, 0
+    while start < arena.bytes_total:
+        for place in places:
+            other.memory[place] = 100 + rounds
+        moved = arena.prefault(start)
+        assert moved > start, "no progress"
+        start, rounds = moved, rounds + 1
+        assert [arena.memory[place] for place in places] == [99 + rounds] * len(places)
+    assert start == BYTES
+    assert rounds <= 2
+    assert arena.prefault(BYTES) == BYTES
+    assert sum(1 for byte in bytes(arena.memory) if byte) == len(places)
+    other.close()
+
+
+def test_prefault_reserves_the_pages(arena: Arena) -> None:
+    """So that no step pays for their first use: the file has its pages before anybody wrote a byte."""
+    assert os.fstat(arena.fd).st_blocks == 0
+    moved = arena.prefault(0)
+    if moved == BYTES:
+        pytest.skip("this kernel cannot prefault")
+    assert os.fstat(arena.fd).st_blocks * 512 >= moved
+
+
+@pytest.mark.parametrize("size", [2**62, 2**63, 0, -1])
+def test_a_size_that_the_host_refuses_says_what_to_set_and_leaves_nothing_open(size: int) -> None:
+    before = sorted(Path("/proc/self/fd").iterdir()) if Path("/proc/self/fd").exists() else []
+    with pytest.raises(ArenaError, match=r"kv\.bytes"):
+        create_arena(size)
+    after = sorted(Path("/proc/self/fd").iterdir()) if before else []
+    assert after == before
+
+
+def test_a_descriptor_of_another_size_is_refused_with_both_numbers(arena: Arena) -> None:
+    copy = os.dup(arena.fd)
+    with pytest.raises(ArenaError, match=f"{BYTES} bytes, but {BYTES + mmap.PAGESIZE} were announced"):
+        open_arena(copy, BYTES + mmap.PAGESIZE)
+    os.close(copy)

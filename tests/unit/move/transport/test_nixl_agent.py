@@ -1,0 +1,26 @@
+"""The only thread that touches NIXL, when it ends before its time."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.core.errors import TransferError
+from baton.move.transport.nixl_agent import NixlAgent
+
+pytest.importorskip("nixl_cu12", reason="NIXL is not installed: pip install -e '.[nixl]'")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_bug_in_the_thread_is_told_to_whoever_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The traceback is the thread's. Nobody waits for ever, now or later."""
+    agent = NixlAgent("a")
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(agent._agent, "get_agent_metadata", fail)
+    with pytest.raises(TransferError, match="a bug of ours"):
+        agent.metadata()
+    with pytest.raises(TransferError, match="closed"):
+        agent.metadata()
+    agent.close()

@@ -1,0 +1,190 @@
+"""What only shared memory has: borrowing without a copy, and who may map what."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from baton.core.errors import TransferError
+from baton.move.ipc.board import Board
+from baton.move.transport.asker import Asker
+from baton.move.transport.offers import BOARD, POSTED, Answer
+from baton.move.transport.port import Extent
+from baton.move.transport.shm import ShmTransport
+from tests.transfers.kits import ROOT, Kit, kit_of, offered
+
+SIZE_BYTES = 1 << 20
+
+
+@pytest.fixture
+def kit() -> Iterator[Kit]:
+    with kit_of("shm") as made:
+        yield made
+
+
+def test_an_offer_can_be_read_where_it_lies(kit: Kit) -> None:
+    """Without a copy: a change at the source is seen. And nobody can change it from here."""
+    source, target = kit.side(), kit.side()
+    assert isinstance(target.transport, ShmTransport)
+    source.fill(1)
+    ticket = source.transport.offer([Extent(100, 50, source.region), Extent(7, 3, source.region)], lease_s=600.0)
+    with target.transport.borrow(ticket) as views:
+        assert b"".join(views) == source.read(ticket.extents)
+        source.arena.memory[100] ^= 1
+        assert views[0][0] == source.arena.memory[100]
+        assert all(view.readonly for view in views)
+        del views
+
+
+def test_what_was_borrowed_when_the_offer_ended_is_refused(kit: Kit) -> None:
+    source, target = kit.side(), kit.side()
+    assert isinstance(target.transport, ShmTransport)
+    ticket, _ = offered(source)
+
+    def read() -> None:
+        with target.transport.borrow(ticket) as views:
+            source.transport.withdraw(ticket)
+            del views
+
+    with pytest.raises(TransferError, match="withdrawn"):
+        read()
+
+
+def test_an_offer_that_stands_is_pulled_without_a_word_from_its_source(kit: Kit) -> None:
+    """Which is stopped, and could not answer. The end of its lease is seen all the same, and its death is."""
+    target, remote = kit.side(), kit.remote(11, SIZE_BYTES)
+    target.transport.pull(remote.ticket, target.whole()).wait(60)
+    content = target.content()
+    remote.process.send_signal(signal.SIGSTOP)
+    target.fill(5)
+    target.transport.pull(remote.ticket, target.whole()).wait(60)
+    assert target.content() == content
+    assert isinstance(target.transport, ShmTransport)
+    with target.transport.borrow(remote.ticket) as views:
+        assert b"".join(views) == content
+        del views
+    remote.kill()
+    with pytest.raises(TransferError, match="does not answer"):
+        target.transport.pull(remote.ticket, target.whole()).wait(60)
+
+
+def test_of_offers_that_share_a_place_on_the_board_the_elder_is_asked_for(kit: Kit) -> None:
+    """It stands; so does the younger one when the elder is withdrawn."""
+    source, target = kit.side(), kit.side()
+    board = Board("one row", rows=1, row_bytes=POSTED.size)
+    source.source.offers.post_on(board)
+    elsewhere, source.source.descriptors[BOARD] = source.source.descriptors[BOARD], board.descriptor
+    (elder, content), (younger, _) = offered(source), offered(source)
+    for ticket in (elder, younger, younger, elder):
+        target.fill(5)
+        target.transport.pull(ticket, target.whole()).wait(60)
+        assert target.content() == content
+    source.transport.withdraw(elder)
+    with pytest.raises(TransferError, match="withdrawn"):
+        target.transport.pull(elder, target.whole()).wait(60)
+    target.transport.pull(younger, target.whole()).wait(60)
+    source.transport.withdraw(younger)
+    with pytest.raises(TransferError, match="withdrawn"):
+        target.transport.pull(younger, target.whole()).wait(60)
+    source.source.descriptors[BOARD] = elsewhere
+    board.close()
+
+
+def test_what_the_board_says_of_another_clock_is_asked_for(kit: Kit) -> None:
+    """A lease that has ended by our clock may stand by the source's, and it is the source's that counts."""
+    now = [0.0]
+    source, target = kit.side(now_s=lambda: now[0]), kit.side()
+    ticket = source.transport.offer(source.whole(), lease_s=0.001)
+    for _ in range(2):
+        target.transport.pull(ticket, target.whole()).wait(60)
+    now[0] = 1.0
+    with pytest.raises(TransferError, match="lease"):
+        target.transport.pull(ticket, target.whole()).wait(60)
+
+
+def test_memory_without_a_descriptor_is_not_offered(kit: Kit) -> None:
+    side = kit.side()
+    region = side.transport.register(memoryview(bytearray(100)))
+    with pytest.raises(TransferError, match="descriptor"):
+        side.transport.offer([Extent(0, 100, region)], lease_s=600.0)
+
+
+@pytest.mark.parametrize("kind", ["memfd", "file"])
+def test_a_file_that_could_shrink_is_not_mapped(kit: Kit, kind: str) -> None:
+    """Reading behind its end would kill the reader."""
+    source, target = kit.side(), kit.side()
+    with tempfile.TemporaryFile() if kind == "file" else open(os.memfd_create("unsealed"), "r+b") as file:
+        file.truncate(100)
+        region = source.transport.register(memoryview(bytearray(100)), descriptor=file.fileno())
+    ticket = source.transport.offer([Extent(0, 100, region)], lease_s=600.0)
+    with pytest.raises(TransferError, match="sealed"):
+        target.transport.pull(ticket, [Extent(0, 100)]).wait(60)
+
+
+def test_another_machine_is_told_by_its_address(kit: Kit) -> None:
+    source, target = kit.side(), kit.side()
+    ticket, _ = offered(source)
+    far = msgspec.structs.replace(ticket, address="elsewhere.1/" + ticket.address.partition("/")[2])
+    with pytest.raises(TransferError, match="another machine"):
+        target.transport.pull(far, target.whole())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_is_refused(kit: Kit) -> None:
+    """Though it has a good ticket."""
+    source = kit.side()
+    ticket, _ = offered(source)
+    code = (
+        "import os, socket, sys, msgspec\n"
+        "from baton.move.transport.asker import Inquiry\n"
+        "from baton.move.transport.port import Ticket\n"
+        "from baton.move.transport.wire import Verb, receive_answer\n"
+        "ticket = msgspec.json.decode(sys.argv[1], type=Ticket)\n"
+        "os.setuid(int(sys.argv[2]))\n"
+        "connection = socket.socket(socket.AF_UNIX)\n"
+        "connection.connect(chr(0) + ticket.address.partition('/')[2])\n"
+        "connection.sendall(Inquiry(ticket).packed(Verb.CHECK, 0))\n"
+        "print(receive_answer(connection)[0].name)\n"
+    )
+    for user, answer in ((os.geteuid(), "FINE"), (65534, "STRANGER")):
+        command = [sys.executable, "-c", code, msgspec.json.encode(ticket).decode(), str(user)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == answer
+
+
+def test_a_source_that_is_asked_just_now_is_not_waited_for() -> None:
+    """Whoever meets a new source looks whether old ones are gone. One that hangs must not hold up his other pulls."""
+    asked, let_go = threading.Event(), threading.Event()
+
+    def connect(_stall_s: float) -> socket.socket:
+        asked.set()
+        let_go.wait()
+        raise ConnectionRefusedError
+
+    asker = Asker("one that hangs", connect)
+    asking = threading.Thread(target=asker.answers, args=(_nothing,))
+    asking.start()
+    asked.wait()
+    found: list[bool] = []
+    looking = threading.Thread(target=lambda: found.append(asker.close_if_gone()))
+    looking.start()
+    looking.join(20)
+    waits = looking.is_alive()
+    let_go.set()
+    looking.join()
+    asking.join()
+    assert (waits, found) == (False, [False])
+    assert asker.close_if_gone(), "nobody answered the last time"
+
+
+def _nothing(_connection: socket.socket) -> tuple[Answer, int, None]:
+    return Answer.ENDED, 0, None

@@ -1,0 +1,80 @@
+"""What an agent says while it may not join, and when it gives up."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from baton.core.config import Topology
+from baton.core.errors import ConfigError
+from baton.serve.host.agent import Agent, HostWishes
+
+
+def wishes(url: str, join_wait_s: float = 300.0) -> HostWishes:
+    return HostWishes(
+        url=url,
+        name="a",
+        model="",
+        topology=Topology(mixed=1),
+        tensor=None,
+        pipeline=None,
+        device="cpu",
+        threads=0,
+        kv_blocks=0,
+        block_tokens=0,
+        kv_dtype=None,
+        tiers=(),
+        listen="",
+        advertise="",
+        api_key=None,
+        join_wait_s=join_wait_s,
+    )
+
+
+@contextmanager
+def answering(*answers: tuple[int, str]) -> Iterator[str]:
+    """Run a server that gives these answers, one after the other. Yields its URL."""
+    left = iter(answers)
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            status, words = next(left)
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(words.encode())
+
+        def log_message(self, *_: object) -> None:
+            """Nobody reads it."""
+
+    with HTTPServer(("127.0.0.1", 0), Answers) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        serving.join()
+
+
+def test_each_new_reason_is_told_once_with_how_long_it_is_waited_for() -> None:
+    told: list[str] = []
+    with answering((503, "loading"), (503, "loading"), (503, "it ends"), (404, "no such path")) as url:
+        with pytest.raises(ConfigError, match="no such path"):
+            asyncio.run(Agent(wishes(url), tell=told.append).run())
+        assert [line.partition("; trying again for ")[0] for line in told] == [
+            f"{url} answers 503: loading",
+            f"{url} answers 503: it ends",
+        ]
+    assert all(0 < float(line.split()[-2]) <= 300 for line in told)
+
+
+def test_without_a_server_it_ends_with_1() -> None:
+    told: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    assert asyncio.run(Agent(wishes(url, join_wait_s=0.0), tell=told.append).run()) == 1
+    assert told[-1].startswith(f"given up after 0 s: there is no server at {url}")

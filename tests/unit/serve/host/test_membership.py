@@ -1,0 +1,36 @@
+"""What a host says to its server before it has said who it is: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+
+from baton.compute.models.resolve import resolve_model
+from baton.core.config import Config
+from baton.core.types import HostId
+from baton.move.ipc.stream import FramedStream
+from baton.serve.host.build import choose_computing
+from baton.serve.host.membership import Membership
+from baton.serve.messages.hosting import FromAgentMessage, HostLeaves, MoverDown
+from baton.serve.messages.moving import MoverReady
+
+
+def test_a_mover_that_dies_at_its_first_start_is_not_told_of() -> None:
+    """A server hangs up on whoever speaks before he has said who he is; the next mover may well start."""
+    config, card, name = Config(model="hash"), resolve_model("hash"), HostId("a")
+
+    async def run() -> list[FromAgentMessage]:
+        loop, heard, over = asyncio.get_running_loop(), list[FromAgentMessage](), asyncio.Event()
+        theirs = FramedStream[FromAgentMessage](FromAgentMessage, heard=heard.append, ended=lambda _why: over.set())
+        server = await loop.create_server(lambda: theirs, "127.0.0.1", 0)
+        ours = Membership(config, card, choose_computing(config, card), lambda _line: None)
+        await loop.create_connection(lambda: ours._stream, *server.sockets[0].getsockname()[:2])
+        ours.mover_lost(name, 1, "its port was taken")
+        ours.mover_ready(name, 2, MoverReady(pid=1, machine="m", transports=("tcp",), address="a:1"))
+        ours.mover_lost(name, 2, "killed")
+        ours.leave("the test is over")
+        await over.wait()
+        server.close()
+        return heard
+
+    heard = asyncio.run(asyncio.wait_for(run(), 30))
+    assert heard == [MoverDown(2, "killed"), HostLeaves("the test is over")]

@@ -1,0 +1,136 @@
+"""The worker's loop over a real socket pair: a request that the engine cannot compute fails alone."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import msgspec
+import pytest
+
+from baton.compute.hash_engine import HashEngine, hash_card
+from baton.core.config import BatchLimits
+from baton.core.messages import (
+    BlocksGranted,
+    BlocksWanted,
+    RequestFailed,
+    RequestFinished,
+    Shutdown,
+    StartRequest,
+    StepReport,
+)
+from baton.core.step import Step, StepResult
+from baton.core.types import BlockId, HostId, Request, RequestId, Sampling, WorkerId, WorkerView, pack_tokens
+from baton.decide.control.batcher import Batcher
+from baton.decide.control.rules import BatcherRules
+from baton.decide.cost.linear import LinearCost
+from baton.decide.policy.batching import MixedChunked
+from baton.decide.policy.fairness import FirstComeFirstServed
+from baton.move.ipc.frames import FrameReader, frame
+from baton.serve.messages.setup import FromWorkerMessage, ToWorkerMessage
+from baton.serve.worker.link import ServerLink
+from baton.serve.worker.loop import StepLoop
+
+POISON = 258
+"""The engine says printable characters only, and this is none: it stands in prompts alone."""
+BLOCK_TOKENS = 16
+
+
+class Fragile(HashEngine):
+    """The hash engine with a bug: it cannot read one token."""
+
+    def execute(self, step: Step) -> StepResult:
+        if any(POISON in part.tokens for part in step.slices):
+            raise ZeroDivisionError("a bug of the engine")
+        return super().execute(step)
+
+
+class Server:
+    """The other end of the worker's socket: grants what is wanted, keeps what is said."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._reader = FrameReader()
+        self._free = iter(range(64))
+        self.reports: list[StepReport] = []
+
+    def send(self, message: ToWorkerMessage) -> None:
+        self._sock.sendall(frame(msgspec.msgpack.encode(message)))
+
+    def start(self, name: str, tokens: list[int]) -> None:
+        sampling = Sampling(temperature=0.0)
+        request = Request(
+            id=RequestId(name), prompt_tokens=len(tokens), output_tokens_max=5, arrived_at_s=0.0, sampling=sampling
+        )
+        self.send(StartRequest(request, 1, pack_tokens(tokens), "end"))
+
+    def serve_until(self, ended: int) -> None:
+        """Answer until so many requests have ended, or the worker hangs up."""
+        while sum(isinstance(event, RequestFailed | RequestFinished) for event in self.events()) < ended:
+            data = self._sock.recv(65536)
+            if not data:
+                return
+            for payload in self._reader.feed(data):
+                report = msgspec.msgpack.decode(payload, type=FromWorkerMessage)
+                assert isinstance(report, StepReport)
+                self.reports.append(report)
+                for event in report.events:
+                    if isinstance(event, BlocksWanted):
+                        table = tuple(BlockId(next(self._free)) for _ in range(event.blocks))
+                        self.send(BlocksGranted(event.request_id, event.attempt, table, 0))
+
+    def events(self) -> list[object]:
+        return [event for report in self.reports for event in report.events]
+
+    def tokens(self, name: str) -> int:
+        return sum(token.request_id == name for report in self.reports for token in report.tokens)
+
+
+def _loop(sock: socket.socket) -> StepLoop:
+    layout = hash_card().layout(block_tokens=BLOCK_TOKENS, dtype="uint8")
+    engine = Fragile(layout, memoryview(bytearray(layout.block_bytes * 64)))
+    view = WorkerView(id=WorkerId("w"), host=HostId("h"), role="mixed")
+    batcher = Batcher(
+        view,
+        block_tokens=BLOCK_TOKENS,
+        limits=BatchLimits(),
+        rules=BatcherRules(batching=MixedChunked(), fairness=FirstComeFirstServed(), cost=LinearCost()),
+    )
+    return StepLoop(ServerLink(sock), batcher, engine)
+
+
+def test_a_request_that_the_engine_cannot_compute_fails_alone() -> None:
+    """Its batch is computed again without it, and the worker lives on."""
+    ours, theirs = socket.socketpair()
+    server = Server(ours)
+    for name, tokens in (("good", [70, 71, 72]), ("bad", [70, POISON]), ("fine", [80] * 20)):
+        server.start(name, tokens)
+    thread = threading.Thread(target=_loop(theirs).run)
+    thread.start()
+    server.serve_until(ended=3)
+    server.start("later", [90, 91])
+    server.serve_until(ended=4)
+    server.send(Shutdown())
+    thread.join()
+    (failed,) = [event for event in server.events() if isinstance(event, RequestFailed)]
+    assert failed.request_id == "bad"
+    assert "ZeroDivisionError" in failed.reason
+    assert [server.tokens(name) for name in ("good", "fine", "later")] == [5, 5, 5]
+    ours.close()
+    theirs.close()
+
+
+def test_a_worker_on_which_everything_fails_dies() -> None:
+    """Two requests failing in one step: it is the worker that is broken, and its requests may live on elsewhere."""
+    ours, theirs = socket.socketpair()
+    server = Server(ours)
+    server.start("one", [POISON])
+    server.start("two", [POISON, 70])
+    loop = _loop(theirs)
+    granting = threading.Thread(target=server.serve_until, args=(2,))
+    granting.start()
+    with pytest.raises(ZeroDivisionError):
+        loop.run()
+    theirs.close()
+    granting.join()
+    ours.close()
