@@ -66,16 +66,16 @@ ACCEPTED = [
 @pytest.mark.parametrize(("source", "rule"), REFUSED.items(), ids=list(REFUSED.values()))
 def test_what_style_refuses_is_found_once_and_named(source: str, rule: str) -> None:
     """Each source breaks exactly one rule, and the finding says where and what to do."""
-    found = findings("src/baton/kv/x.py", source)
+    found = findings("src/baton/decide/kv/x.py", source)
     assert [finding.rule for finding in found] == [rule]
-    assert str(found[0]).startswith(f"src/baton/kv/x.py:{found[0].line}: [{rule}] ")
+    assert str(found[0]).startswith(f"src/baton/decide/kv/x.py:{found[0].line}: [{rule}] ")
     assert ":" in found[0].text
 
 
 @pytest.mark.parametrize("source", ACCEPTED)
 def test_what_looks_like_it_but_is_fine_passes(source: str) -> None:
     """False positives would teach people to ignore the tool."""
-    assert [str(finding) for finding in findings("src/baton/kv/x.py", source)] == []
+    assert [str(finding) for finding in findings("src/baton/decide/kv/x.py", source)] == []
 
 
 def test_a_module_name_is_a_name_too() -> None:

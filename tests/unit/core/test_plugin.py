@@ -49,8 +49,8 @@ def test_a_class_is_made_with_its_options() -> None:
 @pytest.mark.parametrize(
     ("spec", "options", "says"),
     [
-        ("Polite", {}, "write it as module:Class"),
-        (":Polite", {}, "write it as module:Class"),
+        ("Polite", {}, "write your own as module:Class"),
+        (":Polite", {}, "write your own as module:Class"),
         ("no_such_package.module:Polite", {}, "no module 'no_such_package'"),
         (f"{HERE}:Politee", {}, "has no Politee \\(did you mean 'Polite'\\?\\)"),
         (f"{HERE}:NOT_A_CLASS", {}, "NOT_A_CLASS is no class"),

@@ -163,7 +163,7 @@ def test_other_attempts_decide_otherwise(decisions: list[Decision]) -> None:
 
 
 def test_a_policy_that_is_not_there_any_more_is_a_configuration_error() -> None:
-    policy = PolicyConfig(routing=Plugin(use="baton.decide.policy.routing:Gone"))
+    policy = PolicyConfig(routing=Plugin(use="tests.hosting:Gone"))
     with pytest.raises(ConfigError, match="has no Gone"):
         build_coordinator(policy, cost=LinearCost(), block_tokens=4, attempts_max=2)
 

@@ -137,5 +137,5 @@ def test_a_forecast_is_a_plugin_with_options_and_refused_at_once_when_it_is_none
     made = ForecastScaling(forecast="recent-demand", forecast_options={"span_s": 5.0})
     roles: tuple[Role, ...] = ROLES
     assert set(made.target(cluster(worker("m", "mixed")), [window(1.0, arrived=1)], COST, 1.0)) <= set(roles)
-    with pytest.raises(ConfigError, match="RecentMean is no ForecastPolicy: it lacks ahead"):
+    with pytest.raises(ConfigError, match="recent-mean is no ForecastPolicy: it lacks ahead"):
         DemandRoles(forecast="recent-mean")

@@ -81,5 +81,5 @@ def test_one_class_with_the_same_options_plays_several_families_as_one_object() 
 
 def test_a_class_that_lacks_a_family_is_refused_though_it_plays_another() -> None:
     queue = Plugin(use="shortest-queue")
-    with pytest.raises(ConfigError, match="ShortestQueue is no PlacementPolicy: it lacks place"):
+    with pytest.raises(ConfigError, match="shortest-queue is no PlacementPolicy: it lacks place"):
         build_policies(PolicyConfig(routing=queue, placement=queue), COST)

@@ -34,7 +34,7 @@ def test_the_default_of_each_family_fills_its_port(plugin: Plugin, port: type[An
 
 
 def test_a_policy_of_the_wrong_family_is_refused_by_the_verb_that_it_lacks() -> None:
-    with pytest.raises(ConfigError, match=r"LeastRecentlyUsed is no RoutingPolicy: it lacks route"):
+    with pytest.raises(ConfigError, match=r"lru is no RoutingPolicy: it lacks route"):
         load_plugin("lru", {}, expects=RoutingPolicy)
 
 

@@ -21,7 +21,8 @@ from baton.serve.live.log_file import read_log
 @pytest.mark.parametrize(
     ("use", "options", "words"),
     [
-        ("baton.decide.policy.batching:SloChunkd", {}, "did you mean"),
+        ("slo-chunkd", {}, "did you mean 'slo-chunked'"),
+        ("baton.decide.policy.batching:SloChunkd", {}, "built-in policies are named without their module"),
         ("slo-chunked", {"foo": 1}, "unknown option 'foo'"),
         ("static-roles", {}, "is no BatchingPolicy"),
     ],
