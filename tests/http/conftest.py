@@ -20,7 +20,7 @@ from baton.compute.models.tokenizer import load_tokenizer
 from baton.serve.http.app import build_app
 from baton.serve.http.settings import HttpSettings
 from baton.serve.live.hooks import Hooks
-from baton.serve.live.inprocess import InProcessGateway
+from tests.http.inprocess import InProcessGateway
 
 BLOCK_TOKENS = 16
 

@@ -12,8 +12,8 @@ from baton.serve.http.choice import Choice, Piece, TextRules
 from baton.serve.http.prompts import Echo, Prompt
 from baton.serve.http.wire.sampling import for_choice
 from baton.serve.live.hooks import Filters
-from baton.serve.live.inprocess import InProcessGeneration
 from baton.serve.live.port import Finish, Update
+from tests.http.inprocess import InProcessGeneration
 
 TOKENIZER = load_tokenizer(hash_card())
 LENGTH = Finish(outcome="finished", reason="length")

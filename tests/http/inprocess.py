@@ -1,6 +1,7 @@
-"""A cluster of one engine inside the server's own process: no workers, no prefix cache, no policies.
+"""A gateway over one step engine in the test's own process: no workers, no prefix cache, no policies.
 
-For examples and for tests of the HTTP half. Requests wait for blocks in order of arrival; all that run share each step.
+The tests of the HTTP routes run over it. Waiting requests get blocks in order of arrival; all running requests share
+each step. A test calls `admit` and `step` itself where it needs a certain order of events.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ WORKER = "inprocess-0"
 
 
 class InProcessGeneration:
-    """One request of an `InProcessGateway`."""
+    """A request of an `InProcessGateway`."""
 
     def __init__(self, request: Request, prompt: Sequence[int]) -> None:
         self.request = request
@@ -62,13 +63,13 @@ class InProcessGeneration:
         return Timings(ttft_s=first - arrived, tpot_s=tpot_s, e2e_s=last - arrived, prefill_worker=WORKER)
 
     def end(self, finish: Finish) -> None:
-        """End it once; later ends change nothing."""
+        """End the request. Later calls change nothing."""
         if self.finish is None:
             self.finish = finish
             self._wake.set()
 
     def add(self, token: OutputToken) -> None:
-        """Take the next output token, and end the request if it is the last."""
+        """Add an output token, and end the request if it is the last one."""
         self.tokens.append(token.token)
         self._news.append(token)
         if reason := self._end_reason(token):
@@ -82,10 +83,10 @@ class InProcessGeneration:
 
 
 class InProcessGateway:
-    """Gateway over one step engine. `run` computes; without it requests only queue."""
+    """Gateway over one step engine. `run` computes; without it requests only wait."""
 
     def __init__(self, card: ModelCard, engine: StepEngine, *, blocks: int, waiting_max: int = 1024) -> None:
-        """The engine's memory holds `blocks` KV blocks. More than `waiting_max` waiting requests are refused."""
+        """Use an engine whose memory holds `blocks` KV blocks. Reject requests beyond `waiting_max` waiting ones."""
         self.card = card
         self.role: Role = "mixed"
         self.state = "ready"
@@ -102,7 +103,6 @@ class InProcessGateway:
         return min(self.card.context_tokens, self._blocks * self._engine.layout.block_tokens)
 
     def awaited(self) -> str:
-        """See `Gateway.awaited`: its engine is there."""
         return ""
 
     def submit(self, request: Request, prompt: Sequence[int]) -> InProcessGeneration:
@@ -122,11 +122,9 @@ class InProcessGateway:
 
     @property
     def decision_log(self) -> KeptLog | None:
-        """See `Gateway.decision_log`: nobody decides anything here."""
         return None
 
     async def host_terms(self) -> HostTerms:
-        """See `Gateway.host_terms`."""
         raise RequestError("this server is one process and takes no other hosts", status=409, code="no_hosts")
 
     def cluster(self) -> ClusterStatus:
@@ -154,7 +152,7 @@ class InProcessGateway:
         return ClusterStatus(workers=(worker,), hosts=(host,), policy={})
 
     async def run(self) -> None:
-        """Step for ever; idle, it waits. Cancel the task to end it."""
+        """Run steps until the task is cancelled. Without work it waits."""
         while True:
             self.admit()
             if not self.running:
@@ -162,10 +160,10 @@ class InProcessGateway:
                 await self._work.wait()
                 continue
             self.step()
-            await asyncio.sleep(0)  # let the HTTP half send what this step brought
+            await asyncio.sleep(0)  # the HTTP routes send the tokens of this step
 
     def step(self) -> None:
-        """Compute one step of all that run, and let go of those that ended."""
+        """Compute one step of all running requests, and release the blocks of the finished ones."""
         self._release()
         result = self._engine.execute(Step(tuple(_next_slice(generation) for generation in self.running)))
         for generation, part in zip(self.running, result.slices, strict=True):
@@ -178,7 +176,7 @@ class InProcessGateway:
         self._release()
 
     def admit(self) -> None:
-        """Start waiting requests in order, as long as blocks for their longest end are free."""
+        """Start waiting requests in order while enough blocks are free for their longest output."""
         while self._waiting:
             generation = self._waiting[0]
             request = generation.request
@@ -198,7 +196,7 @@ class InProcessGateway:
 
 
 def _next_slice(generation: InProcessGeneration) -> Slice:
-    """All tokens that are not computed yet: the prompt first, then one at a time."""
+    """Return the tokens that are not computed yet: first the prompt, then one token per step."""
     return Slice(
         request_id=generation.request.id,
         tokens=generation.tokens,
