@@ -1,4 +1,4 @@
-"""What a pool node lends to its own machine: its memory, the board of its blocks, and slots to fill without asking."""
+"""A pool node lends its memory to processes of its own machine and user."""
 
 from __future__ import annotations
 
@@ -16,37 +16,20 @@ from pathlib import Path
 
 import pytest
 
-from baton.core.types import BlockHash
 from baton.move.ipc.lending import mapped
-from baton.move.store.checksum import checksum, fingerprint_digest
+from baton.move.store.checksum import fingerprint_digest
 from baton.move.store.node import StoreNode
-from baton.move.store.node_link import Dialer
-from baton.move.store.node_slots import SLOTS_A_SPARE
+from baton.move.store.node_link import NodeDialer
 from baton.move.store.node_store import NodeStore
-from baton.move.store.node_wire import (
-    ANSWER,
-    DONE,
-    FILL,
-    GET,
-    HELLO,
-    KEPT,
-    MAGIC,
-    PLACE,
-    PUT,
-    REQUEST,
-    SPARE,
-    THERE,
-    receive,
-    send_all,
-)
-from tests.stores import BLOCK_BYTES, content, get, names, open_pool, put
+from baton.move.store.node_wire import ANSWER, DONE, GET, HELLO, MAGIC, PLACE, PUT, REQUEST, receive, send_all
+from tests.stores import BLOCK_BYTES, get, names, open_pool, put
 
-SMALL_BYTES, SLOTS = 1000, 4 * SLOTS_A_SPARE
+SMALL_BYTES, SLOTS = 1000, 256
 
 
 @dataclass
 class _Borrower:
-    """A process of the node's machine that is lent its memory, word by word."""
+    """A client on the node's machine that speaks the wire format by hand."""
 
     connection: socket.socket
     memory: memoryview
@@ -55,20 +38,6 @@ class _Borrower:
         """Read where blocks lie, or may lie."""
         places = PLACE.iter_unpack(receive(self.connection, count * PLACE.size))
         return [self.memory[offset : offset + BLOCK_BYTES] for _, offset in places]
-
-    def spare(self, there: BlockHash) -> int:
-        """Put a block that is there already. Returns which slot we may fill instead."""
-        send_all(self.connection, [REQUEST.pack(PUT, 1), there])
-        assert receive(self.connection, 2) == b"\0\1"
-        return SPARE.unpack(receive(self.connection, SPARE.size))[0]
-
-    def fill(self, name: BlockHash, spare: int) -> tuple[int, int]:
-        """Put a block without asking. Returns what became of it, and which slot we may fill next."""
-        data = content(name, SMALL_BYTES)
-        self.memory[spare : spare + SMALL_BYTES] = data
-        send_all(self.connection, [REQUEST.pack(FILL, 1), name, checksum(data)])
-        outcome, (offset,) = receive(self.connection, 1), SPARE.unpack(receive(self.connection, SPARE.size))
-        return outcome[0], offset
 
 
 @contextmanager
@@ -81,10 +50,9 @@ def _borrowing(node: StoreNode, block_bytes: int = BLOCK_BYTES) -> Iterator[_Bor
     with socket.socket(socket.AF_UNIX) as near:
         near.connect("\0" + name)
         send_all(near, [hello])
-        _, (descriptor, board), _, _ = socket.recv_fds(near, ANSWER.size, 2)
+        _, (descriptor,), _, _ = socket.recv_fds(near, ANSWER.size, 1)
         memory = mapped(descriptor, mmap.PROT_READ | mmap.PROT_WRITE)
         os.close(descriptor)
-        os.close(board)
         yield _Borrower(near, memory)
 
 
@@ -104,31 +72,28 @@ def test_on_the_nodes_machine_its_memory_is_lent(node: StoreNode) -> None:
 
 @pytest.fixture
 def many() -> Iterator[StoreNode]:
-    """Slots enough that clients are given spare ones."""
+    """A node of many small slots."""
     node = StoreNode(host="127.0.0.1", port=0, capacity_bytes=SLOTS * SMALL_BYTES)
     yield node
     node.close()
 
 
 def test_blocks_that_are_put_one_by_one_use_every_slot(many: StoreNode) -> None:
-    """Though one waits for the next block all the while; what is put after that costs the oldest ones their place."""
+    """Blocks put after that evict the oldest ones."""
     store, wanted = open_pool(f"pool://{many.address}", block_bytes=SMALL_BYTES), names(SLOTS + 40)
     for name in wanted[:SLOTS]:
         assert put(store, [name], SMALL_BYTES) == [True]
     assert get(store, wanted[:SLOTS], SMALL_BYTES) == [True] * SLOTS
     for name in wanted[SLOTS:]:
         assert put(store, [name], SMALL_BYTES) == [True]
-    kept = wanted[-(SLOTS - 1) :]
-    assert store.held() == kept, "one slot is spare"
-    found = get(store, wanted, SMALL_BYTES)
-    assert all(found[-len(kept) :])
-    assert not any(found[:40]), "other blocks are in their slots; in the spare one may be the 41st"
+    assert store.held() == wanted[40:]
+    assert get(store, wanted, SMALL_BYTES) == [False] * 40 + [True] * SLOTS
     assert (store.counters.put, store.counters.damaged) == (len(wanted), 0)
     store.close()
 
 
-def test_a_block_that_is_there_already_leaves_the_spare_slot_spare(many: StoreNode) -> None:
-    """Whether its board tells, or the node has to: then the copy was for nothing. It counts as young again."""
+def test_a_block_that_is_there_already_counts_as_young_again(many: StoreNode) -> None:
+    """And it is not copied a second time, whichever client has put it."""
     ours, theirs = (open_pool(f"pool://{many.address}", block_bytes=SMALL_BYTES) for _ in range(2))
     for store in (ours, theirs, ours, theirs):
         for name in names(5):
@@ -136,32 +101,13 @@ def test_a_block_that_is_there_already_leaves_the_spare_slot_spare(many: StoreNo
     assert (ours.counters.put, theirs.counters.put) == (5, 0)
     assert put(ours, names(1), SMALL_BYTES) == [True]
     assert ours.held() == [*names(4, first=1), *names(1)]
-    with _borrowing(many, SMALL_BYTES) as borrower:
-        spare = borrower.spare(names(1)[0])
-        assert borrower.fill(names(1)[0], spare) == (THERE, spare)
-        outcome, next_spare = borrower.fill(names(1, first=9)[0], spare)
-        assert (outcome, next_spare == spare) == (KEPT, False)
-    assert get(ours, [*names(5), *names(1, first=9)], SMALL_BYTES) == [True] * 6
+    assert get(ours, names(5), SMALL_BYTES) == [True] * 5
     ours.close()
     theirs.close()
 
 
-def test_the_spare_slot_of_a_client_that_ends_is_free_again(many: StoreNode) -> None:
-    for turn in range(6):
-        store = open_pool(f"pool://{many.address}", block_bytes=SMALL_BYTES)
-        assert put(store, names(1, first=turn), SMALL_BYTES) == [True]
-        store.close()
-    store = open_pool(f"pool://{many.address}", block_bytes=SMALL_BYTES)
-    for _ in range(1000):  # the node's threads notice in their own time
-        put(store, names(SLOTS), SMALL_BYTES)
-        if len(store.held()) == SLOTS:
-            break
-    assert get(store, names(SLOTS), SMALL_BYTES) == [True] * SLOTS
-    store.close()
-
-
-def test_what_was_forgotten_is_a_miss_and_no_damage(node: StoreNode) -> None:
-    """Rows of it may still stand where clients look; other blocks' bytes are in its slots."""
+def test_an_evicted_block_is_a_miss_and_no_damage(node: StoreNode) -> None:
+    """Its slot holds the bytes of another block."""
     near, far = open_pool(f"pool://{node.address}"), open_pool(f"pool://{node.address}?via=tcp")
     put(near, names(10), BLOCK_BYTES)
     put(far, names(10, first=50), BLOCK_BYTES)
@@ -261,7 +207,7 @@ def test_memory_of_a_node_that_is_gone_is_not_kept() -> None:
         node = StoreNode(host="127.0.0.1", port=0, capacity_bytes=10 * BLOCK_BYTES)
         host, port = node.address.rsplit(":", 1)
         hello = HELLO.pack(MAGIC, fingerprint_digest("a layout"), BLOCK_BYTES)
-        dialer = Dialer((host, int(port)), hello, threads, shares=1)
+        dialer = NodeDialer((host, int(port)), hello, threads, shares=1)
         dialer.connect().connection.close()
         assert _mappings() > before
         node.close()

@@ -1,6 +1,7 @@
-"""A pool node: memory of one machine in which the hosts of a cluster keep blocks for each other.
+"""A pool node: memory of one machine in which the hosts of a cluster keep KV blocks for each other.
 
-Over TCP they send it blocks; processes of its own machine and user are lent the memory, and copy for themselves.
+Remote clients send and receive blocks over TCP. Processes of the node's machine and user map its memory and copy
+blocks themselves.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import socket
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
 
 from baton.core.errors import StoreError
 from baton.core.types import BlockHash
@@ -21,41 +21,30 @@ from baton.move.ipc.connections import Listener
 from baton.move.ipc.lending import is_ours, listening_as, machine, sealed_file
 from baton.move.store import node_wire as wire
 from baton.move.store.checksum import CHECKSUM_BYTES
-from baton.move.store.node_slots import NodeSlots, Spare
+from baton.move.store.slot_table import SlotTable
 
 log = logging.getLogger("baton.move.store")
 
 CONNECTIONS_MAX = 256
-"""Over TCP, and as many of our own machine."""
+"""Bound of the TCP connections, and separately of the connections from this machine."""
 SLOTS_MAX = 1 << 24
-"""However small the blocks are that the first client announces: a slot takes memory of its own beside its block."""
+"""Bound of the slots: each one needs bookkeeping beside its bytes, and the first client chooses the block size."""
 IDLE_S = 600.0
-"""A connection that says nothing for so long is closed: its host is gone, or connects again."""
-
-
-@dataclass(slots=True, eq=False)
-class _Client:
-    """One connection, which has said what its blocks are."""
-
-    connection: socket.socket
-    slots: NodeSlots
-    spare: Spare = field(default_factory=Spare)
-
-    @property
-    def is_near(self) -> bool:
-        """It sees our memory, and copies blocks itself."""
-        return self.connection.family == socket.AF_UNIX
+"""The node closes a connection without a request for so long. A client that is still there connects again."""
 
 
 class StoreNode:
-    """Serves slots of one piece of memory. The first client says what layout its blocks are of; others must agree.
+    """Serve blocks from slots of one shared memory. The first client sets the layout; others must have the same.
 
-    One thread per connection: they spend their time in the kernel, copying. Blocks are received straight into their
-    slots and sent straight from them; the checksum is the client's, kept beside the block and checked by who gets it.
+    One thread serves each connection and spends its time in the kernel. Blocks are received straight into their slots
+    and sent straight from them. The client that puts a block computes its checksum; the client that gets it compares.
     """
 
     def __init__(self, *, host: str, port: int, capacity_bytes: int) -> None:
-        """Take the port, then the memory, which takes a while. Raises StoreError where either cannot be had."""
+        """Bind the port, then reserve and fault in the memory, which takes a while.
+
+        Raises StoreError if the port or the memory is not available.
+        """
         name = f"baton-pool-{secrets.token_hex(8)}"
         with ExitStack() as opened:
             try:
@@ -74,137 +63,112 @@ class StoreNode:
         self.address = "{}:{}".format(*far.getsockname()[:2])
         self._lends_at = f"{machine()}/{name}"
         self._lock = threading.Lock()
-        self._layout: bytes | None = None
-        self._slots: NodeSlots | None = None
-        """For blocks of that layout, which the first client has named."""
-        self._listeners = [Listener(each, self._serve, CONNECTIONS_MAX, full=_nothing_said) for each in (far, near)]
+        self._layout: tuple[bytes, int] | None = None
+        """Digest of the layout and bytes of a block, as the first client has set them."""
+        self._table = SlotTable()
+        self._checksums: list[bytes] = []
+        self._listeners = [Listener(each, self._serve, CONNECTIONS_MAX, full=_hang_up) for each in (far, near)]
 
     def close(self) -> None:
-        """End every connection. What was kept is gone."""
+        """Close every connection and forget all blocks."""
         for listener in self._listeners:
             listener.close()
         with suppress(OSError):
-            self._mapping.madvise(mmap.MADV_REMOVE)  # else they stay as long as anybody has them mapped
-        if self._slots is not None:
-            self._slots.board.close()
+            self._mapping.madvise(mmap.MADV_REMOVE)  # otherwise the pages live until the last client unmaps them
         self._opened.close()
 
     def _serve(self, connection: socket.socket) -> None:
-        """Answer a client until it ends, or hangs (OSError): nothing of a block that was coming is named then."""
+        """Serve one client until it hangs up, stalls (OSError) or sends an invalid request."""
         wire.bound_waits(connection, IDLE_S)
-        slots = self._greet(connection)
-        if slots is not None:
-            self._converse(_Client(connection, slots))
+        if not self._greet(connection):
+            return
+        while True:
+            verb, count = wire.REQUEST.unpack(wire.receive(connection, wire.REQUEST.size))
+            if count > wire.NAMES_MAX:
+                return
+            self._answer(connection, verb, wire.receive_names(connection, count))
 
-    def _greet(self, connection: socket.socket) -> NodeSlots | None:
-        """Hear what a client's blocks are. Returns the slots for them; None where it may not have any."""
-        is_near = connection.family == socket.AF_UNIX
+    def _greet(self, connection: socket.socket) -> bool:
+        """Exchange greetings, and lend the memory to a client of this machine. Return whether it may stay."""
         magic, digest, block_bytes = wire.HELLO.unpack(wire.receive(connection, wire.HELLO.size))
-        if magic != wire.MAGIC or (is_near and not is_ours(connection)):
-            return None
+        if magic != wire.MAGIC or (_is_near(connection) and not is_ours(connection)):
+            return False
         with self._lock:
-            if self._slots is None and 0 < block_bytes <= len(self._memory):
-                self._slots = NodeSlots(min(len(self._memory) // block_bytes, SLOTS_MAX), block_bytes)
-                self._layout = digest
-            slots = self._slots
-        ours = 0 if slots is None else slots.block_bytes
-        agrees = (digest, block_bytes) == (self._layout, ours)
+            if self._layout is None and 0 < block_bytes <= len(self._memory):
+                self._layout = (digest, block_bytes)
+                slots = min(len(self._memory) // block_bytes, SLOTS_MAX)
+                self._table.add_free(range(slots))
+                self._checksums = [b""] * slots
+            agrees = self._layout == (digest, block_bytes)
         welcome = wire.WELCOME if agrees else wire.OTHER_LAYOUT
-        answer = wire.ANSWER.pack(welcome, wire.MAGIC, digest, ours, self._lends_at.encode())
-        if is_near and agrees and slots is not None:
-            socket.send_fds(connection, [answer], [self._file, slots.board.descriptor])
+        answer = wire.ANSWER.pack(welcome, wire.MAGIC, digest, self._block_bytes, self._lends_at.encode())
+        if _is_near(connection) and agrees:
+            socket.send_fds(connection, [answer], [self._file])
         else:
             wire.send_all(connection, [answer])
-        return slots if agrees else None
+        return agrees
 
-    def _converse(self, client: _Client) -> None:
-        """Answer until the client ends, or says what is no request of ours."""
-        try:
-            while True:
-                verb, count = wire.REQUEST.unpack(wire.receive(client.connection, wire.REQUEST.size))
-                if count > wire.NAMES_MAX:
-                    return
-                self._answer(client, verb, wire.receive_names(client.connection, count))
-        finally:
-            with self._lock:
-                client.slots.end_spare(client.spare)
-
-    def _answer(self, client: _Client, verb: bytes, names: list[BlockHash]) -> None:
-        connection = client.connection
+    def _answer(self, connection: socket.socket, verb: bytes, names: list[BlockHash]) -> None:
         if verb == wire.PUT:
-            self._put(client, names)
-        elif verb == wire.FILL and len(names) == 1:
-            self._fill(client, names[0])
+            self._put(connection, names)
         elif verb == wire.GET:
-            self._get(client, names)
+            self._get(connection, names)
         elif verb == wire.DROP:
             with self._lock:
-                dropped = sum([client.slots.drop(name) for name in names])
+                dropped = sum([self._table.forget(name) for name in names])
             wire.send_all(connection, [wire.NUMBER.pack(dropped)])
         elif verb == wire.HELD:
             with self._lock:
-                held = [name for name, _ in client.slots.table.items()]
+                held = [name for name, _ in self._table.items()]
             wire.send_all(connection, [wire.NUMBER.pack(len(held)), *held])
         else:
-            raise ConnectionAbortedError(f"nobody knows {verb!r} with {len(names)} names")
+            raise ConnectionAbortedError(f"unknown request {verb!r}")
 
-    def _bytes_of(self, client: _Client, slot: int) -> memoryview:
-        block_bytes = client.slots.block_bytes
-        return self._memory[slot * block_bytes : (slot + 1) * block_bytes]
+    @property
+    def _block_bytes(self) -> int:
+        return 0 if self._layout is None else self._layout[1]
 
-    def _put(self, client: _Client, names: list[BlockHash]) -> None:
-        slots, connection = client.slots, client.connection
+    def _slot(self, slot: int) -> memoryview:
+        return self._memory[slot * self._block_bytes : (slot + 1) * self._block_bytes]
+
+    def _place(self, slot: int) -> bytes:
+        return wire.PLACE.pack(self._checksums[slot], slot * self._block_bytes)
+
+    def _put(self, connection: socket.socket, names: list[BlockHash]) -> None:
+        """Reserve slots for the missing blocks, receive them, and name them once all of them have come."""
         with self._lock:
-            wanted = slots.reserve(names, client.spare)
+            new = [name for name in dict.fromkeys(names) if not self._table.refresh(name)]
+            slots, _ = self._table.reserve(len(new))
+        wanted = dict(zip(new, slots, strict=False))
+        sums = [memoryview(bytearray(CHECKSUM_BYTES)) for _ in slots]
         received = False
-        sums = {slot: memoryview(bytearray(CHECKSUM_BYTES)) for slot in wanted.values()}
         try:
-            if client.is_near:
-                wire.send_all(connection, [_flags(names, wanted), *(_place(client, slot) for slot in sums)])
-                coming = list(sums.values())
+            if _is_near(connection):  # the client writes the slots itself and sends checksums only
+                wire.send_all(connection, [_flags(names, wanted), *map(self._place, slots)])
+                coming = sums
             else:
                 wire.send_all(connection, [_flags(names, wanted)])
-                coming = [part for slot, total in sums.items() for part in (total, self._bytes_of(client, slot))]
+                coming = [part for slot, total in zip(slots, sums, strict=True) for part in (total, self._slot(slot))]
             wire.receive_into(connection, coming)
             received = True
         finally:
             with self._lock:
-                for name, slot in wanted.items():
+                for (name, slot), total in zip(wanted.items(), sums, strict=True):
+                    self._checksums[slot] = bytes(total)
                     if received:
-                        slots.keep(name, slot, bytes(sums[slot]))
+                        self._table.keep(name, slot)
                     else:
-                        slots.table.add_free([slot])
-                kept = {name for name in names if slots.table.holds(name)}
-        wire.send_all(connection, [_flags(names, kept), *self._lent_spare(client)])
+                        self._table.add_free([slot])
+                kept = {name for name in names if self._table.holds(name)}
+        wire.send_all(connection, [_flags(names, kept)])
 
-    def _fill(self, client: _Client, name: BlockHash) -> None:
-        """Take a block that a client has copied into its spare slot before it said so."""
-        checksum = wire.receive(client.connection, CHECKSUM_BYTES)
-        try:
-            with self._lock:
-                is_new = client.slots.keep_spare(name, client.spare, checksum)
-        except ValueError as error:
-            raise ConnectionAbortedError(str(error)) from error
-        outcome = wire.KEPT if is_new else wire.THERE
-        wire.send_all(client.connection, [bytes([outcome]), *self._lent_spare(client)])
-
-    def _lent_spare(self, client: _Client) -> list[bytes]:
-        """What a client that copies blocks itself is told with every answer to a put."""
-        if not client.is_near:
-            return []
+    def _get(self, connection: socket.socket, names: list[BlockHash]) -> None:
+        """Send the blocks, or their places to a client of this machine. Their slots stay pinned until it is done."""
         with self._lock:
-            client.slots.lend_spare(client.spare)
-        slot = client.spare.slot
-        return [wire.SPARE.pack(wire.NOWHERE if slot is None else slot * client.slots.block_bytes)]
-
-    def _get(self, client: _Client, names: list[BlockHash]) -> None:
-        connection, table = client.connection, client.slots.table
-        with self._lock:
-            found = [table.begin_read(name) for name in names]
+            found = [self._table.begin_read(name) for name in names]
             slots = [slot for slot in found if slot is not None]
-            lent = [_place(client, slot) for slot in slots] if client.is_near else None
-            sums = client.slots.checksums
-            parts = lent or [part for slot in slots for part in (sums[slot], self._bytes_of(client, slot))]
+            lent = [self._place(slot) for slot in slots] if _is_near(connection) else None
+            parts = lent or [part for slot in slots for part in (self._checksums[slot], self._slot(slot))]
         try:
             wire.send_all(connection, [bytes(slot is not None for slot in found), *parts])
             if lent:
@@ -212,15 +176,16 @@ class StoreNode:
         finally:
             with self._lock:
                 for slot in slots:
-                    table.end_read(slot)
+                    self._table.end_read(slot)
 
 
-def _place(client: _Client, slot: int) -> bytes:
-    return wire.PLACE.pack(client.slots.checksums[slot], slot * client.slots.block_bytes)
+def _is_near(connection: socket.socket) -> bool:
+    """Return whether the client runs on this machine: it has mapped our memory and copies blocks itself."""
+    return connection.family == socket.AF_UNIX
 
 
 def _flags(names: Sequence[BlockHash], chosen: dict[BlockHash, int] | set[BlockHash]) -> bytes:
-    """One byte a name; of a name that comes twice only the first counts."""
+    """Return one byte per name: 1 if it is chosen. Of a name that is listed twice only the first one counts."""
     seen: set[BlockHash] = set()
     flags = bytearray()
     for name in names:
@@ -229,5 +194,5 @@ def _flags(names: Sequence[BlockHash], chosen: dict[BlockHash, int] | set[BlockH
     return bytes(flags)
 
 
-def _nothing_said(_connection: socket.socket) -> None:
-    """One client too many is hung up on: it does without us, as without a node that is not there."""
+def _hang_up(_connection: socket.socket) -> None:
+    """Say nothing to a client beyond the limit: the listener closes the connection, and its blocks are misses."""

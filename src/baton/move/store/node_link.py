@@ -1,4 +1,4 @@
-"""Connections to a pool node: over TCP, or on its own machine, to whose processes it lends its memory."""
+"""Connections of a client to a pool node: over TCP, or through the node's memory on the same machine."""
 
 from __future__ import annotations
 
@@ -16,251 +16,181 @@ import xxhash
 
 from baton.core.errors import StoreError
 from baton.core.types import BlockHash
-from baton.move.ipc.lending import has_ended, is_ours, mapped, shares_machine
+from baton.move.ipc.lending import is_ours, mapped, shares_machine
 from baton.move.store import node_wire as wire
 from baton.move.store.checksum import CHECKSUM_BYTES, PART_BYTES, checksum_in_parts, joined
-from baton.move.store.node_board import PostedBlocks
 
 CONNECT_TIMEOUT_S, ANSWER_TIMEOUT_S = 1.0, 5.0
 _HOT_BYTES = 256 << 10
-"""Copied, and summed up while a core's own cache has it."""
+"""Copied at a time, and checksummed while a core's cache still holds the bytes."""
 
 Block = tuple[BlockHash, memoryview]
 
 
 class Link(Protocol):
-    """One connection. Every method raises OSError where the node fails it; then it is of no use any more."""
+    """One connection. A method that raises OSError leaves the connection unusable."""
 
     connection: socket.socket
 
-    def put(self, blocks: Sequence[Block]) -> list[int]:
-        """Bring the blocks that the node wants. Returns for each REFUSED, KEPT or THERE of the wire."""
+    def put(self, blocks: Sequence[Block]) -> tuple[bytes, bytes]:
+        """Send the blocks that the node lacks. Return two flags per block: the node wanted it, the node keeps it."""
         ...
 
     def get(self, blocks: Sequence[Block]) -> list[bool | None]:
-        """Fill the memories of blocks. Returns for each whether it is what was put. None: the node does not have it."""
+        """Fill the memories. Return for each whether its checksum matches, or None if the node lacks the block."""
         ...
 
 
-class FarLink:
-    """Blocks travel: from the arena into the socket, and from the socket into the arena."""
+class TcpLink:
+    """Send blocks from the arena into the socket, and receive them from the socket into the arena."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
 
-    def put(self, blocks: Sequence[Block]) -> list[int]:
-        """See `Link.put`."""
-        wanted = _asked(self.connection, wire.PUT, blocks)
+    def put(self, blocks: Sequence[Block]) -> tuple[bytes, bytes]:
+        wanted = _ask(self.connection, wire.PUT, blocks)
         new = [memory for (_, memory), is_wanted in zip(blocks, wanted, strict=True) if is_wanted]
         wire.send_all(self.connection, [part for memory in new for part in (checksum_in_parts(memory), memory)])
-        return _outcomes(wanted, wire.receive(self.connection, len(blocks)))
+        return wanted, wire.receive(self.connection, len(blocks))
 
     def get(self, blocks: Sequence[Block]) -> list[bool | None]:
-        """See `Link.get`."""
-        flags = _asked(self.connection, wire.GET, blocks)
+        flags = _ask(self.connection, wire.GET, blocks)
         coming = [(bytearray(CHECKSUM_BYTES), memory) for (_, memory), flag in zip(blocks, flags, strict=True) if flag]
         wire.receive_into(self.connection, [part for total, memory in coming for part in (memoryview(total), memory)])
         whole = iter([checksum_in_parts(memory) == bytes(total) for total, memory in coming])
         return [next(whole) if flag else None for flag in flags]
 
 
-@dataclass(frozen=True, slots=True)
-class Lent:
-    """What a node lends to processes of its machine."""
+class SharedMemoryLink:
+    """Copy blocks to and from the node's mapped memory. The node names the slot of each block."""
 
-    name: str
-    """Of the node's process: another one lends other memory."""
-    memory: memoryview
-    """Its slots."""
-    blocks: PostedBlocks
-    """Which block lies where, for reading."""
-
-
-class NearLink:
-    """The node lends its memory: blocks are copied from where its board shows them, and to where it has a spare slot.
-
-    What is not shown, or was given away under the copy, and all larger puts are asked for.
-    """
-
-    def __init__(self, connection: socket.socket, lent: Lent, threads: Executor, shares: int) -> None:
-        """Large copies are shared out to so many of the `threads`."""
+    def __init__(self, connection: socket.socket, memory: memoryview, threads: Executor, shares: int) -> None:
+        """Divide large copies into up to `shares` parts for the `threads`."""
         self.connection = connection
-        self._lent = lent
+        self._memory = memory
         self._threads = threads
         self._shares = shares
-        self._spare: int | None = None
-        """Where the slot begins that we may fill without asking."""
 
-    def put(self, blocks: Sequence[Block]) -> list[int]:
-        """See `Link.put`."""
-        name, memory = blocks[0]
-        if len(blocks) == 1 and self._spare is not None and self._lent.blocks.find(name) is None:
-            return [self._filled(name, memory, self._spare)]
-        wanted = _asked(self.connection, wire.PUT, blocks)
+    def put(self, blocks: Sequence[Block]) -> tuple[bytes, bytes]:
+        wanted = _ask(self.connection, wire.PUT, blocks)
         new = [memory for (_, memory), is_wanted in zip(blocks, wanted, strict=True) if is_wanted]
-        slots = [slot for _, slot in self._placed(new)]
-        copies = [_Copying(memory, slot, memory) for memory, slot in zip(new, slots, strict=True)]
-        wire.send_all(self.connection, self._carried(copies))
-        return _outcomes(wanted, self._said_with_spare(len(blocks)))
+        copies = [_Copy(memory, slot, memory) for memory, (_, slot) in zip(new, self._places(new), strict=True)]
+        wire.send_all(self.connection, self._run(copies))
+        return wanted, wire.receive(self.connection, len(blocks))
 
     def get(self, blocks: Sequence[Block]) -> list[bool | None]:
-        """See `Link.get`."""
-        self._check_alive()
-        shown = [self._shown(name, memory.nbytes) for name, memory in blocks]
-        copies = [
-            _Copying(self._slot(place[1], memory), memory, memory)
-            for (_, memory), place in zip(blocks, shown, strict=True)
-            if place is not None
-        ]
-        sums = iter(self._carried(copies))
-        whole = [place is not None and next(sums) == place[0] for place in shown]
-        missing = [block for block, is_whole in zip(blocks, whole, strict=True) if not is_whole]
-        came = iter(self._asked_for(missing) if missing else [])
-        return [is_whole or next(came) for is_whole in whole]
-
-    def _shown(self, name: BlockHash, size_bytes: int) -> tuple[bytes, int] | None:
-        """What the board says of a block. None: ask, also where it says what cannot be."""
-        place = self._lent.blocks.find(name)
-        return place if place is not None and place[1] + size_bytes <= self._lent.memory.nbytes else None
-
-    def _filled(self, name: BlockHash, memory: memoryview, offset: int) -> int:
-        """Copy a block into our spare slot, and only then tell the node. Returns what became of it."""
-        self._check_alive()  # else it is not ours any more
-        sums = self._carried([_Copying(memory, self._slot(offset, memory), memory)])
-        wire.send_all(self.connection, [wire.REQUEST.pack(wire.FILL, 1), name, *sums])
-        return self._said_with_spare(1)[0]
-
-    def _asked_for(self, blocks: Sequence[Block]) -> list[bool | None]:
-        """Get blocks whose slots nobody gives away meanwhile."""
-        flags = _asked(self.connection, wire.GET, blocks)
+        flags = _ask(self.connection, wire.GET, blocks)
         memories = [memory for (_, memory), flag in zip(blocks, flags, strict=True) if flag]
-        placed = self._placed(memories)
-        copies = [_Copying(slot, memory, memory) for memory, (_, slot) in zip(memories, placed, strict=True)]
-        sums = self._carried(copies)
+        places = self._places(memories)
+        sums = self._run([_Copy(slot, memory, memory) for memory, (_, slot) in zip(memories, places, strict=True)])
         if memories:
-            wire.send_all(self.connection, [wire.DONE])
-        whole = iter([total == expected for total, (expected, _) in zip(sums, placed, strict=True)])
+            wire.send_all(self.connection, [wire.DONE])  # the node unpins the slots
+        whole = iter([total == expected for total, (expected, _) in zip(sums, places, strict=True)])
         return [next(whole) if flag else None for flag in flags]
 
-    def _check_alive(self) -> None:
-        """What a node lends outlives it, but is not to be used then. Raises OSError."""
-        if has_ended(self.connection):
-            raise ConnectionResetError("the node has ended the connection")
+    def _places(self, memories: Sequence[memoryview]) -> list[tuple[bytes, memoryview]]:
+        """Receive a checksum and a slot for each block. Return them with the slots' memory."""
+        found: list[tuple[bytes, memoryview]] = []
+        places = wire.receive(self.connection, len(memories) * wire.PLACE.size)
+        for (total, offset), memory in zip(wire.PLACE.iter_unpack(places), memories, strict=True):
+            slot = self._memory[offset : offset + len(memory)]
+            if len(slot) != len(memory):
+                raise ConnectionAbortedError(
+                    f"the node names a slot at {offset}, and its memory has {len(self._memory)} bytes"
+                )
+            found.append((total, slot))
+        return found
 
-    def _said_with_spare(self, count: int) -> bytes:
-        """Receive an answer of `count` bytes, and which slot we may fill next."""
-        said = wire.receive(self.connection, count + wire.SPARE.size)
-        (offset,) = wire.SPARE.unpack_from(said, count)
-        self._spare = None if offset == wire.NOWHERE else offset
-        return said[:count]
+    def _run(self, copies: Sequence[_Copy]) -> list[bytes]:
+        """Copy blocks, several threads sharing the parts of large ones. Return the checksum of each block."""
+        parts = [part for copy in copies for part in copy.parts()]
 
-    def _slot(self, offset: int, block: memoryview) -> memoryview:
-        slot = self._lent.memory[offset : offset + len(block)]
-        if len(slot) != len(block):
-            raise ConnectionAbortedError(f"the node names {offset}, its memory has {len(self._lent.memory)} bytes")
-        return slot
-
-    def _placed(self, memories: Sequence[memoryview]) -> list[tuple[bytes, memoryview]]:
-        """Receive for each block a checksum, and where its slot is. Returns them with the slots' memory."""
-        said = wire.receive(self.connection, len(memories) * wire.PLACE.size)
-        places = zip(wire.PLACE.iter_unpack(said), memories, strict=True)
-        return [(total, self._slot(offset, memory)) for (total, offset), memory in places]
-
-    def _carried(self, copies: Sequence[_Copying]) -> list[bytes]:
-        """Copy blocks, and return their checksums. Parts of blocks are what threads share."""
-        parts = [part for copying in copies for part in copying.parts()]
-
-        def carry(share: int) -> list[bytes]:
+        def run_share(share: int) -> list[bytes]:
             mine = parts[share * len(parts) // shares : (share + 1) * len(parts) // shares]
-            return [part.carry() for part in mine]
+            return [part.run() for part in mine]
 
-        total_bytes = sum(len(copying.source) for copying in copies)
+        total_bytes = sum(len(copy.source) for copy in copies)
         shares = max(1, min(self._shares, len(parts), total_bytes // PART_BYTES))
-        done = [carry(0)] if shares == 1 else self._threads.map(carry, range(shares))
+        done = [run_share(0)] if shares == 1 else self._threads.map(run_share, range(shares))
         sums = iter([total for share in done for total in share])
-        return [joined([next(sums) for _ in copying.parts()]) for copying in copies]
+        return [joined([next(sums) for _ in copy.parts()]) for copy in copies]
 
 
-def _asked(connection: socket.socket, verb: bytes, blocks: Sequence[Block]) -> bytes:
-    """Name blocks. Returns a flag for each."""
+def _ask(connection: socket.socket, verb: bytes, blocks: Sequence[Block]) -> bytes:
+    """Send the names of blocks. Return the node's flag for each."""
     wire.send_all(connection, [wire.REQUEST.pack(verb, len(blocks)), *(name for name, _ in blocks)])
     return wire.receive(connection, len(blocks))
 
 
-def _outcomes(wanted: bytes, kept: bytes) -> list[int]:
-    """What became of blocks of which the node wanted some, and keeps some."""
-    new = [wire.KEPT if is_wanted else wire.THERE for is_wanted in wanted]
-    return [outcome if is_kept else wire.REFUSED for outcome, is_kept in zip(new, kept, strict=True)]
-
-
 @dataclass(frozen=True, slots=True)
-class _Copying:
-    """A block, or a part of one, on its way."""
+class _Copy:
+    """A copy of one block, or of a part of it."""
 
     source: memoryview
     target: memoryview
     summed: memoryview
-    """One of the two: its checksum is wanted."""
+    """The source or the target: the checksum is computed over it."""
 
-    def parts(self) -> list[_Copying]:
+    def parts(self) -> list[_Copy]:
         return [
-            _Copying(*(memory[start : start + PART_BYTES] for memory in (self.source, self.target, self.summed)))
+            _Copy(*(memory[start : start + PART_BYTES] for memory in (self.source, self.target, self.summed)))
             for start in range(0, len(self.source), PART_BYTES)
         ]
 
-    def carry(self) -> bytes:
-        """Copy, and sum up while the cache has it."""
-        ours, theirs = np.frombuffer(self.target, np.uint8), np.frombuffer(self.source, np.uint8)
+    def run(self) -> bytes:
+        """Copy, and return the checksum."""
+        into, source = np.frombuffer(self.target, np.uint8), np.frombuffer(self.source, np.uint8)
         state = xxhash.xxh3_128()
         for start in range(0, len(self.source), _HOT_BYTES):
-            np.copyto(ours[start : start + _HOT_BYTES], theirs[start : start + _HOT_BYTES])
+            np.copyto(into[start : start + _HOT_BYTES], source[start : start + _HOT_BYTES])
             state.update(self.summed[start : start + _HOT_BYTES])
         return state.digest()
 
 
-class Dialer:
-    """Connects to one node: by its memory where it lends it to us, else over TCP."""
+class NodeDialer:
+    """Connect to one pool node: through its memory if the node lends it to this process, otherwise over TCP."""
 
     def __init__(self, address: tuple[str, int], hello: bytes, threads: Executor, *, shares: int) -> None:
-        """`shares`: threads among which the copies of one call are shared out; 0: always over TCP."""
+        """`shares`: how many threads divide the copies of one call. 0 connects over TCP always."""
         self._where = "pool://{}:{}".format(*address)
         self._address = address
         self._hello = hello
         self._threads = threads
         self._shares = shares
         self._lock = threading.Lock()
-        self._lent: Lent | None = None
+        self._lent: tuple[str, memoryview] | None = None
+        """Name of the node's process and its mapped memory. A restarted node has another name."""
         self.is_near = False
-        """The last connection was to memory that is lent."""
+        """The last connection was to mapped memory."""
 
     def connect(self) -> Link:
-        """Raises OSError where nobody answers, and StoreError where the node keeps blocks of another layout."""
+        """Connect. Raises OSError if the node does not answer, StoreError if it holds blocks of another layout."""
         try:
-            far, name = self._far()
+            connection, name = self._connect_tcp()
         except (OSError, StoreError):
             with self._lock:
-                self._lent = None  # the memory of a node that has ended is kept by nobody but us
+                self._lent = None  # unmap: otherwise the pages of a dead node would stay in memory
             raise
-        near = self._near(name) if self._shares and shares_machine(name) else None
+        near = self._connect_near(name) if self._shares and shares_machine(name) else None
         self.is_near = near is not None
         if near is None:
-            return FarLink(far)
-        far.close()
+            return TcpLink(connection)
+        connection.close()
         return near
 
-    def _far(self) -> tuple[socket.socket, str]:
-        """Connect over TCP. Returns where the node lends its memory, too."""
-        far = socket.create_connection(self._address, timeout=CONNECT_TIMEOUT_S)
+    def _connect_tcp(self) -> tuple[socket.socket, str]:
+        """Connect over TCP. Return the connection and the name under which the node lends its memory."""
+        connection = socket.create_connection(self._address, timeout=CONNECT_TIMEOUT_S)
         try:
-            wire.bound_waits(far, ANSWER_TIMEOUT_S)
-            wire.send_all(far, [self._hello])
-            return far, self._answered(wire.receive(far, wire.ANSWER.size))
+            wire.bound_waits(connection, ANSWER_TIMEOUT_S)
+            wire.send_all(connection, [self._hello])
+            return connection, self._check_answer(wire.receive(connection, wire.ANSWER.size))
         except (OSError, StoreError):
-            far.close()
+            connection.close()
             raise
 
-    def _near(self, name: str) -> NearLink | None:
-        """Ask to be lent the node's memory. None: it is lent to other users only, or the node has just ended."""
+    def _connect_near(self, name: str) -> SharedMemoryLink | None:
+        """Map the node's memory. Return None if the node belongs to another user or has just ended."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             wire.bound_waits(connection, ANSWER_TIMEOUT_S)
@@ -268,30 +198,30 @@ class Dialer:
             if not is_ours(connection):
                 raise PermissionError("the node belongs to another user")
             wire.send_all(connection, [self._hello])
-            said, descriptors, _, _ = socket.recv_fds(connection, wire.ANSWER.size, 2, socket.MSG_WAITALL)
-            return NearLink(connection, self._lent_by(name, said, descriptors), self._threads, self._shares)
+            answer, descriptors, _, _ = socket.recv_fds(connection, wire.ANSWER.size, 1, socket.MSG_WAITALL)
+            memory = self._map(name, answer, descriptors)
+            return SharedMemoryLink(connection, memory, self._threads, self._shares)
         except (OSError, ValueError, StoreError):
             connection.close()
             return None
 
-    def _lent_by(self, name: str, said: bytes, descriptors: Sequence[int]) -> Lent:
-        """What the node lends, mapped once for all connections to one process."""
+    def _map(self, name: str, answer: bytes, descriptors: Sequence[int]) -> memoryview:
+        """Return the node's memory, mapped once for all connections to the same process."""
         try:
-            if len(said) != wire.ANSWER.size or len(descriptors) != 2:
-                raise ConnectionAbortedError("the node lends nothing")
-            self._answered(said)
+            if len(answer) != wire.ANSWER.size or not descriptors:
+                raise ConnectionAbortedError("the node sent no descriptor of its memory")
+            self._check_answer(answer)
             with self._lock:
-                if self._lent is None or self._lent.name != name:
-                    slots = mapped(descriptors[0], mmap.PROT_READ | mmap.PROT_WRITE)
-                    self._lent = Lent(name, slots, PostedBlocks(mapped(descriptors[1], mmap.PROT_READ)))
-                return self._lent
+                if self._lent is None or self._lent[0] != name:
+                    self._lent = name, mapped(descriptors[0], mmap.PROT_READ | mmap.PROT_WRITE)
+                return self._lent[1]
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _answered(self, said: bytes) -> str:
-        """Read the node's answer. Returns where it lends its memory."""
-        welcome, _, _, theirs, name = wire.ANSWER.unpack(said)
+    def _check_answer(self, answer: bytes) -> str:
+        """Return the name under which the node lends its memory. Raises StoreError if its layout is another one."""
+        welcome, _, _, theirs, name = wire.ANSWER.unpack(answer)
         if welcome != wire.WELCOME:
             _, _, ours = wire.HELLO.unpack(self._hello)
             raise StoreError(

@@ -12,7 +12,7 @@ from baton.core.types import BlockHash
 from baton.move.cores import usable_cores
 from baton.move.store import node_wire as wire
 from baton.move.store.checksum import PART_BYTES, fingerprint_digest
-from baton.move.store.node_link import Block, Dialer, Link
+from baton.move.store.node_link import Block, Link, NodeDialer
 from baton.move.store.port import StoreCounters
 from baton.move.store.reach import Reach
 
@@ -47,7 +47,7 @@ class NodeStore:
         hello = wire.HELLO.pack(wire.MAGIC, fingerprint_digest(layout_fingerprint), block_bytes)
         shares = min(streams, usable_cores()) if shares_memory else 0
         self._copiers = ThreadPoolExecutor(max(1, shares), thread_name_prefix="baton-pool-copy")
-        self._dialer = Dialer((host, port), hello, self._copiers, shares=shares)
+        self._dialer = NodeDialer((host, port), hello, self._copiers, shares=shares)
         self._idle: queue.LifoQueue[Link] = queue.LifoQueue()
         self._reach = Reach(self._where, self._ask, (OSError, StoreError))
         try:
@@ -160,9 +160,9 @@ class NodeStore:
         return [answer for part in done for answer in part]
 
     def _put_part(self, blocks: Sequence[Block]) -> list[bool]:
-        outcomes = self._call(lambda link: link.put(blocks)) or [wire.REFUSED] * len(blocks)
-        self._reach.count(put=outcomes.count(wire.KEPT))
-        return [outcome != wire.REFUSED for outcome in outcomes]
+        wanted, kept = self._call(lambda link: link.put(blocks)) or (bytes(len(blocks)), bytes(len(blocks)))
+        self._reach.count(put=sum(1 for flags in zip(wanted, kept, strict=True) if all(flags)))
+        return [bool(flag) for flag in kept]
 
     def _get_part(self, blocks: Sequence[Block]) -> list[bool]:
         came = self._call(lambda link: link.get(blocks)) or [None] * len(blocks)

@@ -1,20 +1,17 @@
-"""What a pool node and its clients say to each other: little frames, then the bytes of blocks, straight into place.
+"""Wire format between a pool node and its clients: fixed headers, names, then the bytes of blocks.
 
-A connection begins with the client's Hello and the node's answer. Then the client asks, one request at a time:
+A connection begins with the client's HELLO and the node's ANSWER. Then the client sends requests, one at a time:
 
-    put   names -> which of them the node wants -> for each of those: checksum, block -> which are kept
-    get   names -> which of them the node has, then for each of those: checksum, block
-    drop  names -> how many were there
-    held  -> how many, then their names, oldest first
+    put   names -> flags of the missing ones -> checksum and bytes of each missing one -> flags of those now kept
+    get   names -> flags of those present, then checksum and bytes of each
+    drop  names -> how many were present
+    held  -> how many blocks there are, then their names, oldest first
 
-The answer names a socket on which processes of the node's own machine and user say the same, and are lent its memory
-with the answer, and the board on which its blocks stand. They copy blocks themselves, and ask for those that they do
-not find there:
+ANSWER names an abstract Unix socket. A process of the node's machine and user connects there with the same HELLO and
+receives a descriptor of the node's memory beside ANSWER. It copies blocks itself:
 
-    put   names -> which of them the node wants, then for each of those: where -> their checksums
-          -> which are kept, and a spare slot
-    fill  name, checksum of what was copied into the spare slot -> whether it is kept, and a spare slot
-    get   names -> which of them the node has, then for each of those: checksum, where -> done
+    put   names -> flags of the missing ones, then a PLACE for each -> their checksums -> flags of those now kept
+    get   names -> flags of those present, then a PLACE for each -> DONE when they are copied
 """
 
 from __future__ import annotations
@@ -28,35 +25,29 @@ from baton.move.ipc.connections import limit_waits
 
 NAME_BYTES = 16
 NAMES_MAX = 1 << 16
-"""Of one request: what a node reads before it looks at them."""
+"""Bound of the names in one request."""
 HELLO = struct.Struct("<8s16sQ")
-"""Magic, digest of the layout's fingerprint, bytes of a block."""
-MAGIC = b"BATONP03"
+"""MAGIC, digest of the layout's fingerprint, bytes per block."""
+MAGIC = b"BATONP04"
 ANSWER = struct.Struct("<c8s16sQ128s")
-"""WELCOME or OTHER_LAYOUT, the node's Hello, and where it lends its memory: `machine/socket`, or nothing."""
+"""WELCOME or OTHER_LAYOUT, the node's own HELLO, and where it lends its memory: `machine/socket`."""
 PLACE = struct.Struct("<16sQ")
-"""A block's checksum, which is yet to come for one that is put; where its slot begins in the node's memory."""
-SPARE = struct.Struct("<Q")
-"""Where a slot begins that nobody but this client may write, until it ends. NOWHERE: there is none to spare."""
-NOWHERE = (1 << 64) - 1
+"""Checksum of the block in a slot (undefined for a put) and the offset of the slot in the node's memory."""
 DONE = b"."
-"""What was lent has been read."""
+"""Ends a get on the node's machine: the client has copied the blocks, and the node unpins their slots."""
 REQUEST = struct.Struct("<cI")
-"""Verb, number of names that follow."""
+"""Verb, and the number of names that follow."""
 NUMBER = struct.Struct("<I")
-PUT, FILL, GET, DROP, HELD = b"p", b"f", b"g", b"d", b"h"
-REFUSED, KEPT, THERE = range(3)
-"""What became of a block that was put. The last: it was there already, and counts as young again."""
+PUT, GET, DROP, HELD = b"p", b"g", b"d", b"h"
 WELCOME, OTHER_LAYOUT = b"+", b"-"
 _MEMORIES_MAX = 512
-"""Of one call: half of what the system takes."""
+"""Bound of the memories in one system call; Linux accepts 1,024."""
 
 
 def bound_waits(connection: socket.socket, timeout_s: float) -> None:
-    """Let the system end a wait of so long with an OSError, inside one call that moves all there is to move.
+    """Make blocking calls fail with OSError after `timeout_s` without progress, enforced by the kernel.
 
-    Python's own timeout makes every call return with what is there just now, and asks before each whether there is
-    something: twice the calls, each for a piece.
+    With a timeout of Python's own, every transfer needs a poll before each call and returns early: twice the calls.
     """
     if connection.family != socket.AF_UNIX:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -65,7 +56,7 @@ def bound_waits(connection: socket.socket, timeout_s: float) -> None:
 
 
 def send_all(connection: socket.socket, memories: Sequence[bytes | memoryview]) -> None:
-    """Send memories one after the other, without putting them together first. Raises OSError."""
+    """Send memories in order, without joining them first. Raises OSError."""
     waiting = [memoryview(memory).cast("B") for memory in memories if len(memory)]
     first = 0
     while first < len(waiting):
@@ -78,7 +69,7 @@ def send_all(connection: socket.socket, memories: Sequence[bytes | memoryview]) 
 
 
 def receive_into(connection: socket.socket, memories: Sequence[memoryview]) -> None:
-    """Fill memories one after the other, straight from the socket. Raises OSError, also where the other side ends."""
+    """Fill memories in order, straight from the socket. Raises OSError, also if the other side hangs up."""
     waiting = [memory for memory in memories if len(memory)]
     first = 0
     while first < len(waiting):
@@ -86,9 +77,9 @@ def receive_into(connection: socket.socket, memories: Sequence[memoryview]) -> N
             part = waiting[first : first + _MEMORIES_MAX]
             received, _, _, _ = connection.recvmsg_into(part, 0, socket.MSG_WAITALL)
         except BlockingIOError:
-            raise TimeoutError("nothing came in time") from None
+            raise TimeoutError("no bytes came in time") from None
         if received == 0:
-            raise ConnectionResetError("the other side has ended the connection")
+            raise ConnectionResetError("the other side closed the connection")
         while first < len(waiting) and received >= len(waiting[first]):
             received -= len(waiting[first])
             first += 1
@@ -97,7 +88,7 @@ def receive_into(connection: socket.socket, memories: Sequence[memoryview]) -> N
 
 
 def receive(connection: socket.socket, size_bytes: int) -> bytes:
-    """Receive so many bytes. Raises OSError."""
+    """Receive `size_bytes` bytes. Raises OSError."""
     data = bytearray(size_bytes)
     receive_into(connection, [memoryview(data)])
     return bytes(data)

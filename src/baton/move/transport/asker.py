@@ -82,11 +82,6 @@ class Asker:
         with self._lock:
             self._disconnect()
 
-    def is_connected(self) -> bool:
-        """Tell whether the source's process lives, as far as its connection tells. Never waits, and asks nothing."""
-        connection = self._connection
-        return not self._closed and connection is not None and not has_ended(connection)
-
     def close_if_gone(self) -> bool:
         """Close where the source's process has ended. Returns whether it has. Never waits: whoever asks it, learns."""
         if not self._lock.acquire(blocking=False):

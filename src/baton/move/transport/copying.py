@@ -44,11 +44,6 @@ class Copier:
         self._enter(pull)
         self._add(pull, lambda: self._begin(pull, begin))
 
-    def carry(self, pull: PiecewisePull, move: Move) -> None:
-        """Carry out a pull that may begin at once."""
-        self._enter(pull)
-        self._share_out(pull, move)
-
     def from_spread(self, pull: PiecewisePull, source: Spread) -> Move:
         """Move pieces of this pull by copying them."""
         target = pull.target

@@ -6,7 +6,6 @@ import heapq
 import hmac
 import os
 import secrets
-import struct
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -15,17 +14,12 @@ from enum import IntEnum
 from typing import Protocol
 
 from baton.core.errors import TransferError
-from baton.move.ipc.board import Board
 from baton.move.transport.clock import now_s as real_now_s
 from baton.move.transport.extents import Memories, Spread, digest
 from baton.move.transport.port import Extent, Memory, Ticket
 
 OFFERS_MAX = 1 << 16
 SECRET_BYTES = 16
-POSTED = struct.Struct(f"<Q{SECRET_BYTES}sQd")
-"""A row of the board of offers: number, secret, digest of the extents, end of the lease in monotonic seconds."""
-BOARD = (1 << 63) - 1
-"""Lent like a region, which no memory has: the board of the offers that stand."""
 
 
 class Answer(IntEnum):
@@ -88,15 +82,6 @@ class Source:
         """Of regions that can be mapped: for reading only, and ours."""
         self.offers = Offers(self.memories, now_s)
         self._lock = threading.Lock()
-        self._board: Board | None = None
-
-    def lend_board(self) -> None:
-        """Post offers from now on, where processes of this machine that map `BOARD` see them. Raises OSError."""
-        with self._lock:
-            if self._board is None:
-                self._board = Board("baton-offers", rows=OFFERS_MAX, row_bytes=POSTED.size)
-                self.descriptors[BOARD] = self._board.descriptor
-                self.offers.post_on(self._board)
 
     def register(self, memory: Memory, *, descriptor: int | None) -> int:
         """See `Transport.register`."""
@@ -113,13 +98,8 @@ class Source:
     def close(self) -> None:
         """End every offer and let the memories go. Nobody may read them any more."""
         self.offers.close()
-        self.offers.post_on(None)
         self.memories.close()
         with self._lock:
-            self.descriptors.pop(BOARD, None)
-            if self._board is not None:
-                self._board.close()
-                self._board = None
             while self.descriptors:
                 os.close(self.descriptors.popitem()[1])
 
@@ -136,17 +116,11 @@ class Offers:
         self._ends: list[tuple[float, int]] = []
         """Every lease's end, the earliest first. May name offers that are withdrawn."""
         self._number = 0
-        self._board: Board | None = None
-
-    def post_on(self, board: Board | None) -> None:
-        """Show offers that are made from now on. Those before are asked for."""
-        with self._lock:
-            self._board = board
 
     def add(self, extents: Sequence[Extent], *, lease_s: float, checksum: bool, transport: str, address: str) -> Ticket:
         """See `Transport.offer`."""
         spread = self._memories.spread(extents)
-        until_s, secret = self._now_s() + lease_s, secrets.token_bytes(SECRET_BYTES)
+        secret, until_s = secrets.token_bytes(SECRET_BYTES), self._now_s() + lease_s
         offer = Offer(spread, tuple(extents), digest(extents), secret, until_s, checksum)
         with self._lock:
             self._forget_ended()
@@ -156,8 +130,6 @@ class Offers:
             number = self._number
             self._standing[number] = offer
             heapq.heappush(self._ends, (offer.until_s, number))
-            if self._board is not None:
-                self._board.post(number, POSTED.pack(number, secret, offer.digest, until_s))
         return Ticket(
             transport=transport, address=address, epoch=self.epoch, number=number, secret=offer.secret,
             extents=offer.extents, checksum=checksum,
@@ -167,7 +139,7 @@ class Offers:
         """See `Transport.withdraw`. Who is reading learns of it when it looks again after its last byte."""
         with self._lock:
             if ticket.epoch == self.epoch:
-                self._forget(ticket.number)
+                self._standing.pop(ticket.number, None)
 
     def find(self, epoch: int, number: int, secret: bytes) -> Offer | Answer:
         """Look up an offer that stands, for somebody who proves to have the ticket."""
@@ -188,20 +160,14 @@ class Offers:
     def close(self) -> None:
         """End all."""
         with self._lock:
-            for number in list(self._standing):
-                self._forget(number)
+            self._standing.clear()
             self._ends.clear()
-
-    def _forget(self, number: int) -> None:
-        self._standing.pop(number, None)
-        if self._board is not None:
-            self._board.clear(number, number.to_bytes(8, "little"))
 
     def _forget_ended(self) -> None:
         now_s = self._now_s()
         while self._ends and (self._ends[0][0] <= now_s or self._ends[0][1] not in self._standing):
             _, number = heapq.heappop(self._ends)
-            self._forget(number)
+            self._standing.pop(number, None)
         if len(self._ends) > 2 * OFFERS_MAX:
             self._ends = [end for end in self._ends if end[1] in self._standing]
             heapq.heapify(self._ends)

@@ -1,8 +1,7 @@
 """Bytes between processes of one machine: the source's memory is mapped once, and copied from like our own.
 
 The source hands out its memfd's descriptor, opened again for reading only, to processes of the same user. No byte goes
-through the kernel. Whether an offer stands is looked up before the copy and after it, on a board that the source lends
-too; what is not found there is asked for.
+through the kernel. A pull asks the source whether the offer is valid, before the copy and after it.
 """
 
 from __future__ import annotations
@@ -47,7 +46,6 @@ class ShmTransport:
         """
         self._owned = source is None
         self._source = source or Source()
-        _lend_board(self._source)
         self._copier = Copier(threads, copy or fastest_copy())
         self._peers = Peers(self._meet)
         name = listen or f"baton-kv-{secrets.token_hex(8)}"
@@ -83,11 +81,7 @@ class ShmTransport:
         target = self._source.memories.target_of(ticket, into, name=self.name)
         peer, inquiry = self._peers.at(ticket.address), Inquiry(ticket)
         pull = PiecewisePull(ticket, target, interrupt=no_interrupt, check=lambda: peer.check(inquiry))
-        at_hand = peer.at_hand(inquiry)
-        if at_hand is None:
-            self._copier.start(pull, lambda: self._copier.from_spread(pull, peer.open(inquiry)))
-        else:
-            self._copier.carry(pull, self._copier.from_spread(pull, at_hand))
+        self._copier.start(pull, lambda: self._copier.from_spread(pull, peer.open(inquiry)))
         return pull
 
     @contextmanager
@@ -119,13 +113,6 @@ class ShmTransport:
         if not shares_machine(address):
             raise TransferError(f"{address!r} is on another machine than {self.address!r}; pull over tcp")
         return ShmPeer(address.partition("/")[2])
-
-
-def _lend_board(source: Source) -> None:
-    try:
-        source.lend_board()
-    except OSError as error:
-        raise TransferError(f"no memory can be lent here: {error}; pull over tcp") from error
 
 
 def _listening(name: str) -> socket.socket:

@@ -1,4 +1,4 @@
-"""The side that maps: one connection to a source, and what of it is mapped: memories, and the board of its offers."""
+"""The side that maps: one connection to a source, and the regions of its memory that are mapped."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ import mmap
 import os
 import socket
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from baton.core.errors import TransferError
-from baton.move.ipc.board import PostedRows
 from baton.move.ipc.connections import limit_waits
 from baton.move.ipc.lending import is_ours, mapped
 from baton.move.transport.asker import Asker, Inquiry
-from baton.move.transport.clock import now_s
 from baton.move.transport.extents import Spread, rows_of
-from baton.move.transport.offers import BOARD, POSTED, Answer
+from baton.move.transport.offers import Answer
 from baton.move.transport.wire import ANSWER_BYTES, BrokenStreamError, Verb, receive_answer, unpack_answer
 
 
@@ -26,9 +23,7 @@ class ShmPeer:
     def __init__(self, name: str) -> None:
         self.asker = Asker(f"{name!r} on this machine", lambda stall_s: _connected(name, stall_s))
         self._lock = threading.Lock()
-        """Of whoever maps more."""
         self._mapping: _Mapping | None = None
-        """Replaced, never changed: read without the lock."""
 
     def open(self, inquiry: Inquiry) -> Spread:
         """Find what is offered in our mapping of the source's memory. Raises TransferError where it is not."""
@@ -36,25 +31,14 @@ class ShmPeer:
         ticket = inquiry.ticket
         with self._lock:
             if self._mapping is None or self._mapping.epoch != ticket.epoch:
-                self._mapping = _Mapping(ticket.epoch, self._board(inquiry), {})
-            missing = {extent.region for extent in ticket.extents} - self._mapping.regions.keys()
-            if missing:
-                more = {region: self._map(inquiry, region) for region in missing}
-                self._mapping = _Mapping(ticket.epoch, self._mapping.board, {**self._mapping.regions, **more})
-            return Spread(rows_of(ticket.extents), self._mapping.regions)
-
-    def at_hand(self, inquiry: Inquiry) -> Spread | None:
-        """As `open`, but never waits. None: the source must be asked whether it stands, or where it lies."""
-        mapping, extents = self._mapping, inquiry.ticket.extents
-        if mapping is None or not {extent.region for extent in extents} <= mapping.regions.keys():
-            return None
-        return Spread(rows_of(extents), mapping.regions) if self._is_posted(inquiry, mapping) else None
+                self._mapping = _Mapping(ticket.epoch, {})
+            for region in {extent.region for extent in ticket.extents} - self._mapping.regions.keys():
+                self._mapping.regions[region] = self._map(inquiry, region)
+            return Spread(rows_of(ticket.extents), dict(self._mapping.regions))
 
     def check(self, inquiry: Inquiry) -> None:
-        """Raise TransferError where the offer does not stand any more. Asks the source where its board is no help."""
-        mapping = self._mapping
-        if mapping is None or not self._is_posted(inquiry, mapping):
-            self.asker.ask(inquiry, Verb.CHECK, _receive)
+        """Ask the source. Raises TransferError if the offer is not valid any more."""
+        self.asker.ask(inquiry, Verb.CHECK, _receive)
 
     def lends(self) -> bool:
         """Tell whether somebody answers who lends us memory."""
@@ -65,26 +49,6 @@ class ShmPeer:
         self.asker.close()
         with self._lock:
             self._mapping = None
-
-    def _is_posted(self, inquiry: Inquiry, mapping: _Mapping) -> bool:
-        """The offer stood when this was called, and the source lived.
-
-        The row comes first: a process whose connection is still open has not ended, so what its board has shown until
-        then it has meant. Whoever gives a dead source's memory to others waits for its end, which comes after that.
-        """
-        ticket = inquiry.ticket
-        row = mapping.board.row(ticket.number) if mapping.epoch == ticket.epoch else None
-        if row is None:
-            return False
-        number, secret, digest, until_s = POSTED.unpack(row)
-        is_this = (number, secret, digest) == (ticket.number, ticket.secret, inquiry.digest)
-        return is_this and now_s() < until_s and self.asker.is_connected()
-
-    def _board(self, inquiry: Inquiry) -> PostedRows:
-        try:
-            return PostedRows(self._map(inquiry, BOARD), POSTED.size)
-        except ValueError as error:
-            raise TransferError(str(error)) from None
 
     def _map(self, inquiry: Inquiry, region: int) -> memoryview:
         descriptor = self.asker.ask(inquiry, Verb.MAP, _receive_descriptor, region)
@@ -102,8 +66,7 @@ class _Mapping:
     """What is mapped of one process."""
 
     epoch: int
-    board: PostedRows
-    regions: Mapping[int, memoryview]
+    regions: dict[int, memoryview]
 
 
 def _connected(name: str, stall_s: float) -> socket.socket:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -15,9 +14,8 @@ import msgspec
 import pytest
 
 from baton.core.errors import TransferError
-from baton.move.ipc.board import Board
 from baton.move.transport.asker import Asker
-from baton.move.transport.offers import BOARD, POSTED, Answer
+from baton.move.transport.offers import Answer
 from baton.move.transport.port import Extent
 from baton.move.transport.shm import ShmTransport
 from tests.transfers.kits import ROOT, Kit, kit_of, offered
@@ -57,58 +55,6 @@ def test_what_was_borrowed_when_the_offer_ended_is_refused(kit: Kit) -> None:
 
     with pytest.raises(TransferError, match="withdrawn"):
         read()
-
-
-def test_an_offer_that_stands_is_pulled_without_a_word_from_its_source(kit: Kit) -> None:
-    """Which is stopped, and could not answer. The end of its lease is seen all the same, and its death is."""
-    target, remote = kit.side(), kit.remote(11, SIZE_BYTES)
-    target.transport.pull(remote.ticket, target.whole()).wait(60)
-    content = target.content()
-    remote.process.send_signal(signal.SIGSTOP)
-    target.fill(5)
-    target.transport.pull(remote.ticket, target.whole()).wait(60)
-    assert target.content() == content
-    assert isinstance(target.transport, ShmTransport)
-    with target.transport.borrow(remote.ticket) as views:
-        assert b"".join(views) == content
-        del views
-    remote.kill()
-    with pytest.raises(TransferError, match="does not answer"):
-        target.transport.pull(remote.ticket, target.whole()).wait(60)
-
-
-def test_of_offers_that_share_a_place_on_the_board_the_elder_is_asked_for(kit: Kit) -> None:
-    """It stands; so does the younger one when the elder is withdrawn."""
-    source, target = kit.side(), kit.side()
-    board = Board("one row", rows=1, row_bytes=POSTED.size)
-    source.source.offers.post_on(board)
-    elsewhere, source.source.descriptors[BOARD] = source.source.descriptors[BOARD], board.descriptor
-    (elder, content), (younger, _) = offered(source), offered(source)
-    for ticket in (elder, younger, younger, elder):
-        target.fill(5)
-        target.transport.pull(ticket, target.whole()).wait(60)
-        assert target.content() == content
-    source.transport.withdraw(elder)
-    with pytest.raises(TransferError, match="withdrawn"):
-        target.transport.pull(elder, target.whole()).wait(60)
-    target.transport.pull(younger, target.whole()).wait(60)
-    source.transport.withdraw(younger)
-    with pytest.raises(TransferError, match="withdrawn"):
-        target.transport.pull(younger, target.whole()).wait(60)
-    source.source.descriptors[BOARD] = elsewhere
-    board.close()
-
-
-def test_what_the_board_says_of_another_clock_is_asked_for(kit: Kit) -> None:
-    """A lease that has ended by our clock may stand by the source's, and it is the source's that counts."""
-    now = [0.0]
-    source, target = kit.side(now_s=lambda: now[0]), kit.side()
-    ticket = source.transport.offer(source.whole(), lease_s=0.001)
-    for _ in range(2):
-        target.transport.pull(ticket, target.whole()).wait(60)
-    now[0] = 1.0
-    with pytest.raises(TransferError, match="lease"):
-        target.transport.pull(ticket, target.whole()).wait(60)
 
 
 def test_memory_without_a_descriptor_is_not_offered(kit: Kit) -> None:
