@@ -15,7 +15,7 @@ from baton.compute.port import StepEngine
 from baton.core.errors import RequestError
 from baton.core.step import Slice, Step
 from baton.core.types import BlockId, FinishReason, OutputToken, Request, Role, WorkerId
-from baton.serve.live.clock import now_s
+from baton.move.clock import now_s
 from baton.serve.live.port import ClusterStatus, Finish, HostStatus, KeptLog, Timings, Update, WorkerStatus
 from baton.serve.messages.hosting import HostTerms
 

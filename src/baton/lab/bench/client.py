@@ -9,10 +9,10 @@ from urllib.parse import urljoin
 
 import aiohttp
 
-from baton.lab.bench.clock import now_s
 from baton.lab.bench.wire import Answer, CountedBy, error_text
 from baton.lab.report.summary import RequestRecord
 from baton.lab.workload.request import TraceRequest
+from baton.move.clock import now_s
 
 KEEP_ALIVE_S = 2.0
 """Idle connections are closed before the server does it (uvicorn: 5 s), which would fail the request that is on it."""

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 import msgspec
 
 from baton.lab.bench.client import Client, Reply
-from baton.lab.bench.clock import now_s
 from baton.lab.bench.probe import Target
 from baton.lab.bench.wire import Message, Prompt, request_fields
 from baton.lab.workload.conversation import Conversations, Turn, conversations
 from baton.lab.workload.prompts import PromptMaker
 from baton.lab.workload.request import TraceRequest
+from baton.move.clock import now_s
 
 PREPARED_BYTES_MAX = 64 * 1024 * 1024
 """Bodies that are made ahead of their time, so that making one delays no other."""

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from baton.core.errors import ConfigError
 from baton.lab.bench.client import Client, Reply
-from baton.lab.bench.clock import now_s
 from baton.lab.bench.drive import Driver
 from baton.lab.bench.load import Load, make_load
 from baton.lab.bench.options import BenchOptions, ClosedLoop
@@ -22,6 +21,7 @@ from baton.lab.bench.watch import WorkerWatch
 from baton.lab.report.summary import Results, summarize
 from baton.lab.report.timeline import Timeline
 from baton.lab.workload.prompts import PromptMaker
+from baton.move.clock import now_s
 
 WARMUP_TOKENS_MAX = 16
 """Output of a warm-up request: it shall touch every kernel, not take long."""

@@ -11,8 +11,8 @@ from msgspec import Struct
 
 from baton.core.types import HostId, Role, WorkerId, WorkerView
 from baton.lab.bench.client import Client
-from baton.lab.bench.clock import now_s
 from baton.lab.report.timeline import Timeline
+from baton.move.clock import now_s
 
 LOOK_S = 0.5
 """Between two looks: seldom enough to disturb nothing that is measured."""

@@ -14,7 +14,7 @@ from enum import IntEnum
 from typing import Protocol
 
 from baton.core.errors import TransferError
-from baton.move.transport.clock import now_s as real_now_s
+from baton.move.clock import now_s as real_now_s
 from baton.move.transport.extents import Memories, Spread, digest
 from baton.move.transport.port import Extent, Memory, Ticket
 

@@ -13,9 +13,9 @@ import msgspec
 from baton.compute.models.resolve import resolve_model
 from baton.core.config import Config, KVConfig, KVDtypeChoice, ParallelConfig, TierConfig, Topology
 from baton.core.types import HostId
+from baton.move.clock import now_s
 from baton.serve.host.ask import NotNowError, ask_terms, server_address
 from baton.serve.host.build import choose_computing, limit_context, priced
-from baton.serve.host.clock import now_s
 from baton.serve.host.membership import Membership, Place
 from baton.serve.messages.hosting import HostTerms
 

@@ -23,6 +23,7 @@ import msgspec
 from baton.core.errors import ArenaError, ConfigError, TransferError
 from baton.core.keeping import DropBlocks, LoadBlocks, StoreBlocks
 from baton.move.arena.opening import open_arena_on
+from baton.move.clock import now_s
 from baton.move.ipc.address import with_port
 from baton.move.ipc.inherited import InheritedSocket
 from baton.move.ipc.lending import machine
@@ -35,7 +36,6 @@ from baton.move.transport.staged import StagedMemory
 from baton.move.transport.tcp import TcpTransport
 from baton.serve.host.arena_bytes import bytes_of, movable
 from baton.serve.host.arrival import Arrival
-from baton.serve.host.clock import now_s
 from baton.serve.host.crossing import ARENA, Staging, plan_of, whole
 from baton.serve.host.tier_opening import UnopenedTier, open_usable_tiers
 from baton.serve.host.tier_work import TierWork

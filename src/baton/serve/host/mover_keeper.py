@@ -10,8 +10,8 @@ from typing import Protocol
 import msgspec
 
 from baton.core.types import HostId
+from baton.move.clock import now_s
 from baton.serve.host.child_process import ChildProcess
-from baton.serve.host.clock import now_s
 from baton.serve.host.untended import untended
 from baton.serve.messages.moving import (
     FromMoverMessage,

@@ -13,7 +13,7 @@ import msgspec
 from baton.core.config import SurvivalConfig
 from baton.core.messages import RetireWorker, Shutdown, StartWorker, WorkerFailed, WorkerProgress, WorkerReady
 from baton.core.types import WorkerId
-from baton.serve.host.clock import now_s
+from baton.move.clock import now_s
 from baton.serve.host.port import Audience
 from baton.serve.host.untended import untended
 from baton.serve.host.worker_process import WorkerProcess

@@ -28,10 +28,10 @@ from baton.core.keeping import (
     TierShrunk,
 )
 from baton.core.types import BlockHash
+from baton.move.clock import now_s
 from baton.move.store.port import Store
 from baton.move.threads import WorkThreads
 from baton.serve.host.arena_bytes import ArenaBytes
-from baton.serve.host.clock import now_s
 from baton.serve.host.late_tiers import LateTiers
 from baton.serve.host.patience import Patience
 from baton.serve.host.tier_opening import OpenTier, UnopenedTier

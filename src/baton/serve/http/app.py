@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from baton.compute.models.chat_template import ChatTemplate
 from baton.compute.models.tokenizer import Tokenizer
 from baton.core.errors import RequestError
+from baton.move.clock import unix_s
 from baton.serve.http.arrival import Entrance
 from baton.serve.http.body import ClientGone
 from baton.serve.http.embed import EMBEDDINGS_PATH, Embed
@@ -25,7 +26,6 @@ from baton.serve.http.routes import ChatRoute, CompletionRoute
 from baton.serve.http.services import Services
 from baton.serve.http.settings import HttpSettings
 from baton.serve.http.wire.errors import error_body, error_headers
-from baton.serve.live.clock import unix_s
 from baton.serve.live.hooks import Hooks
 from baton.serve.live.port import Gateway
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.core.errors import RequestError
+from baton.move.clock import now_s
 from baton.serve.http.auth import authenticate
 from baton.serve.http.wire.errors import error_body, error_headers
-from baton.serve.live.clock import now_s
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/ui", "/", "/favicon.ico"})
 """Answered without a key: probes, and a page that asks for the key itself."""

@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from baton.core.errors import RequestError
 from baton.core.types import Sampling
+from baton.move.clock import unix_s
 from baton.serve.http.answer import Answer
 from baton.serve.http.arrival import Arrival, arrival_of
 from baton.serve.http.body import ClientGone, read_body
@@ -22,7 +23,6 @@ from baton.serve.http.wire.dialect import Head
 from baton.serve.http.wire.errors import RETRY_AFTER_S, Refused
 from baton.serve.http.wire.parsing import parse_object
 from baton.serve.http.wire.sampling import SEED_BITS, for_choice, sampling_of
-from baton.serve.live.clock import unix_s
 from baton.serve.live.hooks import Filters
 from baton.serve.live.port import Gateway
 

@@ -21,10 +21,10 @@ from baton.core.messages import RetireWorker, StartWorker
 from baton.core.types import HostId
 from baton.decide.kv.conversion import KVForm, Refusal, negotiate
 from baton.decide.kv.window import request_tokens_max
+from baton.move.clock import now_s
 from baton.serve.host.mover_keeper import MoverKeeper
 from baton.serve.host.tier_opening import is_shared
 from baton.serve.live.assembly import Parts, make_pool, window_of
-from baton.serve.live.clock import now_s
 from baton.serve.live.copying import CopyEnd, Copying
 from baton.serve.live.host_prices import mispriced
 from baton.serve.live.joined_host import JoinedHost

@@ -22,8 +22,8 @@ from baton.core.messages import (
 from baton.core.types import HostId, RequestId, Role, TokenBytes, WorkerId, WorkerView, pack_tokens
 from baton.decide.control.load_meter import LoadMeter
 from baton.decide.kv.layout import KVLayout
+from baton.move.clock import now_s
 from baton.serve.host.port import WorkerLink
-from baton.serve.live.clock import now_s
 from baton.serve.live.live_request import LiveRequest
 from baton.serve.live.port import Finish
 from baton.serve.live.recorder import Recorder

@@ -27,10 +27,10 @@ from baton.decide.kv.blocks import EvictionOrder
 from baton.decide.kv.host_pool import HostPool
 from baton.decide.kv.tier import Tier, TierRules
 from baton.decide.metrics.catalog import READ_BACK_BLOCKS, TIER_BLOCKS, TIER_RESTS
+from baton.move.clock import now_s
 from baton.serve.host.arena_bytes import ArenaBytes
 from baton.serve.host.tier_opening import OpenTier
 from baton.serve.host.tier_work import ANSWER_S, TierWork
-from baton.serve.live.clock import now_s
 from baton.serve.live.metrics_registry import Metrics
 from baton.serve.messages.moving import ListTiers, TierOrder
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from baton.core.ticking import WaitedTooLong
 from baton.core.types import WorkerId
 from baton.decide.control.carrier import Carrier
+from baton.move.clock import now_s
 from baton.serve.host.port import WorkerLink
-from baton.serve.live.clock import now_s
 
 
 class RoomWatch:

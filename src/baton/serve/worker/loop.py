@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from baton.compute.port import StepEngine
 from baton.core.step import Step
 from baton.decide.control.batcher import Batcher
-from baton.serve.worker.clock import now_s
+from baton.move.clock import now_s
 from baton.serve.worker.layers import LayerWatch
 from baton.serve.worker.link import ServerLink
 from baton.serve.worker.step_log import StepLogWriter

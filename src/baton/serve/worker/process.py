@@ -21,9 +21,9 @@ from baton.decide.cost.load import load_cost
 from baton.decide.policy.batching import BatchingPolicy
 from baton.decide.policy.fairness import FairnessPolicy
 from baton.move.arena.cuda import DeviceArray
+from baton.move.clock import now_s
 from baton.move.ipc.parent import die_with_parent
 from baton.serve.messages.setup import WorkerSetup
-from baton.serve.worker.clock import now_s
 from baton.serve.worker.crew import RankCrew
 from baton.serve.worker.layers import LayerWatch
 from baton.serve.worker.link import ServerLink

@@ -11,8 +11,8 @@ from baton.compute.hash_engine import hash_card
 from baton.core.config import Config, SloConfig, Topology
 from baton.core.messages import RequestFinished, StepReport
 from baton.core.types import OutputToken, Request, RequestId, WorkerView
+from baton.move.clock import now_s
 from baton.serve.live.assembly import HOST, Parts, assemble
-from baton.serve.live.clock import now_s
 from baton.serve.live.live_request import LiveRequest
 
 REQUEST = RequestId("r")
