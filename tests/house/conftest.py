@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT / "tools") not in sys.path:
     sys.path.insert(0, str(ROOT / "tools"))
 
-NOT_OURS = {"__pycache__", "build", "dist", "node_modules"}
+NOT_OURS = {".git", "__pycache__", "build", "dist", "node_modules"}
 
 
 @pytest.fixture(scope="session")
