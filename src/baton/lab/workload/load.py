@@ -116,7 +116,11 @@ def _detect(path: Path, columns: frozenset[str]) -> TraceFormat:
             "section of a workload file (docs/workloads.md) and give that"
         )
     nearest = nearest_format(columns)
-    lacks = f" {nearest.name} needs {', '.join(sorted(nearest.columns - columns))} too." if nearest is not None else ""
+    lacks = (
+        f" {nearest.name} needs {', '.join(sorted(nearest.columns.keys() - columns))} too."
+        if nearest is not None
+        else ""
+    )
     known = "; ".join(f"{known.name}: {', '.join(sorted(known.columns))}" for known in FORMATS)
     shown = ", ".join(sorted(columns))
     raise ConfigError(f"{path}: no known trace format has the columns {shown}.{lacks} Known are {known}")
