@@ -17,7 +17,7 @@ from baton.core.types import Slo
 from baton.lab.workload.arrivals import PoissonArrivals
 from baton.lab.workload.load import read_rows, read_trace
 from baton.lab.workload.request import Trace, TraceRequest
-from baton.lab.workload.schedule import cut, scale_rate, spread, with_arrivals
+from baton.lab.workload.schedule import cut_trace, redraw_arrivals, scale_rate, spread_arrivals
 from baton.lab.workload.servegen import ArrivalRow, Statistics, read_length_row
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
@@ -50,9 +50,9 @@ def part(file: str, rate_scale: float, spread_s: float, between: tuple[float, fl
     trace = read_trace(TRACES / file)
     end_s = trace.requests[-1].at_s
     start_s, last_s = (share * end_s for share in between)
-    trace = cut(trace, start_s=start_s, duration_s=last_s - start_s, skip=0)
+    trace = cut_trace(trace, start_s=start_s, duration_s=last_s - start_s, skip=0)
     if spread_s:
-        trace = spread(trace, spread_s)
+        trace = spread_arrivals(trace, spread_s)
     return scale_rate(replace(trace, requests=trace.requests[:requests_max]), rate_scale)
 
 
@@ -82,7 +82,7 @@ def later(file: str, rate_scale: float, spread_s: float, half: Half, requests_ma
 def articles(_: Half, requests_max: int) -> Trace:
     """Prompts and answers of arXiv summaries, which have no times: 22 of them a second by chance."""
     trace = read_trace(TRACES / "lengths/arxiv_summarization.first80.csv.gz", limit=requests_max)
-    return with_arrivals(trace, PoissonArrivals(22.0), Random(0))
+    return redraw_arrivals(trace, PoissonArrivals(22.0), Random(0))
 
 
 def drawn_of(model: str, rate_scale: float, half: Half, requests_max: int) -> Trace:

@@ -23,13 +23,13 @@ from baton.decide.cost.catalog import data_text, hardware, model_shape
 from baton.decide.cost.engine_profile import engine_profile
 from baton.decide.cost.parallel import Parallel
 from baton.decide.cost.roofline import RooflineCost
-from baton.lab.plan.answer import Report, answer, report
 from baton.lab.plan.capacity import decode_capacity, mixed_capacity, prefill_capacity
-from baton.lab.plan.demand import Lengths
+from baton.lab.plan.demand import LengthClass
 from baton.lab.plan.link import LinkAdvice, link_advice
-from baton.lab.plan.options import options
+from baton.lab.plan.options import build_options
+from baton.lab.plan.recommend import PlanReport, make_report, recommend
 from baton.lab.plan.search import Search
-from baton.lab.plan.spec import read_question
+from baton.lab.plan.spec import read_plan_input
 
 RESULT = Path(__file__).parent / "results" / "planner.json"
 QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -90,8 +90,8 @@ def splitwise_errors() -> dict[str, dict[str, float]]:
 
 
 def search(raw: dict[str, Any]) -> Search:
-    question = read_question(raw, Path())
-    found, _ = options(question.choices, question.stocks, None)
+    question = read_plan_input(raw, Path())
+    found, _ = build_options(question.choices, question.stocks, None)
     return Search(
         demand=question.demand, options=found, objective=question.spec.objective, same_host=question.same_host
     )
@@ -118,7 +118,7 @@ def distserve_optimum() -> list[dict[str, float]]:
     """One prefill and one decode worker on at most 4 A100, OPT-13B, TTFT 0.2 s, TPOT 0.1 s: best pair first."""
     raw = QUESTIONS["distserve-example"][1]
     found = search({**raw, "engine": "distserve", "tp": [1, 2, 4], "slo": {"ttft_s": 0.2, "tpot_s": 0.1}})
-    demand = replace(found.demand, lengths=tuple(Lengths(tokens, 200, 1 / len(SHAREGPT)) for tokens in SHAREGPT))
+    demand = replace(found.demand, lengths=tuple(LengthClass(tokens, 200, 1 / len(SHAREGPT)) for tokens in SHAREGPT))
     pairs: list[dict[str, float]] = []
     for prefill, decode in product(found.options, found.options):
         gpus = prefill.facts.gpus + decode.facts.gpus
@@ -136,8 +136,8 @@ def break_even(gpu: str) -> LinkAdvice:
     return link_advice(found.options[0], found.demand, same_host=False)
 
 
-def ask(raw: dict[str, Any]) -> Report:
-    return report(answer(read_question(raw, Path())))
+def ask(raw: dict[str, Any]) -> PlanReport:
+    return make_report(recommend(read_plan_input(raw, Path())))
 
 
 def main() -> None:

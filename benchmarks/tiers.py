@@ -22,7 +22,7 @@ from baton.lab.report.summary import SloTargets, summarize
 from baton.lab.sim.replay_trace import replay_trace
 from baton.lab.sim.spec import ClusterSpec, SimTier, SimWorkers, read_spec
 from baton.lab.workload.load import read_trace
-from baton.lab.workload.schedule import scale_rate, spread
+from baton.lab.workload.schedule import scale_rate, spread_arrivals
 
 ROOT = Path(__file__).resolve().parent.parent
 TRACES = ROOT.parent / "shared" / "traces" / "mooncake"
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--rate-scale", type=float, default=0.5, help="how much faster it is played (default 0.5)")
     options = parser.parse_args()
     for name in [options.trace] if options.trace else ("conversation", "synthetic"):
-        trace = spread(read_trace(TRACES / f"{name}.first80.jsonl.gz"), 3.0)
+        trace = spread_arrivals(read_trace(TRACES / f"{name}.first80.jsonl.gz"), 3.0)
         trace = scale_rate(replace(trace, requests=trace.requests[: options.requests]), options.rate_scale)
         rows: list[dict[str, object]] = []
         for (hosts, tiers), spec in clusters().items():

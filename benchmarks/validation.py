@@ -39,7 +39,7 @@ from baton.decide.cost.fitted import FittedCost, StepProfile, fit_cost, save_fit
 from baton.decide.cost.step_logs import LoggedStep, read_step_log
 from baton.decide.policy.named import named
 from baton.lab.bench.options import BenchOptions, TraceFile, TraceTimes
-from baton.lab.bench.run import Watcher, run_bench
+from baton.lab.bench.run import RunListener, run_bench
 from baton.lab.report.summary import RequestRecord
 from baton.lab.sim.cells import CellJob
 from baton.lab.sim.faults import Slow
@@ -47,7 +47,7 @@ from baton.lab.sim.replay_trace import play_cell
 from baton.lab.sim.spec import ClusterSpec, SimEdge, SimKind, SimKV, SimLink, SimWorkers
 from baton.lab.workload.arrivals import PoissonArrivals
 from baton.lab.workload.request import Trace, TraceRequest
-from baton.lab.workload.schedule import with_arrivals
+from baton.lab.workload.schedule import redraw_arrivals
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.serving import serving
@@ -98,7 +98,7 @@ def load(requests: int, seed: int, prefixes: Prefixes) -> Trace:
 
 
 def at_rate(trace: Trace, rate_rps: float, seed: int) -> Trace:
-    return with_arrivals(trace, PoissonArrivals(rate_rps), Random(seed))
+    return redraw_arrivals(trace, PoissonArrivals(rate_rps), Random(seed))
 
 
 # ---- the live side
@@ -130,7 +130,7 @@ def send(url: str, trace: Trace, seed: int) -> list[RequestRecord]:
             seed=seed,
             prompt_format="ids",
         )
-        report = asyncio.run(run_bench(options, stop=asyncio.Event(), watcher=Watcher()))
+        report = asyncio.run(run_bench(options, stop=asyncio.Event(), watcher=RunListener()))
     if report.results.completed < len(trace.requests):
         raise SystemExit(f"{len(trace.requests) - report.results.completed} live requests failed: {report.failures}")
     return [reply.record for reply in sorted(report.replies, key=lambda reply: reply.index)]

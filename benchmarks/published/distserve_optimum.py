@@ -31,7 +31,7 @@ from baton.lab.workload.amounts import LogNormal
 from baton.lab.workload.arrivals import PoissonArrivals
 from baton.lab.workload.load import read_trace
 from baton.lab.workload.request import Trace, TraceRequest
-from baton.lab.workload.schedule import with_arrivals
+from baton.lab.workload.schedule import redraw_arrivals
 
 SLO = SloTargets(ttft_s=0.2, tpot_s=0.1)
 ATTAINED = 0.9
@@ -61,7 +61,7 @@ def load(requests: int, rate_rps: float, seed: int, prompts: Sequence[int]) -> T
         answer = min(round(OUTPUT.sample(draw)), CONTEXT_TOKENS - prompt)
         made.append(TraceRequest(at_s=0.0, input_tokens=prompt, output_tokens=answer))
     trace = Trace(format="made", timing="absolute", requests=tuple(made))
-    return with_arrivals(trace, PoissonArrivals(rate_rps), Random(2 * seed + 1))
+    return redraw_arrivals(trace, PoissonArrivals(rate_rps), Random(2 * seed + 1))
 
 
 def layouts() -> Iterator[tuple[str, int, dict[str, tuple[int, int]]]]:

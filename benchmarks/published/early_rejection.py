@@ -25,7 +25,7 @@ from baton.lab.report.summary import RequestRecord, SloTargets, summarize
 from baton.lab.sim.replay_trace import replay_trace
 from baton.lab.sim.spec import SimWorkers, read_spec
 from baton.lab.workload.load import read_trace
-from baton.lab.workload.schedule import scale_rate, spread
+from baton.lab.workload.schedule import scale_rate, spread_arrivals
 
 PUBLISHED = {"mooncake-no-prediction": 3771, "mooncake": 3589}
 NAMES = (*PUBLISHED, "baton")
@@ -62,7 +62,7 @@ def main() -> None:
     )
     spec = replace(read_spec(CLUSTERS / "mooncake-16x8-a800.yaml"), workers=workers)
     trace = read_trace(TRACES / "mooncake" / "conversation.first80.jsonl.gz", limit=args.limit)
-    trace = scale_rate(spread(trace, 3.0), args.rate_scale)
+    trace = scale_rate(spread_arrivals(trace, 3.0), args.rate_scale)
     found = {
         name: outcome(replay_trace(spec, trace, policy=name, seed=0, slo=slo), slo) for name in args.policy or NAMES
     }

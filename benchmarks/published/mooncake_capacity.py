@@ -29,7 +29,7 @@ from baton.lab.sim.replay_trace import replay_trace
 from baton.lab.sim.spec import ClusterSpec, SimWorkers, read_spec
 from baton.lab.workload.load import read_trace
 from baton.lab.workload.request import Trace
-from baton.lab.workload.schedule import cut, scale_rate, spread
+from baton.lab.workload.schedule import cut_trace, scale_rate, spread_arrivals
 
 TTFT_S = 30.0
 LIMITS_S = (0.1, 0.2, 0.3)
@@ -102,8 +102,8 @@ def main() -> None:
     slices: list[dict[str, object]] = []
     for place in range(args.slices):
         some = replace(whole, requests=whole.requests[place * args.limit : (place + 1) * args.limit])
-        trace = cut(some, start_s=0.0, duration_s=None, skip=0)
-        trace = scale_rate(spread(trace, 3.0) if args.trace == "conversation" else trace, args.rate_scale)
+        trace = cut_trace(some, start_s=0.0, duration_s=None, skip=0)
+        trace = scale_rate(spread_arrivals(trace, 3.0) if args.trace == "conversation" else trace, args.rate_scale)
         slices.append(play_slice(trace, args.engine))
     store(
         f"mooncake-capacity-{args.trace}",

@@ -31,7 +31,7 @@ from baton.lab.sim.spec import ClusterSpec, read_spec
 from baton.lab.workload.amounts import LogNormal
 from baton.lab.workload.arrivals import PoissonArrivals
 from baton.lab.workload.request import Trace, TraceRequest
-from baton.lab.workload.schedule import with_arrivals
+from baton.lab.workload.schedule import redraw_arrivals
 
 WAIT_S = 2.0
 CONTEXT_TOKENS = 16_384
@@ -71,7 +71,7 @@ LENGTHS = {"chat": Lengths(1730, 415, 1.0, 0.5), "articles": Lengths(7059, 208, 
 def load(lengths: Lengths, requests: int, rate_rps: float) -> Trace:
     draw = Random(0)
     trace = Trace(format="made", timing="absolute", requests=tuple(lengths.draw(draw) for _ in range(requests)))
-    return with_arrivals(trace, PoissonArrivals(rate_rps), Random(1))
+    return redraw_arrivals(trace, PoissonArrivals(rate_rps), Random(1))
 
 
 def holds(spec: ClusterSpec, policy: PolicyConfig, trace: Trace, gap_s: float) -> bool:

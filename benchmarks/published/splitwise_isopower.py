@@ -35,7 +35,7 @@ from baton.lab.sim.spec import ClusterSpec, read_spec
 from baton.lab.workload.arrivals import PoissonArrivals
 from baton.lab.workload.load import read_trace
 from baton.lab.workload.request import Trace
-from baton.lab.workload.schedule import with_arrivals
+from baton.lab.workload.schedule import redraw_arrivals
 
 CLUSTER_NAMES = ("baseline-a100", "baseline-h100", "aa", "hh", "ha", "hhcap")
 ARTEFACT_RPS = {"power": dict(zip(CLUSTER_NAMES, (50, 110, 110, 120, 140, 140), strict=True)), "cost": {}}
@@ -77,7 +77,7 @@ def worst_share(records: Sequence[RequestRecord], alone: CostModel) -> tuple[flo
 @cache
 def load(rate_rps: float, span_s: float) -> Trace:
     trace = read_trace(TRACES / "azure2023" / "conv.first80.csv.gz", limit=round(rate_rps * span_s))
-    return with_arrivals(trace, PoissonArrivals(rate_rps), Random(0))
+    return redraw_arrivals(trace, PoissonArrivals(rate_rps), Random(0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from baton.lab.sim.spec import ClusterSpec, SimWorkers, read_spec
 from baton.lab.workload.arrivals import PoissonArrivals
 from baton.lab.workload.load import read_trace
 from baton.lab.workload.request import Trace, TraceRequest
-from baton.lab.workload.schedule import with_arrivals
+from baton.lab.workload.schedule import redraw_arrivals
 
 PROMPT_LIGHT_TOKENS, ANSWER_LIGHT_TOKENS, CONTEXT_TOKENS = 512, 128, 2048
 BATCHES = (24, 256)
@@ -68,7 +68,7 @@ def mixed_load(mix: str, requests: int, rate_rps: float) -> Trace:
     draw, choices = Random(0), list(kinds.values())
     drawn = tuple(draw.choice(draw.choice(choices)) for _ in range(requests))
     trace = Trace(format="made", timing="absolute", requests=drawn)
-    return with_arrivals(trace, PoissonArrivals(rate_rps or AT_ONCE_RPS), draw)
+    return redraw_arrivals(trace, PoissonArrivals(rate_rps or AT_ONCE_RPS), draw)
 
 
 def in_use_s(records: Sequence[RequestRecord], spec: ClusterSpec) -> float:

@@ -17,7 +17,7 @@ from baton.cli.bench import add_parser
 from baton.core.errors import ConfigError
 from baton.lab.bench.flags import read_options
 from baton.lab.bench.options import ClosedLoop, OpenLoop, TraceTimes
-from baton.lab.bench.run import Watcher, run_bench
+from baton.lab.bench.run import RunListener, run_bench
 from baton.lab.workload.arrivals import AllAtOnce, BurstyArrivals, ConstantArrivals, GammaArrivals, PoissonArrivals
 
 TRACES = Path(__file__).parents[1] / "data" / "traces"
@@ -195,7 +195,7 @@ def test_a_closed_loop_keeps_its_concurrency() -> None:
     async def measure(concurrency: str) -> int:
         flags = {"concurrency": concurrency, "requests": "12", "input-tokens": "8", "output-tokens": "4", "warmup": "0"}
         async with serving(OddServer()) as url:
-            report = await run_bench(read_options(flags | {"url": url}), stop=asyncio.Event(), watcher=Watcher())
+            report = await run_bench(read_options(flags | {"url": url}), stop=asyncio.Event(), watcher=RunListener())
         records = [reply.record for reply in report.replies]
         return max(sum(other.arrival_s <= one.arrival_s < other.end_s for other in records) for one in records)
 

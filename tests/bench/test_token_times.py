@@ -8,28 +8,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.lab.bench.wire import LINE_BYTES_MAX, Answer, deal, error_text, share_out
+from baton.lab.bench.wire import LINE_BYTES_MAX, StreamedAnswer, error_text, split_tokens, spread_token_times
 
 
 def test_a_chunk_with_k_tokens_shares_out_its_gap() -> None:
     """The first chunk's tokens all come with it; four tokens after 2 s are half a second apart."""
-    assert share_out([1.0, 3.0, 3.5], [2, 4, 1]).tolist() == [1.0, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5]
-    assert share_out([], []).tolist() == []
+    assert spread_token_times([1.0, 3.0, 3.5], [2, 4, 1]).tolist() == [1.0, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5]
+    assert spread_token_times([], []).tolist() == []
 
 
 def test_tokens_are_dealt_evenly() -> None:
-    assert deal(7, 3) == [2, 2, 3]
-    assert deal(3, 3) == [1, 1, 1]
-    assert deal(2, 4) == [1, 0, 0, 1]
-    assert deal(1, 4) == [1, 0, 0, 0]
+    assert split_tokens(7, 3) == [2, 2, 3]
+    assert split_tokens(3, 3) == [1, 1, 1]
+    assert split_tokens(2, 4) == [1, 0, 0, 1]
+    assert split_tokens(1, 4) == [1, 0, 0, 0]
 
 
 @given(tokens=st.integers(1, 200), gaps_s=st.lists(st.floats(0, 5), min_size=1, max_size=40), start_s=st.floats(0, 100))
 def test_no_token_is_lost_and_time_never_runs_back(tokens: int, gaps_s: list[float], start_s: float) -> None:
     """As many times as tokens, between the first and the last chunk, the first exactly at the first chunk."""
     times_s = [start_s + sum(gaps_s[:index]) for index in range(len(gaps_s))]
-    shares = deal(tokens, len(times_s))
-    shared = share_out(times_s, shares).tolist()
+    shares = split_tokens(tokens, len(times_s))
+    shared = spread_token_times(times_s, shares).tolist()
     assert sum(shares) == len(shared) == tokens
     assert shared == sorted(shared)
     assert shared[0] == times_s[0]
@@ -46,7 +46,7 @@ def text(value: str, **choice: object) -> dict[str, object]:
 
 def test_token_ids_in_a_chunk_say_how_many_it_carries() -> None:
     """Then nothing is dealt: the gap belongs to the chunk that had it."""
-    answer = Answer()
+    answer = StreamedAnswer()
     answer.feed(stream(text("a", token_ids=[5])), 1.0)
     answer.feed(stream(text("bcd", token_ids=[6, 7, 8])), 4.0)
     answer.feed(stream(text("e", token_ids=[9]), {"choices": [], "usage": {"completion_tokens": 5}}), 5.0)
@@ -54,7 +54,7 @@ def test_token_ids_in_a_chunk_say_how_many_it_carries() -> None:
 
 
 def test_running_usage_in_each_chunk_says_it_too() -> None:
-    answer = Answer()
+    answer = StreamedAnswer()
     answer.feed(stream(text("a") | {"usage": {"completion_tokens": 1}}), 1.0)
     answer.feed(stream(text("bc") | {"usage": {"completion_tokens": 3}}), 3.0)
     assert answer.token_times_s().tolist() == [1.0, 2.0, 3.0]
@@ -64,7 +64,7 @@ def test_running_usage_in_each_chunk_says_it_too() -> None:
 def test_borders_of_packets_do_not_matter(cuts: list[int]) -> None:
     """Any cutting of the bytes gives the same answer."""
     whole = stream(text("ä"), text("b"), text("", finish_reason="stop")) + b"data: [DONE]\n\n"
-    answer, at = Answer(), 0
+    answer, at = StreamedAnswer(), 0
     for cut in sorted(cuts):
         answer.feed(whole[at:cut], 1.0)
         at = max(at, cut)
@@ -74,7 +74,7 @@ def test_borders_of_packets_do_not_matter(cuts: list[int]) -> None:
 
 
 def test_an_event_without_end_is_bounded() -> None:
-    answer = Answer()
+    answer = StreamedAnswer()
     answer.feed(b"data: " + b"x" * (LINE_BYTES_MAX + 1), 1.0)
     assert answer.verdict("")[0] == "failed"
     assert "longer than" in answer.error

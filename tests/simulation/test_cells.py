@@ -13,7 +13,7 @@ from baton.core.errors import ConfigError
 from baton.core.types import Slo
 from baton.decide.policy.named import named
 from baton.lab.report.summary import RequestRecord
-from baton.lab.sim.cells import cell_jobs, deal, decode_records, encode_records
+from baton.lab.sim.cells import cell_jobs, decode_records, encode_records, split_trace
 from baton.lab.sim.replay_trace import replay_trace
 from baton.lab.sim.spec import ClusterSpec, load_spec
 from baton.lab.workload.request import Trace, TraceRequest
@@ -35,13 +35,13 @@ def trace(count: int, *, sessions: int = 0) -> Trace:
 
 
 def test_requests_are_dealt_in_turn_and_none_is_lost() -> None:
-    dealt = deal(trace(10), 3)
+    dealt = split_trace(trace(10), 3)
     assert [len(part.requests) for part in dealt] == [4, 3, 3]
     assert sorted(request.at_s for part in dealt for request in part.requests) == [n * 0.1 for n in range(10)]
 
 
 def test_turns_of_a_session_meet_in_one_cell() -> None:
-    dealt = deal(trace(60, sessions=12), 4)
+    dealt = split_trace(trace(60, sessions=12), 4)
     homes = {request.session: number for number, part in enumerate(dealt) for request in part.requests}
     for number, part in enumerate(dealt):
         assert all(homes[request.session] == number for request in part.requests)
@@ -52,7 +52,8 @@ def test_many_cells_play_what_each_of_them_would_alone() -> None:
     """Records of the whole are those of the parts, in the order in which requests closed."""
     whole = replay_trace(replace(SPEC, cells=3), trace(12), policy="baton", seed=4)
     parts = [
-        replay_trace(SPEC, part, policy="baton", seed=4 + number) for number, part in enumerate(deal(trace(12), 3))
+        replay_trace(SPEC, part, policy="baton", seed=4 + number)
+        for number, part in enumerate(split_trace(trace(12), 3))
     ]
     ends = [record.end_s for record in whole]
     assert ends == sorted(ends)

@@ -18,7 +18,7 @@ from baton.lab.sim.checkers import (
 )
 from baton.lab.sim.cluster import SimCluster
 from baton.lab.sim.journal import Life
-from baton.lab.sim.play import play, stage
+from baton.lab.sim.play import play, prepare_play
 from baton.lab.sim.scenario import draw_scenario
 from baton.lab.sim.spec import HOST
 
@@ -64,7 +64,7 @@ def test_a_holding_that_is_left_breaks_inv_2(cluster: SimCluster) -> None:
 
 def test_blocks_that_are_freed_under_a_step_break_inv_3() -> None:
     """Freed in the middle of a step, as a pool would that did not wait for the worker's answer."""
-    playing = stage(draw_scenario(SEED))
+    playing = prepare_play(draw_scenario(SEED))
 
     def steal() -> None:
         busy = next((worker for worker in playing.cluster.workers if worker.executing is not None), None)
@@ -83,7 +83,7 @@ def test_blocks_that_are_freed_under_a_step_break_inv_3() -> None:
 
 def test_two_requests_in_one_block_break_inv_3() -> None:
     """A batcher that mixes up two block tables is seen before it has written a byte."""
-    playing = stage(draw_scenario(SEED))
+    playing = prepare_play(draw_scenario(SEED))
 
     def swap() -> None:
         at_work = [worker for worker in playing.cluster.workers if worker.executing is not None]
@@ -103,7 +103,7 @@ def test_two_requests_in_one_block_break_inv_3() -> None:
 
 def test_a_request_that_nobody_takes_breaks_inv_1() -> None:
     """Nothing is left to do, and a client still waits: here because its worker never says anything."""
-    playing = stage(draw_scenario(SEED))
+    playing = prepare_play(draw_scenario(SEED))
     for worker in playing.cluster.workers:
         worker.hung = True
     with pytest.raises(Violation, match=r"INV-1: nothing is left to do"):
@@ -112,7 +112,7 @@ def test_a_request_that_nobody_takes_breaks_inv_1() -> None:
 
 def test_a_run_that_does_not_end_breaks_inv_1() -> None:
     """A livelock is told from a long run by the bound on events."""
-    playing = stage(draw_scenario(SEED))
+    playing = prepare_play(draw_scenario(SEED))
 
     def again() -> None:
         playing.cluster.loop.after(0.0, again)
@@ -124,7 +124,7 @@ def test_a_run_that_does_not_end_breaks_inv_1() -> None:
 
 def test_a_pin_of_nobody_breaks_inv_4() -> None:
     """Blocks that were taken past the pool's books."""
-    playing = stage(draw_scenario(SEED))
+    playing = prepare_play(draw_scenario(SEED))
     pool = playing.cluster.server.pools[HOST]
     playing.cluster.loop.at(0.02, lambda: pool._blocks.take(1) and None)
     with pytest.raises(Violation, match="INV-4"):
@@ -132,7 +132,7 @@ def test_a_pin_of_nobody_breaks_inv_4() -> None:
 
 
 def test_more_requests_than_admission_allows_break_inv_9() -> None:
-    playing = stage(draw_scenario(SEED))
+    playing = prepare_play(draw_scenario(SEED))
     playing.run()
     playing.watch.live_max = playing.scenario.cluster.queue_requests_max + 1
     with pytest.raises(Violation, match="INV-9"):

@@ -16,12 +16,12 @@ from baton.decide.policy.named import NAMED
 from baton.lab.sim.checkers import check_nothing_left
 from baton.lab.sim.cluster import SimCluster, build_cluster
 from baton.lab.sim.engines import STOP_TOKEN, LengthEngine
+from baton.lab.sim.fault_injector import cancel_request, delay_messages
 from baton.lab.sim.faults import Death
 from baton.lab.sim.journal import Journal, Life
 from baton.lab.sim.policies import build_policies
 from baton.lab.sim.scenario import REPORTS
 from baton.lab.sim.spec import ClusterSpec, SimCost, SimKV, SimLink, SimWorkers
-from baton.lab.sim.strikes import delay_messages, hang_up
 from baton.lab.sim.worker import SimWorker
 
 SEEDS = 60
@@ -147,8 +147,8 @@ def draw_befalls(draw: Random, spec: ClusterSpec) -> list[tuple[float, Befall]]:
             lambda cluster, view=view: on(cluster, view, lambda worker: worker.slow_down(1.0)),
             lambda cluster: delay_messages(cluster, 0.02),
             lambda cluster: delay_messages(cluster, 0.0),
-            lambda cluster, request_id=request_id: hang_up(cluster, request_id),
-            lambda cluster, request_id=request_id: hang_up(cluster, request_id),
+            lambda cluster, request_id=request_id: cancel_request(cluster, request_id),
+            lambda cluster, request_id=request_id: cancel_request(cluster, request_id),
             lambda cluster, view=view: cluster.server.set_role(view.id, "mixed"),
             lambda cluster: cluster.kill_host(HostId("host-0"), 0.01, 0.1),
         ]

@@ -18,7 +18,7 @@ from baton.decide.policy.named import named
 from baton.lab.report.summary import RequestRecord
 from baton.lab.sim.cells import CellJob, cell_jobs
 from baton.lab.sim.fault_file import fault_problems, read_faults
-from baton.lab.sim.faults import Death, DelaySpike, Herd, Kill, Slow, TimedFault, herds_of, reached_s
+from baton.lab.sim.faults import Death, DelaySpike, Herd, Kill, Slow, TimedFault, delayed_arrival_s, select_herds
 from baton.lab.sim.replay_trace import play_cell
 from baton.lab.sim.spec import ClusterSpec, read_spec
 from baton.lab.workload.request import Trace, TraceRequest
@@ -75,8 +75,8 @@ def test_a_herd_comes_together_when_the_server_can_be_reached_again() -> None:
 
 def test_herds_that_follow_each_other_are_one() -> None:
     later, sooner = Herd(at_s=4.0, for_s=4.0), Herd(at_s=2.0, for_s=3.0)
-    herds = herds_of((later, sooner))
-    assert [reached_s(at_s, herds) for at_s in (1.9, 2.0, 4.5, 7.9, 8.0)] == [1.9, 8.0, 8.0, 8.0, 8.0]
+    herds = select_herds((later, sooner))
+    assert [delayed_arrival_s(at_s, herds) for at_s in (1.9, 2.0, 4.5, 7.9, 8.0)] == [1.9, 8.0, 8.0, 8.0, 8.0]
 
 
 def test_a_herd_holds_back_the_turns_of_conversations_too() -> None:

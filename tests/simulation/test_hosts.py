@@ -23,14 +23,14 @@ from baton.decide.kv.hashing import block_hashes
 from baton.decide.kv.window import Window
 from baton.lab.sim.cluster import SimCluster, build_cluster
 from baton.lab.sim.engines import LengthEngine
+from baton.lab.sim.fault_injector import delay_messages
 from baton.lab.sim.faults import Cancel, Death, Fault, HostKill, Kill, WireCut
 from baton.lab.sim.journal import Journal
-from baton.lab.sim.play import play, stage
+from baton.lab.sim.play import play, prepare_play
 from baton.lab.sim.policies import build_policies
 from baton.lab.sim.replay_trace import replay_trace
 from baton.lab.sim.scenario import RESTLESS, PlannedRequest, Scenario
 from baton.lab.sim.spec import ClusterSpec, SimKind, SimKV, SimWorkers, load_spec
-from baton.lab.sim.strikes import delay_messages
 from baton.lab.workload.request import Trace, TraceRequest
 from tests.simulation.test_behaviour import outcome, request, scenario
 
@@ -272,7 +272,7 @@ def test_a_copy_goes_at_the_slower_wire_whatever_the_order_of_the_kinds(policy: 
 def test_a_host_takes_along_what_scaling_has_added_there() -> None:
     """One that had joined is lost with it, and one that was on its way will not come. It comes back as it was."""
     made = two_hosts(request("r", output=200))
-    playing = stage(replace(made, cluster=replace(made.cluster, worker_start_s=0.1)))
+    playing = prepare_play(replace(made, cluster=replace(made.cluster, worker_start_s=0.1)))
     cluster, loop = playing.cluster, playing.cluster.loop
     there, late, other = (WorkerId(name) for name in ("there", "late", "other"))
     failed: list[WorkerId] = []
@@ -298,7 +298,7 @@ def test_a_host_takes_along_what_scaling_has_added_there() -> None:
 
 def test_a_retired_worker_whose_host_comes_back_is_not_taken_for_its_successor() -> None:
     """Its last words take half a second. By then its host has been down, and has brought up another of its name."""
-    playing = stage(two_hosts(request("r", output=200)))
+    playing = prepare_play(two_hosts(request("r", output=200)))
     cluster, loop, retired = playing.cluster, playing.cluster.loop, WorkerId("decode-0")
     loop.at(0.1, lambda: delay_messages(cluster, 0.5))
     loop.at(0.15, lambda: cluster.reshape(RetireWorker(retired)))
@@ -313,7 +313,7 @@ def test_a_retired_worker_whose_host_comes_back_is_not_taken_for_its_successor()
 
 def test_a_worker_that_dies_before_it_can_be_retired_does_not_come_back() -> None:
     made = two_hosts(request("r", output=40))
-    playing = stage(made)
+    playing = prepare_play(made)
     cluster, loop = playing.cluster, playing.cluster.loop
     spare = WorkerId("spare")
     cluster.boot(WorkerView(id=spare, host=B, role="decode"))
@@ -326,7 +326,7 @@ def test_a_worker_that_dies_before_it_can_be_retired_does_not_come_back() -> Non
 def test_a_stale_entry_of_the_prefix_index_costs_a_recompute_and_no_token() -> None:
     """The index says that both hosts hold the prompt, and neither does: it is routed and fetched by that, in vain."""
     made = two_hosts(*(request(name, tokens=14) for name in "pqrs"), policy=RESTLESS)
-    playing = stage(made)
+    playing = prepare_play(made)
     hashes = [name for planned in made.requests for name in block_hashes(planned.prompt, block_tokens=4)]
     for host in (A, B):
         playing.cluster.server.carrier._tell(BlocksStored(host, tuple(hashes)))

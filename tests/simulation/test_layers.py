@@ -9,7 +9,7 @@ from baton.core.copies import CopyBlocks, LandingEnded
 from baton.core.types import HostId, RequestId, WorkerId
 from baton.lab.sim.cluster import SimCluster
 from baton.lab.sim.faults import Cancel, Death, HostKill, Kill, WireCut
-from baton.lab.sim.play import play, stage
+from baton.lab.sim.play import play, prepare_play
 from baton.lab.sim.scenario import RESTLESS, Scenario, draw_scenario, with_faults
 from baton.lab.sim.spec import SimWorkers
 from tests.simulation.test_ahead import landed_tokens, pool_decisions
@@ -29,7 +29,7 @@ def layered(*, tokens: int = 300, step_tokens: int = 512, policy: str = "baton",
 
 def copies_of(scenario: Scenario) -> tuple[SimCluster, list[CopyBlocks]]:
     """Play it, and list the copies that its wire was given."""
-    playing = stage(scenario)
+    playing = prepare_play(scenario)
     cluster, begun = playing.cluster, list[CopyBlocks]()
     seconds = cluster.wires.seconds
 

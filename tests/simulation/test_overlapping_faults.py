@@ -13,7 +13,7 @@ from baton.decide.policy.named import named
 from baton.lab.sim.cells import CellJob
 from baton.lab.sim.cluster import SimCluster
 from baton.lab.sim.faults import Death, DelaySpike, Fault, Kill, Slow, StartsFail, StoreFault, StoreTrouble, TimedFault
-from baton.lab.sim.play import stage
+from baton.lab.sim.play import prepare_play
 from baton.lab.sim.replay_trace import play_cell
 from baton.lab.sim.spec import HOST, ClusterSpec, SimTier, SimWorkers
 from baton.lab.workload.request import Trace, TraceRequest
@@ -39,7 +39,7 @@ def probed(look: Callable[[SimCluster], object], *faults: Fault) -> list[object]
     """What somebody sees who looks at a cluster of one worker with a tier at `PROBES_S`."""
     made = scenario(request("a"), request("b", at_s=5.0), faults=faults)
     workers = (SimWorkers(role="mixed", host=HOST),)
-    playing = stage(replace(made, cluster=replace(made.cluster, workers=workers, tiers=(SimTier(blocks=10),))))
+    playing = prepare_play(replace(made, cluster=replace(made.cluster, workers=workers, tiers=(SimTier(blocks=10),))))
     seen: list[object] = []
     for at_s in PROBES_S:
         playing.cluster.loop.at(at_s, lambda: seen.append(look(playing.cluster)))

@@ -14,11 +14,11 @@ from baton.cli.main import build_parser, main
 from baton.compute.models.resolve import HUB_NAME
 from baton.decide.cost.catalog import hub_names, models
 from baton.decide.cost.load import load_cost
-from baton.lab.plan.answer import Answer, answer, report
 from baton.lab.plan.cluster import kind_name
 from baton.lab.plan.files import cluster_yaml, kubernetes_yaml
+from baton.lab.plan.recommend import Recommendation, make_report, recommend
 from baton.lab.plan.serving import serve_toml, served_model
-from baton.lab.plan.spec import read_question
+from baton.lab.plan.spec import read_plan_input
 from baton.lab.sim.spec import load_spec
 
 QUESTION: dict[str, Any] = {
@@ -29,11 +29,11 @@ QUESTION: dict[str, Any] = {
 }  # fmt: skip
 
 
-def planned(**more: Any) -> Answer:
-    return answer(read_question({**QUESTION, **more}, Path()))
+def planned(**more: Any) -> Recommendation:
+    return recommend(read_plan_input({**QUESTION, **more}, Path()))
 
 
-def documents(found: Answer) -> list[dict[str, Any]]:
+def documents(found: Recommendation) -> list[dict[str, Any]]:
     return [msgspec.yaml.decode(part) for part in kubernetes_yaml(found).split("---\n")]
 
 
@@ -72,7 +72,7 @@ def test_a_gpu_of_ones_own_is_described_in_every_file(tmp_path: Path) -> None:
     for cost in (spec.cost_model().on(kind_name(decode)), load_cost(config.cost, folder=tmp_path).cost):
         assert cost.decode_run_s(**asked) == [expected_s]
     assert spec.kv_of_kind(kind_name(decode)).blocks == decode.option.facts.kv_tokens_max // 16
-    assert any("of H100-80G-SXM" in note for note in report(found).notes), "what is borrowed is said"
+    assert any("of H100-80G-SXM" in note for note in make_report(found).notes), "what is borrowed is said"
 
 
 def test_the_hosts_of_a_group_are_as_the_plan_has_them() -> None:

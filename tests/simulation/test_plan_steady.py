@@ -9,9 +9,17 @@ import pytest
 from baton.core.types import Slo
 from baton.lab.plan.capacity import REQUESTS_MAX
 from baton.lab.plan.cluster import cluster_spec
-from baton.lab.plan.demand import Demand
-from baton.lab.plan.play import PLAYED_MAX, Played, Plays, Span, played_words, sample_trace, span
-from baton.lab.plan.search import Fleet
+from baton.lab.plan.demand import WorkloadDemand
+from baton.lab.plan.play import (
+    PLAYED_MAX,
+    FleetResults,
+    FleetSimulator,
+    PlayLength,
+    describe_results,
+    play_length,
+    sample_trace,
+)
+from baton.lab.plan.search import PlannedFleet
 from baton.lab.plan.verify import verify
 from baton.lab.report.summary import RequestRecord, SloTargets, summarize
 from baton.lab.sim.replay_trace import replay_trace
@@ -42,7 +50,7 @@ def test_the_rate_of_a_roomy_fleet_holds_for_many_lifetimes_of_a_request() -> No
     fleet has 0.41 to 0.45 in each.
     """
     found = search(ROOMY)
-    held = verify(found, "mixed", Plays(search=found, requests=400, seed=0))
+    held = verify(found, "mixed", FleetSimulator(search=found, requests=400, seed=0))
     assert held is not None
     assert held.holds
     rate_rps = held.fleet.rate_rps
@@ -60,17 +68,19 @@ def test_those_that_find_the_workers_empty_are_not_judged() -> None:
     found = search(ROOMY)
     fleet = found.fleet("mixed")
     assert fleet is not None
-    late = Plays(search=found, requests=100, seed=0).play(fleet, load=2.0)
+    late = FleetSimulator(search=found, requests=100, seed=0).play(fleet, load=2.0)
     assert late is not None
-    assert late.results.requests == late.span.sequences * late.span.judged
-    assert late.span.judged < late.span.requests
-    assert late.span.sequences * late.span.requests <= PLAYED_MAX + 9
+    assert late.results.requests == late.length.sequences * late.length.judged
+    assert late.length.judged < late.length.requests
+    assert late.length.sequences * late.length.requests <= PLAYED_MAX + 9
     assert late.attainment_ratio < 0.1
 
 
-def words_of(fleet: Fleet, played: Span, demand: Demand) -> str:
+def words_of(fleet: PlannedFleet, played: PlayLength, demand: WorkloadDemand) -> str:
     results = summarize([], slo=SloTargets(), wall_s=0.0)
-    return played_words(fleet, Played(span=played, results=results, ratios=(1.0,) * played.sequences), demand)
+    return describe_results(
+        fleet, FleetResults(length=played, results=results, ratios=(1.0,) * played.sequences), demand
+    )
 
 
 @pytest.mark.parametrize(("gpus", "short"), [(1, False), (16, True)])
@@ -80,13 +90,13 @@ def test_a_fleet_that_is_too_large_to_be_filled_in_seconds_says_so(gpus: int, sh
     )
     fleet = found.fleet("mixed")
     assert fleet is not None
-    played = span(fleet, found.demand, requests=400)
+    played = play_length(fleet, found.demand, requests=400)
     assert played.sequences * played.requests <= PLAYED_MAX + 9
     words = words_of(fleet, played, found.demand)
     assert ("the workers may get fuller; --requests" in words) is short
     if short:
         asked = int(words.partition("--requests ")[2].split()[0])
-        assert "fuller" not in words_of(fleet, span(fleet, found.demand, requests=asked), found.demand)
+        assert "fuller" not in words_of(fleet, play_length(fleet, found.demand, requests=asked), found.demand)
 
 
 @pytest.mark.parametrize("requests", [400, 5_000, 50_000])
@@ -94,5 +104,5 @@ def test_no_fewer_are_judged_than_were_asked_for(requests: int) -> None:
     found = search(ROOMY, hardware=[{"name": "H200", "gpus": 16}], workload={**ROOMY["workload"], "rate_rps": 640})
     fleet = found.fleet("mixed")
     assert fleet is not None
-    played = span(fleet, found.demand, requests=requests)
+    played = play_length(fleet, found.demand, requests=requests)
     assert played.sequences * played.judged >= requests

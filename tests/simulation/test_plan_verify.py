@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from baton.lab.plan.admission import admission_words, play_admissions
+from baton.lab.plan.admission import describe_admission, play_admissions
 from baton.lab.plan.cluster import cluster_spec
-from baton.lab.plan.demand import Lengths, strata
-from baton.lab.plan.play import Plays, played_words, sample_trace
-from baton.lab.plan.search import Fleet, Search
-from baton.lab.plan.verify import HEADROOM, TRUST_STEP, Verified, verify
+from baton.lab.plan.demand import LengthClass, strata
+from baton.lab.plan.play import FleetSimulator, describe_results, sample_trace
+from baton.lab.plan.search import PlannedFleet, Search
+from baton.lab.plan.verify import HEADROOM, TRUST_STEP, VerifiedFleet, verify
 from baton.lab.report.summary import RequestRecord
 from baton.lab.sim.cells import CellJob
 from baton.lab.sim.replay_trace import play_cell
 from tests.unit.lab.plan.questions import WORKED, search
 
 
-def plays(found: Search, *, requests: int = 300, seed: int = 1) -> Plays:
-    return Plays(search=found, requests=requests, seed=seed)
+def plays(found: Search, *, requests: int = 300, seed: int = 1) -> FleetSimulator:
+    return FleetSimulator(search=found, requests=requests, seed=seed)
 
 
 def bold(**more: Any) -> Search:
@@ -59,7 +59,7 @@ def test_a_play_ends_when_too_many_are_late_and_says_what_the_whole_one_says(mon
     assert fleet is not None
     whole = plays(found).play(fleet, load=1.0, requests_max=250)
     assert whole is not None
-    judged, of_whole = whole.span, sum(closed)
+    judged, of_whole = whole.length, sum(closed)
     assert whole.attainment_ratio < 0.9
     assert whole.results.requests == judged.sequences * judged.judged
     closed.clear()
@@ -78,12 +78,12 @@ def test_sequences_of_arrivals_differ_and_are_judged_together() -> None:
     assert fleet is not None
     played = plays(found).play(fleet, load=1.0)
     assert played is not None
-    assert len(played.ratios) == played.span.sequences == 3
+    assert len(played.ratios) == played.length.sequences == 3
     assert len(set(played.ratios)) > 1
     assert played.attainment_ratio == pytest.approx(sum(played.ratios) / 3)
     assert played.results.requests_per_s == pytest.approx(fleet.rate_rps, rel=0.2)
     low, high = min(played.ratios), max(played.ratios)
-    assert f"{low:.1%} to {high:.1%} of each met the SLO" in played_words(fleet, played, found.demand)
+    assert f"{low:.1%} to {high:.1%} of each met the SLO" in describe_results(fleet, played, found.demand)
 
 
 def test_the_same_fleet_at_the_same_rate_is_played_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,12 +115,12 @@ def test_above_its_rate_a_fleet_that_refuses_what_would_be_late_keeps_more_promi
     found = search(WORKED, tp=[1])
     fleet = found.fleet("disaggregated")
     assert fleet is not None
-    chosen = Verified(fleet=fleet, derate=1.0, played=None, holds=False)
+    chosen = VerifiedFleet(fleet=fleet, derate=1.0, played=None, holds=False)
     refusing, taking = play_admissions(plays(found), chosen, ("all", "slo"))
     assert (refusing.admission, taking.admission) == ("slo", "all")
     assert refusing.overload_attainment_ratio > 0.5
     assert refusing.overload_attainment_ratio > taking.overload_attainment_ratio
-    assert "with all" in admission_words([refusing, taking])[0]
+    assert "with all" in describe_admission([refusing, taking])[0]
 
 
 def test_the_trace_of_a_simulation_is_the_demand() -> None:
@@ -134,7 +134,7 @@ def test_the_trace_of_a_simulation_is_the_demand() -> None:
 def test_requests_of_a_trace_are_played_as_they_were_and_not_as_the_mean_of_their_class() -> None:
     """Prompts of about one length with answers of 2 and 200 tokens: to the screening, answers of 101."""
     pairs = [(500 + more, output_tokens) for more in range(24) for output_tokens in (2, 200)]
-    drawn = tuple(Lengths(*pair, 1.0) for pair in pairs)
+    drawn = tuple(LengthClass(*pair, 1.0) for pair in pairs)
     demand = replace(search(WORKED).demand, lengths=strata(pairs))
     assert {each.output_tokens for each in demand.lengths} == {101}
     trace = sample_trace(demand, drawn, rate_rps=8.0, requests=200, seed=3)
@@ -151,7 +151,7 @@ def test_the_simulated_cluster_is_the_fleet() -> None:
     """Every worker with its own arena, its own cost model and its own batch limits; handoffs over the node's links."""
     found = search(WORKED, tp=[1, 2])
     fleet = found.fleet("disaggregated")
-    assert isinstance(fleet, Fleet)
+    assert isinstance(fleet, PlannedFleet)
     spec = cluster_spec(fleet, same_host=True)
     assert spec.problems() == []
     roles = [view.role for view in spec.views()]

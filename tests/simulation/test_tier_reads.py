@@ -8,7 +8,7 @@ from baton.core.messages import RequestArrived
 from baton.core.types import RequestId
 from baton.decide.control.decision_log import Decision, PoolDecision
 from baton.lab.sim.faults import StoreFault
-from baton.lab.sim.play import play, stage
+from baton.lab.sim.play import play, prepare_play
 from baton.lab.sim.spec import HOST
 from tests.simulation.test_tiers import DOWN, FAST, LATER, cached, twice, view, with_tier
 
@@ -29,7 +29,7 @@ def test_the_first_token_is_predicted_with_the_time_of_reading() -> None:
     """Read in 15 ms, then 2 of 22 tokens computed in 12 ms, where all 22 take 32 ms: the log of decisions says so."""
     played = with_tier(*twice(), tier=replace(FAST, latency_s=0.015))
     lines: list[Decision | PoolDecision] = []
-    cluster = stage(played)
+    cluster = prepare_play(played)
     cluster.cluster.server.carrier.log = lines.append
     cluster.run()
     (arrival,) = [

@@ -18,7 +18,7 @@ from baton.lab.bench.html import render_html
 from baton.lab.bench.options import BenchOptions
 from baton.lab.bench.probe import TargetError
 from baton.lab.bench.progress import watching
-from baton.lab.bench.run import Report, Watcher, run_bench
+from baton.lab.bench.run import BenchReport, RunListener, run_bench
 from baton.lab.bench.table import facts_table, latency_table, remarks
 from baton.lab.workload.prompts import VOCAB_TOKENS
 from baton.lab.workload.retime import HELP as ARRIVALS_HELP
@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if report.passed else 1
 
 
-async def _stoppable(options: BenchOptions, watcher: Watcher) -> Report:
+async def _stoppable(options: BenchOptions, watcher: RunListener) -> BenchReport:
     """Run until the end or Ctrl-C."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -135,14 +135,14 @@ def _raise_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _show(report: Report, console: Console) -> None:
+def _show(report: BenchReport, console: Console) -> None:
     console.print(latency_table(report))
     console.print(facts_table(report))
     for remark in remarks(report):
         console.print(f"note: {remark}", markup=False, highlight=False)
 
 
-def _write(report: Report) -> None:
+def _write(report: BenchReport) -> None:
     if report.options.json is not None:
         write_json(report.options.json, report.results, otherwise=ABOVE)
     if report.options.html is not None:

@@ -11,7 +11,7 @@ import msgspec
 
 from baton.core.errors import ConfigError
 from baton.lab.report.summary import RequestRecord
-from baton.lab.sim.cells import CellJob, decode_records, merged
+from baton.lab.sim.cells import CellJob, decode_records, merge_records
 
 
 def play_cells(jobs: Sequence[CellJob], *, processes: int) -> list[RequestRecord]:
@@ -20,7 +20,7 @@ def play_cells(jobs: Sequence[CellJob], *, processes: int) -> list[RequestRecord
     Raises ConfigError with the last words of a process that did not come to its end.
     """
     with ThreadPoolExecutor(max_workers=processes) as threads:  # each waits for a process: they compute nothing
-        return merged(threads.map(_played, jobs))
+        return merge_records(threads.map(_played, jobs))
 
 
 def _played(job: CellJob) -> list[RequestRecord]:

@@ -11,12 +11,12 @@ from rich.table import Table
 from baton.cli.output import STANDARD_OUTPUT, output_problems, wide_console, write_file, write_json
 from baton.core.errors import ConfigError
 from baton.core.files import form_of, in_file, keys_of
-from baton.lab.plan.answer import Answer, answer, report
 from baton.lab.plan.files import cluster_yaml, group_lines, kubernetes_yaml
 from baton.lab.plan.page import GROUP_HEAD, plan_page
 from baton.lab.plan.reasons import UNIT
-from baton.lab.plan.serving import not_served, serve_toml
-from baton.lab.plan.spec import read_question
+from baton.lab.plan.recommend import Recommendation, make_report, recommend
+from baton.lab.plan.serving import missing_feature_lines, serve_toml
+from baton.lab.plan.spec import read_plan_input
 from baton.lab.plan.verify import HEADROOM
 
 Subparsers = argparse._SubParsersAction  # pyright: ignore[reportPrivateUsage]
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     if wrong:
         raise ConfigError("\n".join(wrong))
     folder = args.file.parent if args.file is not None else Path()
-    found = answer(read_question(_merged(args), folder))
+    found = recommend(read_plan_input(_merged(args), folder))
     if args.json != STANDARD_OUTPUT:
         _show(found)
     _write(args, found)
@@ -170,7 +170,7 @@ def _numbers(flag: str, text: str | None) -> list[int] | None:
         raise ConfigError(f"{flag} {text}: write whole numbers with commas between them, such as 1,2,4") from error
 
 
-def _show(found: Answer) -> None:
+def _show(found: Recommendation) -> None:
     console, best, objective = wide_console(), found.best, found.search.objective
     table = Table(*GROUP_HEAD)
     for row in group_lines(found):
@@ -185,7 +185,8 @@ def _show(found: Answer) -> None:
         ratio, requests = found.played.attainment_ratio, found.played.results.requests
         console.print(f"simulated: {ratio:.1%} of {requests} requests met the SLO, at {HEADROOM:g} times the rate")
     said = (
-        ("Why", found.reasons), ("Borrowed, not measured", found.notes), ("Not served as planned", not_served(best)),
+        ("Why", found.reasons), ("Borrowed, not measured", found.notes),
+        ("Not served as planned", missing_feature_lines(best)),
         ("Not recommended", found.not_recommended), ("Cannot be built", found.out),
     )  # fmt: skip
     for title, lines in said:
@@ -202,9 +203,9 @@ def _show(found: Answer) -> None:
         )
 
 
-def _write(args: argparse.Namespace, found: Answer) -> None:
+def _write(args: argparse.Namespace, found: Recommendation) -> None:
     if args.json is not None:
-        write_json(args.json, report(found))
+        write_json(args.json, make_report(found))
     made = (
         (args.html, lambda: plan_page(found)),
         (args.serve_config, lambda: serve_toml(found)),

@@ -25,8 +25,8 @@ from baton.lab.bench.flags import ATTAINMENT_MIN
 from baton.lab.report.perfetto import render_perfetto
 from baton.lab.report.run_page import RunPage, render_run
 from baton.lab.report.summary import Distribution, RequestRecord, Results, SloTargets, summarize
-from baton.lab.sim.cells import cell_jobs, merged
-from baton.lab.sim.cut_answers import cut_words
+from baton.lab.sim.cells import cell_jobs, merge_records
+from baton.lab.sim.cut_answers import describe_cut_answers
 from baton.lab.sim.fault_file import read_faults
 from baton.lab.sim.faults import TimedFault
 from baton.lab.sim.policies import configured_policies
@@ -34,7 +34,7 @@ from baton.lab.sim.spec import ClusterSpec, read_spec
 from baton.lab.workload.arrivals import Arrivals, PoissonArrivals
 from baton.lab.workload.request import Trace
 from baton.lab.workload.retime import HELP as ARRIVALS_HELP
-from baton.lab.workload.retime import arrivals_words, lacks_times, rate_problems, read_arrivals, retimed
+from baton.lab.workload.retime import describe_arrivals, missing_times_reason, rate_problems, read_arrivals, retime
 from baton.lab.workload.schedule import scale_rate
 from baton.lab.workload.source import read_workload
 from baton.move.cores import usable_cores
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
         _show(results, f"{args.trace.name} ({trace.format})")
     _show_remarks("failures", _failure_words(records), to_error=args.json == STANDARD_OUTPUT)
     _show_remarks("faults", _unplayed(faults, records), to_error=args.json == STANDARD_OUTPUT)
-    cut = cut_words(records, spec)
+    cut = describe_cut_answers(records, spec)
     _show_remarks("answers cut", cut, to_error=args.json == STANDARD_OUTPUT)
     if args.json is not None:
         write_json(args.json, results)
@@ -146,7 +146,7 @@ def _play(
         return play_cells(jobs, processes=processes)
     for job in jobs:
         watching.play(job)
-    return merged(watching.records) if spec.cells > 1 else watching.records[0]
+    return merge_records(watching.records) if spec.cells > 1 else watching.records[0]
 
 
 def _promise(args: argparse.Namespace) -> Slo | None:
@@ -162,7 +162,7 @@ def _facts(args: argparse.Namespace, trace: Trace) -> list[tuple[str, str]]:
     facts += [("seed", str(args.seed)), ("rate scale", f"{args.rate_scale:g}")]
     facts += [("faults", str(args.faults))] if args.faults is not None else []
     arrivals = _arrivals(args, [])
-    facts += [("arrivals", arrivals_words(arrivals))] if arrivals is not None else []
+    facts += [("arrivals", describe_arrivals(arrivals))] if arrivals is not None else []
     optional = (("requests/s", args.rate), ("at most the first", args.limit))
     return facts + [(name, f"{value:g}") for name, value in optional if value is not None]
 
@@ -186,11 +186,11 @@ def _read(args: argparse.Namespace) -> tuple[ClusterSpec, Trace, tuple[TimedFaul
         problems.append(str(error))
     arrivals = _arrivals(args, problems)
     if trace.timing != "absolute" and args.arrivals is None and args.rate is None:
-        problems.append(f"{args.trace}: {lacks_times(trace)}; give --rate R")
+        problems.append(f"{args.trace}: {missing_times_reason(trace)}; give --rate R")
     if problems:
         raise ConfigError("\n".join(problems))
     if arrivals is not None:
-        trace = retimed(trace, arrivals, rate_rps=args.rate, draw=Random(args.seed))
+        trace = retime(trace, arrivals, rate_rps=args.rate, draw=Random(args.seed))
     return spec, scale_rate(trace, args.rate_scale), faults
 
 

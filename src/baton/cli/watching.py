@@ -11,7 +11,7 @@ from baton.core.errors import ConfigError
 from baton.decide.control.decision_log import Decision, PoolDecision, SimHeader
 from baton.decide.policy.named import own_sources
 from baton.lab.report.summary import RequestRecord
-from baton.lab.report.timeline import Timeline, side_by_side
+from baton.lab.report.timeline import Timeline, join_timelines
 from baton.lab.sim.cells import CellJob
 from baton.lab.sim.replay_trace import play_cell
 from baton.serve.live.log_file import LogWriter
@@ -34,7 +34,7 @@ class Watching:
     @property
     def timeline(self) -> Timeline:
         """Of everything that was played."""
-        return self._timelines[0] if self._cells == 1 else side_by_side(self._timelines)
+        return self._timelines[0] if self._cells == 1 else join_timelines(self._timelines)
 
     def play(self, job: CellJob) -> None:
         """Play the next cell. Raises ConfigError where its log cannot be written, or has not all of it."""

@@ -9,7 +9,7 @@ import pytest
 
 from baton.core.errors import ConfigError
 from baton.core.misfits import misfits
-from baton.lab.plan.spec import PlanSpec, read_question
+from baton.lab.plan.spec import PlanSpec, read_plan_input
 from baton.lab.sim.spec import ClusterSpec, load_spec
 
 NEEDED: dict[str, object] = {"llm": "x", "hardware": [], "slo": {"ttft_s": 1.0, "tpot_s": 1.0}, "workload": {}}
@@ -83,7 +83,7 @@ def test_a_plan_and_a_cluster_name_every_misfit() -> None:
     places = ("cells", "workers[0].role", "workers[0].count", "unknown key workers[0].hots", "tiers[0].blocks")
     assert [place in line for place, line in zip(places, lines, strict=True)] == [True] * 5
     with pytest.raises(ConfigError) as plan:
-        read_question({**NEEDED, "llm": 3, "hardware": [{"gpus": 1}], "slo": {"ttft_s": "x"}}, Path())
+        read_plan_input({**NEEDED, "llm": 3, "hardware": [{"gpus": 1}], "slo": {"ttft_s": "x"}}, Path())
     lines = str(plan.value).splitlines()
     places = ("llm", "hardware[0].name", "slo.ttft_s", "slo.tpot_s")
     assert [place in line for place, line in zip(places, lines, strict=True)] == [True] * 4

@@ -9,7 +9,7 @@ from urllib.parse import urljoin
 
 import aiohttp
 
-from baton.lab.bench.wire import Answer, CountedBy, error_text
+from baton.lab.bench.wire import CountedBy, StreamedAnswer, error_text
 from baton.lab.report.summary import RequestRecord
 from baton.lab.workload.request import TraceRequest
 from baton.move.clock import now_s
@@ -38,7 +38,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RequestFailure:
     """Why there is no whole answer."""
 
     outcome: Literal["rejected", "failed"]
@@ -102,14 +102,14 @@ class Client:
         keep_text: bool = False,
     ) -> Reply:
         """Send a streaming request and read it to its end. TTFT counts from here."""
-        answer = Answer(text=[] if keep_text else None)
+        answer = StreamedAnswer(text=[] if keep_text else None)
         sent_s = now_s()
         try:
             refusal = await self._read(path, body, index, answer)
         except TimeoutError:
-            refusal = Refusal("failed", f"no complete answer within {self._timeout.total:g} s")
+            refusal = RequestFailure("failed", f"no complete answer within {self._timeout.total:g} s")
         except (aiohttp.ClientError, OSError) as error:
-            refusal = Refusal("failed", f"cut off: {type(error).__name__}: {error}")
+            refusal = RequestFailure("failed", f"cut off: {type(error).__name__}: {error}")
         if refusal is not None and refusal.outcome == "rejected":
             outcome, reason = refusal.outcome, refusal.reason
         else:
@@ -133,27 +133,27 @@ class Client:
             text="".join(answer.text or ()),
         )
 
-    async def _read(self, path: str, body: bytes, index: int, answer: Answer) -> Refusal | None:
+    async def _read(self, path: str, body: bytes, index: int, answer: StreamedAnswer) -> RequestFailure | None:
         """Fill `answer` from the socket. Say why where the server did not begin a stream."""
         headers = {"X-Request-Id": f"bench-{index}"}
         async with self._http.post(self._base_url + path, data=body, headers=headers) as response:
             if response.status != 200:
                 detail = error_text(await response.content.read(_ERROR_BYTES_MAX))
                 outcome = "rejected" if response.status in _REJECTIONS else "failed"
-                return Refusal(outcome, f"HTTP {response.status}: {detail}")
+                return RequestFailure(outcome, f"HTTP {response.status}: {detail}")
             if response.content_type != "text/event-stream":
-                return Refusal("failed", f"not a stream: the answer's Content-Type is {response.content_type}")
+                return RequestFailure("failed", f"not a stream: the answer's Content-Type is {response.content_type}")
             async for data in response.content.iter_any():
                 answer.feed(data, now_s())
         return None
 
 
-def _prompt_tokens(answer: Answer, request: TraceRequest) -> int:
+def _prompt_tokens(answer: StreamedAnswer, request: TraceRequest) -> int:
     """As the server counted them; else as they were meant to be."""
     told = answer.usage.prompt_tokens if answer.usage is not None else None
     return told or request.input_tokens
 
 
-def _cached_tokens(answer: Answer) -> int | None:
+def _cached_tokens(answer: StreamedAnswer) -> int | None:
     details = answer.usage.prompt_tokens_details if answer.usage is not None else None
     return details.cached_tokens if details is not None else None

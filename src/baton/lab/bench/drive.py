@@ -12,7 +12,7 @@ import msgspec
 from baton.lab.bench.client import Client, Reply
 from baton.lab.bench.probe import Target
 from baton.lab.bench.wire import Message, Prompt, request_fields
-from baton.lab.workload.conversation import Conversations, Turn, conversations
+from baton.lab.workload.conversation import Conversations, Turn, link_conversations
 from baton.lab.workload.prompts import PromptMaker
 from baton.lab.workload.request import TraceRequest
 from baton.move.clock import now_s
@@ -24,7 +24,7 @@ _MARGIN_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Shot:
+class PreparedRequest:
     """One request, ready to be sent."""
 
     index: int
@@ -35,7 +35,7 @@ class Shot:
 
 
 @dataclass(slots=True, kw_only=True)
-class Driver:
+class LoadGenerator:
     """Sends requests to one target. `replies` grows as answers end, so an interrupted run keeps what it has."""
 
     client: Client
@@ -48,7 +48,7 @@ class Driver:
 
     async def closed_loop(self, requests: Sequence[TraceRequest], concurrency: int) -> None:
         """Let this many clients each send the next request as soon as its last one was answered."""
-        self.linked = conversations(requests)
+        self.linked = link_conversations(requests)
         upcoming = iter(self.linked.openers)
 
         async def one_client() -> None:
@@ -61,9 +61,9 @@ class Driver:
 
     async def open_loop(self, requests: Sequence[TraceRequest]) -> None:
         """Send each request at its `at_s`, whatever is still unanswered: as many are open as the server is slow."""
-        self.linked = conversations(requests)
+        self.linked = link_conversations(requests)
         upcoming = deque(self.linked.openers)
-        ready: deque[Shot] = deque()
+        ready: deque[PreparedRequest] = deque()
         ready_bytes = 0
         start_s: float | None = None
         async with asyncio.TaskGroup() as open_requests:
@@ -81,22 +81,22 @@ class Driver:
                 await asyncio.sleep(max(0.0, due_s - now_s()))
                 open_requests.create_task(self._fire(shot, due_s))
 
-    def _prepare(self, index: int, request: TraceRequest) -> Shot:
+    def _prepare(self, index: int, request: TraceRequest) -> PreparedRequest:
         if self.target.prompt_format == "ids":
-            return Shot(index, request, self._body(self.prompts.token_ids(request, index), request))
+            return PreparedRequest(index, request, self._body(self.prompts.token_ids(request, index), request))
         text = self.prompts.text(request, index)
         said = (Message("user", text),) if self.linked.is_followed(index) else ()
-        return Shot(index, request, self._body(text, request), said)
+        return PreparedRequest(index, request, self._body(text, request), said)
 
-    def _prepare_turn(self, turn: Turn, said: tuple[Message, ...]) -> Shot:
+    def _prepare_turn(self, turn: Turn, said: tuple[Message, ...]) -> PreparedRequest:
         """The conversation so far, then this turn's own words: as messages of a chat, or as one text."""
         words = self.prompts.text(turn.request, turn.index).split(" ")
         own = " ".join(words[min(turn.known_tokens, len(words) - 1) :])
         said = (*said, Message("user", own))
         if self.target.endpoint == "chat":
-            return Shot(turn.index, turn.request, self._body(list(said), turn.request), said)
+            return PreparedRequest(turn.index, turn.request, self._body(list(said), turn.request), said)
         text = " ".join(message.content.strip(" ") for message in said)
-        return Shot(turn.index, turn.request, self._body(text, turn.request), said)
+        return PreparedRequest(turn.index, turn.request, self._body(text, turn.request), said)
 
     def _body(self, prompt: Prompt, request: TraceRequest) -> bytes:
         fields = request_fields(
@@ -108,9 +108,9 @@ class Driver:
         )
         return msgspec.json.encode({**fields, "user": request.tenant} if request.tenant else fields)
 
-    async def _fire(self, shot: Shot, due_s: float | None) -> None:
+    async def _fire(self, shot: PreparedRequest, due_s: float | None) -> None:
         """Send a request, then the turns that follow it, each `think_s` after the answer before it."""
-        following: Shot | None = shot
+        following: PreparedRequest | None = shot
         while following is not None:
             shot = following
             reply = await self.client.ask(
@@ -125,7 +125,7 @@ class Driver:
             self.on_reply(reply)
             following, due_s = await self._think(shot, reply), None
 
-    async def _think(self, shot: Shot, reply: Reply) -> Shot | None:
+    async def _think(self, shot: PreparedRequest, reply: Reply) -> PreparedRequest | None:
         """Wait as long as a reader does, and make the next turn. None where the conversation is over."""
         turn = self.linked.following(shot.index)
         if turn is None or reply.record.outcome != "finished":

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from baton.lab.bench.run import Report
+from baton.lab.bench.run import BenchReport
 from baton.lab.bench.table import facts, remarks
 from baton.lab.report.run_page import RunPage, render_run
 
 
-def render_html(report: Report) -> str:
+def render_html(report: BenchReport) -> str:
     """The whole page."""
     return render_run(
         RunPage(

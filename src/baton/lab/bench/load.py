@@ -12,7 +12,7 @@ from baton.lab.bench.options import BenchOptions, ClosedLoop, OpenLoop, Syntheti
 from baton.lab.workload.arrivals import AllAtOnce
 from baton.lab.workload.lengths import FixedLengths, synthetic_trace
 from baton.lab.workload.request import Trace, TraceRequest
-from baton.lab.workload.retime import lacks_times, retimed
+from baton.lab.workload.retime import missing_times_reason, retime
 from baton.lab.workload.schedule import fit_context, scale_rate
 from baton.lab.workload.source import read_workload
 
@@ -63,10 +63,10 @@ def _read(file: TraceFile, options: BenchOptions) -> Trace:
 def _paced(trace: Trace, options: BenchOptions, draw: Random) -> Trace:
     match options.pacing:
         case OpenLoop(rate_rps, arrivals):
-            return retimed(trace, arrivals, rate_rps=rate_rps, draw=draw)
+            return retime(trace, arrivals, rate_rps=rate_rps, draw=draw)
         case ClosedLoop():
             return replace(trace, timing="absolute")
         case TraceTimes():
             if trace.timing == "absolute":
                 return trace
-            raise ConfigError(f"{lacks_times(trace)}; give --rate or --concurrency")
+            raise ConfigError(f"{missing_times_reason(trace)}; give --rate or --concurrency")

@@ -9,19 +9,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from baton.lab.bench.client import Reply
-from baton.lab.bench.run import Watcher
+from baton.lab.bench.run import RunListener
 
 
 @contextmanager
-def watching(console: Console) -> Generator[Watcher]:
+def watching(console: Console) -> Generator[RunListener]:
     """A watcher that draws on the console if somebody can see it."""
     if not console.is_terminal:
-        yield Watcher()
+        yield RunListener()
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, refresh_per_second=4) as progress:
         bar = _Bar(progress, progress.add_task("warming up", total=None))
-        yield Watcher(on_start=bar.start, on_reply=bar.advance)
+        yield RunListener(on_start=bar.start, on_reply=bar.advance)
 
 
 class _Bar:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from baton.core.errors import ConfigError
 from baton.lab.bench.client import Client, Reply
-from baton.lab.bench.drive import Driver
+from baton.lab.bench.drive import LoadGenerator
 from baton.lab.bench.load import Load, make_load
 from baton.lab.bench.options import BenchOptions, ClosedLoop
 from baton.lab.bench.probe import Target, TargetError, probe
@@ -30,7 +30,7 @@ _WARMUP_SEED = 0x5EED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class BenchReport:
     """What a run found out."""
 
     options: BenchOptions
@@ -71,14 +71,14 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Watcher:
+class RunListener:
     """Who looks on while a run goes: a progress bar, or nobody."""
 
     on_start: Callable[[int], None] = lambda requests: None
     on_reply: Callable[[Reply], None] = lambda reply: None
 
 
-async def run_bench(options: BenchOptions, *, stop: asyncio.Event, watcher: Watcher) -> Report:
+async def run_bench(options: BenchOptions, *, stop: asyncio.Event, watcher: RunListener) -> BenchReport:
     """Measure the server. When `stop` is set, requests that are still open are dropped and the rest is reported.
 
     Raises ConfigError for a bad trace and TargetError for a server that cannot be measured, or where the run was
@@ -91,7 +91,7 @@ async def run_bench(options: BenchOptions, *, stop: asyncio.Event, watcher: Watc
     async with Client(options.url, api_key=options.api_key, timeout_s=options.timeout_s) as client:
         target = await probe(client, options)
         await _until_stopped(_warm_up(client, target, load, options), stop)
-        driver = Driver(
+        driver = LoadGenerator(
             client=client,
             target=target,
             prompts=PromptMaker(seed=options.seed, vocab_tokens=options.vocab_tokens),
@@ -107,7 +107,7 @@ async def run_bench(options: BenchOptions, *, stop: asyncio.Event, watcher: Watc
             await watching
     if stop.is_set() and not driver.replies:
         raise TargetError("stopped before the first answer; there is nothing to report")
-    return Report(
+    return BenchReport(
         options=options,
         load=load,
         target=target,
@@ -125,7 +125,7 @@ def _as_text(options: BenchOptions) -> BenchOptions:
     return dataclasses.replace(options, prompt_format="text")
 
 
-async def _drive(driver: Driver, load: Load, options: BenchOptions) -> None:
+async def _drive(driver: LoadGenerator, load: Load, options: BenchOptions) -> None:
     if isinstance(options.pacing, ClosedLoop):
         await driver.closed_loop(load.requests, options.pacing.concurrency)
     else:
@@ -134,7 +134,7 @@ async def _drive(driver: Driver, load: Load, options: BenchOptions) -> None:
 
 async def _warm_up(client: Client, target: Target, load: Load, options: BenchOptions) -> None:
     """Send requests like the run's, whose answers are not looked at."""
-    driver = Driver(
+    driver = LoadGenerator(
         client=client,
         target=target,
         prompts=PromptMaker(seed=options.seed ^ _WARMUP_SEED, vocab_tokens=options.vocab_tokens),

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from baton.lab.bench.options import ClosedLoop, OpenLoop, Pacing
-from baton.lab.bench.run import Report
+from baton.lab.bench.run import BenchReport
 from baton.lab.report.summary import Distribution
 from baton.lab.workload.arrivals import AllAtOnce
-from baton.lab.workload.retime import arrivals_words
+from baton.lab.workload.retime import describe_arrivals
 
 REASONS_MAX = 5
 """Reasons of failures that are shown."""
@@ -18,19 +18,21 @@ _LATE_NOTABLE_S = 0.01
 _HIT_NOTABLE_RATIO = 0.01
 
 
-def pacing_words(pacing: Pacing) -> str:
+def describe_pacing(pacing: Pacing) -> str:
     match pacing:
         case OpenLoop(None, arrivals):
-            return f"open loop, {arrivals_words(arrivals)}" + ("" if arrivals == AllAtOnce() else ", rate of the trace")
+            return f"open loop, {describe_arrivals(arrivals)}" + (
+                "" if arrivals == AllAtOnce() else ", rate of the trace"
+            )
         case OpenLoop(rate_rps, arrivals):
-            return f"open loop, {rate_rps:g} requests/s ({arrivals_words(arrivals)})"
+            return f"open loop, {rate_rps:g} requests/s ({describe_arrivals(arrivals)})"
         case ClosedLoop(concurrency):
             return f"closed loop, concurrency {concurrency}"
         case _:
             return "open loop, times of the trace"
 
 
-def latency_table(report: Report) -> Table:
+def latency_table(report: BenchReport) -> Table:
     """TTFT, TPOT, ITL and E2E in milliseconds."""
     table = Table(title=f"{report.target.model} at {report.options.url}", title_justify="left")
     table.add_column("ms")
@@ -47,7 +49,7 @@ def latency_table(report: Report) -> Table:
     return table
 
 
-def facts_table(report: Report) -> Table:
+def facts_table(report: BenchReport) -> Table:
     """Everything that is one number."""
     table = Table(show_header=False, box=None)
     table.add_column()
@@ -57,10 +59,10 @@ def facts_table(report: Report) -> Table:
     return table
 
 
-def facts(report: Report) -> Iterator[tuple[str, str]]:
+def facts(report: BenchReport) -> Iterator[tuple[str, str]]:
     results = report.results
     yield "load", report.load.source
-    yield "pacing", pacing_words(report.options.pacing)
+    yield "pacing", describe_pacing(report.options.pacing)
     yield "requests", f"{results.requests} of {len(report.load.requests)}"
     yield "completed / failed / rejected", f"{results.completed} / {results.failed} / {results.rejected}"
     yield "duration", _number(results.duration_s, "s")
@@ -77,7 +79,7 @@ def facts(report: Report) -> Iterator[tuple[str, str]]:
         yield "schedule slip p99", f"{report.late_p99_s * 1000:.2f} ms"
 
 
-def remarks(report: Report) -> Iterator[str]:
+def remarks(report: BenchReport) -> Iterator[str]:
     """What limits the figures above."""
     if report.interrupted:
         yield "stopped early: requests that were open are in no figure"
@@ -101,7 +103,7 @@ def remarks(report: Report) -> Iterator[str]:
         yield "prompts of an earlier run were still cached; another --seed makes new ones"
 
 
-def _targets(report: Report) -> Iterator[str]:
+def _targets(report: BenchReport) -> Iterator[str]:
     slo = report.options.slo
     if slo.ttft_s is not None:
         yield f"TTFT {slo.ttft_s * 1000:g} ms"

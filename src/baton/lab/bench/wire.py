@@ -58,7 +58,7 @@ class Delta(Struct):
     reasoning_content: str | None = None
 
 
-class Choice(Struct):
+class ChunkChoice(Struct):
     text: str | None = None
     delta: Delta | None = None
     finish_reason: str | None = None
@@ -79,29 +79,29 @@ class PromptDetails(Struct):
     cached_tokens: int | None = None
 
 
-class Usage(Struct):
+class TokenUsage(Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_tokens_details: PromptDetails | None = None
 
 
-class Chunk(Struct):
+class StreamChunk(Struct):
     """The fields of a response, or of one event of a stream, that a measurement needs."""
 
-    choices: list[Choice] = []
-    usage: Usage | None = None
+    choices: list[ChunkChoice] = []
+    usage: TokenUsage | None = None
     error: msgspec.Raw = msgspec.Raw(b"")
 
 
-_decoder = msgspec.json.Decoder(Chunk)
+_decoder = msgspec.json.Decoder(StreamChunk)
 
 
-def read_usage(body: bytes) -> Usage:
+def read_usage(body: bytes) -> TokenUsage:
     """The usage of a response that is not a stream; empty where it tells none."""
     try:
-        return _decoder.decode(body).usage or Usage()
+        return _decoder.decode(body).usage or TokenUsage()
     except msgspec.DecodeError:
-        return Usage()
+        return TokenUsage()
 
 
 class _ErrorDetail(Struct):
@@ -126,7 +126,7 @@ CountedBy = Literal["usage", "chunks"]
 
 
 @dataclass(slots=True)
-class Answer:
+class StreamedAnswer:
     """What has come of one stream. `feed` it with what the socket gives."""
 
     chunk_times_s: list[float] = field(default_factory=list[float])
@@ -138,7 +138,7 @@ class Answer:
     finish_reason: str | None = None
     finished_s: float = 0.0
     done: bool = False
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
     error: str = ""
     text: list[str] | None = None
     """The pieces of its text; None: nobody wants them."""
@@ -173,7 +173,7 @@ class Answer:
             if choice.finish_reason is not None:
                 self.finish_reason, self.finished_s = choice.finish_reason, now_s
 
-    def _take_text(self, choice: Choice, usage: Usage | None, before: int, now_s: float) -> None:
+    def _take_text(self, choice: ChunkChoice, usage: TokenUsage | None, before: int, now_s: float) -> None:
         if self.text is not None:
             self.text.append(choice.said)
         tokens = 0
@@ -190,14 +190,14 @@ class Answer:
         return "usage" if self.usage is not None and self.usage.completion_tokens else "chunks"
 
     def token_times_s(self) -> array[float]:
-        """When each output token came: see `share_out`."""
+        """When each output token came: see `spread_token_times`."""
         total = (self.usage.completion_tokens or 0) if self.usage else 0
         times_s, tokens = self.chunk_times_s, self.chunk_tokens
         if not times_s and total and self.finish_reason is not None:
             times_s, tokens = [self.finished_s], [total]  # all of its text is empty: an end-of-sequence token, say
         if times_s and total and not (self.told_each and sum(tokens) == total):
-            tokens = deal(total, len(times_s))
-        return share_out(times_s, tokens)
+            tokens = split_tokens(total, len(times_s))
+        return spread_token_times(times_s, tokens)
 
     def verdict(self, broken: str) -> tuple[Outcome, str]:
         """Outcome, and why it is not `finished`. `broken`: what the connection died of, or empty.
@@ -216,7 +216,7 @@ class Answer:
         return "finished", ""
 
 
-def deal(tokens: int, chunks: int) -> list[int]:
+def split_tokens(tokens: int, chunks: int) -> list[int]:
     """Spread tokens over chunks as evenly as whole numbers go; where fewer than chunks, the first and last get one."""
     if tokens == 1 or tokens < chunks:
         shares = [0] * chunks
@@ -226,7 +226,7 @@ def deal(tokens: int, chunks: int) -> list[int]:
     return [(index + 1) * tokens // chunks - index * tokens // chunks for index in range(chunks)]
 
 
-def share_out(chunk_times_s: Sequence[float], chunk_tokens: Sequence[int]) -> array[float]:
+def spread_token_times(chunk_times_s: Sequence[float], chunk_tokens: Sequence[int]) -> array[float]:
     """Give each token a time: of the k tokens in a chunk, each gets a k-th of the gap since the chunk before.
 
     Tokens that come with the first chunk all come at its time: nobody could read them earlier.

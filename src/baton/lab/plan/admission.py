@@ -7,8 +7,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from baton.lab.plan.play import Plays
-from baton.lab.plan.verify import HEADROOM, Verified
+from baton.lab.plan.play import FleetSimulator
+from baton.lab.plan.verify import HEADROOM, VerifiedFleet
 
 Admission = Literal["slo", "all"]
 """Refuse what is predicted to miss the SLO, or take everything while the queue has room."""
@@ -18,7 +18,7 @@ OVERLOAD = 1.5
 """Times the planned rate: what the two differ in is seen above capacity."""
 
 
-class Admitted(Struct, frozen=True, kw_only=True):
+class AdmissionResult(Struct, frozen=True, kw_only=True):
     """How a fleet does under one admission. A refused request did not meet the SLO."""
 
     admission: Admission
@@ -31,7 +31,9 @@ class Admitted(Struct, frozen=True, kw_only=True):
     """Requests a second within the SLO then."""
 
 
-def play_admissions(plays: Plays, chosen: Verified, choices: Sequence[Admission]) -> list[Admitted]:
+def play_admissions(
+    plays: FleetSimulator, chosen: VerifiedFleet, choices: Sequence[Admission]
+) -> list[AdmissionResult]:
     """Play the fleet under each admission, at the rate of its verification and above it. The better ones come first.
 
     Better: the SLO is met at that rate, then the goodput above it.
@@ -44,11 +46,11 @@ def play_admissions(plays: Plays, chosen: Verified, choices: Sequence[Admission]
         played = plays.play(fleet, load=load, promised=admission == "slo", requests_max=PLAYED_MAX)
         return played.attainment_ratio if played is not None else 0.0
 
-    found: list[Admitted] = []
+    found: list[AdmissionResult] = []
     for admission in choices:
         above = attained(admission, OVERLOAD)
         found.append(
-            Admitted(
+            AdmissionResult(
                 admission=admission,
                 attainment_ratio=attained(admission, HEADROOM),
                 overload=OVERLOAD,
@@ -60,7 +62,7 @@ def play_admissions(plays: Plays, chosen: Verified, choices: Sequence[Admission]
     return sorted(found, key=lambda each: (each.attainment_ratio < wanted, -each.overload_attainment_ratio))
 
 
-def admission_words(found: Sequence[Admitted]) -> list[str]:
+def describe_admission(found: Sequence[AdmissionResult]) -> list[str]:
     """Which admission, and what it is worth. Nothing where none was played."""
     if not found:
         return []

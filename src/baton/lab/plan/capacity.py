@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from baton.core.types import StepShape, prefill_pairs
 from baton.decide.cost.roofline import RooflineCost
-from baton.lab.plan.demand import Demand
-from baton.lab.plan.options import Option
+from baton.lab.plan.demand import WorkloadDemand
+from baton.lab.plan.options import WorkerOption
 from baton.lab.plan.queueing import normal_quantile, wait_scale_s, waiting_ratio, within_ratio
 
 STEP_TOKENS = (256, 512, 1024, 2048, 4096, 8192)
@@ -53,12 +53,12 @@ def prompt_s(cost: RooflineCost, *, new: int, cached: int, step_tokens: int) -> 
     return sum(cost.prefill_s(new_tokens=n, cached_tokens=c) for n, c in zip(chunks, done, strict=True))
 
 
-def prefill_capacity(option: Option, demand: Demand, *, workers: int) -> Capacity:
+def prefill_capacity(option: WorkerOption, demand: WorkloadDemand, *, workers: int) -> Capacity:
     """A worker that computes prompts and hands them off, in a pool of `workers`."""
     return max((_prefill(option.cost, demand, workers, tokens) for tokens in _limits(option)), key=_rate)
 
 
-def _limits(option: Option) -> list[int]:
+def _limits(option: WorkerOption) -> list[int]:
     """Batch limits of a worker: each of its attention groups takes a share of the step."""
     return [tokens * option.cost.parallel.dp for tokens in STEP_TOKENS]
 
@@ -67,7 +67,7 @@ def _rate(capacity: Capacity) -> float:
     return capacity.rate_rps
 
 
-def _prefill(cost: RooflineCost, demand: Demand, workers: int, step_tokens: int) -> Capacity:
+def _prefill(cost: RooflineCost, demand: WorkloadDemand, workers: int, step_tokens: int) -> Capacity:
     weights = [each.weight for each in demand.lengths]
     service_s, batch_s = _together_s(cost, demand, step_tokens)
     times_s = [
@@ -99,7 +99,7 @@ def _prefill(cost: RooflineCost, demand: Demand, workers: int, step_tokens: int)
     )  # fmt: skip
 
 
-def _together_s(cost: RooflineCost, demand: Demand, step_tokens: int) -> tuple[float, float]:
+def _together_s(cost: RooflineCost, demand: WorkloadDemand, step_tokens: int) -> tuple[float, float]:
     """Seconds per prompt where short prompts share a step, and of that step, which each of them waits for."""
     new = max(1, round(demand.input_tokens * (1 - demand.cached_ratio)))
     count = max(1, step_tokens // new)
@@ -108,7 +108,7 @@ def _together_s(cost: RooflineCost, demand: Demand, step_tokens: int) -> tuple[f
     return step_s / count, step_s if count > 1 else 0.0
 
 
-def decode_capacity(option: Option, demand: Demand, *, workers: int, same_host: bool) -> Capacity:
+def decode_capacity(option: WorkerOption, demand: WorkloadDemand, *, workers: int, same_host: bool) -> Capacity:
     """A worker that only decodes. Every request waits once for its handoff, and `JOIN_STEPS` to join the batch."""
     cost, context = option.cost, demand.context_tokens
     gaps = max(1.0, demand.output_tokens - 1)
@@ -130,13 +130,13 @@ def decode_capacity(option: Option, demand: Demand, *, workers: int, same_host: 
     )  # fmt: skip
 
 
-def mixed_capacity(option: Option, demand: Demand, *, workers: int) -> Capacity:
+def mixed_capacity(option: WorkerOption, demand: WorkloadDemand, *, workers: int) -> Capacity:
     """A worker that does both, with prompts cut into chunks beside the decoding requests."""
     found = [mixed_capacity_at(option, demand, workers=workers, step_tokens=tokens) for tokens in _limits(option)]
     return max(found, key=_rate)
 
 
-def mixed_capacity_at(option: Option, demand: Demand, *, workers: int, step_tokens: int) -> Capacity:
+def mixed_capacity_at(option: WorkerOption, demand: WorkloadDemand, *, workers: int, step_tokens: int) -> Capacity:
     """The same with one batch limit: the largest rate before TTFT, TPOT or memory breaks."""
     cost, context = option.cost, demand.context_tokens
     new = max(1.0, demand.input_tokens * (1 - demand.cached_ratio))
@@ -182,7 +182,7 @@ def mixed_capacity_at(option: Option, demand: Demand, *, workers: int, step_toke
     )  # fmt: skip
 
 
-def _unlucky(requests: float, demand: Demand) -> float:
+def _unlucky(requests: float, demand: WorkloadDemand) -> float:
     """How many more prompts than the mean arrive while a request decodes, at the wanted attainment.
 
     By Little's law as many arrive on average as decode at once; how many, is Poisson.
@@ -190,7 +190,7 @@ def _unlucky(requests: float, demand: Demand) -> float:
     return 1 + max(0.0, normal_quantile(demand.attainment_ratio)) / math.sqrt(max(1.0, requests))
 
 
-def _mixed_met(demand: Demand, workers: int, busy: float, both_s: float, chunk: float) -> float:
+def _mixed_met(demand: WorkloadDemand, workers: int, busy: float, both_s: float, chunk: float) -> float:
     """Share of requests whose first token comes in time: a prompt takes its chunks' steps, and waits for others'."""
     weights = [each.weight for each in demand.lengths]
     times_s = [math.ceil(demand.new_tokens(each) / chunk) * both_s for each in demand.lengths]
@@ -203,7 +203,7 @@ def _mixed_met(demand: Demand, workers: int, busy: float, both_s: float, chunk: 
     return _mean(within, weights)
 
 
-def _both_s(cost: RooflineCost, demand: Demand, requests: float, chunk: float) -> float:
+def _both_s(cost: RooflineCost, demand: WorkloadDemand, requests: float, chunk: float) -> float:
     """A step with a chunk of prompt, on average in the middle of one, beside decoding requests."""
     tokens = max(1, round(chunk))
     new = max(1.0, demand.input_tokens * (1 - demand.cached_ratio))
@@ -230,17 +230,17 @@ def _decode_s(cost: RooflineCost, requests: float, context: float) -> float:
     return low_s + (high_s - low_s) * (requests - low)
 
 
-def _crowded(requests: float, workers: int, demand: Demand) -> float:
+def _crowded(requests: float, workers: int, demand: WorkloadDemand) -> float:
     """Requests at once when it is full: a pool's number is Poisson, and spread evenly over its workers."""
     return requests + max(0.0, normal_quantile(demand.attainment_ratio)) * math.sqrt(requests / workers)
 
 
-def requests_max(option: Option) -> int:
+def requests_max(option: WorkerOption) -> int:
     """Most requests that a worker may run at once."""
     return REQUESTS_MAX * option.cost.parallel.dp
 
 
-def _fitting(option: Option, demand: Demand, workers: int) -> tuple[float, str]:
+def _fitting(option: WorkerOption, demand: WorkloadDemand, workers: int) -> tuple[float, str]:
     """Mean number of requests that a worker takes even when it is crowded, and what bounds it, in words."""
     held = KV_MAX_RATIO * option.facts.kv_tokens_max / (demand.context_tokens + demand.output_tokens / 2)
     most, full = min((held, "KV memory"), (requests_max(option), "requests at once"))

@@ -12,7 +12,7 @@ STRATA = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class LengthClass:
     """Requests of about one length."""
 
     input_tokens: int
@@ -22,12 +22,12 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
+class WorkloadDemand:
     """The workload, reduced to what the screening asks for."""
 
     rate_rps: float | None
     """None: as much as the hardware gives."""
-    lengths: tuple[Lengths, ...]
+    lengths: tuple[LengthClass, ...]
     cached_ratio: float
     """Share of a prompt's tokens that the prefix cache is expected to hold."""
     slo: Slo
@@ -52,7 +52,7 @@ class Demand:
         )
         return whole / self.output_tokens
 
-    def new_tokens(self, each: Lengths) -> int:
+    def new_tokens(self, each: LengthClass) -> int:
         """Tokens of a prompt that have to be computed."""
         return max(1, round(each.input_tokens * (1 - self.cached_ratio)))
 
@@ -67,15 +67,15 @@ class Demand:
         return ordered[-1].input_tokens
 
 
-def strata(pairs: Iterable[tuple[int, int]]) -> tuple[Lengths, ...]:
+def strata(pairs: Iterable[tuple[int, int]]) -> tuple[LengthClass, ...]:
     """Reduce pairs of input and output tokens to classes of equal weight by input length, each with its means."""
     ordered = sorted(pairs)
     count = min(STRATA, len(ordered))
-    classes: list[Lengths] = []
+    classes: list[LengthClass] = []
     for index in range(count):
         part = ordered[index * len(ordered) // count : (index + 1) * len(ordered) // count]
         inputs, outputs = sum(pair[0] for pair in part), sum(pair[1] for pair in part)
         classes.append(
-            Lengths(max(1, round(inputs / len(part))), max(1, round(outputs / len(part))), len(part) / len(ordered))
+            LengthClass(max(1, round(inputs / len(part))), max(1, round(outputs / len(part))), len(part) / len(ordered))
         )
     return tuple(classes)

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from baton.lab.plan.answer import Answer
 from baton.lab.plan.cluster import cluster_spec, kind_name
-from baton.lab.plan.search import Group
-from baton.lab.plan.serving import HOSTS_PORT, HTTP_PORT, host_words, is_alone, serve_toml
+from baton.lab.plan.recommend import Recommendation
+from baton.lab.plan.search import WorkerGroup
+from baton.lab.plan.serving import HOSTS_PORT, HTTP_PORT, host_command, is_alone, serve_toml
 
 IMAGE = "baton:latest"
 NOTE = """# The image is yours: Baton with PyTorch for CUDA. Every pod needs the model's files (docs/operations.md): by
@@ -23,7 +23,7 @@ GPU_RESOURCE, PRODUCT_LABEL = "nvidia.com/gpu", "baton.dev/gpu"
 """What a pod asks of a node: so many GPUs, and the kind by a label that the cluster's owner sets."""
 
 
-def cluster_yaml(found: Answer) -> str:
+def cluster_yaml(found: Recommendation) -> str:
     """The cluster as `baton sim --cluster` takes it."""
     spec = cluster_spec(found.best, same_host=found.search.same_host)
     plain = msgspec.to_builtins(spec)
@@ -31,7 +31,7 @@ def cluster_yaml(found: Answer) -> str:
     return _yaml({key: plain[key] for key in keep})
 
 
-def kubernetes_yaml(found: Answer) -> str:
+def kubernetes_yaml(found: Recommendation) -> str:
     """A manifest: a single pod for a single worker; otherwise a server, and a Deployment of hosts per group."""
     groups = found.best.groups
     name = _dns(f"baton-{found.search.options[0].cost.model.name}")
@@ -77,7 +77,7 @@ def _deployment(name: str, pods: int, pod: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _serve(name: str, found: Answer) -> dict[str, Any]:
+def _serve(name: str, found: Recommendation) -> dict[str, Any]:
     """The server's pod: with GPUs where the plan's only worker is its own."""
     alone = is_alone(found.best)
     ports = [HTTP_PORT] if alone else [HTTP_PORT, HOSTS_PORT]
@@ -96,19 +96,19 @@ def _serve(name: str, found: Answer) -> dict[str, Any]:
     return _on_gpus(pod, found.best.groups[0]) if alone else pod
 
 
-def _host(join: str, group: Group) -> dict[str, Any]:
-    command = host_words(group, url=f"http://{join}:{HTTP_PORT}")
+def _host(join: str, group: WorkerGroup) -> dict[str, Any]:
+    command = host_command(group, url=f"http://{join}:{HTTP_PORT}")
     return _on_gpus({"containers": [{"name": "baton", "image": IMAGE, "command": command}]}, group)
 
 
-def _on_gpus(pod: dict[str, Any], group: Group) -> dict[str, Any]:
+def _on_gpus(pod: dict[str, Any], group: WorkerGroup) -> dict[str, Any]:
     """The pod with the GPUs of one worker of a group."""
     pod["containers"][0]["resources"] = {"limits": {GPU_RESOURCE: group.option.facts.gpus}}
     pod["nodeSelector"] = {PRODUCT_LABEL: group.option.stock.hardware.name}
     return pod
 
 
-def group_lines(found: Answer) -> list[tuple[str, ...]]:
+def group_lines(found: Recommendation) -> list[tuple[str, ...]]:
     """A row per group for a table: role, workers, GPUs, what each carries, batch, limit."""
     return [
         (

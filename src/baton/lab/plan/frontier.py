@@ -8,14 +8,14 @@ from itertools import pairwise
 
 from msgspec import Struct, structs
 
-from baton.lab.plan.search import Fleet, Search, Shape
+from baton.lab.plan.search import PlannedFleet, Search, Shape
 
 TARGETS = 8
 """TPOT targets that are tried, from the fastest that one request alone gets to `SLOWEST_FACTOR` times that."""
 SLOWEST_FACTOR = 12.0
 
 
-class Point(Struct, frozen=True, kw_only=True):
+class FrontierPoint(Struct, frozen=True, kw_only=True):
     """The best fleet of a shape for one TPOT target."""
 
     shape: Shape
@@ -26,14 +26,14 @@ class Point(Struct, frozen=True, kw_only=True):
     fleet: str
 
 
-def frontier(search: Search) -> list[Point]:
+def frontier(search: Search) -> list[FrontierPoint]:
     """Sweep TPOT and find the best fleet of each shape, as much as the hardware gives, per GPU."""
     fastest_s = fastest_tpot_s(search)
     step = SLOWEST_FACTOR ** (1 / (TARGETS - 1))
     targets_s = sorted({1.15 * fastest_s * step**index for index in range(TARGETS)} | {search.demand.slo.tpot_s})
     shapes: tuple[Shape, ...] = ("disaggregated", "mixed")
     return [
-        Point(
+        FrontierPoint(
             shape=shape,
             user_tokens_per_s=1 / target_s,
             gpu_tokens_per_s=fleet.rate_rps * search.demand.output_tokens / fleet.gpus,
@@ -52,13 +52,13 @@ def fastest_tpot_s(search: Search) -> float:
     return min(option.cost.decode_run_s(requests=1, context_tokens=context, steps=1)[0] for option in search.options)
 
 
-def _best(search: Search, tpot_s: float, shape: Shape) -> Fleet | None:
+def _best(search: Search, tpot_s: float, shape: Shape) -> PlannedFleet | None:
     slo = structs.replace(search.demand.slo, tpot_s=tpot_s)
     demand = replace(search.demand, slo=slo, rate_rps=None)
     return replace(search, demand=demand, objective="goodput-per-gpu").fleet(shape)
 
 
-def crossover(points: Sequence[Point]) -> float | None:
+def crossover(points: Sequence[FrontierPoint]) -> float | None:
     """Tokens per second and user above which separate workers give more. None where one shape is ahead everywhere.
 
     Straight lines between the targets, on the ratio of both.
@@ -77,7 +77,7 @@ def crossover(points: Sequence[Point]) -> float | None:
     return None
 
 
-def pareto(points: Sequence[Point]) -> list[Point]:
+def pareto_points(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
     """Points that no other beats in both."""
     return [
         point

@@ -8,10 +8,10 @@ from dataclasses import replace
 from msgspec import structs
 
 from baton.lab.plan.capacity import STEP_TOKENS, prompt_s
-from baton.lab.plan.demand import Demand
+from baton.lab.plan.demand import WorkloadDemand
 from baton.lab.plan.frontier import fastest_tpot_s
-from baton.lab.plan.options import Option
-from baton.lab.plan.search import Fleet, Search
+from baton.lab.plan.options import WorkerOption
+from baton.lab.plan.search import PlannedFleet, Search
 
 LOOSEN = 1.25
 """TTFT and TPOT targets are loosened by this factor, from the fastest option's times, until something meets them."""
@@ -20,7 +20,7 @@ TIGHTENINGS = 7
 """Halvings between a target that works and one that did not: what is suggested is nearly the tightest."""
 
 
-def why_impossible(search: Search) -> list[str]:
+def explain_impossible(search: Search) -> list[str]:
     """Name the target that cannot be met, the fastest option's time, and a target that works."""
     demand = search.demand
     tokens = demand.input_quantile(demand.attainment_ratio)
@@ -44,7 +44,7 @@ def why_impossible(search: Search) -> list[str]:
     return [*found, _nearest(search, (ttft_s, tpot_s))]
 
 
-def _alone_s(option: Option, demand: Demand, tokens: int) -> float:
+def _alone_s(option: WorkerOption, demand: WorkloadDemand, tokens: int) -> float:
     new = max(1, round(tokens * (1 - demand.cached_ratio)))
     return min(prompt_s(option.cost, new=new, cached=tokens - new, step_tokens=limit) for limit in STEP_TOKENS)
 
@@ -90,7 +90,7 @@ def _tightened(search: Search, least: Targets, found: Targets, place: int) -> Ta
     return found
 
 
-def _fleet(search: Search, targets: Targets) -> Fleet | None:
+def _fleet(search: Search, targets: Targets) -> PlannedFleet | None:
     slo = structs.replace(search.demand.slo, ttft_s=targets[0], tpot_s=targets[1])
     return replace(search, demand=replace(search.demand, slo=slo)).fleet("best")
 

@@ -6,8 +6,8 @@ from msgspec import Struct
 
 from baton.decide.cost.handoff import Wire, break_even_bytes_per_s, buffer_bytes
 from baton.decide.cost.model import FORMAT_BYTES
-from baton.lab.plan.demand import Demand
-from baton.lab.plan.options import Option
+from baton.lab.plan.demand import WorkloadDemand
+from baton.lab.plan.options import WorkerOption
 from baton.lab.plan.solve import link_bytes_per_s
 
 
@@ -36,7 +36,7 @@ class LinkAdvice(Struct, frozen=True, kw_only=True):
         return self.bytes_per_s < self.break_even_bytes_per_s
 
 
-def link_advice(option: Option, demand: Demand, *, same_host: bool) -> LinkAdvice:
+def link_advice(option: WorkerOption, demand: WorkloadDemand, *, same_host: bool) -> LinkAdvice:
     """Judge the link of a prefill worker for the mean prompt."""
     cost, tokens = option.cost, round(demand.input_tokens)
     model = cost.model
@@ -66,7 +66,7 @@ def link_advice(option: Option, demand: Demand, *, same_host: bool) -> LinkAdvic
     )  # fmt: skip
 
 
-def link_words(advice: LinkAdvice, *, tokens: int) -> str:
+def describe_link(advice: LinkAdvice, *, tokens: int) -> str:
     """The same as a sentence."""
     have, need = advice.bytes_per_s / 1e9, advice.break_even_bytes_per_s / 1e9
     facts = (

@@ -15,12 +15,12 @@ from baton.decide.cost.parallel import Parallel, Precision, experts_gpus_max, wo
 from baton.decide.cost.roofline import RooflineCost
 from baton.decide.cost.spec import KindFacts, facts_of
 
-Reach = Literal["node", "network"]
+HandoffPath = Literal["node", "network"]
 """Whether prefill and decode workers share a node, or KV crosses the network."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stock:
+class GpuStock:
     """GPUs of one kind that may be used."""
 
     hardware: Hardware
@@ -45,10 +45,10 @@ class Stock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class WorkerOption:
     """One kind of worker."""
 
-    stock: Stock
+    stock: GpuStock
     cost: RooflineCost
     facts: KindFacts
     tier_usd_per_hour: float = 0.0
@@ -77,7 +77,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choices:
+class OptionRanges:
     """What may be tried."""
 
     model: ModelShape
@@ -88,9 +88,11 @@ class Choices:
     cp: tuple[int, ...] = (1,)
 
 
-def options(choices: Choices, stocks: tuple[Stock, ...], wire: Wire | None) -> tuple[list[Option], list[str]]:
+def build_options(
+    choices: OptionRanges, stocks: tuple[GpuStock, ...], wire: Wire | None
+) -> tuple[list[WorkerOption], list[str]]:
     """Build every worker that can be cut and that fits; say of the others what is in the way."""
-    found: list[Option] = []
+    found: list[WorkerOption] = []
     out: list[str] = []
     for stock in stocks:
         cuts = list(_cuts(choices, stock))
@@ -106,7 +108,7 @@ def options(choices: Choices, stocks: tuple[Stock, ...], wire: Wire | None) -> t
     return found, list(dict.fromkeys(out))  # what does not fit, fits no better with other degrees of context
 
 
-def _no_cut(choices: Choices, stock: Stock) -> str:
+def _no_cut(choices: OptionRanges, stock: GpuStock) -> str:
     """Say why none of the degrees can be had, and the widest that can."""
     name, node = stock.hardware.name, stock.hardware.gpus_per_node
     tp, pp, cp = min(choices.tp), min(choices.pp), min(choices.cp)
@@ -117,7 +119,7 @@ def _no_cut(choices: Choices, stock: Stock) -> str:
     return f"{asked}, but there are {stock.gpus} of {name}: try --tp {widest} --pp 1 --cp 1, or more GPUs"
 
 
-def _cuts(choices: Choices, stock: Stock) -> Iterator[Parallel]:
+def _cuts(choices: OptionRanges, stock: GpuStock) -> Iterator[Parallel]:
     """Tensor and context parallel stay in a node. Experts lie on all GPUs of a stage, or on many attention groups."""
     experts = choices.model.experts
     for tp in choices.tp:
@@ -132,11 +134,13 @@ def _cuts(choices: Choices, stock: Stock) -> Iterator[Parallel]:
                 yield Parallel(dp=dp, ep=dp)
 
 
-def _option(choices: Choices, stock: Stock, parallel: Parallel, precision: Precision, wire: Wire | None) -> Option:
+def _option(
+    choices: OptionRanges, stock: GpuStock, parallel: Parallel, precision: Precision, wire: Wire | None
+) -> WorkerOption:
     engine = engine_profile(choices.engine, llm=choices.model.name, gpu=stock.hardware, tp=parallel.tp)
     if wire is None and stock.link_bytes_per_s is not None:
         wire = Wire(bytes_per_s=stock.link_bytes_per_s * parallel.gpus)
     cost = RooflineCost(
         model=choices.model, hardware=stock.hardware, parallel=parallel, precision=precision, engine=engine, wire=wire
     )
-    return Option(stock=stock, cost=cost, facts=facts_of(cost))
+    return WorkerOption(stock=stock, cost=cost, facts=facts_of(cost))

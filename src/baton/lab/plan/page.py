@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from baton.lab.plan.answer import Answer
 from baton.lab.plan.files import group_lines
-from baton.lab.plan.frontier import Point, crossover, pareto
+from baton.lab.plan.frontier import FrontierPoint, crossover, pareto_points
+from baton.lab.plan.recommend import Recommendation
 from baton.lab.report import svg
 from baton.lab.report.page import notes, page, plots, section, table, tiles
 
 GROUP_HEAD = ("role", "workers", "each", "GPUs", "req/s each", "requests at once", "tokens a step", "limit")
 
 
-def plan_page(found: Answer) -> str:
+def plan_page(found: Recommendation) -> str:
     """One file without a script or a link."""
     best, demand = found.best, found.search.demand
     facts = [
@@ -42,7 +42,7 @@ def plan_page(found: Answer) -> str:
     )
 
 
-def frontier_plot(points: Sequence[Point]) -> str:
+def frontier_plot(points: Sequence[FrontierPoint]) -> str:
     """Output tokens per second and GPU over tokens per second and user, one curve a shape; dots: nothing beats them."""
     if not points:
         return ""
@@ -55,7 +55,7 @@ def frontier_plot(points: Sequence[Point]) -> str:
         curve = sorted((point.user_tokens_per_s, point.gpu_tokens_per_s) for point in points if point.shape == shape)
         if curve:
             parts.append(svg.polyline(frame, [x for x, _ in curve], [y for _, y in curve], kind))
-    for point in pareto(points):
+    for point in pareto_points(points):
         x, y = frame.x(point.user_tokens_per_s), frame.y(point.gpu_tokens_per_s)
         kind = "a" if point.shape == "disaggregated" else "c"
         parts.append(f'<circle class="area {kind}" style="fill-opacity:1" cx="{x}" cy="{y}" r="3.5">'

@@ -15,8 +15,8 @@ from msgspec import structs
 
 from baton.decide.policy.named import named
 from baton.lab.plan.cluster import cluster_spec
-from baton.lab.plan.demand import Demand, Lengths
-from baton.lab.plan.search import Fleet, Search
+from baton.lab.plan.demand import LengthClass, WorkloadDemand
+from baton.lab.plan.search import PlannedFleet, Search
 from baton.lab.report.summary import RequestRecord, Results, SloTargets, summarize
 from baton.lab.sim.cells import CellJob
 from baton.lab.sim.replay_trace import play_cell
@@ -33,7 +33,7 @@ fewer sequences, in which bursts weigh less, and then a shorter one."""
 _POLICY = named("baton")
 
 
-class Span(NamedTuple):
+class PlayLength(NamedTuple):
     """Sequences of arrivals, and the requests of each: those that fill the workers, those that are judged, the rest."""
 
     warm: int
@@ -46,17 +46,17 @@ class Span(NamedTuple):
         """Of one sequence."""
         return self.warm + self.judged + self.after
 
-    def shortened(self, requests: int) -> Span:
+    def shortened(self, requests: int) -> PlayLength:
         """One sequence with about so many requests, where it has more."""
         share = min(1.0, requests / self.requests)
-        return Span(ceil(share * self.warm), ceil(share * self.judged), ceil(share * self.after))
+        return PlayLength(ceil(share * self.warm), ceil(share * self.judged), ceil(share * self.after))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class FleetResults:
     """What the simulations of a fleet say."""
 
-    span: Span
+    length: PlayLength
     results: Results
     """Of all sequences together, as if they had come one after the other."""
     ratios: tuple[float, ...]
@@ -88,33 +88,33 @@ class _Judge:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plays:
+class FleetSimulator:
     """The simulations of one search. What has been played is not played again: bounded by what is asked."""
 
     search: Search
     requests: int
     """Judged at least, of a fleet."""
     seed: int
-    drawn: tuple[Lengths, ...] = ()
+    drawn: tuple[LengthClass, ...] = ()
     """Requests that arrivals are drawn from: those of a trace, each as it was. Empty: the demand's classes."""
-    _known: dict[bytes, Played | None] = field(default_factory=dict[bytes, "Played | None"], repr=False)
+    _known: dict[bytes, FleetResults | None] = field(default_factory=dict[bytes, "FleetResults | None"], repr=False)
 
     def play(
         self,
-        fleet: Fleet,
+        fleet: PlannedFleet,
         *,
         load: float,
         promised: bool = False,
         wanted_ratio: float = 0.0,
         requests_max: int | None = None,
-    ) -> Played | None:
+    ) -> FleetResults | None:
         """Play Poisson arrivals of the demand's lengths at `load` times the fleet's rate.
 
         `promised`: requests are promised the SLO, so that what is predicted to miss it is refused. If not, all are
         taken. `wanted_ratio`: a play ends when that share cannot meet the SLO any more, and there is nothing to say of
         it (None). `requests_max`: one sequence, and no longer than this.
         """
-        judged = span(fleet, self.search.demand, requests=self.requests, load=load)
+        judged = play_length(fleet, self.search.demand, requests=self.requests, load=load)
         judged = judged if requests_max is None else judged.shortened(requests_max)
         spec = cluster_spec(fleet, same_host=self.search.same_host)
         rate_rps = load * fleet.rate_rps
@@ -129,13 +129,15 @@ class Plays:
             self._known[key] = _played(jobs, judged, self.search.demand, wanted_ratio)
         return self._known[key]
 
-    def _trace(self, judged: Span, rate_rps: float, seed: int) -> Trace:
+    def _trace(self, judged: PlayLength, rate_rps: float, seed: int) -> Trace:
         demand = self.search.demand
         drawn = self.drawn or demand.lengths
         return sample_trace(demand, drawn, rate_rps=rate_rps, requests=judged.requests, seed=seed)
 
 
-def _played(jobs: Sequence[CellJob], judged: Span, demand: Demand, wanted_ratio: float) -> Played | None:
+def _played(
+    jobs: Sequence[CellJob], judged: PlayLength, demand: WorkloadDemand, wanted_ratio: float
+) -> FleetResults | None:
     """Play one sequence after the other, until all are through or too many requests are late."""
     targets = SloTargets(ttft_s=demand.slo.ttft_s, tpot_s=demand.slo.tpot_s)
     late_max = judged.sequences * judged.judged - ceil(wanted_ratio * judged.sequences * judged.judged - 1e-6)
@@ -156,7 +158,7 @@ def _played(jobs: Sequence[CellJob], judged: Span, demand: Demand, wanted_ratio:
             return None
         ratios.append(1 - judge.late / judged.judged)
         kept += _behind(judge.kept, max((record.end_s for record in kept), default=judge.from_s) - judge.from_s)
-    return Played(span=judged, results=summarize(kept, slo=targets, wall_s=0.0), ratios=tuple(ratios))
+    return FleetResults(length=judged, results=summarize(kept, slo=targets, wall_s=0.0), ratios=tuple(ratios))
 
 
 def _behind(records: Sequence[RequestRecord], by_s: float) -> Sequence[RequestRecord]:
@@ -174,7 +176,7 @@ def _behind(records: Sequence[RequestRecord], by_s: float) -> Sequence[RequestRe
     ]
 
 
-def span(fleet: Fleet, demand: Demand, *, requests: int, load: float = 1.0) -> Span:
+def play_length(fleet: PlannedFleet, demand: WorkloadDemand, *, requests: int, load: float = 1.0) -> PlayLength:
     """How long a simulation has to be: workers that start empty, or that get nothing more to do, keep any promise.
 
     At least `requests` are judged.
@@ -185,18 +187,18 @@ def span(fleet: Fleet, demand: Demand, *, requests: int, load: float = 1.0) -> S
     least = ceil(requests / sequences)
     share = min(1.0, max(PLAYED_MAX / whole, least / (JUDGED * at_once)))
     judged = max(least, ceil(share * JUDGED * at_once))
-    return Span(ceil(share * WARM * at_once), judged, ceil(share * AFTER * at_once), sequences)
+    return PlayLength(ceil(share * WARM * at_once), judged, ceil(share * AFTER * at_once), sequences)
 
 
-def lifetime_s(fleet: Fleet, demand: Demand) -> float:
+def lifetime_s(fleet: PlannedFleet, demand: WorkloadDemand) -> float:
     """Of a mean request, from its arrival to its last token, as slow as the screening lets it be."""
     ttft_s = max(group.capacity.ttft_s for group in fleet.groups)
     return ttft_s + demand.output_tokens * max(group.capacity.tpot_s for group in fleet.groups)
 
 
-def played_words(fleet: Fleet, played: Played, demand: Demand) -> str:
+def describe_results(fleet: PlannedFleet, played: FleetResults, demand: WorkloadDemand) -> str:
     """Say how long the simulation was, how far its sequences differ, and where it was too short to fill the workers."""
-    judged = played.span
+    judged = played.length
     lives = judged.warm / max(1e-9, fleet.rate_rps * lifetime_s(fleet, demand))
     low, high = min(played.ratios), max(played.ratios)
     met = f"{low:.1%} to {high:.1%} of each" if low < high else f"{low:.1%}"
@@ -216,7 +218,9 @@ def _sequences(count: int) -> str:
     return "one sequence of arrivals" if count == 1 else f"{count} sequences of arrivals"
 
 
-def sample_trace(demand: Demand, drawn: Sequence[Lengths], *, rate_rps: float, requests: int, seed: int) -> Trace:
+def sample_trace(
+    demand: WorkloadDemand, drawn: Sequence[LengthClass], *, rate_rps: float, requests: int, seed: int
+) -> Trace:
     """Draw requests from `drawn` and let them come at Poisson times, stretched so that their mean rate is exactly this.
 
     Tokens that the demand expects to be cached are left out of the prompts.

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Mapping
 
 from baton.core.types import StepShape, prefill_pairs
-from baton.lab.plan.demand import Demand
-from baton.lab.plan.search import Fleet, Group, Objective, Search, Shape
-from baton.lab.plan.verify import Verified
+from baton.lab.plan.demand import WorkloadDemand
+from baton.lab.plan.search import Objective, PlannedFleet, Search, Shape, WorkerGroup
+from baton.lab.plan.verify import VerifiedFleet
 
 CUTS_MAX = 3
 """Other cuts of a role that are named; the rest are counted."""
@@ -22,7 +22,7 @@ UNIT: Mapping[Objective, str] = {
 }  # fmt: skip
 
 
-def reasons(fleet: Fleet, demand: Demand) -> list[str]:
+def reasons(fleet: PlannedFleet, demand: WorkloadDemand) -> list[str]:
     """What binds each group, and how the groups are balanced."""
     found = [_bound(group, demand) for group in fleet.groups]
     if fleet.having("prefill") and fleet.having("decode"):
@@ -30,7 +30,7 @@ def reasons(fleet: Fleet, demand: Demand) -> list[str]:
     return found
 
 
-def _balance(fleet: Fleet, demand: Demand) -> str:
+def _balance(fleet: PlannedFleet, demand: WorkloadDemand) -> str:
     """Which side is scarce; or the way between them, where the fleet carries less than both and than was asked for."""
     first, second = (sum(group.rate_rps for group in fleet.having(role)) for role in ("prefill", "decode"))
     sides = f"prefill workers carry {first:.2f} req/s together, decode workers {second:.2f}"
@@ -40,7 +40,7 @@ def _balance(fleet: Fleet, demand: Demand) -> str:
     return f"{scarce} is the scarcer side: {sides} ({ratio:.2f}x)"
 
 
-def _bound(group: Group, demand: Demand) -> str:
+def _bound(group: WorkerGroup, demand: WorkloadDemand) -> str:
     cost, capacity = group.option.cost, group.capacity
     if group.role == "prefill":
         tokens = round(demand.input_tokens * (1 - demand.cached_ratio))
@@ -62,7 +62,7 @@ def _bound(group: Group, demand: Demand) -> str:
     )
 
 
-def comparison(best: Fleet, other: Fleet, objective: Objective) -> str:
+def comparison(best: PlannedFleet, other: PlannedFleet, objective: Objective) -> str:
     """How far another fleet is behind."""
     ratio = best.value(objective) / max(1e-12, other.value(objective))
     limits = ", ".join(f"{group.role}: {group.capacity.limit}" for group in other.groups)
@@ -71,7 +71,7 @@ def comparison(best: Fleet, other: Fleet, objective: Objective) -> str:
     return f"{other.name}: {other.rate_rps:.2f} req/s on {other.gpus} GPUs, {value}, {behind} ({limits})"
 
 
-def not_recommended(search: Search, best: Fleet, verified: Mapping[Shape, Verified]) -> list[str]:
+def not_recommended(search: Search, best: PlannedFleet, verified: Mapping[Shape, VerifiedFleet]) -> list[str]:
     """The best of what was not taken: the other shape, each kind of GPU alone, each way to cut a role."""
     found: list[str] = []
     names = {best.name}
@@ -88,7 +88,9 @@ def not_recommended(search: Search, best: Fleet, verified: Mapping[Shape, Verifi
     return found + _cuts(search, best)
 
 
-def _others(search: Search, best: Fleet, verified: Mapping[Shape, Verified]) -> Iterable[tuple[Fleet, str]]:
+def _others(
+    search: Search, best: PlannedFleet, verified: Mapping[Shape, VerifiedFleet]
+) -> Iterable[tuple[PlannedFleet, str]]:
     """Other fleets, and what is to be said of those that did not hold in simulation."""
     for each in verified.values():
         missed = each.played is not None or each.fleet.value(search.objective) > best.value(search.objective)
@@ -101,7 +103,7 @@ def _others(search: Search, best: Fleet, verified: Mapping[Shape, Verified]) -> 
             yield fleet, ""
 
 
-def _cuts(search: Search, best: Fleet) -> list[str]:
+def _cuts(search: Search, best: PlannedFleet) -> list[str]:
     """For each role of the best fleet: what it gives for its price on other cuts of the same hardware."""
     found: list[str] = []
     for group in best.groups:

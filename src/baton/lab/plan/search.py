@@ -8,8 +8,8 @@ from typing import Literal
 
 from baton.core.types import Role
 from baton.lab.plan.capacity import Capacity, decode_capacity, mixed_capacity, prefill_capacity
-from baton.lab.plan.demand import Demand
-from baton.lab.plan.options import Option
+from baton.lab.plan.demand import WorkloadDemand
+from baton.lab.plan.options import WorkerOption
 from baton.lab.plan.solve import Pool, Problem, Solution, solve
 
 Objective = Literal["cheapest", "goodput-per-dollar", "goodput-per-watt", "goodput-per-gpu"]
@@ -26,11 +26,11 @@ POOL_GUESS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class WorkerGroup:
     """Workers of a plan that are alike."""
 
     role: Role
-    option: Option
+    option: WorkerOption
     workers: int
     capacity: Capacity
 
@@ -41,10 +41,10 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class PlannedFleet:
     """A plan: its workers, and what it gives for what it costs."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[WorkerGroup, ...]
     rate_rps: float
     """Requests a second within the SLO."""
 
@@ -66,7 +66,7 @@ class Fleet:
         """Such as `2 x prefill A100-80G-SXM tp2 + 1 x decode A100-80G-SXM tp1`."""
         return " + ".join(f"{group.workers} x {group.role} {group.option.name}" for group in self.groups)
 
-    def having(self, role: Role) -> list[Group]:
+    def having(self, role: Role) -> list[WorkerGroup]:
         """Its groups of a role."""
         return [group for group in self.groups if group.role == role]
 
@@ -89,19 +89,19 @@ class Fleet:
 class Search:
     """One demand, and the options to meet it with."""
 
-    demand: Demand
-    options: Sequence[Option]
+    demand: WorkloadDemand
+    options: Sequence[WorkerOption]
     objective: Objective
     same_host: bool
     """Whether prefill and decode workers share a node."""
     derate: float = 1.0
     """Factor on what the screening promises: below 1 after a simulation that fell short."""
-    known: dict[tuple[Demand, Role, str, int], Capacity] = field(
-        default_factory=dict[tuple[Demand, Role, str, int], Capacity], repr=False
+    known: dict[tuple[WorkloadDemand, Role, str, int], Capacity] = field(
+        default_factory=dict[tuple[WorkloadDemand, Role, str, int], Capacity], repr=False
     )
     """Capacities found so far, before they are derated: searches that differ in little share them."""
 
-    def fleet(self, shape: Shape, *, keep: Callable[[Option], bool] = lambda option: True) -> Fleet | None:
+    def fleet(self, shape: Shape, *, keep: Callable[[WorkerOption], bool] = lambda option: True) -> PlannedFleet | None:
         """The best fleet of a shape from the options that `keep` lets through. None: no such fleet meets the SLO."""
         sizes: dict[tuple[Role, str], int] = {}
         found: tuple[list[Pool], Solution] | None = None
@@ -127,7 +127,7 @@ class Search:
             rate_rps=self.demand.rate_rps,
         )
 
-    def _pools(self, shape: Shape, options: list[Option], sizes: dict[tuple[Role, str], int]) -> list[Pool]:
+    def _pools(self, shape: Shape, options: list[WorkerOption], sizes: dict[tuple[Role, str], int]) -> list[Pool]:
         roles = ROLES_OF[shape]
         pools = [
             Pool(role=role, option=option, capacity=capacity, price=self.price(option))
@@ -137,7 +137,7 @@ class Search:
         ]
         return [pool for pool in pools if pool.capacity.rate_rps > 0]
 
-    def capacity(self, role: Role, option: Option, workers: int) -> Capacity:
+    def capacity(self, role: Role, option: WorkerOption, workers: int) -> Capacity:
         """What one of `workers` of an option carries in a role."""
         workers = max(1, min(workers, option.stock.gpus // option.facts.gpus))
         key = (self.demand, role, option.name, workers)
@@ -146,7 +146,7 @@ class Search:
             found = self.known[key] = self._new_capacity(role, option, workers)
         return derated(found, self.derate)
 
-    def _new_capacity(self, role: Role, option: Option, workers: int) -> Capacity:
+    def _new_capacity(self, role: Role, option: WorkerOption, workers: int) -> Capacity:
         match role:
             case "prefill":
                 return prefill_capacity(option, self.demand, workers=workers)
@@ -155,7 +155,7 @@ class Search:
             case "mixed":
                 return mixed_capacity(option, self.demand, workers=workers)
 
-    def price(self, option: Option) -> float:
+    def price(self, option: WorkerOption) -> float:
         """Of one worker, in the objective's unit."""
         match self.objective:
             case "goodput-per-gpu":
@@ -176,10 +176,10 @@ def derated(capacity: Capacity, factor: float) -> Capacity:
     )  # fmt: skip
 
 
-def _fleet(pools: list[Pool], solution: Solution) -> Fleet:
+def _fleet(pools: list[Pool], solution: Solution) -> PlannedFleet:
     groups = tuple(
-        Group(role=pool.role, option=pool.option, workers=count, capacity=pool.capacity)
+        WorkerGroup(role=pool.role, option=pool.option, workers=count, capacity=pool.capacity)
         for pool, count in zip(pools, solution.counts, strict=True)
         if count
     )
-    return Fleet(groups=groups, rate_rps=solution.rate_rps)
+    return PlannedFleet(groups=groups, rate_rps=solution.rate_rps)

@@ -11,9 +11,9 @@ from msgspec import structs
 
 from baton.core.config import BatchLimits, Config, HostsConfig, KVConfig, ParallelConfig, SloConfig, Topology
 from baton.decide.cost.catalog import hub_name, model_shape, models
-from baton.lab.plan.answer import Answer
 from baton.lab.plan.cluster import BLOCK_TOKENS, batch_requests_max, cost_section, step_tokens_max
-from baton.lab.plan.search import Fleet, Group
+from baton.lab.plan.recommend import Recommendation
+from baton.lab.plan.search import PlannedFleet, WorkerGroup
 
 HTTP_PORT, HOSTS_PORT = 8000, 8001
 """Of the server: for clients, and for hosts that have joined."""
@@ -30,12 +30,12 @@ def served_model(llm: str) -> str:
     return llm if "/" in llm else hub_name(model_shape(llm).name) or llm
 
 
-def is_alone(fleet: Fleet) -> bool:
+def is_alone(fleet: PlannedFleet) -> bool:
     """Whether the server's own host is enough. Workers of one host share its GPUs, so each has a host of its own."""
     return sum(group.workers for group in fleet.groups) == 1
 
 
-def serve_config(found: Answer) -> Config:
+def serve_config(found: Recommendation) -> Config:
     """The configuration of a server with the plan's only worker, or with none and the hosts that have one each.
 
     Batch limits hold for all workers of a server: the largest step that a group asks for, and its most requests. The
@@ -50,13 +50,13 @@ def serve_config(found: Answer) -> Config:
             requests_max=max(batch_requests_max(group) for group in groups),
         ),
         kv=KVConfig(block_tokens=BLOCK_TOKENS),
-        slo=SloConfig(ttft_s=slo.ttft_s, tpot_s=slo.tpot_s) if refuses(found) else SloConfig(),
+        slo=SloConfig(ttft_s=slo.ttft_s, tpot_s=slo.tpot_s) if enforces_slo(found) else SloConfig(),
         cost=_prices(found.best),
     )
     return _with_own(config, groups[0]) if is_alone(found.best) else _with_hosts(config, found.best)
 
 
-def _prices(fleet: Fleet) -> dict[str, Any]:
+def _prices(fleet: PlannedFleet) -> dict[str, Any]:
     """What the plan says of steps, of those who decode where groups differ: a promised TPOT is held against it.
 
     Else a server without a GPU, whose hosts have them, would refuse everything by the prices of its own CPU.
@@ -73,7 +73,7 @@ def _said(value: object) -> object:
     return {key: _said(each) for key, each in items if each is not None}
 
 
-def _with_own(config: Config, group: Group) -> Config:
+def _with_own(config: Config, group: WorkerGroup) -> Config:
     parallel, blocks = group.option.cost.parallel, kv_blocks(group)
     return structs.replace(
         config,
@@ -83,22 +83,22 @@ def _with_own(config: Config, group: Group) -> Config:
     )
 
 
-def _with_hosts(config: Config, fleet: Fleet) -> Config:
+def _with_hosts(config: Config, fleet: PlannedFleet) -> Config:
     hosts = sum(group.workers for group in fleet.groups)
     return structs.replace(config, hosts=HostsConfig(expected=hosts, port=HOSTS_PORT))
 
 
-def kv_blocks(group: Group) -> int:
+def kv_blocks(group: WorkerGroup) -> int:
     """Blocks of the arena beside a worker. 0, which leaves it to the host, where formats are not as planned."""
-    return 0 if lacks(group) else group.option.facts.kv_tokens_max // BLOCK_TOKENS
+    return 0 if missing_features(group) else group.option.facts.kv_tokens_max // BLOCK_TOKENS
 
 
-def refuses(found: Answer) -> bool:
+def enforces_slo(found: Recommendation) -> bool:
     """Whether requests are to be promised the SLO: those that would miss it are refused then."""
     return found.admissions[0].admission == "slo" if found.admissions else "slo" in found.question.spec.admission
 
 
-def host_words(group: Group, *, url: str) -> list[str]:
+def host_command(group: WorkerGroup, *, url: str) -> list[str]:
     """The command of a host with one worker of the group."""
     parallel, blocks = group.option.cost.parallel, kv_blocks(group)
     words = ["baton", "host", "--join", url, f"--{group.role}", "1", "--device", "cuda"]
@@ -106,7 +106,7 @@ def host_words(group: Group, *, url: str) -> list[str]:
     return words + (["--kv-blocks", str(blocks)] if blocks else [])
 
 
-def lacks(group: Group) -> list[str]:
+def missing_features(group: WorkerGroup) -> list[str]:
     """What the plan counts on for these workers and Baton's own engine does not have on a GPU."""
     cost = group.option.cost
     found: list[str] = []
@@ -120,25 +120,25 @@ def lacks(group: Group) -> list[str]:
     return found
 
 
-def not_served(fleet: Fleet) -> list[str]:
+def missing_feature_lines(fleet: PlannedFleet) -> list[str]:
     """The same of a fleet, a line for each group that lacks something."""
     return [
         f"{group.role} on {group.option.name}: Baton's own engine has no {', no '.join(missing)} on a GPU; it does not "
         "reach the planned rate"
         for group in fleet.groups
-        for missing in (lacks(group),)
+        for missing in (missing_features(group),)
         if missing
     ]
 
 
-def serve_toml(found: Answer) -> str:
+def serve_toml(found: Recommendation) -> str:
     """The configuration as a file, with what it cannot say in comments: the commands of the hosts."""
     config, fleet = serve_config(found), found.best
     lines = [
         f"# {fleet.name}",
         f"# {fleet.rate_rps:.2f} req/s within the SLO; `baton serve --config FILE`",
         *(f"# {line}" for line in _host_lines(fleet)),
-        *(f"# not as planned: {line}" for line in not_served(fleet)),
+        *(f"# not as planned: {line}" for line in missing_feature_lines(fleet)),
         *(
             f"# with the tier {tier.name}, {tier.size_bytes:.3g} bytes {'for all hosts' if tier.shared else 'a host'}: "
             "add [[tiers]] with its url (docs/stores.md)"
@@ -160,7 +160,7 @@ def serve_toml(found: Answer) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _host_lines(fleet: Fleet) -> list[str]:
+def _host_lines(fleet: PlannedFleet) -> list[str]:
     """How to start the hosts, group by group. Nothing for a worker of the server's own."""
     if is_alone(fleet):
         return []
@@ -169,7 +169,7 @@ def _host_lines(fleet: Fleet) -> list[str]:
         "--api-key SECRET and GPUs of its own (--device cuda:N where several share a node):",
         *(
             f"{group.workers} on {group.option.facts.gpus} x {group.option.stock.hardware.name} each: "
-            f"{' '.join(host_words(group, url=f'http://ADDRESS:{HTTP_PORT}'))}"
+            f"{' '.join(host_command(group, url=f'http://ADDRESS:{HTTP_PORT}'))}"
             for group in fleet.groups
         ),
     ]

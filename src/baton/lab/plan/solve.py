@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from baton.core.types import Role
 from baton.lab.plan.capacity import Capacity
 from baton.lab.plan.highs import minimize
-from baton.lab.plan.options import Option
+from baton.lab.plan.options import WorkerOption
 
 LINK_RATIO = 0.8
 """Share of a network's bandwidth that handoffs may use."""
@@ -25,7 +25,7 @@ class Pool:
     """Workers of one option in one role, and what each of them carries."""
 
     role: Role
-    option: Option
+    option: WorkerOption
     capacity: Capacity
     price: float
     """Of one worker, in the objective's unit."""
@@ -146,7 +146,7 @@ def _carried(index: int, pool: Pool, flows: list[tuple[int, int]], mixed: list[i
     return row
 
 
-def link_bytes_per_s(option: Option) -> float:
+def link_bytes_per_s(option: WorkerOption) -> float:
     """Of one worker: what its wire was told, or all its GPUs' network."""
     cost = option.cost
     return cost.wire.bytes_per_s if cost.wire else cost.hardware.inter_node_bytes_per_s * cost.parallel.gpus

@@ -21,8 +21,8 @@ from baton.decide.cost.own_hardware import OwnHardware, described
 from baton.decide.cost.parallel import Precision
 from baton.decide.cost.spec import read_model
 from baton.lab.plan.admission import Admission
-from baton.lab.plan.demand import Demand, Lengths, strata
-from baton.lab.plan.options import Choices, Reach, Stock
+from baton.lab.plan.demand import LengthClass, WorkloadDemand, strata
+from baton.lab.plan.options import GpuStock, HandoffPath, OptionRanges
 from baton.lab.plan.search import Objective, Shape
 from baton.lab.plan.tiers import TierSpec
 from baton.lab.workload.request import TraceRequest
@@ -93,7 +93,7 @@ class PlanSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What may be done with requests that would be late."""
     tiers: tuple[TierSpec, ...] = ()
     """Tiers below the arenas, to try one by one, and none. Need a trace whose requests share prefixes."""
-    reach: Reach | None = None
+    reach: HandoffPath | None = None
     """None: `node` where one node holds all GPUs."""
     wire: Wire | None = None
     """Of handoffs between hosts, per worker. None: the hardware's."""
@@ -104,19 +104,19 @@ class PlanSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     seed: int = 0
 
 
-class Question(Struct, frozen=True, kw_only=True):
+class PlanInput(Struct, frozen=True, kw_only=True):
     """A plan's question, with every name looked up."""
 
     spec: PlanSpec
-    demand: Demand
-    stocks: tuple[Stock, ...]
-    choices: Choices
+    demand: WorkloadDemand
+    stocks: tuple[GpuStock, ...]
+    choices: OptionRanges
     same_host: bool
     requests: tuple[TraceRequest, ...] = ()
     """Of the trace, where there is one."""
 
 
-def read_question(raw: Mapping[str, Any], folder: Path) -> Question:
+def read_plan_input(raw: Mapping[str, Any], folder: Path) -> PlanInput:
     """Check and look up everything. Raises ConfigError with every problem, one per line."""
     wrong = misfits(raw, PlanSpec)
     if wrong:
@@ -133,7 +133,7 @@ def read_question(raw: Mapping[str, Any], folder: Path) -> Question:
         problems += _context_problems(spec, model, lengths)
     if problems or model is None:
         raise ConfigError("\n".join(problems))
-    demand = Demand(
+    demand = WorkloadDemand(
         rate_rps=spec.workload.rate_rps or rate_rps,
         lengths=lengths,
         cached_ratio=spec.workload.cached_ratio,
@@ -143,10 +143,10 @@ def read_question(raw: Mapping[str, Any], folder: Path) -> Question:
     if spec.objective == "cheapest" and demand.rate_rps is None:
         raise ConfigError("objective cheapest needs a rate: give --rate R, or a trace with times of arrival")
     precisions = tuple(Precision(weights=weights, kv=kv) for weights in spec.weights for kv in spec.kv)
-    choices = Choices(model=model, engine=spec.engine, precisions=precisions, tp=spec.tp, pp=spec.pp, cp=spec.cp)
+    choices = OptionRanges(model=model, engine=spec.engine, precisions=precisions, tp=spec.tp, pp=spec.pp, cp=spec.cp)
     one_node = len(stocks) == 1 and stocks[0].gpus <= stocks[0].hardware.gpus_per_node
     same_host = spec.reach == "node" if spec.reach else one_node
-    return Question(spec=spec, demand=demand, stocks=stocks, choices=choices, same_host=same_host, requests=requests)
+    return PlanInput(spec=spec, demand=demand, stocks=stocks, choices=choices, same_host=same_host, requests=requests)
 
 
 def _try(problems: list[str], read: Callable[[], Found]) -> Found | None:
@@ -174,8 +174,8 @@ def _range_problems(spec: PlanSpec) -> list[str]:
     return found + [f"{key} is empty: name {what}" for key, (values, what) in lists.items() if not values]
 
 
-def _stocks(spec: PlanSpec, problems: list[str]) -> tuple[Stock, ...]:
-    stocks: list[Stock] = []
+def _stocks(spec: PlanSpec, problems: list[str]) -> tuple[GpuStock, ...]:
+    stocks: list[GpuStock] = []
     for each in spec.hardware:
         own = each.own
         try:
@@ -190,12 +190,12 @@ def _stocks(spec: PlanSpec, problems: list[str]) -> tuple[Stock, ...]:
                 f"{gpu.name}={each.gpus}@USD (per GPU and hour; usd_per_hour in a file), or --objective goodput-per-gpu"
             )
         stocks.append(
-            Stock(hardware=gpu, gpus=each.gpus, usd_per_hour=price, link_bytes_per_s=each.link_bytes_per_s, own=own)
+            GpuStock(hardware=gpu, gpus=each.gpus, usd_per_hour=price, link_bytes_per_s=each.link_bytes_per_s, own=own)
         )
     return tuple(stocks)
 
 
-def _context_problems(spec: PlanSpec, model: ModelShape, lengths: tuple[Lengths, ...]) -> list[str]:
+def _context_problems(spec: PlanSpec, model: ModelShape, lengths: tuple[LengthClass, ...]) -> list[str]:
     """A workload that the model cannot read, but for as few requests as may miss the SLO."""
     limit = model.context_tokens_max
     longer = [each for each in lengths if each.input_tokens + each.output_tokens > limit]
@@ -219,7 +219,7 @@ def _tier_problems(spec: PlanSpec, requests: tuple[TraceRequest, ...]) -> list[s
 
 def _lengths(
     workload: WorkloadSpec, folder: Path
-) -> tuple[tuple[Lengths, ...], float | None, tuple[TraceRequest, ...]]:
+) -> tuple[tuple[LengthClass, ...], float | None, tuple[TraceRequest, ...]]:
     """Classes of lengths, the rate, and the requests of a trace; its mean lengths where there is none."""
     if workload.trace:
         trace = read_workload(folder / workload.trace, seed=0)
@@ -231,4 +231,4 @@ def _lengths(
     missing = [name for name, tokens in lengths.items() if tokens < 1]
     if missing:
         raise ConfigError(f"no workload: give a trace, or {' and '.join(missing)} above 0")
-    return (Lengths(workload.input_tokens, workload.output_tokens, 1.0),), None, ()
+    return (LengthClass(workload.input_tokens, workload.output_tokens, 1.0),), None, ()

@@ -10,7 +10,7 @@ from typing import Annotated
 from msgspec import Struct, structs
 
 from baton.core.ranges import Bandwidth, Range, Seconds
-from baton.lab.plan.search import Fleet, Search, Shape
+from baton.lab.plan.search import PlannedFleet, Search, Shape
 from baton.lab.workload.request import TraceRequest
 
 
@@ -87,7 +87,7 @@ def _with(search: Search, tier: TierSpec, ratio: float, load_s: float) -> Search
     )
 
 
-def _holding(fleet: Fleet, search: Search) -> _Holding:
+def _holding(fleet: PlannedFleet, search: Search) -> _Holding:
     """Prefixes lie where prompts are computed, in what running requests leave of the arena."""
     groups = [group for group in fleet.groups if group.role != "decode"]
     context_tokens = search.demand.context_tokens
@@ -115,7 +115,7 @@ def hit_ratio(requests: Sequence[TraceRequest], tokens: float) -> float:
     return hit_tokens / max(1, sum(request.input_tokens for request in requests))
 
 
-def tier_words(found: Sequence[TierAdvice]) -> list[str]:
+def describe_tiers(found: Sequence[TierAdvice]) -> list[str]:
     """Which tier, and what it is worth. Nothing where none was asked about."""
     if not found:
         return []

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from baton.lab.plan.play import Played, Plays
-from baton.lab.plan.search import Fleet, Search, Shape
+from baton.lab.plan.play import FleetResults, FleetSimulator
+from baton.lab.plan.search import PlannedFleet, Search, Shape
 
 HEADROOM = 1.05
 """Times its rate that a fleet has to carry in simulation: nearer to saturation one sequence of arrivals is kept up with
@@ -20,13 +20,13 @@ Worth = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verified:
+class VerifiedFleet:
     """A fleet, and what the simulator says about it."""
 
-    fleet: Fleet
+    fleet: PlannedFleet
     derate: float
     """What is left of the screening's trust."""
-    played: Played | None
+    played: FleetResults | None
     """None: what its shape would promise is behind a fleet that holds, so it was not searched for. `fleet` is on paper:
     it missed the SLO, or is behind already."""
     holds: bool
@@ -37,12 +37,12 @@ class Verified:
         return self.holds, *worth(self.fleet, search)
 
 
-def worth(fleet: Fleet, search: Search) -> Worth:
+def worth(fleet: PlannedFleet, search: Search) -> Worth:
     """For comparing fleets that are believed."""
     return min(fleet.rate_rps, search.demand.rate_rps or 0.0), fleet.value(search.objective)
 
 
-def verify(search: Search, shape: Shape, plays: Plays, *, beat: Worth | None = None) -> Verified | None:
+def verify(search: Search, shape: Shape, plays: FleetSimulator, *, beat: Worth | None = None) -> VerifiedFleet | None:
     """Search and simulate until the fleet of the most trust is found that meets the SLO.
 
     `beat`: only what is worth more is looked for. None: nothing meets it on paper. One that holds at no trust is given
@@ -50,7 +50,7 @@ def verify(search: Search, shape: Shape, plays: Plays, *, beat: Worth | None = N
     """
     wanted, last = search.demand.attainment_ratio, len(TRUSTS) - 1
     misses, holds = -1, len(TRUSTS)
-    found: Verified | None = None
+    found: VerifiedFleet | None = None
     while holds - misses > 1:
         place = 0 if misses < 0 else (misses + holds) // 2
         derate = search.derate * TRUSTS[place]
@@ -59,13 +59,13 @@ def verify(search: Search, shape: Shape, plays: Plays, *, beat: Worth | None = N
             return found
         if beat is not None and worth(fleet, search) <= beat:
             holds = place
-            found = found or Verified(fleet=fleet, derate=derate, played=None, holds=False)
+            found = found or VerifiedFleet(fleet=fleet, derate=derate, played=None, holds=False)
             continue
         played = plays.play(fleet, load=HEADROOM, wanted_ratio=0.0 if place == last else wanted)
         if played is not None and played.attainment_ratio >= wanted:
-            holds, found = place, Verified(fleet=fleet, derate=derate, played=played, holds=True)
+            holds, found = place, VerifiedFleet(fleet=fleet, derate=derate, played=played, holds=True)
         else:
             misses = place
             if found is None or not found.holds:
-                found = Verified(fleet=fleet, derate=derate, played=played, holds=False)
+                found = VerifiedFleet(fleet=fleet, derate=derate, played=played, holds=False)
     return found

@@ -185,7 +185,7 @@ class Timeline:
         return self.workers.setdefault(worker, WorkerLine(worker))
 
 
-def side_by_side(cells: Sequence[Timeline]) -> Timeline:
+def join_timelines(cells: Sequence[Timeline]) -> Timeline:
     """Join the timelines of a fleet's cells. Names say the cell: `c2/decode-0` is the worker decode-0 of cell 2."""
     starts_s = [cell.start_s for cell in cells if cell.start_s is not None]
     joined = Timeline(start_s=min(starts_s, default=None), end_s=max((cell.end_s for cell in cells), default=0.0))

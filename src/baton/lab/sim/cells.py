@@ -53,7 +53,7 @@ class _Told(Struct, frozen=True, array_like=True):
     tenant: str
 
 
-def deal(trace: Trace, cells: int) -> list[Trace]:
+def split_trace(trace: Trace, cells: int) -> list[Trace]:
     """Give every request of a trace to a cell, in the trace's order within each.
 
     Turns of one session go to one cell, by a hash of its name, since that is where their prefix is; all others in turn.
@@ -82,11 +82,11 @@ def cell_jobs(
     alone = replace(spec, cells=1)
     return [
         CellJob(spec=alone, trace=part, policy=policy, seed=seed + number, slo=slo, faults=faults)
-        for number, part in enumerate(deal(trace, spec.cells))
+        for number, part in enumerate(split_trace(trace, spec.cells))
     ]
 
 
-def merged(played: Iterable[Sequence[RequestRecord]]) -> list[RequestRecord]:
+def merge_records(played: Iterable[Sequence[RequestRecord]]) -> list[RequestRecord]:
     """Put the records of all cells, given in the order of the cells, into the order in which requests closed."""
     return sorted(chain.from_iterable(played), key=lambda record: record.end_s)
 

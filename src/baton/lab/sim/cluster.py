@@ -27,13 +27,13 @@ from baton.decide.policy.fairness import FairnessPolicy
 from baton.lab.sim.engines import SimEngine, content_layout
 from baton.lab.sim.faults import Death
 from baton.lab.sim.journal import Journal, Life
-from baton.lab.sim.loop import Delays, EventLoop, Link, Spike
+from baton.lab.sim.loop import Delays, EventLoop, ExtraDelay, MessageLink
 from baton.lab.sim.outside import SimOutside
 from baton.lab.sim.server import SimServer
 from baton.lab.sim.spec import ClusterSpec, SimKV, SimWorkers
 from baton.lab.sim.stores import Stores
 from baton.lab.sim.wires import Wires
-from baton.lab.sim.worker import Decoded, SimWorker
+from baton.lab.sim.worker import DecodedSteps, SimWorker
 
 _SEED_MASK = (1 << 64) - 1
 
@@ -57,8 +57,8 @@ class SimPolicies:
 class _Process:
     view: WorkerView
     worker: SimWorker
-    inbound: Link[WorkerCommand]
-    outbound: Link[StepReport | LayersDone | Decoded]
+    inbound: MessageLink[WorkerCommand]
+    outbound: MessageLink[StepReport | LayersDone | DecodedSteps]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class SimCluster:
     wires: Wires
     stores: Stores
     engines: dict[HostId, SimEngine] = field(default_factory=dict[HostId, SimEngine])
-    spike: Spike = field(default_factory=Spike)
+    spike: ExtraDelay = field(default_factory=ExtraDelay)
     """Set by `delay_messages`."""
     boots: int = 0
     """Worker processes started so far."""
@@ -128,7 +128,7 @@ class SimCluster:
         view = self._with_facts(view)
         self._retired.discard(view.id)
         self.boots += 1
-        outbound = Link(loop=self.loop, delays=self._delays(0), deliver=self.server.receive)
+        outbound = MessageLink(loop=self.loop, delays=self._delays(0), deliver=self.server.receive)
         batcher = Batcher(
             view,
             block_tokens=self.server.carrier.pools[view.host].block_tokens,
@@ -149,7 +149,7 @@ class SimCluster:
             ended_by=(Exception,) if self.policies.are_own_in_workers else (),
             broke=partial(self._break_down, view.id),
         )
-        inbound = Link(loop=self.loop, delays=self._delays(1), deliver=worker.receive)
+        inbound = MessageLink(loop=self.loop, delays=self._delays(1), deliver=worker.receive)
         self._processes[view.id] = _Process(view, worker, inbound, outbound)
         self.server.join(view, inbound.send)
 

@@ -22,7 +22,7 @@ def asked_tokens_max(spec: ClusterSpec, trace: Trace) -> int:
     return max(USUAL_TOKENS_MAX, max((request.output_tokens for request in trace.requests), default=0))
 
 
-def cut_words(records: Sequence[RequestRecord], spec: ClusterSpec) -> list[str]:
+def describe_cut_answers(records: Sequence[RequestRecord], spec: ClusterSpec) -> list[str]:
     """Say how many answers were cut and by how much, and what to change. Empty where every answer came whole."""
     cut = [record for record in records if record.cut_tokens]
     if not cut:

@@ -145,12 +145,12 @@ EVERYWHERE = (DelaySpike, StartsFail, Herd)
 """Faults that name nobody: of several cells, they strike each."""
 
 
-def herds_of(faults: Iterable[TimedFault]) -> list[Herd]:
+def select_herds(faults: Iterable[TimedFault]) -> list[Herd]:
     """Pick the herds, in the order of time."""
     return sorted((fault for fault in faults if isinstance(fault, Herd)), key=lambda herd: herd.at_s)
 
 
-def reached_s(at_s: float, herds: Sequence[Herd]) -> float:
+def delayed_arrival_s(at_s: float, herds: Sequence[Herd]) -> float:
     """Say when whoever comes at `at_s` reaches the server.
 
     `herds`: in the order of time, as the end of one may lie in the next.

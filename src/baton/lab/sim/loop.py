@@ -83,7 +83,7 @@ class EventLoop:
 
 
 @dataclass(slots=True)
-class Spike:
+class ExtraDelay:
     """What is added to the delay of every message that is sent now, on all links of a cluster."""
 
     delay_s: float = 0.0
@@ -96,7 +96,7 @@ class Delays:
     min_s: float
     max_s: float
     draw: np.random.Generator
-    spike: Spike
+    spike: ExtraDelay
     _drawn: array[float] = field(default_factory=lambda: array("d"))
     _taken: int = 0
     """How many of them are used."""
@@ -110,7 +110,7 @@ class Delays:
         self._taken = taken + 1
         return self._drawn[taken] + self.spike.delay_s
 
-    def several(self, sent_s: array[float], begin: int, end: int, drained_s: float) -> Flock:
+    def several(self, sent_s: array[float], begin: int, end: int, drained_s: float) -> MessageBatch:
         """Draw a delay for each message that is sent at `sent_s[begin:end]`, behind one that arrives at `drained_s`."""
         messages = end - begin
         if self._taken + messages > len(self._drawn):
@@ -124,7 +124,7 @@ class Delays:
                 break
             last -= 1
             last_s = max(last_s, sent_s[index] + (drawn_s[last] + spike_s))
-        return Flock(messages, drawn_s[first : self._taken], spike_s, drained_s, last_s)
+        return MessageBatch(messages, drawn_s[first : self._taken], spike_s, drained_s, last_s)
 
     def _draw(self, messages: int) -> None:
         """Draw many at once, which is quicker; keep what is not used yet."""
@@ -133,7 +133,7 @@ class Delays:
         self._taken = 0
 
 
-class Flock(Struct, frozen=True, gc=False):
+class MessageBatch(Struct, frozen=True, gc=False):
     """Messages that go one after the other. When each of them arrives is worked out when somebody asks."""
 
     messages: int
@@ -147,7 +147,7 @@ class Flock(Struct, frozen=True, gc=False):
     """When the last of them arrives."""
 
 
-def arrivals_s(sent_s: array[float], flocks: Sequence[Flock]) -> array[float]:
+def arrival_times_s(sent_s: array[float], flocks: Sequence[MessageBatch]) -> array[float]:
     """Say when each of these messages arrives. `sent_s`: when they were sent, of all flocks in order."""
     if len(sent_s) < ARRAY_MIN:
         return _one_by_one(sent_s, flocks)
@@ -161,12 +161,12 @@ def arrivals_s(sent_s: array[float], flocks: Sequence[Flock]) -> array[float]:
     return array("d", np.maximum.accumulate(arrives_s, out=arrives_s).tobytes())
 
 
-def _delays_s(flock: Flock) -> npt.NDArray[np.float64]:
+def _delays_s(flock: MessageBatch) -> npt.NDArray[np.float64]:
     drawn_s = np.frombuffer(flock.drawn_s)
     return drawn_s + flock.spike_s if flock.spike_s else drawn_s
 
 
-def _one_by_one(sent_s: array[float], flocks: Sequence[Flock]) -> array[float]:
+def _one_by_one(sent_s: array[float], flocks: Sequence[MessageBatch]) -> array[float]:
     found_s, sent = array("d"), iter(sent_s)
     for flock in flocks:
         latest_s, spike_s = flock.behind_s, flock.spike_s
@@ -179,7 +179,7 @@ def _one_by_one(sent_s: array[float], flocks: Sequence[Flock]) -> array[float]:
 
 
 @dataclass(slots=True, kw_only=True)
-class Link(Generic[Message]):
+class MessageLink(Generic[Message]):
     """One direction of a connection: messages arrive in the order in which they were sent, each after its delay."""
 
     loop: EventLoop
@@ -207,7 +207,7 @@ class Link(Generic[Message]):
             self.drained_at_s = arrives_s
             self.post(message, arrives_s)
 
-    def begin(self, sent_s: array[float], begin: int, end: int) -> Flock:
+    def begin(self, sent_s: array[float], begin: int, end: int) -> MessageBatch:
         """Let messages begin their way at `sent_s[begin:end]`.
 
         Whoever does, sends them once it knows when they arrive: with `post`, or as part of a later one.

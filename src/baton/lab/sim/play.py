@@ -10,11 +10,11 @@ from baton.decide.kv.hashing import block_hashes
 from baton.lab.sim.checkers import Watch, check_end, check_refusal, check_text
 from baton.lab.sim.cluster import SimCluster, build_cluster
 from baton.lab.sim.engines import ContentEngine
+from baton.lab.sim.fault_injector import FaultInjector
 from baton.lab.sim.faults import Hang, HostKill, Kill, KillAtStep
 from baton.lab.sim.journal import Journal, Life
 from baton.lab.sim.restless import play_policies
 from baton.lab.sim.scenario import PlannedRequest, Scenario
-from baton.lab.sim.strikes import Strikes
 
 PLAY_S_MAX = 300.0
 """Virtual seconds within which every scenario must have come to its end."""
@@ -28,7 +28,7 @@ class Play:
     scenario: Scenario
     cluster: SimCluster
     watch: Watch
-    strikes: Strikes
+    strikes: FaultInjector
     followers: dict[RequestId, list[PlannedRequest]] = field(default_factory=dict[RequestId, list[PlannedRequest]])
 
     def schedule(self) -> None:
@@ -75,7 +75,7 @@ class Play:
             self.cluster.loop.after(planned.at_s, partial(self.submit, planned, tuple(life.tokens)))
 
 
-def stage(scenario: Scenario) -> Play:
+def prepare_play(scenario: Scenario) -> Play:
     """Build a scenario's cluster and schedule everything that will happen."""
     spec = scenario.cluster
     plays: list[Play] = []
@@ -92,13 +92,13 @@ def stage(scenario: Scenario) -> Play:
         journal=Journal(keep_log=True),
         closed=lambda life: plays[0].closed(life),
     )
-    plays.append(Play(scenario=scenario, cluster=cluster, watch=Watch(cluster=cluster), strikes=Strikes(cluster)))
+    plays.append(Play(scenario=scenario, cluster=cluster, watch=Watch(cluster=cluster), strikes=FaultInjector(cluster)))
     plays[0].schedule()
     return plays[0]
 
 
 def play(scenario: Scenario) -> SimCluster:
     """Run a scenario to its end under all checkers. Raises Violation where an invariant breaks."""
-    playing = stage(scenario)
+    playing = prepare_play(scenario)
     playing.run()
     return playing.cluster

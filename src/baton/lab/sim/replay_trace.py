@@ -17,17 +17,17 @@ from baton.decide.control.decision_log import Decision, PoolDecision
 from baton.decide.kv.hashing import block_hashes
 from baton.decide.policy.named import named
 from baton.lab.report.summary import RequestRecord
-from baton.lab.sim.cells import CellJob, cell_jobs, merged
+from baton.lab.sim.cells import CellJob, cell_jobs, merge_records
 from baton.lab.sim.checkers import check_nothing_left
 from baton.lab.sim.cluster import SimCluster, build_cluster
 from baton.lab.sim.cut_answers import asked_tokens_max
 from baton.lab.sim.engines import STOP_TOKEN, LengthEngine
-from baton.lab.sim.faults import Herd, herds_of, reached_s
+from baton.lab.sim.fault_injector import FaultInjector
+from baton.lab.sim.faults import Herd, delayed_arrival_s, select_herds
 from baton.lab.sim.journal import Journal, Life
 from baton.lab.sim.policies import configured_policies
 from baton.lab.sim.spec import ClusterSpec
-from baton.lab.sim.strikes import Strikes
-from baton.lab.workload.conversation import Conversations, Turn, conversations
+from baton.lab.workload.conversation import Conversations, Turn, link_conversations
 from baton.lab.workload.prompts import PromptMaker
 from baton.lab.workload.request import Trace, TraceRequest
 
@@ -69,7 +69,7 @@ class _Replay:
     def open_next(self, cluster: SimCluster, openers: Iterator[tuple[int, TraceRequest]]) -> None:
         """Schedule the next request that waits for no answer, and with its arrival the one after it."""
         for index, request in openers:
-            at_s = reached_s(request.at_s, self.herds)
+            at_s = delayed_arrival_s(request.at_s, self.herds)
             cluster.loop.at(at_s, partial(self._open, cluster, request, index, openers))
             return
 
@@ -187,7 +187,7 @@ class _Replay:
         turn = None if index is None else self.linked.following(index)
         if turn is not None:
             think_s = (turn.request.think_s or 0.0) + self.spec.edge.token_s
-            at_s = reached_s(cluster.loop.now_s + think_s, self.herds)
+            at_s = delayed_arrival_s(cluster.loop.now_s + think_s, self.herds)
             cluster.loop.at(at_s, partial(self._follow, cluster, turn, tuple(life.tokens)))
 
 
@@ -212,7 +212,7 @@ def replay_trace(
     if tap is not None:
         what = "a log, a page and a trace are of one server"
         raise ConfigError(f"{what}, and the cluster has cells = {spec.cells}: play one cell")
-    return merged([play_cell(job) for job in cell_jobs(spec, trace, config, seed=seed, slo=slo)])
+    return merge_records([play_cell(job) for job in cell_jobs(spec, trace, config, seed=seed, slo=slo)])
 
 
 def play_cell(
@@ -225,7 +225,7 @@ def play_cell(
     `enough` is told every record; once it says so, nothing more is played, and what was closed is returned.
     """
     spec, trace, seed = job.spec, job.trace, job.seed
-    linked = conversations(trace.requests)
+    linked = link_conversations(trace.requests)
     replaying = _Replay(
         spec=spec,
         prompts=PromptMaker(seed=seed),
@@ -237,7 +237,7 @@ def play_cell(
         shares_blocks=spec.window is not None  # what is behind it can be let go only if it has a name
         or bool(spec.tiers)  # only what has a name is handed over by a pool, or read back
         or any(request.prefix_ids or request.think_s is not None for request in trace.requests),
-        herds=herds_of(job.faults),
+        herds=select_herds(job.faults),
     )
     clusters: list[SimCluster] = []
     cluster = build_cluster(
@@ -250,7 +250,7 @@ def play_cell(
     )
     clusters.append(cluster)
     replaying.open_next(cluster, iter(sorted(linked.openers, key=lambda opener: opener[1].at_s)))
-    Strikes(cluster).schedule(fault for fault in job.faults if not isinstance(fault, Herd))
+    FaultInjector(cluster).schedule(fault for fault in job.faults if not isinstance(fault, Herd))
     try:
         cluster.loop.run(until_s=math.inf, events_max=sys.maxsize)
     except _EnoughError:

@@ -93,7 +93,7 @@ class RestlessHandoff:
 
 
 @dataclass(frozen=True, slots=True)
-class RestlessTeller:
+class RestlessFirstToken:
     """Every other first token is left to decode."""
 
     def teller(self, request: Request, cost: CostModel) -> Teller:
@@ -145,7 +145,7 @@ def play_policies(spec: ClusterSpec, name: str) -> SimPolicies:
         moves=RestlessMoves(),
         streaming=RestlessStreaming(),
         handoff=RestlessHandoff(),
-        first_token=RestlessTeller(),
+        first_token=RestlessFirstToken(),
     )
     if name == RESTLESS_FLEET:
         cluster = replace(cluster, roles=RestlessRoles(), scaling=RestlessScaling())

@@ -28,7 +28,7 @@ from baton.decide.kv.host_pool import HostPool
 from baton.lab.sim.journal import Journal, Life
 from baton.lab.sim.loop import EventLoop
 from baton.lab.sim.outside import SimOutside
-from baton.lab.sim.worker import Decoded
+from baton.lab.sim.worker import DecodedSteps
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,9 +111,9 @@ class SimServer:
             if life.worker in workers:
                 life.worker = None
 
-    def receive(self, message: StepReport | LayersDone | Decoded) -> None:
+    def receive(self, message: StepReport | LayersDone | DecodedSteps) -> None:
         """Take a worker's report: its tokens, then its events in their order, then its load."""
-        if isinstance(message, Decoded):
+        if isinstance(message, DecodedSteps):
             self._record_run(message)
             if message.report is None:
                 return
@@ -130,7 +130,7 @@ class SimServer:
             self._record(token, message.worker)
         self.carrier.hear(message, self.loop.now_s)
 
-    def _record_run(self, decoded: Decoded) -> None:
+    def _record_run(self, decoded: DecodedSteps) -> None:
         """Keep tokens of many steps; see `_record`."""
         times_s, worker, lives = decoded.times_s, decoded.worker, self.outside.journal.lives
         for request_id, attempt, token in decoded.parts:

@@ -26,9 +26,9 @@ from baton.core.types import RequestId, WorkerId
 from baton.decide.control.batcher import Batcher
 from baton.decide.control.decode_run import DecodeRun
 from baton.lab.sim.engines import Foresight, SimEngine
-from baton.lab.sim.loop import ARRAY_MIN, STEP_ENDS, EventLoop, Flock, Link, arrivals_s
+from baton.lab.sim.loop import ARRAY_MIN, STEP_ENDS, EventLoop, MessageBatch, MessageLink, arrival_times_s
 
-NOBODY_ENDS: Mapping[RequestId, int] = {}
+NO_ENDS: Mapping[RequestId, int] = {}
 Part = tuple[RequestId, int, "array[int]"]
 """A request that decodes, its attempt, and the token that it decodes in every step, as an array of one."""
 RUN_STEPS_MAX = 1024
@@ -39,7 +39,7 @@ def _nobody(_why: str) -> None:
     """Hear nothing."""
 
 
-class Decoded(Struct, frozen=True, gc=False):
+class DecodedSteps(Struct, frozen=True, gc=False):
     """Tokens that requests decoded together, one each a step, as the server hears of them."""
 
     worker: WorkerId
@@ -60,7 +60,7 @@ class _Running:
     """Of its steps. The last may end requests."""
     ended: Mapping[RequestId, int]
     """Whom the last step ends, and with which token."""
-    begun: list[Flock]
+    begun: list[MessageBatch]
     """News of steps that are on their way to the server and not booked."""
     begun_steps: int = 0
     """Steps whose news have begun their way."""
@@ -78,7 +78,7 @@ class SimWorker:
     engine: SimEngine
     cost: CostModel
     loop: EventLoop
-    outbound: Link[StepReport | LayersDone | Decoded]
+    outbound: MessageLink[StepReport | LayersDone | DecodedSteps]
     ended_by: tuple[type[Exception], ...] = ()
     """What ends the process when it is raised in it: anything, where a policy of the user's own plays. What is raised
     among our own is a bug, and ends the simulation."""
@@ -253,7 +253,7 @@ class SimWorker:
             return
         if steps == run.room_steps:
             del running.ends_s[steps:]
-            running.ended = NOBODY_ENDS
+            running.ended = NO_ENDS
             self._finish_run(running)
             return
         if steps == run.asks_after:
@@ -280,7 +280,7 @@ class SimWorker:
         steps = bisect_right(running.ends_s, self.loop.now_s) + 1
         if steps < len(running.ends_s):
             del running.ends_s[steps:]
-            running.ended, running.is_cut = NOBODY_ENDS, True
+            running.ended, running.is_cut = NO_ENDS, True
             self._wake_for(running)
 
     def _finish_run(self, running: _Running) -> None:
@@ -303,19 +303,19 @@ class SimWorker:
         begin, end, names_blocks = running.done, running.done + steps, running.run.names_blocks
         self._begin_news(running, end)
         ends_s = running.ends_s[begin:end]
-        heard_s = arrivals_s(ends_s, running.begun)
+        heard_s = arrival_times_s(ends_s, running.begun)
         running.begun.clear()
         last = end == len(running.ends_s)
         heard, told = min(bisect_left(heard_s, self.loop.now_s), steps - last), 0
         if not names_blocks:
-            self._advance(running, steps, running.ended if last else NOBODY_ENDS)
+            self._advance(running, steps, running.ended if last else NO_ENDS)
         for piece in ([heard] if heard else []) + [1] * (steps - heard):
             first, told = told, told + piece
-            ended = running.ended if last and told == steps else NOBODY_ENDS
+            ended = running.ended if last and told == steps else NO_ENDS
             if names_blocks:
                 self._advance(running, piece, ended)
             report = self.batcher.take_report(now_s=ends_s[told - 1]) if names_blocks or told == steps else None
-            decoded = Decoded(self.id, _with_ends(running.parts, ended), heard_s[first:told], report)
+            decoded = DecodedSteps(self.id, _with_ends(running.parts, ended), heard_s[first:told], report)
             if told <= heard:
                 self.outbound.deliver(decoded)
             else:

@@ -76,7 +76,7 @@ class Geometric(_Kind, frozen=True, tag="geometric"):
         return [] if 1 <= self.mean <= TOKENS_MAX else [f"mean is {self.mean:g}, but must be from 1 to {TOKENS_MAX:,}"]
 
 
-class Choices(_Kind, frozen=True, tag="choices"):
+class WeightedValues(_Kind, frozen=True, tag="choices"):
     values: tuple[float, ...]
     weights: tuple[float, ...] = ()
     """Empty: all alike."""
@@ -118,7 +118,7 @@ class Percentiles(_Kind, frozen=True, tag="percentiles"):
         return _not_too_large("a value of the points", values)
 
 
-Amount = float | Uniform | LogNormal | Exponential | Geometric | Choices | Percentiles
+Amount = float | Uniform | LogNormal | Exponential | Geometric | WeightedValues | Percentiles
 """A number, or a distribution of numbers."""
 
 

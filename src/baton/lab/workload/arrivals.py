@@ -132,7 +132,7 @@ Arrivals = (
 )
 
 
-def first_times_s(arrivals: Arrivals, count: int, draw: Random) -> list[float]:
+def draw_times_s(arrivals: Arrivals, count: int, draw: Random) -> list[float]:
     """Draw `count` arrival times. The same `draw` state gives the same times."""
     return list(islice(arrivals.times_s(draw), count))
 
@@ -148,7 +148,7 @@ def arrivals_problems(where: str, arrivals: Arrivals) -> list[str]:
     ]
 
 
-def at_rate(arrivals: Arrivals, ratio: float) -> Arrivals:
+def scale_arrivals(arrivals: Arrivals, ratio: float) -> Arrivals:
     """The same process `ratio` times as often; what has no rate stays as it is."""
     match arrivals:
         case AllAtOnce():
@@ -197,7 +197,7 @@ def weibull_shape(cv: float) -> float:
     return math.sqrt(low * high)
 
 
-def filled(gaps: Iterator[float], count: int, span_s: float) -> list[float]:
+def fill_span(gaps: Iterator[float], count: int, span_s: float) -> list[float]:
     """`count` times from 0 on whose gaps, the one after the last included, fill the span exactly."""
     drawn = list(islice(gaps, count))
     total = sum(drawn)

@@ -58,7 +58,7 @@ class Conversations:
             index = turn.index
 
 
-def conversations(requests: Sequence[TraceRequest]) -> Conversations:
+def link_conversations(requests: Sequence[TraceRequest]) -> Conversations:
     """Link the turns of every session. Requests stand in order; turns of one session in the order of their turns."""
     found = Conversations()
     latest: dict[tuple[str, str], int] = {}

@@ -102,7 +102,7 @@ class TraceFormat:
             session = sessions[chat] = chat if parent == "-1" else sessions.get(parent, parent)
         return _checked(
             TraceRequest(
-                at_s=_seconds(row.moment) if row.moment else row.at / self.ticks_per_s,
+                at_s=_unix_s(row.moment) if row.moment else row.at / self.ticks_per_s,
                 input_tokens=max(1, -(-row.input // self.chars_per_token)),
                 output_tokens=max(1, -(-row.output // self.chars_per_token)),
                 prefix_ids=row.ids,
@@ -119,7 +119,7 @@ def _read_baton(fields: Fields) -> TraceRequest:
     return _checked(TraceRequest(**structs.asdict(read_row(fields, _BatonRow))))
 
 
-def _seconds(moment: str) -> float:
+def _unix_s(moment: str) -> float:
     try:
         at = datetime.fromisoformat(moment)
     except ValueError as error:

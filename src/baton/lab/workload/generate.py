@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from baton.core.types import Slo
 from baton.lab.workload.amounts import Amount, sample, sample_count
-from baton.lab.workload.arrivals import Arrivals, at_rate
+from baton.lab.workload.arrivals import Arrivals, scale_arrivals
 from baton.lab.workload.describe import Conversation, SystemPrompts, Tenant, Workload
 from baton.lab.workload.request import Trace, TraceRequest
 
@@ -151,10 +151,10 @@ def generate(workload: Workload, *, seed: int, limit: int | None = None) -> Trac
     """
     merged = heapq.merge(*(stream.openings() for stream in _streams(workload, seed)), key=lambda opening: opening.order)
     requests = _interleaved(islice(merged, workload.sessions))
-    return Trace(format="workload", timing="absolute", requests=tuple(bounded(requests, workload, limit)))
+    return Trace(format="workload", timing="absolute", requests=tuple(limit_requests(requests, workload, limit)))
 
 
-def bounded(requests: Iterable[TraceRequest], workload: Workload, limit: int | None) -> Iterator[TraceRequest]:
+def limit_requests(requests: Iterable[TraceRequest], workload: Workload, limit: int | None) -> Iterator[TraceRequest]:
     """End where the workload, or the limit, says."""
     counts = [bound for bound in (workload.requests, limit) if bound is not None]
     duration_s = workload.duration_s
@@ -177,7 +177,9 @@ def _stream(workload: Workload, tenant: Tenant, shares: float, draw: Random, ids
     return _Stream(
         name=tenant.name,
         share=tenant.share,
-        arrivals=tenant.arrivals if tenant.arrivals is not None else at_rate(workload.arrivals, tenant.share / shares),
+        arrivals=tenant.arrivals
+        if tenant.arrivals is not None
+        else scale_arrivals(workload.arrivals, tenant.share / shares),
         input_tokens=workload.input_tokens if tenant.input_tokens is None else tenant.input_tokens,
         output_tokens=workload.output_tokens if tenant.output_tokens is None else tenant.output_tokens,
         system_prompts=system,

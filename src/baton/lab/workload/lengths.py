@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
-from baton.lab.workload.arrivals import Arrivals, first_times_s
+from baton.lab.workload.arrivals import Arrivals, draw_times_s
 from baton.lab.workload.request import Trace, TraceRequest
 
 
@@ -43,7 +43,7 @@ class UniformLengths:
 def synthetic_trace(count: int, lengths: Lengths, arrivals: Arrivals, draw: Random) -> Trace:
     """Draw `count` requests that share nothing."""
     requests: list[TraceRequest] = []
-    for at_s in first_times_s(arrivals, count, draw):
+    for at_s in draw_times_s(arrivals, count, draw):
         input_tokens, output_tokens = lengths.draw(draw)
         requests.append(TraceRequest(at_s=at_s, input_tokens=input_tokens, output_tokens=output_tokens))
     return Trace(format="synthetic", timing="absolute", requests=tuple(requests))

@@ -11,9 +11,9 @@ from msgspec import structs
 
 from baton.core.errors import ConfigError
 from baton.core.names import did_you_mean
-from baton.lab.workload.arrivals import AllAtOnce, Arrivals, arrivals_problems, at_rate
+from baton.lab.workload.arrivals import AllAtOnce, Arrivals, arrivals_problems, scale_arrivals
 from baton.lab.workload.request import Trace
-from baton.lab.workload.schedule import mean_rate_rps, sessions_per_request, with_arrivals
+from baton.lab.workload.schedule import mean_rate_rps, redraw_arrivals, sessions_per_request
 
 HELP = (
     "new times of arrival: poisson (default with --rate), gamma,cv=X, weibull,cv=X, constant, bursty, diurnal or "
@@ -35,7 +35,7 @@ KINDS: Mapping[str, type[Any]] = {_kind(process): process for process in get_arg
 def read_arrivals(text: str) -> Arrivals:
     """Read `KIND[,KEY=VALUE...]`, as in `gamma,cv=3`: an arrival process and its keys (docs/workloads.md) but the rate.
 
-    The process that is returned has one request a second; `retimed` gives it its rate. Raises ConfigError with every
+    The process that is returned has one request a second; `retime` gives it its rate. Raises ConfigError with every
     problem of the words, one per line.
     """
     kind, *pairs = (word.strip() for word in text.split(","))
@@ -93,22 +93,22 @@ def rate_problems(arrivals: Arrivals, *, rated: bool) -> list[str]:
     return []
 
 
-def retimed(trace: Trace, arrivals: Arrivals, *, rate_rps: float | None, draw: Random) -> Trace:
+def retime(trace: Trace, arrivals: Arrivals, *, rate_rps: float | None, draw: Random) -> Trace:
     """Give the requests of a trace, in their order, the times of an arrival process that has one request a second.
 
     `rate_rps`: requests a second; None: as many as the trace has on average. Where calls of a session keep their
-    distance (`with_arrivals`), sessions start so often that requests have this rate. Raises ConfigError for a trace
+    distance (`redraw_arrivals`), sessions start so often that requests have this rate. Raises ConfigError for a trace
     without times of its own: give a rate.
     """
     if isinstance(arrivals, AllAtOnce):
-        return with_arrivals(trace, arrivals, draw)
+        return redraw_arrivals(trace, arrivals, draw)
     wanted_rps = mean_rate_rps(trace) if rate_rps is None else rate_rps
     if wanted_rps is None:
-        raise ConfigError(f"{lacks_times(trace)}, so there is no rate to keep; give --rate R")
-    return with_arrivals(trace, at_rate(arrivals, wanted_rps * sessions_per_request(trace)), draw)
+        raise ConfigError(f"{missing_times_reason(trace)}, so there is no rate to keep; give --rate R")
+    return redraw_arrivals(trace, scale_arrivals(arrivals, wanted_rps * sessions_per_request(trace)), draw)
 
 
-def lacks_times(trace: Trace) -> str:
+def missing_times_reason(trace: Trace) -> str:
     """Say why a trace cannot be played by its own times, or has no rate."""
     match trace.timing:
         case "none":
@@ -119,7 +119,7 @@ def lacks_times(trace: Trace) -> str:
             return "the requests of the trace come all at once"
 
 
-def arrivals_words(arrivals: Arrivals) -> str:
+def describe_arrivals(arrivals: Arrivals) -> str:
     """A process in words, but for its rate: `gamma, cv 3`."""
     numbers: dict[str, float] = structs.asdict(arrivals)
     return ", ".join(

@@ -7,7 +7,7 @@ from random import Random
 
 from msgspec.structs import replace
 
-from baton.lab.workload.arrivals import Arrivals, first_times_s
+from baton.lab.workload.arrivals import Arrivals, draw_times_s
 from baton.lab.workload.request import Trace, TraceRequest
 
 
@@ -23,7 +23,7 @@ def _sooner(request: TraceRequest, rate_scale: float) -> TraceRequest:
     return replace(request, at_s=request.at_s / rate_scale, think_s=think_s)
 
 
-def cut(trace: Trace, *, start_s: float, duration_s: float | None, skip: int) -> Trace:
+def cut_trace(trace: Trace, *, start_s: float, duration_s: float | None, skip: int) -> Trace:
     """Keep what arrives within `duration_s` from `start_s` on, but for the first `skip`; it then begins at 0."""
     end_s = math.inf if duration_s is None else start_s + duration_s
     kept = [request for request in trace.requests if start_s <= request.at_s < end_s][skip:]
@@ -31,7 +31,7 @@ def cut(trace: Trace, *, start_s: float, duration_s: float | None, skip: int) ->
     return replace(trace, requests=tuple(replace(request, at_s=request.at_s - from_s) for request in kept))
 
 
-def spread(trace: Trace, spread_s: float) -> Trace:
+def spread_arrivals(trace: Trace, spread_s: float) -> Trace:
     """Spread requests of one instant evenly over the `spread_s` after it, or up to the next instant if that is sooner.
 
     For sources that log in batches: Mooncake's conversation trace has one time for all arrivals of 3 s.
@@ -52,7 +52,7 @@ def spread(trace: Trace, spread_s: float) -> Trace:
     return replace(trace, requests=tuple(spaced))
 
 
-def with_arrivals(trace: Trace, arrivals: Arrivals, draw: Random) -> Trace:
+def redraw_arrivals(trace: Trace, arrivals: Arrivals, draw: Random) -> Trace:
     """Keep the order and the lengths, and draw new times. Where times count from a session's start, starts are drawn.
 
     `arrivals` gives the times of requests (absolute, none) or of session starts (session, and closed loops, whose
@@ -60,7 +60,7 @@ def with_arrivals(trace: Trace, arrivals: Arrivals, draw: Random) -> Trace:
     """
     if trace.timing == "session" or any(request.think_s is not None for request in trace.requests):
         return _with_session_starts(trace, arrivals, draw)
-    times_s = first_times_s(arrivals, len(trace.requests), draw)
+    times_s = draw_times_s(arrivals, len(trace.requests), draw)
     requests = tuple(replace(request, at_s=at_s) for request, at_s in zip(trace.requests, times_s, strict=True))
     return replace(trace, timing="absolute", requests=requests)
 
@@ -74,7 +74,7 @@ def mean_rate_rps(trace: Trace) -> float | None:
 
 
 def sessions_per_request(trace: Trace) -> float:
-    """Arrivals that `with_arrivals` draws, per request of the trace: below 1 where it draws session starts."""
+    """Arrivals that `redraw_arrivals` draws, per request of the trace: below 1 where it draws session starts."""
     if trace.timing != "session" and all(request.think_s is None for request in trace.requests):
         return 1.0
     return len({_session(request, index) for index, request in enumerate(trace.requests)}) / len(trace.requests)
@@ -89,7 +89,7 @@ def _with_session_starts(trace: Trace, arrivals: Arrivals, draw: Random) -> Trac
     sessions = [_session(request, index) for index, request in enumerate(trace.requests)]
     begins_s = {name: trace.requests[index].at_s for index, name in reversed(list(enumerate(sessions)))}
     names = list(dict.fromkeys(sessions))
-    starts_s = dict(zip(names, first_times_s(arrivals, len(names), draw), strict=True))
+    starts_s = dict(zip(names, draw_times_s(arrivals, len(names), draw), strict=True))
     offset = dict.fromkeys(names, 0.0) if trace.timing == "session" else begins_s
     moved = [
         replace(request, at_s=starts_s[name] + request.at_s - offset[name])

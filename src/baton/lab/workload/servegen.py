@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from baton.lab.workload.amounts import Percentiles, sample_count
-from baton.lab.workload.arrivals import filled, gamma_gaps, weibull_gaps
+from baton.lab.workload.arrivals import fill_span, gamma_gaps, weibull_gaps
 from baton.lab.workload.request import TraceRequest
 from baton.lab.workload.rows import Fields, Positive, Time, read_row
 
@@ -142,7 +142,7 @@ def window_times_s(row: ArrivalRow, rate_scale: float, draw: Random) -> list[flo
     count = math.floor(wanted) + (draw.random() < wanted % 1)
     gaps = gamma_gaps(row.cv, draw) if row.pattern == "Gamma" else weibull_gaps(row.cv, draw)
     begin_s = row.t_s + draw.uniform(0.0, WINDOW_S - row.active_s)
-    return [begin_s + at_s for at_s in filled(gaps, count, row.active_s)]
+    return [begin_s + at_s for at_s in fill_span(gaps, count, row.active_s)]
 
 
 def _nearest(rows: Mapping[int, LengthRow], window: int) -> LengthRow:

@@ -11,14 +11,14 @@ from msgspec import structs
 
 from baton.core.errors import ConfigError
 from baton.core.files import in_file
-from baton.lab.workload.arrivals import at_rate
+from baton.lab.workload.arrivals import scale_arrivals
 from baton.lab.workload.describe import ServeGen, TraceCut, Workload, load_workload
 from baton.lab.workload.formats import STATISTICS
-from baton.lab.workload.generate import bounded, generate
+from baton.lab.workload.generate import generate, limit_requests
 from baton.lab.workload.load import PROBLEMS_MAX, read_rows, read_trace
 from baton.lab.workload.request import Trace, TraceRequest
 from baton.lab.workload.rows import Fields, read_row
-from baton.lab.workload.schedule import cut, scale_rate, sessions_per_request, spread, with_arrivals
+from baton.lab.workload.schedule import cut_trace, redraw_arrivals, scale_rate, sessions_per_request, spread_arrivals
 from baton.lab.workload.servegen import ArrivalRow, Statistics, read_length_row
 
 Row = TypeVar("Row")
@@ -48,14 +48,14 @@ def _from_trace(folder: Path, section: TraceCut, workload: Workload, *, seed: in
     trace = read_trace(folder / section.file, limit=_rows_needed(section, workload, limit))
     if trace.timing != "absolute" and (section.start_s or section.duration_s is not None or section.spread_s):
         raise ConfigError(f"{section.file} has no times of arrival: start_s, duration_s and spread_s say nothing there")
-    trace = cut(trace, start_s=section.start_s, duration_s=section.duration_s, skip=section.skip)
+    trace = cut_trace(trace, start_s=section.start_s, duration_s=section.duration_s, skip=section.skip)
     if section.spread_s:
-        trace = spread(trace, section.spread_s)
+        trace = spread_arrivals(trace, section.spread_s)
     if section.arrivals is not None and trace.requests:
-        arrivals = at_rate(section.arrivals, sessions_per_request(trace))
-        trace = with_arrivals(trace, arrivals, Random(f"arrivals {seed}"))
+        arrivals = scale_arrivals(section.arrivals, sessions_per_request(trace))
+        trace = redraw_arrivals(trace, arrivals, Random(f"arrivals {seed}"))
     trace = scale_rate(trace, section.rate_scale)
-    requests = tuple(bounded(trace.requests, workload, limit))
+    requests = tuple(limit_requests(trace.requests, workload, limit))
     if not requests:
         raise ConfigError(f"{section.file}: none of its requests is in the part that [trace] cuts out; widen it")
     return structs.replace(trace, requests=_promised(requests, workload))
@@ -80,7 +80,7 @@ def _from_servegen(folder: Path, section: ServeGen, workload: Workload, *, seed:
     drawn = statistics.requests(
         start_s=section.start_s, duration_s=section.duration_s, rate_scale=section.rate_scale, seed=seed
     )
-    requests = tuple(bounded(drawn, workload, limit))
+    requests = tuple(limit_requests(drawn, workload, limit))
     if not requests:
         last_s = max(row.t_s for row in statistics.arrivals)
         raise ConfigError(

@@ -8,7 +8,7 @@ from baton.core.copies import LandingEnded, LayersDone
 from baton.core.messages import PrefillFinished, StepReport
 from baton.core.types import RequestId, WorkerId
 from baton.lab.sim.cluster import SimCluster
-from baton.lab.sim.play import Play, stage
+from baton.lab.sim.play import Play, prepare_play
 from tests.simulation.test_ahead import pool_decisions
 from tests.simulation.test_hosts import B
 from tests.simulation.test_layers import layered
@@ -18,7 +18,7 @@ R, PREFILL = RequestId("r"), WorkerId("prefill-0")
 
 def in_the_step() -> Play:
     """Played until layers of the only chunk are under way."""
-    playing = stage(layered())
+    playing = prepare_play(layered())
     playing.cluster.loop.run(until_s=0.2, events_max=10_000, after_each=playing.watch.after_event)
     assert playing.cluster.wires.under_way
     return playing

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from baton.lab.plan.options import options
+from baton.lab.plan.options import build_options
 from baton.lab.plan.search import Search
-from baton.lab.plan.spec import read_question
+from baton.lab.plan.spec import read_plan_input
 
 WORKED: dict[str, Any] = {
     "llm": "opt-13b", "engine": "vllm-2023", "objective": "goodput-per-gpu",
@@ -20,8 +20,8 @@ WORKED: dict[str, Any] = {
 
 def search(raw: dict[str, Any], **more: Any) -> Search:
     """What `baton plan` would search with."""
-    question = read_question({**raw, **more}, Path())
-    found, _ = options(question.choices, question.stocks, question.spec.wire)
+    question = read_plan_input({**raw, **more}, Path())
+    found, _ = build_options(question.choices, question.stocks, question.spec.wire)
     return Search(
         demand=question.demand, options=found, objective=question.spec.objective, same_host=question.same_host
     )

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import structs
 
 from baton.core.types import StepShape
-from baton.lab.plan.options import Option
+from baton.lab.plan.options import WorkerOption
 from tests.unit.lab.plan.questions import search
 
 LONG: dict[str, Any] = {
@@ -19,7 +19,7 @@ LONG: dict[str, Any] = {
 }  # fmt: skip
 
 
-def option(name: str) -> Option:
+def option(name: str) -> WorkerOption:
     return next(each for each in search(LONG).options if each.name == f"H100-80G-SXM {name}")
 
 

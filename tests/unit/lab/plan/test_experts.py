@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from baton.lab.plan.options import options
-from baton.lab.plan.spec import read_question
+from baton.lab.plan.options import build_options
+from baton.lab.plan.spec import read_plan_input
 
 QUESTION: dict[str, Any] = {
     "llm": "mixtral-8x7b", "objective": "goodput-per-gpu", "tp": [1, 8], "cp": [1, 2], "shape": "disaggregated",
@@ -18,8 +18,8 @@ QUESTION: dict[str, Any] = {
 
 def test_no_worker_has_more_gpus_for_experts_than_there_are_experts() -> None:
     """Mixtral has eight. 160 GPUs have room for 144 that share them, each with a fraction of one."""
-    question = read_question(QUESTION, Path())
-    found, out = options(question.choices, question.stocks, question.spec.wire)
+    question = read_plan_input(QUESTION, Path())
+    found, out = build_options(question.choices, question.stocks, question.spec.wire)
     degrees = {(each.cost.parallel.dp, each.cost.parallel.ep) for each in found}
     assert (8, 8) in degrees
     assert max(ep for _, ep in degrees) == 8

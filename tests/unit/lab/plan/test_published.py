@@ -8,9 +8,9 @@ import pytest
 from msgspec import structs
 
 from baton.lab.plan.capacity import decode_capacity, mixed_capacity, mixed_capacity_at, prefill_capacity
-from baton.lab.plan.demand import Demand, Lengths
+from baton.lab.plan.demand import LengthClass, WorkloadDemand
 from baton.lab.plan.link import link_advice
-from baton.lab.plan.options import Option
+from baton.lab.plan.options import WorkerOption
 from tests.unit.lab.plan.questions import WORKED, search
 
 
@@ -39,10 +39,10 @@ INPUTS = (
 def test_distserves_optimum_for_opt_13b() -> None:
     """One prefill and one decode worker on at most 4 A100: tp 2 and tp 1, 1.56 req/s per GPU. Ours: 1.7 to 1.8."""
     found = search({**WORKED, "engine": "distserve", "tp": [1, 2, 4], "slo": {"ttft_s": 0.2, "tpot_s": 0.1}})
-    lengths = tuple(Lengths(tokens, 200, 1 / len(INPUTS)) for tokens in INPUTS)
+    lengths = tuple(LengthClass(tokens, 200, 1 / len(INPUTS)) for tokens in INPUTS)
     demand = replace(found.demand, lengths=lengths)
 
-    def per_gpu(prefill: Option, decode: Option) -> float:
+    def per_gpu(prefill: WorkerOption, decode: WorkerOption) -> float:
         first = prefill_capacity(prefill, demand, workers=1).rate_rps
         second = decode_capacity(decode, demand, workers=1, same_host=True).rate_rps
         return min(first, second) / (prefill.facts.gpus + decode.facts.gpus)
@@ -70,7 +70,7 @@ def dynamo(user_tokens_per_s: float) -> float:
     """How much more four prefill workers of one GPU and a decode worker of four give than the best mixed workers."""
     found = search(DYNAMO)
     slo = structs.replace(found.demand.slo, tpot_s=1 / user_tokens_per_s)
-    demand: Demand = replace(found.demand, slo=slo)
+    demand: WorkloadDemand = replace(found.demand, slo=slo)
     by_tp = {option.cost.parallel.tp: option for option in found.options}
     mixed = max(8 / tp * mixed_capacity(option, demand, workers=8 // tp).rate_rps for tp, option in by_tp.items())
     prefill = 4 * prefill_capacity(by_tp[1], demand, workers=4).rate_rps

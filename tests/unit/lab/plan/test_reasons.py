@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from baton.lab.plan.cluster import cluster_spec
-from baton.lab.plan.play import Played, Span
+from baton.lab.plan.play import FleetResults, PlayLength
 from baton.lab.plan.reasons import not_recommended, reasons
-from baton.lab.plan.verify import Verified
+from baton.lab.plan.verify import VerifiedFleet
 from baton.lab.report.summary import SloTargets, summarize
 from tests.unit.lab.plan.questions import WORKED, search
 
@@ -71,6 +71,8 @@ def test_of_a_fleet_behind_it_is_said_whether_it_was_simulated(is_played: bool, 
     best, behind = found.fleet("disaggregated"), found.fleet("mixed")
     assert best is not None
     assert behind is not None
-    played = Played(span=Span(0, 1, 1), results=summarize([], slo=SloTargets(), wall_s=0.0), ratios=(0.5,))
-    other = Verified(fleet=behind, derate=1.0, played=played if is_played else None, holds=False)
+    played = FleetResults(
+        length=PlayLength(0, 1, 1), results=summarize([], slo=SloTargets(), wall_s=0.0), ratios=(0.5,)
+    )
+    other = VerifiedFleet(fleet=behind, derate=1.0, played=played if is_played else None, holds=False)
     assert said in next(line for line in not_recommended(found, best, {"mixed": other}) if "behind" in line)

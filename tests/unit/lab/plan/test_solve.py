@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from baton.cli.plan import OBJECTIVES
 from baton.core.types import Role
 from baton.lab.plan.capacity import Capacity
-from baton.lab.plan.options import Option
+from baton.lab.plan.options import WorkerOption
 from baton.lab.plan.solve import LINK_RATIO, Pool, Problem, link_bytes_per_s, solve
 from tests.unit.lab.plan.questions import WORKED, search
 
-OPTIONS: dict[str, Option] = {option.name: option for option in search(WORKED).options}
+OPTIONS: dict[str, WorkerOption] = {option.name: option for option in search(WORKED).options}
 NAMES = ["A100-80G-SXM tp1", "A100-80G-SXM tp2"]
 
 

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from baton.core.config import SloConfig
 from baton.core.errors import ConfigError
-from baton.lab.plan.answer import answer
+from baton.lab.plan.recommend import recommend
 from baton.lab.plan.serving import serve_config
-from baton.lab.plan.spec import read_question
-from baton.lab.plan.tiers import TierAdvice, TierSpec, choose_tier, hit_ratio, tier_words
+from baton.lab.plan.spec import read_plan_input
+from baton.lab.plan.tiers import TierAdvice, TierSpec, choose_tier, describe_tiers, hit_ratio
 from baton.lab.workload.request import TraceRequest
 from tests.unit.lab.plan.questions import search
 
@@ -58,7 +58,7 @@ def test_a_tier_that_holds_what_the_arenas_cannot_is_taken() -> None:
     assert best.cached_ratio == pytest.approx(1 - 1 / ROUNDS, abs=0.01)
     assert other.cached_ratio == 0.0, "who comes in turn finds nothing in a cache that is too small for all"
     assert best.rate_rps > 1.5 * other.rate_rps
-    assert tier_words([best, other])[0].startswith("tier memory is recommended: 75% of the prompt tokens")
+    assert describe_tiers([best, other])[0].startswith("tier memory is recommended: 75% of the prompt tokens")
 
 
 def test_one_that_is_too_slow_too_dear_or_not_needed_is_not() -> None:
@@ -82,9 +82,9 @@ def test_the_search_goes_on_with_the_tier() -> None:
 
 def test_the_server_is_given_the_slo_that_was_asked_for() -> None:
     """The search takes loading off the TTFT. So does the server, of every request: it must not be taken off twice."""
-    question = read_question({**CHATS, "finalists": 0, "admission": ["slo"]}, Path())
+    question = read_plan_input({**CHATS, "finalists": 0, "admission": ["slo"]}, Path())
     spec = replace(question.spec, tiers=(PLENTY,))
-    found = answer(replace(question, spec=spec, requests=tuple(chats(2_000))))
+    found = recommend(replace(question, spec=spec, requests=tuple(chats(2_000))))
     assert found.tiers[0].tier == PLENTY.name
     assert found.search.demand.slo.ttft_s < 1.0
     assert serve_config(found).slo == SloConfig(ttft_s=1.0, tpot_s=0.05)
@@ -97,7 +97,7 @@ def test_what_a_tier_needs_is_said_at_once() -> None:
     ]
     workload = CHATS["workload"] | {"cached_ratio": 0.5}
     with pytest.raises(ConfigError) as error:
-        read_question({**CHATS, "workload": workload, "tiers": tiers}, Path())
+        read_plan_input({**CHATS, "workload": workload, "tiers": tiers}, Path())
     wrong = ("tiers[0].size_bytes is 0", "tiers[0].bytes_per_s is -1", "tiers[1].latency_s is -1")
     said = (*wrong, "are both given", "share prefixes")
     for words in said:

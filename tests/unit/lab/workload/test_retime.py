@@ -20,7 +20,7 @@ from baton.lab.workload.arrivals import (
     WeibullArrivals,
 )
 from baton.lab.workload.request import Timing, Trace, TraceRequest
-from baton.lab.workload.retime import KINDS, arrivals_words, rate_problems, read_arrivals, retimed
+from baton.lab.workload.retime import KINDS, describe_arrivals, rate_problems, read_arrivals, retime
 
 
 def trace(*times_s: float, timing: Timing = "absolute") -> Trace:
@@ -49,8 +49,8 @@ def test_every_process_has_words(words: str, arrivals: Arrivals) -> None:
 
 def test_no_process_is_without_a_word() -> None:
     assert set(KINDS) == {"poisson", "gamma", "weibull", "constant", "bursty", "diurnal", "at-once"}
-    assert arrivals_words(read_arrivals("gamma,cv=3")) == "gamma, cv 3"
-    assert arrivals_words(AllAtOnce()) == "at-once"
+    assert describe_arrivals(read_arrivals("gamma,cv=3")) == "gamma, cv 3"
+    assert describe_arrivals(AllAtOnce()) == "at-once"
 
 
 @pytest.mark.parametrize(
@@ -91,16 +91,16 @@ def test_who_comes_at_once_has_no_rate() -> None:
 def test_a_rate_that_is_not_given_is_that_of_the_trace() -> None:
     """Five requests over 8 s are 1 in 2 s."""
     uneven = trace(0, 1, 1, 1, 8)
-    paced = retimed(uneven, ConstantArrivals(1.0), rate_rps=None, draw=Random(0))
+    paced = retime(uneven, ConstantArrivals(1.0), rate_rps=None, draw=Random(0))
     assert [request.at_s for request in paced.requests] == [0, 2, 4, 6, 8]
     assert [request.input_tokens for request in paced.requests] == [1, 2, 3, 4, 5]
-    asked = retimed(uneven, ConstantArrivals(1.0), rate_rps=4.0, draw=Random(0))
+    asked = retime(uneven, ConstantArrivals(1.0), rate_rps=4.0, draw=Random(0))
     assert [request.at_s for request in asked.requests] == [0, 0.25, 0.5, 0.75, 1]
 
 
 @pytest.mark.parametrize("timing", ["absolute", "none"])
 def test_new_times_have_the_rate_and_the_variation_whatever_the_trace_has(timing: Timing) -> None:
-    paced = retimed(trace(*[0.0] * 20_001, timing=timing), GammaArrivals(1.0, 3.0), rate_rps=5.0, draw=Random(2))
+    paced = retime(trace(*[0.0] * 20_001, timing=timing), GammaArrivals(1.0, 3.0), rate_rps=5.0, draw=Random(2))
     gaps_s = [later.at_s - earlier.at_s for earlier, later in pairwise(paced.requests)]
     assert fmean(gaps_s) == pytest.approx(1 / 5, rel=0.08)
     assert pstdev(gaps_s) / fmean(gaps_s) == pytest.approx(3.0, rel=0.1)
@@ -113,7 +113,7 @@ def test_sessions_start_so_often_that_their_requests_have_the_rate() -> None:
         for number in range(50)
         for turn in range(2)
     )
-    paced = retimed(
+    paced = retime(
         Trace(format="x", timing="session", requests=calls), ConstantArrivals(1.0), rate_rps=4.0, draw=Random(0)
     )
     assert sorted(request.at_s for request in paced.requests if not request.turn) == [place / 2 for place in range(50)]
@@ -129,6 +129,6 @@ def test_sessions_start_so_often_that_their_requests_have_the_rate() -> None:
 )
 def test_a_trace_without_a_rate_needs_one(without: Trace, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        retimed(without, PoissonArrivals(1.0), rate_rps=None, draw=Random(0))
-    at_once = retimed(without, AllAtOnce(), rate_rps=None, draw=Random(0))
+        retime(without, PoissonArrivals(1.0), rate_rps=None, draw=Random(0))
+    at_once = retime(without, AllAtOnce(), rate_rps=None, draw=Random(0))
     assert [request.at_s for request in at_once.requests[:1]] == [0.0]

@@ -12,16 +12,16 @@ from baton.core.errors import ConfigError
 from baton.core.types import Slo
 from baton.lab.workload.amounts import (
     Amount,
-    Choices,
     Exponential,
     Geometric,
     LogNormal,
     Percentiles,
     Uniform,
+    WeightedValues,
     sample,
     sample_count,
 )
-from baton.lab.workload.conversation import Turn, conversations
+from baton.lab.workload.conversation import Turn, link_conversations
 from baton.lab.workload.describe import load_workload
 from baton.lab.workload.generate import generate
 from baton.lab.workload.load import read_trace
@@ -55,7 +55,7 @@ texts = 2
         (LogNormal(800.0, 1.5), 800.0, 1.5),
         (Exponential(12.0), 12.0, 1.0),
         (Geometric(4.0), 4.0, 0.866),
-        (Choices((1.0, 5.0), (3.0, 1.0)), 2.0, 0.866),
+        (WeightedValues((1.0, 5.0), (3.0, 1.0)), 2.0, 0.866),
     ],
 )
 def test_amounts_have_their_mean_and_variation(amount: Amount, mean: float, cv: float) -> None:
@@ -116,7 +116,7 @@ def test_a_context_ends_a_conversation_in_time() -> None:
 def test_prompts_of_a_closed_loop_hold_what_was_really_said() -> None:
     """The answer was two tokens shorter than the workload meant: what is new is as long as it was meant to be."""
     requests = generate(load_workload(CHATS), seed=3).requests
-    linked = conversations(requests)
+    linked = link_conversations(requests)
     assert len(linked.openers) == sum(request.turn == 0 for request in requests)
     index, opener = linked.openers[0]
     turn = linked.following(index)

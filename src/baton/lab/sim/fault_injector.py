@@ -37,7 +37,7 @@ class Trigger:
 
 
 @dataclass(slots=True)
-class Strikes:
+class FaultInjector:
     """The faults of one run on its cluster."""
 
     cluster: SimCluster
@@ -75,7 +75,7 @@ class Strikes:
                 loop.at(fault.at_s, partial(self._begin, fault))
                 loop.at(fault.at_s + fault.for_s, partial(self._end, fault))
             case Cancel():
-                cancel = partial(loop.after, fault.delay_s, partial(hang_up, cluster, fault.request_id))
+                cancel = partial(loop.after, fault.delay_s, partial(cancel_request, cluster, fault.request_id))
                 self.triggers.append(Trigger(partial(self._reached, fault.request_id, fault.stage), cancel))
             case Flip():
                 loop.at(fault.at_s, partial(cluster.server.set_role, fault.worker, fault.role))
@@ -169,7 +169,7 @@ class Strikes:
                 assert_never(stage)
 
 
-def hang_up(cluster: SimCluster, request_id: RequestId) -> None:
+def cancel_request(cluster: SimCluster, request_id: RequestId) -> None:
     """Let the client of a request go: the server has what its worker has said by now."""
     life = cluster.server.journal.lives.get(request_id)
     worker = cluster.worker(life.worker) if life is not None and life.worker is not None else None

@@ -7,35 +7,35 @@ from dataclasses import dataclass, replace
 from msgspec import Struct
 
 from baton.core.errors import ConfigError
-from baton.lab.plan.admission import Admitted, admission_words, play_admissions
-from baton.lab.plan.demand import Lengths
-from baton.lab.plan.frontier import Point, crossover, frontier
-from baton.lab.plan.impossible import why_impossible
-from baton.lab.plan.link import LinkAdvice, link_advice, link_words
-from baton.lab.plan.options import options
-from baton.lab.plan.play import Played, Plays, played_words
+from baton.lab.plan.admission import AdmissionResult, describe_admission, play_admissions
+from baton.lab.plan.demand import LengthClass
+from baton.lab.plan.frontier import FrontierPoint, crossover, frontier
+from baton.lab.plan.impossible import explain_impossible
+from baton.lab.plan.link import LinkAdvice, describe_link, link_advice
+from baton.lab.plan.options import build_options
+from baton.lab.plan.play import FleetResults, FleetSimulator, describe_results
 from baton.lab.plan.reasons import not_recommended, reasons
-from baton.lab.plan.search import Fleet, Search, Shape
-from baton.lab.plan.spec import PlanSpec, Question
-from baton.lab.plan.tiers import TierAdvice, choose_tier, tier_words
-from baton.lab.plan.verify import Verified, verify, worth
+from baton.lab.plan.search import PlannedFleet, Search, Shape
+from baton.lab.plan.spec import PlanInput, PlanSpec
+from baton.lab.plan.tiers import TierAdvice, choose_tier, describe_tiers
+from baton.lab.plan.verify import VerifiedFleet, verify, worth
 from baton.lab.report.summary import Results
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Recommendation:
     """A recommendation, and everything that speaks for it."""
 
-    question: Question
+    question: PlanInput
     search: Search
-    best: Fleet
-    verified: dict[Shape, Verified]
+    best: PlannedFleet
+    verified: dict[Shape, VerifiedFleet]
     """Finalists, and what the simulator says of them. Empty where none was asked for."""
-    admissions: list[Admitted]
+    admissions: list[AdmissionResult]
     """Admissions that were played, the recommended one first. Empty where nothing is simulated."""
     tiers: list[TierAdvice]
     """Tiers that were tried, and none, the best first. Empty where none was asked about."""
-    points: list[Point]
+    points: list[FrontierPoint]
     links: list[LinkAdvice]
     reasons: list[str]
     not_recommended: list[str]
@@ -43,7 +43,7 @@ class Answer:
     """Workers that could not be built: what does not fit or divide."""
 
     @property
-    def played(self) -> Played | None:
+    def played(self) -> FleetResults | None:
         """The simulation of the recommended fleet."""
         return next((each.played for each in self.verified.values() if each.fleet is self.best), None)
 
@@ -65,18 +65,18 @@ class Answer:
         return missed or (demand.rate_rps is not None and self.best.rate_rps < demand.rate_rps * (1 - 1e-3))
 
 
-def answer(question: Question) -> Answer:
+def recommend(question: PlanInput) -> Recommendation:
     """Search, simulate the finalists, and explain. Raises ConfigError where nothing fits or nothing meets the SLO."""
     spec = question.spec
-    found, out = options(question.choices, question.stocks, spec.wire)
+    found, out = build_options(question.choices, question.stocks, spec.wire)
     if not found:
         raise ConfigError("\n".join(out))
     search = Search(demand=question.demand, options=found, objective=spec.objective, same_host=question.same_host)
     if search.fleet(spec.shape) is None:
-        raise ConfigError("\n".join(why_impossible(search)))
+        raise ConfigError("\n".join(explain_impossible(search)))
     search, tiers = choose_tier(search, spec.shape, spec.tiers, question.requests)
-    drawn = tuple(Lengths(each.input_tokens, each.output_tokens, 1.0) for each in question.requests)
-    plays = Plays(search=search, requests=spec.requests, seed=spec.seed, drawn=drawn)
+    drawn = tuple(LengthClass(each.input_tokens, each.output_tokens, 1.0) for each in question.requests)
+    plays = FleetSimulator(search=search, requests=spec.requests, seed=spec.seed, drawn=drawn)
     verified = _finalists(search, spec, plays)
     chosen = max(verified.values(), key=lambda each: each.worth(search)) if verified else _unplayed(search, spec.shape)
     best, believed = chosen.fleet, replace(search, derate=chosen.derate)
@@ -87,7 +87,7 @@ def answer(question: Question) -> Answer:
     links = [link_advice(option, question.demand, same_host=question.same_host) for option in prefills.values()]
     tokens = round(question.demand.input_tokens)
     admissions = play_admissions(plays, chosen, spec.admission if spec.finalists else ())
-    return Answer(
+    return Recommendation(
         question=question,
         search=search,
         best=best,
@@ -99,17 +99,17 @@ def answer(question: Question) -> Answer:
         reasons=[
             *_shape_words(best, verified, points),
             *reasons(best, question.demand),
-            *([played_words(best, chosen.played, search.demand)] if chosen.played is not None else []),
-            *tier_words(tiers),
-            *admission_words(admissions),
-            *(link_words(link, tokens=tokens) for link in links),
+            *([describe_results(best, chosen.played, search.demand)] if chosen.played is not None else []),
+            *describe_tiers(tiers),
+            *describe_admission(admissions),
+            *(describe_link(link, tokens=tokens) for link in links),
         ],
         not_recommended=not_recommended(believed, best, verified),
         out=out,
     )
 
 
-def _finalists(search: Search, spec: PlanSpec, plays: Plays) -> dict[Shape, Verified]:
+def _finalists(search: Search, spec: PlanSpec, plays: FleetSimulator) -> dict[Shape, VerifiedFleet]:
     """The best fleet of each shape, and of both mixed, as far as the simulator lets them; the most promising first.
 
     Once one holds, of the others only what is worth more is searched for.
@@ -117,10 +117,10 @@ def _finalists(search: Search, spec: PlanSpec, plays: Plays) -> dict[Shape, Veri
     shapes: tuple[Shape, ...] = ("disaggregated", "mixed") if spec.shape == "best" else (spec.shape,)
     if spec.finalists > len(shapes):
         shapes = (*shapes, "best")
-    promising: dict[Shape, Fleet] = {
+    promising: dict[Shape, PlannedFleet] = {
         shape: fleet for shape in shapes[: spec.finalists] if (fleet := search.fleet(shape)) is not None
     }
-    verified: dict[Shape, Verified] = {}
+    verified: dict[Shape, VerifiedFleet] = {}
     for shape in sorted(promising, key=lambda shape: worth(promising[shape], search), reverse=True):
         held = [worth(each.fleet, search) for each in verified.values() if each.holds]
         found = verify(search, shape, plays, beat=max(held, default=None))
@@ -129,13 +129,13 @@ def _finalists(search: Search, spec: PlanSpec, plays: Plays) -> dict[Shape, Veri
     return verified
 
 
-def _unplayed(search: Search, shape: Shape) -> Verified:
+def _unplayed(search: Search, shape: Shape) -> VerifiedFleet:
     fleet = search.fleet(shape)
     assert fleet is not None
-    return Verified(fleet=fleet, derate=search.derate, played=None, holds=False)
+    return VerifiedFleet(fleet=fleet, derate=search.derate, played=None, holds=False)
 
 
-def _shape_words(best: Fleet, verified: dict[Shape, Verified], points: list[Point]) -> list[str]:
+def _shape_words(best: PlannedFleet, verified: dict[Shape, VerifiedFleet], points: list[FrontierPoint]) -> list[str]:
     """Whether to disaggregate, in a sentence."""
     separate = bool(best.having("prefill"))
     head = "separate prefill and decode workers" if separate else "do not disaggregate: mixed workers"
@@ -153,8 +153,8 @@ def _shape_words(best: Fleet, verified: dict[Shape, Verified], points: list[Poin
     return found
 
 
-class Report(Struct, frozen=True, kw_only=True):
-    """The answer as JSON."""
+class PlanReport(Struct, frozen=True, kw_only=True):
+    """The recommendation as JSON."""
 
     fleet: str
     groups: list[dict[str, str | int | float]]
@@ -167,7 +167,7 @@ class Report(Struct, frozen=True, kw_only=True):
     simulated: Results | None
     attainment_ratios: list[float]
     """Of each sequence of arrivals of the same simulation: how far they differ."""
-    admissions: list[Admitted]
+    admissions: list[AdmissionResult]
     tiers: list[TierAdvice]
     reasons: list[str]
     not_recommended: list[str]
@@ -175,12 +175,12 @@ class Report(Struct, frozen=True, kw_only=True):
     """Workers that could not be built, and why."""
     links: list[LinkAdvice]
     crossover_tokens_per_s: float | None
-    frontier: list[Point]
+    frontier: list[FrontierPoint]
     notes: list[str]
 
 
-def report(found: Answer) -> Report:
-    """Everything of an answer that is data."""
+def make_report(found: Recommendation) -> PlanReport:
+    """Return the parts of a recommendation that are data."""
     best, objective = found.best, found.search.objective
     groups: list[dict[str, str | int | float]] = [
         {
@@ -195,7 +195,7 @@ def report(found: Answer) -> Report:
         }
         for group in best.groups
     ]  # fmt: skip
-    return Report(
+    return PlanReport(
         fleet=best.name, groups=groups, rate_rps=best.rate_rps, gpus=best.gpus, usd_per_hour=best.usd_per_hour,
         power_w=best.power_w, objective=objective, value=best.value(objective), simulated=found.results,
         attainment_ratios=list(found.played.ratios) if found.played is not None else [],
