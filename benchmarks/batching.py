@@ -22,7 +22,7 @@ import engine_steps
 import record
 from serving import bench
 
-from baton.compute.load import load_engine
+from baton.compute.load_engine import load_engine
 from baton.compute.models.resolve import resolve_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import msgspec
 import record
 
-from baton.compute.load import choose_engine, load_engine
+from baton.compute.load_engine import choose_engine, load_engine
 from baton.compute.models.resolve import resolve_model
-from baton.compute.port import StepEngine
+from baton.compute.step_engine import StepEngine
 from baton.core.step import Slice, Step
 from baton.core.types import BlockId, RequestId, Sampling, prefill_pairs
 from baton.decide.cost.fitted import StepPoint, StepProfile, fit_cost, save_fitted

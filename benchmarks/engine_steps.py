@@ -14,7 +14,7 @@ import time
 import msgspec
 import record
 
-from baton.compute.load import load_engine
+from baton.compute.load_engine import load_engine
 from baton.compute.models.resolve import resolve_model
 from baton.core.step import Slice, Step
 from baton.core.types import BlockId, RequestId, Sampling

@@ -16,8 +16,8 @@ import record
 import torch
 from torch import Tensor
 
-from baton.compute.torch.kernels.backend import AttentionBackend
-from baton.compute.torch.kernels.paged import PagedKV, Row
+from baton.compute.torch.kernels.attention_backend import AttentionBackend
+from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 from baton.compute.torch.kernels.torch_sdpa import SdpaBackend
 from baton.decide.kv.layout import KVLayout
 
@@ -38,7 +38,7 @@ def missing() -> str:
 def measure(sizes: dict[str, int], lengths: Sequence[int], repeats: int) -> dict[str, dict[str, float]]:
     """Time one layer of one batch. Returns per backend: seconds (median) and GB/s."""
     try:
-        from baton.compute.triton.decode import TritonBackend, TritonDecodeKernel
+        from baton.compute.triton.launch import TritonBackend, TritonDecodeKernel
     except ImportError as error:
         raise SystemExit("the kernels need triton, which PyTorch's CUDA builds bring: pip install triton") from error
     layout = KVLayout(

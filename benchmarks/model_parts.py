@@ -15,7 +15,7 @@ import torch
 from baton.compute.models.model_config import Experts, Latent
 from baton.compute.torch.kernels.latent import LatentPlan, UpProjection, expands
 from baton.compute.torch.kernels.linear import make_linear
-from baton.compute.torch.kernels.paged import PagedKV, Row
+from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 from baton.compute.torch.kernels.torch_sdpa import SdpaBackend
 from baton.compute.torch.layers.experts import ExpertMlp, Router, SeparateExperts
 from baton.compute.torch.layers.mlp import GatedMlp

@@ -45,10 +45,11 @@ from native_steps import (
     total,
 )
 
-from baton.compute.load import EngineChoice, load_engine
-from baton.compute.models.resolve import read_config, resolve_model
+from baton.compute.load_engine import EngineChoice, load_engine
+from baton.compute.models.open_model import read_config
+from baton.compute.models.resolve import resolve_model
 from baton.compute.native.build import ENGINE
-from baton.compute.port import StepEngine
+from baton.compute.step_engine import StepEngine
 from baton.core.step import Slice, Step
 from baton.move.arena.memfd import create_arena
 

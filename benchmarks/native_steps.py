@@ -33,12 +33,13 @@ import record
 import torch
 from safetensors.torch import save_file
 
-from baton.compute.load import EngineChoice, choose_engine, load_engine
+from baton.compute.load_engine import EngineChoice, choose_engine, load_engine
 from baton.compute.models.config_json import read_config_json
 from baton.compute.models.model_config import ModelConfig
-from baton.compute.models.resolve import read_config, resolve_model
+from baton.compute.models.open_model import read_config
+from baton.compute.models.resolve import resolve_model
 from baton.compute.models.tensor_names import expected_shapes
-from baton.compute.port import StepEngine
+from baton.compute.step_engine import StepEngine
 from baton.core.step import Slice, Step
 from baton.core.types import BlockId, RequestId, Sampling
 from baton.move.compiling import find_compiler

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import record
 
-from baton.compute.load import choose_engine, load_engine
+from baton.compute.load_engine import choose_engine, load_engine
 from baton.compute.models.card import ModelCard
 from baton.compute.models.resolve import resolve_model
 from baton.compute.models.tokenizer import load_tokenizer
-from baton.compute.port import StepEngine
+from baton.compute.step_engine import StepEngine
 from baton.core.config import WeightsChoice
 from baton.core.step import Slice, SliceResult, Step
 from baton.core.types import BlockId, RequestId, Sampling

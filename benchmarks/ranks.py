@@ -22,9 +22,9 @@ import record
 import torch
 import transformers
 
-from baton.compute.load import EngineChoice, load_engine, load_parallel_engine
+from baton.compute.load_engine import EngineChoice, load_engine, load_parallel_engine
 from baton.compute.models.resolve import resolve_model
-from baton.compute.port import StepEngine
+from baton.compute.step_engine import StepEngine
 from baton.core.config import Config, KVConfig, ParallelConfig, Topology
 from baton.core.step import Slice, Step
 from baton.core.types import BlockId, HostId, RequestId, Sampling

@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 import record
 
-from baton.compute.load import load_engine
+from baton.compute.load_engine import load_engine
 from baton.compute.models.resolve import resolve_model
 from baton.core.step import Slice, Step
 from baton.core.types import BlockId, RequestId, Sampling

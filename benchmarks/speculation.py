@@ -15,7 +15,7 @@ from typing import Any
 
 import record
 
-from baton.compute.load import choose_engine, load_engine
+from baton.compute.load_engine import choose_engine, load_engine
 from baton.compute.models.chat_template import load_chat_template
 from baton.compute.models.resolve import resolve_model
 from baton.compute.models.tokenizer import load_tokenizer

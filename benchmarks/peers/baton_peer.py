@@ -7,7 +7,7 @@ import time
 
 from protocol import Job, draw, serve
 
-from baton.compute.load import choose_engine, load_engine
+from baton.compute.load_engine import choose_engine, load_engine
 from baton.compute.models.resolve import resolve_model
 from baton.core.step import Slice, Step
 from baton.core.types import BlockId, RequestId, Sampling

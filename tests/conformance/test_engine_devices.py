@@ -11,7 +11,7 @@ import torch
 from baton.compute.models.card import ModelCard
 from baton.compute.models.resolve import resolve_model
 from baton.compute.torch.engine import TorchEngine
-from baton.compute.torch.load import load_torch_engine
+from baton.compute.torch.load_torch import load_torch_engine
 from tests.unit.compute.models import VOCAB, all_logprobs, engine_of, generate, tiny_llama
 
 BLOCKS, BLOCK_TOKENS = 64, 4

@@ -16,7 +16,7 @@ import transformers
 from baton.compute.hash_engine import hash_card
 from baton.compute.models.card import ModelCard
 from baton.compute.models.resolve import resolve_model
-from baton.compute.port import StepEngine
+from baton.compute.step_engine import StepEngine
 from baton.core.step import Slice, Step
 from baton.core.types import BlockId, RequestId, Sampling
 from tests.unit.compute.models import TINY, engine_of, generate, part_of, poison, run, tiny_llama, tiny_model

@@ -14,9 +14,9 @@ import torch
 
 from baton.compute.models.resolve import resolve_model
 from baton.compute.torch.engine import TorchEngine
-from baton.compute.torch.kernels.paged import PagedKV, Row
-from baton.compute.torch.kernels.reference import ReferenceBackend
-from baton.compute.torch.load import load_torch_engine
+from baton.compute.torch.kernels.attention_backend import ReferenceBackend
+from baton.compute.torch.kernels.paged_kv import PagedKV, Row
+from baton.compute.torch.load_torch import load_torch_engine
 from baton.decide.kv.layout import KVLayout
 from baton.move.arena.cuda import create_cuda_arena
 from baton.move.arena.cuda_driver import CudaDriver
@@ -69,7 +69,7 @@ def test_latent_kernels_equal_the_formula(heads: tuple[int, int, int]) -> None:
 
 
 def _compare(heads: tuple[int, int, int], dtype: str, *, rope_dim: int) -> None:
-    from baton.compute.triton.decode import TritonBackend, TritonDecodeKernel  # needs triton
+    from baton.compute.triton.launch import TritonBackend, TritonDecodeKernel  # needs triton
 
     torch.manual_seed(0)
     count, kv_heads, head_dim = heads

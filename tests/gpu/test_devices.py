@@ -36,10 +36,10 @@ SIZE_BYTES = 64 * LAYOUT.block_bytes
 BODY = {"prompt": "The number seven comes after", "max_tokens": 24, "temperature": 0}
 RANK = """
 import sys, torch
-from baton.compute.ranks.meeting import join_meeting, meet
+from baton.compute.ranks.process_groups import join_rendezvous, connect_ranks
 from baton.compute.ranks.place import RankPlace
 device = torch.device("cuda:1")
-ranks = meet(RankPlace(rank=1, tensor=2, pipeline=1), join_meeting(int(sys.argv[1])), device)
+ranks = connect_ranks(RankPlace(rank=1, tensor=2, pipeline=1), join_rendezvous(int(sys.argv[1])), device)
 assert ranks.summed(torch.full((3, 4), 2.0, device=device)).tolist() == [[3.0] * 4] * 3
 assert ranks.joined(torch.full((2, 3), 1.0, device=device)) is None
 """
@@ -111,12 +111,12 @@ def test_a_host_on_a_gpu_decodes_what_a_host_on_the_cpu_prefilled() -> None:
 
 @several
 def test_ranks_add_up_over_nccl() -> None:
-    from baton.compute.ranks.meeting import host_meeting, meet
     from baton.compute.ranks.place import RankPlace
+    from baton.compute.ranks.process_groups import connect_ranks, host_rendezvous
 
-    meeting, device = host_meeting(), torch.device("cuda:0")
+    meeting, device = host_rendezvous(), torch.device("cuda:0")
     other = subprocess.Popen([sys.executable, "-c", RANK, str(meeting.port)])
-    ranks = meet(RankPlace(rank=0, tensor=2, pipeline=1), meeting, device)
+    ranks = connect_ranks(RankPlace(rank=0, tensor=2, pipeline=1), meeting, device)
     assert ranks.summed(torch.full((3, 4), 1.0, device=device)).tolist() == [[3.0] * 4] * 3
     joined = ranks.joined(torch.zeros((2, 3), device=device))
     assert joined is not None

@@ -14,7 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from baton.compute.hash_engine import hash_card
-from baton.compute.load import load_engine
+from baton.compute.load_engine import load_engine
 from baton.compute.models.chat_template import load_chat_template
 from baton.compute.models.tokenizer import load_tokenizer
 from baton.serve.http.app import build_app

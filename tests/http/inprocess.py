@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from baton.compute.models.card import ModelCard
-from baton.compute.port import StepEngine
+from baton.compute.step_engine import StepEngine
 from baton.core.errors import RequestError
 from baton.core.step import Slice, Step
 from baton.core.types import BlockId, FinishReason, OutputToken, Request, Role, WorkerId

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import transformers
 
-from baton.compute.models.resolve import read_config, resolve_model
+from baton.compute.models.open_model import read_config
+from baton.compute.models.resolve import resolve_model
 from tests.unit.compute.models import (
     TINY,
     VOCAB,

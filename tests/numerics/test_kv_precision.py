@@ -10,13 +10,13 @@ import torch
 import transformers
 from torch import Tensor
 
-from baton.compute.load import EngineChoice, load_engine
+from baton.compute.load_engine import EngineChoice, load_engine
 from baton.compute.models.resolve import resolve_model
 from baton.compute.native.build import library_path
 from baton.compute.native.engine import NativeEngine
 from baton.compute.native.library import NativeLibrary
-from baton.compute.native.load import load_native_engine
-from baton.compute.torch.kernels.paged import TORCH_DTYPES
+from baton.compute.native.load_native import load_native_engine
+from baton.compute.torch.kernels.paged_kv import TORCH_DTYPES
 from baton.core.errors import ModelError
 from baton.core.types import BlockId
 from baton.decide.kv.conversion import Conversion

@@ -22,7 +22,7 @@ from baton.compute.models.resolve import resolve_model
 from baton.compute.native.build import library_path
 from baton.compute.native.engine import NativeEngine
 from baton.compute.native.library import NativeLibrary
-from baton.compute.native.load import load_native_engine, load_quantized_engine
+from baton.compute.native.load_native import load_native_engine, load_quantized_engine
 from baton.core.config import WeightsChoice
 from baton.core.step import Slice, Step
 from baton.core.types import BlockId, RequestId, Sampling

@@ -15,7 +15,7 @@ from baton.compute.models.resolve import resolve_model
 from baton.compute.native.build import library_path
 from baton.compute.native.engine import NativeEngine
 from baton.compute.native.library import NativeLibrary
-from baton.compute.native.load import load_native_engine, load_quantized_engine
+from baton.compute.native.load_native import load_native_engine, load_quantized_engine
 from tests.unit.compute.models import part_of
 
 BLOCK_TOKENS = 16

@@ -15,15 +15,15 @@ import torch
 import transformers
 from torch.distributed import HashStore, is_nccl_available
 
-from baton.compute.load import choose_engine
+from baton.compute.load_engine import choose_engine
 from baton.compute.models.resolve import resolve_model
-from baton.compute.port import StepEngine
-from baton.compute.ranks.load import RankArena, load_lead, load_rank
-from baton.compute.ranks.meeting import meet
-from baton.compute.ranks.orders import Order
-from baton.compute.ranks.place import RankPlace, rank_refusals
-from baton.compute.torch.kernels.paged import BlockPart
-from baton.compute.torch.layers.ranks import OneRank
+from baton.compute.ranks.commands import RankCommand
+from baton.compute.ranks.load_rank import RankArena, leader_engine, load_rank
+from baton.compute.ranks.place import RankPlace, rank_problems
+from baton.compute.ranks.process_groups import connect_ranks
+from baton.compute.step_engine import StepEngine
+from baton.compute.torch.kernels.paged_kv import BlockPart
+from baton.compute.torch.layers.collectives import SingleRank
 from baton.core.errors import ModelError
 from baton.core.types import BlockId, Sampling
 from baton.decide.kv.conversion import Conversion
@@ -171,11 +171,11 @@ def test_what_only_the_native_engine_has_is_refused_before_ranks_start(tmp_path:
     tiny_model(CONFIGS["llama_tied"]).save_pretrained(tmp_path)
     card = resolve_model(str(tmp_path))
     layout = card.layout(block_tokens=4, dtype="int8", tensor_parallel=2, pipeline_parallel=1)
-    kv, weights = rank_refusals(card, layout, "stored")
+    kv, weights = rank_problems(card, layout, "stored")
     assert kv.startswith("KV in int8 needs the native engine")
     assert weights.startswith("--weights stored needs the native engine")
     alone = card.layout(block_tokens=4, dtype="int8", tensor_parallel=1, pipeline_parallel=1)
-    assert rank_refusals(card, alone, "stored") == []
+    assert rank_problems(card, alone, "stored") == []
 
 
 @pytest.mark.parametrize(
@@ -192,8 +192,8 @@ def test_a_model_that_cannot_be_shared_is_refused_with_numbers(
     tiny_model(CONFIGS["llama_tied"]).save_pretrained(tmp_path)
     card = resolve_model(str(tmp_path))
     layout = card.layout(block_tokens=4, dtype="float32", tensor_parallel=tensor, pipeline_parallel=pipeline)
-    assert any(message in refusal for refusal in rank_refusals(card, layout))
-    ranks = OneRank()
+    assert any(message in refusal for refusal in rank_problems(card, layout))
+    ranks = SingleRank()
     with pytest.raises(ModelError, match=message):
         load_rank(card, layout, RankArena(memoryview(bytearray(9)), BlockPart(0, 9)), ranks, dtype="float32", threads=1)
 
@@ -219,7 +219,7 @@ def test_ranks_on_gpus_need_a_torch_with_nccl() -> None:
     if is_nccl_available():
         pytest.skip("this PyTorch has NCCL")
     with pytest.raises(ModelError, match=r"NCCL, which torch .* was built without; install .* or use --device cpu"):
-        meet(RankPlace(rank=0, tensor=2, pipeline=1), HashStore(), torch.device("cuda:0"))
+        connect_ranks(RankPlace(rank=0, tensor=2, pipeline=1), HashStore(), torch.device("cuda:0"))
 
 
 def test_ranks_take_the_torch_engine_and_say_why(tmp_path: Path) -> None:
@@ -230,9 +230,9 @@ def test_ranks_take_the_torch_engine_and_say_why(tmp_path: Path) -> None:
 
 
 class _Gone:
-    """Implements `Orders`. The ranks have hung up."""
+    """Implements `RankCommandChannel`: the other ranks have closed their sockets."""
 
-    def put(self, order: Order) -> None:
+    def send(self, command: RankCommand) -> None:
         raise BrokenPipeError("the other side is closed")
 
 
@@ -242,6 +242,6 @@ def test_a_worker_whose_ranks_are_out_of_step_ends(tmp_path: Path) -> None:
     card = resolve_model(str(tmp_path))
     layout = card.layout(block_tokens=4, dtype="float32")
     arena = RankArena.of(memoryview(bytearray(layout.block_bytes * 8)), layout, 0)
-    parts = load_rank(card, layout, arena, OneRank(), dtype="float32", threads=1)
+    parts = load_rank(card, layout, arena, SingleRank(), dtype="float32", threads=1)
     with pytest.raises(SystemExit, match="out of step, the worker ends: BrokenPipeError"):
-        run(load_lead(parts, layout, _Gone()), part_of(TOKENS[:5], range(2)))
+        run(leader_engine(parts, layout, _Gone()), part_of(TOKENS[:5], range(2)))

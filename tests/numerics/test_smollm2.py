@@ -12,7 +12,7 @@ from baton.compute.models.card import ModelCard
 from baton.compute.models.chat_template import load_chat_template
 from baton.compute.models.resolve import resolve_model
 from baton.compute.models.tokenizer import Tokenizer, load_tokenizer
-from baton.compute.port import StepEngine
+from baton.compute.step_engine import StepEngine
 from tests.numerics.prompts import PROMPTS, Prompt
 from tests.unit.compute.models import engine_of, part_of, run
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from baton.compute.load import load_engine
+from baton.compute.load_engine import load_engine
 from baton.compute.models.card import ModelCard
 from baton.compute.models.resolve import resolve_model
 from baton.compute.models.tokenizer import load_tokenizer
-from baton.compute.port import StepEngine
+from baton.compute.step_engine import StepEngine
 from baton.core.config import BatchLimits, SpeculationConfig
 from baton.core.messages import StartRequest
 from baton.core.types import (

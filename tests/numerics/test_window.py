@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from baton.compute.models.resolve import resolve_model
-from baton.compute.port import StepEngine
+from baton.compute.step_engine import StepEngine
 from baton.core.config import BatchLimits
 from baton.core.messages import ReleaseBlocks, RequestFinished, StartPrefill, StartRequest, ToWorker
 from baton.core.types import HostId, Request, RequestId, WorkerId, pack_tokens

@@ -148,7 +148,7 @@ def test_a_rank_that_dies_or_stops_while_idle_ends_its_worker(model: str, tmp_pa
 SABOTAGE = """
 from pathlib import Path
 
-from baton.compute.ranks.runner import RankParts
+from baton.compute.ranks.runner import RankModel
 from baton.decide.policy.batching import MixedChunked
 
 
@@ -163,7 +163,7 @@ class Sabotage:
         done = Path(__file__).with_name("done")
         if candidates and not done.exists():
             done.touch()
-            RankParts.forward = broken
+            RankModel.forward = broken
         return MixedChunked().select(candidates, limits, cost)
 """
 

@@ -17,7 +17,7 @@ from baton.compute.models.card import ModelCard
 from baton.compute.models.grammar import token_trie
 from baton.compute.models.grammar_masks import GrammarMasks
 from baton.compute.models.tokenizer import load_tokenizer
-from baton.compute.port import StepEngine
+from baton.compute.step_engine import StepEngine
 from baton.core.errors import RequestError
 from baton.core.step import Slice, Step, StepResult
 

@@ -13,7 +13,7 @@ from hashlib import blake2b, shake_128
 import numpy as np
 
 from baton.compute.models.card import ModelCard
-from baton.compute.progress import Progress
+from baton.compute.step_engine import Progress
 from baton.core.step import Slice, SliceResult, Step, StepResult
 from baton.core.types import Sampling, TokenLogprob
 from baton.decide.kv.layout import KVLayout, Shard

@@ -11,12 +11,13 @@ import numpy as np
 import torch
 import transformers
 
-from baton.compute.load import EngineChoice, choose_engine, load_engine
+from baton.compute.load_engine import EngineChoice, choose_engine, load_engine
 from baton.compute.models.card import ModelCard
 from baton.compute.models.gguf_names import gguf_name
-from baton.compute.models.resolve import read_config, resolve_model
+from baton.compute.models.open_model import read_config
+from baton.compute.models.resolve import resolve_model
 from baton.compute.models.tensor_names import expected_shapes
-from baton.compute.port import StepEngine
+from baton.compute.step_engine import StepEngine
 from baton.core.step import Slice, SliceResult, Step
 from baton.core.types import BlockId, RequestId, Sampling
 from baton.decide.kv.layout import KVDtype

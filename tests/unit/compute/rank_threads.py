@@ -11,24 +11,24 @@ from dataclasses import dataclass, field
 from torch.distributed import HashStore
 
 from baton.compute.models.card import ModelCard
-from baton.compute.port import StepEngine
-from baton.compute.ranks.load import CPU, RankArena, load_lead, load_rank
-from baton.compute.ranks.meeting import meet
-from baton.compute.ranks.orders import Order
+from baton.compute.ranks.commands import RankCommand
+from baton.compute.ranks.load_rank import CPU, RankArena, leader_engine, load_rank
 from baton.compute.ranks.place import rank_place
-from baton.compute.ranks.runner import Follower
+from baton.compute.ranks.process_groups import connect_ranks
+from baton.compute.ranks.runner import FollowerRank
+from baton.compute.step_engine import StepEngine
 from baton.decide.kv.layout import KVLayout
 
 
 @dataclass
 class _Queues:
-    """Implements `Orders`."""
+    """Implements `RankCommandChannel`."""
 
-    all: list[queue.SimpleQueue[Order | None]] = field(default_factory=list)
+    all: list[queue.SimpleQueue[RankCommand | None]] = field(default_factory=list)
 
-    def put(self, order: Order) -> None:
+    def send(self, command: RankCommand) -> None:
         for each in self.all:
-            each.put(order)
+            each.put(command)
 
 
 @contextmanager
@@ -46,23 +46,23 @@ def parallel_engine(
 def engine_over(card: ModelCard, layout: KVLayout, arena_of: Callable[[int], RankArena]) -> Iterator[StepEngine]:
     """Run an engine in float32 over these arenas for the length of a with block."""
     store = HashStore()
-    orders = _Queues([queue.SimpleQueue() for _ in range(layout.ranks - 1)])
+    channel = _Queues([queue.SimpleQueue() for _ in range(layout.ranks - 1)])
 
     def follow(rank: int) -> None:
-        ranks = meet(rank_place(layout, rank), store, CPU)
-        follower = Follower(load_rank(card, layout, arena_of(rank), ranks, dtype="float32", threads=1))
-        while (order := orders.all[rank - 1].get()) is not None:
-            follower.obey(order)
+        ranks = connect_ranks(rank_place(layout, rank), store, CPU)
+        follower = FollowerRank(load_rank(card, layout, arena_of(rank), ranks, dtype="float32", threads=1))
+        while (command := channel.all[rank - 1].get()) is not None:
+            follower.execute(command)
 
     threads = [threading.Thread(target=follow, args=(rank,)) for rank in range(1, layout.ranks)]
     for thread in threads:
         thread.start()
     try:
-        ranks = meet(rank_place(layout, 0), store, CPU)
+        ranks = connect_ranks(rank_place(layout, 0), store, CPU)
         parts = load_rank(card, layout, arena_of(0), ranks, dtype="float32", threads=1)
-        yield load_lead(parts, layout, orders)
+        yield leader_engine(parts, layout, channel)
     finally:
-        for each in orders.all:
+        for each in channel.all:
             each.put(None)
         for thread in threads:
             thread.join()

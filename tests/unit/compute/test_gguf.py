@@ -15,11 +15,12 @@ from gguf import GGMLQuantizationType as Quant
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from baton.compute.models.bfloat16 import to_float32
 from baton.compute.models.gguf_file import open_gguf
 from baton.compute.models.gguf_names import gguf_name
-from baton.compute.models.resolve import read_config, resolve_model
+from baton.compute.models.open_model import read_config
+from baton.compute.models.resolve import resolve_model
 from baton.compute.models.safetensors_file import read_checkpoint
-from baton.compute.models.stored import to_float32
 from baton.compute.models.tensor_names import expected_shapes
 from baton.compute.models.weights_gguf import GGUFWeights
 from baton.core.errors import ModelError

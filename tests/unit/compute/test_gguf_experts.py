@@ -11,11 +11,12 @@ import transformers
 from gguf import GGMLQuantizationType as Quant
 from safetensors.numpy import load_file
 
+from baton.compute.models.bfloat16 import to_float32
 from baton.compute.models.gguf_file import open_gguf
 from baton.compute.models.gguf_names import GGUFName, gguf_name, split_kv_b
 from baton.compute.models.model_config import ModelConfig
-from baton.compute.models.resolve import read_config, resolve_model
-from baton.compute.models.stored import to_float32
+from baton.compute.models.open_model import read_config
+from baton.compute.models.resolve import resolve_model
 from baton.compute.models.tensor_names import expected_shapes
 from baton.compute.models.weights_gguf import GGUFWeights
 from baton.core.errors import ModelError

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from baton.compute.hash_engine import EOS_TOKEN, VOCAB_TOKENS, hash_card
-from baton.compute.load import load_engine
+from baton.compute.load_engine import load_engine
 from baton.compute.models import grammar_masks
-from baton.compute.models.grammar import place_of, problem_of, token_trie
+from baton.compute.models.grammar import grammar_problem, problem_path, token_trie
 from baton.compute.models.grammar_masks import GrammarMasks
 from baton.compute.models.tokenizer import ByteTokenizer
 from baton.compute.sampler import sample
@@ -162,7 +162,7 @@ def test_where_only_the_end_is_left_the_minimum_length_yields() -> None:
     ],
 )
 def test_a_grammar_that_cannot_be_used_says_why_on_one_line(kind: str, text: str, reason: str) -> None:
-    problem = problem_of(Grammar(kind=kind, text=text))
+    problem = grammar_problem(Grammar(kind=kind, text=text))
     assert problem
     assert reason in problem
     assert "\n" not in problem
@@ -171,8 +171,8 @@ def test_a_grammar_that_cannot_be_used_says_why_on_one_line(kind: str, text: str
 def test_the_wrong_part_of_a_schema_is_found() -> None:
     wrong = {"type": "array", "items": {"anyOf": [{"type": "null"}, {"type": "objekt"}]}}
     schema = {"type": "object", "properties": {"fine": {"type": "string"}, "rows": wrong}}
-    problem = problem_of(Grammar(kind="json_schema", text=json.dumps(schema)))
-    assert place_of(schema, problem) == "properties.rows.items.anyOf.1"
+    problem = grammar_problem(Grammar(kind="json_schema", text=json.dumps(schema)))
+    assert problem_path(schema, problem) == "properties.rows.items.anyOf.1"
 
 
 def test_json_goes_forward() -> None:

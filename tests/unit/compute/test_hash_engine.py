@@ -7,9 +7,9 @@ import random
 import pytest
 
 from baton.compute.hash_engine import EOS_TOKEN, hash_card
-from baton.compute.load import load_engine
+from baton.compute.load_engine import load_engine
 from baton.compute.models.tokenizer import load_tokenizer
-from baton.compute.port import StepEngine
+from baton.compute.step_engine import StepEngine
 from baton.core.types import Sampling
 from baton.decide.kv.layout import KVLayout
 from tests.unit.compute.models import engine_of, generate, part_of, run

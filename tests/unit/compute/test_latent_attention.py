@@ -8,9 +8,9 @@ from torch import Tensor
 
 from baton.compute.models.model_config import Latent
 from baton.compute.torch.kernels import latent as latent_kernel
+from baton.compute.torch.kernels.attention_backend import ReferenceBackend, visible
 from baton.compute.torch.kernels.latent import LatentPlan, UpProjection, expands, plan_latent
-from baton.compute.torch.kernels.paged import PagedKV, Row
-from baton.compute.torch.kernels.reference import ReferenceBackend, visible
+from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 from baton.compute.torch.kernels.torch_sdpa import SdpaBackend
 from baton.decide.kv.layout import KVLayout
 

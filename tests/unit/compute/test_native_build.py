@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from baton.compute.load import choose_engine
+from baton.compute.load_engine import choose_engine
 from baton.compute.models.card import ModelCard
 from baton.compute.models.resolve import resolve_model
 from baton.compute.native.build import has_to_be_built, library_path

@@ -12,8 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from baton.compute.models.hub import download
-from baton.compute.models.resolve import resolve_model
+from baton.compute.models.resolve import download, resolve_model
 from baton.core.errors import ModelError
 from tests.unit.compute.models import tiny_llama
 
@@ -47,7 +46,7 @@ def test_a_missing_package_says_which_command_installs_it(monkeypatch: pytest.Mo
 def test_resolving_needs_no_torch() -> None:
     """The server resolves the model; only workers load torch."""
     program = (
-        "import sys, baton.compute.load, baton.compute.models.chat_template, baton.compute.models.tokenizer;"
+        "import sys, baton.compute.load_engine, baton.compute.models.chat_template, baton.compute.models.tokenizer;"
         "import baton.compute.models.resolve as r;"
         "r.resolve_model('smollm2-135m'); sys.exit('torch' in sys.modules)"
     )

@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from baton.compute.models.open_model import open_model
 from baton.compute.models.resolve import resolve_model
-from baton.compute.models.weights import open_model
-from baton.compute.port import StepEngine
+from baton.compute.step_engine import StepEngine
 from baton.compute.torch import step_runner
 from baton.compute.torch.engine import TorchEngine
 from baton.compute.torch.kernels.expert_rows import TorchRowProduct
-from baton.compute.torch.kernels.paged import PagedKV
 from baton.compute.torch.kernels.paged_decode import TorchDecodeKernel
+from baton.compute.torch.kernels.paged_kv import PagedKV
 from baton.compute.torch.kernels.torch_sdpa import SdpaBackend
 from baton.compute.torch.layers.decoder import Decoder
-from baton.compute.torch.layers.loader import Loader
+from baton.compute.torch.layers.tensor_loader import TensorLoader
 from baton.compute.torch.step_runner import Capture, EagerRunner, GraphRunner, NoCapture, Replay
 from tests.numerics.test_architectures import CONFIGS, TOKENS
 from tests.unit.compute.models import part_of, poison, run, tiny_model
@@ -42,7 +42,7 @@ def _engine(model_path: Path, capture: Capture | None) -> tuple[TorchEngine, byt
     kv = PagedKV(memoryview(arena), layout)
     with torch.inference_mode():
         product = TorchRowProduct() if capture is not None else None
-        model = Decoder(config, Loader(weights, torch.float32, CPU, product))
+        model = Decoder(config, TensorLoader(weights, torch.float32, CPU, product))
     eager = EagerRunner(model, SdpaBackend(), CPU)
     runner = eager if capture is None else GraphRunner(eager, kv, TorchDecodeKernel(), capture)
     return TorchEngine(model, kv, runner, CPU), arena

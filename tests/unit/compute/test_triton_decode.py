@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.compute.torch.kernels.paged import PagedKV, Row
+from baton.compute.torch.kernels.attention_backend import ReferenceBackend
 from baton.compute.torch.kernels.paged_decode import TorchDecodeKernel, decode_tables
-from baton.compute.torch.kernels.reference import ReferenceBackend
+from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 from baton.decide.kv.layout import KVLayout
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import torch
 
+from baton.compute.torch.kernels.attention_backend import ReferenceBackend
 from baton.compute.torch.kernels.expert_rows import TorchRowProduct
-from baton.compute.torch.kernels.paged import PagedKV, Row
 from baton.compute.torch.kernels.paged_decode import TorchDecodeKernel, decode_tables
-from baton.compute.torch.kernels.reference import ReferenceBackend
-from baton.compute.triton.decode import TritonBackend, TritonDecodeKernel
-from baton.compute.triton.experts import TritonRowProduct
+from baton.compute.torch.kernels.paged_kv import PagedKV, Row
+from baton.compute.triton.launch import TritonBackend, TritonDecodeKernel, TritonRowProduct
 from baton.decide.kv.layout import KVLayout
 
 LENGTHS = {"short": [1, 15, 16, 17], "ragged": [1, 600, 40, 512, 513], "one_long": [1300]}

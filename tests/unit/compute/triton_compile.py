@@ -9,9 +9,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from baton.compute.triton.decode import BLOCK_KEYS
-from baton.compute.triton.experts import INPUTS, OUTPUTS
 from baton.compute.triton.kernels import expert_rows_kernel, merge_kernel, split_kernel
+from baton.compute.triton.launch import BLOCK_KEYS, INPUTS, OUTPUTS
 
 TARGET = GPUTarget("cuda", 90, 32)
 SHARED_BYTES_MAX = 232_448

@@ -14,7 +14,7 @@ import msgspec
 from baton.compute.models.card import ModelCard
 from baton.compute.models.gguf_file import open_gguf
 from baton.compute.models.model_config import ModelConfig, RopeScaling
-from baton.compute.models.resolve import read_config
+from baton.compute.models.open_model import read_config
 from baton.compute.models.safetensors_file import read_checkpoint
 from baton.core.errors import ModelError
 from baton.decide.kv.identity import KVIdentity

@@ -28,7 +28,7 @@ def limits() -> LLParserLimits:
     return LLParserLimits(verbose_errors=False)
 
 
-def source_of(grammar: Grammar) -> str:
+def grammar_source(grammar: Grammar) -> str:
     """Write a grammar as llguidance's source text. Raises ValueError with the reason."""
     match grammar.kind:
         case "json_schema":
@@ -39,16 +39,16 @@ def source_of(grammar: Grammar) -> str:
             return grammar_from(grammar.kind, grammar.text)
 
 
-def problem_of(grammar: Grammar) -> str:
+def grammar_problem(grammar: Grammar) -> str:
     """Say why a grammar cannot be used, on one line. Empty: it can."""
     try:
-        source = source_of(grammar)
+        source = grammar_source(grammar)
     except ValueError as error:
         return _one_line(str(error))
     return _one_line(LLMatcher.validate_grammar(source, limits=limits()))
 
 
-def place_of(schema: object, problem: str) -> str:
+def problem_path(schema: object, problem: str) -> str:
     """Find the innermost subschema that has this problem by itself. Returns its path, such as `properties.a`."""
     steps: list[str] = []
     left = PLACES_MAX
@@ -58,7 +58,7 @@ def place_of(schema: object, problem: str) -> str:
         for path, child in _subschemas(schema):
             left -= 1
             alone = {**shared, **child} if isinstance(child, dict) else child
-            if problem_of(Grammar(kind="json_schema", text=msgspec.json.encode(alone).decode())) == problem:
+            if grammar_problem(Grammar(kind="json_schema", text=msgspec.json.encode(alone).decode())) == problem:
                 found = path, child
                 break
         if found is None:

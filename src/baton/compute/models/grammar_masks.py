@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from llguidance import LLMatcher, LLTokenizer
 
-from baton.compute.models.grammar import limits, source_of
+from baton.compute.models.grammar import grammar_source, limits
 from baton.core.errors import RequestError
 from baton.core.step import Slice
 from baton.core.types import Grammar, RequestId
@@ -77,7 +77,7 @@ class GrammarMasks:
         if matcher is None:
             if self._trie is None:
                 self._trie = self._load_trie()
-            matcher = LLMatcher(self._trie, source_of(grammar), log_level=0, limits=limits())
+            matcher = LLMatcher(self._trie, grammar_source(grammar), log_level=0, limits=limits())
             _check(matcher)
         _keep(self._compiled, grammar, matcher, COMPILED_MAX)
         return matcher

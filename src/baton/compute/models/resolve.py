@@ -1,4 +1,4 @@
-"""Turn what the user typed into a model that is there and whole: a ModelCard. No torch, no weights read."""
+"""Turn the name of a model that the user gave into a checked ModelCard. No torch, no weights read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from baton.compute.models.card import ModelCard, ModelFormat
 from baton.compute.models.config_gguf import gguf_shapes, read_config_gguf
 from baton.compute.models.config_json import read_config_json
 from baton.compute.models.gguf_file import open_gguf
-from baton.compute.models.hub import download
 from baton.compute.models.model_config import ModelConfig
 from baton.compute.models.safetensors_file import read_checkpoint
 from baton.compute.models.tensor_names import expected_shapes
@@ -137,7 +136,53 @@ def _card(name: str, path: Path, kind: ModelFormat, config: ModelConfig, weight_
     )
 
 
-def read_config(card: ModelCard) -> ModelConfig:
-    """Read again what the forward pass needs: a worker gets the card, not the files' contents."""
-    path = Path(card.path)
-    return read_config_gguf(open_gguf(path)) if card.format == "gguf" else read_config_json(path)
+WANTED = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "*.safetensors",
+    "*.safetensors.index.json",
+)
+
+
+def download(name: str) -> Path:
+    """Return the local folder of a hub model; a copy that is already in the cache is used without asking the hub.
+
+    Raises ModelError if the extra is missing, the hub cannot be reached, or it does not give the model out.
+    """
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    except ImportError as error:
+        raise ModelError(
+            f"{name} looks like a model on the Hugging Face hub; to download it, run: pip install 'baton[hub]' "
+            "(or give a local folder or .gguf file)"
+        ) from error
+    wanted = list(WANTED)
+    try:
+        cached = Path(snapshot_download(name, allow_patterns=wanted, local_files_only=True))
+        if _is_whole(cached):
+            return cached
+    except (LocalEntryNotFoundError, HFValidationError):
+        pass
+    try:
+        return Path(snapshot_download(name, allow_patterns=wanted))
+    except (HfHubHTTPError, LocalEntryNotFoundError, HFValidationError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(
+            f"cannot download {name} from the hub: {reason}; check the name and the network (a gated model also needs "
+            "`hf auth login`), or give a local folder or .gguf file"
+        ) from error
+
+
+def _is_whole(folder: Path) -> bool:
+    """Tell a finished download from one that was cut off: every shard is there and none ends early."""
+    if not (folder / "config.json").exists():
+        return False
+    try:
+        return bool(read_checkpoint(folder))
+    except ModelError:
+        return False

@@ -1,17 +1,22 @@
-"""Read the headers of a safetensors checkpoint, in one file or in shards: names, shapes, and that nothing is missing.
+"""Weights from safetensors files, whole or in shards: headers are checked first, tensors are mapped and not copied.
 
-No weights are touched and no torch is needed, so a bad checkpoint is refused before a worker starts.
+Reading the headers touches no weights, so a damaged checkpoint is refused before a worker starts.
 """
 
 from __future__ import annotations
 
+import mmap
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
+from baton.compute.models.bfloat16 import BFLOAT16
 from baton.compute.models.json_file import JSON_ERRORS, read_json
+from baton.compute.models.quantized import QuantizedMatrix
+from baton.compute.models.weights import TensorSlice
 from baton.core.errors import ModelError
 
 HEADER_BYTES_MAX = 100_000_000
@@ -19,13 +24,13 @@ INDEX_NAME = "model.safetensors.index.json"
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
 
-class _Entry(msgspec.Struct):
+class _TensorEntry(msgspec.Struct):
     dtype: str
     shape: tuple[int, ...]
     data_offsets: tuple[int, int]
 
 
-class _Index(msgspec.Struct):
+class _ShardIndex(msgspec.Struct):
     weight_map: dict[str, str]
 
 
@@ -48,7 +53,7 @@ def read_checkpoint(folder: Path) -> dict[str, SafeTensor]:
     index_path = folder / INDEX_NAME
     if not index_path.exists():
         return _merge([_read_header(file) for file in _files(folder)])
-    index = read_json(index_path, _Index)
+    index = read_json(index_path, _ShardIndex)
     shards = sorted(set(index.weight_map.values()))
     missing = [shard for shard in shards if not (folder / shard).is_file()]
     if missing:
@@ -92,7 +97,7 @@ def _read_header(path: Path) -> dict[str, SafeTensor]:
                 raise _damaged(path, f"its header claims {header_bytes} bytes, the file has {file_bytes}")
             header = msgspec.json.decode(file.read(header_bytes), type=dict[str, msgspec.Raw])
         header.pop("__metadata__", None)
-        entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in header.items()}
+        entries = {name: msgspec.json.decode(raw, type=_TensorEntry) for name, raw in header.items()}
     except JSON_ERRORS as error:
         raise _damaged(path, f"its header is no valid JSON of tensors ({error})") from error
     except OSError as error:
@@ -106,7 +111,7 @@ def _read_header(path: Path) -> dict[str, SafeTensor]:
     return tensors
 
 
-def _check_entry(path: Path, name: str, entry: _Entry, data_bytes: int) -> None:
+def _check_entry(path: Path, name: str, entry: _TensorEntry, data_bytes: int) -> None:
     begin, end = entry.data_offsets
     if not 0 <= begin <= end <= data_bytes:
         raise _damaged(path, f"tensor {name} ends at data byte {end}, the file has {data_bytes}")
@@ -121,3 +126,48 @@ def _check_entry(path: Path, name: str, entry: _Entry, data_bytes: int) -> None:
 
 def _damaged(path: Path, why: str) -> ModelError:
     return ModelError(f"{path} is damaged or cut off: {why}; download the file again")
+
+
+NUMPY_TYPES: dict[str, np.dtype] = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": BFLOAT16,
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "I16": np.dtype("<i2"),
+    "I8": np.dtype("i1"),
+    "U8": np.dtype("u1"),
+    "BOOL": np.dtype("?"),
+}
+
+
+class SafetensorsWeights:
+    """A checkpoint whose headers were checked. Every shard is mapped once and stays so while this object lives."""
+
+    def __init__(self, folder: Path) -> None:
+        self._tensors = read_checkpoint(folder)
+        self._bytes = {file: _mapped(file) for file in {tensor.file for tensor in self._tensors.values()}}
+
+    def read(self, name: str, part: TensorSlice | None = None) -> np.ndarray:
+        """See `WeightReader.read`. Rows that a cut does not need are not read from the disk."""
+        tensor = self._tensors[name]
+        whole = self._view(tensor)
+        return whole if part is None else whole[part.index]
+
+    def read_quantized(self, name: str) -> QuantizedMatrix | None:
+        return None
+
+    def _view(self, tensor: SafeTensor) -> np.ndarray:
+        data = self._bytes[tensor.file][tensor.offset_bytes : tensor.offset_bytes + tensor.size_bytes]
+        # Old files begin their data anywhere: what lies at no address of its type is copied to one.
+        return np.require(data.view(NUMPY_TYPES[tensor.dtype]), requirements="A").reshape(tensor.shape)
+
+
+def _mapped(file: Path) -> np.ndarray:
+    """Map a file for this process alone: the pages are the file's, and torch takes no array that it may not write."""
+    try:
+        with file.open("rb") as opened:
+            return np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY), dtype=np.uint8)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read {file}: {error}; check its permissions, or download it again") from error

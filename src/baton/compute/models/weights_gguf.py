@@ -15,12 +15,12 @@ from dataclasses import replace
 import numpy as np
 from gguf import GGMLQuantizationType, quants
 
-from baton.compute.models.cut import Cut
+from baton.compute.models.bfloat16 import BFLOAT16, PIECE_ITEMS, to_float32
 from baton.compute.models.gguf_file import GGUFFile, GGUFTensor
 from baton.compute.models.gguf_names import GGUFName, gguf_name, split_kv_b
 from baton.compute.models.model_config import ModelConfig
 from baton.compute.models.quantized import QuantizedMatrix, from_gguf
-from baton.compute.models.stored import BFLOAT16, PIECE_ITEMS, to_float32
+from baton.compute.models.weights import TensorSlice
 from baton.core.errors import ModelError
 from baton.move.cores import usable_cores
 
@@ -43,10 +43,10 @@ class GGUFWeights:
         # llama.cpp pairs dimension 2i with 2i + 1 for this architecture only, and stores the rows so.
         self._interleaved = heads if config.architecture in ("llama", "mistral", "mixtral") else {}
 
-    def read(self, name: str, cut: Cut | None = None) -> np.ndarray:
+    def read(self, name: str, part: TensorSlice | None = None) -> np.ndarray:
         """See `WeightReader.read`. A cut is made of what was dequantized whole."""
         whole = self._read(name)
-        return whole if cut is None else whole[cut.index].copy()
+        return whole if part is None else whole[part.index].copy()
 
     def _read(self, name: str) -> np.ndarray:
         place = gguf_name(name)

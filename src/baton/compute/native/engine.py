@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from baton.compute.models.frequencies import inverse_frequencies
 from baton.compute.models.model_config import ModelConfig
+from baton.compute.models.rope import inverse_frequencies
 from baton.compute.native.library import NativeLibrary, NativeStep
-from baton.compute.progress import Progress
 from baton.compute.sampler import Drawn, drawn_rows, sample_drafted, token_logprob
+from baton.compute.step_engine import Progress
 from baton.core.step import Slice, SliceResult, Step, StepResult
 from baton.core.types import BlockId, RequestId, Sampling, TokenLogprob
 from baton.decide.kv.layout import KVLayout

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from baton.compute.models.bfloat16 import to_bfloat16, to_float32
 from baton.compute.models.dtype import Dtype
 from baton.compute.models.quantized import RUN_INPUTS, QuantizedMatrix, quantize_rows, quantize_runs, stacked
-from baton.compute.models.stored import to_bfloat16, to_float32
 from baton.compute.models.weights import WeightReader
 from baton.compute.native.library import WEIGHT_NUMBERS, NativeMatrix
 from baton.core.config import WeightsChoice

@@ -6,7 +6,7 @@ import numpy as np
 
 from baton.compute.models.model_config import Experts, ModelConfig
 from baton.compute.models.tensor_names import ExpertNames, expert_names
-from baton.compute.native.latent import LatentMatrices
+from baton.compute.native.latent_weights import LatentMatrices
 from baton.compute.native.library import NativeLayer, NativeMatrix, NativeMlp, NativeRouter, NativeWeights
 from baton.compute.native.matrices import Held, MatrixReader
 

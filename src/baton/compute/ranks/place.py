@@ -12,7 +12,7 @@ import msgspec
 
 from baton.compute.models.card import ModelCard
 from baton.compute.models.model_config import ModelConfig
-from baton.compute.models.resolve import read_config
+from baton.compute.models.open_model import read_config
 from baton.decide.kv.layout import SCALE_BYTES, KVLayout, Shard, share
 
 
@@ -89,7 +89,7 @@ def rank_config(config: ModelConfig, layout: KVLayout, place: RankPlace) -> Mode
     )
 
 
-def rank_refusals(card: ModelCard, layout: KVLayout, weights: str = "dense") -> list[str]:
+def rank_problems(card: ModelCard, layout: KVLayout, weights: str = "dense") -> list[str]:
     """Say why the ranks of a layout cannot compute a model. Empty: they can. `weights`: see `Config.weights`."""
     if layout.ranks == 1:
         return []

@@ -1,7 +1,7 @@
-"""A step in lockstep: the first rank says what is computed, all compute their part, the first one draws.
+"""Run the steps of a parallel worker: the first rank sends commands, all ranks compute their part, the first samples.
 
-Stages do not overlap: a step is one batch, and a stage waits while the others compute. Cutting a batch into
-micro-batches would help prompts only; the tokens of a decode step depend on the whole step before it.
+Stages do not overlap: a step is one batch, and a stage waits while the others compute. Splitting a batch into
+micro-batches would only help prompts, because the tokens of a decode step depend on the whole step before it.
 """
 
 from __future__ import annotations
@@ -13,107 +13,106 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.compute.ranks.orders import Forward, Order, Orders, Project, RowOrder
-from baton.compute.torch.kernels.backend import AttentionBackend
-from baton.compute.torch.kernels.paged import PagedKV, Row, scratch_block
+from baton.compute.ranks.commands import Forward, ForwardSlice, Project, RankCommand, RankCommandChannel
+from baton.compute.torch.kernels.attention_backend import AttentionBackend
+from baton.compute.torch.kernels.paged_kv import PagedKV, Row, scratch_block
+from baton.compute.torch.layers.collectives import Collectives
 from baton.compute.torch.layers.decoder import Decoder
-from baton.compute.torch.layers.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True)
-class RankParts:
-    """What every rank has."""
+class RankModel:
+    """One rank's part of a model, bound to its part of the KV blocks."""
 
     model: Decoder
     kv: PagedKV
     backend: AttentionBackend
-    ranks: Ranks
+    collectives: Collectives
     dtype: torch.dtype
     device: torch.device
 
     def forward(self, tokens: Sequence[int], rows: Sequence[Row], kv: PagedKV) -> Tensor:
-        """Compute this rank's part of a step: [tokens, hidden].
+        """Compute this rank's part of a step, and return hidden states [tokens, hidden].
 
-        On the first stage these are the hidden states after the last layer, elsewhere after the stage's.
+        They are those after the last layer of the model on the first stage, after the stage's last layer elsewhere.
         """
-        place, attention = self.ranks.place, self.model.attention.begin(rows, kv, self.backend)
-        between = torch.empty(len(tokens), self.model.config.hidden, dtype=self.dtype, device=self.device)
+        place, attention = self.collectives.place, self.model.attention.begin(rows, kv, self.backend)
+        received = torch.empty(len(tokens), self.model.config.hidden, dtype=self.dtype, device=self.device)
         if place.first_stage:
             hidden = self.model.embed(torch.tensor(tokens, device=self.device))
         else:
-            self.ranks.receive(between)
-            hidden = between
-        hidden = self.model.through(hidden, attention)
+            self.collectives.receive_from_previous(received)
+            hidden = received
+        hidden = self.model.run_layers(hidden, attention)
         if place.pipeline == 1:
             return hidden
-        self.ranks.pass_on(hidden)
+        self.collectives.send_to_next(hidden)
         if not place.first_stage:
             return hidden
-        self.ranks.receive(between)
-        return between
+        self.collectives.receive_from_previous(received)
+        return received
 
     def project(self, hidden: Tensor, picked: Sequence[int]) -> Tensor:
-        """Compute this rank's part of some rows' logits. On the first rank: [picked, vocab]."""
+        """Compute this rank's part of the logits of some rows. The first rank returns [picked, vocab]."""
         return self.model.logits(hidden[torch.tensor(picked, dtype=torch.int64, device=self.device)])
 
 
 @dataclass(frozen=True, slots=True)
-class LeadRunner:
-    """Implements `StepRunner` on the first rank. Orders the others to do what it does itself."""
+class LeaderRunner:
+    """Implements `StepRunner` on the first rank: commands the other ranks to compute the same step."""
 
-    parts: RankParts
-    orders: Orders
+    own: RankModel
+    channel: RankCommandChannel
 
     def hidden(self, tokens: Sequence[int], rows: Sequence[Row], kv: PagedKV) -> Tensor:
-        """See `StepRunner.hidden`."""
-        with _together():
-            ordered = [RowOrder(row.count, row.start, row.blocks.tolist()) for row in rows]
-            self.orders.put(Forward(list(tokens), ordered, kv is not self.parts.kv))
-            return self.parts.forward(tokens, rows, kv)
+        with _exit_on_error():
+            slices = [ForwardSlice(row.count, row.start, row.blocks.tolist()) for row in rows]
+            self.channel.send(Forward(list(tokens), slices, kv is not self.own.kv))
+            return self.own.forward(tokens, rows, kv)
 
     def logits(self, hidden: Tensor, picked: Sequence[int]) -> Tensor:
-        """See `StepRunner.logits`."""
-        with _together():
-            if self.parts.ranks.place.tensor > 1:
-                self.orders.put(Project(list(picked)))
-            return self.parts.project(hidden, picked)
+        with _exit_on_error():
+            if self.own.collectives.place.tensor > 1:
+                self.channel.send(Project(list(picked)))
+            return self.own.project(hidden, picked)
 
 
-class Follower:
-    """A rank that does what it is told."""
+class FollowerRank:
+    """Executes the commands of the first rank on another rank."""
 
-    def __init__(self, parts: RankParts) -> None:
-        self._parts = parts
-        self._scratch = scratch_block(parts.kv.layout, parts.device)
+    def __init__(self, own: RankModel) -> None:
+        self._own = own
+        self._scratch = scratch_block(own.kv.layout, own.device)
         self._hidden = torch.empty(0)
 
     @torch.inference_mode()
-    def obey(self, order: Order) -> None:
-        """Compute this rank's part. Returns when it is done."""
-        match order:
+    def execute(self, command: RankCommand) -> None:
+        """Compute this rank's part of a command, and return when it is done."""
+        match command:
             case Forward(tokens=tokens):
-                kv = self._scratch if order.scratch else self._parts.kv
-                self._hidden = self._parts.forward(tokens, _rows(order.rows), kv)
+                kv = self._scratch if command.scratch else self._own.kv
+                self._hidden = self._own.forward(tokens, _rows(command.slices), kv)
             case Project(picked=picked):
-                if self._parts.ranks.place.first_stage:
-                    self._parts.project(self._hidden, picked)
+                if self._own.collectives.place.first_stage:
+                    self._own.project(self._hidden, picked)
 
 
-def _rows(orders: Sequence[RowOrder]) -> list[Row]:
-    """Lay the ordered rows one after the other."""
+def _rows(slices: Sequence[ForwardSlice]) -> list[Row]:
+    """Place the slices one after the other in the batch."""
     rows: list[Row] = []
     first = 0
-    for order in orders:
-        rows.append(Row(first, order.count, order.start, torch.tensor(order.blocks, dtype=torch.int64)))
-        first += order.count
+    for part in slices:
+        rows.append(Row(first, part.count, part.start, torch.tensor(part.blocks, dtype=torch.int64)))
+        first += part.count
     return rows
 
 
 @contextmanager
-def _together() -> Iterator[None]:
-    """End the process where the ranks got out of step: nothing that one of them computes alone is of use.
+def _exit_on_error() -> Iterator[None]:
+    """End the process after any error, because the other ranks then wait in a step that this rank left.
 
-    SystemExit, so that nobody who tries a failed request again tries it here; the server starts another worker.
+    SystemExit is no Exception, so the code that retries a failed request does not catch it. The server starts another
+    worker.
     """
     try:
         yield

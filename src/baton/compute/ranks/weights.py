@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from baton.compute.models.cut import Cut
 from baton.compute.models.model_config import ModelConfig
 from baton.compute.models.quantized import QuantizedMatrix
-from baton.compute.models.weights import WeightReader
+from baton.compute.models.weights import TensorSlice, WeightReader
 from baton.compute.ranks.place import RankPlace
 from baton.decide.kv.layout import Shard
 
@@ -28,9 +27,9 @@ class RankWeights:
     place: RankPlace
     shard: Shard
 
-    def read(self, name: str, cut: Cut | None = None) -> np.ndarray:
+    def read(self, name: str, part: TensorSlice | None = None) -> np.ndarray:
         """See `WeightReader.read`. `name` counts the layers of the stage from 0."""
-        assert cut is None, f"{name} is cut already"
+        assert part is None, f"{name} is already a part"
         prefix, _, rest = name.removeprefix(LAYERS).partition(".")
         if not name.startswith(LAYERS):
             return self._read_end(name)
@@ -50,31 +49,31 @@ class RankWeights:
         if name == "model.norm.weight":
             return self.whole.read(name)
         part, tokens = self.place.vocab(self.config.vocab_tokens), self.config.vocab_tokens
-        rows = self.whole.read(name, Cut(0, part))
+        rows = self.whole.read(name, TensorSlice(0, part))
         missing = -(-tokens // self.place.tensor) - len(part)
         return np.pad(rows, ((0, missing), (0, 0))) if missing else rows
 
-    def _cut(self, name: str, module: str) -> Cut | None:
+    def _cut(self, name: str, module: str) -> TensorSlice | None:
         """Find the rank's part of a tensor of a layer. None: it has all of it."""
         config, latent = self.config, self.config.latent
         each = config.heads // self.place.tensor
         queries = range(self.place.column * each, (self.place.column + 1) * each)
         match module:
             case "q_proj" | "q_b_proj":
-                return Cut(
+                return TensorSlice(
                     0, _scaled(queries, config.head_dim if latent is None else latent.nope_dim + latent.rope_dim)
                 )
             case "kv_b_proj":
                 assert latent is not None, f"{name} belongs to latent attention"
-                return Cut(0, _scaled(queries, latent.nope_dim + latent.value_dim))
+                return TensorSlice(0, _scaled(queries, latent.nope_dim + latent.value_dim))
             case "k_proj" | "v_proj":
-                return Cut(0, _scaled(self.shard.heads, config.head_dim))
+                return TensorSlice(0, _scaled(self.shard.heads, config.head_dim))
             case "o_proj":
-                return Cut(1, _scaled(queries, config.value_dim))
+                return TensorSlice(1, _scaled(queries, config.value_dim))
             case _ if module in WIDTHS_OUT:
-                return Cut(0, self.place.part(self._width(name)))
+                return TensorSlice(0, self.place.part(self._width(name)))
             case _ if module in WIDTHS_IN:
-                return Cut(1, self.place.part(self._width(name)))
+                return TensorSlice(1, self.place.part(self._width(name)))
             case _:
                 return None
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from baton.compute.sampler import Drawn, Numbers, drawn_rows, sample_drafted, token_logprob
-from baton.compute.torch.kernels.paged import PagedKV, Row, ragged_rows, scratch_block
+from baton.compute.torch.kernels.paged_kv import PagedKV, Row, ragged_rows, scratch_block
 from baton.compute.torch.layers.decoder import Decoder
 from baton.compute.torch.step_runner import StepRunner
 from baton.core.step import Slice, SliceResult, Step, StepResult

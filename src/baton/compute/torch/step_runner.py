@@ -9,9 +9,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from baton.compute.torch.kernels.backend import AttentionBackend
-from baton.compute.torch.kernels.paged import PagedKV, Row
+from baton.compute.torch.kernels.attention_backend import AttentionBackend
 from baton.compute.torch.kernels.paged_decode import DecodeKernel, DecodeTables, decode_tables
+from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 from baton.compute.torch.layers.attention import PlannedStep, positions_of
 from baton.compute.torch.layers.decoder import Decoder
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import msgspec
 
+from baton.compute.cost_estimates import EngineKind, estimated_costs
 from baton.compute.models.card import ModelCard
 from baton.compute.models.dtype import Dtype, kv_dtype, resolve_dtype
 from baton.compute.native.build import can_be_built
-from baton.compute.native.load import native_refusal
-from baton.compute.prices import EngineKind, linear_prices
-from baton.compute.ranks.place import rank_refusals
+from baton.compute.native.load_native import native_problem
+from baton.compute.ranks.place import rank_problems
 from baton.core.config import BatchLimits, Config
 from baton.core.errors import ConfigError
 from baton.core.types import HostId, WorkerView
@@ -67,7 +67,7 @@ def choose_computing(config: Config, card: ModelCard, hash_tokens: int | None = 
         tensor_parallel=parallel.tensor,
         pipeline_parallel=parallel.pipeline,
     )
-    problems = rank_refusals(card, layout, config.weights)
+    problems = rank_problems(card, layout, config.weights)
     if problems:
         raise ConfigError("\n".join(problems))
     return Computing(device, dtype, layout, hash_tokens or layout.block_tokens)
@@ -88,7 +88,7 @@ def device_prices(config: Config, card: ModelCard, computing: Computing) -> dict
     """What a step of this model is expected to cost a worker of this host's topology: keys of the linear model."""
     workers = len(worker_views(config.topology, HostId("")))
     threads = share_cores(workers, config.threads, cpu_quota())[0][0] if workers else 1
-    return linear_prices(
+    return estimated_costs(
         card,
         kind=_engine_kind(card, computing),
         dtype=computing.dtype,
@@ -102,7 +102,7 @@ def _engine_kind(card: ModelCard, computing: Computing) -> EngineKind:
     """Say which engine is expected to serve, as `choose_engine` finds it. Nothing is built here: it takes seconds."""
     if computing.device.drivers:
         return "cuda"
-    refusal = native_refusal(card, computing.layout, computing.device.name)
+    refusal = native_problem(card, computing.layout, computing.device.name)
     return "native" if not refusal and can_be_built() else "torch"
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from baton.compute.ranks.orders import Order
+from baton.compute.ranks.commands import RankCommand
 from baton.core.errors import WorkerError
 from baton.move.ipc.frames import FrameReader, frame
 from baton.serve.messages.setup import WorkerSetup
@@ -36,7 +36,7 @@ class _Rank:
 
 
 class RankCrew:
-    """Implements `Crew`. Starts the processes at once: importing takes them longer than anything that they wait for."""
+    """Implements `RankProcesses`. Starts the processes at once, because their imports take longest."""
 
     def __init__(self, setup: WorkerSetup, arena_fd: int) -> None:
         self._setup = setup
@@ -53,13 +53,12 @@ class RankCrew:
         return [rank.process.pid for rank in self._ranks]
 
     def begin(self, port: int) -> None:
-        """See `Crew.begin`."""
         for rank in self._ranks:
             setup = RankSetup(setup=self._setup, rank=rank.number, port=port)
             socket.send_fds(rank.sock, [frame(self._encoder.encode(setup))], [self._arena_fd])
 
     def wait_ready(self) -> None:
-        """See `Crew.wait_ready`. Raises WorkerError where one of them ended instead."""
+        """Wait until all ranks have loaded. Raises WorkerError if one ended instead."""
         for rank in self._ranks:
             reader, messages = FrameReader(), list[bytes]()
             while not messages:
@@ -69,9 +68,8 @@ class RankCrew:
                 messages += reader.feed(data)
             msgspec.msgpack.decode(messages[0], type=RankReady)
 
-    def put(self, order: Order) -> None:
-        """See `Orders.put`."""
-        data = frame(self._encoder.encode(order))
+    def send(self, command: RankCommand) -> None:
+        data = frame(self._encoder.encode(command))
         for rank in self._ranks:
             rank.sock.sendall(data)
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from baton.compute.progress import Progress
+from baton.compute.step_engine import Progress
 from baton.core.copies import LayersDone
 from baton.core.step import Step
 from baton.core.types import WorkerId

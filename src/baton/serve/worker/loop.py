@@ -6,7 +6,7 @@ import logging
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from baton.compute.port import StepEngine
+from baton.compute.step_engine import StepEngine
 from baton.core.step import Step
 from baton.decide.control.batcher import Batcher
 from baton.move.clock import now_s

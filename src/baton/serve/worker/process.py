@@ -8,10 +8,10 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 
-from baton.compute.load import EngineChoice, choose_engine, load_engine, load_parallel_engine
+from baton.compute.load_engine import EngineChoice, choose_engine, load_engine, load_parallel_engine
 from baton.compute.native.build import has_to_be_built
-from baton.compute.native.load import native_refusal
-from baton.compute.port import StepEngine
+from baton.compute.native.load_native import native_problem
+from baton.compute.step_engine import StepEngine
 from baton.core.errors import BatonError
 from baton.core.messages import WorkerFailed, WorkerProgress, WorkerReady
 from baton.core.plugin import load_plugin
@@ -63,7 +63,7 @@ def run_worker(descriptor: int) -> int:
 
 def _load(setup: WorkerSetup, memory: memoryview | DeviceArray, link: ServerLink, crew: RankCrew | None) -> StepEngine:
     started_s = now_s()
-    if not native_refusal(setup.card, setup.layout, setup.device) and has_to_be_built():
+    if not native_problem(setup.card, setup.layout, setup.device) and has_to_be_built():
         text = "compiling the native engine, once per machine and version: about half a minute"
         link.put(WorkerProgress(setup.view.id, text))
     choice = choose_engine(setup.card, setup.layout, device=setup.device, weights=setup.weights)

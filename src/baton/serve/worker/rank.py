@@ -13,11 +13,11 @@ from collections.abc import Iterator
 
 import msgspec
 
-from baton.compute.ranks.load import RankArena, load_rank
-from baton.compute.ranks.meeting import join_meeting, meet
-from baton.compute.ranks.orders import Order
+from baton.compute.ranks.commands import RankCommand
+from baton.compute.ranks.load_rank import RankArena, load_rank
 from baton.compute.ranks.place import rank_place
-from baton.compute.ranks.runner import Follower
+from baton.compute.ranks.process_groups import connect_ranks, join_rendezvous
+from baton.compute.ranks.runner import FollowerRank
 from baton.move.ipc.frames import FrameReader, frame
 from baton.move.ipc.parent import die_with_parent
 from baton.serve.worker.rank_wire import RankReady, RankSetup, open_rank_arena, rank_cores
@@ -39,12 +39,12 @@ def run_rank(descriptor: int) -> None:
         os.sched_setaffinity(0, cores)
     memory = open_rank_arena(setup, descriptors[0], told.rank).memory
     arena = RankArena.of(memory, setup.layout, told.rank)
-    ranks = meet(rank_place(setup.layout, told.rank), join_meeting(told.port), arena.device)
+    ranks = connect_ranks(rank_place(setup.layout, told.rank), join_rendezvous(told.port), arena.device)
     parts = load_rank(setup.card, setup.layout, arena, ranks, dtype=setup.dtype, threads=threads)
-    follower, decoder = Follower(parts), msgspec.msgpack.Decoder(Order)
+    follower, decoder = FollowerRank(parts), msgspec.msgpack.Decoder(RankCommand)
     sock.sendall(frame(msgspec.msgpack.encode(RankReady(told.rank))))
     for payload in frames:
-        follower.obey(decoder.decode(payload))
+        follower.execute(decoder.decode(payload))
 
 
 def _frames(sock: socket.socket, data: bytes) -> Iterator[bytes]:

@@ -9,7 +9,7 @@ from llguidance import LLMatcher
 
 from baton.compute.hash_engine import EOS_TOKEN, VOCAB_TOKENS
 from baton.compute.models.chat_template import JinjaTemplate
-from baton.compute.models.grammar import problem_of, source_of, token_trie
+from baton.compute.models.grammar import grammar_problem, grammar_source, token_trie
 from baton.compute.models.tokenizer import ByteTokenizer, StreamDecoder
 from baton.core.errors import RequestError
 from baton.core.types import Grammar
@@ -125,7 +125,7 @@ def test_tools_that_may_not_be_called_are_not_shown() -> None:
 
 def _accepts(lark: str, text: str) -> bool:
     trie = token_trie(TOKENIZER, vocab_tokens=VOCAB_TOKENS, eos_token_ids=(EOS_TOKEN,))
-    matcher = LLMatcher(trie, source_of(Grammar(kind="lark", text=lark)), log_level=0)
+    matcher = LLMatcher(trie, grammar_source(Grammar(kind="lark", text=lark)), log_level=0)
     tokens = TOKENIZER.encode(text)
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
@@ -143,7 +143,7 @@ GOOD = '{"name": "weather", "%s": {"city": "Rome", "day": "today"}}'
 )
 def test_a_required_call_has_the_models_own_format(form: ToolFormat, good: str, bad: str) -> None:
     lark = call_grammar([WEATHER, NOW], form, TOKENIZER, many=False)
-    assert problem_of(Grammar(kind="lark", text=lark)) == ""
+    assert grammar_problem(Grammar(kind="lark", text=lark)) == ""
     assert _accepts(lark, good)
     for wrong in (bad, good.replace("today", "someday"), good.replace("Rome", "Constantinople"), good + good):
         assert not _accepts(lark, wrong)

@@ -6,7 +6,7 @@ import queue
 
 import pytest
 
-from baton.compute.progress import Progress
+from baton.compute.step_engine import Progress
 from baton.core.copies import LayersDone
 from baton.core.step import LayerStream, Slice, Step
 from baton.core.types import BlockId, RequestId, Sampling, WorkerId

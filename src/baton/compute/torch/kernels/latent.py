@@ -16,9 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from baton.compute.models.model_config import Latent
-from baton.compute.torch.kernels.backend import AttentionBackend, AttentionPlan
-from baton.compute.torch.kernels.paged import PagedKV, Row
-from baton.compute.torch.kernels.reference import visible
+from baton.compute.torch.kernels.attention_backend import AttentionBackend, AttentionPlan, visible
+from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 
 TILE_QUERIES = 512
 """A chunk is masked in tiles of so many queries, so a mask stays small."""

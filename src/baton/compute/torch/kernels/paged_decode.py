@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from baton.compute.torch.kernels.backend import AttentionPlan
-from baton.compute.torch.kernels.paged import PagedKV, Row
+from baton.compute.torch.kernels.attention_backend import AttentionPlan
+from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 
 SPLIT_TOKENS = 512
 """Keys of one piece of work. Fixed, and not chosen by the batch: the order of sums must not change with it."""

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from baton.compute.torch.kernels.paged import PagedKV, Row
-from baton.compute.torch.kernels.reference import visible
+from baton.compute.torch.kernels.attention_backend import visible
+from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 
 SCRATCH_BYTES = 4 << 20
 """Decode requests are batched until their gathered KV of one layer is this large: more would fall out of the cache."""

@@ -9,8 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from baton.compute.torch.kernels.backend import AttentionBackend, AttentionPlan
-from baton.compute.torch.kernels.paged import PagedKV, Row
+from baton.compute.torch.kernels.attention_backend import AttentionBackend, AttentionPlan
+from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 
 
 @dataclass(frozen=True, slots=True)

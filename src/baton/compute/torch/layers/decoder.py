@@ -12,22 +12,22 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from baton.compute.models.model_config import ModelConfig
-from baton.compute.progress import Progress
-from baton.compute.torch.kernels.backend import AttentionBackend
-from baton.compute.torch.kernels.norm import normalized
-from baton.compute.torch.kernels.paged import PagedKV, Row
+from baton.compute.step_engine import Progress
+from baton.compute.torch.kernels.attention_backend import AttentionBackend
+from baton.compute.torch.kernels.norm import rms_norm
+from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 from baton.compute.torch.layers.attention import Attention, AttentionPass
-from baton.compute.torch.layers.ends import load_ends
+from baton.compute.torch.layers.collectives import Collectives, SingleRank
 from baton.compute.torch.layers.experts import load_experts
 from baton.compute.torch.layers.grouped import GroupedAttention
 from baton.compute.torch.layers.latent import LatentAttention
-from baton.compute.torch.layers.loader import Loader
 from baton.compute.torch.layers.mlp import Mlp, load_mlp
-from baton.compute.torch.layers.ranks import OneRank, Ranks
+from baton.compute.torch.layers.tensor_loader import TensorLoader
+from baton.compute.torch.layers.vocab import load_vocab_layers
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class _DecoderLayer:
     input_norm: Tensor  # [hidden]
     mlp_norm: Tensor  # [hidden]
     mlp: Mlp
@@ -39,12 +39,13 @@ class Decoder:
     Of a parallel worker it is one rank's part: `config` and `loader` are then those of the part.
     """
 
-    def __init__(self, config: ModelConfig, loader: Loader, ranks: Ranks | None = None) -> None:
+    def __init__(self, config: ModelConfig, loader: TensorLoader, collectives: Collectives | None = None) -> None:
         self.config = config
         self.progress = Progress()
         """Of the layers of this rank. On a GPU they are launched then, and not done."""
-        self._ranks = ranks or OneRank()
-        self._ends = load_ends(config, loader, self._ranks) if self._ranks.place.first_stage else None
+        self._collectives = collectives or SingleRank()
+        first_stage = self._collectives.place.first_stage
+        self._vocab = load_vocab_layers(config, loader, self._collectives) if first_stage else None
         self.attention: Attention = _load_attention(config, loader)
         self._layers = [_load_layer(config, loader, layer) for layer in range(config.layers)]
         self._norm = loader.tensor("model.norm.weight")
@@ -55,48 +56,48 @@ class Decoder:
 
     def compute(self, tokens: Tensor, attention: AttentionPass) -> Tensor:
         """See `forward`: the same once the step's attention is planned."""
-        return self.through(self.embed(tokens), attention)
+        return self.run_layers(self.embed(tokens), attention)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Look up tokens: [tokens, hidden]. On ranks of the first stage only."""
-        assert self._ends is not None, "tokens are looked up by the first stage"
-        return self._ends.embed(tokens)
+        assert self._vocab is not None, "tokens are looked up by the first stage"
+        return self._vocab.embed(tokens)
 
-    def through(self, hidden: Tensor, attention: AttentionPass) -> Tensor:
+    def run_layers(self, hidden: Tensor, attention: AttentionPass) -> Tensor:
         """Take hidden states [tokens, hidden] through the layers."""
-        eps, summed = self.config.rms_eps, self._ranks.summed
+        eps, all_reduce = self.config.rms_eps, self._collectives.all_reduce
         for index, layer in enumerate(self._layers):
-            hidden = hidden + summed(attention.attend(index, normalized(hidden, layer.input_norm, eps)))
+            hidden = hidden + all_reduce(attention.attend(index, rms_norm(hidden, layer.input_norm, eps)))
             self.progress.layers = index + 1
-            hidden = hidden + summed(layer.mlp(normalized(hidden, layer.mlp_norm, eps)))
+            hidden = hidden + all_reduce(layer.mlp(rms_norm(hidden, layer.mlp_norm, eps)))
         return hidden
 
     def final(self, hidden: Tensor) -> Tensor:
         """Normalize some rows of hidden states, as the output projection reads them: [rows, hidden]."""
-        return normalized(hidden, self._norm, self.config.rms_eps)
+        return rms_norm(hidden, self._norm, self.config.rms_eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Project some rows of hidden states to the vocabulary: [rows, vocab], float32."""
-        assert self._ends is not None, "logits are computed by the first stage"
-        return self._ends.project(self.final(hidden))
+        assert self._vocab is not None, "logits are computed by the first stage"
+        return self._vocab.project(self.final(hidden))
 
 
-def _load_attention(config: ModelConfig, loader: Loader) -> Attention:
+def _load_attention(config: ModelConfig, loader: TensorLoader) -> Attention:
     if config.latent is not None:
         return LatentAttention(config, config.latent, loader)
     return GroupedAttention(config, loader)
 
 
-def _load_layer(config: ModelConfig, loader: Loader, layer: int) -> _Layer:
+def _load_layer(config: ModelConfig, loader: TensorLoader, layer: int) -> _DecoderLayer:
     prefix = f"model.layers.{layer}."
-    return _Layer(
+    return _DecoderLayer(
         input_norm=loader.tensor(f"{prefix}input_layernorm.weight"),
         mlp_norm=loader.tensor(f"{prefix}post_attention_layernorm.weight"),
         mlp=_load_mlp(config, loader, prefix, layer),
     )
 
 
-def _load_mlp(config: ModelConfig, loader: Loader, prefix: str, layer: int) -> Mlp:
+def _load_mlp(config: ModelConfig, loader: TensorLoader, prefix: str, layer: int) -> Mlp:
     if config.experts is not None and layer in config.experts.layers:
         return load_experts(config, config.experts, loader, prefix)
     names = [f"{prefix}mlp.{part}_proj" for part in ("gate", "up", "down")]

@@ -18,8 +18,8 @@ from baton.compute.models.model_config import Experts, ModelConfig
 from baton.compute.models.tensor_names import expert_names
 from baton.compute.torch.kernels.expert_rows import RowProduct
 from baton.compute.torch.kernels.linear import DenseLinear, Linear
-from baton.compute.torch.layers.loader import Loader
 from baton.compute.torch.layers.mlp import GatedMlp, load_mlp
+from baton.compute.torch.layers.tensor_loader import TensorLoader
 
 STACKED_TOKENS_MAX = 128
 """Row by row, every product reads its expert's weights for itself: with more tokens, many read the same."""
@@ -137,12 +137,12 @@ class ExpertMlp:
         return routed if self.shared is None else routed + self.shared(hidden)
 
 
-def load_experts(config: ModelConfig, experts: Experts, loader: Loader, prefix: str) -> ExpertMlp:
+def load_experts(config: ModelConfig, experts: Experts, loader: TensorLoader, prefix: str) -> ExpertMlp:
     """prefix: `model.layers.N.`."""
     names = expert_names(config.architecture)
     shared = f"{prefix}{names.shared}."
-    bias = loader.exact(prefix + names.choice_bias) if experts.biased_choice else None
-    router = Router(loader.exact(f"{prefix}{names.router}.weight"), bias, experts)
+    bias = loader.float32(prefix + names.choice_bias) if experts.biased_choice else None
+    router = Router(loader.float32(f"{prefix}{names.router}.weight"), bias, experts)
     parts = [tuple(prefix + part for part in names.expert(index)) for index in range(experts.count)]
     bank = _load_bank(loader, parts)
     if not experts.shared_intermediate:
@@ -152,7 +152,7 @@ def load_experts(config: ModelConfig, experts: Experts, loader: Loader, prefix: 
     return ExpertMlp(router, bank, SharedExpert(mlp, gate))
 
 
-def _load_bank(loader: Loader, parts: Sequence[tuple[str, str, str]]) -> ExpertBank:
+def _load_bank(loader: TensorLoader, parts: Sequence[tuple[str, str, str]]) -> ExpertBank:
     """parts: the names of every expert's gate, up and down projection."""
     if loader.row_product is None:
         return SeparateExperts([load_mlp(loader, gate, up, down) for gate, up, down in parts])

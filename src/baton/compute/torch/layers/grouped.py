@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from baton.compute.models.model_config import ModelConfig
-from baton.compute.torch.kernels.backend import AttentionBackend
+from baton.compute.torch.kernels.attention_backend import AttentionBackend
 from baton.compute.torch.kernels.linear import Linear
-from baton.compute.torch.kernels.norm import normalized
-from baton.compute.torch.kernels.paged import PagedKV, Row
+from baton.compute.torch.kernels.norm import rms_norm
+from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 from baton.compute.torch.layers.attention import PlannedStep, positions_of
-from baton.compute.torch.layers.loader import Loader
-from baton.compute.torch.rope import Rotary, rotate
+from baton.compute.torch.layers.rope import Rotary, rotate
+from baton.compute.torch.layers.tensor_loader import TensorLoader
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class _GroupedLayer:
     """Projections that read the same input are one matrix."""
 
     qkv: Linear  # to [heads + 2 * kv_heads] * head_dim
@@ -31,7 +31,7 @@ class _Layer:
 class GroupedAttention:
     """See `Attention`."""
 
-    def __init__(self, config: ModelConfig, loader: Loader) -> None:
+    def __init__(self, config: ModelConfig, loader: TensorLoader) -> None:
         self.config = config
         self.layers = [_load(config, loader, f"model.layers.{layer}.self_attn.") for layer in range(config.layers)]
         self._rotary = Rotary(config, dtype=loader.dtype, device=loader.device)
@@ -64,15 +64,15 @@ class GroupedPass:
         qk, values = qkv.split((config.heads + config.kv_heads, config.kv_heads), 1)
         if weights.q_norm is not None and weights.k_norm is not None:
             queries, keys = qk.split((config.heads, config.kv_heads), 1)
-            normal_queries = normalized(queries, weights.q_norm, config.rms_eps)
-            qk = torch.cat((normal_queries, normalized(keys, weights.k_norm, config.rms_eps)), 1)
+            normal_queries = rms_norm(queries, weights.q_norm, config.rms_eps)
+            qk = torch.cat((normal_queries, rms_norm(keys, weights.k_norm, config.rms_eps)), 1)
         queries, keys = rotate(qk, self.cos, self.sin).split((config.heads, config.kv_heads), 1)
         self.step.kv.write(layer, self.step.slots, keys, values)
         return weights.o(self.step.plan.run(layer, queries, config.windows[layer]))
 
 
-def _load(config: ModelConfig, loader: Loader, prefix: str) -> _Layer:
-    return _Layer(
+def _load(config: ModelConfig, loader: TensorLoader, prefix: str) -> _GroupedLayer:
+    return _GroupedLayer(
         qkv=loader.linear(*(f"{prefix}{part}_proj" for part in "qkv"), biased=config.qkv_bias),
         q_norm=loader.tensor(f"{prefix}q_norm.weight") if config.qk_norm else None,
         k_norm=loader.tensor(f"{prefix}k_norm.weight") if config.qk_norm else None,

@@ -8,23 +8,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.compute.models.frequencies import rotary_order
 from baton.compute.models.model_config import Latent, ModelConfig
-from baton.compute.torch.kernels.backend import AttentionBackend
+from baton.compute.models.rope import rotary_order
+from baton.compute.torch.kernels.attention_backend import AttentionBackend
 from baton.compute.torch.kernels.latent import LatentPlan, UpProjection, plan_latent
 from baton.compute.torch.kernels.linear import Linear, make_linear
-from baton.compute.torch.kernels.norm import normalized
-from baton.compute.torch.kernels.paged import PagedKV, Row
+from baton.compute.torch.kernels.norm import rms_norm
+from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 from baton.compute.torch.layers.attention import PlannedStep, positions_of
-from baton.compute.torch.layers.loader import Loader
-from baton.compute.torch.rope import Rotary, rotate
+from baton.compute.torch.layers.rope import Rotary, rotate
+from baton.compute.torch.layers.tensor_loader import TensorLoader
 
 LATENT_NORM_EPS = 1e-6
 """Of the norms inside attention, whatever the model's others have. Source: DeepSeek's published model code."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class _LatentLayer:
     q_a: Linear | None  # to q_rank. None: queries come from the hidden state
     q_a_norm: Tensor | None  # [q_rank]
     q_b: Linear  # to heads * (nope_dim + rope_dim)
@@ -37,7 +37,7 @@ class _Layer:
 class LatentAttention:
     """See `Attention`."""
 
-    def __init__(self, config: ModelConfig, latent: Latent, loader: Loader) -> None:
+    def __init__(self, config: ModelConfig, latent: Latent, loader: TensorLoader) -> None:
         self.heads = config.heads
         self.latent = latent
         self.layers = [
@@ -75,17 +75,17 @@ class LatentPass:
         latent, weights = self.attention.latent, self.attention.layers[layer]
         narrow = hidden
         if weights.q_a is not None and weights.q_a_norm is not None:
-            narrow = normalized(weights.q_a(hidden), weights.q_a_norm, LATENT_NORM_EPS)  # [tokens, q_rank]
+            narrow = rms_norm(weights.q_a(hidden), weights.q_a_norm, LATENT_NORM_EPS)  # [tokens, q_rank]
         queries = weights.q_b(narrow).view(len(hidden), self.attention.heads, -1)
         nope, query_rope = queries.split((latent.nope_dim, latent.rope_dim), -1)
         compressed, key_rope = weights.kv_a(hidden).split((latent.kv_rank, latent.rope_dim), -1)
-        compressed = normalized(compressed, weights.kv_a_norm, LATENT_NORM_EPS)  # [tokens, kv_rank]
+        compressed = rms_norm(compressed, weights.kv_a_norm, LATENT_NORM_EPS)  # [tokens, kv_rank]
         turned = rotate(torch.cat((query_rope, key_rope[:, None]), 1), self.cos, self.sin)
         self.plan.kv.write_latents(layer, self.slots, torch.cat((compressed, turned[:, -1]), -1))
         return weights.o(self.plan.run(layer, nope, turned[:, :-1], weights.up))
 
 
-def _load(config: ModelConfig, latent: Latent, loader: Loader, prefix: str) -> _Layer:
+def _load(config: ModelConfig, latent: Latent, loader: TensorLoader, prefix: str) -> _LatentLayer:
     head_dim = latent.nope_dim + latent.rope_dim
     bottleneck = latent.q_rank is not None
     q_b = loader.tensor(f"{prefix}{'q_b_proj' if bottleneck else 'q_proj'}.weight").unflatten(0, (config.heads, -1))
@@ -93,7 +93,7 @@ def _load(config: ModelConfig, latent: Latent, loader: Loader, prefix: str) -> _
     kv_a_bias = _rotary_last(loader.tensor(f"{kv_a}.bias"), latent) if config.qkv_bias else None
     kv_b = loader.tensor(f"{prefix}kv_b_proj.weight").unflatten(0, (config.heads, latent.nope_dim + latent.value_dim))
     keys, values = kv_b.split((latent.nope_dim, latent.value_dim), 1)  # [heads, nope_dim or value_dim, kv_rank]
-    return _Layer(
+    return _LatentLayer(
         q_a=loader.linear(f"{prefix}q_a_proj", biased=config.qkv_bias) if bottleneck else None,
         q_a_norm=loader.tensor(f"{prefix}q_a_layernorm.weight") if bottleneck else None,
         q_b=make_linear(_rotary_last(q_b.transpose(0, 1), latent).transpose(0, 1).reshape(config.heads * head_dim, -1)),

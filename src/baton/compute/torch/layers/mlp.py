@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from baton.compute.torch.kernels.linear import Linear
-from baton.compute.torch.layers.loader import Loader
+from baton.compute.torch.layers.tensor_loader import TensorLoader
 
 
 class Mlp(Protocol):
@@ -28,5 +28,5 @@ class GatedMlp:
         return self.down(functional.silu(gate).mul_(up))
 
 
-def load_mlp(loader: Loader, gate: str, up: str, down: str, *, biased: bool = False) -> GatedMlp:
+def load_mlp(loader: TensorLoader, gate: str, up: str, down: str, *, biased: bool = False) -> GatedMlp:
     return GatedMlp(loader.linear(gate, up, biased=biased), loader.linear(down, biased=biased))

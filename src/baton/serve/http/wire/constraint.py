@@ -9,7 +9,7 @@ from functools import lru_cache
 import msgspec
 
 from baton.compute.models.card import ModelCard
-from baton.compute.models.grammar import place_of, problem_of
+from baton.compute.models.grammar import grammar_problem, problem_path
 from baton.core.errors import RequestError
 from baton.core.types import Grammar
 from baton.serve.http.wire.formats import JsonSchema, ResponseFormat, StructuredOutputs
@@ -50,11 +50,11 @@ class Constraint:
 @lru_cache(_CHECKED_MAX)
 def _problem(grammar: Grammar) -> tuple[str, str] | None:
     """Return the reason and the path inside of the schema. Cached: clients send the same few grammars."""
-    reason = problem_of(grammar)
+    reason = grammar_problem(grammar)
     if not reason:
         return None
     is_schema = grammar.kind == "json_schema"
-    return reason, place_of(msgspec.json.decode(grammar.text), reason) if is_schema else ""
+    return reason, problem_path(msgspec.json.decode(grammar.text), reason) if is_schema else ""
 
 
 def constraint_of(body: GenerateFields) -> Constraint | None:

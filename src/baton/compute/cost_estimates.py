@@ -13,7 +13,7 @@ from typing import Literal
 from baton.compute.models.card import ModelCard
 from baton.compute.models.dtype import Dtype
 from baton.compute.models.model_config import ModelConfig
-from baton.compute.models.resolve import read_config
+from baton.compute.models.open_model import read_config
 from baton.compute.models.tensor_names import expected_shapes
 from baton.core.config import WeightsChoice
 
@@ -46,7 +46,7 @@ _MORE_THREADS = 0.4
 """Exponent of the threads, in bytes a second: a step of one request on two of them reads 1.2 to 1.3 times as fast."""
 
 
-def linear_prices(
+def estimated_costs(
     card: ModelCard, *, kind: EngineKind, dtype: Dtype, weights: WeightsChoice, threads: int, kv_token_bytes: int
 ) -> dict[str, float]:
     """Return the keys of `LinearCost` for a model on one of our engines. Nothing for the hash engine: it is no model.

@@ -1,4 +1,4 @@
-"""Make the engine that a model card asks for. Torch is imported by the torch engine alone: the others start at once."""
+"""Load the engine that a model needs. Only the torch engine imports torch, so the other engines start fast."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from baton.compute.models.card import ModelCard
 from baton.compute.models.dtype import Dtype
 from baton.compute.native.build import library_path
 from baton.compute.native.library import NativeLibrary
-from baton.compute.native.load import load_native_engine, load_quantized_engine, native_refusal
-from baton.compute.port import StepEngine
-from baton.compute.ranks.orders import Orders
+from baton.compute.native.load_native import load_native_engine, load_quantized_engine, native_problem
+from baton.compute.ranks.commands import RankCommandChannel
 from baton.compute.ranks.place import rank_place
+from baton.compute.step_engine import StepEngine
 from baton.core.config import WeightsChoice
 from baton.core.errors import ModelError
 from baton.decide.kv.layout import KVLayout
@@ -26,18 +26,20 @@ from baton.move.compiling import NativeUnavailableError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineChoice:
-    """Which engine computes a model, and why."""
+    """The engine that computes a model, and the reason for it."""
 
     kind: Literal["hash", "torch", "native"]
     reason: str = ""
-    """Of torch: why not the faster one. Of the native engine: its instruction set."""
+    """torch: the reason why the native engine, which is faster, cannot be used. native: its instruction set."""
     library: Path | None = None
     """The compiled library of the native engine."""
     device: str = "cpu"
     weights: WeightsChoice = "dense"
     guest_cores: Sequence[int] = ()
-    """Cores of other workers, which the native engine uses while they sleep: only where this process is pinned to as
-    many cores as it has threads."""
+    """Cores of other workers, which the native engine uses while they are idle.
+
+    They need a process that is pinned to as many cores as it has threads.
+    """
 
     def __str__(self) -> str:
         return f"{self.kind} engine" + (f" ({self.reason})" if self.reason else "")
@@ -46,34 +48,34 @@ class EngineChoice:
 def choose_engine(
     card: ModelCard, layout: KVLayout, *, device: str = "cpu", weights: WeightsChoice = "dense"
 ) -> EngineChoice:
-    """Take the native engine where it serves the model and can be built; else torch, which serves everything.
+    """Return the native engine if it supports the model and can be built, else the torch engine.
 
-    Builds the library where it is not cached yet (seconds, once per machine). Raises ModelError where only the torch
-    engine can serve, and quantized weights are asked for: it has none.
+    Builds the native library if it is not in the cache (seconds, once per machine). Raises ModelError if `weights` are
+    quantized and only the torch engine is possible, because it computes with dense weights only.
     """
     if card.format == "hash":
         return EngineChoice(kind="hash")
-    refusal = native_refusal(card, layout, device)
-    if not refusal:
+    problem = native_problem(card, layout, device)
+    if not problem:
         try:
             library = NativeLibrary(library_path())
             return EngineChoice(kind="native", reason=library.kernels, library=library.path, weights=weights)
         except NativeUnavailableError as error:
-            refusal = str(error)
+            problem = str(error)
     if weights != "dense":
-        raise ModelError(f"weights = {weights!r} needs the native engine: {refusal}; use weights = 'dense'")
-    return EngineChoice(kind="torch", reason=refusal, device=device)
+        raise ModelError(f"weights = {weights!r} needs the native engine: {problem}; use weights = 'dense'")
+    return EngineChoice(kind="torch", reason=problem, device=device)
 
 
-class Crew(Orders, Protocol):
-    """The other ranks of a parallel worker, as its first rank holds them."""
+class RankProcesses(RankCommandChannel, Protocol):
+    """The other rank processes of a parallel worker, as its first rank controls them."""
 
     def begin(self, port: int) -> None:
-        """Tell them where all ranks meet on loopback, and so to load."""
+        """Tell all ranks to join the rendezvous on this loopback port, and to load their part of the model."""
         ...
 
     def wait_ready(self) -> None:
-        """Return when all of them have loaded."""
+        """Wait until all ranks have loaded."""
         ...
 
 
@@ -81,24 +83,25 @@ def load_parallel_engine(
     card: ModelCard,
     layout: KVLayout,
     memory: memoryview | DeviceArray,
-    crew: Crew,
+    others: RankProcesses,
     *,
     dtype: Dtype,
     threads: int,
 ) -> StepEngine:
-    """Load the first rank's part of a model, and make one engine of it and the others'. See `load_engine`.
+    """Load the first rank's part of a model, and return the engine of all ranks together.
 
-    memory: the worker's arena, on a GPU this rank's. threads: CPU threads of this rank.
+    memory: on a CPU the worker's arena, on a GPU this rank's. threads: CPU threads of this rank.
+    Raises ModelError where the ranks cannot compute the model.
     """
-    from baton.compute.ranks.load import RankArena, load_lead, load_rank
-    from baton.compute.ranks.meeting import host_meeting, meet
+    from baton.compute.ranks.load_rank import RankArena, leader_engine, load_rank
+    from baton.compute.ranks.process_groups import connect_ranks, host_rendezvous
 
-    meeting, arena = host_meeting(), RankArena.of(memory, layout, 0)
-    crew.begin(meeting.port)
-    ranks = meet(rank_place(layout, 0), meeting, arena.device)
-    parts = load_rank(card, layout, arena, ranks, dtype=dtype, threads=threads)
-    crew.wait_ready()
-    return ConstrainedEngine(load_lead(parts, layout, crew), card)
+    rendezvous, arena = host_rendezvous(), RankArena.of(memory, layout, 0)
+    others.begin(rendezvous.port)
+    collectives = connect_ranks(rank_place(layout, 0), rendezvous, arena.device)
+    own = load_rank(card, layout, arena, collectives, dtype=dtype, threads=threads)
+    others.wait_ready()
+    return ConstrainedEngine(leader_engine(own, layout, others), card)
 
 
 def load_engine(
@@ -112,9 +115,8 @@ def load_engine(
 ) -> StepEngine:
     """Load a model's weights and bind them to an arena.
 
-    memory: the whole arena, writable, on the device of the choice. dtype: what is computed in; `layout.dtype` is what
-    is stored.
-    threads: CPU threads of this process. choice: which engine; None takes what `choose_engine` takes.
+    memory: the whole arena, writable, on the device of the choice. dtype: the type to compute in; `layout.dtype` is
+    the type of the stored KV. threads: CPU threads of this process. choice: None takes the result of `choose_engine`.
     Raises ModelError for weights that cannot be read.
     """
     chosen = choice or choose_engine(card, layout)
@@ -122,15 +124,15 @@ def load_engine(
     if chosen.kind == "hash":
         return ConstrainedEngine(HashEngine(layout, _on_host(memory), card.vocab_tokens, card.window_tokens), card)
     if chosen.library is None:
-        from baton.compute.torch.load import load_torch_engine
+        from baton.compute.torch.load_torch import load_torch_engine
 
         inner = load_torch_engine(card, layout, memory, dtype=dtype, threads=threads, device=chosen.device)
     else:
-        library, held = NativeLibrary(chosen.library), _on_host(memory)
+        library, arena = NativeLibrary(chosen.library), _on_host(memory)
         if chosen.weights != "dense":
-            native = load_quantized_engine(card, layout, held, library, weights=chosen.weights, threads=threads)
+            native = load_quantized_engine(card, layout, arena, library, weights=chosen.weights, threads=threads)
         else:
-            native = load_native_engine(card, layout, held, library, dtype=dtype, threads=threads)
+            native = load_native_engine(card, layout, arena, library, dtype=dtype, threads=threads)
         native.invite(chosen.guest_cores)
         inner = native
     return ConstrainedEngine(inner, card)

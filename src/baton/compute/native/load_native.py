@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from baton.compute.models.card import ModelCard
 from baton.compute.models.dtype import Dtype
 from baton.compute.models.model_config import Latent
-from baton.compute.models.weights import open_model
+from baton.compute.models.open_model import open_model
 from baton.compute.native.engine import NativeEngine
 from baton.compute.native.library import KV_NUMBERS, NUMBERS, NativeLatentSizes, NativeLibrary, NativeModel
 from baton.compute.native.matrices import MatrixReader
@@ -22,7 +22,7 @@ HEAD_DIM_MAX = 1024
 """As in native/rows.h."""
 
 
-def native_refusal(card: ModelCard, layout: KVLayout, device: str) -> str:
+def native_problem(card: ModelCard, layout: KVLayout, device: str) -> str:
     """Say why the native engine does not serve this model with this layout; empty where it does."""
     if device != "cpu":
         return f"the native engine computes on the CPU, and the device is {device}"

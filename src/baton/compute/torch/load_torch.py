@@ -8,14 +8,15 @@ from torch import Tensor
 from baton.compute.models.card import ModelCard
 from baton.compute.models.dtype import Dtype
 from baton.compute.models.model_config import ModelConfig
-from baton.compute.models.weights import open_model
+from baton.compute.models.open_model import open_model
 from baton.compute.torch.engine import TorchEngine
-from baton.compute.torch.kernels.backend import AttentionBackend
-from baton.compute.torch.kernels.paged import TORCH_DTYPES, PagedKV
+from baton.compute.torch.kernels.attention_backend import AttentionBackend
+from baton.compute.torch.kernels.expert_rows import RowProduct
 from baton.compute.torch.kernels.paged_decode import DecodeKernel
+from baton.compute.torch.kernels.paged_kv import TORCH_DTYPES, PagedKV
 from baton.compute.torch.kernels.torch_sdpa import SdpaBackend
 from baton.compute.torch.layers.decoder import Decoder
-from baton.compute.torch.layers.loader import Loader
+from baton.compute.torch.layers.tensor_loader import TensorLoader
 from baton.compute.torch.step_runner import CudaCapture, EagerRunner, GraphRunner
 from baton.core.errors import ModelError
 from baton.decide.kv.layout import SCALE_BYTES, KVLayout
@@ -31,23 +32,31 @@ def load_torch_engine(
     threads: int,
     device: str,
 ) -> TorchEngine:
-    """See `load_engine`. An engine on a GPU needs an arena there: `memory` as a tensor of bytes on its device."""
+    """Load a model for torch, on a CPU or a GPU, and bind it to an arena.
+
+    memory: the arena's bytes, in device memory if `device` is a GPU. dtype: the type to compute in.
+    Raises ModelError where the model, the arena and the device do not fit together.
+    """
     check_layout(card, layout)
     torch.set_num_threads(threads)
     target = torch.device(device)
-    memory = on_device(memory, target)
+    kv = PagedKV(on_device(memory, target), layout)
     number, (config, weights) = TORCH_DTYPES[dtype], open_model(card)
-    if target.type == "cuda":
-        return _on_cuda(config, Loader(weights, number, target), memory, layout)
+    if target.type != "cuda":
+        with torch.inference_mode():
+            model = Decoder(config, TensorLoader(weights, number, target))
+        return TorchEngine(model, kv, EagerRunner(model, SdpaBackend(), target), target)
+    backend, decode_kernel, row_product = triton_kernels(config, number)
     with torch.inference_mode():
-        model = Decoder(config, Loader(weights, number, target))
-    return TorchEngine(model, PagedKV(memory, layout), EagerRunner(model, SdpaBackend(), target), target)
+        model = Decoder(config, TensorLoader(weights, number, target, row_product))
+    eager = EagerRunner(model, backend, target)
+    return TorchEngine(model, kv, GraphRunner(eager, kv, decode_kernel, CudaCapture()), target)
 
 
 def on_device(memory: memoryview | DeviceArray | Tensor, device: torch.device) -> memoryview | Tensor:
-    """Take over an arena's bytes where they lie, and make that GPU the current one. See `load_torch_engine`.
+    """Return an arena's bytes in a form that torch can use on this device. A GPU becomes the current device.
 
-    Raises ModelError where they cannot be computed on there.
+    Raises ModelError if torch cannot compute on the device, or the arena lies in other memory.
     """
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ModelError(
@@ -56,12 +65,12 @@ def on_device(memory: memoryview | DeviceArray | Tensor, device: torch.device) -
     if device.type != "cpu" and isinstance(memory, memoryview):
         raise ModelError(f"the arena lies in host memory, which an engine on {device} cannot use; set device to cpu")
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # Triton launches on the current device, whatever its tensors are on
+        torch.cuda.set_device(device)  # Triton launches on the current device, even if its tensors are on another
     return torch.as_tensor(memory, device=device) if isinstance(memory, DeviceArray) else memory
 
 
 def check_layout(card: ModelCard, layout: KVLayout) -> None:
-    """Raise ModelError for an arena that this model does not fit, or that torch cannot write."""
+    """Raise ModelError if the arena's layout does not fit this model, or has a type that torch cannot write."""
     if layout.dtype in SCALE_BYTES:
         raise ModelError(
             f"the torch engine has no KV cache in {layout.dtype}, only the native one has; use --kv-dtype bfloat16"
@@ -80,26 +89,17 @@ def check_layout(card: ModelCard, layout: KVLayout) -> None:
         )
 
 
-def triton_attention(config: ModelConfig, loader: Loader) -> tuple[AttentionBackend, DecodeKernel]:
-    """Return the kernels of a GPU, and give the loader the one for experts. Raises ModelError without triton."""
+def triton_kernels(config: ModelConfig, dtype: torch.dtype) -> tuple[AttentionBackend, DecodeKernel, RowProduct]:
+    """Return the GPU kernels: attention, decode attention for CUDA graphs, products with experts' weights.
+
+    Raises ModelError if triton is not installed.
+    """
     try:
-        from baton.compute.triton.decode import TritonBackend, TritonDecodeKernel
-        from baton.compute.triton.experts import TritonRowProduct
+        from baton.compute.triton.launch import TritonBackend, TritonDecodeKernel, TritonRowProduct
     except ImportError as error:
         raise ModelError(
             "decoding on CUDA needs triton, which CUDA builds of PyTorch bring along; install it: pip install triton"
         ) from error
-    loader.row_product = TritonRowProduct()
     rope_dim = config.latent.rope_dim if config.latent is not None else 0
-    kernel = TritonDecodeKernel(products=loader.dtype, rope_dim=rope_dim)
-    return TritonBackend(kernel), kernel
-
-
-def _on_cuda(config: ModelConfig, loader: Loader, memory: memoryview | Tensor, layout: KVLayout) -> TorchEngine:
-    """Decode with Triton's kernels, replayed as CUDA graphs."""
-    backend, kernel = triton_attention(config, loader)
-    with torch.inference_mode():
-        model = Decoder(config, loader)
-    kv = PagedKV(memory, layout)
-    eager = EagerRunner(model, backend, loader.device)
-    return TorchEngine(model, kv, GraphRunner(eager, kv, kernel, CudaCapture()), loader.device)
+    kernel = TritonDecodeKernel(products=dtype, rope_dim=rope_dim)
+    return TritonBackend(kernel), kernel, TritonRowProduct()

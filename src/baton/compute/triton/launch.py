@@ -1,4 +1,4 @@
-"""Launch the Triton kernels of paged decode attention, as a decode kernel and as an attention backend."""
+"""Launch the Triton kernels: paged decode attention, and products of rows with the weights of experts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.compute.torch.kernels.backend import AttentionPlan
-from baton.compute.torch.kernels.paged import PagedKV, Row
+from baton.compute.torch.kernels.attention_backend import AttentionPlan
 from baton.compute.torch.kernels.paged_decode import SPLIT_TOKENS, DecodeTables, decode_tables
+from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 from baton.compute.torch.kernels.torch_sdpa import SdpaBackend
-from baton.compute.triton.kernels import merge_kernel, split_kernel
+from baton.compute.triton.kernels import expert_rows_kernel, merge_kernel, split_kernel
 
 BLOCK_KEYS = 32
 """Keys of one turn of the inner loop."""
@@ -113,3 +113,20 @@ class TritonPlan:
 def _padded(size: int) -> int:
     """Matrix instructions take powers of two, from 16 on."""
     return max(DOT_MIN, triton.next_power_of_2(size))
+
+
+OUTPUTS, INPUTS = 32, 128
+"""Numbers of a matrix that one program reads at a time: 32 rows of it, 128 each."""
+
+
+class TritonRowProduct:
+    """See `RowProduct`."""
+
+    def __call__(self, rows: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
+        rows, experts = rows.contiguous(), experts.contiguous()
+        _, outputs, inputs = weights.shape
+        out = rows.new_empty((len(experts), outputs))
+        expert_rows_kernel[(len(experts), -(-outputs // OUTPUTS))](
+            rows, weights, experts, out, inputs, outputs, len(experts) // len(rows), OUTPUTS=OUTPUTS, INPUTS=INPUTS
+        )
+        return out

@@ -1,14 +1,32 @@
-"""Attention as the formula says it, one request and one head at a time: the oracle of the fast backends."""
+"""The port for attention over paged KV (plan once per step, run once per layer), and its reference implementation."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from baton.compute.torch.kernels.paged import PagedKV, Row
+from baton.compute.torch.kernels.paged_kv import PagedKV, Row
+
+
+class AttentionPlan(Protocol):
+    """Everything about one step that is the same in all layers."""
+
+    def run(self, layer: int, queries: Tensor, window: int | None) -> Tensor:
+        """Attend to the keys and values of a layer, those of this step already written.
+
+        queries: [tokens, heads, head_dim], in the order of the step's rows. Query head h reads KV head
+        h // (heads / kv_heads). A token at position p sees positions <= p, and > p - window where there is one.
+        Returns [tokens, heads * head_dim], in the queries' type.
+        """
+        ...
+
+
+class AttentionBackend(Protocol):
+    def plan(self, rows: Sequence[Row], kv: PagedKV) -> AttentionPlan: ...
 
 
 class ReferenceBackend:

@@ -1,12 +1,34 @@
-"""The port that an engine of our own fills: one forward pass over paged KV."""
+"""The port for engines of our own: one forward pass over paged KV."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from baton.compute.progress import Progress
+import numpy as np
+
 from baton.core.step import Step, StepResult
 from baton.decide.kv.layout import KVLayout
+
+
+class Progress:
+    """Written by the thread that computes, between two layers, and read while that is inside of one."""
+
+    def __init__(self) -> None:
+        self._word = np.zeros(1, dtype=np.int32)
+
+    @property
+    def layers(self) -> int:
+        """Layers of the step whose KV is complete, for all of its tokens."""
+        return int(self._word[0])
+
+    @layers.setter
+    def layers(self, layers: int) -> None:
+        self._word[0] = layers
+
+    @property
+    def address(self) -> int:
+        """Of the word, an int32: for an engine that is not written in Python."""
+        return self._word.ctypes.data
 
 
 class StepEngine(Protocol):

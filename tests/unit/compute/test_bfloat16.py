@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from baton.compute.models.cut import Cut
-from baton.compute.models.stored import BFLOAT16, PIECE_ITEMS, to_bfloat16, to_float32
-from baton.compute.models.weights_safetensors import SafetensorsWeights
+from baton.compute.models.bfloat16 import BFLOAT16, PIECE_ITEMS, to_bfloat16, to_float32
+from baton.compute.models.safetensors_file import SafetensorsWeights
+from baton.compute.models.weights import TensorSlice
 
 
 def test_every_bfloat16_is_widened_as_torch_does() -> None:
@@ -41,7 +41,7 @@ def test_a_checkpoint_holds_what_was_saved_in_every_type(tmp_path: Path) -> None
     weights = SafetensorsWeights(tmp_path)
     for name, tensor in saved.items():
         np.testing.assert_array_equal(to_float32(weights.read(name)), tensor.float().numpy(), err_msg=name)
-        columns = to_float32(weights.read(name, Cut(1, range(2, 5))))
+        columns = to_float32(weights.read(name, TensorSlice(1, range(2, 5))))
         np.testing.assert_array_equal(columns, tensor[:, 2:5].float().numpy(), err_msg=name)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from baton.compute.models.frequencies import rotary_order
 from baton.compute.models.model_config import Latent, ModelConfig
 from baton.compute.models.quantized import QuantizedMatrix
+from baton.compute.models.rope import rotary_order
 from baton.compute.native.library import NativeLatent, NativeMatrix
 from baton.compute.native.matrices import Held, MatrixReader
 

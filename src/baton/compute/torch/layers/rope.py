@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baton.compute.models.frequencies import inverse_frequencies
 from baton.compute.models.model_config import ModelConfig
+from baton.compute.models.rope import inverse_frequencies
 
 
 class Rotary:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from baton.compute.cost_estimates import estimated_costs
 from baton.compute.hash_engine import hash_card
 from baton.compute.models.card import ModelCard
 from baton.compute.models.dtype import Dtype
 from baton.compute.models.resolve import resolve_model
-from baton.compute.prices import linear_prices
 from baton.core.config import Config, Topology, WeightsChoice
 from baton.core.types import HostId
 from baton.decide.cost.linear import LinearCost
@@ -30,7 +30,9 @@ def card() -> ModelCard:
 
 def cost(card: ModelCard, dtype: Dtype, *, threads: int = 1, weights: WeightsChoice = "dense") -> LinearCost:
     kv_bytes = card.layout(block_tokens=16, dtype=dtype).token_bytes
-    prices = linear_prices(card, kind="native", dtype=dtype, weights=weights, threads=threads, kv_token_bytes=kv_bytes)
+    prices = estimated_costs(
+        card, kind="native", dtype=dtype, weights=weights, threads=threads, kv_token_bytes=kv_bytes
+    )
     return LinearCost(**prices)
 
 
@@ -55,7 +57,9 @@ def test_smaller_weights_are_read_sooner(card: ModelCard) -> None:
 
 
 def test_the_hash_engine_has_none() -> None:
-    assert linear_prices(hash_card(), kind="torch", dtype="float32", weights="dense", threads=1, kv_token_bytes=1) == {}
+    assert (
+        estimated_costs(hash_card(), kind="torch", dtype="float32", weights="dense", threads=1, kv_token_bytes=1) == {}
+    )
 
 
 @pytest.mark.parametrize("has_compiler", [True, False])
@@ -94,7 +98,7 @@ def test_what_the_native_engine_does_not_serve_has_the_prices_of_the_torch_engin
 
 def test_cores_make_no_gpu_faster(card: ModelCard) -> None:
     one, many = (
-        linear_prices(card, kind="cuda", dtype="bfloat16", weights="dense", threads=threads, kv_token_bytes=1)
+        estimated_costs(card, kind="cuda", dtype="bfloat16", weights="dense", threads=threads, kv_token_bytes=1)
         for threads in (1, 64)
     )
     assert one == many

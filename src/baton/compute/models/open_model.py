@@ -1,0 +1,37 @@
+"""Open the files of a resolved model: its configuration, and a reader of its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from baton.compute.models.card import ModelCard
+from baton.compute.models.config_gguf import read_config_gguf
+from baton.compute.models.config_json import read_config_json
+from baton.compute.models.gguf_file import open_gguf
+from baton.compute.models.model_config import ModelConfig
+from baton.compute.models.safetensors_file import SafetensorsWeights
+from baton.compute.models.weights import WeightReader
+from baton.compute.models.weights_gguf import GGUFWeights
+
+
+def read_config(card: ModelCard) -> ModelConfig:
+    """Return the configuration of a resolved model. Raises ModelError for a file that cannot be read.
+
+    A worker gets only the card, so it reads the configuration again.
+    """
+    path = Path(card.path)
+    return read_config_gguf(open_gguf(path)) if card.format == "gguf" else read_config_json(path)
+
+
+def open_model(card: ModelCard) -> tuple[ModelConfig, WeightReader]:
+    """Return the configuration of a resolved model and a reader of its weights.
+
+    A GGUF file is opened once for both, because its header takes long to read.
+    Raises ModelError for a file that cannot be read.
+    """
+    path = Path(card.path)
+    if card.format == "gguf":
+        file = open_gguf(path)
+        config = read_config_gguf(file)
+        return config, GGUFWeights(file, config)
+    return read_config_json(path), SafetensorsWeights(path)

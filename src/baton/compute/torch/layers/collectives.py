@@ -1,0 +1,55 @@
+"""The exchange of tensors between the ranks of a parallel worker, as the forward pass uses it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from baton.compute.ranks.place import RankPlace
+
+
+class Collectives(Protocol):
+    """Exchanges tensors with the other ranks. All ranks of a call make it in the same order, and wait for each other.
+
+    A stage is the ranks that share layers (tensor parallelism); stages follow each other (pipeline parallelism).
+    """
+
+    place: RankPlace
+
+    def all_reduce(self, partial: Tensor) -> Tensor:
+        """Return the sum of [rows, hidden] over the ranks of this stage, the same bits on each. May overwrite it."""
+        ...
+
+    def gather(self, columns: Tensor) -> Tensor | None:
+        """Return [rows, ranks * each], the columns of this stage's ranks, on its first rank. None on the others.
+
+        columns: [rows, each].
+        """
+        ...
+
+    def send_to_next(self, hidden: Tensor) -> None:
+        """Send hidden states [tokens, hidden] to the next stage; the last stage sends them to the first."""
+        ...
+
+    def receive_from_previous(self, hidden: Tensor) -> None:
+        """Wait for the hidden states that the previous stage sends, and write them into `hidden` [tokens, hidden]."""
+        ...
+
+
+class SingleRank:
+    """Implements `Collectives` for a model that one process computes alone."""
+
+    place = RankPlace(rank=0, tensor=1, pipeline=1)
+
+    def all_reduce(self, partial: Tensor) -> Tensor:
+        return partial
+
+    def gather(self, columns: Tensor) -> Tensor:
+        return columns
+
+    def send_to_next(self, hidden: Tensor) -> None:
+        raise AssertionError("a single rank has no next stage")
+
+    def receive_from_previous(self, hidden: Tensor) -> None:
+        raise AssertionError("a single rank has no previous stage")
