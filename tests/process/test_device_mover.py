@@ -32,7 +32,7 @@ from baton.move.transport.port import Ticket
 from baton.serve.messages.moving import (
     BlocksOffered,
     BlocksWithdrawn,
-    Crossing,
+    CopySpec,
     FromMoverMessage,
     MoverFailed,
     MoverReady,
@@ -153,8 +153,8 @@ def movers(folder: Path) -> Iterator[Movers]:
         yield Movers(folder, opened)
 
 
-def crossing(source: MoverProcess, target: MoverProcess, read: range, write: range) -> Crossing:
-    return Crossing(
+def spec(source: MoverProcess, target: MoverProcess, read: range, write: range) -> CopySpec:
+    return CopySpec(
         read=tuple(map(BlockId, read)),
         write=tuple(map(BlockId, write)),
         first_token=0,
@@ -164,8 +164,8 @@ def crossing(source: MoverProcess, target: MoverProcess, read: range, write: ran
     )
 
 
-def offer(source: MoverProcess, what: Crossing) -> Ticket:
-    source.put(OfferBlocks(number=1, crossing=what, transport="tcp", lease_s=600.0))
+def offer(source: MoverProcess, what: CopySpec) -> Ticket:
+    source.put(OfferBlocks(number=1, spec=what, transport="tcp", lease_s=600.0))
     return source.next(BlocksOffered).ticket
 
 
@@ -176,7 +176,7 @@ def test_blocks_go_over_and_nothing_beside_them(movers: Movers, ways: tuple[str,
     ready = [mover.next(MoverReady) for mover in (source, target)]
     assert [("shm" in each.transports) for each in ready] == [way == "cpu" for way in ways]
     sent, before = source.fill(1), target.fill(2)
-    what = crossing(source, target, range(2, 9), range(4, 11))
+    what = spec(source, target, range(2, 9), range(4, 11))
     target.put(PullBlocks(1, offer(source, what), what))
     ended = target.next(PullEnded)
     size = WHOLE.block_bytes
@@ -196,7 +196,7 @@ def test_kv_is_converted_for_a_device(movers: Movers, layout: KVLayout) -> None:
     source.fill(1)
     assert device.fill(2) == host.fill(2)
     for target in (device, host):
-        what = crossing(source, target, range(3, 6), range(5, 11))
+        what = spec(source, target, range(3, 6), range(5, 11))
         target.put(PullBlocks(1, offer(source, what), what))
         assert target.next(PullEnded).error == ""
     assert device.content() == host.content()
@@ -206,7 +206,7 @@ def test_the_death_of_a_source_is_told(movers: Movers) -> None:
     source, target = movers.start("gpu"), movers.start("gpu")
     for mover in (source, target):
         mover.next(MoverReady)
-    what = crossing(source, target, range(12), range(12))
+    what = spec(source, target, range(12), range(12))
     ticket = offer(source, what)
     source.process.kill()
     source.process.wait()

@@ -12,7 +12,7 @@ from baton.core.config import DEVICE, KVDtypeChoice, TierConfig, Topology
 from baton.core.errors import ConfigError, TransferError
 from baton.move.ipc.address import with_port
 from baton.move.transport.tcp import split
-from baton.serve.host.agent import Agent, HostWishes
+from baton.serve.host.agent import Agent, HostOptions
 from baton.serve.host.sizing import raise_files_max
 from baton.serve.host.tier_opening import check_tiers
 
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--device is {args.device!r}, but must be auto, cpu, cuda or cuda:N")
     tiers = tuple(TierConfig(url=url) for url in args.tier)
     check_tiers(tiers)
-    wishes = HostWishes(
+    wishes = HostOptions(
         url=args.join,
         name=args.name or re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:64],
         model=args.model,
@@ -146,5 +146,5 @@ def check_address(listen: str) -> None:
         ) from error
 
 
-async def _run(wishes: HostWishes) -> int:
+async def _run(wishes: HostOptions) -> int:
     return await Agent(wishes, tell=tell).run()

@@ -16,10 +16,9 @@ from baton.compute.models.tokenizer import load_tokenizer
 from baton.core.errors import ConfigError
 from baton.core.messages import RetireWorker, StartWorker
 from baton.serve.host.arena_bytes import bytes_of, movable
-from baton.serve.host.prefault import prefault
 from baton.serve.host.sizing import raise_files_max
 from baton.serve.host.supervisor import Notices, Supervisor
-from baton.serve.host.untended import untended
+from baton.serve.host.tasks import prefault, spawn
 from baton.serve.http.app import build_app
 from baton.serve.http.settings import HttpSettings
 from baton.serve.live.assembly import Parts
@@ -227,7 +226,7 @@ class Service:
         self._stop.set()
 
     def _run(self, work: Coroutine[None, None, None]) -> None:
-        self._tasks.append(untended(work, self._tell))
+        self._tasks.append(spawn(work, self._tell))
 
     def _on_failed(self, reason: str) -> None:
         self._failure = reason

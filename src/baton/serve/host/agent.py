@@ -24,7 +24,7 @@ _DOUBLINGS_MAX = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostWishes:
+class HostOptions:
     """What the person who starts an agent wants. Everything else comes from the server."""
 
     url: str
@@ -56,7 +56,7 @@ class HostWishes:
 class Agent:
     """Runs one stay after the other, until a signal comes or the server is gone for too long."""
 
-    def __init__(self, wishes: HostWishes, *, tell: Callable[[str], None]) -> None:
+    def __init__(self, wishes: HostOptions, *, tell: Callable[[str], None]) -> None:
         self._wishes = wishes
         self._tell = tell
         self._stopped = asyncio.Event()
@@ -123,7 +123,7 @@ class Agent:
             self._membership.leave("the agent was told to end")
 
 
-def _config(terms: HostTerms, wishes: HostWishes) -> Config:
+def _config(terms: HostTerms, wishes: HostOptions) -> Config:
     """The server's configuration, with what is this host's own."""
     kv = msgspec.structs.asdict(terms.config.kv) | {"blocks": wishes.kv_blocks}
     if wishes.block_tokens:

@@ -25,10 +25,10 @@ from baton.move.ipc.stream import FramedStream, watch
 from baton.serve.host.ask import NotNowError
 from baton.serve.host.build import Computing, HostParts, build_host, device_prices
 from baton.serve.host.mover_keeper import MoverKeeper
-from baton.serve.host.port import WorkerLink, WorkerNews
-from baton.serve.host.prefault import prefault
 from baton.serve.host.supervisor import Notices, Supervisor
+from baton.serve.host.tasks import prefault
 from baton.serve.host.tier_opening import fingerprint_of
+from baton.serve.host.worker_link import WorkerLink, WorkerNews
 from baton.serve.host.worker_process import WorkerProcess
 from baton.serve.messages.hosting import (
     Dismissed,
@@ -82,7 +82,7 @@ class Place:
 
 
 class Membership:
-    """Implements `Audience` and `MoverAudience` by passing on what it hears over the connection to the server."""
+    """Implements `WorkerListener` and `MoverListener` by passing on what it hears over the connection to the server."""
 
     def __init__(self, config: Config, card: ModelCard, computing: Computing, tell: Callable[[str], None]) -> None:
         self._config = config
@@ -229,26 +229,26 @@ class Membership:
     # ---- what our workers say
 
     def add(self, link: WorkerLink) -> None:
-        """See `Audience.add`."""
+        """See `WorkerListener.add`."""
         assert isinstance(link, WorkerProcess), f"{link.view.id} is a worker of this host"
         self._links[link.view.id] = link
         self._stream.put(WorkerStarting(link.view))
 
     def join(self, link: WorkerLink) -> None:
-        """See `Audience.join`."""
+        """See `WorkerListener.join`."""
         self._stream.put(WorkerUp(link.view.id, link.pid))
 
     def lose(self, worker: WorkerId, reason: str) -> None:
-        """See `Audience.lose`."""
+        """See `WorkerListener.lose`."""
         self._stream.put(WorkerDown(worker, reason))
 
     def retire(self, worker: WorkerId, reason: str) -> None:
-        """See `Audience.retire`."""
+        """See `WorkerListener.retire`."""
         del self._links[worker]
         self._stream.put(WorkerDown(worker, reason, retired=True))
 
     def hear(self, worker: WorkerId, payload: bytes) -> WorkerNews | None:
-        """See `Audience.hear`."""
+        """See `WorkerListener.hear`."""
         message = self._decoder.decode(payload)
         if isinstance(message, PassedReport | PassedLayers):
             self._stream.put(FromWorker(worker, payload))
@@ -258,19 +258,19 @@ class Membership:
     # ---- what our mover says
 
     def mover_ready(self, host: HostId, generation: int, ready: MoverReady) -> None:
-        """See `MoverAudience.mover_ready`."""
+        """See `MoverListener.mover_ready`."""
         if not self._mover_up.done():
             self._mover_up.set_result((generation, ready))
         else:
             self._stream.put(MoverUp(generation, ready))
 
     def mover_lost(self, host: HostId, generation: int, reason: str) -> None:
-        """See `MoverAudience.mover_lost`. A server that has not heard of a mover hears nothing of its end."""
+        """See `MoverListener.mover_lost`. A server that has not heard of a mover hears nothing of its end."""
         if self._mover_up.done():
             self._stream.put(MoverDown(generation, reason))
         else:
             self._end(f"the mover of {host} is lost: {reason}")
 
     def mover_said(self, host: HostId, generation: int, news: MoverNews) -> None:
-        """See `MoverAudience.mover_said`."""
+        """See `MoverListener.mover_said`."""
         self._stream.put(FromMover(generation, news))

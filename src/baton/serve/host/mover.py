@@ -35,8 +35,7 @@ from baton.move.transport.shm import ShmTransport
 from baton.move.transport.staged import StagedMemory
 from baton.move.transport.tcp import TcpTransport
 from baton.serve.host.arena_bytes import bytes_of, movable
-from baton.serve.host.arrival import Arrival
-from baton.serve.host.crossing import ARENA, Staging, plan_of, whole
+from baton.serve.host.pull_target import ARENA, PullTarget, Staging, block_extents, plan_of
 from baton.serve.host.tier_opening import UnopenedTier, open_usable_tiers
 from baton.serve.host.tier_work import TierWork
 from baton.serve.messages.moving import (
@@ -71,7 +70,7 @@ class _Pulling:
 
     pull: Pull
     began_s: float
-    arrival: Arrival
+    target: PullTarget
 
 
 class Mover:
@@ -151,9 +150,9 @@ class Mover:
 
     def _offer(self, order: OfferBlocks) -> None:
         try:
-            crossing = order.crossing
-            plan = plan_of(crossing)
-            extents = whole(crossing.read, crossing.source, crossing.layers) if plan is None else offered(plan, ARENA)
+            spec = order.spec
+            plan = plan_of(spec)
+            extents = block_extents(spec.read, spec.source, spec.layers) if plan is None else offered(plan, ARENA)
             ticket = self._transports[order.transport].offer(extents, lease_s=order.lease_s)
         except TransferError as error:
             self._outbox.put(OfferRefused(order.number, str(error)))
@@ -169,22 +168,22 @@ class Mover:
 
     def _pull(self, order: PullBlocks) -> None:
         began_s = now_s()
-        arrival = Arrival(order.crossing, self._arena)
+        target = PullTarget(order.spec, self._arena)
         try:
-            arrival.plan()
+            target.plan()
             with self._lock:
-                arrival.borrow(self._staging)
-            pull = self._transports[order.ticket.transport].pull(order.ticket, arrival.extents())
+                target.borrow(self._staging)
+            pull = self._transports[order.ticket.transport].pull(order.ticket, target.extents())
         except TransferError as error:
-            self._give_back(arrival)
+            self._give_back(target)
             self._outbox.put(PullEnded(order.number, landed=False, error=str(error)))
             return
-        self._pulls[order.number] = _Pulling(pull, began_s, arrival)
-        pull.then(lambda: self._arrived(order.number))
+        self._pulls[order.number] = _Pulling(pull, began_s, target)
+        pull.then(lambda: self._on_pulled(order.number))
 
-    def _arrived(self, number: int) -> None:
+    def _on_pulled(self, number: int) -> None:
         """The pull is over. What has to be converted is, by a thread that moves no bytes of others meanwhile."""
-        if self._pulls[number].arrival.is_direct:
+        if self._pulls[number].target.is_direct:
             self._finish(number)
         else:
             self._submit(partial(self._finish, number))
@@ -207,16 +206,16 @@ class Mover:
         error, moved_bytes = "", 0
         try:
             moved_bytes = pulling.pull.wait(0)
-            pulling.arrival.finish()
+            pulling.target.finish()
         except TransferError as failure:
             error = str(failure)
-        self._give_back(pulling.arrival)
+        self._give_back(pulling.target)
         took_s = now_s() - pulling.began_s
         self._outbox.put(PullEnded(number, landed=not error, moved_bytes=moved_bytes, took_s=took_s, error=error))
 
-    def _give_back(self, arrival: Arrival) -> None:
+    def _give_back(self, target: PullTarget) -> None:
         with self._lock:
-            arrival.give_back(self._staging)
+            target.give_back(self._staging)
 
     def _register(self, memory: memoryview) -> int:
         """Make memory known to every transport, by one number: each has been told the same ones."""

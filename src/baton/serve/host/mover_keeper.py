@@ -12,7 +12,7 @@ import msgspec
 from baton.core.types import HostId
 from baton.move.clock import now_s
 from baton.serve.host.child_process import ChildProcess
-from baton.serve.host.untended import untended
+from baton.serve.host.tasks import spawn
 from baton.serve.messages.moving import (
     FromMoverMessage,
     MoverFailed,
@@ -35,7 +35,7 @@ _START_S = 30.0
 """How long a mover may take until it listens."""
 
 
-class MoverAudience(Protocol):
+class MoverListener(Protocol):
     """Who is told what happens to a host's mover. Each process of it has its own generation."""
 
     def mover_ready(self, host: HostId, generation: int, ready: MoverReady) -> None:
@@ -53,7 +53,7 @@ class MoverKeeper:
     """Runs one mover process after the other, and passes orders to the one that they are meant for."""
 
     def __init__(
-        self, setup: MoverSetup, arena_fd: int, audience: MoverAudience, *, silent_s: float, tell: Callable[[str], None]
+        self, setup: MoverSetup, arena_fd: int, audience: MoverListener, *, silent_s: float, tell: Callable[[str], None]
     ) -> None:
         self.generation = 0
         self._setup = setup
@@ -77,7 +77,7 @@ class MoverKeeper:
 
     def start(self) -> None:
         """Start the mover. Returns at once; the audience is told when it is ready."""
-        self._tasks = [untended(work, self._tell) for work in (self._keep(), self._watch())]
+        self._tasks = [spawn(work, self._tell) for work in (self._keep(), self._watch())]
 
     def send(self, generation: int, order: MoverOrder) -> None:
         """Pass an order on. One for a mover that has died goes nowhere: its loss ends what it was about."""

@@ -14,8 +14,8 @@ from baton.core.config import SurvivalConfig
 from baton.core.messages import RetireWorker, Shutdown, StartWorker, WorkerFailed, WorkerProgress, WorkerReady
 from baton.core.types import WorkerId
 from baton.move.clock import now_s
-from baton.serve.host.port import Audience
-from baton.serve.host.untended import untended
+from baton.serve.host.tasks import spawn
+from baton.serve.host.worker_link import WorkerListener
 from baton.serve.host.worker_process import WorkerProcess
 from baton.serve.messages.setup import Ping, Pong, WorkerSetup
 
@@ -58,7 +58,7 @@ class Supervisor:
 
     def __init__(
         self,
-        audience: Audience,
+        audience: WorkerListener,
         setups: Sequence[WorkerSetup],
         arena_fd: int,
         survival: SurvivalConfig,
@@ -84,7 +84,7 @@ class Supervisor:
         post.process = self._make(post)
         self._audience.add(post.process)
         for tasks, run in ((self._keepers, self._keep), (self._watchers, self._watch)):
-            task = untended(run(post), self._notices.tell)
+            task = spawn(run(post), self._notices.tell)
             tasks.add(task)
             task.add_done_callback(tasks.discard)  # workers come and go for as long as the server lives
 

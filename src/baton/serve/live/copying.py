@@ -20,7 +20,7 @@ from baton.serve.messages.moving import (
     BlocksWithdrawn,
     CancelPull,
     CopyNews,
-    Crossing,
+    CopySpec,
     MoverOrder,
     MoverReady,
     OfferBlocks,
@@ -72,7 +72,7 @@ class _Mover:
 class _Copy:
     copy: CopyBlocks
     began_s: float
-    crossing: Crossing | None = None
+    spec: CopySpec | None = None
     """Set when the source is ordered to offer."""
     transport: str = ""
     offered: bool = False
@@ -124,7 +124,7 @@ class Copying:
             self._end_at(host, f"host {host} is lost: {reason}")
 
     def mover_ready(self, host: HostId, generation: int, ready: MoverReady) -> None:
-        """See `MoverAudience.mover_ready`."""
+        """See `MoverListener.mover_ready`."""
         mover = self._movers.get(host)
         if mover is not None:
             mover.generation, mover.ready = generation, ready
@@ -132,7 +132,7 @@ class Copying:
                 self._offer(copy)
 
     def mover_lost(self, host: HostId, generation: int, reason: str) -> None:
-        """See `MoverAudience.mover_lost`."""
+        """See `MoverListener.mover_lost`."""
         mover = self._movers.get(host)
         if mover is not None and mover.ready is not None and mover.generation == generation:
             mover.ready = None
@@ -178,7 +178,7 @@ class Copying:
             return
         made.offered = True
         made.dtypes = (source.layout.dtype, target.layout.dtype)
-        made.crossing = Crossing(
+        made.spec = CopySpec(
             read=copy.read,
             write=copy.write,
             first_token=copy.first_token,
@@ -187,7 +187,7 @@ class Copying:
             target=target.layout,
             layers=copy.layers,
         )
-        order = OfferBlocks(copy.number, made.crossing, made.transport, self._copy_s + _LEASE_MORE_S)
+        order = OfferBlocks(copy.number, made.spec, made.transport, self._copy_s + _LEASE_MORE_S)
         source.orders.send(source.generation, order)
 
     def _transport(self, copy: CopyBlocks, source: MoverReady, target: MoverReady) -> str:
@@ -197,7 +197,7 @@ class Copying:
         return common[0] if common else ""
 
     def mover_said(self, host: HostId, generation: int, news: CopyNews) -> None:
-        """See `MoverAudience.mover_said`. What an earlier mover said is dropped: its loss has ended its copies."""
+        """See `MoverListener.mover_said`. What an earlier mover said is dropped: its loss has ended its copies."""
         mover, made = self._movers.get(host), self._copies.get(news.number)
         if mover is None or mover.generation != generation or made is None:
             return
@@ -217,10 +217,10 @@ class Copying:
 
     def _pull(self, made: _Copy, news: BlocksOffered) -> None:
         target = self._movers.get(made.copy.target)
-        if made.error or target is None or made.crossing is None:
+        if made.error or target is None or made.spec is None:
             return
         made.pulling = True
-        target.orders.send(target.generation, PullBlocks(made.copy.number, news.ticket, made.crossing))
+        target.orders.send(target.generation, PullBlocks(made.copy.number, news.ticket, made.spec))
 
     def _pulled(self, made: _Copy, news: PullEnded) -> None:
         made.pulling = False

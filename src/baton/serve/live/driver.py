@@ -29,7 +29,7 @@ from baton.decide.control.load_meter import LoadMeter
 from baton.decide.kv.host_pool import HostPool
 from baton.decide.kv.layout import KVLayout
 from baton.move.clock import now_s
-from baton.serve.host.port import WorkerLink
+from baton.serve.host.worker_link import WorkerLink
 from baton.serve.live.copying import CopyEnd
 from baton.serve.live.live_request import LiveRequest
 from baton.serve.live.log_file import LogWriter

@@ -14,7 +14,7 @@ from baton.decide.kv.host_pool import HostPool
 from baton.decide.kv.tier import Tier
 from baton.decide.kv.tiers import Tiers
 from baton.decide.kv.window import request_tokens_max
-from baton.serve.host.port import WorkerLink
+from baton.serve.host.worker_link import WorkerLink
 from baton.serve.live.driver import Driver
 from baton.serve.live.live_request import LiveRequest
 from baton.serve.live.port import ClusterStatus, HostStatus, KeptLog, TierStatus, WorkerStatus

@@ -239,7 +239,7 @@ class Hosts:
         self._mover.start()
 
     def mover_ready(self, host: HostId, generation: int, ready: MoverReady) -> None:
-        """See `MoverAudience.mover_ready`."""
+        """See `MoverListener.mover_ready`."""
         self._parts.gateway.addresses[host] = ready.address
         self._movers[host] = generation
         joined = self._joined.get(host)
@@ -248,7 +248,7 @@ class Hosts:
         self.copying.mover_ready(host, generation, ready)
 
     def mover_lost(self, host: HostId, generation: int, reason: str) -> None:
-        """See `MoverAudience.mover_lost`."""
+        """See `MoverListener.mover_lost`."""
         self.copying.mover_lost(host, generation, reason)
         if self._movers.get(host) == generation:
             del self._movers[host]
@@ -256,7 +256,7 @@ class Hosts:
                 self._parts.tiers.end_all(host)
 
     def mover_said(self, host: HostId, generation: int, news: MoverNews) -> None:
-        """See `MoverAudience.mover_said`. What an earlier mover said is dropped: its loss has ended what it did."""
+        """See `MoverListener.mover_said`. What an earlier mover said is dropped: its loss has ended what it did."""
         if not isinstance(news, TierNews):
             self.copying.mover_said(host, generation, news)
         elif self._movers.get(host) == generation:

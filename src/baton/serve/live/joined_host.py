@@ -12,7 +12,7 @@ from baton.core.messages import RetireWorker, StartWorker, StepReport
 from baton.core.types import HostId, WorkerId
 from baton.move.ipc.frames import FRAME_BYTES_MAX
 from baton.move.ipc.stream import FramedStream, watch
-from baton.serve.host.mover_keeper import MoverAudience
+from baton.serve.host.mover_keeper import MoverListener
 from baton.serve.live.driver import Driver
 from baton.serve.live.remote_worker import RemoteWorker
 from baton.serve.messages.hosting import (
@@ -44,7 +44,7 @@ _HELLO_BYTES_MAX = 64 * 1024
 """Until then the port is open to strangers, and this is what each of them can make us hold."""
 
 
-class Registry(MoverAudience, Protocol):
+class Registry(MoverListener, Protocol):
     """Who decides which host belongs to the cluster."""
 
     driver: Driver

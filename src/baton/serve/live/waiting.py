@@ -9,7 +9,7 @@ from baton.core.ticking import WaitedTooLong
 from baton.core.types import WorkerId
 from baton.decide.control.carrier import Carrier
 from baton.move.clock import now_s
-from baton.serve.host.port import WorkerLink
+from baton.serve.host.worker_link import WorkerLink
 
 
 class RoomWatch:

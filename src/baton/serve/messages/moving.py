@@ -34,7 +34,7 @@ class MoverSetup(Struct, frozen=True, kw_only=True, tag=True):
     """What bytes in them depend on, but for their tokens."""
 
 
-class Crossing(Struct, frozen=True, kw_only=True):
+class CopySpec(Struct, frozen=True, kw_only=True):
     """Which KV goes from where to where, and how it lies on both sides. See `CopyBlocks`."""
 
     read: tuple[BlockId, ...]
@@ -51,7 +51,7 @@ class OfferBlocks(Struct, frozen=True, tag=True):
 
     number: int
     """Of the copy."""
-    crossing: Crossing
+    spec: CopySpec
     transport: str
     lease_s: float
 
@@ -61,7 +61,7 @@ class PullBlocks(Struct, frozen=True, tag=True):
 
     number: int
     ticket: Ticket
-    crossing: Crossing
+    spec: CopySpec
 
 
 class WithdrawBlocks(Struct, frozen=True, tag=True):

@@ -13,11 +13,11 @@ import pytest
 
 from baton.core.config import Topology
 from baton.core.errors import ConfigError
-from baton.serve.host.agent import Agent, HostWishes
+from baton.serve.host.agent import Agent, HostOptions
 
 
-def wishes(url: str, join_wait_s: float = 300.0) -> HostWishes:
-    return HostWishes(
+def wishes(url: str, join_wait_s: float = 300.0) -> HostOptions:
+    return HostOptions(
         url=url,
         name="a",
         model="",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from baton.serve.host.untended import untended
+from baton.serve.host.tasks import spawn
 
 
 def _told(*, fails: bool, cancelled: bool = False) -> list[str]:
@@ -16,7 +16,7 @@ def _told(*, fails: bool, cancelled: bool = False) -> list[str]:
             raise ValueError("no such thing")
 
     async def run() -> None:
-        task = untended(keep(), lines.append)
+        task = spawn(keep(), lines.append)
         if cancelled:
             task.cancel()
         await asyncio.wait({task})

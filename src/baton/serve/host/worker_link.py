@@ -24,7 +24,7 @@ class WorkerLink(Protocol):
         ...
 
 
-class Audience(Protocol):
+class WorkerListener(Protocol):
     """Listens to the workers of one host, whom a supervisor keeps alive."""
 
     def add(self, link: WorkerLink) -> None:

@@ -11,9 +11,9 @@ from baton.core.types import BlockId
 from baton.decide.kv.conversion import Conversion
 from baton.decide.kv.layout import KVLayout
 from baton.move.transport.convert import convert
-from baton.serve.host import crossing as module
-from baton.serve.host.crossing import Staging, plan_of, whole
-from baton.serve.messages.moving import Crossing
+from baton.serve.host import pull_target as module
+from baton.serve.host.pull_target import Staging, block_extents, plan_of
+from baton.serve.messages.moving import CopySpec
 
 BLOCKS = 16
 """Room for the longest request of these tests in the smallest blocks: 2 x 16 + 30 tokens in blocks of 4."""
@@ -41,7 +41,7 @@ def test_what_comes_over_is_what_lies_there_wherever_it_begins(
     memory = memoryview(bytearray(index * 7 % 251 for index in range(BLOCKS * source.block_bytes)))
     naive, ours = (memoryview(bytearray(BLOCKS * target.block_bytes)) for _ in range(2))
     convert(Conversion(source, target).plan(read, write, range(end)), memory, naive)
-    part = Crossing(
+    part = CopySpec(
         read=tuple(read[first // source.block_tokens :]),
         write=tuple(write[first // target.block_tokens :]),
         first_token=first,
@@ -52,7 +52,9 @@ def test_what_comes_over_is_what_lies_there_wherever_it_begins(
     plan = plan_of(part)
     if plan is None:
         assert source == target
-        for ours_at, theirs_at in zip(whole(part.write, target, None), whole(part.read, source, None), strict=True):
+        for ours_at, theirs_at in zip(
+            block_extents(part.write, target, None), block_extents(part.read, source, None), strict=True
+        ):
             run = memory[theirs_at.offset_bytes : theirs_at.offset_bytes + theirs_at.size_bytes]
             ours[ours_at.offset_bytes : ours_at.offset_bytes + ours_at.size_bytes] = run
     else:

@@ -12,9 +12,8 @@ from baton.move.transport.device import HostDeviceMemory
 from baton.move.transport.memory import MemoryExchange, MemoryTransport
 from baton.move.transport.port import Memory
 from baton.move.transport.staged import StagedMemory
-from baton.serve.host.arrival import Arrival
-from baton.serve.host.crossing import ARENA, Staging, plan_of, whole
-from baton.serve.messages.moving import Crossing
+from baton.serve.host.pull_target import ARENA, PullTarget, Staging, block_extents, plan_of
+from baton.serve.messages.moving import CopySpec
 
 BLOCKS = 12
 
@@ -37,7 +36,7 @@ def test_a_device_gets_what_a_host_gets(
 ) -> None:
     first = skipped_blocks * target.block_tokens
     end = first + tokens
-    crossing = Crossing(
+    spec = CopySpec(
         read=tuple(BlockId(block) for block in order[first // source.block_tokens : -(-end // source.block_tokens)]),
         write=tuple(BlockId(block) for block in order[first // target.block_tokens : -(-end // target.block_tokens)]),
         first_token=first,
@@ -47,24 +46,24 @@ def test_a_device_gets_what_a_host_gets(
     )
     sent = bytearray(index * 7 % 251 for index in range(BLOCKS * source.block_bytes))
     arenas = [bytearray(b"\x5a" * (BLOCKS * target.block_bytes)) for _ in range(2)]
-    arrive(crossing, sent, memoryview(arenas[0]))
+    arrive(spec, sent, memoryview(arenas[0]))
     device = HostDeviceMemory(memoryview(arenas[1]))
-    arrive(crossing, sent, StagedMemory(device, portion_bytes=100, lanes=1))
+    arrive(spec, sent, StagedMemory(device, portion_bytes=100, lanes=1))
     assert arenas[0] == arenas[1]
     assert arenas[0] != b"\x5a" * len(arenas[0])
 
 
-def arrive(crossing: Crossing, sent: bytearray, arena: Memory) -> None:
+def arrive(spec: CopySpec, sent: bytearray, arena: Memory) -> None:
     """Do what a mover does, between two transports of this process."""
     exchange = MemoryExchange()
     here, there = MemoryTransport(exchange), MemoryTransport(exchange)
     try:
         assert there.register(memoryview(sent)) == here.register(arena) == ARENA
-        arrival = Arrival(crossing, arena)
+        arrival = PullTarget(spec, arena)
         arrival.plan()
         arrival.borrow(Staging(here.register))
-        plan = plan_of(crossing)
-        extents = whole(crossing.read, crossing.source, None) if plan is None else offered(plan, ARENA)
+        plan = plan_of(spec)
+        extents = block_extents(spec.read, spec.source, None) if plan is None else offered(plan, ARENA)
         here.pull(there.offer(extents, lease_s=60.0), arrival.extents()).wait(60)
         arrival.finish()
     finally:
