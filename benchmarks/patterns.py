@@ -34,7 +34,7 @@ from baton.core.copies import LayerSpan
 from baton.core.step import Step, StepResult
 from baton.core.types import BlockId, HostId, Request, RequestId, Sampling
 from baton.decide.kv.hashing import block_hashes
-from baton.decide.policy.named import named
+from baton.decide.policy.policy_sets import policy_set
 from baton.lab.sim.checkers import check_nothing_left
 from baton.lab.sim.cluster import SimCluster, build_cluster
 from baton.lab.sim.engines import LengthEngine
@@ -218,7 +218,7 @@ def play(
 
 
 def policies(way: str, *, streams: bool) -> PolicyConfig:
-    policy = named(way)
+    policy = policy_set(way)
     if streams:
         return policy
     return replace(policy, streaming=Plugin(use="when-done"))

@@ -26,7 +26,7 @@ from record import RESULTS, environment, table, write
 
 from baton.core.config import Topology
 from baton.core.types import Slo
-from baton.decide.policy.named import NAMED
+from baton.decide.policy.policy_sets import POLICY_SETS
 from baton.lab.report.summary import SloTargets, summarize
 from baton.lab.sim.replay_trace import replay_trace
 from baton.lab.sim.spec import ClusterSpec, read_spec
@@ -91,7 +91,7 @@ def store(name: str, half: Half, case: str, figures: dict[str, Any]) -> None:
     fcntl.flock(folder, fcntl.LOCK_EX)
     cases = kept(name)
     rows = {**cases.get(case, {}).get("policies", {}), **figures["policies"]}
-    cases[case] = {**figures, "policies": {policy: rows[policy] for policy in NAMED if policy in rows}}
+    cases[case] = {**figures, "policies": {policy: rows[policy] for policy in POLICY_SETS if policy in rows}}
     ordered = {known.name: cases[known.name] for known in CASES if known.name in cases}
     write(name, {"half": half, "cluster": CLUSTER.name, "cases": ordered})
     os.close(folder)
@@ -131,7 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--half", choices=("first", "second"), default="second")
     parser.add_argument("--case", action="append", choices=[case.name for case in CASES])
-    parser.add_argument("--policy", action="append", choices=sorted(NAMED))
+    parser.add_argument("--policy", action="append", choices=sorted(POLICY_SETS))
     parser.add_argument("--split", action="append", choices=sorted(SPLITS))
     parser.add_argument("--table", action="store_true", help="print the result file as a table, and play nothing")
     args = parser.parse_args()
@@ -144,7 +144,7 @@ def main() -> None:
             )
             print()
         return
-    policies = args.policy or [policy for policy in NAMED if policy not in ALIKE]
+    policies = args.policy or [policy for policy in POLICY_SETS if policy not in ALIKE]
     for case in CASES:
         if case.name in args.case if args.case else case.is_tuned_on or args.half == "second":
             for figures in play(case, policies, args.split or list(SPLITS), args.half):

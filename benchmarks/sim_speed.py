@@ -28,7 +28,7 @@ from record import write
 
 from baton.cli.cells import play_cells
 from baton.core.config import Topology
-from baton.decide.policy.named import named
+from baton.decide.policy.policy_sets import policy_set
 from baton.lab.report.summary import SloTargets, summarize
 from baton.lab.sim.cells import cell_jobs
 from baton.lab.sim.replay_trace import replay_trace
@@ -72,7 +72,7 @@ def one(job: dict[str, object]) -> dict[str, object]:
     wall_s, cpu_s = perf_counter(), processor_s()
     if job["processes"]:
         processes = int(job["processes"])
-        jobs = cell_jobs(spec, trace, named(str(job["policy"])), seed=0, slo=None)
+        jobs = cell_jobs(spec, trace, policy_set(str(job["policy"])), seed=0, slo=None)
         records = play_cells(jobs, processes=processes)
     else:
         records = replay_trace(spec, trace, policy=str(job["policy"]), seed=0)

@@ -23,7 +23,7 @@ from baton.core.config import BatchLimits, SpeculationConfig
 from baton.core.messages import StartRequest
 from baton.core.types import BlockId, HostId, Request, RequestId, Sampling, WorkerId, WorkerView, pack_tokens
 from baton.decide.control.batcher import Batcher
-from baton.decide.control.rules import BatcherRules
+from baton.decide.control.rules import BatcherPolicies
 from baton.decide.cost.linear import LinearCost
 from baton.decide.policy.batching import MixedChunked
 from baton.decide.policy.fairness import FirstComeFirstServed
@@ -100,7 +100,7 @@ class House:
         }
 
     def _batcher(self, tokens_max: int) -> Batcher:
-        rules = BatcherRules(
+        rules = BatcherPolicies(
             batching=MixedChunked(),
             fairness=FirstComeFirstServed(),
             cost=LinearCost(),

@@ -37,7 +37,7 @@ from baton.core.config import Topology
 from baton.core.types import Role, WorkerId
 from baton.decide.cost.fitted import FittedCost, StepProfile, fit_cost, save_fitted
 from baton.decide.cost.step_logs import LoggedStep, read_step_log
-from baton.decide.policy.named import named
+from baton.decide.policy.policy_sets import policy_set
 from baton.lab.bench.options import BenchOptions, TraceFile, TraceTimes
 from baton.lab.bench.run import RunListener, run_bench
 from baton.lab.report.summary import RequestRecord
@@ -190,7 +190,7 @@ def cluster(topology: Topology, profile: Profile, folder: Path) -> ClusterSpec:
 
 
 def simulate(spec: ClusterSpec, trace: Trace, faults: Sequence[Slow] = ()) -> list[RequestRecord]:
-    job = CellJob(spec=spec, trace=trace, policy=named("baton"), seed=0, slo=None, faults=tuple(faults))
+    job = CellJob(spec=spec, trace=trace, policy=policy_set("baton"), seed=0, slo=None, faults=tuple(faults))
     return play_cell(job)
 
 

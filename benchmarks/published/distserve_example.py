@@ -19,7 +19,7 @@ from systems import PROMPTS_FIRST, with_cost
 
 from baton.core.config import PolicyConfig
 from baton.core.types import Slo
-from baton.decide.policy.named import NAMED
+from baton.decide.policy.policy_sets import POLICY_SETS
 from baton.lab.report.summary import SloTargets, summarize
 from baton.lab.sim.replay_trace import replay_trace
 from baton.lab.sim.spec import ClusterSpec, read_spec
@@ -75,7 +75,7 @@ def split(engine: str) -> dict[str, float]:
     alone = replace(three, workers=(replace(prefill, count=1), decode))
     own = {name: replace(kind, kv=three.kv_of_kind(name)) for name, kind in three.kinds.items()}
     fed = replace(three, workers=(replace(prefill, count=16), decode), kinds=own)  # one that decodes has its own room
-    apart = NAMED["distserve"]
+    apart = POLICY_SETS["distserve"]
     return {
         "prefill alone": capacity_rps(alone, apart, Slo(ttft_s=SLO.ttft_s, tpot_s=ANY), answer_tokens=1),
         "decode alone": capacity_rps(fed, apart, Slo(ttft_s=ANY, tpot_s=SLO.tpot_s)),

@@ -23,7 +23,7 @@ from outcome import CLUSTERS, TRACES, store
 from systems import PROMPTS_FIRST
 
 from baton.core.config import PolicyConfig
-from baton.decide.policy.named import NAMED
+from baton.decide.policy.policy_sets import POLICY_SETS
 from baton.lab.report.summary import SloTargets, summarize
 from baton.lab.sim.replay_trace import replay_trace
 from baton.lab.sim.spec import ClusterSpec, SimKind, SimKV, SimWorkers, read_spec
@@ -111,7 +111,7 @@ def capacity_rps(
     base: ClusterSpec, roles: dict[str, tuple[int, int]], requests: int, seed: int, prompts: Sequence[int]
 ) -> float:
     """Find the highest rate that holds, to 5 %. 0 where not even a twentieth of a request a second does."""
-    policy = PROMPTS_FIRST if "mixed" in roles else NAMED["distserve"]
+    policy = PROMPTS_FIRST if "mixed" in roles else POLICY_SETS["distserve"]
     spec, low, high = cluster(base, roles), 0.05, 40.0
     if not holds(spec, policy, load(requests, low, seed, prompts)):
         return 0.0

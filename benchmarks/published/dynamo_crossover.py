@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from outcome import CLUSTERS, store
 
 from baton.core.config import BatchLimits
-from baton.decide.policy.named import NAMED
+from baton.decide.policy.policy_sets import POLICY_SETS
 from baton.lab.report.summary import SloTargets, summarize
 from baton.lab.sim.replay_trace import replay_trace
 from baton.lab.sim.spec import ClusterSpec, SimKind, SimWorkers, read_spec
@@ -66,7 +66,7 @@ def systems() -> Iterator[tuple[str, str, ClusterSpec]]:
 def point(spec: ClusterSpec, split: str, rate_rps: float, requests: int) -> Point | None:
     """Play a rate. None where it is more than the cluster keeps up with."""
     trace = synthetic_trace(requests, FixedLengths(INPUT_TOKENS, OUTPUT_TOKENS), PoissonArrivals(rate_rps), Random(0))
-    policy = NAMED["distserve" if split == "split" else "sarathi"]
+    policy = POLICY_SETS["distserve" if split == "split" else "sarathi"]
     results = summarize(replay_trace(spec, trace, policy=policy, seed=0), slo=SloTargets(), wall_s=0.0)
     assert results.ttft_s.mean is not None
     assert results.tpot_s.mean is not None

@@ -23,7 +23,7 @@ from outcome import CLUSTERS, TRACES, store
 from systems import PROMPTS_FIRST, with_cost
 
 from baton.core.config import BatchLimits, PolicyConfig
-from baton.decide.policy.named import NAMED
+from baton.decide.policy.policy_sets import POLICY_SETS
 from baton.lab.report.summary import RequestRecord
 from baton.lab.sim.replay_trace import replay_trace
 from baton.lab.sim.spec import ClusterSpec, SimWorkers, read_spec
@@ -60,14 +60,14 @@ def systems(engine: str) -> dict[str, tuple[ClusterSpec, PolicyConfig]]:
     chunks = BatchLimits(step_tokens_max=CHUNK_TOKENS, requests_max=mixed.batch.requests_max)
     found = {
         "vLLM, prompts first": (mixed, PROMPTS_FIRST),
-        "vLLM, chunks": (replace(mixed, batch=chunks), NAMED["sarathi"]),
+        "vLLM, chunks": (replace(mixed, batch=chunks), POLICY_SETS["sarathi"]),
     }
     for prefill, decode in SPLITS:
         workers = (
             SimWorkers(role="prefill", count=prefill, kind="node", host="each"),
             SimWorkers(role="decode", count=decode, kind="node", host="each"),
         )
-        found[f"Mooncake {prefill}P{decode}D"] = (replace(apart, workers=workers), NAMED["cache-aware-global"])
+        found[f"Mooncake {prefill}P{decode}D"] = (replace(apart, workers=workers), POLICY_SETS["cache-aware-global"])
     return found
 
 

@@ -25,7 +25,7 @@ from outcome import CLUSTERS, store
 from systems import PROMPTS_FIRST, WHOLE_PROMPTS, with_cost
 
 from baton.core.config import BatchLimits, PolicyConfig
-from baton.decide.policy.named import NAMED
+from baton.decide.policy.policy_sets import POLICY_SETS
 from baton.lab.sim.replay_trace import replay_trace
 from baton.lab.sim.spec import ClusterSpec, read_spec
 from baton.lab.workload.amounts import LogNormal
@@ -101,8 +101,8 @@ def systems(base: ClusterSpec, chunk_tokens: int) -> dict[str, tuple[ClusterSpec
 
     return {
         "vllm": (with_step(CONTEXT_TOKENS), PROMPTS_FIRST),
-        "orca": (with_step(CONTEXT_TOKENS), replace(NAMED["sarathi"], batching=WHOLE_PROMPTS)),
-        "sarathi": (with_step(chunk_tokens), NAMED["sarathi"]),
+        "orca": (with_step(CONTEXT_TOKENS), replace(POLICY_SETS["sarathi"], batching=WHOLE_PROMPTS)),
+        "sarathi": (with_step(chunk_tokens), POLICY_SETS["sarathi"]),
     }
 
 

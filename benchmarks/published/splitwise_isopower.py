@@ -28,7 +28,7 @@ from systems import WHOLE_PROMPTS, with_cost
 from baton.core.config import Plugin, PolicyConfig
 from baton.core.ports import CostModel
 from baton.core.types import StepShape
-from baton.decide.policy.named import NAMED
+from baton.decide.policy.policy_sets import POLICY_SETS
 from baton.lab.report.summary import RequestRecord
 from baton.lab.sim.replay_trace import replay_trace
 from baton.lab.sim.spec import ClusterSpec, read_spec
@@ -91,7 +91,7 @@ class Search:
 
     def policy(self, spec: ClusterSpec) -> PolicyConfig:
         mixed = all(group.role == "mixed" for group in spec.workers)
-        return replace(NAMED["sarathi" if mixed else "splitwise"], batching=self.batching)
+        return replace(POLICY_SETS["sarathi" if mixed else "splitwise"], batching=self.batching)
 
     def holds(self, name: str, spec: ClusterSpec, rate_rps: float) -> bool:
         records = replay_trace(spec, load(rate_rps, self.span_s), policy=self.policy(spec), seed=0)

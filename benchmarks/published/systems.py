@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from baton.core.config import BatchLimits, Plugin
 from baton.core.ports import CostModel
 from baton.decide.policy.batching import Candidate
-from baton.decide.policy.named import NAMED
+from baton.decide.policy.policy_sets import POLICY_SETS
 from baton.lab.sim.spec import ClusterSpec
 
-PROMPTS_FIRST = replace(NAMED["sarathi"], batching=Plugin(use="prefill-first"))
+PROMPTS_FIRST = replace(POLICY_SETS["sarathi"], batching=Plugin(use="prefill-first"))
 """vLLM of 2023: every engine computes prompts and answers, and prompts go before decodes."""
 WHOLE_PROMPTS = Plugin(use=f"{__name__}:WholePrompts")
 

@@ -27,7 +27,7 @@ from systems import PROMPTS_FIRST, with_cost
 
 from baton.core.config import BatchLimits, PolicyConfig
 from baton.core.types import Role
-from baton.decide.policy.named import NAMED
+from baton.decide.policy.policy_sets import POLICY_SETS
 from baton.lab.report.summary import RequestRecord
 from baton.lab.sim.replay_trace import replay_trace
 from baton.lab.sim.spec import ClusterSpec, SimWorkers, read_spec
@@ -99,7 +99,7 @@ def compare(spec: ClusterSpec, trace: Trace, batches: Sequence[int]) -> list[dic
     def workers(*roles: Role, count: int = 1) -> tuple[SimWorkers, ...]:
         return tuple(SimWorkers(role=role, count=count, kind="v100", host="each") for role in roles)
 
-    ours = play(replace(spec, workers=workers("prefill", "decode")), trace, NAMED["tetriinfer"])
+    ours = play(replace(spec, workers=workers("prefill", "decode")), trace, POLICY_SETS["tetriinfer"])
     found: list[dict[str, object]] = []
     for engines, batch in product(VLLM_ENGINES, batches):
         limits = BatchLimits(step_tokens_max=CONTEXT_TOKENS, requests_max=batch)

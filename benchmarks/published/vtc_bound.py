@@ -12,7 +12,7 @@ from __future__ import annotations
 from outcome import store
 
 from baton.core.config import BatchLimits, Plugin, PolicyConfig, Topology
-from baton.decide.policy.named import NAMED
+from baton.decide.policy.policy_sets import POLICY_SETS
 from baton.lab.report.summary import RequestRecord
 from baton.lab.sim.replay_trace import replay_trace
 from baton.lab.sim.spec import ClusterSpec, SimKV
@@ -23,11 +23,11 @@ CLIENTS = {"short": (64, 64), "long": (256, 256)}
 """Prompt and answer tokens, as in the paper's synthetic loads: constant, and 4 times as long."""
 MEMORY_TOKENS = 10_000
 PROMPT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
-FCFS = NAMED["vtc"].__class__(
-    admission=NAMED["vtc"].admission,
-    routing=NAMED["vtc"].routing,
-    placement=NAMED["vtc"].placement,
-    batching=NAMED["vtc"].batching,
+FCFS = POLICY_SETS["vtc"].__class__(
+    admission=POLICY_SETS["vtc"].admission,
+    routing=POLICY_SETS["vtc"].routing,
+    placement=POLICY_SETS["vtc"].placement,
+    batching=POLICY_SETS["vtc"].batching,
     fairness=Plugin(use="fcfs"),
 )
 
@@ -81,7 +81,7 @@ def main() -> None:
     bound = 2 * max(PROMPT_WEIGHT * max(prompt for prompt, _ in CLIENTS.values()), OUTPUT_WEIGHT * MEMORY_TOKENS)
     trace = load()
     gaps: dict[str, float] = {}
-    sets: dict[str, PolicyConfig] = {"vtc": NAMED["vtc"], "first-come-first-served": FCFS}
+    sets: dict[str, PolicyConfig] = {"vtc": POLICY_SETS["vtc"], "first-come-first-served": FCFS}
     for name, policy in sets.items():
         records = replay_trace(spec, trace, policy=policy, seed=0)
         gaps[name] = worst_gap(records, backlogged_until_s(records))

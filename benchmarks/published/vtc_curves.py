@@ -22,7 +22,7 @@ from outcome import CLUSTERS, TRACES, store
 from scipy.optimize import least_squares
 
 from baton.core.config import Plugin
-from baton.decide.policy.named import NAMED
+from baton.decide.policy.policy_sets import POLICY_SETS
 from baton.lab.report.summary import RequestRecord
 from baton.lab.sim.replay_trace import replay_trace
 from baton.lab.sim.spec import ClusterSpec, SimKind, read_spec
@@ -34,8 +34,8 @@ START = (0.03, 1.2e-4, 1e-4, 9e-7)
 EVALUATIONS_MAX = 5
 MINUTES = range(60, 661, 60)
 OUTPUT_WEIGHT = 2.0
-FCFS = replace(NAMED["vtc"], fairness=Plugin(use="fcfs"))
-POLICIES = {"FCFS": FCFS, "VTC": NAMED["vtc"]}
+FCFS = replace(POLICY_SETS["vtc"], fairness=Plugin(use="fcfs"))
+POLICIES = {"FCFS": FCFS, "VTC": POLICY_SETS["vtc"]}
 
 
 @dataclass(frozen=True, slots=True)

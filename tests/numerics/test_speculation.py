@@ -23,7 +23,7 @@ from baton.core.types import (
     pack_tokens,
 )
 from baton.decide.control.batcher import Batcher
-from baton.decide.control.rules import BatcherRules
+from baton.decide.control.rules import BatcherPolicies
 from baton.decide.cost.linear import LinearCost
 from baton.decide.policy.batching import MixedChunked
 from baton.decide.policy.fairness import FirstComeFirstServed
@@ -46,7 +46,7 @@ def engine(card: ModelCard) -> StepEngine:
 
 def _run(engine: StepEngine, prompt: list[int], sampling: Sampling, tokens_max: int) -> tuple[list[int], int]:
     """Return the text, and how many guesses came true."""
-    rules = BatcherRules(
+    rules = BatcherPolicies(
         batching=MixedChunked(),
         fairness=FirstComeFirstServed(),
         cost=LinearCost(),

@@ -9,7 +9,7 @@ import pytest
 
 from baton.cli.main import main
 from baton.core.config import Topology
-from baton.decide.policy.named import named
+from baton.decide.policy.policy_sets import policy_set
 from baton.lab.sim.policies import configured_policies
 from baton.lab.sim.spec import ClusterSpec
 
@@ -138,4 +138,4 @@ def test_an_eviction_that_raises_ends_the_simulation_in_words(
 
 def test_what_our_own_policies_raise_is_a_bug_and_no_end_of_a_worker() -> None:
     spec = ClusterSpec(topology=Topology(mixed=1))
-    assert not configured_policies(named("baton"), spec).are_own_in_workers
+    assert not configured_policies(policy_set("baton"), spec).are_own_in_workers

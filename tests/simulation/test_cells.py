@@ -11,7 +11,7 @@ from baton.cli.cells import play_cells
 from baton.core.config import Plugin, PolicyConfig, Topology
 from baton.core.errors import ConfigError
 from baton.core.types import Slo
-from baton.decide.policy.named import named
+from baton.decide.policy.policy_sets import policy_set
 from baton.lab.report.summary import RequestRecord
 from baton.lab.sim.cells import cell_jobs, decode_records, encode_records, split_trace
 from baton.lab.sim.replay_trace import replay_trace
@@ -65,7 +65,7 @@ def test_many_cells_play_what_each_of_them_would_alone() -> None:
 def test_the_number_of_processes_makes_no_difference(processes: int) -> None:
     spec, slo = replace(SPEC, cells=3), Slo(ttft_s=0.5, tpot_s=0.2)
     alone = replay_trace(spec, trace(12), policy="baton", seed=4, slo=slo)
-    jobs = cell_jobs(spec, trace(12), named("baton"), seed=4, slo=slo)
+    jobs = cell_jobs(spec, trace(12), policy_set("baton"), seed=4, slo=slo)
     assert play_cells(jobs, processes=processes) == alone
 
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from baton.core.messages import ReleaseBlocks, RequestDropped
-from baton.core.step import NOTHING, Step
+from baton.core.step import EMPTY_STEP, Step
 from baton.lab.sim.checkers import (
     Violation,
     check_bounds,
@@ -87,13 +87,13 @@ def test_two_requests_in_one_block_break_inv_3() -> None:
 
     def swap() -> None:
         at_work = [worker for worker in playing.cluster.workers if worker.executing is not None]
-        parts = [(worker, part) for worker in at_work for part in (worker.executing or NOTHING).slices]
+        parts = [(worker, part) for worker in at_work for part in (worker.executing or EMPTY_STEP).slices]
         if len(parts) < 2:
             playing.cluster.loop.after(0.001, swap)
             return
         (worker, part), (_, other) = parts[:2]
         mixed_up = replace(part, block_table=(*part.block_table[:-1], other.block_table[-1]))
-        slices = (worker.executing or NOTHING).slices
+        slices = (worker.executing or EMPTY_STEP).slices
         worker.executing = Step(tuple(mixed_up if each is part else each for each in slices))
 
     playing.cluster.loop.at(0.01, swap)

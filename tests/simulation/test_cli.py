@@ -11,7 +11,7 @@ import pytest
 from baton.cli.main import main
 from baton.core.errors import ConfigError
 from baton.core.types import StepShape
-from baton.decide.policy.named import NAMED
+from baton.decide.policy.policy_sets import POLICY_SETS
 from baton.lab.report.summary import Results
 from baton.lab.sim.spec import load_spec
 from baton.lab.workload.load import read_trace
@@ -60,7 +60,7 @@ def test_the_same_seed_gives_the_same_results(trace: Path, tmp_path: Path) -> No
     assert {**first, "wall_s": 0} == {**again, "wall_s": 0}
 
 
-@pytest.mark.parametrize("policy", sorted(NAMED))
+@pytest.mark.parametrize("policy", sorted(POLICY_SETS))
 def test_every_policy_completes_the_trace(policy: str, trace: Path, tmp_path: Path) -> None:
     assert simulate(trace, tmp_path / "r.json", "--policy", policy)["completed"] == 40
 

@@ -12,7 +12,7 @@ import pytest
 from baton.core.config import BatchLimits, Topology
 from baton.core.types import BlockHash, HostId, Request, RequestId, Sampling, Slo, WorkerView
 from baton.decide.kv.hashing import block_hashes
-from baton.decide.policy.named import NAMED
+from baton.decide.policy.policy_sets import POLICY_SETS
 from baton.lab.sim.checkers import check_nothing_left
 from baton.lab.sim.cluster import SimCluster, build_cluster
 from baton.lab.sim.engines import STOP_TOKEN, LengthEngine
@@ -189,7 +189,7 @@ def test_jumping_gives_what_stepping_gives_with_faults(seed: int) -> None:
     assert jumped.ended == stepped.ended
 
 
-@pytest.mark.parametrize("policy", sorted(NAMED))
+@pytest.mark.parametrize("policy", sorted(POLICY_SETS))
 def test_jumping_gives_what_stepping_gives_under_every_policy(policy: str) -> None:
     for seed in (1000, 1001, 1002):
         stepped, jumped = both(seed, policy, faults=True)

@@ -14,7 +14,7 @@ from baton.cli.main import main
 from baton.core.config import Topology
 from baton.core.errors import ConfigError
 from baton.core.types import WorkerId
-from baton.decide.policy.named import named
+from baton.decide.policy.policy_sets import policy_set
 from baton.lab.report.summary import RequestRecord
 from baton.lab.sim.cells import CellJob, cell_jobs
 from baton.lab.sim.fault_file import fault_problems, read_faults
@@ -35,7 +35,9 @@ def trace(count: int = 20, *, apart_s: float = 0.5) -> Trace:
 
 def played(*faults: TimedFault, spec: ClusterSpec = SPEC, of: Trace | None = None) -> list[RequestRecord]:
     """In the order of arrival."""
-    records = play_cell(CellJob(spec=spec, trace=of or trace(), policy=named("baton"), seed=0, slo=None, faults=faults))
+    records = play_cell(
+        CellJob(spec=spec, trace=of or trace(), policy=policy_set("baton"), seed=0, slo=None, faults=faults)
+    )
     return sorted(records, key=lambda record: record.arrival_s)
 
 
@@ -141,7 +143,7 @@ def test_what_names_a_worker_is_of_one_cell_and_what_names_nobody_of_all() -> No
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_herd_keeps_everybody_from_every_cell(processes: int) -> None:
     herd = Herd(at_s=2.0, for_s=3.0)
-    jobs = cell_jobs(replace(SPEC, cells=2), trace(), named("baton"), seed=0, slo=None, faults=(herd,))
+    jobs = cell_jobs(replace(SPEC, cells=2), trace(), policy_set("baton"), seed=0, slo=None, faults=(herd,))
     records = play_cells(jobs, processes=processes)
     arrivals = [record.arrival_s for record in records]
     assert arrivals.count(5.0) == 7, "those of 2.0 to 4.5 s, and the one of 5.0 s"

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from baton.core.config import Topology
 from baton.core.types import WorkerId
-from baton.decide.policy.named import named
+from baton.decide.policy.policy_sets import policy_set
 from baton.lab.sim.cells import CellJob
 from baton.lab.sim.cluster import SimCluster
 from baton.lab.sim.faults import Death, DelaySpike, Fault, Kill, Slow, StartsFail, StoreFault, StoreTrouble, TimedFault
@@ -30,7 +30,7 @@ def played(*faults: TimedFault) -> list[tuple[float, float]]:
     """TTFT and TPOT of 24 requests, one every half second, in the order of arrival."""
     requests = tuple(TraceRequest(at_s=0.5 * n, input_tokens=64, output_tokens=4) for n in range(24))
     trace = Trace(format="test", timing="absolute", requests=requests)
-    records = play_cell(CellJob(spec=SPEC, trace=trace, policy=named("baton"), seed=0, slo=None, faults=faults))
+    records = play_cell(CellJob(spec=SPEC, trace=trace, policy=policy_set("baton"), seed=0, slo=None, faults=faults))
     ordered = sorted(records, key=lambda record: record.arrival_s)
     return [(record.ttft_s or 0.0, record.tpot_s or 0.0) for record in ordered]
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from baton.core.config import Plugin, PolicyConfig, Topology
 from baton.core.messages import StartWorker
 from baton.decide.control.decision_log import Decision, PoolDecision
-from baton.decide.policy.named import named
+from baton.decide.policy.policy_sets import policy_set
 from baton.lab.sim.replay_trace import replay_trace
 from baton.lab.sim.spec import ClusterSpec
 from baton.lab.workload.request import Trace, TraceRequest
@@ -31,7 +31,7 @@ def ramp() -> Trace:
 
 def scaling(forecast: str, options: dict[str, object]) -> PolicyConfig:
     chosen = {"forecast": forecast, "forecast_options": options, "start_s": START_S}
-    return replace(named("baton"), scaling=Plugin(use="forecast-scaling", options=chosen))
+    return replace(policy_set("baton"), scaling=Plugin(use="forecast-scaling", options=chosen))
 
 
 def played(policy: PolicyConfig) -> tuple[list[float], float]:

@@ -10,7 +10,7 @@ from baton.core.config import Plugin, PolicyConfig, Topology
 from baton.core.messages import StartWorker
 from baton.decide.control.decision_log import Decision, PoolDecision, replay
 from baton.decide.policy.forecast import DAY_S
-from baton.decide.policy.named import named
+from baton.decide.policy.policy_sets import policy_set
 from baton.lab.report.summary import RequestRecord
 from baton.lab.sim.cluster import cluster_coordinator
 from baton.lab.sim.policies import configured_policies
@@ -24,7 +24,7 @@ SCALING = Plugin(
     use="forecast-scaling",
     options={"forecast": "time-of-day", "start_s": 600.0},
 )
-POLICY: PolicyConfig = replace(named("baton"), scaling=SCALING)
+POLICY: PolicyConfig = replace(policy_set("baton"), scaling=SCALING)
 
 
 def two_days() -> Trace:

@@ -18,7 +18,7 @@ from baton.decide.control.build import build_coordinator
 from baton.decide.control.coordinator import Coordinator
 from baton.decide.control.decision_log import Decision, LogHeader, SimHeader
 from baton.decide.cost.load import load_cost
-from baton.decide.policy.named import named
+from baton.decide.policy.policy_sets import policy_set
 from baton.lab.sim.cluster import cluster_coordinator
 from baton.lab.sim.policies import configured_policies
 from baton.lab.sim.spec import ClusterSpec
@@ -58,7 +58,7 @@ def fresh_coordinator(header: Header) -> Coordinator:
 
 def policies_of(header: Header) -> PolicyConfig:
     """What decided. Raises ConfigError for a name that is not known any more."""
-    return named(header.policy) if isinstance(header.policy, str) else header.policy
+    return policy_set(header.policy) if isinstance(header.policy, str) else header.policy
 
 
 def block_tokens(header: Header) -> int:

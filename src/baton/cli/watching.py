@@ -9,7 +9,7 @@ import msgspec
 
 from baton.core.errors import ConfigError
 from baton.decide.control.decision_log import Decision, PoolDecision, SimHeader
-from baton.decide.policy.named import own_sources
+from baton.decide.policy.policy_sets import own_sources
 from baton.lab.report.summary import RequestRecord
 from baton.lab.report.timeline import Timeline, join_timelines
 from baton.lab.sim.cells import CellJob

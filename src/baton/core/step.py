@@ -29,7 +29,7 @@ class AllowedTokens(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class RowOf:
+class AllowedRow:
     """One of the rows of several tokens."""
 
     allowed: AllowedTokens
@@ -75,7 +75,7 @@ class Slice(Struct, frozen=True, kw_only=True, gc=False):
         """Return the slice as it would be if it ended with its first `draft` guesses, 0 .. drafts."""
         if self.drafts == 0:
             return self
-        allowed = None if self.allowed is None else RowOf(self.allowed, draft)
+        allowed = None if self.allowed is None else AllowedRow(self.allowed, draft)
         return replace(self, count=self.count - self.drafts + draft, drafts=0, allowed=allowed)
 
 
@@ -125,7 +125,7 @@ class Step(Struct, frozen=True, gc=False):
         )
 
 
-NOTHING = Step(())
+EMPTY_STEP = Step(())
 """There is nothing to do now."""
 
 

@@ -14,9 +14,9 @@ from baton.core.types import ClusterView, HostId, Request, Until, WorkerId, Work
 from baton.core.ways import HandoffView, Way
 from baton.decide.policy.admission import AdmissionPolicy
 from baton.decide.policy.fairness import FairnessPolicy
-from baton.decide.policy.handoff import AlwaysDirect, ByPrefill, FirstTokenPolicy, HandoffPolicy, Teller
+from baton.decide.policy.handoff import DirectHandoff, FirstTokenByPrefill, FirstTokenPolicy, HandoffPolicy, Teller
 from baton.decide.policy.lengths import LengthsPolicy, RecentMean
-from baton.decide.policy.moves import MovesPolicy, StayPut
+from baton.decide.policy.moves import MovesPolicy, NoMoves
 from baton.decide.policy.placement import PlacementPolicy
 from baton.decide.policy.roles import RolesPolicy, StaticRoles
 from baton.decide.policy.routing import Route, RoutingPolicy
@@ -45,11 +45,11 @@ class Policies:
     cost: CostModel
     roles: RolesPolicy = field(default_factory=StaticRoles)
     scaling: ScalingPolicy = field(default_factory=FixedFleet)
-    moves: MovesPolicy = field(default_factory=StayPut)
+    moves: MovesPolicy = field(default_factory=NoMoves)
     lengths: LengthsPolicy = field(default_factory=RecentMean)
     streaming: StreamingPolicy = field(default_factory=WhenDone)
-    handoff: HandoffPolicy = field(default_factory=AlwaysDirect)
-    first_token: FirstTokenPolicy = field(default_factory=ByPrefill)
+    handoff: HandoffPolicy = field(default_factory=DirectHandoff)
+    first_token: FirstTokenPolicy = field(default_factory=FirstTokenByPrefill)
 
     @property
     def is_restless(self) -> bool:
@@ -57,7 +57,7 @@ class Policies:
         still = (
             isinstance(self.roles, StaticRoles)
             and isinstance(self.scaling, FixedFleet)
-            and isinstance(self.moves, StayPut)
+            and isinstance(self.moves, NoMoves)
         )
         return not still
 

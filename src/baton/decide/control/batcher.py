@@ -28,12 +28,12 @@ from baton.core.messages import (
     StopRequest,
     WorkerCommand,
 )
-from baton.core.step import NOTHING, LayerStream, Slice, SliceResult, Step, StepResult
+from baton.core.step import EMPTY_STEP, LayerStream, Slice, SliceResult, Step, StepResult
 from baton.core.types import BlockHash, HostId, RequestId, Role, WorkerId, WorkerView, unpack_tokens
 from baton.decide.control.decode_run import DecodeRun, asks_after, plan_decode_run, room_steps
 from baton.decide.control.lane import ASKS_AHEAD_MAX, LOOKAHEAD_TOKENS, Lane, in_order, load_of
 from baton.decide.control.news import News
-from baton.decide.control.rules import BatcherRules
+from baton.decide.control.rules import BatcherPolicies
 from baton.decide.control.speculation import drafts_for
 from baton.decide.kv.hashing import runs_per_block
 
@@ -47,7 +47,7 @@ class Batcher:
         *,
         block_tokens: int,
         limits: BatchLimits,
-        rules: BatcherRules,
+        rules: BatcherPolicies,
         hash_tokens: int | None = None,
     ) -> None:
         """`hash_tokens`: how many tokens each of a request's hashes is of; None: of a block."""
@@ -197,7 +197,7 @@ class Batcher:
                 for lane in run.lanes:
                     lane.started = True  # no news: all of them have tokens
                 return run
-        return self._step(chosen) if chosen else NOTHING
+        return self._step(chosen) if chosen else EMPTY_STEP
 
     def ask_in_run(self, run: DecodeRun) -> None:
         """Ask for those who need more room after `asks_after` steps of a run of which no step is booked."""

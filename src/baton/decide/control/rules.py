@@ -14,7 +14,7 @@ OFF = SpeculationConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatcherRules:
+class BatcherPolicies:
     batching: BatchingPolicy
     fairness: FairnessPolicy
     cost: CostModel

@@ -20,7 +20,7 @@ RESIDUE_S = 0.006
 """What a layer-wise transfer leaves exposed beside the last layer's bytes."""
 
 
-class Wire(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class HandoffLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The way of KV between two workers."""
 
     bytes_per_s: Bandwidth

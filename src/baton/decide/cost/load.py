@@ -21,8 +21,8 @@ from baton.core.misfits import misfits
 from baton.core.names import did_you_mean
 from baton.core.ports import CostModel
 from baton.core.ranges import out_of_range
+from baton.decide.cost.custom_hardware import CustomHardware
 from baton.decide.cost.heterogeneous import HeterogeneousCost
-from baton.decide.cost.own_hardware import OwnHardware
 from baton.decide.cost.spec import SPECS, Built, KindFacts, build, is_model_file, read_model
 from baton.decide.cost.step_logs import read_fitted
 
@@ -42,7 +42,7 @@ class LoadedCost:
     """By kind. Without `kinds` in the section: one, the empty name."""
 
 
-def settled(raw: Mapping[str, Any], *, folder: Path) -> dict[str, Any]:
+def inline_files(raw: Mapping[str, Any], *, folder: Path) -> dict[str, Any]:
     """Put what the files say that the section names into the section itself: a fitted model's, a model's sizes.
 
     Workers, hosts that join and a replay get the section later and elsewhere, where those files say something else, as
@@ -51,17 +51,17 @@ def settled(raw: Mapping[str, Any], *, folder: Path) -> dict[str, Any]:
     """
     kinds = raw.get("kinds")
     if not isinstance(kinds, Mapping):
-        return _settled_kind(raw, folder, "cost")
+        return _inline_kind(raw, folder, "cost")
     shared = {key: value for key, value in raw.items() if key != "kinds"}
     sections: dict[str, Any] = {}
     for name, section in cast("Mapping[str, Any]", kinds).items():
         own = cast("Mapping[str, Any]", section)
         is_section = isinstance(section, Mapping)
-        sections[name] = _settled_kind({**shared, **own}, folder, f"cost.kinds.{name}") if is_section else section
+        sections[name] = _inline_kind({**shared, **own}, folder, f"cost.kinds.{name}") if is_section else section
     return {"kinds": sections}
 
 
-def _settled_kind(section: Mapping[str, Any], folder: Path, where: str) -> dict[str, Any]:
+def _inline_kind(section: Mapping[str, Any], folder: Path, where: str) -> dict[str, Any]:
     found, llm, file = dict(section), section.get("llm"), section.get("file")
     try:
         if isinstance(llm, str) and is_model_file(llm):
@@ -118,7 +118,7 @@ def _load_kind(raw: dict[str, Any], folder: Path, where: str) -> Built:
         if key not in known
     ]
     gpu = cast("object", raw.get("hardware"))
-    wrong = misfits(cast("object", gpu), OwnHardware, f"{where}.hardware") if isinstance(gpu, dict) else []
+    wrong = misfits(cast("object", gpu), CustomHardware, f"{where}.hardware") if isinstance(gpu, dict) else []
     if wrong:
         raise ConfigError("\n".join([*problems, *wrong]))
     try:

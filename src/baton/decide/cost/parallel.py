@@ -79,7 +79,7 @@ def _near(model: ModelShape, parallel: Parallel) -> str:
     return f"tp {min(fitting, key=lambda degree: abs(degree - parallel.tp))}"
 
 
-class Room(Struct, frozen=True, kw_only=True):
+class MemorySplit(Struct, frozen=True, kw_only=True):
     """What one GPU of a worker holds."""
 
     weights_bytes: float
@@ -90,9 +90,9 @@ class Room(Struct, frozen=True, kw_only=True):
     """Tokens whose KV the whole worker holds."""
 
 
-def room(
+def split_memory(
     model: ModelShape, hardware: Hardware, parallel: Parallel, precision: Precision, draft: ModelShape | None = None
-) -> Room:
+) -> MemorySplit:
     """Divide a worker's memory into weights, activations and KV; those of a draft model beside it are among them."""
     weights_bytes = _weights_bytes(model, parallel, precision)
     activations_bytes = 2 * ACTIVATION_TOKENS * (4 * model.d + 2 * model.ffn / parallel.tp)
@@ -103,7 +103,7 @@ def room(
         kv_bytes += kv_token_gpu_bytes(draft, beside, precision.kv)
     free_bytes = hardware.memory_bytes * MEMORY_RATIO - weights_bytes - activations_bytes
     kv_tokens = max(0, int(free_bytes / kv_bytes)) * parallel.cp * parallel.dp
-    return Room(
+    return MemorySplit(
         weights_bytes=weights_bytes, activations_bytes=activations_bytes, kv_bytes=free_bytes, kv_tokens=kv_tokens
     )
 
@@ -165,7 +165,7 @@ def _fit_problem(
     model: ModelShape, hardware: Hardware, parallel: Parallel, precision: Precision, draft: ModelShape | None
 ) -> str | None:
     """Say that a model does not fit, with the numbers and the nearest thing that works. None: it fits."""
-    have = room(model, hardware, parallel, precision, draft)
+    have = split_memory(model, hardware, parallel, precision, draft)
     if have.kv_tokens > 0:
         return None
     gib = 2**30
@@ -189,16 +189,16 @@ def _nearest_fit(
     deeper = (structs.replace(parallel, pp=pp) for pp in (2, 4, 8) if pp > parallel.pp)
     for name, choices in (("tp", wider), ("pp", deeper)):
         for choice in choices:
-            if room(model, hardware, choice, precision, draft).kv_tokens > 0:
+            if split_memory(model, hardware, choice, precision, draft).kv_tokens > 0:
                 found.append(f"tp {choice.tp}" if name == "tp" else f"pp {choice.pp}")
                 break
     formats: tuple[Format, ...] = ("fp8" if hardware.fp8_flops is not None else "int8", "int4")
     for weights in formats:
         smaller = Precision(weights=weights, kv=precision.kv)
-        if weights != precision.weights and room(model, hardware, parallel, smaller, draft).kv_tokens > 0:
+        if weights != precision.weights and split_memory(model, hardware, parallel, smaller, draft).kv_tokens > 0:
             found.append(f"{weights} weights")
             break
-    if draft is not None and room(model, hardware, parallel, precision).kv_tokens > 0:
+    if draft is not None and split_memory(model, hardware, parallel, precision).kv_tokens > 0:
         found.append("no draft model, or a smaller one")
     if found:
         return f"what fits: {', or '.join(found)}"

@@ -22,7 +22,7 @@ from baton.core.types import StepShape, prefill_pairs
 from baton.decide.cost.attention import AttentionCost
 from baton.decide.cost.curve import Curve
 from baton.decide.cost.engine_profile import EngineProfile
-from baton.decide.cost.handoff import Wire
+from baton.decide.cost.handoff import HandoffLink
 from baton.decide.cost.hardware import Hardware
 from baton.decide.cost.layer import LayerCost
 from baton.decide.cost.model import FORMAT_BYTES, ModelShape
@@ -43,7 +43,7 @@ class RooflineCost:
     parallel: Parallel = ONE_GPU
     precision: Precision = PLAIN
     engine: EngineProfile
-    wire: Wire | None = None
+    wire: HandoffLink | None = None
     """To other hosts. None: the hardware's inter-node links, all of the worker's at once."""
     query_tokens: int = 1
     """Tokens that a decoding request computes in a step: 1, or 1 + the drafted ones."""
@@ -51,7 +51,7 @@ class RooflineCost:
     """Seconds of one layer without attention and exchange by tokens, where they were measured."""
     _layer: LayerCost = field(init=False)
     _attention: AttentionCost = field(init=False)
-    _wires: tuple[Wire, Wire] = field(init=False)
+    _wires: tuple[HandoffLink, HandoffLink] = field(init=False)
     _stages_s: dict[tuple[float, float], float] = field(init=False, default_factory=dict[tuple[float, float], float])
     _decodes_s: dict[int, tuple[float, float]] = field(init=False, default_factory=dict[int, tuple[float, float]])
 
@@ -61,8 +61,8 @@ class RooflineCost:
         object.__setattr__(self, "_layer", LayerCost(*parts, self.measured_layer))
         object.__setattr__(self, "_attention", AttentionCost(*parts))
         gpus, hardware = self.parallel.gpus, self.hardware
-        between = self.wire or Wire(bytes_per_s=hardware.inter_node_bytes_per_s * gpus)
-        inside = Wire(bytes_per_s=hardware.intra_node_bytes_per_s * gpus)
+        between = self.wire or HandoffLink(bytes_per_s=hardware.inter_node_bytes_per_s * gpus)
+        inside = HandoffLink(bytes_per_s=hardware.intra_node_bytes_per_s * gpus)
         object.__setattr__(self, "_wires", (between, inside))
 
     def prefill_s(self, *, new_tokens: int, cached_tokens: int) -> float:

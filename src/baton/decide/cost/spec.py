@@ -15,18 +15,18 @@ from baton.core.ports import CostModel
 from baton.core.ranges import Count, Factor, Price, Range, Ratio, Seconds
 from baton.decide.cost.catalog import hardware, model_shape
 from baton.decide.cost.config_json import shape_from_config
+from baton.decide.cost.custom_hardware import CustomHardware, described
 from baton.decide.cost.engine_profile import EngineProfile, Phase, engine_profile
 from baton.decide.cost.fitted import FittedCost, checked
-from baton.decide.cost.handoff import Wire
+from baton.decide.cost.handoff import HandoffLink
 from baton.decide.cost.hardware import Hardware
 from baton.decide.cost.linear import LinearCost
 from baton.decide.cost.model import Format, KVFormat, ModelShape
-from baton.decide.cost.own_hardware import OwnHardware, described
-from baton.decide.cost.parallel import Parallel, Precision, draft_parallel, room, worker_problems
+from baton.decide.cost.parallel import Parallel, Precision, draft_parallel, split_memory, worker_problems
 from baton.decide.cost.roofline import RooflineCost
 from baton.decide.cost.speculative import SpeculativeCost
 from baton.decide.cost.step_logs import read_fitted
-from baton.decide.cost.table import Setting, distserve_table, splitwise_sim, splitwise_table, vidur_layer
+from baton.decide.cost.table import TableSetting, distserve_table, splitwise_sim, splitwise_table, vidur_layer
 
 
 class KindFacts(Struct, frozen=True, kw_only=True):
@@ -50,7 +50,7 @@ Overhead = Annotated[float, Range(above=0.0, such_as="seconds, such as 0.039: ev
 IDEAL = EngineProfile(name="ideal", version="1", prompt=Phase(factor=1.0), decode=Phase(factor=1.0))
 
 
-class Draft(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DraftSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A draft model for speculative decoding, on the same GPUs."""
 
     llm: str
@@ -63,7 +63,7 @@ class RooflineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     llm: str | ModelShape
     """A name, a path to a `config.json`, or the sizes themselves."""
-    hardware: str | OwnHardware
+    hardware: str | CustomHardware
     """A name, or a description."""
     tp: Count = 1
     pp: Count = 1
@@ -73,8 +73,8 @@ class RooflineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     weights: Format = "bf16"
     kv: KVFormat = "bf16"
     engine: str | EngineProfile = "vllm-v1"
-    wire: Wire | None = None
-    draft: Draft | None = None
+    wire: HandoffLink | None = None
+    draft: DraftSpec | None = None
     usd_per_hour: Dollars | None = None
     """Of one GPU. None: the catalogue's."""
 
@@ -92,7 +92,7 @@ class TableSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of distserve: distserve or vllm. Of vidur: as for roofline."""
     prompt_factor: Factor = 1.0
     """1.3 for a GPU capped at 70 % of its power (Splitwise)."""
-    wire: Wire | None = None
+    wire: HandoffLink | None = None
 
 
 class SplitwiseSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -102,7 +102,7 @@ class SplitwiseSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     hardware: str
     tp: Count = 8
     prompt_factor: Factor = 1.0
-    wire: Wire | None = None
+    wire: HandoffLink | None = None
 
 
 class LinearSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -180,7 +180,7 @@ def read_model(llm: str | ModelShape, folder: Path) -> ModelShape:
     return model_shape(llm)
 
 
-def _named(llm: str | ModelShape, gpu: str | OwnHardware, folder: Path) -> tuple[ModelShape, Hardware]:
+def _named(llm: str | ModelShape, gpu: str | CustomHardware, folder: Path) -> tuple[ModelShape, Hardware]:
     """Both, or both problems at once."""
     problems: list[str] = []
     try:
@@ -224,7 +224,7 @@ def _roofline(spec: RooflineSpec, folder: Path) -> Built:
     return _drafted(cost, spec.draft, draft), facts
 
 
-def _draft_model(draft: Draft | None) -> tuple[ModelShape | None, list[str]]:
+def _draft_model(draft: DraftSpec | None) -> tuple[ModelShape | None, list[str]]:
     """The draft's model, and everything that is wrong with the draft. Neither where there is no draft."""
     if draft is None:
         return None, []
@@ -234,7 +234,7 @@ def _draft_model(draft: Draft | None) -> tuple[ModelShape | None, list[str]]:
         return None, [f"draft: {error}"]
 
 
-def _drafted(cost: RooflineCost, draft: Draft, small: ModelShape) -> SpeculativeCost:
+def _drafted(cost: RooflineCost, draft: DraftSpec, small: ModelShape) -> SpeculativeCost:
     return SpeculativeCost(
         target=cost,
         check=dataclasses.replace(cost, query_tokens=1 + draft.tokens),
@@ -249,7 +249,7 @@ def facts_of(cost: RooflineCost, draft: ModelShape | None = None) -> KindFacts:
     gpu, gpus = cost.hardware, cost.parallel.gpus
     return KindFacts(
         gpus=gpus,
-        kv_tokens_max=room(cost.model, gpu, cost.parallel, cost.precision, draft).kv_tokens,
+        kv_tokens_max=split_memory(cost.model, gpu, cost.parallel, cost.precision, draft).kv_tokens,
         kv_token_bytes=cost.kv_token_bytes,
         usd_per_hour=(gpu.usd_per_hour or 0.0) * gpus,
         power_w=gpu.gpu_share_w * gpus,
@@ -257,17 +257,17 @@ def facts_of(cost: RooflineCost, draft: ModelShape | None = None) -> KindFacts:
     )
 
 
-def _setting(spec: TableSpec | SplitwiseSpec, folder: Path) -> tuple[Setting, KindFacts]:
+def _setting(spec: TableSpec | SplitwiseSpec, folder: Path) -> tuple[TableSetting, KindFacts]:
     """The facts are those of the same worker under the roofline: a table knows no memory."""
     model, gpu = _named(spec.llm, spec.hardware, folder)
     pp = spec.pp if isinstance(spec, TableSpec) else 1
     likeness = RooflineCost(model=model, hardware=gpu, parallel=Parallel(tp=spec.tp, pp=pp), engine=IDEAL)
     facts = facts_of(likeness)
-    setting = Setting(
+    setting = TableSetting(
         llm=model.name,
         hardware=gpu.name,
         tp=spec.tp,
-        wire=spec.wire or Wire(bytes_per_s=gpu.inter_node_bytes_per_s * facts.gpus),
+        wire=spec.wire or HandoffLink(bytes_per_s=gpu.inter_node_bytes_per_s * facts.gpus),
         kv_token_bytes=facts.kv_token_bytes,
         prompt_factor=spec.prompt_factor,
     )
@@ -289,7 +289,7 @@ def _table(spec: TableSpec, folder: Path) -> Built:
             raise ConfigError(f"profile is {spec.profile!r}{hint}; known: {', '.join(known)}")
 
 
-def _vidur(spec: TableSpec, setting: Setting) -> RooflineCost:
+def _vidur(spec: TableSpec, setting: TableSetting) -> RooflineCost:
     """Vidur's measured layers; attention, exchange and head from the roofline."""
     curve = vidur_layer(llm=setting.llm, gpu=setting.hardware, tp=setting.tp)
     profile = engine_profile(spec.engine or "ideal", llm=setting.llm, gpu=hardware(setting.hardware), tp=setting.tp)

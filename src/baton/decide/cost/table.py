@@ -12,7 +12,7 @@ from baton.core.names import did_you_mean
 from baton.core.types import StepShape, prefill_pairs
 from baton.decide.cost.catalog import data_text
 from baton.decide.cost.curve import Curve, rising_curve
-from baton.decide.cost.handoff import Wire
+from baton.decide.cost.handoff import HandoffLink
 
 PROMPT_TOKENS, GENERATED_TOKENS = 512, 64
 """Splitwise's batches: prompts of this length, timed over 128 tokens, so half of them generated on average."""
@@ -21,13 +21,13 @@ MIXED_FACTOR = 1.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class TableSetting:
     """What was measured, and what the measurement does not say."""
 
     llm: str
     hardware: str
     tp: int
-    wire: Wire
+    wire: HandoffLink
     kv_token_bytes: float
     prompt_factor: float = 1.0
     """1.3 for an H100 that is capped at 70 % of its power."""
@@ -49,7 +49,7 @@ class TableCost:
     mixed_factor: float = MIXED_FACTOR
     prompt_factor: float = 1.0
     kv_token_bytes: float
-    wire: Wire
+    wire: HandoffLink
 
     def prefill_s(self, *, new_tokens: int, cached_tokens: int) -> float:
         """See `CostModel.prefill_s`. Cached tokens are free: the measurements have none."""
@@ -98,7 +98,7 @@ class SplitwiseSimCost:
     """Seconds per token by prompt x batch tokens."""
     prompt_factor: float = 1.0
     kv_token_bytes: float
-    wire: Wire
+    wire: HandoffLink
 
     def prefill_s(self, *, new_tokens: int, cached_tokens: int) -> float:
         """See `CostModel.prefill_s`."""
@@ -144,7 +144,7 @@ class DistServeCost:
     """What the simulator adds to every step; and to each token of context `engine_token_s`."""
     engine_token_s: float = 1e-7
     kv_token_bytes: float
-    wire: Wire
+    wire: HandoffLink
 
     def prefill_s(self, *, new_tokens: int, cached_tokens: int) -> float:
         """See `CostModel.prefill_s`."""
@@ -213,7 +213,7 @@ def _matching(name: str, wanted: dict[str, str]) -> list[Row]:
     return found
 
 
-def splitwise_table(setting: Setting) -> TableCost:
+def splitwise_table(setting: TableSetting) -> TableCost:
     """Read Splitwise's profile. Raises ConfigError where it has no such setting."""
     rows = _matching("splitwise.csv", {"llm": setting.llm, "hardware": setting.hardware, "tp": str(setting.tp)})
     read = [
@@ -233,7 +233,7 @@ def splitwise_table(setting: Setting) -> TableCost:
     )
 
 
-def splitwise_sim(setting: Setting) -> SplitwiseSimCost:
+def splitwise_sim(setting: TableSetting) -> SplitwiseSimCost:
     """Read the curves that the published simulator makes of the profile. Raises ConfigError where there are none."""
     rows = _matching("splitwise-sim.csv", {"llm": setting.llm, "hardware": setting.hardware, "tp": str(setting.tp)})
     return SplitwiseSimCost(
@@ -252,7 +252,7 @@ def _from_zero(points: list[tuple[float, float]]) -> Curve:
     return Curve(tuple(place for place, _ in whole), tuple(value for _, value in whole))
 
 
-def distserve_table(setting: Setting, *, engine: str, pp: int) -> DistServeCost:
+def distserve_table(setting: TableSetting, *, engine: str, pp: int) -> DistServeCost:
     """Read DistServe's fits for A100-80G. Raises ConfigError where there are none."""
     rows = _matching("distserve.csv", {"engine": engine, "llm": setting.llm, "tp": str(setting.tp)})
     fits = {row["phase"]: row for row in rows}

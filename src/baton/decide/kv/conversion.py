@@ -27,14 +27,14 @@ class KVForm(Struct, frozen=True, kw_only=True):
     layout: KVLayout
 
 
-class Refusal(Struct, frozen=True):
+class IncompatibleKV(Struct, frozen=True):
     """There is no way from one form to the other."""
 
     reason: str
     """What disagrees, both values, and what to do."""
 
 
-def negotiate(source: KVForm, target: KVForm, *, lossy_allowed: bool) -> Conversion | Refusal:
+def negotiate(source: KVForm, target: KVForm, *, lossy_allowed: bool) -> Conversion | IncompatibleKV:
     """Find out how KV of one host becomes KV of another, or why it cannot.
 
     `lossy_allowed`: whether the configuration lets numbers be rounded on the way.
@@ -42,19 +42,23 @@ def negotiate(source: KVForm, target: KVForm, *, lossy_allowed: bool) -> Convers
     ours, theirs = source.layout, target.layout
     problems = [*source.identity.disagreements(target.identity), *_disagreements(ours, theirs)]
     if problems:
-        return Refusal(
+        return IncompatibleKV(
             f"cannot convert KV of {source.identity.model} for {target.identity.model}: {'; '.join(problems)}; "
             "start both hosts with the same model files"
         )
     problems = [*ours.problems(), *theirs.problems()]
     if problems:
-        return Refusal(f"cannot convert KV: {'; '.join(problems)}")
+        return IncompatibleKV(f"cannot convert KV: {'; '.join(problems)}")
     lost = loss(ours.dtype, theirs.dtype)
     pair = f"the source keeps it in {ours.dtype}, the target in {theirs.dtype}"
     if lost is None:
-        return Refusal(f"cannot convert KV: {pair}, and no number becomes the other; give both hosts one --kv-dtype")
+        return IncompatibleKV(
+            f"cannot convert KV: {pair}, and no number becomes the other; give both hosts one --kv-dtype"
+        )
     if lost and not lossy_allowed:
-        return Refusal(f"cannot convert KV without loss: {pair}; give both one --kv-dtype, or allow lossy conversion")
+        return IncompatibleKV(
+            f"cannot convert KV without loss: {pair}; give both one --kv-dtype, or allow lossy conversion"
+        )
     return Conversion(ours, theirs, lost)
 
 

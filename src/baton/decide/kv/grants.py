@@ -10,7 +10,7 @@ from baton.core.prefixes import BlocksRemoved
 from baton.core.types import RequestId
 from baton.decide.kv.blocks import Hit
 from baton.decide.kv.holding import Holding, granted, idle_younger, youngest_to_preempt
-from baton.decide.kv.names import Names
+from baton.decide.kv.named_blocks import NamedBlocks
 from baton.decide.kv.read_backs import ReadBacks
 
 
@@ -18,7 +18,7 @@ from baton.decide.kv.read_backs import ReadBacks
 class Grants:
     """The oldest request is served first, and the one that arrived last gives way: so nothing waits for ever."""
 
-    names: Names
+    names: NamedBlocks
     read_backs: ReadBacks
     holdings: Mapping[RequestId, Holding]
     """All of the host."""
@@ -59,7 +59,7 @@ class Grants:
     def to_spare(self, holding: Holding, first: int) -> Hit | None:
         """Find what is here of a request, if there are blocks for the rest that it wants, and nobody waits for any.
 
-        `first`: as in `Names.hit`. None: it has to wait.
+        `first`: as in `NamedBlocks.hit`. None: it has to wait.
         """
         hit = self.names.hit(holding.prefix, first)
         return None if self._wanting or not self._has_room(holding, hit) else hit

@@ -33,7 +33,7 @@ from baton.decide.kv.blocks import EvictionOrder
 from baton.decide.kv.grants import Grants
 from baton.decide.kv.hashing import names_of, prefix_of, runs_per_block
 from baton.decide.kv.holding import KEPT_FREE_RATIO, Holding, granted
-from baton.decide.kv.names import named_blocks
+from baton.decide.kv.named_blocks import empty_blocks
 from baton.decide.kv.read_backs import ReadBacks
 from baton.decide.kv.tier import Tier
 from baton.decide.kv.window import ONE_HASH_A_BLOCK, PromptRules, behind_blocks
@@ -56,7 +56,7 @@ class HostPool:
         self.block_tokens = block_tokens
         self.window = prompts.window
         self.block_runs = runs_per_block(block_tokens, prompts.hash_tokens or block_tokens)
-        self._names = named_blocks(self, blocks_total, eviction, tiers)
+        self._names = empty_blocks(self, blocks_total, eviction, tiers)
         self._blocks, self.tiers = self._names.blocks, self._names.tiers
         """What is below the arena. None: nothing, and what is given up is gone."""
         self._read_backs = ReadBacks(host, self.block_tokens, self._names, self._settle)

@@ -10,7 +10,7 @@ from baton.core.keeping import LoadEnded, LoadWanted, ReadBack, ReadBackWanted
 from baton.core.messages import PoolCommand
 from baton.core.types import BlockHash, HostId
 from baton.decide.kv.holding import Holding, granted
-from baton.decide.kv.names import Names
+from baton.decide.kv.named_blocks import NamedBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class ReadBacks:
 
     host: HostId
     block_tokens: int
-    names: Names
+    names: NamedBlocks
     settle: Callable[[Holding], None]
     """Gives back the blocks of a holding, where that was waiting for its lease to end."""
     _under_way: dict[int, _Read] = field(default_factory=dict[int, _Read])

@@ -37,7 +37,7 @@ ARENA_PARTS = 8
 """At most one in so many blocks of the arena is kept for a write to each tier, however large the writes may be."""
 
 
-class BackedFirst:
+class BackedBlocksFirst:
     """Give up blocks that a tier below has, before those that are nowhere else; among either in the inner order."""
 
     def __init__(self, inner: Callable[[], EvictionOrder]) -> None:
@@ -85,7 +85,7 @@ class _Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class ReadablePrefix:
     """How far a prompt can be read."""
 
     blocks: int
@@ -171,14 +171,14 @@ class Tiers:
         """Count the leading ones of these that the arena holds, or that nobody looks at any more."""
         return self.arena.hit(hashes, self.window, self.block_tokens).count
 
-    def reach(self, hashes: Sequence[BlockHash]) -> list[Reach]:
+    def reach(self, hashes: Sequence[BlockHash]) -> list[ReadablePrefix]:
         """Say how far a prompt can be read behind what the arena holds, and how long that takes: the shortest first.
 
         One for each run of blocks in one tier. Tiers are read side by side; a read that would take too long is cut.
         """
         blocks, load_s = self.held_blocks(hashes), 0.0
         asked: Counter[str] = Counter()
-        found: list[Reach] = []
+        found: list[ReadablePrefix] = []
         for tier, run in groupby(self.find(hashes[blocks:]), key=lambda tier: tier):
             wanted = sum(1 for _ in run)
             count = min(wanted, tier.readable_blocks - asked[tier.name])
@@ -187,7 +187,7 @@ class Tiers:
             asked[tier.name] += count
             blocks += count
             load_s = max(load_s, tier.speed.load_s(tier.loading + asked[tier.name]))
-            found.append(Reach(blocks, load_s))
+            found.append(ReadablePrefix(blocks, load_s))
             if count < wanted:
                 break
         return found

@@ -12,7 +12,7 @@ from baton.core.ports import CostModel
 from baton.core.types import ClusterView, Request, Slo, WorkerView
 from baton.decide.policy.prefix import best_prefix
 from baton.decide.policy.routing import queue_s
-from baton.decide.policy.telling import after_prompt_s
+from baton.decide.policy.telling import first_token_delay_s
 
 
 class Reject(Struct, frozen=True, kw_only=True):
@@ -60,7 +60,7 @@ class BoundedQueue:
             """Any arena's hit may be pulled over; what a tier has, only its own host can read."""
             hits, model, wait_s = cluster.tier_hits.get(worker.host, ()), cost.on(worker.kind), queue_s(worker, cost)
             prompt_s = best_prefix(request, hit_tokens, hits, model, wait_s=wait_s).ttft_s
-            return prompt_s + after_prompt_s(worker, request, cluster, cost, prompt_s=prompt_s - wait_s)
+            return prompt_s + first_token_delay_s(worker, request, cluster, cost, prompt_s=prompt_s - wait_s)
 
         waits_s = [first_token_s(worker) for worker in cluster.having("prefill")]
         if not waits_s or min(waits_s) <= self.ttft_slack * ttft_s:
@@ -71,7 +71,7 @@ class BoundedQueue:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakeAll:
+class AdmitAll:
     """Take every request that the queue has room for, whatever it was promised: what most of the literature does."""
 
     requests_max: int = 65_536

@@ -13,25 +13,25 @@ from msgspec import Struct
 from baton.core.plugin import load_plugin
 from baton.core.ports import CostModel
 from baton.core.types import ROLES, ClusterView, LoadWindow, Role, StepShape, WorkerId, WorkerView
-from baton.decide.policy.forecast import Demand, ForecastPolicy
+from baton.decide.policy.forecast import ForecastPolicy, LoadRates
 
 RECENT = "recent-demand"
 BATCH_MAX = 1024
 """Largest decode batch that is thought of where a worker does not tell its own."""
 
 
-class Needed(Struct, frozen=True, kw_only=True):
+class WorkersNeeded(Struct, frozen=True, kw_only=True):
     """Workers that a demand keeps fully busy, as fractions."""
 
     prefill: float
     decode: float
 
 
-def needed(demand: Demand, worker: WorkerView, cost: CostModel, tpot_s: float) -> Needed:
+def workers_needed(demand: LoadRates, worker: WorkerView, cost: CostModel, tpot_s: float) -> WorkersNeeded:
     """Predict the workers, all like this one, that compute the demand's prompts and decode its answers within TPOT."""
     model = cost.on(worker.kind)
     if not demand.requests_rps:
-        return Needed(prefill=0.0, decode=0.0)
+        return WorkersNeeded(prefill=0.0, decode=0.0)
     prompt_tokens = max(1, round(demand.prompt_tokens))
     prefill = demand.requests_rps * model.prefill_s(new_tokens=prompt_tokens, cached_tokens=0)
     reach_tokens = round(demand.prompt_tokens + demand.output_tokens / 2)
@@ -40,7 +40,7 @@ def needed(demand: Demand, worker: WorkerView, cost: CostModel, tpot_s: float) -
         return model.step_s(StepShape(decode_requests=batch, context_tokens=batch * reach_tokens))
 
     batch = largest_batch(worker, reach_tokens, step_s_max=tpot_s, model=model)
-    return Needed(prefill=prefill, decode=demand.requests_rps * demand.output_tokens * step_s(batch) / batch)
+    return WorkersNeeded(prefill=prefill, decode=demand.requests_rps * demand.output_tokens * step_s(batch) / batch)
 
 
 def largest_batch(worker: WorkerView, reach_tokens: int, *, step_s_max: float, model: CostModel) -> int:
@@ -55,7 +55,7 @@ def largest_batch(worker: WorkerView, reach_tokens: int, *, step_s_max: float, m
     return low
 
 
-def promised_tpot_s(history: Sequence[LoadWindow], otherwise_s: float) -> float:
+def recent_slo_tpot_s(history: Sequence[LoadWindow], otherwise_s: float) -> float:
     """Return the TPOT that was promised last, if any was in the last 60 windows."""
     for window in islice(reversed(history), 60):
         if window.slo_tpot_s:
@@ -92,8 +92,8 @@ class DemandRoles:
         total = len(prefill) + len(decode)
         if total < 3:
             return {}
-        work = needed(
-            self._forecast.ahead(history, 0.0), cluster.workers[0], cost, promised_tpot_s(history, self.tpot_s)
+        work = workers_needed(
+            self._forecast.ahead(history, 0.0), cluster.workers[0], cost, recent_slo_tpot_s(history, self.tpot_s)
         )
         if not work.prefill + work.decode:
             return {}
@@ -140,7 +140,7 @@ class ForecastScaling:
         if not cluster.workers:
             return {}
         demand = self._forecast.ahead(history, self.start_s)
-        work = needed(demand, cluster.workers[0], cost, promised_tpot_s(history, self.tpot_s))
+        work = workers_needed(demand, cluster.workers[0], cost, recent_slo_tpot_s(history, self.tpot_s))
         load: dict[Role, float] = {"prefill": work.prefill, "decode": work.decode, "mixed": work.prefill + work.decode}
         live = {role: sum(worker.role == role for worker in cluster.workers) for role in ROLES}
         return {

@@ -35,7 +35,7 @@ class FairnessPolicy(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromisesKept:
+class SloOrder:
     """Who was promised a first token keeps the place that the promise was made for; others stand by their priority.
 
     Why: admission predicts a first token behind what waits already. Strict priorities let any number of later requests

@@ -17,7 +17,7 @@ DAY_S = 86_400.0
 _END = attrgetter("end_s")
 
 
-class Demand(Struct, frozen=True, kw_only=True):
+class LoadRates(Struct, frozen=True, kw_only=True):
     """Load as rates. All 0 where nothing came."""
 
     requests_rps: float = 0.0
@@ -29,7 +29,7 @@ class Demand(Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class ForecastPolicy(Protocol):
-    def ahead(self, history: Sequence[LoadWindow], horizon_s: float) -> Demand:
+    def ahead(self, history: Sequence[LoadWindow], horizon_s: float) -> LoadRates:
         """Predict the load `horizon_s` after the end of the last window.
 
         `history` is never empty, and its windows end one after the other, the last one now. Old ones are longer.
@@ -44,9 +44,9 @@ class RecentDemand:
     span_s: float = 30.0
     """How far back it looks."""
 
-    def ahead(self, history: Sequence[LoadWindow], horizon_s: float) -> Demand:
+    def ahead(self, history: Sequence[LoadWindow], horizon_s: float) -> LoadRates:
         """See `ForecastPolicy.ahead`."""
-        return demand_of(since(history, history[-1].end_s - self.span_s))
+        return load_rates(since(history, history[-1].end_s - self.span_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,18 +61,18 @@ class TimeOfDay:
     steady_requests: float = 20.0
     """Requests that are added to both when this day is compared with earlier ones: what few requests say is chance."""
 
-    def ahead(self, history: Sequence[LoadWindow], horizon_s: float) -> Demand:
+    def ahead(self, history: Sequence[LoadWindow], horizon_s: float) -> LoadRates:
         """See `ForecastPolicy.ahead`."""
         now_s = history[-1].end_s
-        recent = demand_of(since(history, now_s - self.span_s))
+        recent = load_rates(since(history, now_s - self.span_s))
         then = _earlier(history, now_s + horizon_s + self.span_s / 2, self.span_s)
         same = _earlier(history, now_s, self.span_s)
         if not then or not same:
             return recent
-        usual, expected = demand_of(same), demand_of(then)
+        usual, expected = load_rates(same), load_rates(then)
         steady_rps = self.steady_requests / self.span_s
         scale = (recent.requests_rps + steady_rps) / (usual.requests_rps + steady_rps)
-        return Demand(
+        return LoadRates(
             requests_rps=expected.requests_rps * scale,
             prompt_tokens=expected.prompt_tokens,
             output_tokens=expected.output_tokens,
@@ -115,7 +115,7 @@ def since(history: Sequence[LoadWindow], from_s: float) -> list[LoadWindow]:
     return list(islice(reversed(history), max(1, len(history) - older)))
 
 
-def demand_of(windows: Sequence[LoadWindow]) -> Demand:
+def load_rates(windows: Sequence[LoadWindow]) -> LoadRates:
     """Reduce windows to rates."""
     span_s, arrived, arrived_tokens, finished, output_tokens = 0.0, 0, 0, 0, 0
     for window in windows:
@@ -124,7 +124,7 @@ def demand_of(windows: Sequence[LoadWindow]) -> Demand:
         arrived_tokens += window.arrived_tokens
         finished += window.finished_requests
         output_tokens += window.output_tokens
-    return Demand(
+    return LoadRates(
         requests_rps=arrived / span_s if span_s else 0.0,
         prompt_tokens=arrived_tokens / arrived if arrived else 0.0,
         output_tokens=output_tokens / finished if finished else 0.0,

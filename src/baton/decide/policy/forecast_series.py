@@ -11,7 +11,7 @@ from typing import Any
 
 from baton.core.errors import ConfigError
 from baton.core.types import LoadWindow
-from baton.decide.policy.forecast import Demand, demand_of, since
+from baton.decide.policy.forecast import LoadRates, load_rates, since
 
 Fit = Callable[[list[float], int], list[float]]
 _ARIMA, _HOLT = "statsmodels.tsa.arima.model", "statsmodels.tsa.holtwinters"
@@ -43,7 +43,7 @@ class Arima:
     def __post_init__(self) -> None:
         _optional(_ARIMA)
 
-    def ahead(self, history: Sequence[LoadWindow], horizon_s: float) -> Demand:
+    def ahead(self, history: Sequence[LoadWindow], horizon_s: float) -> LoadRates:
         """See `ForecastPolicy.ahead`."""
         return _ahead(history, horizon_s, self, self._latest, self._fit)
 
@@ -65,7 +65,7 @@ class ExponentialSmoothing:
     def __post_init__(self) -> None:
         _optional(_HOLT)
 
-    def ahead(self, history: Sequence[LoadWindow], horizon_s: float) -> Demand:
+    def ahead(self, history: Sequence[LoadWindow], horizon_s: float) -> LoadRates:
         """See `ForecastPolicy.ahead`."""
         return _ahead(history, horizon_s, self, self._latest, _fit_ets)
 
@@ -90,9 +90,9 @@ def _ahead(
     series: Arima | ExponentialSmoothing,
     latest: _Latest,
     fit: Fit,
-) -> Demand:
+) -> LoadRates:
     now_s = history[-1].end_s
-    recent = demand_of(since(history, now_s - series.bin_s))
+    recent = load_rates(since(history, now_s - series.bin_s))
     asked = int(now_s // series.bin_s), max(1, round(horizon_s / series.bin_s))
     if asked != latest.asked:
         rates = binned_rps(history, series.bin_s, series.points_max)
@@ -100,7 +100,9 @@ def _ahead(
         latest.asked, latest.rate_rps = asked, None if told_little else _forecast_rps(rates, asked[1], fit)
     if latest.rate_rps is None:
         return recent
-    return Demand(requests_rps=latest.rate_rps, prompt_tokens=recent.prompt_tokens, output_tokens=recent.output_tokens)
+    return LoadRates(
+        requests_rps=latest.rate_rps, prompt_tokens=recent.prompt_tokens, output_tokens=recent.output_tokens
+    )
 
 
 def _forecast_rps(rates: list[float], steps: int, fit: Fit) -> float:

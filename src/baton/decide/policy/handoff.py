@@ -25,7 +25,7 @@ class HandoffPolicy(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class AlwaysDirect:
+class DirectHandoff:
     """From host to host: one way, and the pool is left to what it keeps."""
 
     def way(self, handoff: HandoffView) -> Way:
@@ -34,7 +34,7 @@ class AlwaysDirect:
 
 
 @dataclass(frozen=True, slots=True)
-class AlwaysCentral:
+class PoolHandoff:
     """By the pool: the source is free as soon as it has put, and may die then."""
 
     def way(self, handoff: HandoffView) -> Way:
@@ -43,7 +43,7 @@ class AlwaysCentral:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheapestWay:
+class CheapestHandoff:
     """Direct, unless measured costs say otherwise: the pool is clearly quicker, or the direct way fails."""
 
     gain_ratio: float = 0.8
@@ -80,7 +80,7 @@ class FirstTokenPolicy(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ByPrefill:
+class FirstTokenByPrefill:
     """Whoever computes the prompt: the first token does not wait for the handoff."""
 
     def teller(self, request: Request, cost: CostModel) -> Teller:
@@ -89,7 +89,7 @@ class ByPrefill:
 
 
 @dataclass(frozen=True, slots=True)
-class ByDecode:
+class FirstTokenByDecode:
     """Whoever goes on: prefill needs no sampler, and all but the prompt's last token is handed over.
 
     The first token waits for the handoff; from it on no gap between tokens does.

@@ -24,7 +24,7 @@ class MovesPolicy(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class StayPut:
+class NoMoves:
     """Every request ends where it decodes."""
 
     def moves(

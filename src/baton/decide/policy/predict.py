@@ -8,7 +8,7 @@ from baton.core.ports import CostModel
 from baton.core.types import ClusterView, Request, StepShape, WorkerView
 from baton.decide.policy.prefix import prefix_on
 from baton.decide.policy.routing import queue_s
-from baton.decide.policy.telling import after_prompt_s
+from baton.decide.policy.telling import first_token_delay_s
 
 
 def first_token_s(worker: WorkerView, request: Request, cluster: ClusterView, cost: CostModel) -> float:
@@ -19,7 +19,7 @@ def first_token_s(worker: WorkerView, request: Request, cluster: ClusterView, co
     """
     wait_s = queue_s(worker, cost)
     prompt_s = prefix_on(worker, request, cluster, cost, wait_s=wait_s).ttft_s
-    return prompt_s + after_prompt_s(worker, request, cluster, cost, prompt_s=prompt_s - wait_s)
+    return prompt_s + first_token_delay_s(worker, request, cluster, cost, prompt_s=prompt_s - wait_s)
 
 
 def prompt_s(worker: WorkerView, request: Request, hit_tokens: int, cost: CostModel) -> float:

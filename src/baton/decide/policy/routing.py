@@ -11,7 +11,7 @@ from msgspec import Struct
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, HostId, Request, Until, WorkerId, WorkerView
 from baton.decide.policy.prefix import prefix_on
-from baton.decide.policy.telling import after_prompt_s
+from baton.decide.policy.telling import first_token_delay_s
 
 
 class Route(Struct, frozen=True, kw_only=True):
@@ -62,7 +62,7 @@ class EarliestFirstToken:
         own_s: dict[tuple[str, int], float] = {}  # the same for all workers of one kind with the same hit
 
         def left_s(worker: WorkerView, prompt_s: float) -> float:
-            return after_prompt_s(worker, request, cluster, cost, prompt_s=prompt_s)
+            return first_token_delay_s(worker, request, cluster, cost, prompt_s=prompt_s)
 
         def key(worker: WorkerView) -> tuple[float, int, WorkerId]:
             wait_s = queue_s(worker, cost)

@@ -7,7 +7,7 @@ from baton.core.types import ClusterView, Request, StepShape, WorkerView
 from baton.decide.policy.work import decodes
 
 
-def after_prompt_s(
+def first_token_delay_s(
     worker: WorkerView, request: Request, cluster: ClusterView, cost: CostModel, *, prompt_s: float
 ) -> float:
     """Predict how long after this worker's work on the prompt, which takes `prompt_s`, its first token comes.

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import structs
 
 from baton.core.config import BatchLimits
-from baton.decide.cost.handoff import Wire
+from baton.decide.cost.handoff import HandoffLink
 from baton.lab.plan.capacity import requests_max
 from baton.lab.plan.search import PlannedFleet, WorkerGroup
 from baton.lab.sim.spec import ClusterSpec, SimKind, SimKV, SimWorkers
@@ -58,7 +58,7 @@ def cost_section(group: WorkerGroup, *, same_host: bool) -> dict[str, Any]:
     gpus, hardware = cost.parallel.gpus, cost.hardware
     wire = cost.wire
     if same_host:
-        wire = Wire(bytes_per_s=hardware.intra_node_bytes_per_s * gpus)
+        wire = HandoffLink(bytes_per_s=hardware.intra_node_bytes_per_s * gpus)
     section: dict[str, Any] = {
         "model": "roofline", "llm": structs.asdict(cost.model), "hardware": group.option.stock.section,
         "engine": structs.asdict(cost.engine), "weights": cost.precision.weights, "kv": cost.precision.kv,

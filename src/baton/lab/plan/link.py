@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from baton.decide.cost.handoff import Wire, break_even_bytes_per_s, buffer_bytes
+from baton.decide.cost.handoff import HandoffLink, break_even_bytes_per_s, buffer_bytes
 from baton.decide.cost.model import FORMAT_BYTES
 from baton.lab.plan.demand import WorkloadDemand
 from baton.lab.plan.options import WorkerOption
@@ -54,7 +54,7 @@ def link_advice(option: WorkerOption, demand: WorkloadDemand, *, same_host: bool
         peak_break_even_bytes_per_s=break_even_bytes_per_s(
             token_bytes=cost.kv_token_bytes, saved_s=peak_s, tokens=tokens
         ),
-        handoff_s=(cost.wire or Wire(bytes_per_s=bytes_per_s)).transfer_s(
+        handoff_s=(cost.wire or HandoffLink(bytes_per_s=bytes_per_s)).transfer_s(
             tokens=tokens, token_bytes=cost.kv_token_bytes
         ),
         prefill_s=prefill_s,

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from baton.decide.cost.custom_hardware import CustomHardware
 from baton.decide.cost.engine_profile import engine_profile
-from baton.decide.cost.handoff import Wire
+from baton.decide.cost.handoff import HandoffLink
 from baton.decide.cost.hardware import Hardware
 from baton.decide.cost.model import ModelShape
-from baton.decide.cost.own_hardware import OwnHardware
 from baton.decide.cost.parallel import Parallel, Precision, experts_gpus_max, worker_problems
 from baton.decide.cost.roofline import RooflineCost
 from baton.decide.cost.spec import KindFacts, facts_of
@@ -29,7 +29,7 @@ class GpuStock:
     """Of one GPU. None: no price is known."""
     link_bytes_per_s: float | None = None
     """Per GPU, between hosts. None: the hardware's."""
-    own: OwnHardware | None = None
+    own: CustomHardware | None = None
     """How its owner described it. None: the catalogue has it."""
 
     @property
@@ -89,7 +89,7 @@ class OptionRanges:
 
 
 def build_options(
-    choices: OptionRanges, stocks: tuple[GpuStock, ...], wire: Wire | None
+    choices: OptionRanges, stocks: tuple[GpuStock, ...], wire: HandoffLink | None
 ) -> tuple[list[WorkerOption], list[str]]:
     """Build every worker that can be cut and that fits; say of the others what is in the way."""
     found: list[WorkerOption] = []
@@ -135,11 +135,11 @@ def _cuts(choices: OptionRanges, stock: GpuStock) -> Iterator[Parallel]:
 
 
 def _option(
-    choices: OptionRanges, stock: GpuStock, parallel: Parallel, precision: Precision, wire: Wire | None
+    choices: OptionRanges, stock: GpuStock, parallel: Parallel, precision: Precision, wire: HandoffLink | None
 ) -> WorkerOption:
     engine = engine_profile(choices.engine, llm=choices.model.name, gpu=stock.hardware, tp=parallel.tp)
     if wire is None and stock.link_bytes_per_s is not None:
-        wire = Wire(bytes_per_s=stock.link_bytes_per_s * parallel.gpus)
+        wire = HandoffLink(bytes_per_s=stock.link_bytes_per_s * parallel.gpus)
     cost = RooflineCost(
         model=choices.model, hardware=stock.hardware, parallel=parallel, precision=precision, engine=engine, wire=wire
     )

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import structs
 
-from baton.decide.policy.named import named
+from baton.decide.policy.policy_sets import policy_set
 from baton.lab.plan.cluster import cluster_spec
 from baton.lab.plan.demand import LengthClass, WorkloadDemand
 from baton.lab.plan.search import PlannedFleet, Search
@@ -30,7 +30,7 @@ SEQUENCES_MAX = 3
 PLAYED_MAX = 6_000
 """Requests of all sequences, where no more are to be judged: they take seconds. A fleet with many requests at once has
 fewer sequences, in which bursts weigh less, and then a shorter one."""
-_POLICY = named("baton")
+_POLICY = policy_set("baton")
 
 
 class PlayLength(NamedTuple):

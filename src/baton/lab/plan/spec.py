@@ -14,10 +14,10 @@ from baton.core.misfits import misfits
 from baton.core.ranges import Bandwidth, Number, Range, out_of_range
 from baton.core.types import Slo
 from baton.decide.cost.catalog import hardware
+from baton.decide.cost.custom_hardware import CustomHardware, described
 from baton.decide.cost.engine_profile import engine_profile
-from baton.decide.cost.handoff import Wire
+from baton.decide.cost.handoff import HandoffLink
 from baton.decide.cost.model import Format, KVFormat, ModelShape
-from baton.decide.cost.own_hardware import OwnHardware, described
 from baton.decide.cost.parallel import Precision
 from baton.decide.cost.spec import read_model
 from baton.lab.plan.admission import Admission
@@ -37,7 +37,7 @@ Dollars = Annotated[float, Range(above=0.0, such_as="USD of one GPU and hour, su
 Degree = Annotated[int, Range(least=1, such_as="a number of GPUs, such as 1")]
 
 
-class HardwareSpec(OwnHardware, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class HardwareSpec(CustomHardware, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """GPUs of one kind: of the catalogue by `name`, or described by the other keys as well."""
 
     gpus: Some
@@ -47,11 +47,11 @@ class HardwareSpec(OwnHardware, frozen=True, kw_only=True, forbid_unknown_fields
     """Per GPU, between hosts. None: the hardware's."""
 
     @property
-    def own(self) -> OwnHardware | None:
+    def own(self) -> CustomHardware | None:
         """Its description. None: the catalogue has it, and at most its price is said."""
         if not self.like and self.said.keys() <= {"usd_per_hour"}:
             return None
-        return OwnHardware(name=self.name, like=self.like, **self.said)
+        return CustomHardware(name=self.name, like=self.like, **self.said)
 
 
 class SloSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,7 +95,7 @@ class PlanSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Tiers below the arenas, to try one by one, and none. Need a trace whose requests share prefixes."""
     reach: HandoffPath | None = None
     """None: `node` where one node holds all GPUs."""
-    wire: Wire | None = None
+    wire: HandoffLink | None = None
     """Of handoffs between hosts, per worker. None: the hardware's."""
     finalists: Number = 2
     """Fleets that are simulated. 0: none."""

@@ -11,7 +11,7 @@ from baton.decide.policy.draws import draw
 from baton.decide.policy.predict import prompt_s
 from baton.decide.policy.prefix import prefix_on
 from baton.decide.policy.routing import Route, queue_s
-from baton.decide.policy.telling import after_prompt_s
+from baton.decide.policy.telling import first_token_delay_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class GlobalCacheAware:
         sources = cluster.kinds_on(best)
 
         def left_s(worker: WorkerView, own_s: float) -> float:
-            return after_prompt_s(worker, request, cluster, cost, prompt_s=own_s)
+            return first_token_delay_s(worker, request, cluster, cost, prompt_s=own_s)
 
         def key(worker: WorkerView) -> tuple[float, int, WorkerId]:
             here = hits.get(worker.host, 0)

@@ -26,7 +26,7 @@ def freeness(worker: WorkerView) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Freest:
+class LlumnixRouting:
     """The worker with the highest freeness. Routes, and places on the same host, where its KV is.
 
     A prompt is told to end at its first token, though mostly nobody else goes on: what decodes is what may move.
@@ -49,7 +49,7 @@ class Freest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rebalance:
+class LlumnixMoves:
     """At every tick, pair the least free workers with the freest, and move one request of each pair."""
 
     source_steps_max: float = 100.0

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, Request, StepShape, WorkerView
-from baton.decide.policy.admission import Reject, TakeAll, refuse_late
+from baton.decide.policy.admission import AdmitAll, Reject, refuse_late
 from baton.decide.policy.predict import decode_step_s, first_token_s
 
 RECENT_MAX = 65_536
@@ -29,7 +29,7 @@ class EarlyRejection:
 
     def admit(self, request: Request, cluster: ClusterView, cost: CostModel, now_s: float) -> Reject | None:
         """See `AdmissionPolicy.admit`."""
-        full = TakeAll(requests_max=self.requests_max).admit(request, cluster, cost, now_s)
+        full = AdmitAll(requests_max=self.requests_max).admit(request, cluster, cost, now_s)
         if full is not None or request.slo is None:
             return full
         ttft_s = soonest_s(request, cluster, cost)
@@ -62,7 +62,7 @@ class PredictedRejection:
 
     def admit(self, request: Request, cluster: ClusterView, cost: CostModel, now_s: float) -> Reject | None:
         """See `AdmissionPolicy.admit`."""
-        full = TakeAll(requests_max=self.requests_max).admit(request, cluster, cost, now_s)
+        full = AdmitAll(requests_max=self.requests_max).admit(request, cluster, cost, now_s)
         if full is not None:
             return full
         workers = cluster.having("decode") or list(cluster.workers)

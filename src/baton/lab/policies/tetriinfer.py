@@ -17,7 +17,7 @@ from baton.decide.policy.predict import kv_free_tokens
 
 
 @dataclass(slots=True, kw_only=True)
-class TwoChoices:
+class TetriInferPlacement:
     """Of two workers drawn among those with room for the predicted answer: the one with fewer heavy decodes.
 
     A decode is heavy from a predicted length on. The prediction comes from answers that have finished, in ranges.
@@ -67,7 +67,7 @@ def _two(request: Request, workers: Sequence[WorkerView]) -> list[WorkerView]:
 
 
 @dataclass(slots=True, kw_only=True)
-class IdleFlip:
+class TetriInferRoles:
     """Flip a worker that has been idle for a while, if the other role has work for it. One of each role stays."""
 
     idle_s: float = 60.0

@@ -33,7 +33,7 @@ from baton.decide.control.coordinator import Coordinator
 from baton.decide.policy.moves import MovesPolicy
 from baton.decide.policy.prefix import prefix_on
 from baton.decide.policy.routing import Route, queue_s
-from baton.decide.policy.telling import after_prompt_s
+from baton.decide.policy.telling import first_token_delay_s
 
 RANKED_MAX = 8
 """Places of a policy's own order that are asked for."""
@@ -338,7 +338,7 @@ def _prefill_option(
         load_s=prefix.load_s,
         queue_s=wait_s,
         prefill_s=cost.on(worker.kind).prefill_s(new_tokens=new_tokens, cached_tokens=prefix.tokens),
-        ttft_s=prefix.ttft_s + after_prompt_s(worker, request, cluster, cost, prompt_s=prompt_s),
+        ttft_s=prefix.ttft_s + first_token_delay_s(worker, request, cluster, cost, prompt_s=prompt_s),
     )
 
 

@@ -8,17 +8,17 @@ from baton.core.config import Plugin, PolicyConfig
 from baton.core.errors import ConfigError
 from baton.core.plugin import is_ours, load_plugin, plugin_maker
 from baton.decide.control.build import build_policies as load_policies
-from baton.decide.control.own_eviction import eviction_maker
+from baton.decide.control.guarded_eviction import eviction_maker
 from baton.decide.policy.batching import BatchingPolicy
 from baton.decide.policy.fairness import FairnessPolicy
-from baton.decide.policy.named import named
+from baton.decide.policy.policy_sets import policy_set
 from baton.lab.sim.cluster import SimPolicies
 from baton.lab.sim.spec import ClusterSpec
 
 
 def build_policies(name: str, spec: ClusterSpec) -> SimPolicies:
     """Make the policies of a name, fresh. Raises ConfigError for an unknown one: it lists the known."""
-    return configured_policies(named(name), spec)
+    return configured_policies(policy_set(name), spec)
 
 
 def configured_policies(config: PolicyConfig, spec: ClusterSpec) -> SimPolicies:

@@ -15,7 +15,7 @@ from baton.core.messages import Outcome
 from baton.core.types import BlockHash, Request, RequestId, Sampling, Slo
 from baton.decide.control.decision_log import Decision, PoolDecision
 from baton.decide.kv.hashing import block_hashes
-from baton.decide.policy.named import named
+from baton.decide.policy.policy_sets import policy_set
 from baton.lab.report.summary import RequestRecord
 from baton.lab.sim.cells import CellJob, cell_jobs, merge_records
 from baton.lab.sim.checkers import check_nothing_left
@@ -206,7 +206,7 @@ def replay_trace(
     requests are promised whose trace says nothing; policies see it, as live. `tap` is told every decision as it is
     made: for a log, or a timeline. Raises ConfigError for an unknown policy, and for a tap on more than one cell.
     """
-    config = named(policy) if isinstance(policy, str) else policy
+    config = policy_set(policy) if isinstance(policy, str) else policy
     if spec.cells == 1:
         return play_cell(CellJob(spec=spec, trace=trace, policy=config, seed=seed, slo=slo), tap)
     if tap is not None:

@@ -11,7 +11,7 @@ from baton.compute.hash_engine import BYTE_TOKENS_FROM
 from baton.core.config import BatchLimits, Preemption, Topology
 from baton.core.types import HostId, RequestId, Role, Sampling, WorkerId
 from baton.decide.kv.window import Window
-from baton.decide.policy.named import NAMED
+from baton.decide.policy.policy_sets import POLICY_SETS
 from baton.lab.sim.engines import STOP_TOKEN
 from baton.lab.sim.faults import (
     Cancel,
@@ -186,7 +186,7 @@ def _draw_window(seed: int) -> Window | None:
 
 def _draw_policy(draw: Random) -> str:
     """Ours and the restless ones mostly, and every other now and then."""
-    return draw.choice(("baton", "baton", RESTLESS, RESTLESS, draw.choice(sorted(NAMED))))
+    return draw.choice(("baton", "baton", RESTLESS, RESTLESS, draw.choice(sorted(POLICY_SETS))))
 
 
 def _spread(cluster: ClusterSpec, draw: Random, *, hosts_min: int) -> ClusterSpec:

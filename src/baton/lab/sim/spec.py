@@ -20,7 +20,7 @@ from baton.core.ports import CostModel
 from baton.core.ranges import Bandwidth, Count, Number, Price, Range, Ratio, Seconds, out_of_range
 from baton.core.types import HostId, Role, WorkerId, WorkerView
 from baton.decide.cost.heterogeneous import HeterogeneousCost
-from baton.decide.cost.load import LoadedCost, load_cost, settled
+from baton.decide.cost.load import LoadedCost, inline_files, load_cost
 from baton.decide.cost.spec import LinearSpec, Overhead
 from baton.decide.kv.tier import TierRules
 from baton.decide.kv.window import PromptRules, Window, request_tokens_max
@@ -322,5 +322,7 @@ def load_spec(text: str, *, form: Form = "toml", folder: str = "") -> ClusterSpe
     if problems:
         raise ConfigError("\n".join(problems))
     here = Path(spec.folder)
-    kinds = {name: structs.replace(kind, cost=settled(kind.cost, folder=here)) for name, kind in spec.kinds.items()}
+    kinds = {
+        name: structs.replace(kind, cost=inline_files(kind.cost, folder=here)) for name, kind in spec.kinds.items()
+    }
     return structs.replace(spec, kinds=kinds, folder="")  # whatever was named there is in it now

@@ -17,9 +17,9 @@ from baton.compute.ranks.place import rank_problems
 from baton.core.config import BatchLimits, Config
 from baton.core.errors import ConfigError
 from baton.core.types import HostId, WorkerView
-from baton.decide.cost.load import settled
+from baton.decide.cost.load import inline_files
 from baton.decide.kv.layout import KVLayout
-from baton.decide.policy.named import resolve
+from baton.decide.policy.policy_sets import resolve
 from baton.move.arena.cuda import CudaArena, create_cuda_arena
 from baton.move.arena.memfd import Arena, create_arena
 from baton.move.arena.opening import places_of
@@ -80,7 +80,7 @@ def priced(config: Config, card: ModelCard, computing: Computing) -> Config:
     of the topology.
     """
     if config.cost.get("model", "linear") != "linear" or "kinds" in config.cost:
-        return msgspec.structs.replace(config, cost=settled(config.cost, folder=Path()))
+        return msgspec.structs.replace(config, cost=inline_files(config.cost, folder=Path()))
     return msgspec.structs.replace(config, cost={**device_prices(config, card, computing), **config.cost})
 
 

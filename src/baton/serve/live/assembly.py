@@ -18,14 +18,14 @@ from baton.core.plugin import load_plugin
 from baton.core.types import HostId, Slo
 from baton.decide.control.build import build_coordinator
 from baton.decide.control.decision_log import LogHeader
-from baton.decide.control.own_eviction import eviction_maker
-from baton.decide.cost.load import load_cost, settled
+from baton.decide.control.guarded_eviction import eviction_maker
+from baton.decide.cost.load import inline_files, load_cost
 from baton.decide.kv.blocks import EvictionOrder
 from baton.decide.kv.host_pool import HostPool
 from baton.decide.kv.tier import Tier
 from baton.decide.kv.window import PromptRules, Window
 from baton.decide.policy.batching import BatchingPolicy
-from baton.decide.policy.named import own_sources, plugin_names, resolve
+from baton.decide.policy.policy_sets import own_sources, plugin_names, resolve
 from baton.serve.host.build import (
     Computing,
     HostParts,
@@ -75,7 +75,7 @@ def assemble(config: Config, card: ModelCard) -> Parts:
     policy = resolve(config.policy)
     _check_batching(policy.batching)
     computing = choose_computing(config, card)
-    given_cost = settled(config.cost, folder=Path())
+    given_cost = inline_files(config.cost, folder=Path())
     config = priced(msgspec.structs.replace(config, cost=given_cost), card, computing)
     layout = computing.layout
     card = limit_context(config, card)

@@ -19,7 +19,7 @@ from baton.core.errors import RequestError
 from baton.core.keeping import TierNews
 from baton.core.messages import RetireWorker, StartWorker
 from baton.core.types import HostId
-from baton.decide.kv.conversion import KVForm, Refusal, negotiate
+from baton.decide.kv.conversion import IncompatibleKV, KVForm, negotiate
 from baton.decide.kv.window import request_tokens_max
 from baton.move.clock import now_s
 from baton.serve.host.mover_keeper import MoverKeeper
@@ -155,7 +155,7 @@ class Hosts:
         assert self._form is not None, "nobody has a token before the terms were asked for"
         for source, target in ((hello.form, self._form), (self._form, hello.form)):
             way = negotiate(source, target, lossy_allowed=self._parts.config.hosts.lossy)
-            if isinstance(way, Refusal):
+            if isinstance(way, IncompatibleKV):
                 return Refused(way.reason, again=False)
         ours, theirs = self.driver.layout.block_tokens, hello.form.layout.block_tokens
         if theirs % ours:

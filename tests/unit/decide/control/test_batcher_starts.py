@@ -6,7 +6,7 @@ from baton.core.config import BatchLimits
 from baton.core.messages import StartRequest
 from baton.core.types import BlockId, HostId, WorkerView, pack_tokens
 from baton.decide.control.batcher import Batcher
-from baton.decide.control.rules import BatcherRules
+from baton.decide.control.rules import BatcherPolicies
 from baton.decide.cost.linear import LinearCost
 from baton.decide.policy.batching import MixedChunked
 from baton.lab.policies.vtc import VirtualTokenCounter
@@ -40,7 +40,7 @@ def test_a_prompt_that_comes_with_its_blocks_counts_as_served() -> None:
         WorkerView(id=W, host=HostId("h"), role="mixed"),
         block_tokens=BLOCK_TOKENS,
         limits=BatchLimits(),
-        rules=BatcherRules(batching=MixedChunked(), fairness=counter, cost=LinearCost()),
+        rules=BatcherPolicies(batching=MixedChunked(), fairness=counter, cost=LinearCost()),
     )
     prompt = list(range(6))
     made = request("a", prompt)

@@ -22,7 +22,7 @@ from baton.decide.control.coordinator import Coordinator, Policies
 from baton.decide.cost.linear import LinearCost
 from baton.decide.policy.admission import BoundedQueue
 from baton.decide.policy.fairness import FirstComeFirstServed
-from baton.decide.policy.handoff import ByDecode, ByPrefill, FirstTokenPolicy
+from baton.decide.policy.handoff import FirstTokenByDecode, FirstTokenByPrefill, FirstTokenPolicy
 from baton.decide.policy.placement import FastestStep
 
 HOST, P, D = HostId("h"), WorkerId("p"), WorkerId("d")
@@ -95,5 +95,5 @@ def test_a_promise_is_given_by_who_will_draw_the_first_token() -> None:
         asked = replace(request("a"), slo=Slo(ttft_s=1.0, tpot_s=1.0))
         return [type(command) for command in made.handle(RequestArrived(asked), 0.0)]
 
-    assert answered(ByPrefill()) == [StartPrefill]
-    assert answered(ByDecode()) == [CloseRequest]
+    assert answered(FirstTokenByPrefill()) == [StartPrefill]
+    assert answered(FirstTokenByDecode()) == [CloseRequest]

@@ -32,9 +32,9 @@ from baton.decide.control.build import build_coordinator
 from baton.decide.control.coordinator import Coordinator
 from baton.decide.control.decision_log import LOG_VERSION, Decision, LogEntry, LogHeader, decided, replay
 from baton.decide.cost.linear import LinearCost
-from baton.decide.policy.named import named
+from baton.decide.policy.policy_sets import policy_set
 
-HEADER = LogHeader(policy=named("distserve"), block_tokens=4, attempts_max=2)
+HEADER = LogHeader(policy=policy_set("distserve"), block_tokens=4, attempts_max=2)
 HOST, P, D = HostId("h"), WorkerId("p"), WorkerId("d")
 SALT = "known-to-one-tenant"
 HASHES = (BlockHash(b"one"), BlockHash(b"two"))

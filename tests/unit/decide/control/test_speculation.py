@@ -23,7 +23,7 @@ from baton.core.types import (
 )
 from baton.decide.control.batcher import Batcher
 from baton.decide.control.drafts import Drafter
-from baton.decide.control.rules import BatcherRules
+from baton.decide.control.rules import BatcherPolicies
 from baton.decide.cost.linear import LinearCost
 from baton.decide.policy.batching import MixedChunked
 from baton.decide.policy.fairness import FirstComeFirstServed
@@ -81,7 +81,7 @@ class House:
         layout = hash_card().layout(block_tokens=BLOCK_TOKENS, dtype="uint8")
         self.engine = HashEngine(layout, memoryview(bytearray(layout.block_bytes * 512)))
         view = WorkerView(id=W, host=HostId("h"), role="mixed")
-        rules = BatcherRules(
+        rules = BatcherPolicies(
             batching=MixedChunked(), fairness=FirstComeFirstServed(), cost=LinearCost(), speculation=speculation
         )
         self.batcher = Batcher(view, block_tokens=BLOCK_TOKENS, limits=limits, rules=rules)

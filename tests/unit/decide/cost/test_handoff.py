@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from baton.decide.cost.catalog import model_shape
-from baton.decide.cost.handoff import Wire, break_even_bytes_per_s, buffer_bytes
+from baton.decide.cost.handoff import HandoffLink, break_even_bytes_per_s, buffer_bytes
 from baton.decide.cost.parallel import Parallel
 from tests.unit.decide.cost.workers import worker
 
@@ -18,14 +18,14 @@ GIB = 2**30
 @pytest.mark.parametrize(("block_tokens", "measured_s"), [(16, 0.020), (128, 0.008)])
 def test_lmcache_moves_7500_tokens_over_nvlink(block_tokens: int, measured_s: float) -> None:
     """Blocks of 16 tokens are 30,000 descriptors, one per block, layer and K or V; collated to 128 they are 3,776."""
-    wire = Wire(bytes_per_s=157e9, latency_s=0.0, block_tokens=block_tokens, block_descriptors=64)
+    wire = HandoffLink(bytes_per_s=157e9, latency_s=0.0, block_tokens=block_tokens, block_descriptors=64)
     token_bytes = model_shape("llama3.1-8b").kv_token_bytes()
     assert wire.transfer_s(tokens=7500, token_bytes=token_bytes) == pytest.approx(measured_s, rel=0.02)
 
 
 def test_layers_that_are_sent_under_the_prefill_leave_a_residue() -> None:
     """Splitwise: 5 to 8 ms exposed, whatever the prompt; never more than the transfer would take whole."""
-    wire = Wire(bytes_per_s=25e9, streaming="layerwise")
+    wire = HandoffLink(bytes_per_s=25e9, streaming="layerwise")
     long = {"tokens": 2048, "token_bytes": 320 * 1024.0, "layers": 80}
     assert wire.exposed_s(**long, prefill_s=0.274) == 0.006
     assert wire.transfer_s(tokens=2048, token_bytes=320 * 1024) > 0.026
@@ -37,8 +37,8 @@ def test_layers_that_are_sent_under_the_prefill_leave_a_residue() -> None:
 
 def test_a_worker_streams_by_layers_where_its_wire_does() -> None:
     whole = worker("llama2-70b", "a100", Parallel(tp=8), "splitwise-vllm")
-    streaming = dataclasses.replace(whole, wire=Wire(bytes_per_s=25e9, streaming="layerwise"))
-    slower = dataclasses.replace(whole, wire=Wire(bytes_per_s=25e9))
+    streaming = dataclasses.replace(whole, wire=HandoffLink(bytes_per_s=25e9, streaming="layerwise"))
+    slower = dataclasses.replace(whole, wire=HandoffLink(bytes_per_s=25e9))
     assert streaming.handoff_s(tokens=4096, same_host=False) == 0.006
     assert slower.handoff_s(tokens=4096, same_host=False) > 0.05
     assert whole.handoff_s(tokens=4096, same_host=True) < whole.handoff_s(tokens=4096, same_host=False)

@@ -11,7 +11,7 @@ import pytest
 from baton.core.errors import ConfigError
 from baton.core.types import StepShape, WorkerId
 from baton.decide.cost.fitted import StepPoint, StepProfile, fit_cost, save_fitted
-from baton.decide.cost.load import load_cost, settled
+from baton.decide.cost.load import inline_files, load_cost
 from baton.decide.cost.step_logs import POINTS_MIN, read_fitted
 from baton.serve.worker.step_log import StepLogWriter
 
@@ -84,7 +84,7 @@ def test_a_settled_section_says_the_same_when_the_logs_have_been_begun_anew(tmp_
     raw = {"model": "fitted", "file": "mixed-0.jsonl"}
     kinds = {"model": "fitted", "kinds": {"old": {"file": "mixed-0.jsonl"}, "new": {"model": "linear"}}}
     expected = load_cost(raw, folder=tmp_path).cost
-    told = [settled(each, folder=tmp_path) for each in (raw, kinds)]
+    told = [inline_files(each, folder=tmp_path) for each in (raw, kinds)]
     write_log(tmp_path, "mixed-0", [])
     with pytest.raises(ConfigError, match="0 steps"):
         load_cost(raw, folder=tmp_path)

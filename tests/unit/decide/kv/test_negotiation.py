@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from baton.decide.kv.conversion import Conversion, KVForm, Refusal, negotiate
+from baton.decide.kv.conversion import Conversion, IncompatibleKV, KVForm, negotiate
 from baton.decide.kv.identity import KVIdentity
 from baton.decide.kv.layout import KVLayout
 
@@ -26,7 +26,7 @@ def of_model(**fields: object) -> KVForm:
 
 def refused(target: KVForm, *, lossy_allowed: bool = True) -> str:
     answer = negotiate(FORM, target, lossy_allowed=lossy_allowed)
-    assert isinstance(answer, Refusal)
+    assert isinstance(answer, IncompatibleKV)
     return answer.reason
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from baton.core.errors import ConfigError
 from baton.core.types import ROLES, LoadWindow, Role
-from baton.decide.policy.demand import DemandRoles, ForecastScaling, largest_batch, needed
-from baton.decide.policy.forecast import DAY_S, Demand, RecentDemand, TimeOfDay, demand_of
+from baton.decide.policy.demand import DemandRoles, ForecastScaling, largest_batch, workers_needed
+from baton.decide.policy.forecast import DAY_S, LoadRates, RecentDemand, TimeOfDay, load_rates
 from baton.decide.policy.forecast_series import Arima, ExponentialSmoothing, binned_rps
 from tests.unit.decide.policy.views import COST, cluster, worker
 
@@ -27,10 +27,10 @@ def window(
 
 def test_recent_demand_is_what_came_in_the_last_while() -> None:
     history = [window(float(second), arrived=100 if second < 70 else 4) for second in range(1, 101)]
-    assert RecentDemand(span_s=30.0).ahead(history, 60.0) == Demand(
+    assert RecentDemand(span_s=30.0).ahead(history, 60.0) == LoadRates(
         requests_rps=4.0, prompt_tokens=100.0, output_tokens=50.0
     )
-    assert demand_of([]) == Demand()
+    assert load_rates([]) == LoadRates()
 
 
 def test_the_time_of_day_is_known_from_the_day_before_and_scaled_by_this_day() -> None:
@@ -93,11 +93,11 @@ def test_a_series_is_fitted_again_when_it_has_a_new_point(kind: type[Arima] | ty
 
 def test_workers_are_needed_as_the_cost_model_says() -> None:
     """10 prompts a second of 90 + 10 ms: 1 worker. A step of 40 requests takes 50 ms: 10 * 100 * 0.05 / 40 workers."""
-    demand = Demand(requests_rps=10.0, prompt_tokens=90.0, output_tokens=100.0)
-    work = needed(demand, worker("p"), COST, 0.05)
+    demand = LoadRates(requests_rps=10.0, prompt_tokens=90.0, output_tokens=100.0)
+    work = workers_needed(demand, worker("p"), COST, 0.05)
     assert work.prefill == pytest.approx(1.0)
     assert work.decode == pytest.approx(10 * 100 * 0.05 / 40)
-    assert needed(Demand(), worker("p"), COST, 0.05).prefill == 0
+    assert workers_needed(LoadRates(), worker("p"), COST, 0.05).prefill == 0
 
 
 def test_the_largest_batch_is_bounded_by_time_memory_and_the_workers_own_limit() -> None:

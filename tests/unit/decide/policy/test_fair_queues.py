@@ -12,10 +12,10 @@ from baton.core.config import BatchLimits
 from baton.core.messages import BlocksGranted, BlocksWanted, StartRequest
 from baton.core.types import BlockId, HostId, Request, RequestId, Slo, WorkerId, WorkerView, pack_tokens
 from baton.decide.control.batcher import Batcher
-from baton.decide.control.rules import BatcherRules
+from baton.decide.control.rules import BatcherPolicies
 from baton.decide.cost.linear import LinearCost
 from baton.decide.policy.batching import MixedChunked
-from baton.decide.policy.fairness import FirstComeFirstServed, PromisesKept
+from baton.decide.policy.fairness import FirstComeFirstServed, SloOrder
 from baton.lab.policies.vtc import VirtualTokenCounter
 from tests.unit.decide.policy.views import request
 
@@ -140,7 +140,7 @@ def test_two_backlogged_tenants_stay_within_the_bound_of_the_paper() -> None:
 def test_a_client_that_was_served_less_waits_for_few_while_memory_is_short() -> None:
     """The pool answers by arrival: who has asked goes first, so not all of a crowd may have asked."""
     view = WorkerView(id=WorkerId("w"), host=HostId("h"), role="mixed")
-    rules = BatcherRules(batching=MixedChunked(), fairness=VirtualTokenCounter(), cost=LinearCost())
+    rules = BatcherPolicies(batching=MixedChunked(), fairness=VirtualTokenCounter(), cost=LinearCost())
     batcher = Batcher(view, block_tokens=16, limits=BatchLimits(), rules=rules)
     crowd = [request(str(place), tenant="crowd", prompt_tokens=20, arrived_at_s=place) for place in range(30)]
     assert _asked_for(batcher, crowd) == ["0", "1", "2", "3"], "of 30, for which a step has room"
@@ -170,7 +170,7 @@ def test_a_promise_is_not_broken_by_those_who_come_later_whatever_their_priority
     slo = Slo(ttft_s=4.0, tpot_s=0.05)
 
     def place(priority: int, arrived_at_s: float, slo: Slo | None = slo) -> tuple[float, ...]:
-        return PromisesKept().key(replace(request(arrived_at_s=arrived_at_s, slo=slo), priority=priority))
+        return SloOrder().key(replace(request(arrived_at_s=arrived_at_s, slo=slo), priority=priority))
 
     assert place(1_000, 0.0) < place(-1_000, 2.0)
     assert place(1_000, 0.0) > place(-1_000, 1.9), "within what the promise bears, priority decides"

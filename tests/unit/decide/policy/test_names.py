@@ -8,7 +8,7 @@ from baton.core.config import Plugin, PolicyChoice, PolicyConfig
 from baton.core.config_file import load
 from baton.core.errors import ConfigError
 from baton.decide.control.build import build_coordinator, build_policies
-from baton.decide.policy.named import NAMED, named, resolve
+from baton.decide.policy.policy_sets import POLICY_SETS, policy_set, resolve
 from tests.unit.decide.policy.views import COST
 
 NAMES = [
@@ -37,18 +37,18 @@ NAMES = [
 
 
 def test_the_names_are_the_published_ones() -> None:
-    assert sorted(NAMED) == sorted(NAMES)
+    assert sorted(POLICY_SETS) == sorted(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_makes_a_coordinator(name: str) -> None:
-    assert build_coordinator(named(name), cost=COST, block_tokens=16, attempts_max=3).live_requests == 0
+    assert build_coordinator(policy_set(name), cost=COST, block_tokens=16, attempts_max=3).live_requests == 0
 
 
 def test_a_family_that_is_given_wins_over_the_name() -> None:
     config = load('[policy]\nname = "splitwise"\n[policy.placement]\nuse = "least-load"\n')
     chosen = resolve(config.policy)
-    assert chosen.routing == NAMED["splitwise"].routing
+    assert chosen.routing == POLICY_SETS["splitwise"].routing
     assert chosen.placement.use == "least-load"
 
 
@@ -56,13 +56,13 @@ def test_a_family_that_is_given_wins_also_where_it_is_what_plays_by_default() ->
     default = PolicyConfig()
     choice = f'[policy]\nname = "least-load"\n[policy.batching]\nuse = "{default.batching.use}"\n'
     chosen = resolve(load(choice).policy)
-    assert chosen.batching == default.batching != NAMED["least-load"].batching
-    assert chosen.streaming == NAMED["least-load"].streaming
+    assert chosen.batching == default.batching != POLICY_SETS["least-load"].batching
+    assert chosen.streaming == POLICY_SETS["least-load"].streaming
 
 
 def test_every_family_can_be_chosen_and_nothing_chosen_is_the_default() -> None:
     assert PolicyChoice.__struct_fields__ == PolicyConfig.__struct_fields__
-    assert resolve(PolicyChoice()) == PolicyConfig() == named("baton")
+    assert resolve(PolicyChoice()) == PolicyConfig() == policy_set("baton")
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:

@@ -6,14 +6,14 @@ import msgspec
 import pytest
 
 from baton.core.types import ClusterView, HostId, Slo, TierHit
-from baton.decide.policy.admission import BoundedQueue, Reject, TakeAll
+from baton.decide.policy.admission import AdmitAll, BoundedQueue, Reject
 from baton.decide.policy.prefix import best_prefix
-from baton.decide.policy.pressure import LeastPressure
 from baton.decide.policy.routing import EarliestFirstToken, RoutingPolicy
+from baton.decide.policy.slo_headroom import SloHeadroom
 from baton.lab.policies.cache_aware import GlobalCacheAware
 from tests.unit.decide.policy.views import COST, cluster, request, worker
 
-ROUTERS = (EarliestFirstToken(), GlobalCacheAware(), LeastPressure())
+ROUTERS = (EarliestFirstToken(), GlobalCacheAware(), SloHeadroom())
 
 
 def below(view: ClusterView, **hits: tuple[TierHit, ...]) -> ClusterView:
@@ -54,11 +54,11 @@ def test_admission_counts_the_time_of_reading() -> None:
 
 
 def test_admission_by_pressure_counts_it_too() -> None:
-    asked, policy = request(slo=Slo(ttft_s=0.3, tpot_s=1.0)), LeastPressure()
+    asked, policy = request(slo=Slo(ttft_s=0.3, tpot_s=1.0)), SloHeadroom()
     workers = (worker("p"), worker("d", "decode"))
     assert policy.admit(asked, below(cluster(*workers), h=(TierHit(900, 0.1),)), COST, 0.0) is None
     assert policy.admit(asked, below(cluster(*workers), h=(TierHit(900, 0.5),)), COST, 0.0) is not None
-    assert TakeAll().admit(asked, below(cluster(*workers), h=(TierHit(900, 0.5),)), COST, 0.0) is None
+    assert AdmitAll().admit(asked, below(cluster(*workers), h=(TierHit(900, 0.5),)), COST, 0.0) is None
 
 
 @pytest.mark.parametrize("router", ROUTERS, ids=lambda router: type(router).__name__)

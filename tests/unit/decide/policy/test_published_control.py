@@ -6,9 +6,9 @@ from baton.core.types import FlightView, HostId, LoadWindow, RequestId, Slo, Wor
 from baton.decide.policy.lengths import RecentMean
 from baton.decide.policy.routing import Route
 from baton.lab.policies.arrow import ArrowRoles, ArrowRouting
-from baton.lab.policies.llumnix import Freest, Rebalance, freeness
+from baton.lab.policies.llumnix import LlumnixMoves, LlumnixRouting, freeness
 from baton.lab.policies.mooncake import EarlyRejection, PredictedRejection
-from baton.lab.policies.tetriinfer import IdleFlip, TwoChoices
+from baton.lab.policies.tetriinfer import TetriInferPlacement, TetriInferRoles
 from tests.unit.decide.policy.views import COST, cluster, request, worker
 
 SLO = Slo(ttft_s=2.0, tpot_s=0.02)
@@ -46,7 +46,7 @@ def test_prediction_looks_at_the_decode_load_when_the_prompt_will_be_done() -> N
 
 def test_of_two_workers_the_one_with_fewer_heavy_decodes_is_taken() -> None:
     workers = [worker("a", "decode", running_requests=9), worker("b", "decode", running_requests=9)]
-    policy = TwoChoices()
+    policy = TetriInferPlacement()
     heavy = [
         policy.place(request(f"h{index}"), None, workers, cluster(*workers, expected_tokens=500.0), COST)
         for index in range(4)
@@ -59,17 +59,17 @@ def test_a_worker_without_room_for_the_predicted_answer_is_not_among_the_two() -
     small = worker("a", "decode", kv_tokens_max=1399)
     large = worker("b", "decode", running_requests=50, kv_tokens_max=1400)
     view = cluster(small, large, expected_tokens=250.0)
-    assert TwoChoices().place(request(), None, [small, large], view, COST) == "b"
+    assert TetriInferPlacement().place(request(), None, [small, large], view, COST) == "b"
 
 
 def test_an_idle_worker_flips_after_a_minute_and_the_last_of_a_role_never() -> None:
     busy = worker("d0", "decode", running_requests=1)
     view = cluster(worker("p0"), worker("p1"), busy)
-    policy, window = IdleFlip(), [LoadWindow(end_s=0.0, window_s=1.0)]
+    policy, window = TetriInferRoles(), [LoadWindow(end_s=0.0, window_s=1.0)]
     assert policy.assign(view, window, COST, 0.0) == {}
     assert policy.assign(view, window, COST, 59.0) == {}
     assert policy.assign(view, window, COST, 60.0) == {"p0": "decode"}
-    last = IdleFlip(idle_s=0.0)
+    last = TetriInferRoles(idle_s=0.0)
     assert last.assign(cluster(worker("p0"), busy), window, COST, 0.0) == {}
     idle = cluster(worker("p0"), worker("p1"), worker("d0", "decode"))
     assert last.assign(idle, window, COST, 0.0) == {}, "nobody has work"
@@ -100,11 +100,15 @@ def test_freeness_is_free_kv_per_request_and_a_queue_takes_from_it() -> None:
     assert freeness(worker("a", queued_tokens=500, context_tokens=600, kv_tokens_max=1000)) == -100
     free = worker("free", "decode", running_requests=1, context_tokens=500, kv_tokens_max=1000)
     full = worker("full", running_requests=3, context_tokens=500, kv_tokens_max=1000)
-    assert Freest().route(request(), [full], cluster(full, free), COST) == Route(worker=free.id, until="first_token")
+    assert LlumnixRouting().route(request(), [full], cluster(full, free), COST) == Route(
+        worker=free.id, until="first_token"
+    )
     far = worker("far", "decode", kv_tokens_max=1000, host="other")
     here = cluster(full, free, far)
-    assert Freest().place(request(), HostId("h"), [free, far], here, COST) == free.id, "its KV stays where it is"
-    assert Freest().place(request(), None, [free, far], here, COST) == far.id
+    assert LlumnixRouting().place(request(), HostId("h"), [free, far], here, COST) == free.id, (
+        "its KV stays where it is"
+    )
+    assert LlumnixRouting().place(request(), None, [free, far], here, COST) == far.id
 
 
 def test_one_request_moves_from_the_least_free_to_the_freest_the_youngest_first() -> None:
@@ -114,9 +118,9 @@ def test_one_request_moves_from_the_least_free_to_the_freest_the_youngest_first(
         FlightView(request=request(name), worker=WorkerId("full"), started_at_s=at_s)
         for name, at_s in (("old", 1.0), ("young", 2.0))
     ]
-    assert Rebalance().moves(cluster(full, free), flights, COST, 3.0) == {RequestId("young"): WorkerId("free")}
-    assert Rebalance().moves(cluster(full, free), flights[:1], COST, 3.0) == {}, "the only one is left where it is"
-    assert Rebalance(source_steps_max=30.0).moves(cluster(full, free), flights, COST, 3.0) == {}
+    assert LlumnixMoves().moves(cluster(full, free), flights, COST, 3.0) == {RequestId("young"): WorkerId("free")}
+    assert LlumnixMoves().moves(cluster(full, free), flights[:1], COST, 3.0) == {}, "the only one is left where it is"
+    assert LlumnixMoves(source_steps_max=30.0).moves(cluster(full, free), flights, COST, 3.0) == {}
 
 
 def test_lengths_are_learned_from_answers_of_like_prompts_once_there_are_enough() -> None:

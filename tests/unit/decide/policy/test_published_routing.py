@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.core.types import HostId
-from baton.decide.policy.admission import TakeAll
+from baton.decide.policy.admission import AdmitAll
 from baton.decide.policy.routing import Route
 from baton.lab.policies.baselines import Colocated, LeastLoad, RandomWorker, RoundRobin, ShortestQueue
 from baton.lab.policies.cache_aware import DynamoRouter, GlobalCacheAware, LlmdScorer, SglangRouter
@@ -48,8 +48,8 @@ def test_colocated_takes_any_worker_and_keeps_the_answer_there() -> None:
 
 def test_take_all_refuses_only_beyond_its_bound() -> None:
     view = cluster(worker("a", running_requests=5))
-    assert TakeAll(requests_max=6).admit(request(), view, COST, 0.0) is None
-    refused = TakeAll(requests_max=5).admit(request(), view, COST, 0.0)
+    assert AdmitAll(requests_max=6).admit(request(), view, COST, 0.0) is None
+    refused = AdmitAll(requests_max=5).admit(request(), view, COST, 0.0)
     assert refused is not None
     assert refused.reject == "queue_full"
 

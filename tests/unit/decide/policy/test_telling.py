@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from baton.core.types import ClusterView, HostId, Slo, WorkerView
 from baton.decide.policy.admission import AdmissionPolicy, BoundedQueue
-from baton.decide.policy.pressure import LeastPressure
 from baton.decide.policy.routing import EarliestFirstToken, Route, RoutingPolicy
-from baton.decide.policy.telling import after_prompt_s
+from baton.decide.policy.slo_headroom import SloHeadroom
+from baton.decide.policy.telling import first_token_delay_s
 from baton.lab.policies.cache_aware import GlobalCacheAware
 from baton.lab.policies.mooncake import EarlyRejection, PredictedRejection
 from tests.unit.decide.policy.views import COST, cluster, request, worker
@@ -29,7 +29,7 @@ def view(*workers: WorkerView, by: Literal["prefill", "decode"] = "decode", is_s
     return replace(cluster(*(workers or (P, D))), first_token_by=by, is_sent_ahead=is_sent_ahead)
 
 
-@pytest.mark.parametrize("policy", [BoundedQueue(), LeastPressure(), EarlyRejection(), PredictedRejection()])
+@pytest.mark.parametrize("policy", [BoundedQueue(), SloHeadroom(), EarlyRejection(), PredictedRejection()])
 def test_a_promise_that_the_handoff_breaks_is_not_given(policy: AdmissionPolicy) -> None:
     """1.01 s of work and 0.11 s of handoff and step: too long for 1.1 s, where prefill alone would do it in time."""
     asked = request(slo=Slo(ttft_s=1.1, tpot_s=1.0))
@@ -41,7 +41,7 @@ def test_a_promise_that_the_handoff_breaks_is_not_given(policy: AdmissionPolicy)
 
 def test_the_handoff_and_a_step_lie_before_the_first_token() -> None:
     def left_s(worker: WorkerView, cluster: ClusterView) -> float:
-        return after_prompt_s(worker, request(), cluster, COST, prompt_s=ALONE_S)
+        return first_token_delay_s(worker, request(), cluster, COST, prompt_s=ALONE_S)
 
     assert left_s(P, view(by="prefill")) == 0.0
     assert left_s(P, view()) == pytest.approx(WAY_S + STEP_S)
@@ -56,7 +56,7 @@ def test_of_what_is_sent_ahead_the_last_chunk_is_left_or_what_the_wire_is_behind
 
     def left_s(prompt_s: float) -> float:
         cluster = view(chunked, D, is_sent_ahead=True)
-        return after_prompt_s(chunked, request(), cluster, COST, prompt_s=prompt_s)
+        return first_token_delay_s(chunked, request(), cluster, COST, prompt_s=prompt_s)
 
     assert left_s(ALONE_S) == pytest.approx(0.01 + STEP_S)
     assert left_s(0.05) == pytest.approx(WAY_S - 0.05 + STEP_S)

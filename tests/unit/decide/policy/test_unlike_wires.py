@@ -11,9 +11,9 @@ from baton.core.ports import CostModel, handoff_between_s
 from baton.core.types import Role, WorkerView
 from baton.decide.cost.heterogeneous import HeterogeneousCost
 from baton.decide.policy.placement import FastestStep, PlacementPolicy
-from baton.decide.policy.pressure import LeastPressure
 from baton.decide.policy.routing import Route, RoutingPolicy
-from baton.decide.policy.telling import after_prompt_s
+from baton.decide.policy.slo_headroom import SloHeadroom
+from baton.decide.policy.telling import first_token_delay_s
 from baton.lab.policies.cache_aware import GlobalCacheAware
 from tests.unit.decide.policy.views import COST, cluster, request, worker
 
@@ -42,7 +42,7 @@ def test_a_handoff_takes_as_long_as_its_slower_end(cost: CostModel) -> None:
     assert way_s() == cost.handoff_s(tokens=1000, same_host=False) == pytest.approx(10.0), "nobody knows between whom"
 
 
-@pytest.mark.parametrize("policy", [FastestStep(), LeastPressure()])
+@pytest.mark.parametrize("policy", [FastestStep(), SloHeadroom()])
 def test_decode_goes_where_the_wires_of_both_ends_are_fast(policy: PlacementPolicy, cost: CostModel) -> None:
     """A step of the slow wire's worker is 1 ms shorter, which is worth it only where the way is as long to either."""
     near, far = alone("near", "fast", "decode"), alone("far", "slow", "decode")
@@ -52,7 +52,7 @@ def test_decode_goes_where_the_wires_of_both_ends_are_fast(policy: PlacementPoli
         assert policy.place(request(), prompts.host, (near, far), view, cost) == chosen.id
 
 
-@pytest.mark.parametrize("policy", [GlobalCacheAware(), LeastPressure()])
+@pytest.mark.parametrize("policy", [GlobalCacheAware(), SloHeadroom()])
 @pytest.mark.parametrize(("holder", "chosen"), [("fast", "idle"), ("slow", "busy")])
 def test_a_prefix_is_fetched_where_both_wires_are_fast(
     policy: RoutingPolicy, holder: str, chosen: str, cost: CostModel
@@ -69,7 +69,7 @@ def test_what_lies_before_the_first_token_is_the_way_to_the_nearest_that_decodes
     def left_s(prompts: str, *decoders: str) -> float:
         workers = [alone(f"d{place}", kind, "decode") for place, kind in enumerate(decoders)]
         view = replace(cluster(*workers), first_token_by="decode")
-        return after_prompt_s(alone("p", prompts), request(), view, cost, prompt_s=1.0)
+        return first_token_delay_s(alone("p", prompts), request(), view, cost, prompt_s=1.0)
 
     assert left_s("fast", "fast") == pytest.approx(0.0999 + 0.011)
     assert left_s("fast", "slow") == pytest.approx(9.99 + 0.010)

@@ -14,7 +14,7 @@ from baton.core.types import ClusterView, FlightView, LoadWindow, RequestId, Wor
 from baton.core.ways import HandoffView, RoadView, WayWanted
 from baton.decide.control.coordinator import Coordinator
 from baton.decide.control.decision_log import Decision
-from baton.decide.policy.handoff import ByDecode
+from baton.decide.policy.handoff import FirstTokenByDecode
 from baton.lab.policies.baselines import RoundRobin
 from baton.lab.report.explain import explain, find_requests
 from baton.lab.report.questions import watch
@@ -139,7 +139,7 @@ def test_the_first_token_is_known_whoever_drew_it() -> None:
 
     def left() -> Coordinator:
         made = fresh()
-        made.policies = replace(made.policies, first_token=ByDecode())
+        made.policies = replace(made.policies, first_token=FirstTokenByDecode())
         return made
 
     recording = left()

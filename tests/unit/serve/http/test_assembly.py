@@ -13,7 +13,7 @@ from baton.compute.models.resolve import resolve_model
 from baton.core.config import Config, Plugin, PolicyChoice
 from baton.core.errors import ConfigError
 from baton.decide.cost.fitted import FittedCost, save_fitted
-from baton.decide.policy.named import NAMED
+from baton.decide.policy.policy_sets import POLICY_SETS
 from baton.serve.live.assembly import assemble
 from baton.serve.live.log_file import read_log
 
@@ -38,11 +38,14 @@ def test_a_batching_policy_that_does_not_fit_is_told_at_the_start(
 
 def test_workers_batch_as_was_chosen_for_them_whatever_the_set_says() -> None:
     mine = Plugin(use="slo-chunked")
-    for choice, batching in ((PolicyChoice(name="vtc"), NAMED["vtc"].batching), (PolicyChoice(batching=mine), mine)):
+    for choice, batching in (
+        (PolicyChoice(name="vtc"), POLICY_SETS["vtc"].batching),
+        (PolicyChoice(batching=mine), mine),
+    ):
         parts = assemble(Config(model="hash", policy=replace(choice, name="vtc")), resolve_model("hash"))
         assert parts.own is not None
         for setup in parts.own.setups:
-            assert (setup.batching, setup.fairness) == (batching, NAMED["vtc"].fairness)
+            assert (setup.batching, setup.fairness) == (batching, POLICY_SETS["vtc"].fairness)
 
 
 def test_a_log_has_the_fitted_prices_and_not_the_name_of_their_file(tmp_path: Path) -> None:

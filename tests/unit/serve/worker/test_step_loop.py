@@ -22,7 +22,7 @@ from baton.core.messages import (
 from baton.core.step import Step, StepResult
 from baton.core.types import BlockId, HostId, Request, RequestId, Sampling, WorkerId, WorkerView, pack_tokens
 from baton.decide.control.batcher import Batcher
-from baton.decide.control.rules import BatcherRules
+from baton.decide.control.rules import BatcherPolicies
 from baton.decide.cost.linear import LinearCost
 from baton.decide.policy.batching import MixedChunked
 from baton.decide.policy.fairness import FirstComeFirstServed
@@ -94,7 +94,7 @@ def _loop(sock: socket.socket) -> StepLoop:
         view,
         block_tokens=BLOCK_TOKENS,
         limits=BatchLimits(),
-        rules=BatcherRules(batching=MixedChunked(), fairness=FirstComeFirstServed(), cost=LinearCost()),
+        rules=BatcherPolicies(batching=MixedChunked(), fairness=FirstComeFirstServed(), cost=LinearCost()),
     )
     return StepLoop(ServerLink(sock), batcher, engine)
 

@@ -7,7 +7,7 @@ from random import Random
 from msgspec.structs import replace
 
 from baton.core.types import HostId, WorkerId, WorkerView
-from baton.decide.policy.distinct import Distinct
+from baton.decide.policy.distinct_workers import DistinctWorkers
 from tests.unit.decide.policy.views import worker
 
 
@@ -54,7 +54,7 @@ def changed(draw: Random, workers: list[WorkerView]) -> list[WorkerView]:
 
 
 def test_it_finds_what_is_found_anew_whoever_comes_goes_and_has_something_to_do() -> None:
-    draw, distinct = Random(7), Distinct()
+    draw, distinct = Random(7), DistinctWorkers()
     workers = [worker(f"w{number}", draw.choice(("prefill", "decode"))) for number in range(12)]
     for _ in range(2000):
         workers = changed(draw, workers)
@@ -66,7 +66,7 @@ def test_it_finds_what_is_found_anew_whoever_comes_goes_and_has_something_to_do(
 
 def test_views_that_have_not_changed_are_not_looked_at_again() -> None:
     """What is given out is what was asked about now, not a view of before."""
-    distinct, idle, busy = Distinct(), worker("a"), worker("b", running_requests=1)
+    distinct, idle, busy = DistinctWorkers(), worker("a"), worker("b", running_requests=1)
     assert distinct.among([idle, busy], {}) == [busy, idle]
     more = replace(busy, running_requests=2)
     assert distinct.among([idle, more], {}) == [more, idle]

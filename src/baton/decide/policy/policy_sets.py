@@ -12,7 +12,7 @@ from baton.core.errors import ConfigError
 from baton.core.names import did_you_mean
 from baton.core.plugin import source_digests
 
-TAKE_ALL = Plugin(use="admit-all")
+ADMIT_ALL = Plugin(use="admit-all")
 ROUND_ROBIN = Plugin(use="round-robin")
 RANDOM = Plugin(use="random")
 LEAST_LOAD = Plugin(use="least-load")
@@ -27,7 +27,7 @@ DIRECT = Plugin(use="direct-handoff")
 FREEST = Plugin(use="llumnix-routing")
 
 
-def _of(routing: Plugin, placement: Plugin, admission: Plugin = TAKE_ALL) -> PolicyConfig:
+def _of(routing: Plugin, placement: Plugin, admission: Plugin = ADMIT_ALL) -> PolicyConfig:
     """Make a set of the literature: chunks of a fixed size, no roles that change, unless it says otherwise."""
     batching = Plugin(use="mixed-chunked")
     when_done = Plugin(use="when-done")
@@ -41,7 +41,7 @@ def _of(routing: Plugin, placement: Plugin, admission: Plugin = TAKE_ALL) -> Pol
     )
 
 
-NAMED: dict[str, PolicyConfig] = {
+POLICY_SETS: dict[str, PolicyConfig] = {
     "baton": PolicyConfig(),
     "direct": PolicyConfig(handoff=DIRECT),
     "central": PolicyConfig(handoff=Plugin(use="pool-handoff")),
@@ -71,11 +71,13 @@ NAMED: dict[str, PolicyConfig] = {
 """By the name that users give."""
 
 
-def named(name: str) -> PolicyConfig:
+def policy_set(name: str) -> PolicyConfig:
     """Return the policies of a name. Raises ConfigError for an unknown one: it lists the known."""
-    found = NAMED.get(name)
+    found = POLICY_SETS.get(name)
     if found is None:
-        raise ConfigError(f"unknown policy {name!r}{did_you_mean(name, NAMED)}; known are {', '.join(NAMED)}")
+        raise ConfigError(
+            f"unknown policy {name!r}{did_you_mean(name, POLICY_SETS)}; known are {', '.join(POLICY_SETS)}"
+        )
     return found
 
 
@@ -96,4 +98,4 @@ def resolve(choice: PolicyChoice) -> PolicyConfig:
     What was chosen wins, also where it is what plays by default.
     """
     own = {family: use for family, use in asdict(choice).items() if use is not None}
-    return replace(named(choice.name) if choice.name else PolicyConfig(), **own)
+    return replace(policy_set(choice.name) if choice.name else PolicyConfig(), **own)

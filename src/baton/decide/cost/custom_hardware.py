@@ -33,7 +33,7 @@ _BELIEVED: dict[str, Range] = {
 """By key. Who writes 989 means teraFLOP/s."""
 
 
-class OwnHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CustomHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One kind of GPU in its usual node. Keys are those of `Hardware`; None: as in `like`."""
 
     name: str
@@ -87,7 +87,7 @@ class OwnHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return found
 
 
-def described(own: OwnHardware) -> Hardware:
+def described(own: CustomHardware) -> Hardware:
     """The GPU, whole. Raises ConfigError with every problem, one per line."""
     problems = own.problems()
     try:

@@ -15,7 +15,7 @@ from baton.decide.policy.eviction import LeastRecentlyUsed
 Answer = TypeVar("Answer")
 
 
-class OwnEviction:
+class GuardedEviction:
     """Asks the user's order until it raises, or gives up what is not cached; then the oldest block goes first."""
 
     def __init__(self, own: EvictionOrder, broke: Callable[[str], None]) -> None:
@@ -68,7 +68,7 @@ class OwnEviction:
 def eviction_maker(plugin: Plugin, broke: Callable[[str], None]) -> Callable[[], EvictionOrder]:
     """Make the order that is configured, once for every pool and tier. Raises ConfigError where it does not fit.
 
-    `broke`: told when one of a user's own breaks its contract; see `OwnEviction`.
+    `broke`: told when one of a user's own breaks its contract; see `GuardedEviction`.
     """
     make = plugin_maker(plugin.use, plugin.options, expects=EvictionOrder)
-    return make if is_ours(plugin.use) else lambda: OwnEviction(make(), broke)
+    return make if is_ours(plugin.use) else lambda: GuardedEviction(make(), broke)

@@ -19,12 +19,12 @@ from msgspec.structs import replace
 
 from baton.core.ports import CostModel, handoff_between_s
 from baton.core.types import ClusterView, HostId, Request, Slo, StepShape, WorkerId, WorkerView
-from baton.decide.policy.admission import Reject, TakeAll, refuse_late
-from baton.decide.policy.distinct import Distinct
+from baton.decide.policy.admission import AdmitAll, Reject, refuse_late
+from baton.decide.policy.distinct_workers import DistinctWorkers
 from baton.decide.policy.predict import with_bound
 from baton.decide.policy.prefix import prefix_on
 from baton.decide.policy.routing import Route
-from baton.decide.policy.telling import after_prompt_s
+from baton.decide.policy.telling import first_token_delay_s
 from baton.decide.policy.work import PromptWork, decodes, prompt_work, queued_work
 
 _CONTEXT, _ARENA = attrgetter("context_tokens"), attrgetter("host", "kv_tokens_max")
@@ -70,7 +70,7 @@ class _Plan(Struct, frozen=True, gc=False):
 
 
 @dataclass(slots=True, kw_only=True)
-class LeastPressure:
+class SloHeadroom:
     """Admits, routes and places. One object plays all three families, so that each knows what the others have done."""
 
     ttft_slack: float = 0.95
@@ -90,9 +90,9 @@ class LeastPressure:
     _shares: dict[WorkerId, _Share] = field(default_factory=dict[WorkerId, _Share])
     _answers: dict[WorkerId, float] = field(default_factory=dict[WorkerId, float])
     """Mean length that was predicted of the answers which decode on a worker."""
-    _computing: Distinct = field(default_factory=Distinct)
+    _computing: DistinctWorkers = field(default_factory=DistinctWorkers)
     """Whom a prompt may go to."""
-    _decoding: Distinct = field(default_factory=Distinct)
+    _decoding: DistinctWorkers = field(default_factory=DistinctWorkers)
     _now_s: float = 0.0
     _alone: tuple[Request | None, CostModel | None, Slo] = (None, None, Slo(ttft_s=1e-9, tpot_s=1e-9))
     """What the last request without a promise would see if it were alone: a decision asks that for every worker."""
@@ -100,7 +100,7 @@ class LeastPressure:
     def admit(self, request: Request, cluster: ClusterView, cost: CostModel, now_s: float) -> Reject | None:
         """See `AdmissionPolicy.admit`. Refuses what is predicted to miss its TTFT or its TPOT wherever it goes."""
         self._now_s = max(self._now_s, now_s)
-        full = TakeAll(requests_max=self.requests_max).admit(request, cluster, cost, now_s)
+        full = AdmitAll(requests_max=self.requests_max).admit(request, cluster, cost, now_s)
         if full is not None or request.slo is None or not cluster.workers:
             return full
         cluster = with_bound(cluster)
@@ -244,7 +244,7 @@ class LeastPressure:
             rest_s = self._compute_s(worker, rest, promise.tpot_s, model)
             if wait_s + rest_s < ttft_s:
                 ttft_s, prompt_s, fetch, work = wait_s + rest_s, rest_s, best, rest
-        ttft_s += after_prompt_s(worker, request, cluster, cost, prompt_s=prompt_s)
+        ttft_s += first_token_delay_s(worker, request, cluster, cost, prompt_s=prompt_s)
         late = ttft_s / promise.ttft_s
         slow = self._slow(worker, request, cluster, model, work.alone_s)
         mixing, risk = 1.0, 1.0

@@ -14,7 +14,7 @@ Facts = tuple[HostId, str, Role, int, int, int]
 
 
 @dataclass(slots=True)
-class Distinct:
+class DistinctWorkers:
     """Leaves out idle workers that differ from another idle one by a higher id alone: they are no better choice.
 
     From one decision to the next one or two workers have changed. The views of all others are the same objects

@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from baton.core.types import BoundLoad, HostId, Slo
-from baton.decide.policy.pressure import LeastPressure
 from baton.decide.policy.routing import Route
+from baton.decide.policy.slo_headroom import SloHeadroom
 from tests.unit.decide.policy.views import COST, cluster, request, worker
 
 SLO = Slo(ttft_s=2.0, tpot_s=0.05)
@@ -14,17 +14,17 @@ SLO = Slo(ttft_s=2.0, tpot_s=0.05)
 
 def test_of_equals_the_worker_of_the_role_is_taken() -> None:
     decode, prefill = worker("a", "decode"), worker("b")
-    chosen = LeastPressure().route(request(slo=SLO), [prefill], cluster(decode, prefill), COST)
+    chosen = SloHeadroom().route(request(slo=SLO), [prefill], cluster(decode, prefill), COST)
     assert chosen == Route(worker=prefill.id, until="first_token")
 
 
 def test_a_decode_worker_computes_a_prompt_when_its_own_answers_bear_it() -> None:
     """Prefill: (3.0 + 1.0) / 2 = 2 and more, late. Decode: 2 * max(1 / 2, (0.012 + 1.0 / 200) / 0.05), all kept."""
     behind, decode = worker("p", queued_tokens=3000), worker("d", "decode", running_requests=2)
-    chosen = LeastPressure().route(request(slo=SLO), [behind], cluster(behind, decode), COST)
+    chosen = SloHeadroom().route(request(slo=SLO), [behind], cluster(behind, decode), COST)
     assert chosen.worker == "d"
     tight = Slo(ttft_s=2.0, tpot_s=0.010)
-    assert LeastPressure().route(request(slo=tight), [behind], cluster(behind, decode), COST).worker == "p"
+    assert SloHeadroom().route(request(slo=tight), [behind], cluster(behind, decode), COST).worker == "p"
 
 
 def test_a_full_arena_keeps_prompts_away_from_those_who_decode() -> None:
@@ -33,18 +33,18 @@ def test_a_full_arena_keeps_prompts_away_from_those_who_decode() -> None:
     empty = worker("d", "decode", running_requests=2, kv_tokens_max=100_000)
     full = worker("d", "decode", running_requests=2, context_tokens=90_000, kv_tokens_max=100_000)
     far = worker("e", "decode", running_requests=6, host="far", kv_tokens_max=100_000)
-    assert LeastPressure().route(request(slo=SLO), [behind], cluster(behind, empty, far), COST).worker == "d"
-    assert LeastPressure().route(request(slo=SLO), [behind], cluster(behind, full, far), COST).worker == "e"
+    assert SloHeadroom().route(request(slo=SLO), [behind], cluster(behind, empty, far), COST).worker == "d"
+    assert SloHeadroom().route(request(slo=SLO), [behind], cluster(behind, full, far), COST).worker == "e"
 
 
 def test_a_prompt_goes_apart_from_those_who_decode_whatever_the_role() -> None:
     """Prefill: 1.52 s of 2. Beside two decodes 0.69, which counts twice. Where nobody decodes it is 0.5."""
     behind = worker("p", queued_tokens=500)
     decodes, free = worker("d", "decode", running_requests=2), worker("e", "decode")
-    route = LeastPressure().route
+    route = SloHeadroom().route
     assert route(request(slo=SLO), [behind], cluster(behind, decodes), COST).worker == "p"
     assert route(request(slo=SLO), [behind], cluster(behind, decodes, free), COST).worker == "e"
-    weighless = LeastPressure(mixing_ratio=1.0).route(request(slo=SLO), [behind], cluster(behind, decodes), COST)
+    weighless = SloHeadroom(mixing_ratio=1.0).route(request(slo=SLO), [behind], cluster(behind, decodes), COST)
     assert weighless.worker == "d"
 
 
@@ -53,20 +53,20 @@ def test_a_plan_that_keeps_every_promise_goes_before_one_that_only_presses_less(
     behind = worker("p", queued_tokens=950, kv_tokens_max=100_000)
     full = worker("d", "decode", running_requests=2, context_tokens=20_000, kv_tokens_max=100_000)
     view = cluster(behind, full)
-    assert LeastPressure().admit(request(slo=SLO), view, COST, 0.0) is None
-    assert LeastPressure().route(request(slo=SLO), [behind], view, COST).worker == "d"
+    assert SloHeadroom().admit(request(slo=SLO), view, COST, 0.0) is None
+    assert SloHeadroom().route(request(slo=SLO), [behind], view, COST).worker == "d"
 
 
 def test_what_a_prompt_costs_answers_is_shared_out_over_their_length_not_over_that_of_the_next() -> None:
     """Answers of 500 tokens decode. A prompt of a second for an answer of 10 costs them 2 ms a token, not 100."""
     slo = Slo(ttft_s=2.0, tpot_s=0.1)
-    policy = LeastPressure()
+    policy = SloHeadroom()
     idle, behind = worker("d", "decode"), worker("p", queued_tokens=950)
     policy.place(request(slo=slo), None, [idle], cluster(idle, behind, expected_tokens=500), COST)
     busy = worker("d", "decode", running_requests=1)
     view = cluster(behind, busy, expected_tokens=10)
     assert policy.route(request(slo=slo), [behind], view, COST).worker == "d"
-    unaware = LeastPressure().route(request(slo=slo), [behind], view, COST)
+    unaware = SloHeadroom().route(request(slo=slo), [behind], view, COST)
     assert unaware.worker == "p", "were they as short as that, it would be 100 ms a token"
 
 
@@ -74,8 +74,8 @@ def test_beside_decodes_a_prompt_takes_the_steps_that_their_promise_leaves() -> 
     """Steps of 45 ms, 12 of which decode: 33 tokens each. 1,000 of them take 1.0 s, and 31 times those 12 ms."""
     busy = worker("d", "decode", running_requests=2)
     bears = Slo(ttft_s=1.5, tpot_s=0.05)
-    assert LeastPressure().admit(request(slo=bears), cluster(busy), COST, 0.0) is None
-    refused = LeastPressure().admit(request(slo=Slo(ttft_s=1.3, tpot_s=0.05)), cluster(busy), COST, 0.0)
+    assert SloHeadroom().admit(request(slo=bears), cluster(busy), COST, 0.0) is None
+    refused = SloHeadroom().admit(request(slo=Slo(ttft_s=1.3, tpot_s=0.05)), cluster(busy), COST, 0.0)
     assert refused is not None
     assert "the first token is predicted after 1.4" in refused.reason
 
@@ -83,7 +83,7 @@ def test_beside_decodes_a_prompt_takes_the_steps_that_their_promise_leaves() -> 
 def test_prompts_given_to_a_decode_worker_add_up_until_its_answers_bear_no_more() -> None:
     """Each second of prompts beside answers of 200 tokens costs them 5 ms a token, however the queue drains."""
     behind, decode = worker("p", queued_tokens=3000), worker("d", "decode", running_requests=2)
-    policy = LeastPressure(mixing_ratio=1.0)
+    policy = SloHeadroom(mixing_ratio=1.0)
     chosen = [policy.route(request(slo=SLO), [behind], cluster(behind, decode), COST).worker for _ in range(20)]
     assert chosen[0] == "d"
     assert chosen[-1] == "p"
@@ -91,19 +91,19 @@ def test_prompts_given_to_a_decode_worker_add_up_until_its_answers_bear_no_more(
 
 def test_a_request_that_would_be_late_everywhere_is_refused() -> None:
     view = cluster(worker("p", queued_tokens=2000), worker("d", "decode", queued_tokens=2000))
-    refused = LeastPressure().admit(request(slo=SLO), view, COST, 0.0)
+    refused = SloHeadroom().admit(request(slo=SLO), view, COST, 0.0)
     assert refused is not None
     assert refused.reject == "slo"
     free = cluster(worker("p", queued_tokens=2000), worker("d", "decode"))
-    assert LeastPressure().admit(request(slo=SLO), free, COST, 0.0) is None
+    assert SloHeadroom().admit(request(slo=SLO), free, COST, 0.0) is None
 
 
 def test_a_request_whose_tokens_would_be_slow_everywhere_is_refused() -> None:
     """50 requests: 10 + 51 ms a step."""
     view = cluster(worker("p"), worker("d", "decode", running_requests=50))
-    assert LeastPressure().admit(request(slo=SLO), view, COST, 0.0) is None, "the prefill worker decodes it"
+    assert SloHeadroom().admit(request(slo=SLO), view, COST, 0.0) is None, "the prefill worker decodes it"
     full = cluster(worker("d", "decode", running_requests=50))
-    refused = LeastPressure().admit(request(slo=Slo(ttft_s=9.0, tpot_s=0.05)), full, COST, 0.0)
+    refused = SloHeadroom().admit(request(slo=Slo(ttft_s=9.0, tpot_s=0.05)), full, COST, 0.0)
     assert refused is not None
     assert "a token is predicted every 0.0610 s" in refused.reason
 
@@ -111,14 +111,14 @@ def test_a_request_whose_tokens_would_be_slow_everywhere_is_refused() -> None:
 def test_a_longer_prefix_is_pulled_only_where_that_is_faster_than_computing_it() -> None:
     near = worker("near", host="near")
     view = cluster(near, hits={"far": 900})
-    assert LeastPressure().route(request(), [near], view, COST).fetch == HostId("far")
+    assert SloHeadroom().route(request(), [near], view, COST).fetch == HostId("far")
     slow = type(COST)(step_overhead_s=0.01, prefill_token_s=0.001, handoff_token_s=0.01)
-    assert LeastPressure().route(request(), [near], view, slow).fetch is None
+    assert SloHeadroom().route(request(), [near], view, slow).fetch is None
 
 
 def test_decode_goes_where_tokens_come_fastest_and_kv_has_room() -> None:
     idle, busy = worker("idle", "decode"), worker("busy", "decode", running_requests=9)
-    place = LeastPressure().place
+    place = SloHeadroom().place
     assert place(request(slo=SLO), None, [idle, busy], cluster(idle, busy), COST) == "idle"
     full = worker("idle", "decode", context_tokens=500, kv_tokens_max=1000)
     assert place(request(slo=SLO), None, [full, busy], cluster(full, busy), COST) == "busy"
@@ -127,11 +127,11 @@ def test_decode_goes_where_tokens_come_fastest_and_kv_has_room() -> None:
 def test_answers_go_where_prompts_take_no_time_whatever_the_role() -> None:
     """An idle prefill worker: 11 ms a token. A decode worker with thirty: 41 ms, with three: 14 ms."""
     idle, busy = worker("p"), worker("d", "decode", running_requests=30)
-    assert LeastPressure().place(request(slo=SLO), None, [busy], cluster(idle, busy), COST) == "p"
+    assert SloHeadroom().place(request(slo=SLO), None, [busy], cluster(idle, busy), COST) == "p"
     calm = worker("d", "decode", running_requests=3)
-    assert LeastPressure().place(request(slo=SLO), None, [calm], cluster(idle, calm), COST) == "p"
+    assert SloHeadroom().place(request(slo=SLO), None, [calm], cluster(idle, calm), COST) == "p"
     free = worker("d", "decode")
-    assert LeastPressure().place(request(slo=SLO), None, [free], cluster(idle, free), COST) == "d", "its role"
+    assert SloHeadroom().place(request(slo=SLO), None, [free], cluster(idle, free), COST) == "d", "its role"
 
 
 def test_an_answer_weighs_more_where_prompts_take_more_of_the_time() -> None:
@@ -143,7 +143,7 @@ def test_an_answer_weighs_more_where_prompts_take_more_of_the_time() -> None:
     view = cluster(prefill, decode)
 
     def after(seconds: int, mixing_ratio: float = 2.0) -> str:
-        policy = LeastPressure(mixing_ratio=mixing_ratio)
+        policy = SloHeadroom(mixing_ratio=mixing_ratio)
         for _ in range(seconds):
             policy.route(request(slo=SLO), [prefill], cluster(prefill), COST)
         return policy.place(request(slo=SLO), None, [decode], view, COST)
@@ -155,7 +155,7 @@ def test_an_answer_weighs_more_where_prompts_take_more_of_the_time() -> None:
 def test_on_a_decode_worker_prompts_weigh_no_more_than_they_slow_its_answers() -> None:
     """Prompts of 1 s there: 5 ms, so 16 ms a token. Beside six others: 17 ms. Weighed as on p it would be 17.6."""
     lends, other = worker("d", "decode"), worker("e", "decode", running_requests=6)
-    policy = LeastPressure()
+    policy = SloHeadroom()
     policy.route(request(slo=SLO), [lends], cluster(lends), COST)
     assert policy.place(request(slo=SLO), None, [lends, other], cluster(lends, other), COST) == "d"
 
@@ -163,7 +163,7 @@ def test_on_a_decode_worker_prompts_weigh_no_more_than_they_slow_its_answers() -
 def test_an_answer_leaves_the_prefill_worker_that_prompts_make_too_slow_for_it() -> None:
     """Decode: 41 ms a token. Prefill, with 9 s of prompts in the 10 s that answers take: 11 ms and 45 of waiting."""
     prefill, decode = worker("p"), worker("d", "decode", running_requests=30)
-    policy = LeastPressure(mixing_ratio=0.0)
+    policy = SloHeadroom(mixing_ratio=0.0)
     assert policy.place(request(slo=SLO), None, [decode], cluster(prefill, decode), COST) == "p"
     for _ in range(9):
         policy.route(request(slo=SLO), [prefill], cluster(prefill), COST)
@@ -173,7 +173,7 @@ def test_an_answer_leaves_the_prefill_worker_that_prompts_make_too_slow_for_it()
 def test_an_answer_does_not_slow_prompts_that_wait_until_their_first_token_is_late() -> None:
     """Alone the prompts that wait take 1.5 s of the 2; beside a decode 41 steps more, of 11 ms: 1.96 s, too close."""
     prefill, decode = worker("p", queued_tokens=1500), worker("d", "decode", running_requests=30)
-    place = LeastPressure().place
+    place = SloHeadroom().place
     assert place(request(slo=SLO), None, [decode], cluster(prefill, decode), COST) == "d"
     patient = Slo(ttft_s=4.0, tpot_s=0.05)
     assert place(request(slo=patient), None, [decode], cluster(prefill, decode), COST) == "p"
@@ -182,7 +182,7 @@ def test_an_answer_does_not_slow_prompts_that_wait_until_their_first_token_is_la
 def test_an_answer_goes_where_the_batch_has_a_place() -> None:
     """Eight places: the ninth would wait until one of the eight has ended."""
     crowded, slower = worker("d", "decode", running_requests=8), worker("e", "decode", running_requests=12)
-    place = LeastPressure().place
+    place = SloHeadroom().place
     assert place(request(slo=SLO), None, [crowded], cluster(crowded, slower), COST) == "d"
     full = replace(crowded, requests_max=8)
     assert place(request(slo=SLO), None, [full], cluster(full, slower), COST) == "e"
@@ -196,7 +196,7 @@ def test_of_a_prompt_beside_decodes_only_what_it_adds_to_their_steps_costs_them(
     """
     slo = Slo(ttft_s=30.0, tpot_s=0.0667)
     busy, behind = worker("d", "decode", running_requests=2), worker("p", queued_tokens=28_800)
-    policy, chosen = LeastPressure(mixing_ratio=1.0), list[str]()
+    policy, chosen = SloHeadroom(mixing_ratio=1.0), list[str]()
     for _ in range(14):
         chosen.append(policy.route(request(slo=slo), [behind], cluster(behind, busy), COST).worker)
     assert chosen.count("d") == 10
@@ -206,21 +206,21 @@ def test_a_full_arena_makes_a_request_wait_for_answers_to_end() -> None:
     """9,500 tokens are used; 9,000 are given back over 200 tokens of 19 ms: 600 too many take 600 / (9,000 / 3.8) s."""
     full = worker("d", "mixed", running_requests=9, context_tokens=9500, kv_tokens_max=10_000)
     tight = Slo(ttft_s=2.0, tpot_s=0.05)
-    refused = LeastPressure().admit(request(slo=tight), cluster(full), COST, 0.0)
+    refused = SloHeadroom().admit(request(slo=tight), cluster(full), COST, 0.0)
     assert refused is not None
     roomy = worker("d", "mixed", running_requests=9, context_tokens=8000, kv_tokens_max=10_000)
-    assert LeastPressure().admit(request(slo=tight), cluster(roomy), COST, 0.0) is None
+    assert SloHeadroom().admit(request(slo=tight), cluster(roomy), COST, 0.0) is None
 
 
 def test_a_prompt_waits_for_a_place_in_a_full_batch() -> None:
     """130 decode where 128 have a place: three of them have to end, each of 200 tokens of 0.14 s: 0.66 s more."""
     promise = Slo(ttft_s=1.5, tpot_s=9.0)
     crowded = replace(worker("d", "decode", running_requests=130), requests_max=128)
-    refused = LeastPressure().admit(request(slo=promise), cluster(crowded), COST, 0.0)
+    refused = SloHeadroom().admit(request(slo=promise), cluster(crowded), COST, 0.0)
     assert refused is not None
     assert refused.reason.startswith("the first token")
     roomy = replace(crowded, requests_max=256)
-    assert LeastPressure().admit(request(slo=promise), cluster(roomy), COST, 0.0) is None
+    assert SloHeadroom().admit(request(slo=promise), cluster(roomy), COST, 0.0) is None
 
 
 def test_who_is_bound_to_a_worker_is_seen_at_the_door_and_by_prompts_that_would_go_there() -> None:
@@ -228,18 +228,18 @@ def test_who_is_bound_to_a_worker_is_seen_at_the_door_and_by_prompts_that_would_
     behind, decode = worker("p", queued_tokens=3000), worker("d", "decode")
     tight = Slo(ttft_s=2.0, tpot_s=0.013)
     alone, soon = cluster(behind, decode), replace(cluster(behind, decode), bound={decode.id: BoundLoad(2, 0)})
-    assert LeastPressure().route(request(slo=tight), [behind], alone, COST).worker == "d"
-    assert LeastPressure().route(request(slo=tight), [behind], soon, COST).worker == "p"
+    assert SloHeadroom().route(request(slo=tight), [behind], alone, COST).worker == "d"
+    assert SloHeadroom().route(request(slo=tight), [behind], soon, COST).worker == "p"
     full = replace(cluster(worker("d", "mixed")), bound={decode.id: BoundLoad(4, 0)})
-    assert LeastPressure().admit(request(slo=tight), cluster(worker("d", "mixed")), COST, 0.0) is None
-    assert LeastPressure().admit(request(slo=tight), full, COST, 0.0) is not None
+    assert SloHeadroom().admit(request(slo=tight), cluster(worker("d", "mixed")), COST, 0.0) is None
+    assert SloHeadroom().admit(request(slo=tight), full, COST, 0.0) is not None
 
 
 def test_who_has_the_kv_already_decodes_unless_the_promise_breaks_there() -> None:
     """One decode more there costs 1 ms a token, and keeps the promise: elsewhere the KV would be copied again."""
     there, idle = worker("d", "decode", running_requests=1, host="a"), worker("e", "decode", host="b")
     ahead, whole = replace(cluster(there, idle), is_sent_ahead=True), cluster(there, idle)
-    place = LeastPressure().place
+    place = SloHeadroom().place
     assert place(request(slo=SLO), HostId("p"), [there], ahead, COST) == "d"
     assert place(request(slo=SLO), HostId("p"), [there, idle], ahead, COST) == "e", "nothing has gone anywhere yet"
     assert place(request(slo=SLO), HostId("p"), [there], whole, COST) == "e", "nothing goes ahead"

@@ -8,7 +8,7 @@ import pytest
 
 from baton.core.config import Plugin
 from baton.core.types import BlockHash, BlockId
-from baton.decide.control.own_eviction import OwnEviction, eviction_maker
+from baton.decide.control.guarded_eviction import GuardedEviction, eviction_maker
 from baton.decide.kv.blocks import BlockFacts
 from baton.decide.policy.eviction import LeastRecentlyUsed
 
@@ -45,9 +45,9 @@ class Newest:
         return len(self.blocks)
 
 
-def filled(own: Newest) -> tuple[OwnEviction, list[str]]:
+def filled(own: Newest) -> tuple[GuardedEviction, list[str]]:
     told: list[str] = []
-    order = OwnEviction(own, told.append)
+    order = GuardedEviction(own, told.append)
     for block in (A, B, C):
         order.add(block, FACTS)
     return order, told

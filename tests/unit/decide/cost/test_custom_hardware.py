@@ -9,8 +9,8 @@ import pytest
 
 from baton.core.errors import ConfigError
 from baton.decide.cost.catalog import all_hardware, hardware
+from baton.decide.cost.custom_hardware import CustomHardware, described, nearest_hardware
 from baton.decide.cost.load import load_cost
-from baton.decide.cost.own_hardware import OwnHardware, described, nearest_hardware
 from baton.decide.cost.roofline import RooflineCost
 from tests.unit.decide.cost.workers import decoding, prompts
 
@@ -51,16 +51,16 @@ def test_twice_the_peaks_take_half_the_time() -> None:
 
 def test_a_gpu_like_a_known_one_is_that_one_but_for_what_is_said() -> None:
     known = hardware("h100")
-    larger = described(OwnHardware(name="H100-NVL", like="h100", memory_bytes=94e9))
+    larger = described(CustomHardware(name="H100-NVL", like="h100", memory_bytes=94e9))
     assert (larger.memory_bytes, larger.bf16_flops, larger.fp8_flops) == (94e9, known.bf16_flops, known.fp8_flops)
     assert (larger.usd_per_hour, larger.node_w) == (known.usd_per_hour, known.node_w)
-    assert described(OwnHardware(name="H100-eco", like="h100", gpu_w=500)).node_w is None
+    assert described(CustomHardware(name="H100-eco", like="h100", gpu_w=500)).node_w is None
 
 
 def test_arithmetic_and_prices_that_nobody_named_are_not_borrowed() -> None:
     """It is nearest to an H100, which has fp8 and a price."""
     plain = {key: OWN[key] for key in ("name", "memory_bytes")}
-    found = described(OwnHardware(**plain, bf16_flops=950e12, memory_bytes_per_s=3.3e12))
+    found = described(CustomHardware(**plain, bf16_flops=950e12, memory_bytes_per_s=3.3e12))
     assert "H100-80G-SXM" in found.note
     assert (found.fp8_flops, found.int8_flops, found.usd_per_hour, found.node_w) == (None, None, None, None)
 

@@ -12,12 +12,12 @@ from baton.core.types import BlockHash, BlockId, HostId, HostView
 from baton.decide.kv.blocks import BlockFacts, Blocks, EvictionOrder, Hit
 from baton.decide.kv.holding import Holding
 from baton.decide.kv.tier import Tier
-from baton.decide.kv.tiers import BackedFirst, Tiers
+from baton.decide.kv.tiers import BackedBlocksFirst, Tiers
 from baton.decide.kv.window import Window, behind_blocks
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class NamedBlocks:
     """Blocks get names here and lose them."""
 
     host: HostId
@@ -141,10 +141,12 @@ class _Host(Protocol):
     window: Window | None
 
 
-def named_blocks(pool: _Host, blocks_total: int, eviction: Callable[[], EvictionOrder], tiers: Sequence[Tier]) -> Names:
+def empty_blocks(
+    pool: _Host, blocks_total: int, eviction: Callable[[], EvictionOrder], tiers: Sequence[Tier]
+) -> NamedBlocks:
     """Make the blocks of a host's empty arena, with these tiers below it, if any."""
-    blocks = Blocks(blocks_total, BackedFirst(eviction) if tiers else eviction())
+    blocks = Blocks(blocks_total, BackedBlocksFirst(eviction) if tiers else eviction())
     below: Tiers | None = None
     if tiers:
         below = Tiers(host=pool.host, arena=blocks, tiers=tiers, block_tokens=pool.block_tokens, window=pool.window)
-    return Names(pool.host, pool.block_tokens, pool.block_runs, blocks, below, pool.window)
+    return NamedBlocks(pool.host, pool.block_tokens, pool.block_runs, blocks, below, pool.window)
