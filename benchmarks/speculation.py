@@ -23,9 +23,8 @@ from baton.core.config import BatchLimits, SpeculationConfig
 from baton.core.messages import StartRequest
 from baton.core.types import BlockId, HostId, Request, RequestId, Sampling, WorkerId, WorkerView, pack_tokens
 from baton.decide.control.batcher import Batcher
-from baton.decide.control.rules import BatcherPolicies
 from baton.decide.cost.linear import LinearCost
-from baton.decide.policy.batching import MixedChunked
+from baton.decide.policy.batching import BatcherPolicies, MixedChunked
 from baton.decide.policy.fairness import FirstComeFirstServed
 
 OUTPUT_TOKENS, BLOCK_TOKENS = 120, 16
@@ -107,7 +106,7 @@ class House:
             speculation=SpeculationConfig(tokens_max=tokens_max),
         )
         view = WorkerView(id=WorkerId("w"), host=HostId("h"), role="mixed")
-        return Batcher(view, block_tokens=BLOCK_TOKENS, limits=BatchLimits(), rules=rules)
+        return Batcher(view, block_tokens=BLOCK_TOKENS, limits=BatchLimits(), policies=rules)
 
 
 def main() -> None:

@@ -23,9 +23,8 @@ from baton.core.types import (
     pack_tokens,
 )
 from baton.decide.control.batcher import Batcher
-from baton.decide.control.rules import BatcherPolicies
 from baton.decide.cost.linear import LinearCost
-from baton.decide.policy.batching import MixedChunked
+from baton.decide.policy.batching import BatcherPolicies, MixedChunked
 from baton.decide.policy.fairness import FirstComeFirstServed
 
 OUTPUT_TOKENS, BLOCKS, BLOCK_TOKENS = 40, 16, 16
@@ -53,7 +52,7 @@ def _run(engine: StepEngine, prompt: list[int], sampling: Sampling, tokens_max: 
         speculation=SpeculationConfig(tokens_max=tokens_max),
     )
     view = WorkerView(id=WorkerId("w"), host=HostId("h"), role="mixed")
-    batcher = Batcher(view, block_tokens=BLOCK_TOKENS, limits=BatchLimits(), rules=rules)
+    batcher = Batcher(view, block_tokens=BLOCK_TOKENS, limits=BatchLimits(), policies=rules)
     request = Request(
         id=RequestId(f"r{tokens_max}"),
         prompt_tokens=len(prompt),

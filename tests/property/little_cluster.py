@@ -11,9 +11,8 @@ from baton.core.messages import StartRequest, StepReport, WorkerCommand
 from baton.core.step import Slice, SliceResult, Step
 from baton.core.types import BlockId, HostId, Request, RequestId, TokenLogprob, WorkerId, WorkerView
 from baton.decide.control.batcher import Batcher
-from baton.decide.control.rules import BatcherPolicies
 from baton.decide.cost.linear import LinearCost
-from baton.decide.policy.batching import MixedChunked
+from baton.decide.policy.batching import BatcherPolicies, MixedChunked
 from baton.decide.policy.fairness import FirstComeFirstServed
 
 BLOCK_TOKENS = 4
@@ -78,7 +77,7 @@ def new_batcher(worker: WorkerId, limits: BatchLimits, hash_tokens: int | None =
         WorkerView(id=worker, host=HostId("h"), role="mixed"),
         block_tokens=BLOCK_TOKENS,
         limits=limits,
-        rules=BatcherPolicies(batching=MixedChunked(), fairness=FirstComeFirstServed(), cost=LinearCost()),
+        policies=BatcherPolicies(batching=MixedChunked(), fairness=FirstComeFirstServed(), cost=LinearCost()),
         hash_tokens=hash_tokens,
     )
 

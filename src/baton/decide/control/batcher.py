@@ -31,11 +31,10 @@ from baton.core.messages import (
 from baton.core.step import EMPTY_STEP, LayerStream, Slice, SliceResult, Step, StepResult
 from baton.core.types import BlockHash, HostId, RequestId, Role, WorkerId, WorkerView, unpack_tokens
 from baton.decide.control.decode_run import DecodeRun, asks_after, plan_decode_run, room_steps
-from baton.decide.control.lane import ASKS_AHEAD_MAX, LOOKAHEAD_TOKENS, Lane, in_order, load_of
-from baton.decide.control.news import News
-from baton.decide.control.rules import BatcherPolicies
-from baton.decide.control.speculation import drafts_for
+from baton.decide.control.lane import ASKS_AHEAD_MAX, LOOKAHEAD_TOKENS, Lane, drafts_for, in_order, load_of
+from baton.decide.control.report_builder import ReportBuilder
 from baton.decide.kv.hashing import runs_per_block
+from baton.decide.policy.batching import BatcherPolicies
 
 
 class Batcher:
@@ -47,7 +46,7 @@ class Batcher:
         *,
         block_tokens: int,
         limits: BatchLimits,
-        rules: BatcherPolicies,
+        policies: BatcherPolicies,
         hash_tokens: int | None = None,
     ) -> None:
         """`hash_tokens`: how many tokens each of a request's hashes is of; None: of a block."""
@@ -59,14 +58,14 @@ class Batcher:
         self._hash_runs = runs_per_block(block_tokens, hash_tokens or block_tokens)
         self._limits = limits
         self._growth_tokens = max(LOOKAHEAD_TOKENS, limits.growth_tokens)
-        self._rules = rules
-        self._fairness = rules.fairness
+        self._policies = policies
+        self._fairness = policies.fairness
         self._lanes: dict[RequestId, Lane] = {}
         self._waiting: list[Lane] = []
         self._ready: list[Lane] = []
-        self._keys_version = rules.fairness.version
+        self._keys_version = policies.fairness.version
         self._newest: RequestId | None = None
-        self._news = News()
+        self._report = ReportBuilder()
 
     @property
     def is_idle(self) -> bool:
@@ -117,7 +116,7 @@ class Batcher:
             stream=LayerStream(command.attempt, command.layer_groups) if command.layer_groups > 1 else None,
         )
         self._lanes[lane.request.id] = lane
-        self._news.is_load_new = True
+        self._report.is_load_new = True
         if command.block_table:
             lane.hold(command.block_table, command.computed_tokens)
             if lane.remaining_tokens > 1 and not lane.output_tokens:
@@ -152,7 +151,7 @@ class Batcher:
         lane.hold(command.block_table, command.cached_blocks * self._block_tokens)
         self._waiting.remove(lane)
         self._make_ready(lane)
-        self._news.is_load_new = True
+        self._report.is_load_new = True
 
     def _make_ready(self, lane: Lane) -> None:
         insort(self._ready, lane, key=in_order)
@@ -175,8 +174,8 @@ class Batcher:
         (self._ready if lane.state == "ready" else self._waiting).remove(lane)
 
     def _say(self, event: BatcherEvent) -> None:
-        self._news.events.append(event)
-        self._news.is_load_new = True
+        self._report.events.append(event)
+        self._report.is_load_new = True
 
     # ---- steps out
 
@@ -190,7 +189,7 @@ class Batcher:
         Needs a batching policy that is a pure function of what it is given. A command that comes meanwhile ends it.
         """
         chosen = self._choose()
-        guesses = self._rules.speculation.tokens_max > 0
+        guesses = self._policies.speculation.tokens_max > 0
         if chosen and chosen[0][1] == 1 and not guesses and not self._asks_later():
             run = plan_decode_run([self._ready[index] for index, _ in chosen])
             if run is not None:
@@ -226,10 +225,10 @@ class Batcher:
         for lane in self._ready:
             if len(lane.tokens) >= lane.grow_at_tokens:
                 self._ask(lane, len(lane.tokens))
-        return self._rules.batching.select(self._ready, self._limits, self._rules.cost) if self._ready else []
+        return self._policies.batching.select(self._ready, self._limits, self._policies.cost) if self._ready else []
 
     def _step(self, chosen: Sequence[tuple[int, int]]) -> Step:
-        drafts = drafts_for(self._ready, chosen, self._limits, self._rules.speculation)
+        drafts = drafts_for(self._ready, chosen, self._limits, self._policies.speculation)
         return Step(tuple(self._slice(self._ready[index], count, drafts.get(index, ())) for index, count in chosen))
 
     def _asks_later(self) -> bool:
@@ -284,7 +283,7 @@ class Batcher:
         self._say(BlocksWanted(lane.request.id, lane.attempt, self.worker, lane.asked_blocks, prefix))
 
     def _slice(self, lane: Lane, count: int, drafts: Sequence[int]) -> Slice:
-        self._news.start(lane)
+        self._report.start(lane)
         return Slice(
             request_id=lane.request.id,
             tokens=[*lane.tokens, *drafts] if drafts else lane.tokens,
@@ -315,7 +314,7 @@ class Batcher:
             self._fairness.served(lane.request, prompt_tokens=0, output_tokens=steps)
             first, hashes = lane.seal() if run.names_blocks else (0, ())
             if hashes:
-                self._news.events.append(BlocksSealed(lane.request.id, lane.attempt, self.worker, first, hashes))
+                self._report.events.append(BlocksSealed(lane.request.id, lane.attempt, self.worker, first, hashes))
             if lane.request.id in ended or len(lane.tokens) >= lane.tokens_max:
                 self._end(lane)
 
@@ -329,16 +328,16 @@ class Batcher:
         """Book a slice: what it computed, the token that it drew, and one more for every draft that came true."""
         count = part.count - part.drafts
         if count > 1:
-            self._news.is_load_new = True
+            self._report.is_load_new = True
         lane.computed_tokens += count
         lane.prompt_logprobs += outcome.prompt_logprobs
         self._book_token(lane, outcome)
         if lane.drafter is None or not part.drafts:
             return
-        self._news.drafted_tokens += part.drafts
+        self._report.drafted_tokens += part.drafts
         lane.drafter.note(part.drafts, len(outcome.further))
         for token, logprob in outcome.further:  # no draft is a stop token or beyond the limit: only the last may end it
-            self._news.accepted_tokens += 1
+            self._report.accepted_tokens += 1
             lane.computed_tokens += 1
             self._book_token(lane, SliceResult(token=token, logprob=logprob))
 
@@ -347,7 +346,7 @@ class Batcher:
             lane.tokens.append(outcome.token)
         first, hashes = lane.seal()
         if hashes:
-            self._news.events.append(BlocksSealed(lane.request.id, lane.attempt, self.worker, first, hashes))
+            self._report.events.append(BlocksSealed(lane.request.id, lane.attempt, self.worker, first, hashes))
         if outcome.token is not None:
             self._emit(lane, outcome)
         elif lane.is_left:
@@ -355,7 +354,7 @@ class Batcher:
 
     def _emit(self, lane: Lane, outcome: SliceResult) -> None:
         self._fairness.served(lane.request, prompt_tokens=0, output_tokens=1)
-        self._news.draw(lane, outcome)
+        self._report.draw(lane, outcome)
         self._end(lane)
 
     def _end(self, lane: Lane) -> None:
@@ -376,11 +375,11 @@ class Batcher:
 
         `unbooked_tokens`: what a run under way has computed so far.
         """
-        news = self._news
-        if not (step_s or news.events or news.tokens):
-            news.is_load_new = False  # who only waits is told when it asks, and who has started, with its step
+        report = self._report
+        if not (step_s or report.events or report.tokens):
+            report.is_load_new = False  # who only waits is told when it asks, and who has started, with its step
             return None
-        return news.take(self.view(now_s, unbooked_tokens), step_s)
+        return report.take(self.view(now_s, unbooked_tokens), step_s)
 
     def view(self, now_s: float, unbooked_tokens: int = 0) -> WorkerView:
         """Describe the load."""

@@ -58,9 +58,8 @@ from baton.decide.control.prefixes import Prefixes
 from baton.decide.control.reshaping import Reshaping
 from baton.decide.control.room import WaitingRoom
 from baton.decide.kv.window import Window
-from baton.decide.policy.predict import with_bound
+from baton.decide.policy.predictions import queue_s, with_bound
 from baton.decide.policy.prefix import prefix_on
-from baton.decide.policy.routing import queue_s
 
 
 @dataclass(slots=True)

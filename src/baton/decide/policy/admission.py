@@ -10,9 +10,8 @@ from msgspec import Struct
 from baton.core.messages import RejectReason
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, Request, Slo, WorkerView
+from baton.decide.policy.predictions import first_token_delay_s, queue_s
 from baton.decide.policy.prefix import best_prefix
-from baton.decide.policy.routing import queue_s
-from baton.decide.policy.telling import first_token_delay_s
 
 
 class Reject(Struct, frozen=True, kw_only=True):

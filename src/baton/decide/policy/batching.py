@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from baton.core.config import BatchLimits
+from baton.core.config import BatchLimits, SpeculationConfig
 from baton.core.ports import CostModel
 from baton.core.types import StepShape, prefill_pairs
+from baton.decide.policy.fairness import FairnessPolicy
 
 
 class Candidate(Protocol):
@@ -51,7 +52,22 @@ class BatchingPolicy(Protocol):
         ...
 
 
+NO_SPECULATION = SpeculationConfig()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatcherPolicies:
+    """The policies of one batcher, the cost model of its worker, and its speculation limits."""
+
+    batching: BatchingPolicy
+    fairness: FairnessPolicy
+    cost: CostModel
+    """Predicts the steps of this worker."""
+    speculation: SpeculationConfig = NO_SPECULATION
+
+
 Chosen = list[tuple[int, int]]
+"""Pairs (index of the candidate, tokens of it in the step)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from msgspec import Struct
 
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, HostId, Request, Until, WorkerId, WorkerView
+from baton.decide.policy.predictions import first_token_delay_s, queue_s
 from baton.decide.policy.prefix import prefix_on
-from baton.decide.policy.telling import first_token_delay_s
 
 
 class Route(Struct, frozen=True, kw_only=True):
@@ -35,14 +35,6 @@ class RoutingPolicy(Protocol):
         of `cluster.workers`: a decode worker then computes prompt and answer.
         """
         ...
-
-
-def queue_s(worker: WorkerView, cost: CostModel) -> float:
-    """Predict how long the prompts take that a worker has been given, as that many prompts of their mean length."""
-    if not worker.queued_tokens:
-        return 0.0
-    prompts = max(1, worker.queued_requests)
-    return prompts * cost.on(worker.kind).prefill_s(new_tokens=worker.queued_tokens // prompts, cached_tokens=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,16 @@ from baton.core.ports import CostModel, handoff_between_s
 from baton.core.types import ClusterView, HostId, Request, Slo, StepShape, WorkerId, WorkerView
 from baton.decide.policy.admission import AdmitAll, Reject, refuse_late
 from baton.decide.policy.distinct_workers import DistinctWorkers
-from baton.decide.policy.predict import with_bound
+from baton.decide.policy.predictions import (
+    PromptWork,
+    decoding_requests,
+    first_token_delay_s,
+    prompt_work,
+    queued_work,
+    with_bound,
+)
 from baton.decide.policy.prefix import prefix_on
 from baton.decide.policy.routing import Route
-from baton.decide.policy.telling import first_token_delay_s
-from baton.decide.policy.work import PromptWork, decodes, prompt_work, queued_work
 
 _CONTEXT, _ARENA = attrgetter("context_tokens"), attrgetter("host", "kv_tokens_max")
 _EMPTY = StepShape()
@@ -156,7 +161,7 @@ class SloHeadroom:
             tpot_s, prompts_ratio = self._answer(worker, request, cluster, cost)
             tpot_s += way_s(worker.kind, same_host=stays)
             is_full = 0 < worker.kv_tokens_max < worker.context_tokens + tokens
-            is_full = is_full or 0 < worker.requests_max <= decodes(worker)
+            is_full = is_full or 0 < worker.requests_max <= decoding_requests(worker)
             is_lent = worker.role == "prefill"
             if slo is None:
                 return (is_full, False, tpot_s, is_lent, worker.id)
@@ -210,7 +215,7 @@ class SloHeadroom:
         for worker in cluster.workers:
             if worker.host == host and worker.context_tokens:
                 life_s = self._answer_tokens(worker, cluster) * _decode_s(worker, 0, 0, cost.on(worker.kind))
-                decoding_ratio = decodes(worker) / max(1, worker.running_requests)
+                decoding_ratio = decoding_requests(worker) / max(1, worker.running_requests)
                 freed_tokens += worker.context_tokens * decoding_ratio / max(TIME_S_MIN, life_s)
         return max(1.0, freed_tokens)
 
@@ -248,7 +253,7 @@ class SloHeadroom:
         late = ttft_s / promise.ttft_s
         slow = self._slow(worker, request, cluster, model, work.alone_s)
         mixing, risk = 1.0, 1.0
-        if request.slo is not None and decodes(worker):
+        if request.slo is not None and decoding_requests(worker):
             mixing, risk = self.mixing_ratio, 1.0 + arena.fill_ratio
         return _Plan(
             worker=worker, fetch=fetch, ttft_s=ttft_s, work_s=work.alone_s, pressure=max(late, slow) * risk * mixing,
@@ -259,7 +264,7 @@ class SloHeadroom:
         self, worker: WorkerView, request: Request, cluster: ClusterView, model: CostModel, work_s: float
     ) -> float:
         """Return the pressure on the tokens of those that decode there already, with this prompt beside them."""
-        if not decodes(worker):
+        if not decoding_requests(worker):
             return 0.0
         share, shared_s = self._shares.get(worker.id), work_s
         if share is not None:
@@ -299,15 +304,15 @@ class SloHeadroom:
 
     def _place_s(self, worker: WorkerView, cluster: ClusterView, model: CostModel) -> float:
         """Predict when a step has a place for one request more: decodes fill it until enough of them have ended."""
-        too_many = decodes(worker) + 1 - worker.requests_max
+        too_many = decoding_requests(worker) + 1 - worker.requests_max
         if not worker.requests_max or too_many <= 0:
             return 0.0
         life_s = self._answer_tokens(worker, cluster) * _decode_s(worker, 0, 0, model)
-        return too_many * life_s / decodes(worker)
+        return too_many * life_s / decoding_requests(worker)
 
     def _note_answer(self, worker: WorkerView, cluster: ClusterView) -> None:
         """Count an answer that will decode here."""
-        before = decodes(worker)
+        before = decoding_requests(worker)
         known = self._answer_tokens(worker, cluster) * before
         self._answers[worker.id] = (known + self._expected_tokens(cluster)) / (before + 1)
         if len(self._answers) > 2 * len(cluster.workers):
@@ -320,7 +325,7 @@ class SloHeadroom:
         way round. Where none decodes, it is this one's.
         """
         expected_tokens = self._expected_tokens(cluster)
-        return self._answers.get(worker.id, expected_tokens) if decodes(worker) else expected_tokens
+        return self._answers.get(worker.id, expected_tokens) if decoding_requests(worker) else expected_tokens
 
     def _expected_tokens(self, cluster: ClusterView) -> float:
         return max(2.0, cluster.expected_output_tokens or self.output_tokens)
@@ -348,8 +353,10 @@ class SloHeadroom:
             return 0.0
         alone_s, beside_s = work.alone_s, model.step_s(_EMPTY)
         chunk_tokens = worker.step_tokens_max or work.tokens
-        if decodes(worker):
-            beside_s = model.step_s(StepShape(decode_requests=decodes(worker), context_tokens=worker.context_tokens))
+        if decoding_requests(worker):
+            beside_s = model.step_s(
+                StepShape(decode_requests=decoding_requests(worker), context_tokens=worker.context_tokens)
+            )
             left_ratio = (self.step_slack * tpot_s - beside_s) / max(1e-12, alone_s)
             chunk_tokens = min(chunk_tokens, max(CHUNK_TOKENS_MIN, int(left_ratio * work.tokens)))
         return alone_s + -(-work.tokens // chunk_tokens) * beside_s
@@ -375,7 +382,7 @@ def _order(plan: _Plan) -> tuple[bool, float, float, bool, WorkerId]:
 
 def _decode_s(worker: WorkerView, more_requests: int, more_tokens: int, model: CostModel) -> float:
     """Predict the time between two tokens beside what decodes here; those past the batch limit take turns."""
-    requests = decodes(worker) + more_requests
+    requests = decoding_requests(worker) + more_requests
     shape = StepShape(decode_requests=requests, context_tokens=worker.context_tokens + more_tokens)
     turns = requests / worker.requests_max if 0 < worker.requests_max < requests else 1.0
     return turns * model.step_s(shape)

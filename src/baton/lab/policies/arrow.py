@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, LoadWindow, Request, Role, WorkerId, WorkerView
-from baton.decide.policy.predict import decode_step_s, first_token_s
-from baton.decide.policy.routing import Route, queue_s
+from baton.decide.policy.predictions import decode_step_s, first_token_s, queue_s
+from baton.decide.policy.routing import Route
 
 
 @dataclass(frozen=True, slots=True)

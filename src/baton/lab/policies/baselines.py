@@ -8,8 +8,8 @@ from operator import attrgetter
 
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, HostId, Request, WorkerId, WorkerView
-from baton.decide.policy.draws import draw
 from baton.decide.policy.routing import Route
+from baton.lab.policies.draws import draw
 
 _REQUESTS, _FEWEST = attrgetter("running_requests"), attrgetter("running_requests", "id")
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from baton.core.ports import CostModel, handoff_between_s
 from baton.core.types import ClusterView, HostId, Request, WorkerId, WorkerView
-from baton.decide.policy.draws import draw
-from baton.decide.policy.predict import prompt_s
+from baton.decide.policy.predictions import first_token_delay_s, prompt_s, queue_s
 from baton.decide.policy.prefix import prefix_on
-from baton.decide.policy.routing import Route, queue_s
-from baton.decide.policy.telling import first_token_delay_s
+from baton.decide.policy.routing import Route
+from baton.lab.policies.draws import draw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, Request, StepShape, WorkerView
 from baton.decide.policy.admission import AdmitAll, Reject, refuse_late
-from baton.decide.policy.predict import decode_step_s, first_token_s
+from baton.decide.policy.predictions import decode_step_s, first_token_s
 
 RECENT_MAX = 65_536
 """Most admitted requests that a prediction remembers (INV-9)."""

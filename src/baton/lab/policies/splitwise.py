@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, HostId, Request, WorkerId, WorkerView
-from baton.decide.policy.predict import kv_free_tokens
+from baton.decide.policy.predictions import decoding_requests, kv_free_tokens
 from baton.decide.policy.routing import Route
-from baton.decide.policy.work import decodes
 
 Order = Callable[[WorkerView], tuple[float, ...]]
 
@@ -26,7 +25,7 @@ def is_mixed(worker: WorkerView) -> bool:
         case "decode":
             return worker.queued_tokens > 0
         case "prefill":
-            return decodes(worker) > 0
+            return decoding_requests(worker) > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

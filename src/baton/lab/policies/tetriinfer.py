@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, HostId, LoadWindow, Request, Role, WorkerId, WorkerView
-from baton.decide.policy.draws import draw
-from baton.decide.policy.predict import kv_free_tokens
+from baton.decide.policy.predictions import kv_free_tokens
+from baton.lab.policies.draws import draw
 
 
 @dataclass(slots=True, kw_only=True)

@@ -31,9 +31,9 @@ from baton.core.types import (
 from baton.decide.control.advice import Policies, PolicyFailure
 from baton.decide.control.coordinator import Coordinator
 from baton.decide.policy.moves import MovesPolicy
+from baton.decide.policy.predictions import first_token_delay_s, queue_s
 from baton.decide.policy.prefix import prefix_on
-from baton.decide.policy.routing import Route, queue_s
-from baton.decide.policy.telling import first_token_delay_s
+from baton.decide.policy.routing import Route
 
 RANKED_MAX = 8
 """Places of a policy's own order that are asked for."""

@@ -19,10 +19,9 @@ from baton.decide.control.advice import Policies
 from baton.decide.control.batcher import Batcher
 from baton.decide.control.carrier import Carrier
 from baton.decide.control.coordinator import Coordinator
-from baton.decide.control.rules import BatcherPolicies
 from baton.decide.kv.blocks import EvictionOrder
 from baton.decide.kv.host_pool import HostPool
-from baton.decide.policy.batching import BatchingPolicy
+from baton.decide.policy.batching import BatcherPolicies, BatchingPolicy
 from baton.decide.policy.fairness import FairnessPolicy
 from baton.lab.sim.engines import SimEngine, content_layout
 from baton.lab.sim.faults import Death
@@ -134,7 +133,7 @@ class SimCluster:
             block_tokens=self.server.carrier.pools[view.host].block_tokens,
             hash_tokens=self.spec.kv.block_tokens,
             limits=self.spec.batch_of(view.kind),
-            rules=BatcherPolicies(
+            policies=BatcherPolicies(
                 batching=self.policies.batching,
                 fairness=self.policies.fairness(),
                 cost=self.policies.cluster.cost.on(view.kind),

@@ -16,9 +16,8 @@ from baton.core.errors import BatonError
 from baton.core.messages import WorkerFailed, WorkerProgress, WorkerReady
 from baton.core.plugin import load_plugin
 from baton.decide.control.batcher import Batcher
-from baton.decide.control.rules import BatcherPolicies
 from baton.decide.cost.load import load_cost
-from baton.decide.policy.batching import BatchingPolicy
+from baton.decide.policy.batching import BatcherPolicies, BatchingPolicy
 from baton.decide.policy.fairness import FairnessPolicy
 from baton.move.arena.cuda import DeviceArray
 from baton.move.clock import now_s
@@ -94,7 +93,7 @@ def _batcher(setup: WorkerSetup) -> Batcher:
         block_tokens=setup.layout.block_tokens,
         hash_tokens=setup.hash_tokens,
         limits=setup.limits,
-        rules=BatcherPolicies(
+        policies=BatcherPolicies(
             batching=load_plugin(setup.batching.use, setup.batching.options, expects=BatchingPolicy),
             fairness=load_plugin(setup.fairness.use, setup.fairness.options, expects=FairnessPolicy),
             cost=load_cost(setup.cost, folder=Path()).cost,

@@ -8,9 +8,8 @@ from baton.core.config import BatchLimits
 from baton.core.messages import BlocksGranted, PreemptRequest, StartRequest, StopRequest
 from baton.core.types import BlockId, HostId, Request, RequestId, WorkerId, WorkerView, pack_tokens
 from baton.decide.control.batcher import Batcher
-from baton.decide.control.rules import BatcherPolicies
 from baton.decide.cost.linear import LinearCost
-from baton.decide.policy.batching import MixedChunked
+from baton.decide.policy.batching import BatcherPolicies, MixedChunked
 from baton.decide.policy.fairness import FirstComeFirstServed
 
 A = WorkerId("a")
@@ -30,7 +29,7 @@ def test_commands_of_an_abandoned_attempt_are_dropped(late: StopRequest | Preemp
         WorkerView(id=A, host=HostId("h"), role="mixed"),
         block_tokens=4,
         limits=BatchLimits(),
-        rules=BatcherPolicies(batching=MixedChunked(), fairness=FirstComeFirstServed(), cost=LinearCost()),
+        policies=BatcherPolicies(batching=MixedChunked(), fairness=FirstComeFirstServed(), cost=LinearCost()),
     )
     request = Request(id=ID, prompt_tokens=6, output_tokens_max=2, arrived_at_s=0.0)
     table = (BlockId(3), BlockId(4))

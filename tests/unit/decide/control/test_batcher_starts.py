@@ -6,9 +6,8 @@ from baton.core.config import BatchLimits
 from baton.core.messages import StartRequest
 from baton.core.types import BlockId, HostId, WorkerView, pack_tokens
 from baton.decide.control.batcher import Batcher
-from baton.decide.control.rules import BatcherPolicies
 from baton.decide.cost.linear import LinearCost
-from baton.decide.policy.batching import MixedChunked
+from baton.decide.policy.batching import BatcherPolicies, MixedChunked
 from baton.lab.policies.vtc import VirtualTokenCounter
 from tests.property.little_cluster import BLOCK_TOKENS
 from tests.unit.decide.control.test_batcher_prompts import Bench, W, in_step, request
@@ -40,7 +39,7 @@ def test_a_prompt_that_comes_with_its_blocks_counts_as_served() -> None:
         WorkerView(id=W, host=HostId("h"), role="mixed"),
         block_tokens=BLOCK_TOKENS,
         limits=BatchLimits(),
-        rules=BatcherPolicies(batching=MixedChunked(), fairness=counter, cost=LinearCost()),
+        policies=BatcherPolicies(batching=MixedChunked(), fairness=counter, cost=LinearCost()),
     )
     prompt = list(range(6))
     made = request("a", prompt)

@@ -24,7 +24,7 @@ from baton.decide.cost.linear import LinearCost
 from baton.decide.policy.admission import BoundedQueue
 from baton.decide.policy.fairness import FirstComeFirstServed
 from baton.decide.policy.placement import FastestStep
-from baton.decide.policy.predict import with_bound
+from baton.decide.policy.predictions import with_bound
 from baton.decide.policy.routing import EarliestFirstToken, Route
 from baton.decide.policy.streaming import WhileComputing
 

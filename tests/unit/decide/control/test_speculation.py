@@ -23,9 +23,8 @@ from baton.core.types import (
 )
 from baton.decide.control.batcher import Batcher
 from baton.decide.control.drafts import Drafter
-from baton.decide.control.rules import BatcherPolicies
 from baton.decide.cost.linear import LinearCost
-from baton.decide.policy.batching import MixedChunked
+from baton.decide.policy.batching import BatcherPolicies, MixedChunked
 from baton.decide.policy.fairness import FirstComeFirstServed
 
 CONFIG = SpeculationConfig(tokens_max=5, ngram_min=2, ngram_max=3)
@@ -84,7 +83,7 @@ class House:
         rules = BatcherPolicies(
             batching=MixedChunked(), fairness=FirstComeFirstServed(), cost=LinearCost(), speculation=speculation
         )
-        self.batcher = Batcher(view, block_tokens=BLOCK_TOKENS, limits=limits, rules=rules)
+        self.batcher = Batcher(view, block_tokens=BLOCK_TOKENS, limits=limits, policies=rules)
         self.limits = limits
         self.blocks = 0
         self.steps = self.drafted = self.accepted = 0

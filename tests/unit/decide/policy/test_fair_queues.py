@@ -12,9 +12,8 @@ from baton.core.config import BatchLimits
 from baton.core.messages import BlocksGranted, BlocksWanted, StartRequest
 from baton.core.types import BlockId, HostId, Request, RequestId, Slo, WorkerId, WorkerView, pack_tokens
 from baton.decide.control.batcher import Batcher
-from baton.decide.control.rules import BatcherPolicies
 from baton.decide.cost.linear import LinearCost
-from baton.decide.policy.batching import MixedChunked
+from baton.decide.policy.batching import BatcherPolicies, MixedChunked
 from baton.decide.policy.fairness import FirstComeFirstServed, SloOrder
 from baton.lab.policies.vtc import VirtualTokenCounter
 from tests.unit.decide.policy.views import request
@@ -141,7 +140,7 @@ def test_a_client_that_was_served_less_waits_for_few_while_memory_is_short() -> 
     """The pool answers by arrival: who has asked goes first, so not all of a crowd may have asked."""
     view = WorkerView(id=WorkerId("w"), host=HostId("h"), role="mixed")
     rules = BatcherPolicies(batching=MixedChunked(), fairness=VirtualTokenCounter(), cost=LinearCost())
-    batcher = Batcher(view, block_tokens=16, limits=BatchLimits(), rules=rules)
+    batcher = Batcher(view, block_tokens=16, limits=BatchLimits(), policies=rules)
     crowd = [request(str(place), tenant="crowd", prompt_tokens=20, arrived_at_s=place) for place in range(30)]
     assert _asked_for(batcher, crowd) == ["0", "1", "2", "3"], "of 30, for which a step has room"
     late = request("late", tenant="late", prompt_tokens=20, arrived_at_s=30.0)

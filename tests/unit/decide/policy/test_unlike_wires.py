@@ -11,9 +11,9 @@ from baton.core.ports import CostModel, handoff_between_s
 from baton.core.types import Role, WorkerView
 from baton.decide.cost.heterogeneous import HeterogeneousCost
 from baton.decide.policy.placement import FastestStep, PlacementPolicy
+from baton.decide.policy.predictions import first_token_delay_s
 from baton.decide.policy.routing import Route, RoutingPolicy
 from baton.decide.policy.slo_headroom import SloHeadroom
-from baton.decide.policy.telling import first_token_delay_s
 from baton.lab.policies.cache_aware import GlobalCacheAware
 from tests.unit.decide.policy.views import COST, cluster, request, worker
 

@@ -22,9 +22,8 @@ from baton.core.messages import (
 from baton.core.step import Step, StepResult
 from baton.core.types import BlockId, HostId, Request, RequestId, Sampling, WorkerId, WorkerView, pack_tokens
 from baton.decide.control.batcher import Batcher
-from baton.decide.control.rules import BatcherPolicies
 from baton.decide.cost.linear import LinearCost
-from baton.decide.policy.batching import MixedChunked
+from baton.decide.policy.batching import BatcherPolicies, MixedChunked
 from baton.decide.policy.fairness import FirstComeFirstServed
 from baton.move.ipc.frames import FrameReader, frame
 from baton.serve.messages.setup import FromWorkerMessage, ToWorkerMessage
@@ -94,7 +93,7 @@ def _loop(sock: socket.socket) -> StepLoop:
         view,
         block_tokens=BLOCK_TOKENS,
         limits=BatchLimits(),
-        rules=BatcherPolicies(batching=MixedChunked(), fairness=FirstComeFirstServed(), cost=LinearCost()),
+        policies=BatcherPolicies(batching=MixedChunked(), fairness=FirstComeFirstServed(), cost=LinearCost()),
     )
     return StepLoop(ServerLink(sock), batcher, engine)
 

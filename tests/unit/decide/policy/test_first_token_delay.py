@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from baton.core.types import ClusterView, HostId, Slo, WorkerView
 from baton.decide.policy.admission import AdmissionPolicy, BoundedQueue
+from baton.decide.policy.predictions import first_token_delay_s
 from baton.decide.policy.routing import EarliestFirstToken, Route, RoutingPolicy
 from baton.decide.policy.slo_headroom import SloHeadroom
-from baton.decide.policy.telling import first_token_delay_s
 from baton.lab.policies.cache_aware import GlobalCacheAware
 from baton.lab.policies.mooncake import EarlyRejection, PredictedRejection
 from tests.unit.decide.policy.views import COST, cluster, request, worker

@@ -11,7 +11,7 @@ from baton.decide.control.lane import Lane
 
 
 @dataclass(slots=True)
-class News:
+class ReportBuilder:
     """Collected while commands and steps are booked, and handed out as one message."""
 
     tokens: list[OutputToken] = field(default_factory=list[OutputToken])

@@ -1,0 +1,136 @@
+"""Predictions from a worker's view that several policies share: queue, prompt, decode step and first token."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from baton.core.ports import CostModel, handoff_between_s
+from baton.core.types import ClusterView, Request, StepShape, WorkerView
+from baton.decide.policy.prefix import prefix_on
+
+_EMPTY = StepShape()
+
+
+def decoding_requests(worker: WorkerView) -> int:
+    """Return the number of requests on this worker that are past their prompt, by its last report."""
+    running, queued = worker.running_requests, worker.queued_requests
+    return running - queued if running > queued else 0
+
+
+class PromptWork(Struct, frozen=True, gc=False):
+    """Prompt tokens to compute and the seconds that they take."""
+
+    tokens: int
+    alone_s: float
+    """Seconds that the tokens add to steps that run anyway for decodes: the fixed cost of a step is not included."""
+
+
+def prompt_work(tokens: int, cached_tokens: int, model: CostModel) -> PromptWork:
+    """Predict the work of `tokens` prompt tokens that follow `cached_tokens` tokens already in the cache."""
+    if tokens <= 0:
+        return PromptWork(0, 0.0)
+    alone_s = model.prefill_s(new_tokens=tokens, cached_tokens=cached_tokens) - model.step_s(_EMPTY)
+    return PromptWork(tokens, alone_s)
+
+
+def queued_work(worker: WorkerView, model: CostModel) -> PromptWork:
+    """Predict the work of the prompts in the worker's queue, as if all of them had the mean length."""
+    prompts = max(1, worker.queued_requests)
+    one = prompt_work(max(1, worker.queued_tokens // prompts), 0, model)
+    return PromptWork(worker.queued_tokens, prompts * one.alone_s)
+
+
+def queue_s(worker: WorkerView, cost: CostModel) -> float:
+    """Predict how long the worker needs for the prompts in its queue, as if all of them had the mean length."""
+    if not worker.queued_tokens:
+        return 0.0
+    prompts = max(1, worker.queued_requests)
+    return prompts * cost.on(worker.kind).prefill_s(new_tokens=worker.queued_tokens // prompts, cached_tokens=0)
+
+
+def prompt_s(worker: WorkerView, request: Request, hit_tokens: int, cost: CostModel) -> float:
+    """Predict how long the worker needs for this prompt alone, after `hit_tokens` cached tokens."""
+    new_tokens = max(0, request.prompt_tokens - hit_tokens)
+    return cost.on(worker.kind).prefill_s(new_tokens=new_tokens, cached_tokens=hit_tokens)
+
+
+def decode_step_s(worker: WorkerView, cost: CostModel, *, more_requests: int = 0, more_tokens: int = 0) -> float:
+    """Predict the worker's next step if all of its requests decode, and `more_requests` with `more_tokens` join."""
+    shape = StepShape(
+        decode_requests=worker.running_requests + more_requests,
+        context_tokens=worker.context_tokens + more_tokens,
+    )
+    return cost.on(worker.kind).step_s(shape)
+
+
+def first_token_s(worker: WorkerView, request: Request, cluster: ClusterView, cost: CostModel) -> float:
+    """Predict the TTFT on this worker: its queue, the uncached part of the prompt, and the handoff where one is needed.
+
+    Blocks in the tiers are read while the worker computes its queue, if reading them pays.
+    """
+    wait_s = queue_s(worker, cost)
+    computed_s = prefix_on(worker, request, cluster, cost, wait_s=wait_s).ttft_s
+    return computed_s + first_token_delay_s(worker, request, cluster, cost, prompt_s=computed_s - wait_s)
+
+
+def first_token_delay_s(
+    worker: WorkerView, request: Request, cluster: ClusterView, cost: CostModel, *, prompt_s: float
+) -> float:
+    """Predict the time from the end of the prompt, which takes `prompt_s`, to the first token.
+
+    0 where this worker samples the first token itself, as a mixed worker always does. Otherwise: the handoff to the
+    nearest decode worker and one step there. KV that is streamed during the prompt leaves only the part that the link
+    has not sent yet, which is at least the last chunk.
+    """
+    if cluster.first_token_by == "prefill" or worker.role == "mixed":
+        return 0.0
+    decoders = cluster.having("decode")
+    if not decoders:
+        return 0.0
+    tokens, is_here = request.prompt_tokens - 1, any(decoder.host == worker.host for decoder in decoders)
+    kinds = {decoder.kind for decoder in decoders if not is_here or decoder.host == worker.host}
+
+    def handoff_s(tokens: int) -> float:
+        return min(handoff_between_s(cost, {worker.kind, kind}, tokens=tokens, same_host=is_here) for kind in kinds)
+
+    left_s = handoff_s(tokens)
+    if cluster.is_sent_ahead and not is_here:
+        left_s = max(left_s - prompt_s, handoff_s(min(tokens, worker.step_tokens_max or tokens)))
+    return left_s + min(_joined_step_s(decoder, request, cost) for decoder in decoders)
+
+
+def _joined_step_s(decoder: WorkerView, request: Request, cost: CostModel) -> float:
+    """Predict a decode step of a worker after this request has joined its batch."""
+    tokens = decoder.context_tokens + request.prompt_tokens
+    shape = StepShape(decode_requests=decoding_requests(decoder) + 1, context_tokens=tokens)
+    return cost.on(decoder.kind).step_s(shape)
+
+
+def kv_free_tokens(worker: WorkerView) -> float:
+    """Return the KV tokens left in the arena after this worker's own requests. Infinite where the size is not known."""
+    if worker.kv_tokens_max == 0:
+        return float("inf")
+    return worker.kv_tokens_max - worker.context_tokens
+
+
+def with_bound(cluster: ClusterView) -> ClusterView:
+    """Return the view as if all requests bound to a worker already decoded there.
+
+    Use it to place a request whose prompt is still to be computed: the bound requests decode by then. Requests that
+    decode now may have finished by then, so the load is an upper bound.
+    """
+    if not cluster.bound:
+        return cluster
+    return replace(cluster, workers=tuple(_with_bound(worker, cluster) for worker in cluster.workers), bound={})
+
+
+def _with_bound(worker: WorkerView, cluster: ClusterView) -> WorkerView:
+    load = cluster.bound.get(worker.id)
+    if load is None:
+        return worker
+    return replace(
+        worker,
+        running_requests=worker.running_requests + load.requests,
+        context_tokens=worker.context_tokens + load.tokens,
+    )
