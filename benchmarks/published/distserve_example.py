@@ -24,7 +24,7 @@ from baton.lab.report.summary import SloTargets, summarize
 from baton.lab.sim.replay_trace import replay_trace
 from baton.lab.sim.spec import ClusterSpec, read_spec
 from baton.lab.workload.arrivals import PoissonArrivals
-from baton.lab.workload.lengths import UniformLengths, synthetic_trace
+from baton.lab.workload.generate import synthetic_trace
 
 SLO = Slo(ttft_s=0.4, tpot_s=0.04)
 ANY = 1e9
@@ -41,8 +41,7 @@ ENGINES = ("distserve", "vllm")
 
 
 def attained(spec: ClusterSpec, policy: PolicyConfig, rate_rps: float, slo: Slo, answer_tokens: int) -> bool:
-    lengths = UniformLengths(input_tokens=(512, 512), output_tokens=(answer_tokens, answer_tokens))
-    trace = synthetic_trace(REQUESTS, lengths, PoissonArrivals(rate_rps), Random(0))
+    trace = synthetic_trace(REQUESTS, (512, answer_tokens), PoissonArrivals(rate_rps), Random(0))
     records = replay_trace(spec, trace, policy=policy, seed=0)
     results = summarize(records, slo=SloTargets(ttft_s=slo.ttft_s, tpot_s=slo.tpot_s), wall_s=0.0)
     return (results.slo.attainment_ratio or 0.0) >= 0.9

@@ -26,7 +26,7 @@ from baton.lab.report.summary import SloTargets, summarize
 from baton.lab.sim.replay_trace import replay_trace
 from baton.lab.sim.spec import ClusterSpec, SimKind, SimWorkers, read_spec
 from baton.lab.workload.arrivals import PoissonArrivals
-from baton.lab.workload.lengths import FixedLengths, synthetic_trace
+from baton.lab.workload.generate import synthetic_trace
 
 GPUS, INPUT_TOKENS, OUTPUT_TOKENS = 8, 3000, 150
 DEGREES = (2, 4, 8)
@@ -65,7 +65,7 @@ def systems() -> Iterator[tuple[str, str, ClusterSpec]]:
 
 def point(spec: ClusterSpec, split: str, rate_rps: float, requests: int) -> Point | None:
     """Play a rate. None where it is more than the cluster keeps up with."""
-    trace = synthetic_trace(requests, FixedLengths(INPUT_TOKENS, OUTPUT_TOKENS), PoissonArrivals(rate_rps), Random(0))
+    trace = synthetic_trace(requests, (INPUT_TOKENS, OUTPUT_TOKENS), PoissonArrivals(rate_rps), Random(0))
     policy = POLICY_SETS["distserve" if split == "split" else "sarathi"]
     results = summarize(replay_trace(spec, trace, policy=policy, seed=0), slo=SloTargets(), wall_s=0.0)
     assert results.ttft_s.mean is not None

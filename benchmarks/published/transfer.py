@@ -23,7 +23,7 @@ from baton.decide.cost.load import load_cost
 from baton.lab.sim.replay_trace import replay_trace
 from baton.lab.sim.spec import ClusterSpec, SimKind, read_spec
 from baton.lab.workload.arrivals import PoissonArrivals
-from baton.lab.workload.lengths import UniformLengths, synthetic_trace
+from baton.lab.workload.generate import synthetic_trace
 
 PREFIX_TOKENS = 8192
 WEIGHTS, TOKEN_BYTES = 70.6e9, 327_680
@@ -42,8 +42,7 @@ def in_pages(spec: ClusterSpec, page_tokens: int) -> ClusterSpec:
 
 def second_token_s(spec: ClusterSpec) -> float:
     """Simulate 3.6 requests/s of 8,000 and 200 tokens; the median gap between the first two tokens."""
-    lengths = UniformLengths(input_tokens=(8000, 8000), output_tokens=(200, 200))
-    trace = synthetic_trace(150, lengths, PoissonArrivals(3.6), Random(0))
+    trace = synthetic_trace(150, (8000, 200), PoissonArrivals(3.6), Random(0))
     records = replay_trace(spec, trace, policy="distserve", seed=0)
     return median(record.token_times_s[1] - record.token_times_s[0] for record in records)
 

@@ -127,7 +127,7 @@ class LoadGenerator:
 
     async def _think(self, shot: PreparedRequest, reply: Reply) -> PreparedRequest | None:
         """Wait as long as a reader does, and make the next turn. None where the conversation is over."""
-        turn = self.linked.following(shot.index)
+        turn = self.linked.take_next(shot.index)
         if turn is None or reply.record.outcome != "finished":
             return None
         await asyncio.sleep(turn.request.think_s or 0.0)

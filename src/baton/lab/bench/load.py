@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from baton.core.errors import ConfigError
 from baton.lab.bench.options import BenchOptions, ClosedLoop, OpenLoop, Synthetic, TraceFile, TraceTimes
 from baton.lab.workload.arrivals import AllAtOnce
-from baton.lab.workload.lengths import FixedLengths, synthetic_trace
+from baton.lab.workload.generate import synthetic_trace
 from baton.lab.workload.request import Trace, TraceRequest
 from baton.lab.workload.retime import missing_times_reason, retime
 from baton.lab.workload.schedule import fit_context, scale_rate
@@ -42,8 +42,7 @@ def make_load(options: BenchOptions) -> Load:
     match options.workload:
         case Synthetic(input_tokens, output_tokens):
             source = f"synthetic, {input_tokens} in, {output_tokens} out"
-            lengths = FixedLengths(input_tokens, output_tokens)
-            trace = synthetic_trace(options.requests or 0, lengths, AllAtOnce(), draw)
+            trace = synthetic_trace(options.requests or 0, (input_tokens, output_tokens), AllAtOnce(), draw)
         case TraceFile() as file:
             trace = _read(file, options)
             source = f"{file.path.name} ({trace.format})"

@@ -135,7 +135,7 @@ class _Replay:
 
     def _give_up(self, index: int, now_s: float, outcome: Outcome) -> None:
         """Count the turns that wait for an answer which never comes: a policy that rejects has lost them as well."""
-        for turn in self.linked.abandoned(index):
+        for turn in self.linked.take_rest(index):
             self._note_lost(turn.request, now_s, outcome)
 
     def _note_lost(self, request: TraceRequest, now_s: float, outcome: Outcome) -> None:
@@ -184,7 +184,7 @@ class _Replay:
         if index is not None and outcome != "finished":
             self._give_up(index, cluster.loop.now_s, outcome)
             return
-        turn = None if index is None else self.linked.following(index)
+        turn = None if index is None else self.linked.take_next(index)
         if turn is not None:
             think_s = (turn.request.think_s or 0.0) + self.spec.edge.token_s
             at_s = delayed_arrival_s(cluster.loop.now_s + think_s, self.herds)

@@ -1,4 +1,4 @@
-"""Numbers that differ from request to request: lengths, turns, thinking times. Tables of a workload file."""
+"""Distributions of numbers that differ between requests: lengths, turns, think times. Tables of a workload file."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from msgspec import Struct
 from baton.lab.workload.rows import TOKENS_MAX
 
 CV_MAX = 1000.0
-"""Of a distribution: with more, nearly all values are nothing and one is everything."""
+"""Largest accepted coefficient of variation: above it, nearly all values are 0."""
 
 
 class _Kind(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
-    """Every distribution below is one of these: `sample(draw)` draws a number, `problems()` says what is wrong."""
+    """Base of all distributions: `sample(draw)` draws a number, `problems()` returns what is wrong with the table."""
 
 
 class Uniform(_Kind, frozen=True, tag="uniform"):
@@ -31,12 +31,12 @@ class Uniform(_Kind, frozen=True, tag="uniform"):
 
 
 class LogNormal(_Kind, frozen=True, tag="lognormal"):
-    """Most are short, a few are very long: what prompts and answers look like."""
+    """Most values are small, a few are very large, like the lengths of prompts and answers."""
 
     mean: float
-    """Before it is cut at `low` and `high`."""
+    """Before values are limited to `low` and `high`."""
     cv: float = 1.0
-    """Standard deviation over mean."""
+    """Standard deviation / mean."""
     low: float = 0.0
     high: float = math.inf
 
@@ -62,7 +62,7 @@ class Exponential(_Kind, frozen=True, tag="exponential"):
 
 
 class Geometric(_Kind, frozen=True, tag="geometric"):
-    """Whole numbers from 1 on: after each, it goes on with the same probability. For turns of a conversation."""
+    """Whole numbers from 1 on, such as turns of a conversation that continues each time with equal probability."""
 
     mean: float
     """At least 1."""
@@ -79,7 +79,7 @@ class Geometric(_Kind, frozen=True, tag="geometric"):
 class WeightedValues(_Kind, frozen=True, tag="choices"):
     values: tuple[float, ...]
     weights: tuple[float, ...] = ()
-    """Empty: all alike."""
+    """Empty: all values are equally likely."""
 
     def sample(self, draw: Random) -> float:
         return draw.choices(self.values, self.weights or None)[0]
@@ -93,7 +93,7 @@ class WeightedValues(_Kind, frozen=True, tag="choices"):
 
 
 class Percentiles(_Kind, frozen=True, tag="percentiles"):
-    """Known percentiles, and between two of them as if logarithms were spread evenly: right for long tails."""
+    """Known percentiles. Between two of them the logarithm is uniform, which suits long tails."""
 
     points: tuple[tuple[float, float], ...]
     """(percentile from 0 to 100, value), both ascending; the first percentile is 0 and the last is 100."""
@@ -119,7 +119,7 @@ class Percentiles(_Kind, frozen=True, tag="percentiles"):
 
 
 Amount = float | Uniform | LogNormal | Exponential | Geometric | WeightedValues | Percentiles
-"""A number, or a distribution of numbers."""
+"""A constant, or a distribution."""
 
 
 def sample(amount: Amount, draw: Random) -> float:
@@ -127,7 +127,7 @@ def sample(amount: Amount, draw: Random) -> float:
 
 
 def sample_count(amount: Amount, draw: Random) -> int:
-    """A whole number of at least 1, and at most what any model reads: a tail has no end of its own."""
+    """Draw a whole number from 1 to `TOKENS_MAX`, which bounds distributions with an endless tail."""
     return max(1, round(min(sample(amount, draw), TOKENS_MAX)))
 
 

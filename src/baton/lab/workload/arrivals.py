@@ -1,4 +1,4 @@
-"""When requests arrive: processes without end, each a table of a workload file (docs/workloads.md) or made in code."""
+"""Arrival processes: endless sequences of arrival times. Each is a table of a workload file (docs/workloads.md)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from random import Random
 from msgspec import Struct, structs
 
 SHAPE_MIN, SHAPE_MAX = 0.05, 100.0
-"""Of a Weibull distribution: a coefficient of variation from 0.013 to about 1e5."""
+"""Range of a Weibull distribution's shape: coefficients of variation from 0.013 to about 1e5."""
 _BOUNDS = {
     "rate_rps": (1e-9, 1e9),
     "cv": (0.001, 1000.0),
@@ -21,20 +21,20 @@ _BOUNDS = {
     "period_s": (0.001, 1e9),
     "start_s": (0.0, 1e9),
 }
-"""Least and most of every number of a process: far past what anybody means, and near enough to be computed with."""
+"""Accepted range of each number of a process: wider than any real workload, narrow enough for floats."""
 _PIECES_PER_PERIOD = 96
-"""A period of a diurnal rate is cut into as many pieces of constant rate: a day into quarters of an hour."""
+"""A diurnal period is divided into this many pieces of constant rate: 15 minutes each for a day."""
 
 Pieces = Iterable[tuple[float, float]]
-"""(duration_s, rate_rps), one after another."""
+"""(duration_s, rate_rps) of consecutive pieces of time."""
 
 
 class _Arrivals(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
-    """Every process below is one of these: `times_s(draw)` yields arrival times, ascending from 0 on, without end."""
+    """Base of all processes. Their `times_s(draw)` yields ascending arrival times from 0 on, without end."""
 
 
 class PoissonArrivals(_Arrivals, frozen=True, tag="poisson"):
-    """Independent clients: exponential gaps."""
+    """Independent clients: the gaps are exponential."""
 
     rate_rps: float
 
@@ -47,14 +47,14 @@ class GammaArrivals(_Arrivals, frozen=True, tag="gamma"):
 
     rate_rps: float
     cv: float
-    """Standard deviation over mean of the gaps; above 0."""
+    """Coefficient of variation of the gaps: standard deviation / mean."""
 
     def times_s(self, draw: Random) -> Iterator[float]:
         return accumulate((gap / self.rate_rps for gap in gamma_gaps(self.cv, draw)), initial=0.0)
 
 
 class WeibullArrivals(_Arrivals, frozen=True, tag="weibull"):
-    """As Gamma, with a longer tail of gaps at the same cv."""
+    """Like Gamma, with a longer tail of gaps at the same cv."""
 
     rate_rps: float
     cv: float
@@ -64,7 +64,7 @@ class WeibullArrivals(_Arrivals, frozen=True, tag="weibull"):
 
 
 class ConstantArrivals(_Arrivals, frozen=True, tag="constant"):
-    """A metronome."""
+    """Equal gaps."""
 
     rate_rps: float
 
@@ -73,22 +73,22 @@ class ConstantArrivals(_Arrivals, frozen=True, tag="constant"):
 
 
 class AllAtOnce(_Arrivals, frozen=True, tag="at-once"):
-    """Everybody at the door: measures throughput, and how the server sheds load."""
+    """All requests arrive at time 0: measures throughput, and how the server sheds load."""
 
     def times_s(self, draw: Random) -> Iterator[float]:
         return repeat(0.0)
 
 
 class BurstyArrivals(_Arrivals, frozen=True, tag="bursty"):
-    """Calm and storm by turns, each of random (exponential) length: a Markov-modulated Poisson process."""
+    """Calm and burst phases of exponential length alternate: a Markov-modulated Poisson process."""
 
     rate_rps: float
-    """Mean over both."""
+    """Mean over both phases."""
     burst_ratio: float = 5.0
-    """Rate in a storm over the rate in a calm."""
+    """Rate in a burst / rate in a calm phase."""
     burst_s: float = 10.0
     calm_s: float = 50.0
-    """Mean lengths."""
+    """Mean lengths of the phases."""
 
     def times_s(self, draw: Random) -> Iterator[float]:
         weight = (self.calm_s + self.burst_ratio * self.burst_s) / (self.calm_s + self.burst_s)
@@ -99,20 +99,20 @@ class BurstyArrivals(_Arrivals, frozen=True, tag="bursty"):
 
 
 class DiurnalArrivals(_Arrivals, frozen=True, tag="diurnal"):
-    """A rate that rises and falls as a sine over a day (or another period)."""
+    """The rate follows a sine over a day (or another period)."""
 
     rate_rps: float
     """Mean over a period."""
     peak_ratio: float = 3.0
-    """Highest rate over lowest."""
+    """Highest rate / lowest rate."""
     period_s: float = 86_400.0
     start_s: float = 0.0
-    """Where in the period the workload begins: 0 is the lowest rate, half a period the highest."""
+    """Position in the period at which the workload begins: 0 is the lowest rate, half a period the highest."""
     cv: float = 1.0
-    """Of the gaps beside the change of rate: 1 is Poisson."""
+    """Coefficient of variation of the gaps, apart from the change of rate. 1 is Poisson."""
 
     def times_s(self, draw: Random) -> Iterator[float]:
-        """Whole periods that pass until the next arrival are not gone through: in each, as many are expected."""
+        # Each period expects the same number of arrivals, so whole periods within a gap are skipped, not walked.
         gaps = exponential_gaps(draw) if self.cv == 1 else gamma_gaps(self.cv, draw)
         gone, going = tee(divmod(gap, self.rate_rps * self.period_s) for gap in gaps)
         within_s = follow_rate((rest for _, rest in going), self._pieces())
@@ -133,12 +133,12 @@ Arrivals = (
 
 
 def draw_times_s(arrivals: Arrivals, count: int, draw: Random) -> list[float]:
-    """Draw `count` arrival times. The same `draw` state gives the same times."""
+    """Draw `count` arrival times. Equal states of `draw` give equal times."""
     return list(islice(arrivals.times_s(draw), count))
 
 
 def arrivals_problems(where: str, arrivals: Arrivals) -> list[str]:
-    """What is wrong with the numbers of a process."""
+    """Return a message for every number of a process that is out of range."""
     numbers: dict[str, float] = structs.asdict(arrivals)
     return [
         f"{where}.{name} is {value:g}, but must be from {low:g} to {high:g}"
@@ -149,18 +149,16 @@ def arrivals_problems(where: str, arrivals: Arrivals) -> list[str]:
 
 
 def scale_arrivals(arrivals: Arrivals, ratio: float) -> Arrivals:
-    """The same process `ratio` times as often; what has no rate stays as it is."""
-    match arrivals:
-        case AllAtOnce():
-            return arrivals
-        case _:
-            return structs.replace(arrivals, rate_rps=arrivals.rate_rps * ratio)
+    """Return the process with its rate multiplied by `ratio`. `AllAtOnce` has no rate and stays unchanged."""
+    if isinstance(arrivals, AllAtOnce):
+        return arrivals
+    return structs.replace(arrivals, rate_rps=arrivals.rate_rps * ratio)
 
 
 def follow_rate(gaps: Iterator[float], pieces: Pieces) -> Iterator[float]:
-    """Stretch gaps of mean 1 so that arrivals follow a rate; ends with the pieces."""
+    """Yield arrival times that follow the rate of `pieces`, from gaps of mean 1. Ends with the pieces."""
     start_s = 0.0
-    due = next(gaps)  # arrivals expected between the piece's start and the next arrival
+    due = next(gaps)  # expected number of arrivals from the piece's start to the next arrival
     for duration_s, rate_rps in pieces:
         expected = duration_s * rate_rps
         while rate_rps > 0 and due <= expected:
@@ -175,20 +173,20 @@ def exponential_gaps(draw: Random) -> Iterator[float]:
 
 
 def gamma_gaps(cv: float, draw: Random) -> Iterator[float]:
-    """Gaps of mean 1 with a coefficient of variation above 0."""
+    """Yield gaps of mean 1 with the given coefficient of variation, which is above 0."""
     shape = 1 / cv**2
     return (draw.gammavariate(shape, cv**2) for _ in repeat(None))
 
 
 def weibull_gaps(cv: float, draw: Random) -> Iterator[float]:
-    """Gaps of mean 1 with a coefficient of variation (within the bounds of `SHAPE_MIN` and `SHAPE_MAX`)."""
+    """Yield gaps of mean 1 with the given coefficient of variation, as far as `SHAPE_MIN` and `SHAPE_MAX` allow."""
     shape = weibull_shape(cv)
     scale = 1 / math.gamma(1 + 1 / shape)
     return (draw.weibullvariate(scale, shape) for _ in repeat(None))
 
 
 def weibull_shape(cv: float) -> float:
-    """Find the shape whose coefficient of variation is `cv`; it falls as the shape grows, so halving finds it."""
+    """Return the shape whose coefficient of variation is `cv`. Bisection works: cv falls as the shape grows."""
     low, high = SHAPE_MIN, SHAPE_MAX
     for _ in range(60):
         middle = math.sqrt(low * high)
@@ -198,9 +196,9 @@ def weibull_shape(cv: float) -> float:
 
 
 def fill_span(gaps: Iterator[float], count: int, span_s: float) -> list[float]:
-    """`count` times from 0 on whose gaps, the one after the last included, fill the span exactly."""
+    """Return `count` times from 0 on. Their gaps, including the one after the last time, add up to the span."""
     drawn = list(islice(gaps, count))
     total = sum(drawn)
-    if total <= 0:  # all gaps too small for a float: a burst
+    if total <= 0:  # all gaps are below the smallest float
         return [0.0] * count
     return [at * span_s / total for at in islice(chain((0.0,), accumulate(drawn)), count)]

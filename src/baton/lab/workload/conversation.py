@@ -1,4 +1,4 @@
-"""Closed loop: the next turn of a conversation waits for the answer before it, and begins with it."""
+"""Closed loop: the next turn of a conversation waits for the previous answer, and its prompt begins with it."""
 
 from __future__ import annotations
 
@@ -10,56 +10,56 @@ from baton.lab.workload.request import TraceRequest
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A request that waited for an answer."""
+    """A request that waits for the answer of the previous turn."""
 
     index: int
-    """Of the request in its trace."""
+    """Index of the request in its trace."""
     request: TraceRequest
     known_tokens: int
-    """Leading tokens of its prompt that are the prompt and the answer before it, as long as the trace meant them."""
+    """Leading tokens of its prompt that repeat the previous prompt and answer, with the lengths of the trace."""
 
-    def prompt_tokens(self, said_tokens: int) -> int:
-        """How long the prompt will be after `said_tokens` of talk."""
+    def prompt_tokens(self, context_tokens: int) -> int:
+        """Return the prompt's length if the conversation so far has `context_tokens`."""
         own_tokens = self.request.input_tokens
-        return said_tokens + own_tokens - min(self.known_tokens, own_tokens - 1)
+        return context_tokens + own_tokens - min(self.known_tokens, own_tokens - 1)
 
-    def prompt(self, own: Sequence[int], said: Sequence[int]) -> list[int]:
-        """Put what was really said before what is new. `own` is the whole prompt that a `PromptMaker` made.
+    def prompt(self, own: Sequence[int], context: Sequence[int]) -> list[int]:
+        """Return the conversation so far, then the new tokens. `own` is the whole prompt that a `PromptMaker` made.
 
-        An answer may have become shorter or longer than the trace meant it; what is new stays as long as it is.
+        The real answer may be shorter or longer than that of the trace; the number of new tokens stays.
         """
-        return [*said, *own[min(self.known_tokens, len(own) - 1) :]]
+        return [*context, *own[min(self.known_tokens, len(own) - 1) :]]
 
 
 @dataclass(slots=True)
 class Conversations:
-    """Who opens, and who follows whom. A trace without closed loops has openers only."""
+    """Requests that open conversations, and the turns that follow. Without closed loops, all requests open."""
 
     openers: list[tuple[int, TraceRequest]] = field(default_factory=list[tuple[int, TraceRequest]])
     _turns: dict[int, Turn] = field(default_factory=dict[int, Turn])
-    """By the index of the request that comes before."""
+    """Turns by the index of the request whose answer they wait for."""
 
     def follow(self, index: int, turn: Turn) -> None:
         """Let a turn wait for the answer to request `index`."""
         self._turns[index] = turn
 
     def is_followed(self, index: int) -> bool:
-        """Whether somebody waits for the answer to request `index`."""
+        """Return whether a turn waits for the answer to request `index`."""
         return index in self._turns
 
-    def following(self, index: int) -> Turn | None:
-        """Take the turn that follows request `index`: it is due `request.think_s` after that one's answer."""
+    def take_next(self, index: int) -> Turn | None:
+        """Remove and return the turn after request `index`. It is due `request.think_s` after that answer."""
         return self._turns.pop(index, None)
 
-    def abandoned(self, index: int) -> Iterator[Turn]:
-        """Take all turns that follow request `index`, which got no answer: they never come."""
-        while (turn := self.following(index)) is not None:
+    def take_rest(self, index: int) -> Iterator[Turn]:
+        """Remove and yield all turns after request `index`, which got no answer: they never arrive."""
+        while (turn := self.take_next(index)) is not None:
             yield turn
             index = turn.index
 
 
 def link_conversations(requests: Sequence[TraceRequest]) -> Conversations:
-    """Link the turns of every session. Requests stand in order; turns of one session in the order of their turns."""
+    """Link the turns of every session. The requests of a session are in the order of their turns."""
     found = Conversations()
     latest: dict[tuple[str, str], int] = {}
     for index, request in enumerate(requests):

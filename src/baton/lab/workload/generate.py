@@ -1,4 +1,4 @@
-"""From a workload file to its requests: one stream per tenant, merged in order of time."""
+"""Draw the requests of a workload file: one stream per tenant, merged in order of time."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from msgspec.structs import replace
 
 from baton.core.types import Slo
 from baton.lab.workload.amounts import Amount, sample, sample_count
-from baton.lab.workload.arrivals import Arrivals, scale_arrivals
+from baton.lab.workload.arrivals import Arrivals, draw_times_s, scale_arrivals
 from baton.lab.workload.describe import Conversation, SystemPrompts, Tenant, Workload
 from baton.lab.workload.request import Trace, TraceRequest
 
 BLOCK_TOKENS = 16
-"""Shared prefixes are named in blocks of this many tokens."""
+"""Tokens of a prefix block."""
 
 
 @dataclass(slots=True, kw_only=True)
-class _Stream:
-    """The requests of one tenant, without end."""
+class _TenantStream:
+    """The endless requests of one tenant."""
 
     name: str
     share: float
-    """Of those who come at one instant."""
+    """Weight among the tenants whose sessions start at one instant."""
     arrivals: Arrivals
     input_tokens: Amount
     output_tokens: Amount
@@ -37,23 +37,26 @@ class _Stream:
     priority: int
     draw: Random
     ids: Iterator[int]
-    """Names of prefix blocks, shared by all streams so that no two name different blocks alike."""
+    """Unused ids of prefix blocks. All streams share them, so that different blocks have different ids."""
     texts: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
-    """Blocks of the system prompts drawn so far."""
+    """Block ids of the system prompts drawn so far."""
 
-    def openings(self) -> Iterator[_Opening]:
-        """Yield in order of time. Whoever takes one takes its first request before the next opening: both are drawn."""
-        return (_Opening(at_s, number, self) for number, at_s in enumerate(self.arrivals.times_s(self.draw)))
+    def starts(self) -> Iterator[_SessionStart]:
+        """Yield session starts in order of time.
+
+        Take a session's first request before the next start: both draw from the same random numbers.
+        """
+        return (_SessionStart(at_s, number, self) for number, at_s in enumerate(self.arrivals.times_s(self.draw)))
 
     def session(self, number: int, at_s: float) -> Iterator[TraceRequest]:
-        """The turns of one conversation; a single request where there are none."""
+        """Yield the turns of one conversation, or a single request if the tenant has no conversations."""
         system = self._system_blocks()
         first = self._request(at_s, len(system) * BLOCK_TOKENS + sample_count(self.input_tokens, self.draw), system)
         talk = self.conversation
         if talk is None:
             yield first
             return
-        draw = Random(self.draw.getrandbits(64))  # its own, so that sessions may interleave
+        draw = Random(self.draw.getrandbits(64))  # one generator per session, because sessions interleave
         session = f"{self.name or 'session'}-{number}"
         followup = self.input_tokens if talk.followup_tokens is None else talk.followup_tokens
         request = self._named(first, session, 0)
@@ -89,7 +92,7 @@ class _Stream:
         )
 
     def _named(self, request: TraceRequest, session: str, turn: int) -> TraceRequest:
-        """Name every block of the prompt: a later turn begins with the same."""
+        """Give every block of the prompt an id, because the next turn begins with the same blocks."""
         missing = -(-request.input_tokens // BLOCK_TOKENS) - len(request.prefix_ids)
         blocks = (*request.prefix_ids, *islice(self.ids, missing))
         return replace(request, session=session, turn=turn, prefix_ids=blocks, prefix_block_tokens=BLOCK_TOKENS)
@@ -103,59 +106,64 @@ class _Stream:
         return self.texts[text]
 
 
-class _Opening(NamedTuple):
-    """A session begins."""
-
+class _SessionStart(NamedTuple):
     at_s: float
     number: int
-    """Of the session in its stream."""
-    stream: _Stream
+    """Number of the session in its stream."""
+    stream: _TenantStream
 
     @property
     def order(self) -> tuple[float, float]:
-        """By time; at one instant every stream has its share."""
+        """Sort by time; at one instant, by the tenants' shares."""
         return self.at_s, self.number / self.stream.share
 
 
-def _interleaved(openings: Iterable[_Opening]) -> Iterator[TraceRequest]:
-    """Yield requests in order of `at_s`: turns of open conversations between the openings of new ones."""
+def _interleave(starts: Iterable[_SessionStart]) -> Iterator[TraceRequest]:
+    """Yield the requests of all sessions in order of `at_s`."""
     waiting: list[tuple[float, int, TraceRequest, Iterator[TraceRequest]]] = []
-    for place, opening in enumerate(openings):
-        while waiting and waiting[0][0] <= opening.at_s:
-            yield _advance(waiting)
-        turns = opening.stream.session(opening.number, opening.at_s)
+    """Heap of the next turn of every open session, with the later turns."""
+
+    def push_next(place: int, turns: Iterator[TraceRequest]) -> None:
+        request = next(turns, None)
+        if request is not None:
+            heapq.heappush(waiting, (request.at_s, place, request, turns))
+
+    def pop() -> TraceRequest:
+        _, place, request, turns = heapq.heappop(waiting)
+        push_next(place, turns)
+        return request
+
+    for place, start in enumerate(starts):
+        while waiting and waiting[0][0] <= start.at_s:
+            yield pop()
+        turns = start.stream.session(start.number, start.at_s)
         yield next(turns)
-        _queue(waiting, place, turns)
+        push_next(place, turns)
     while waiting:
-        yield _advance(waiting)
-
-
-def _advance(waiting: list[tuple[float, int, TraceRequest, Iterator[TraceRequest]]]) -> TraceRequest:
-    _, place, request, turns = heapq.heappop(waiting)
-    _queue(waiting, place, turns)
-    return request
-
-
-def _queue(
-    waiting: list[tuple[float, int, TraceRequest, Iterator[TraceRequest]]], place: int, turns: Iterator[TraceRequest]
-) -> None:
-    following = next(turns, None)
-    if following is not None:
-        heapq.heappush(waiting, (following.at_s, place, following, turns))
+        yield pop()
 
 
 def generate(workload: Workload, *, seed: int, limit: int | None = None) -> Trace:
-    """Draw a workload's requests, in order of time. The same seed gives the same requests.
+    """Draw the requests of a workload with neither `trace` nor `servegen`, in order of time.
 
-    Only for workloads with neither `trace` nor `servegen`. A limit gives the first requests of what none gives.
+    The same seed gives the same requests; `limit` keeps the first of them.
     """
-    merged = heapq.merge(*(stream.openings() for stream in _streams(workload, seed)), key=lambda opening: opening.order)
-    requests = _interleaved(islice(merged, workload.sessions))
+    starts = heapq.merge(*(stream.starts() for stream in _streams(workload, seed)), key=lambda start: start.order)
+    requests = _interleave(islice(starts, workload.sessions))
     return Trace(format="workload", timing="absolute", requests=tuple(limit_requests(requests, workload, limit)))
 
 
+def synthetic_trace(count: int, lengths: tuple[int, int], arrivals: Arrivals, draw: Random) -> Trace:
+    """Draw `count` requests of equal (input, output) tokens that share no prefix."""
+    requests = tuple(
+        TraceRequest(at_s=at_s, input_tokens=lengths[0], output_tokens=lengths[1])
+        for at_s in draw_times_s(arrivals, count, draw)
+    )
+    return Trace(format="synthetic", timing="absolute", requests=requests)
+
+
 def limit_requests(requests: Iterable[TraceRequest], workload: Workload, limit: int | None) -> Iterator[TraceRequest]:
-    """End where the workload, or the limit, says."""
+    """Yield the requests up to the end that the workload or the limit sets, whichever comes first."""
     counts = [bound for bound in (workload.requests, limit) if bound is not None]
     duration_s = workload.duration_s
     if duration_s is not None:
@@ -163,27 +171,23 @@ def limit_requests(requests: Iterable[TraceRequest], workload: Workload, limit: 
     return islice(requests, min(counts, default=None))
 
 
-def _streams(workload: Workload, seed: int) -> list[_Stream]:
+def _streams(workload: Workload, seed: int) -> list[_TenantStream]:
     tenants = workload.tenants or (Tenant(name=""),)
     shares = sum(tenant.share for tenant in tenants if tenant.arrivals is None)
     ids = count()
     return [_stream(workload, tenant, shares, Random(f"workload {seed} {tenant.name}"), ids) for tenant in tenants]
 
 
-def _stream(workload: Workload, tenant: Tenant, shares: float, draw: Random, ids: Iterator[int]) -> _Stream:
+def _stream(workload: Workload, tenant: Tenant, shares: float, draw: Random, ids: Iterator[int]) -> _TenantStream:
     slo = tenant.slo if tenant.slo is not None else workload.slo
-    own_or_all = tenant.conversation if tenant.conversation is not None else workload.conversation
-    system = tenant.system_prompts if tenant.system_prompts is not None else workload.system_prompts
-    return _Stream(
+    return _TenantStream(
         name=tenant.name,
         share=tenant.share,
-        arrivals=tenant.arrivals
-        if tenant.arrivals is not None
-        else scale_arrivals(workload.arrivals, tenant.share / shares),
+        arrivals=tenant.arrivals or scale_arrivals(workload.arrivals, tenant.share / shares),
         input_tokens=workload.input_tokens if tenant.input_tokens is None else tenant.input_tokens,
         output_tokens=workload.output_tokens if tenant.output_tokens is None else tenant.output_tokens,
-        system_prompts=system,
-        conversation=own_or_all,
+        system_prompts=tenant.system_prompts or workload.system_prompts,
+        conversation=tenant.conversation or workload.conversation,
         slo=None if slo is None else workload.slo_classes[slo],
         priority=tenant.priority,
         draw=draw,

@@ -1,4 +1,4 @@
-"""Read a trace file: plain or gzip, JSON lines or CSV, told apart by what is in it."""
+"""Read a trace file: plain or gzip, JSON lines or CSV, detected from its content."""
 
 from __future__ import annotations
 
@@ -18,14 +18,12 @@ from baton.lab.workload.request import Timing, Trace, TraceRequest
 from baton.lab.workload.rows import Fields
 
 PROBLEMS_MAX = 10
-"""Bad lines that one error message names."""
+"""Bad lines that one error message lists."""
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
 def read_trace(path: Path, *, limit: int | None = None) -> Trace:
-    """Read at most `limit` requests, checked line by line.
-
-    Times of a trace with absolute timing are shifted so that its first request arrives at 0.
+    """Read at most `limit` requests. Absolute times are shifted so that the first request arrives at 0.
 
     Raises ConfigError with the numbers of the bad lines: correct the file, or lower `limit` to stop before them.
     """
@@ -42,13 +40,13 @@ def read_trace(path: Path, *, limit: int | None = None) -> Trace:
     except ConfigError as error:
         reading.refuse(str(error))
     if reading.problems:
-        raise ConfigError("\n".join(reading.said()))
+        raise ConfigError("\n".join(reading.messages()))
     return Trace(format=found.name, timing=found.timing, requests=tuple(_from_zero(reading.requests, found.timing)))
 
 
 @dataclass(slots=True, kw_only=True)
 class _Reading:
-    """The rows taken so far."""
+    """The rows read so far."""
 
     path: Path
     timing: Timing
@@ -59,16 +57,16 @@ class _Reading:
     good: int = 0
     """Requests before the first problem."""
     last: dict[str, tuple[int, float]] = field(default_factory=dict[str, tuple[int, float]])
-    """Line and time of the latest row: of the file, or of each session where times count from its start."""
+    """Line and time of the latest row: of the file (key ""), or of each session if its times count from its start."""
 
     @property
     def is_over(self) -> bool:
-        """Whether there is enough: of requests, or of problems."""
+        """Whether the limit of requests or of problems is reached."""
         enough = self.limit is not None and len(self.requests) >= self.limit
         return enough or len(self.problems) >= PROBLEMS_MAX
 
     def take(self, number: int, fields: Fields) -> None:
-        """Read one row into a request, or into a problem."""
+        """Add the request of one row, or its problem."""
         try:
             request = self.read(fields)
             self._check_time(number, request)
@@ -78,17 +76,16 @@ class _Reading:
         self.requests.append(request)
 
     def refuse(self, problem: str) -> None:
-        """Note a problem."""
         if not self.problems:
             self.good = len(self.requests)
         self.problems.append(problem)
 
-    def said(self) -> list[str]:
-        """All problems, and what can be played as the file is."""
+    def messages(self) -> list[str]:
+        """Return all problems, and how to use the part of the file before them."""
         if not self.good:
             return self.problems
-        before = f"what comes before can be played: --limit {self.good} of baton sim and baton bench"
-        return [*self.problems, f"{self.path}: {before}"]
+        usable = f"--limit {self.good} of baton sim and baton bench plays the requests before the first problem"
+        return [*self.problems, f"{self.path}: {usable}"]
 
     def _check_time(self, number: int, request: TraceRequest) -> None:
         if not math.isfinite(request.at_s):
@@ -102,7 +99,7 @@ class _Reading:
 
 
 def _seconds(value: float) -> str:
-    """To the microsecond: times of a wall clock differ late."""
+    # To the microsecond: adjacent wall-clock times differ in their last digits.
     return f"{value:,.6f}".rstrip("0").rstrip(".")
 
 
@@ -134,7 +131,7 @@ def _from_zero(requests: list[TraceRequest], timing: Timing) -> list[TraceReques
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, Fields]]:
-    """Yield (line number, fields) of every row. Line 1 is the first line of the file, a CSV header included."""
+    """Yield (line number, fields) of every row. Line 1 is the first line of the file; a CSV header counts."""
     header: list[str] | None = None
     for number, line in _lines(path):
         try:
@@ -158,12 +155,12 @@ def _csv_fields(header: list[str], line: str) -> Fields:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the numbered lines of the file without their ends. Empty lines may only stand at its ends."""
+    """Yield numbered lines without line ends. Raises ConfigError for an empty line between two others."""
     number, empty, begun = 0, 0, False
     try:
         with path.open("rb") as probe:
             zipped = probe.read(2) == _GZIP_MAGIC
-        encoding = "utf-8-sig"  # some programs put a mark before the first line
+        encoding = "utf-8-sig"  # some programs write a byte order mark
         with gzip.open(path, "rt", encoding=encoding) if zipped else path.open(encoding=encoding) as lines:
             for number, line in enumerate(lines, start=1):
                 if not line.strip():

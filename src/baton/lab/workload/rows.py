@@ -1,4 +1,4 @@
-"""What is wrong with one row of a trace: every field that cannot be read, with its value and what would fit."""
+"""Convert one row of a trace into a struct, or name every field that does not fit, with its value."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from msgspec import Meta, Struct, structs
 
 Row = TypeVar("Row")
 Fields = Mapping[str, object]
-"""One row: names and values, words where they come from a CSV file."""
+"""Column names and values of one row. All values of a CSV file are strings."""
 
 TOKENS_MAX = 100_000_000
-"""Of one prompt or answer: more than any model reads. What is above was never a length."""
+"""Longest accepted prompt or answer: more than any model reads."""
 Count = Annotated[int, Meta(ge=0, le=TOKENS_MAX)]
 Length = Annotated[int, Meta(ge=1, le=TOKENS_MAX)]
 Time = Annotated[float, Meta(ge=0)]
@@ -31,14 +31,11 @@ _FITTING: tuple[tuple[object, str], ...] = (
     (tuple[int, ...], "a list of whole numbers"),
 )
 _SHOWN_MAX = 60
-"""Characters of a value that a message repeats."""
+"""Characters of a value that an error message repeats."""
 
 
 def read_row(fields: Fields, kind: type[Row]) -> Row:
-    """Convert the fields of a row into a struct; those that it does not know are left out.
-
-    Raises ValueError with everything that does not fit, in words.
-    """
+    """Convert the fields of a row into a struct; ignore unknown fields. Raises ValueError with every problem."""
     try:
         return msgspec.convert(fields, kind, strict=False)
     except msgspec.ValidationError as error:
@@ -58,16 +55,16 @@ def _problems(fields: Fields, kind: type[Row]) -> list[str]:
 
 
 def _needed(value: object, kind: object) -> str:
-    """What a value would have to be. Empty where it fits."""
+    """Describe the values that would fit. Empty if this one fits."""
     try:
         msgspec.convert(value, cast("type[object]", kind), strict=False)
     except msgspec.ValidationError as error:
-        said = str(error).partition(" - at ")[0]
-        return next((words for known, words in _FITTING if kind == known), f"another: {said}")
+        reason = str(error).partition(" - at ")[0]
+        return next((words for known, words in _FITTING if kind == known), f"another: {reason}")
     return ""
 
 
 def _shown(value: object) -> str:
-    """As it stands in the file, or its beginning: in CSV numbers are words."""
+    """Return the value as the file has it, or its beginning."""
     words = value if isinstance(value, str) and value else msgspec.json.encode(value).decode()
     return words if len(words) <= _SHOWN_MAX else f"{words[:_SHOWN_MAX]}..."

@@ -1,4 +1,4 @@
-"""Give the requests of a trace other times, or fit them into a model's context."""
+"""Change the arrival times of a trace, or shorten its requests to a model's context."""
 
 from __future__ import annotations
 
@@ -12,19 +12,25 @@ from baton.lab.workload.request import Trace, TraceRequest
 
 
 def scale_rate(trace: Trace, rate_scale: float) -> Trace:
-    """Play the trace `rate_scale` times as fast (above 0): all times are divided by it, those of thinking too."""
+    """Speed the trace up by `rate_scale` (above 0): divide all arrival and think times by it."""
     if rate_scale == 1:
         return trace
-    return replace(trace, requests=tuple(_sooner(request, rate_scale) for request in trace.requests))
-
-
-def _sooner(request: TraceRequest, rate_scale: float) -> TraceRequest:
-    think_s = None if request.think_s is None else request.think_s / rate_scale
-    return replace(request, at_s=request.at_s / rate_scale, think_s=think_s)
+    requests = tuple(
+        replace(
+            request,
+            at_s=request.at_s / rate_scale,
+            think_s=None if request.think_s is None else request.think_s / rate_scale,
+        )
+        for request in trace.requests
+    )
+    return replace(trace, requests=requests)
 
 
 def cut_trace(trace: Trace, *, start_s: float, duration_s: float | None, skip: int) -> Trace:
-    """Keep what arrives within `duration_s` from `start_s` on, but for the first `skip`; it then begins at 0."""
+    """Keep the requests that arrive within `duration_s` from `start_s` on, without the first `skip`.
+
+    Absolute times are shifted so that the first kept request arrives at 0.
+    """
     end_s = math.inf if duration_s is None else start_s + duration_s
     kept = [request for request in trace.requests if start_s <= request.at_s < end_s][skip:]
     from_s = kept[0].at_s if kept and trace.timing == "absolute" else 0.0
@@ -32,9 +38,9 @@ def cut_trace(trace: Trace, *, start_s: float, duration_s: float | None, skip: i
 
 
 def spread_arrivals(trace: Trace, spread_s: float) -> Trace:
-    """Spread requests of one instant evenly over the `spread_s` after it, or up to the next instant if that is sooner.
+    """Spread requests with equal times evenly over the next `spread_s`, or until the next logged time if sooner.
 
-    For sources that log in batches: Mooncake's conversation trace has one time for all arrivals of 3 s.
+    For sources that log in batches: Mooncake's conversation trace has one time for all arrivals within 3 s.
     """
     spaced: list[TraceRequest] = []
     requests = trace.requests
@@ -53,10 +59,10 @@ def spread_arrivals(trace: Trace, spread_s: float) -> Trace:
 
 
 def redraw_arrivals(trace: Trace, arrivals: Arrivals, draw: Random) -> Trace:
-    """Keep the order and the lengths, and draw new times. Where times count from a session's start, starts are drawn.
+    """Draw new absolute arrival times; keep the order and the lengths.
 
-    `arrivals` gives the times of requests (absolute, none) or of session starts (session, and closed loops, whose
-    later turns wait for answers); the result is absolute.
+    `arrivals` gives the times of requests. If times count from the start of a session, or later turns wait for answers
+    (closed loop), it gives the times at which sessions start.
     """
     if trace.timing == "session" or any(request.think_s is not None for request in trace.requests):
         return _with_session_starts(trace, arrivals, draw)
@@ -66,7 +72,7 @@ def redraw_arrivals(trace: Trace, arrivals: Arrivals, draw: Random) -> Trace:
 
 
 def mean_rate_rps(trace: Trace) -> float | None:
-    """Mean rate of a trace that has times. None for one without, or with a single moment."""
+    """Return the mean rate of a trace. None if it has no times, or only one."""
     if trace.timing != "absolute" or len(trace.requests) < 2:
         return None
     span_s = trace.requests[-1].at_s - trace.requests[0].at_s
@@ -74,14 +80,14 @@ def mean_rate_rps(trace: Trace) -> float | None:
 
 
 def sessions_per_request(trace: Trace) -> float:
-    """Arrivals that `redraw_arrivals` draws, per request of the trace: below 1 where it draws session starts."""
+    """Return how many arrivals `redraw_arrivals` draws per request: below 1 if it draws session starts."""
     if trace.timing != "session" and all(request.think_s is None for request in trace.requests):
         return 1.0
     return len({_session(request, index) for index, request in enumerate(trace.requests)}) / len(trace.requests)
 
 
 def _session(request: TraceRequest, index: int) -> tuple[str, str, int]:
-    """Who a request belongs to; one without a session is its own."""
+    """Return the key of a request's session. A request without a session is a session of its own."""
     return request.tenant, request.session, 0 if request.session else index
 
 
@@ -95,14 +101,14 @@ def _with_session_starts(trace: Trace, arrivals: Arrivals, draw: Random) -> Trac
         replace(request, at_s=starts_s[name] + request.at_s - offset[name])
         for name, request in zip(sessions, trace.requests, strict=True)
     ]
-    moved.sort(key=lambda request: request.at_s)  # stable: calls of one session stay in order
+    moved.sort(key=lambda request: request.at_s)  # stable: requests of one session stay in order
     return replace(trace, timing="absolute", requests=tuple(moved))
 
 
 def fit_context(trace: Trace, context_tokens: int) -> tuple[Trace, int]:
-    """Shorten every request that is longer than the context (at least 2 tokens); also say how many were.
+    """Shorten every request that is longer than the context (at least 2 tokens). Return also how many were shortened.
 
-    The output keeps its length up to half of the context, the input keeps its leading tokens, so prefixes survive.
+    The output keeps at most half of the context; the input keeps its leading tokens, so that prefixes stay shared.
     """
     fitted = [_fit(request, context_tokens) for request in trace.requests]
     shortened = sum(new is not old for new, old in zip(fitted, trace.requests, strict=True))

@@ -1,4 +1,4 @@
-"""Requests drawn from ServeGen's statistics: every client with its own rate, bursts and lengths, window by window.
+"""Draw requests from ServeGen's statistics: each client has its own rate, bursts and lengths in each time window.
 
 Source: Xiang et al., "ServeGen: Workload Characterization and Generation of Large Language Model Serving in
 Production", 2025, and the statistics of its repository (alibaba/ServeGen).
@@ -22,13 +22,14 @@ from baton.lab.workload.request import TraceRequest
 from baton.lab.workload.rows import Fields, Positive, Time, read_row
 
 WINDOW_S = 600.0
-"""Of the arrival statistics."""
+"""Length of a window of the arrival statistics."""
 LENGTH_WINDOW_S = 21_600.0
+"""Length of a window of the length statistics: 6 h."""
 PERCENTILES = (0, 1, 5, 10, 25, 50, 75, 90, 95, 99, 100)
 
 
 class ArrivalRow(Struct, frozen=True):
-    """One client in one window of 600 s. `cv` is of the gaps between its requests; windows without any have no row."""
+    """One client in one window of 600 s. `cv` describes the gaps; windows without requests have no row."""
 
     client: str
     t_s: Time
@@ -46,7 +47,7 @@ class ArrivalRow(Struct, frozen=True):
 
     @property
     def active_s(self) -> float:
-        """How much of the window lies between its first request and its last: requests times their mean gap."""
+        """Return the time from the window's first request to its last: requests times their mean gap."""
         mean = self.param1 if self.pattern == "Gamma" else math.gamma(1 + 1 / self.param1)
         return min(WINDOW_S, self.requests * mean * self.param2)
 
@@ -62,7 +63,7 @@ class LengthRow:
 
 
 def read_length_row(fields: Fields) -> LengthRow:
-    """Raises ValueError for a column that is missing or no number, or percentiles that fall."""
+    """Read one row. Raises ValueError if a column is missing or not a number, or if percentiles decrease."""
     start = read_row(fields, _LengthStart)
     return LengthRow(start.client, start.t_s, _percentiles(fields, "in"), _percentiles(fields, "out"))
 
@@ -91,7 +92,7 @@ def _percentiles(fields: Fields, which: str) -> Percentiles:
 
 @dataclass(slots=True, kw_only=True)
 class Statistics:
-    """The two files of a model."""
+    """The rows of a model's two files."""
 
     arrivals: Sequence[ArrivalRow]
     lengths: Sequence[LengthRow]
@@ -104,9 +105,9 @@ class Statistics:
     def requests(
         self, *, start_s: float, duration_s: float | None, rate_scale: float, seed: int
     ) -> Iterator[TraceRequest]:
-        """Yield requests in order of time, from 0 at `start_s`; the tenant is the client.
+        """Yield requests in order of time; `start_s` becomes time 0. The tenant is the client.
 
-        Every window of a client has its number of requests times `rate_scale`, rounded up or down by chance.
+        Each window of a client has its logged number of requests times `rate_scale`, rounded up or down at random.
         """
         end_s = math.inf if duration_s is None else start_s + duration_s
         windows: dict[str, list[ArrivalRow]] = {}
@@ -124,9 +125,9 @@ class Statistics:
     def _client(
         self, client: str, rows: Sequence[ArrivalRow], rate_scale: float, draw: Random
     ) -> Iterator[TraceRequest]:
-        like = client if client in self._lengths_of else draw.choice(sorted(self._lengths_of))
+        known = self._lengths_of.get(client) or self._lengths_of[draw.choice(sorted(self._lengths_of))]
         for row in sorted(rows, key=lambda row: row.t_s):
-            lengths = _nearest(self._lengths_of[like], int(row.t_s // LENGTH_WINDOW_S))
+            lengths = _nearest(known, int(row.t_s // LENGTH_WINDOW_S))
             for at_s in window_times_s(row, rate_scale, draw):
                 yield TraceRequest(
                     at_s=at_s,
@@ -137,7 +138,7 @@ class Statistics:
 
 
 def window_times_s(row: ArrivalRow, rate_scale: float, draw: Random) -> list[float]:
-    """Draw one client's arrivals in one window: gaps of its kind and cv fill the active part, which lies anywhere."""
+    """Draw one client's arrivals in one window. The active part starts at a random time within the window."""
     wanted = row.requests * rate_scale
     count = math.floor(wanted) + (draw.random() < wanted % 1)
     gaps = gamma_gaps(row.cv, draw) if row.pattern == "Gamma" else weibull_gaps(row.cv, draw)
@@ -146,5 +147,5 @@ def window_times_s(row: ArrivalRow, rate_scale: float, draw: Random) -> list[flo
 
 
 def _nearest(rows: Mapping[int, LengthRow], window: int) -> LengthRow:
-    """A window without statistics has those of the nearest one."""
+    """Return the lengths of the window, or of the nearest window that has any."""
     return rows[min(rows, key=lambda known: (abs(known - window), known))]

@@ -1,4 +1,4 @@
-"""What `--trace FILE` may be: a trace, or a workload file (its name ends in .toml) that describes one."""
+"""Read the file of `--trace`: a trace, or a workload file (its name ends in .toml) that describes one."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ Row = TypeVar("Row")
 
 
 def read_workload(path: Path, *, seed: int, limit: int | None = None) -> Trace:
-    """Read a trace, or draw the requests of a workload file: at most `limit`. A trace does not look at the seed.
+    """Read a trace, or draw the requests of a workload file with `seed`. Return at most `limit` requests.
 
-    Raises ConfigError with every problem of the file; lines are numbered.
+    Raises ConfigError with every problem of the file and its line number.
     """
     if path.suffix != ".toml":
         return read_trace(path, limit=limit)
-    workload = _described(path)
+    with in_file(path, "the workload"):
+        workload = load_workload(path.read_text(encoding="utf-8"))
     if workload.trace is not None:
         return _from_trace(path.parent, workload.trace, workload, seed=seed, limit=limit)
     if workload.servegen is not None:
@@ -39,15 +40,10 @@ def read_workload(path: Path, *, seed: int, limit: int | None = None) -> Trace:
     return generate(workload, seed=seed, limit=limit)
 
 
-def _described(path: Path) -> Workload:
-    with in_file(path, "the workload"):
-        return load_workload(path.read_text(encoding="utf-8"))
-
-
 def _from_trace(folder: Path, section: TraceCut, workload: Workload, *, seed: int, limit: int | None) -> Trace:
     trace = read_trace(folder / section.file, limit=_rows_needed(section, workload, limit))
     if trace.timing != "absolute" and (section.start_s or section.duration_s is not None or section.spread_s):
-        raise ConfigError(f"{section.file} has no times of arrival: start_s, duration_s and spread_s say nothing there")
+        raise ConfigError(f"{section.file} has no arrival times: leave out start_s, duration_s and spread_s")
     trace = cut_trace(trace, start_s=section.start_s, duration_s=section.duration_s, skip=section.skip)
     if section.spread_s:
         trace = spread_arrivals(trace, section.spread_s)
@@ -57,14 +53,14 @@ def _from_trace(folder: Path, section: TraceCut, workload: Workload, *, seed: in
     trace = scale_rate(trace, section.rate_scale)
     requests = tuple(limit_requests(trace.requests, workload, limit))
     if not requests:
-        raise ConfigError(f"{section.file}: none of its requests is in the part that [trace] cuts out; widen it")
-    return structs.replace(trace, requests=_promised(requests, workload))
+        raise ConfigError(f"{section.file}: none of its requests is in the part that [trace] selects; widen it")
+    return structs.replace(trace, requests=_with_slo(requests, workload))
 
 
 def _rows_needed(section: TraceCut, workload: Workload, limit: int | None) -> int | None:
-    """How much of the file has to be read, where that is known: nobody looks at what is behind it.
+    """Return how many leading rows of the file are enough. None: all rows are needed.
 
-    New times, and where in an instant a request is put, depend on all that come.
+    Drawn and spread times depend on all requests of the file.
     """
     counts = [bound for bound in (workload.requests, limit) if bound is not None]
     if not counts or section.start_s or section.spread_s or section.arrivals is not None:
@@ -86,23 +82,26 @@ def _from_servegen(folder: Path, section: ServeGen, workload: Workload, *, seed:
         raise ConfigError(
             f"{section.arrivals}: no request from {section.start_s:g} s on; its last window starts at {last_s:g} s"
         )
-    return Trace(format="servegen", timing="absolute", requests=_promised(requests, workload))
+    return Trace(format="servegen", timing="absolute", requests=_with_slo(requests, workload))
 
 
-def _promised(requests: tuple[TraceRequest, ...], workload: Workload) -> tuple[TraceRequest, ...]:
+def _with_slo(requests: tuple[TraceRequest, ...], workload: Workload) -> tuple[TraceRequest, ...]:
     if workload.slo is None:
         return requests
     slo = workload.slo_classes[workload.slo]
     return tuple(structs.replace(request, slo=slo) for request in requests)
 
 
-def _rows(path: Path, read: Callable[[Fields], Row], what: str) -> list[Row]:
-    """Read every row of a file of statistics, or say which lines are wrong. `what`: of arrivals or of lengths."""
+def _rows(path: Path, read: Callable[[Fields], Row], kind: str) -> list[Row]:
+    """Read every row of a file of statistics of this kind (`arrivals` or `lengths`).
+
+    Raises ConfigError that names the wrong lines.
+    """
     rows: list[Row] = []
     problems: list[str] = []
     for number, fields in read_rows(path):
         if not rows and not problems:
-            _check_columns(path, frozenset(fields), what)
+            _check_columns(path, frozenset(fields), kind)
         try:
             rows.append(read(fields))
         except ValueError as error:
@@ -110,17 +109,17 @@ def _rows(path: Path, read: Callable[[Fields], Row], what: str) -> list[Row]:
             if len(problems) >= PROBLEMS_MAX:
                 break
     if not rows and not problems:
-        problems.append(f"{path}: no {what} in it; give the file of ServeGen's statistics")
+        problems.append(f"{path}: no {kind} in it; give the file of ServeGen's statistics")
     if problems:
         raise ConfigError("\n".join(problems))
     return rows
 
 
-def _check_columns(path: Path, columns: frozenset[str], what: str) -> None:
-    """Refuse another file as a whole: every line of it would be wrong in the same way."""
-    missing = STATISTICS[what] - columns
+def _check_columns(path: Path, columns: frozenset[str], kind: str) -> None:
+    """Raise ConfigError if the file is of another kind: otherwise every line would repeat the same problem."""
+    missing = STATISTICS[kind] - columns
     if not missing:
         return
     others = [name for name, known in STATISTICS.items() if known <= columns]
-    meant = f"those of {others[0]} are in it: name it there" if others else "give the file of ServeGen's statistics"
-    raise ConfigError(f"{path}: no statistics of {what}, it has no column {', '.join(sorted(missing))}; {meant}")
+    advice = f"it has those of {others[0]}: name it there" if others else "give the file of ServeGen's statistics"
+    raise ConfigError(f"{path}: no statistics of {kind}, it has no column {', '.join(sorted(missing))}; {advice}")

@@ -59,17 +59,17 @@ def test_no_process_is_without_a_word() -> None:
         ("posson", ["there are no arrivals 'posson' (did you mean 'poisson'?); known are poisson, "]),
         ("", ["there are no arrivals ''; known are "]),
         ("gamma", ["gamma arrivals need cv: write gamma,cv=NUMBER"]),
-        ("gamma,cv", ["cv: '' is no number; write cv=NUMBER"]),
+        ("gamma,cv", ["cv: '' is not a number; write cv=NUMBER"]),
         ("gamma,cv=0", ["gamma.cv is 0, but must be from 0.001 to 1000"]),
         ("gamma,cv=nan", ["gamma.cv is nan, but must be from 0.001 to 1000"]),
         ("gamma,cv=1,cv=2", ["cv=2: cv is given twice"]),
-        ("poisson,rate_rps=3", ["rate_rps=3: the rate of arrivals is that of --rate"]),
+        ("poisson,rate_rps=3", ["rate_rps=3: give the rate with --rate"]),
         ("poisson,cv=3", ["cv=3: there is no key 'cv'; it takes no keys"]),
         (
             "bursty,burst=4,calm_s=x",
             [
                 "burst=4: there is no key 'burst' (did you mean 'burst_s'?); it takes burst_ratio, burst_s, calm_s",
-                "calm_s=x: 'x' is no number; write calm_s=NUMBER",
+                "calm_s=x: 'x' is not a number; write calm_s=NUMBER",
             ],
         ),
     ],
@@ -124,7 +124,7 @@ def test_sessions_start_so_often_that_their_requests_have_the_rate() -> None:
     [
         (trace(0, 0, timing="none"), "the trace has no times, so there is no rate to keep; give --rate R"),
         (trace(0, 1, timing="session"), "the trace counts time from the start of each session"),
-        (trace(0, 0), "the requests of the trace come all at once"),
+        (trace(0, 0), "all requests of the trace arrive at once"),
     ],
 )
 def test_a_trace_without_a_rate_needs_one(without: Trace, words: str) -> None:

@@ -106,7 +106,7 @@ BAD = {
     "the other file": (
         lengths("7"),
         ARRIVALS,
-        r"no statistics of arrivals, it has no column cv, rate_rps; those of lengths",
+        r"no statistics of arrivals, it has no column cv, rate_rps; it has those of lengths",
     ),
     "a trace": (ARRIVALS, "a,b\n1,2\n", r"no statistics of lengths, .*; give the file of ServeGen's statistics"),
     "cut off": (ARRIVALS + "9,1200", lengths("7"), r"line 5: 2 fields where the header names 7"),

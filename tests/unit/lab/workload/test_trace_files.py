@@ -255,7 +255,7 @@ def test_a_bad_value_is_told_with_its_line_and_what_can_be_played(
         read_trace(path)
     said = str(caught.value).splitlines()
     assert said[0].startswith(f"{path}, line {line}: {column} is {shown}, but must be a ")
-    assert said[-1].startswith(f"{path}: what comes before can be played: --limit 1 ")
+    assert said[-1].startswith(f"{path}: --limit 1 of baton sim and baton bench plays ")
     assert read_trace(path, limit=1).requests == read_trace(TRACES / name, limit=1).requests
 
 

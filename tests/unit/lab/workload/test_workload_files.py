@@ -119,15 +119,15 @@ def test_prompts_of_a_closed_loop_hold_what_was_really_said() -> None:
     linked = link_conversations(requests)
     assert len(linked.openers) == sum(request.turn == 0 for request in requests)
     index, opener = linked.openers[0]
-    turn = linked.following(index)
+    turn = linked.take_next(index)
     assert turn is not None
     assert turn.request.session == opener.session
     maker = PromptMaker(seed=0)
     said = [*maker.token_ids(opener, index), *range(28)]
     prompt = turn.prompt(maker.token_ids(turn.request, turn.index), said)
     assert (prompt[: len(said)], len(prompt)) == (said, len(said) + 10)
-    assert linked.following(index) is None
-    assert [later.request.turn for later in linked.abandoned(turn.index)] == [2]
+    assert linked.take_next(index) is None
+    assert [later.request.turn for later in linked.take_rest(turn.index)] == [2]
 
 
 def test_a_turn_that_was_cut_says_at_least_one_word() -> None:
@@ -353,5 +353,5 @@ def test_a_part_without_requests_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="none of its requests"):
         read_workload(write(tmp_path, 'trace = {file = "trace.csv", start_s = 1e6}'), seed=0)
     (tmp_path / "trace.csv").write_bytes((TRACES / "vidur.csv").read_bytes())
-    with pytest.raises(ConfigError, match="has no times of arrival"):
+    with pytest.raises(ConfigError, match="has no arrival times"):
         read_workload(write(tmp_path, 'trace = {file = "trace.csv", start_s = 5}'), seed=0)
