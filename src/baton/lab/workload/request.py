@@ -34,7 +34,7 @@ class TraceRequest(Struct, frozen=True, kw_only=True, gc=False):
     """None: the SLO of the whole run."""
     think_s: float | None = None
     """Closed loop: the request arrives this long after the answer of its session's previous turn, but not before
-    `at_s`. Its prompt begins with that turn's prompt and answer; `input_tokens` counts both. None: arrives at `at_s`."""
+    `at_s`. The prompt begins with that turn's prompt and answer; `input_tokens` counts them. None: at `at_s`."""
 
 
 class Trace(Struct, frozen=True, kw_only=True):
