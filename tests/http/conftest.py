@@ -18,7 +18,7 @@ from baton.compute.load_engine import load_engine
 from baton.compute.models.chat_template import load_chat_template
 from baton.compute.models.tokenizer import load_tokenizer
 from baton.serve.http.app import build_app
-from baton.serve.http.settings import HttpSettings
+from baton.serve.http.services import HttpSettings
 from baton.serve.live.hooks import Hooks
 from tests.http.inprocess import InProcessGateway
 

@@ -16,7 +16,8 @@ from baton.core.errors import RequestError
 from baton.core.step import Slice, Step
 from baton.core.types import BlockId, FinishReason, OutputToken, Request, Role, WorkerId
 from baton.move.clock import now_s
-from baton.serve.live.port import ClusterStatus, Finish, HostStatus, KeptLog, Timings, Update, WorkerStatus
+from baton.serve.live.live_request import Finish, Timings, Update
+from baton.serve.live.status import ClusterStatus, HostStatus, WorkerStatus
 from baton.serve.messages.hosting import HostTerms
 
 WORKER = "inprocess-0"
@@ -43,12 +44,6 @@ class InProcessGeneration:
             await self._wake.wait()
         news, self._news = tuple(self._news), []
         return Update(tokens=news, finish=self.finish)
-
-    def stop(self) -> None:
-        self.end(Finish(outcome="finished", reason="stop"))
-
-    def cancel(self) -> None:
-        self.end(Finish(outcome="cancelled"))
 
     def mark_sent(self, tokens: int) -> None:
         self.sent_tokens += tokens
@@ -115,13 +110,22 @@ class InProcessGateway:
             self._work.set()
         return generation
 
+    def finish(self, generation: InProcessGeneration) -> None:
+        generation.end(Finish(outcome="finished", reason="stop"))
+
+    def cancel(self, generation: InProcessGeneration) -> None:
+        generation.end(Finish(outcome="cancelled"))
+
+    def mark_sent(self, generation: InProcessGeneration, tokens: int) -> None:
+        generation.mark_sent(tokens)
+
     def set_role(self, worker: WorkerId, role: Role) -> None:
         if worker != WORKER:
             raise RequestError(f"there is no worker {worker!r}; see /cluster", param="worker", status=404)
         self.role = role
 
     @property
-    def decision_log(self) -> KeptLog | None:
+    def decision_log(self) -> None:
         return None
 
     async def host_terms(self) -> HostTerms:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from baton.serve.http.auth import authenticate
-from baton.serve.http.settings import HttpSettings
+from baton.serve.http.edge import authenticate
+from baton.serve.http.services import HttpSettings
 
 KEYS = ("first-key", "second-schlüssel")
 

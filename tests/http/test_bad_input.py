@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from baton.serve.http.settings import HttpSettings
+from baton.serve.http.services import HttpSettings
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from baton.serve.live.port import Finish
+from baton.serve.live.live_request import Finish
 from tests.http.asgi import Connection, scope, settle
 
 BODY = {"prompt": "hello", "max_tokens": 200, "ignore_eos": True, "temperature": 0}

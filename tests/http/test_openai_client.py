@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import openai
 import pytest
 
-from baton.serve.http.settings import HttpSettings
+from baton.serve.http.services import HttpSettings
 
 
 @pytest.fixture(params=["server", "hash_server"])

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from baton.cli.ask_server import URL, ask, check_url
 from baton.core.errors import BatonError, ConfigError
-from baton.serve.live.port import ClusterStatus, HostStatus, TierStatus
+from baton.serve.live.status import ClusterStatus, HostStatus, TierStatus
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:

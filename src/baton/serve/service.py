@@ -20,7 +20,7 @@ from baton.serve.host.sizing import raise_files_max
 from baton.serve.host.supervisor import Notices, Supervisor
 from baton.serve.host.tasks import prefault, spawn
 from baton.serve.http.app import build_app
-from baton.serve.http.settings import HttpSettings
+from baton.serve.http.services import HttpSettings
 from baton.serve.live.assembly import Parts
 from baton.serve.live.hosts import Hosts
 from baton.serve.live.own_workers import OwnWorkers

@@ -1,4 +1,4 @@
-"""The HTTP application: routes, and how every error becomes OpenAI's error body."""
+"""The HTTP application: its routes, and the responses to errors."""
 
 from __future__ import annotations
 
@@ -17,21 +17,19 @@ from baton.compute.models.chat_template import ChatTemplate
 from baton.compute.models.tokenizer import Tokenizer
 from baton.core.errors import RequestError
 from baton.move.clock import unix_s
-from baton.serve.http.arrival import Entrance
-from baton.serve.http.body import ClientGone
+from baton.serve.http.edge import ClientDisconnected, Edge
 from baton.serve.http.embed import EMBEDDINGS_PATH, Embed
 from baton.serve.http.generate import Generate
 from baton.serve.http.pages import Pages
-from baton.serve.http.routes import ChatRoute, CompletionRoute
-from baton.serve.http.services import Services
-from baton.serve.http.settings import HttpSettings
+from baton.serve.http.services import HttpSettings, Services
+from baton.serve.http.text_request import ChatText, CompletionText
 from baton.serve.http.wire.errors import error_body, error_headers
+from baton.serve.live.gateway import LiveGateway
 from baton.serve.live.hooks import Hooks
-from baton.serve.live.port import Gateway
 
 
 def build_app(
-    gateway: Gateway,
+    gateway: LiveGateway,
     tokenizer: Tokenizer,
     chat_template: ChatTemplate,
     *,
@@ -39,7 +37,7 @@ def build_app(
     hooks: Hooks,
     render_metrics: Callable[[], bytes],
 ) -> ASGIApp:
-    """Build the ASGI application. Run it with one worker process: the gateway lives in this one."""
+    """Return the ASGI application. It must run in the gateway's process and event loop."""
     services = Services(
         gateway=gateway,
         tokenizer=tokenizer,
@@ -50,34 +48,33 @@ def build_app(
         seeds=random.SystemRandom() if settings.seed is None else random.Random(settings.seed),
         started_unix_s=unix_s(),
     )
-    generating = (CompletionRoute(tokenizer, gateway.card), ChatRoute(tokenizer, chat_template))
-    routes = [Route(route.path, Generate(services, route), methods=["POST"]) for route in generating]
+    routes = [Route(kind.PATH, Generate(services, kind), methods=["POST"]) for kind in (CompletionText, ChatText)]
     embed = Route(EMBEDDINGS_PATH, Embed(services), methods=["POST"])
     app = Starlette(
         routes=[*routes, embed, *Pages(services).routes()],
         exception_handlers={
-            RequestError: _refuse,
-            HTTPException: _refuse_route,
-            ClientGone: _say_nothing,
-            Exception: _fail,
+            RequestError: _on_request_error,
+            HTTPException: _on_wrong_route,
+            ClientDisconnected: _on_disconnect,
+            Exception: _on_bug,
         },
     )
     app.router.redirect_slashes = False  # an unknown path is a 404 with a body, not a redirect
-    return Entrance(app, settings.api_keys)
+    return Edge(app, settings.api_keys)
 
 
 def _respond(error: RequestError, headers: dict[str, str] | None = None) -> Response:
-    everything = {**error_headers(error), **(headers or {})}
-    return Response(error_body(error), status_code=error.status, headers=everything, media_type="application/json")
+    all_headers = {**error_headers(error), **(headers or {})}
+    return Response(error_body(error), status_code=error.status, headers=all_headers, media_type="application/json")
 
 
-def _refuse(request: Request, error: Exception) -> Response:
+def _on_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError), f"{error!r} is no request error"
     return _respond(error)
 
 
-def _refuse_route(request: Request, error: Exception) -> Response:
-    """Answer for an unknown path (404) or method (405, with what is allowed)."""
+def _on_wrong_route(request: Request, error: Exception) -> Response:
+    """Respond to an unknown path (404) or method (405, with the allowed methods)."""
     assert isinstance(error, HTTPException), f"{error!r} is no HTTP error"
     status = error.status_code
     words = {404: "there is nothing at this path; see /openapi.json", 405: "this path does not take this method"}
@@ -86,15 +83,14 @@ def _refuse_route(request: Request, error: Exception) -> Response:
     return _respond(RequestError(message, status=status, code=code), dict(error.headers or {}))
 
 
-def _say_nothing(request: Request, error: Exception) -> Response:
-    """The client is gone; whatever is sent goes nowhere."""
-    return Response(status_code=499)
+def _on_disconnect(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # is never received
 
 
-def _fail(request: Request, error: Exception) -> Response:
-    """Answer for a bug of ours. Starlette raises it again afterwards, so that the server logs it.
+def _on_bug(request: Request, error: Exception) -> Response:
+    """Respond to a bug of Baton. Starlette raises the error again, so that the server logs it.
 
-    The server then hangs up, so the answer says so: a client that kept the connection would meet a reset.
+    The server then closes the connection, so the response announces it: a client that reused it would meet a reset.
     """
     message = "the server failed on this request; its log has the traceback"
     return _respond(RequestError(message, status=500, code="internal_error"), {"connection": "close"})

@@ -1,4 +1,4 @@
-"""One choice of an answer: from the tokens of a generation to the text that its client sees."""
+"""Turn the tokens of a request into the text of one choice: decoding, stop strings, filters, tool calls."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from dataclasses import dataclass, field
 from baton.compute.models.tokenizer import StreamDecoder, Tokenizer
 from baton.core.types import FinishReason, OutputToken, TokenLogprob
 from baton.serve.http.prompts import Echo, Prompt
-from baton.serve.http.text import StopScanner
+from baton.serve.http.stop_scanner import StopScanner
 from baton.serve.http.tools.parser import CallPart, ToolParser
-from baton.serve.http.wire.errors import refusal
+from baton.serve.http.wire.errors import finish_error
 from baton.serve.http.wire.responses import ChatFinish
 from baton.serve.live.hooks import Filters
-from baton.serve.live.port import Finish, Generation, Update
+from baton.serve.live.live_request import Finish, LiveRequest, Update
 
 
 @dataclass(frozen=True, slots=True)
 class TokenEntry:
-    """One token of a choice whose log probabilities were asked for."""
+    """A token of a choice for which the client wants log probabilities."""
 
     token: int
     offset: int
-    """Characters of the choice's text that stand before it."""
+    """Position in the choice's text, in characters."""
     logprob: TokenLogprob | None
-    """None for the first token of an echoed prompt: nothing precedes it."""
+    """None for the first token of an echoed prompt, which has no predecessor."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """What is new in a choice."""
+class ChoiceDelta:
+    """New text, token entries and tool calls of a choice."""
 
     text: str
     entries: tuple[TokenEntry, ...] = ()
@@ -41,46 +41,48 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRules:
-    """How the tokens of a choice become text."""
+    """The parameters that turn the tokens of a choice into text."""
 
     tokenizer: Tokenizer
     stop_strings: Sequence[str]
     stop_token_ids: frozenset[int]
     tokens_min: int
-    """Stop strings are looked for from this output token on."""
+    """Number of output tokens before which stop strings are ignored."""
     tokens_max: int
-    """Output tokens that are shown. 0: an echo of the prompt, and nothing else."""
+    """Maximum output tokens in the text. 0: the response is only the echo of the prompt."""
     with_logprobs: bool
     follows_text: bool
-    """The answer goes on from the prompt's text (a completion), instead of starting its own (a chat)."""
+    """The output continues the prompt's text (completion) instead of starting a new one (chat)."""
     shown_tokens: frozenset[int] = frozenset()
-    """Special tokens that are text here: the marks of tool calls."""
+    """Special tokens that are part of the text: the marks of tool calls."""
 
 
 @dataclass(slots=True)
-class Choice:
-    """The state of one choice while its tokens come."""
+class ChoiceText:
+    """The state of one choice while its tokens arrive."""
 
     index: int
     prompt_index: int
     prompt: Prompt
-    generation: Generation
+    live: LiveRequest
     rules: TextRules
     filters: Filters
     calls: ToolParser | None = None
-    """Reads tool calls out of the text. None: it has none."""
+    """Separates tool calls from the text. None: the request has no tools."""
     finish_reason: FinishReason | None = None
     output_tokens: int = 0
+    is_cut_short: bool = False
+    """The choice has ended, by a stop string or the last wanted call, before the worker reported its end."""
     _unsent_tokens: int = 0
     _echo: Echo | None = field(init=False)
-    """What is still to be shown of the prompt."""
+    """The echo of the prompt until it is taken."""
     _decoder: StreamDecoder = field(init=False)
     _scanner: StopScanner = field(init=False)
     _entries: list[TokenEntry] = field(default_factory=list)
-    """Those whose text is not out yet."""
+    """Entries whose text is not released yet."""
     _decoded_characters: int = 0
     _released_characters: int = 0
-    """Before the filters, so that offsets do not depend on them."""
+    """Counted before the filters, so that offsets do not depend on them."""
 
     def __post_init__(self) -> None:
         self._echo = self.prompt.echo
@@ -89,10 +91,10 @@ class Choice:
         )
         self._scanner = StopScanner(self.rules.stop_strings)
 
-    def take(self, update: Update) -> Piece:
-        """Turn news into what the client may see now. Raises RequestError if the generation ended badly.
+    def take(self, update: Update) -> ChoiceDelta:
+        """Return what the client may see of an update. Raises RequestError if the request failed.
 
-        Sets `finish_reason` when the choice is over, which a stop string may bring about before the generation ends.
+        Sets `finish_reason` when the choice ends. A stop string ends it before the worker does.
         """
         before, entries = self._take_echo(update) if self._echo and update.tokens else ("", ())
         text = "".join([self._take_token(token) for token in update.tokens if self.finish_reason is None])
@@ -102,16 +104,16 @@ class Choice:
         if self.finish_reason is not None:
             text += self.filters.flush()
         text, calls = self._take_calls(text)
-        return Piece(before + text, (*entries, *self._released_entries()), calls)
+        return ChoiceDelta(before + text, (*entries, *self._released_entries()), calls)
 
     @property
-    def ending(self) -> ChatFinish | None:
-        """How the choice ended, as its client is told."""
+    def chat_finish(self) -> ChatFinish | None:
+        """The finish reason of a chat: `finish_reason`, or `tool_calls`."""
         called = self.calls is not None and self.calls.calls > 0
         return "tool_calls" if called and self.finish_reason == "stop" else self.finish_reason
 
     def _take_calls(self, text: str) -> tuple[str, tuple[CallPart, ...]]:
-        """Tell calls from text. With the last call that the client wants, the choice is over."""
+        """Separate tool calls from text. The last call that the client wants ends the choice."""
         if self.calls is None:
             return text, ()
         parsed = self.calls.push(text)
@@ -122,11 +124,10 @@ class Choice:
         rest = self.calls.flush()
         return parsed.text + rest.text, (*parsed.parts, *rest.parts)
 
-    def mark_sent(self) -> None:
-        """Note that the text of all tokens so far reached the client."""
-        if self._unsent_tokens:
-            self.generation.mark_sent(self._unsent_tokens)
-            self._unsent_tokens = 0
+    def take_unsent_tokens(self) -> int:
+        """Return the number of tokens since the last call, whose text has now reached the client."""
+        tokens, self._unsent_tokens = self._unsent_tokens, 0
+        return tokens
 
     def _take_token(self, token: OutputToken) -> str:
         self._unsent_tokens += 1
@@ -135,7 +136,7 @@ class Choice:
             return ""
         self.output_tokens += 1
         if token.token in self.rules.stop_token_ids:
-            return ""  # the generation ends with it, and it is no part of the text
+            return ""  # the request ends with it, and it is not part of the text
         text = self._decoder.push(token.token)
         if self.rules.with_logprobs:
             self._entries.append(TokenEntry(token.token, self._decoded_characters, token.logprob))
@@ -153,12 +154,11 @@ class Choice:
         return text
 
     def _end_here(self, reason: FinishReason) -> None:
-        self.finish_reason = reason
-        self.generation.stop()
+        self.finish_reason, self.is_cut_short = reason, True
 
     def _take_finish(self, finish: Finish) -> str:
         if finish.outcome != "finished" or finish.reason is None:
-            raise refusal(finish)
+            raise finish_error(finish)
         text = self._scan(self._decoder.flush())
         if self._scanner.stopped:
             return text
@@ -168,7 +168,7 @@ class Choice:
         return text + rest
 
     def _released_entries(self) -> tuple[TokenEntry, ...]:
-        """Take the entries whose text began to come out; at the end all, but those that a stop string cut off."""
+        """Return the entries whose text began to be released. At the end: all but those after a stop string."""
         if not self._entries:
             return ()
         all_out = self.finish_reason is not None and not self._scanner.stopped
@@ -179,9 +179,9 @@ class Choice:
         return released
 
     def _take_echo(self, update: Update) -> tuple[str, tuple[TokenEntry, ...]]:
-        """Show the prompt once, before the first token."""
+        """Return the echo of the prompt, once, before the first token."""
         echo, self._echo = self._echo, None
-        assert echo is not None, "the echo is shown once"
+        assert echo is not None, "the echo was taken twice"
         self._decoded_characters = self._released_characters = len(echo.text)
         if not self.rules.with_logprobs:
             return echo.text, ()

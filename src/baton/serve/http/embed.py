@@ -1,4 +1,4 @@
-"""`/v1/embeddings`: every prompt becomes a request for one token, which brings the vector of the prompt with it."""
+"""`/v1/embeddings`: each prompt is a request for one token, which carries the vector of the prompt."""
 
 from __future__ import annotations
 
@@ -15,27 +15,25 @@ from starlette.types import Receive, Scope, Send
 from baton.compute.models.card import ModelCard
 from baton.core.errors import RequestError
 from baton.core.types import Sampling
-from baton.serve.http.arrival import Arrival, arrival_of, send_bytes
-from baton.serve.http.body import ClientGone, read_body
-from baton.serve.http.generate import check_model, check_ready
-from baton.serve.http.prompts import Prompt, PromptReader
-from baton.serve.http.requests import Requests, all_of, checked_prompts, hang_up
+from baton.serve.http.edge import ClientDisconnected, context_of, read_body, run_all, send_bytes, wait_for_disconnect
+from baton.serve.http.prompts import Prompt, PromptReader, RequestMaker
 from baton.serve.http.services import Services
-from baton.serve.http.wire.errors import refusal
+from baton.serve.http.wire.errors import finish_error
 from baton.serve.http.wire.parsing import convert, parse_object
 from baton.serve.http.wire.responses import Embedding, EmbeddingList, EmbeddingUsage, PromptTokensDetails
 from baton.serve.http.wire.schemas import EMBEDDING_INPUTS_MAX, EmbeddingRequest
-from baton.serve.live.port import Generation, Timings
+from baton.serve.live.gateway import LiveGateway
+from baton.serve.live.live_request import LiveRequest, Timings
 
 EMBEDDINGS_PATH = "/v1/embeddings"
 IN_FLIGHT_MAX = 64
-"""Prompts of one request that the cluster has at a time: others' requests come between them."""
-ASK = Sampling(temperature=0.0, embedding=True)
+"""Maximum prompts of one HTTP request in the cluster at a time, so that other requests are served between them."""
+SAMPLING = Sampling(temperature=0.0, embedding=True)
 
 
 @dataclass(frozen=True, slots=True)
 class _Vector:
-    """What came of one prompt."""
+    """The result of a prompt."""
 
     values: bytes
     """float32, little-endian."""
@@ -49,90 +47,85 @@ class Embed:
         self._services = services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. Raises RequestError as long as nothing was sent."""
+        """Serve a request. Raises RequestError as long as no byte was sent."""
+        services = self._services
         try:
-            raw = await read_body(scope, receive, self._services.settings.body_bytes_max)
-        except ClientGone:
+            raw = await read_body(scope, receive, services.settings.body_bytes_max)
+        except ClientDisconnected:
             return
         body = convert(parse_object(raw), EmbeddingRequest)
-        card = self._services.gateway.card
-        check_model(body.model, card.name)
-        check_ready(self._services.gateway)
+        card = services.gateway.card
+        services.check_model(body.model)
+        services.check_ready()
         _check(body, card)
-        prompts = await self._prompts(body, size=len(raw))
-        work = _Embedding(self._services, body, arrival_of(scope))
-        vectors = await _until_hang_up(receive, work, prompts)
-        if vectors is not None:
-            answer = _answer(card.name, prompts, vectors, as_text=body.encoding_format == "base64")
-            await send_bytes(send, json.encode(answer), status=200, headers={"content-type": "application/json"})
-
-    async def _prompts(self, body: EmbeddingRequest, *, size: int) -> list[Prompt]:
-        services = self._services
         reader = PromptReader(
-            tokenizer=services.tokenizer,
-            card=services.gateway.card,
-            param="input",
-            add_special=body.add_special_tokens is not False,
+            tokenizer=services.tokenizer, card=card, param="input", add_special=body.add_special_tokens is not False
         )
-        return await checked_prompts(services, lambda: reader.read(body.input), body, param="input", size=size)
+        prompts = await services.read_prompts(lambda: reader.read(body.input), body, param="input", size=len(raw))
+        work = _EmbeddingWork(services.gateway, RequestMaker(context_of(scope), body, next(services.serials)))
+        vectors = await _run_until_disconnect(receive, work, prompts)
+        if vectors is not None:
+            response = _response(card.name, prompts, vectors, as_text=body.encoding_format == "base64")
+            await send_bytes(send, json.encode(response), status=200, headers={"content-type": "application/json"})
 
 
-class _Embedding:
-    """One HTTP request as requests to the cluster."""
+class _EmbeddingWork:
+    """The requests to the cluster of one HTTP request."""
 
-    def __init__(self, services: Services, body: EmbeddingRequest, arrival: Arrival) -> None:
-        self._services = services
-        self._requests = Requests(arrival, body, next(services.serials))
+    def __init__(self, gateway: LiveGateway, maker: RequestMaker) -> None:
+        self._gateway = gateway
+        self._maker = maker
         self._gate = asyncio.Semaphore(IN_FLIGHT_MAX)
 
-    async def all(self, prompts: Sequence[Prompt]) -> list[_Vector]:
-        """Embed every prompt. The first error ends the others, and is raised."""
-        return await all_of([self._one(index, prompt) for index, prompt in enumerate(prompts)])
+    async def embed_all(self, prompts: Sequence[Prompt]) -> list[_Vector]:
+        """Embed every prompt. The first error cancels the others and is raised."""
+        return await run_all([self._embed(index, prompt) for index, prompt in enumerate(prompts)])
 
-    async def _one(self, index: int, prompt: Prompt) -> _Vector:
+    async def _embed(self, index: int, prompt: Prompt) -> _Vector:
         async with self._gate:
-            generation = self._services.gateway.submit(self._requests.make(index, prompt, ASK, 1), prompt.tokens)
+            live = self._gateway.submit(self._maker.make(index, prompt, SAMPLING, 1), prompt.tokens)
             try:
-                return await _vector(generation)
+                return await self._vector(live)
             finally:
-                generation.cancel()  # harmless after the end
+                self._gateway.cancel(live)  # does nothing if it has ended
+
+    async def _vector(self, live: LiveRequest) -> _Vector:
+        values = b""
+        while True:
+            update = await live.next()
+            for token in update.tokens:
+                values = token.embedding
+                self._gateway.mark_sent(live, 1)
+            if update.finish is None:
+                continue
+            if update.finish.outcome != "finished":
+                raise finish_error(update.finish)
+            if not values:
+                raise RequestError(
+                    "the worker returned no embedding: its engine cannot compute embeddings; it may be an earlier"
+                    " version on a joined host: run the same version of baton on every host",
+                    status=501,
+                    code="embeddings_not_computed",
+                )
+            return _Vector(values, live.timings())
 
 
-async def _vector(generation: Generation) -> _Vector:
-    values = b""
-    while True:
-        update = await generation.next()
-        for token in update.tokens:
-            values = token.embedding
-            generation.mark_sent(1)
-        if update.finish is None:
-            continue
-        if update.finish.outcome != "finished":
-            raise refusal(update.finish)
-        if not values:
-            raise RequestError(
-                "no embedding came back: the worker of this prompt has an engine without them, such as one of an"
-                " earlier version on a host that joined; run the same version of baton on every host",
-                status=501,
-                code="embeddings_not_computed",
-            )
-        return _Vector(values, generation.timings())
-
-
-async def _until_hang_up(receive: Receive, work: _Embedding, prompts: Sequence[Prompt]) -> list[_Vector] | None:
-    """Embed, and give up once the client is gone: then None."""
-    embedding = asyncio.create_task(work.all(prompts))
-    watching = asyncio.create_task(hang_up(receive))
+async def _run_until_disconnect(
+    receive: Receive, work: _EmbeddingWork, prompts: Sequence[Prompt]
+) -> list[_Vector] | None:
+    """Embed the prompts. Return None if the client disconnects first."""
+    embedding = asyncio.create_task(work.embed_all(prompts))
+    watching = asyncio.create_task(wait_for_disconnect(receive))
     try:
         await asyncio.wait((embedding, watching), return_when=asyncio.FIRST_COMPLETED)
         return await embedding if embedding.done() else None
     finally:
         for task in (embedding, watching):
-            task.cancel()  # every generation that still runs is cancelled with it
+            task.cancel()  # cancels its requests, too
 
 
 def _check(body: EmbeddingRequest, card: ModelCard) -> None:
-    """Refuse what this model cannot do."""
+    """Raise RequestError if the model cannot serve the request."""
     if card.embedding_dim == 0:
         raise RequestError(f"the model {card.name!r} makes no embeddings", status=501, code="embeddings_not_computed")
     if body.dimensions not in (None, card.embedding_dim):
@@ -150,7 +143,7 @@ def _check(body: EmbeddingRequest, card: ModelCard) -> None:
         )
 
 
-def _answer(model: str, prompts: Sequence[Prompt], vectors: Sequence[_Vector], *, as_text: bool) -> EmbeddingList:
+def _response(model: str, prompts: Sequence[Prompt], vectors: Sequence[_Vector], *, as_text: bool) -> EmbeddingList:
     prompt_tokens = sum(len(prompt.tokens) for prompt in prompts)
     cached_tokens = sum(vector.timings.cached_tokens for vector in vectors)
     written = [_as_text(vector.values) if as_text else _as_numbers(vector.values) for vector in vectors]

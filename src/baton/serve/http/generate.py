@@ -1,4 +1,4 @@
-"""The generating routes: from a body to generations to an answer."""
+"""Serve requests for text: from a body to requests to the cluster to a response, streamed or whole."""
 
 from __future__ import annotations
 
@@ -10,164 +10,274 @@ from starlette.types import Receive, Scope, Send
 from baton.core.errors import RequestError
 from baton.core.types import Sampling
 from baton.move.clock import unix_s
-from baton.serve.http.answer import Answer
-from baton.serve.http.arrival import Arrival, arrival_of
-from baton.serve.http.body import ClientGone, read_body
-from baton.serve.http.choice import Choice, TextRules
-from baton.serve.http.prompts import Prompt
-from baton.serve.http.requests import Requests, checked_prompts
-from baton.serve.http.routes import Ask, GeneratingRoute
+from baton.serve.http.choice import ChoiceDelta, ChoiceText, TextRules
+from baton.serve.http.edge import (
+    ClientDisconnected,
+    RequestContext,
+    context_of,
+    read_body,
+    run_all,
+    send_bytes,
+    wait_for_disconnect,
+)
+from baton.serve.http.prompts import Prompt, RequestMaker
 from baton.serve.http.services import Services
+from baton.serve.http.text_request import TextRequest
 from baton.serve.http.wire.constraint import Constraint
-from baton.serve.http.wire.dialect import Head
-from baton.serve.http.wire.errors import RETRY_AFTER_S, Refused
+from baton.serve.http.wire.encoders import DONE, ResponseEncoder, ResponseHead, WholeChoice
+from baton.serve.http.wire.errors import error_body
 from baton.serve.http.wire.parsing import parse_object
+from baton.serve.http.wire.responses import PromptTokensDetails, Usage
 from baton.serve.http.wire.sampling import SEED_BITS, for_choice, sampling_of
+from baton.serve.live.gateway import LiveGateway
 from baton.serve.live.hooks import Filters
-from baton.serve.live.port import Gateway
+from baton.serve.live.live_request import Timings
+
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
 
 
 class Generate:
-    """ASGI endpoint of one generating route."""
+    """ASGI endpoint of one route that generates text."""
 
-    def __init__(self, services: Services, route: GeneratingRoute) -> None:
+    def __init__(self, services: Services, kind: type[TextRequest]) -> None:
         self._services = services
-        self._route = route
+        self._kind = kind
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. Raises RequestError as long as nothing was sent."""
+        """Serve a request. Raises RequestError as long as no byte was sent."""
+        services, kind = self._services, self._kind
         try:
-            raw = await read_body(scope, receive, self._services.settings.body_bytes_max)
-        except ClientGone:
+            raw = await read_body(scope, receive, services.settings.body_bytes_max)
+        except ClientDisconnected:
             return
-        sent = self._services.hooks.before(parse_object(raw), self._route.path)
-        ask = self._route.read(sent)
-        check_model(ask.fields.model, self._services.gateway.card.name)
-        check_ready(self._services.gateway)
-        constraint = await self._constraint(ask)
-        prompts = await checked_prompts(
-            self._services, ask.prompts, ask.fields, param=self._route.prompt_param, size=len(raw)
-        )
-        order = _Order(self._services, self._route, ask, prompts, arrival_of(scope))
-        filters = [self._services.hooks.begin(sent, self._route.path) for _ in range(order.choices)]
-        answer = Answer(
-            order.submit(filters, constraint),
+        body = services.hooks.before(parse_object(raw), kind.PATH)
+        request = kind.read(body, services)
+        services.check_model(request.fields.model)
+        services.check_ready()
+        constraint = request.constraint()
+        if constraint is not None:  # in a thread: a client's schema may take long to check
+            await asyncio.to_thread(constraint.check, services.gateway.card)
+        prompts = await services.read_prompts(request.prompts, request.fields, param=kind.PROMPT_PARAM, size=len(raw))
+        choices_count = self._choices_count(request, prompts)
+        context = context_of(scope)
+        maker = RequestMaker(context, request.fields, next(services.serials))
+        filters = [services.hooks.begin(body, kind.PATH) for _ in range(choices_count)]
+        response = TextResponse(
+            services.gateway,
+            self._start(request, prompts, maker, filters, constraint),
             prompt_tokens=sum(len(prompt.tokens) for prompt in prompts),
-            dialect=ask.dialect(order.head()),
-            include_usage=order.include_usage,
+            encoder=request.encoder(self._head(request, context)),
+            include_usage=_include_usage(request),
         )
-        await answer.run(receive, send, stream=bool(ask.fields.stream))
+        await response.run(receive, send, stream=bool(request.fields.stream))
 
-    async def _constraint(self, ask: Ask) -> Constraint | None:
-        """Check what the output has to match, in a thread: a schema of a client's takes as long as it likes."""
-        constraint = ask.constraint()
-        if constraint is not None:
-            await asyncio.to_thread(constraint.check, self._services.gateway.card)
-        return constraint
+    def _choices_count(self, request: TextRequest, prompts: Sequence[Prompt]) -> int:
+        per_prompt, most = request.fields.n or 1, self._services.settings.choices_max
+        count = len(prompts) * per_prompt
+        if count > most:
+            raise RequestError(
+                f"{len(prompts)} prompts with n={per_prompt} make {count} choices, "
+                f"one request may have {most}; send several requests",
+                param="n" if len(prompts) == 1 else request.PROMPT_PARAM,
+            )
+        return count
 
-
-class _Order:
-    """One HTTP request as requests to the cluster: `n` choices of every prompt."""
-
-    def __init__(
-        self,
-        services: Services,
-        route: GeneratingRoute,
-        ask: Ask,
-        prompts: Sequence[Prompt],
-        arrival: Arrival,
-    ) -> None:
-        self._services = services
-        self._route = route
-        self._ask = ask
-        self._body = ask.fields
-        self._prompts = prompts
-        self._arrival = arrival
-        self._requests = Requests(arrival, ask.fields, next(services.serials))
-        self._per_prompt = ask.fields.n or 1
-        self.choices = len(prompts) * self._per_prompt
-        use = ask.tools()
-        self._shown_tokens = frozenset[int]() if use is None else use.shown_tokens(services.tokenizer)
-        options = ask.fields.stream_options
-        self.include_usage = bool(ask.fields.stream and options and options.include_usage)
-        self._check_choices()
-
-    def head(self) -> Head:
-        """Name the answer."""
-        return Head(
-            id=f"{self._route.id_prefix}{self._arrival.request_id}",
+    def _head(self, request: TextRequest, context: RequestContext) -> ResponseHead:
+        return ResponseHead(
+            id=f"{request.ID_PREFIX}{context.request_id}",
             created=unix_s(),
             model=self._services.gateway.card.name,
-            include_usage=self.include_usage,
+            include_usage=_include_usage(request),
         )
 
-    def submit(self, filters: Sequence[Filters], constraint: Constraint | None) -> list[Choice]:
-        """Check, then start every choice: choice j of prompt i has index i * n + j."""
+    def _start(
+        self,
+        request: TextRequest,
+        prompts: Sequence[Prompt],
+        maker: RequestMaker,
+        filters: Sequence[Filters],
+        constraint: Constraint | None,
+    ) -> list[ChoiceText]:
+        """Submit one request per choice. Choice j of prompt i has index i * n + j. Raises RequestError (400)."""
+        services, gateway = self._services, self._services.gateway
         sampling = sampling_of(
-            self._body,
-            self._services.gateway.card,
-            drawn_seed=self._services.seeds.getrandbits(SEED_BITS),
+            request.fields,
+            gateway.card,
+            drawn_seed=services.seeds.getrandbits(SEED_BITS),
             grammar=None if constraint is None else constraint.grammar,
         )
-        wanted = self._ask.output_tokens()
-        return [self._choice(index, sampling, wanted, part) for index, part in enumerate(filters)]
+        asked_tokens = request.output_tokens_max()
+        shown_tokens = frozenset[int]() if request.tools is None else request.tools.shown_tokens(services.tokenizer)
+        choices: list[ChoiceText] = []
+        for index, choice_filters in enumerate(filters):
+            prompt_index, number = divmod(index, request.fields.n or 1)
+            prompt = prompts[prompt_index]
+            room_tokens = gateway.request_tokens_max - len(prompt.tokens)
+            tokens_max = room_tokens if asked_tokens is None else min(asked_tokens, room_tokens)
+            own_sampling = for_choice(sampling, number, output_tokens_max=tokens_max)
+            made = maker.make(index, prompt, own_sampling, max(1, tokens_max))
+            choice = ChoiceText(
+                index=index,
+                prompt_index=prompt_index,
+                prompt=prompt,
+                live=gateway.submit(made, prompt.tokens),
+                rules=self._rules(request, sampling, shown_tokens, tokens_max=tokens_max),
+                filters=choice_filters,
+                calls=None if request.tools is None else request.tools.parser(made.id),
+            )
+            choices.append(choice)
+        return choices
 
-    def _choice(self, index: int, sampling: Sampling, wanted: int | None, filters: Filters) -> Choice:
-        prompt_index, number = divmod(index, self._per_prompt)
-        prompt = self._prompts[prompt_index]
-        room = self._services.gateway.request_tokens_max - len(prompt.tokens)
-        most = room if wanted is None else min(wanted, room)
-        request = self._requests.make(index, prompt, for_choice(sampling, number, output_tokens_max=most), max(1, most))
-        use = self._ask.tools()
-        return Choice(
-            index=index,
-            prompt_index=prompt_index,
-            prompt=prompt,
-            generation=self._services.gateway.submit(request, prompt.tokens),
-            rules=self._rules(sampling, tokens_max=most),
-            filters=filters,
-            calls=None if use is None else use.parser(request.id),
-        )
-
-    def _rules(self, sampling: Sampling, *, tokens_max: int) -> TextRules:
-        stop = self._body.stop or []
+    def _rules(
+        self, request: TextRequest, sampling: Sampling, shown_tokens: frozenset[int], *, tokens_max: int
+    ) -> TextRules:
+        stop = request.fields.stop or []
         return TextRules(
             tokenizer=self._services.tokenizer,
             stop_strings=[stop] if isinstance(stop, str) else stop,
             stop_token_ids=frozenset(sampling.stop_token_ids),
-            tokens_min=self._body.min_tokens or 0,
+            tokens_min=request.fields.min_tokens or 0,
             tokens_max=tokens_max,
             with_logprobs=sampling.top_logprobs is not None,
-            follows_text=self._route.follows_text,
-            shown_tokens=self._shown_tokens,
+            follows_text=request.FOLLOWS_TEXT,
+            shown_tokens=shown_tokens,
         )
 
-    def _check_choices(self) -> None:
-        most = self._services.settings.choices_max
-        if self.choices > most:
-            prompts = len(self._prompts)
-            raise RequestError(
-                f"{prompts} prompts with n={self._per_prompt} make {self.choices} choices, "
-                f"one request may have {most}; send several requests",
-                param="n" if prompts == 1 else self._route.prompt_param,
-            )
+
+def _include_usage(request: TextRequest) -> bool:
+    options = request.fields.stream_options
+    return bool(request.fields.stream and options and options.include_usage)
 
 
-def check_model(asked: str | None, served: str) -> None:
-    """Raise RequestError (404) for another model than the one that is served. No name means that one."""
-    if asked is not None and asked != served:
-        message = f"the model {asked[:200]!r} is not served here; this server has {served!r}"
-        raise RequestError(message, param="model", status=404, code="model_not_found")
+class TextResponse:
+    """The response to one HTTP request: sends the choices, and cancels them once the client disconnects."""
+
+    def __init__(
+        self,
+        gateway: LiveGateway,
+        choices: Sequence[ChoiceText],
+        *,
+        prompt_tokens: int,
+        encoder: ResponseEncoder,
+        include_usage: bool,
+    ) -> None:
+        """`prompt_tokens`: sum over the prompts, each counted once."""
+        self._gateway = gateway
+        self._choices = choices
+        self._prompt_tokens = prompt_tokens
+        self._encoder = encoder
+        self._include_usage = include_usage
+        self._disconnected = False
+
+    async def run(self, receive: Receive, send: Send, *, stream: bool) -> None:
+        """Send the response. Raises RequestError as long as no byte was sent."""
+        watcher = asyncio.create_task(self._watch(receive))
+        try:
+            await (self._stream(_EventStream(send)) if stream else self._send_whole(send))
+        except RequestError:
+            if not self._disconnected:
+                raise
+        finally:
+            watcher.cancel()
+            self._cancel_all()
+
+    async def _watch(self, receive: Receive) -> None:
+        """Cancel all choices once the client disconnects. Their results then end the response."""
+        await wait_for_disconnect(receive)
+        self._disconnected = True
+        self._cancel_all()
+
+    def _cancel_all(self) -> None:
+        for choice in self._choices:
+            self._gateway.cancel(choice.live)  # does nothing for one that has ended
+
+    async def _next(self, choice: ChoiceText) -> ChoiceDelta:
+        """Wait for new tokens of a choice, and return what the client may see of them."""
+        delta = choice.take(await choice.live.next())
+        if choice.is_cut_short:  # by a stop string or the last wanted call: the worker would go on
+            self._gateway.finish(choice.live)
+        return delta
+
+    def _mark_sent(self, choice: ChoiceText) -> None:
+        tokens = choice.take_unsent_tokens()
+        if tokens:
+            self._gateway.mark_sent(choice.live, tokens)
+
+    async def _send_whole(self, send: Send) -> None:
+        whole = await run_all([self._collect(choice) for choice in self._choices])
+        body = self._encoder.whole(whole, self._usage(), self._timings())
+        await send_bytes(send, body, status=200, headers={"content-type": "application/json"})
+
+    async def _collect(self, choice: ChoiceText) -> WholeChoice:
+        deltas: list[ChoiceDelta] = []
+        while choice.finish_reason is None:
+            deltas.append(await self._next(choice))
+            self._mark_sent(choice)
+        entries = [entry for delta in deltas for entry in delta.entries]
+        calls = [part for delta in deltas for part in delta.calls]
+        text = "".join([delta.text for delta in deltas])
+        chat_finish = choice.chat_finish or choice.finish_reason
+        return WholeChoice(choice.index, text, entries, choice.finish_reason, calls, chat_finish)
+
+    async def _stream(self, events: _EventStream) -> None:
+        """Stream all choices. The status is sent with the first text, so that a rejection has its own status."""
+        try:
+            await run_all([self._stream_choice(choice, events) for choice in self._choices])
+        except RequestError as error:
+            if not events.is_open:
+                raise
+            await events.send(b"data: " + error_body(error) + b"\n\n")
+        else:
+            if self._include_usage:
+                await events.send(self._encoder.usage(self._usage(), self._timings()))
+            await events.send(DONE)
+        await events.close()
+
+    async def _stream_choice(self, choice: ChoiceText, events: _EventStream) -> None:
+        first = True
+        while choice.finish_reason is None:
+            delta = await self._next(choice)
+            if delta or (first and choice.finish_reason is not None):
+                await events.send(self._encoder.delta(choice.index, delta, first=first))
+                self._mark_sent(choice)
+                first = False
+        self._mark_sent(choice)
+        chat_finish = choice.chat_finish or choice.finish_reason
+        await events.send(self._encoder.last(choice.index, chat_finish, choice.live.timings()))
+
+    def _usage(self) -> Usage:
+        """Count the tokens. Only the first choice of each prompt counts as cached: the others hit its blocks."""
+        output_tokens = sum(choice.output_tokens for choice in self._choices)
+        firsts = {choice.prompt_index: choice for choice in reversed(self._choices)}
+        cached_tokens = sum(choice.live.timings().cached_tokens for choice in firsts.values())
+        return Usage(
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=output_tokens,
+            total_tokens=self._prompt_tokens + output_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens),
+        )
+
+    def _timings(self) -> Timings:
+        """Return the timings of the slowest choice."""
+        return max((choice.live.timings() for choice in self._choices), key=lambda timings: timings.e2e_s or 0.0)
 
 
-def not_ready(gateway: Gateway) -> str:
-    """Say that the cluster cannot take requests, and what it waits for."""
-    awaited = gateway.awaited()
-    return f"the server is not ready: {gateway.state}" + (f", waiting for {awaited}" if awaited else "")
+class _EventStream:
+    """A response of server-sent events, opened by the first one."""
 
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.is_open = False
 
-def check_ready(gateway: Gateway) -> None:
-    """Raise Refused (503) while the cluster cannot take requests."""
-    if gateway.state != "ready":
-        message = f"{not_ready(gateway)}; wait for /health to answer 200"
-        raise Refused(message, status=503, code="not_ready", retry_after_s=RETRY_AFTER_S)
+    async def send(self, event: bytes) -> None:
+        if not self.is_open:
+            self.is_open = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": [*STREAM_HEADERS]})
+        await self._send({"type": "http.response.body", "body": event, "more_body": True})
+
+    async def close(self) -> None:
+        await self._send({"type": "http.response.body", "body": b""})

@@ -1,8 +1,11 @@
-"""Every route that generates nothing: models, tokens, health, metrics, the cluster, the page."""
+"""The routes that generate nothing: models, tokens, health, metrics, the cluster, the dashboard."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from importlib import metadata, resources
+from pathlib import Path
 
 from msgspec import Struct, json
 from starlette.requests import Request
@@ -11,10 +14,8 @@ from starlette.routing import Route
 
 from baton.core.errors import RequestError
 from baton.core.types import WorkerId
-from baton.serve.http.body import read_body
-from baton.serve.http.file_chunks import file_chunks
-from baton.serve.http.generate import check_model, not_ready
-from baton.serve.http.prompts import Prompt, chat_prompt, off_loop
+from baton.serve.http.edge import read_body
+from baton.serve.http.prompts import Prompt, chat_prompt
 from baton.serve.http.services import Services
 from baton.serve.http.wire.errors import RETRY_AFTER_S, ErrorBody, ErrorInfo
 from baton.serve.http.wire.openapi import openapi_document
@@ -25,14 +26,15 @@ from baton.serve.http.wire.schemas import DetokenizeRequest, RoleRequest, Tokeni
 from baton.serve.live.metrics_registry import CONTENT_TYPE
 
 PAGE_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
-"""The page loads nothing, and talks to nobody but this server."""
+"""The dashboard loads no other file and connects only to this server."""
 LOG_TYPE = "application/octet-stream"
 LOG_FULL_HEADER = "baton-log-full"
-"""Of the decision log: `yes` where later decisions are not in it."""
+"""Header of the decision log: `yes` if the log is full, so that later decisions are missing."""
+CHUNK_BYTES = 1 << 18
 
 
 class Pages:
-    """Endpoints over the same services."""
+    """The endpoints."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -66,7 +68,7 @@ class Pages:
         return _json(ModelList(data=[self._served()]))
 
     async def _model(self, request: Request) -> Response:
-        check_model(request.path_params["model"], self._services.gateway.card.name)
+        self._services.check_model(request.path_params["model"])
         return _json(self._served())
 
     def _served(self) -> Model:
@@ -80,10 +82,8 @@ class Pages:
     async def _tokenize(self, request: Request) -> Response:
         raw = await self._body(request)
         body = convert(parse_object(raw), TokenizeRequest)
-        check_model(body.model, self._services.gateway.card.name)
-        prompt = await off_loop(
-            lambda: self._tokenized(body), size=len(raw), inline_max=self._services.settings.inline_bytes_max
-        )
+        self._services.check_model(body.model)
+        prompt = await self._services.run_off_loop(lambda: self._tokenized(body), size=len(raw))
         most = self._services.gateway.request_tokens_max
         return _json(Tokens(tokens=prompt.tokens, count=len(prompt.tokens), max_model_len=most))
 
@@ -98,12 +98,10 @@ class Pages:
     async def _detokenize(self, request: Request) -> Response:
         raw = await self._body(request)
         body = convert(parse_object(raw), DetokenizeRequest)
-        check_model(body.model, self._services.gateway.card.name)
+        self._services.check_model(body.model)
         check_tokens(body.tokens, self._services.gateway.card.vocab_tokens, "tokens")
-        text = await off_loop(
-            lambda: self._services.tokenizer.decode(body.tokens, skip_special=False),
-            size=len(raw),
-            inline_max=self._services.settings.inline_bytes_max,
+        text = await self._services.run_off_loop(
+            lambda: self._services.tokenizer.decode(body.tokens, skip_special=False), size=len(raw)
         )
         return _json(Detokenized(text))
 
@@ -114,7 +112,7 @@ class Pages:
         state = self._services.gateway.state
         if state == "ready":
             return _json(Health(state))
-        body = ErrorBody(ErrorInfo(not_ready(self._services.gateway), "service_unavailable_error", None, "not_ready"))
+        body = ErrorBody(ErrorInfo(self._services.not_ready(), "service_unavailable_error", None, "not_ready"))
         return _json(body, status=503, headers={"retry-after": f"{RETRY_AFTER_S:.0f}"})
 
     async def _metrics(self, request: Request) -> Response:
@@ -124,7 +122,7 @@ class Pages:
         return _json(self._services.gateway.cluster())
 
     async def _log(self, request: Request) -> Response:
-        """Send the decision log as far as it is written. Replaying it is the reader's work, not this server's."""
+        """Send the decision log as far as it is written."""
         log = self._services.gateway.decision_log
         if log is None:
             message = "this server keeps no decision log; start it with --log FILE"
@@ -132,9 +130,9 @@ class Pages:
         try:
             size_bytes = log.path.stat().st_size
         except OSError as error:
-            message = f"the decision log cannot be read any more: {error.strerror}; restart the server to log again"
+            message = f"the decision log cannot be read anymore: {error.strerror}; restart the server to log again"
             raise RequestError(message, status=404, code="no_decision_log") from error
-        headers = {"content-length": str(size_bytes), LOG_FULL_HEADER: "yes" if log.is_full else "no"}
+        headers = {"content-length": str(size_bytes), LOG_FULL_HEADER: "yes" if log.full else "no"}
         return StreamingResponse(file_chunks(log.path, size_bytes), media_type=LOG_TYPE, headers=headers)
 
     async def _set_role(self, request: Request) -> Response:
@@ -144,7 +142,7 @@ class Pages:
         return _json(RoleSet(worker, body.role))
 
     async def _host_terms(self, request: Request) -> Response:
-        """Tell a host how to join. Whoever may generate may also give a host."""
+        """Return the terms for a host to join. The API key for generating is enough for that."""
         return _json(await self._services.gateway.host_terms())
 
     async def _ui(self, request: Request) -> Response:
@@ -152,11 +150,11 @@ class Pages:
         return Response(self._page, headers=headers)
 
     async def _home(self, request: Request) -> Response:
-        """Show the page to whoever types the server's bare address into a browser."""
+        """Redirect the server's bare address to the dashboard."""
         return RedirectResponse("/ui")
 
     async def _no_icon(self, request: Request) -> Response:
-        """Every browser asks for one; a 404 would stand in its console as an error."""
+        """Answer without an icon: browsers ask for one, and show a 404 as an error in their console."""
         return Response(status_code=204)
 
     async def _document(self, request: Request) -> Response:
@@ -168,3 +166,18 @@ class Pages:
 
 def _json(body: Struct, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(json.encode(body), status_code=status, headers=headers, media_type="application/json")
+
+
+async def file_chunks(path: Path, size_bytes: int) -> AsyncIterator[bytes]:
+    """Yield the first `size_bytes` of a file that may grow meanwhile. Reads in a thread, so that other streams go on.
+
+    Only one chunk is in memory at a time, however slowly the client reads.
+    """
+    file = await asyncio.to_thread(path.open, "rb")
+    try:
+        left_bytes = size_bytes
+        while left_bytes and (chunk := await asyncio.to_thread(file.read, min(left_bytes, CHUNK_BYTES))):
+            left_bytes -= len(chunk)
+            yield chunk
+    finally:
+        file.close()

@@ -1,12 +1,11 @@
-"""From what a client sent as its prompt to tokens and block hashes."""
+"""Turn the prompts of a body into tokens, block hashes and requests to the cluster."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any, Protocol
 
 import msgspec
 
@@ -14,48 +13,47 @@ from baton.compute.models.card import ModelCard
 from baton.compute.models.chat_template import ChatTemplate
 from baton.compute.models.tokenizer import StreamDecoder, Tokenizer
 from baton.core.errors import RequestError
-from baton.core.types import BlockHash
+from baton.core.types import BlockHash, Request, RequestId, Sampling
 from baton.decide.kv.hashing import block_hashes
+from baton.serve.http.edge import RequestContext
 from baton.serve.http.tools.formats import format_of
 from baton.serve.http.tools.prompt import template_messages, tool_dicts
 from baton.serve.http.wire.sampling import check_tokens
 from baton.serve.http.wire.schemas import ChatMessage, ChatRequest, CompletionRequest, TokenizeRequest
 
-Made = TypeVar("Made")
-
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """A prompt, to be shown before its completion."""
+    """The text of a prompt that the client wants before its completion."""
 
     text: str
     offsets: Sequence[int] = ()
-    """Where in the text each token begins, in characters. Empty: nobody asks for its tokens."""
+    """Position in the text at which each token begins, in characters. Empty: no log probabilities were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt, ready for the cluster."""
+    """A prompt of a request."""
 
     tokens: list[int]
     text: str | None
-    """As the client wrote it. None where it sent token ids."""
+    """The client's text. None if it sent token ids."""
     hashes: tuple[BlockHash, ...] = ()
     echo: Echo | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """How long a prompt may be, and how its blocks are named."""
+class PromptLimits:
+    """The length limit of a prompt, and the parameters of its block hashes."""
 
     request_tokens_max: int
     block_tokens: int
     cache_salt: str
     param: str
-    """The field that holds the prompt, for messages."""
+    """The field with the prompt, for error messages."""
 
     def check(self, prompt: Prompt) -> Prompt:
-        """Refuse an empty prompt, and one that leaves no room for a token; hash the blocks of any other."""
+        """Return the prompt with its block hashes. Raises RequestError (400) if it is empty or too long."""
         count, most = len(prompt.tokens), self.request_tokens_max - 1
         if count == 0:
             raise RequestError("the prompt is empty: it has 0 tokens, at least 1 is needed", param=self.param)
@@ -71,9 +69,9 @@ class Limits:
 
 
 def completion_prompts(body: CompletionRequest, tokenizer: Tokenizer, card: ModelCard) -> list[Prompt]:
-    """Tokenize the prompt of a completion: one text, one list of ids, or many of either. Raises RequestError (400).
+    """Tokenize the prompt field of a completion: one text, one list of ids, or several. Raises RequestError (400).
 
-    Where they are to be echoed, that is made here too, once for all choices: for long prompts it is slow.
+    The echo is made here, once for all choices of a prompt, because it is slow for long prompts.
     """
     reader = PromptReader(
         tokenizer=tokenizer, card=card, param="prompt", add_special=body.add_special_tokens is not False
@@ -97,16 +95,16 @@ def _echo(prompt: Prompt, tokenizer: Tokenizer, *, with_offsets: bool) -> Echo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptReader:
-    """Tokenizes a field that holds one prompt or many, each as text or as token ids."""
+    """Tokenizes a field that holds one or several prompts, each as text or as token ids."""
 
     tokenizer: Tokenizer
     card: ModelCard
     param: str
-    """The field, for messages."""
+    """The field's name, for error messages."""
     add_special: bool
 
     def read(self, value: str | Sequence[Any]) -> list[Prompt]:
-        """Raises RequestError (400)."""
+        """Return the prompts of a field. Raises RequestError (400)."""
         match value:
             case str() as text:
                 return [Prompt(self.tokenizer.encode(text, add_special=self.add_special), text)]
@@ -134,11 +132,11 @@ class PromptReader:
 
 
 def chat_prompt(body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer, template: ChatTemplate) -> Prompt:
-    """Render and tokenize a conversation. Raises RequestError (400)."""
+    """Render a conversation with the chat template and tokenize it. Raises RequestError (400)."""
     start_answer = body.add_generation_prompt is not False
     messages, extra = message_dicts(body.messages or []), body.chat_template_kwargs
-    called_off = isinstance(body, ChatRequest) and body.tool_choice == "none"
-    tools = [] if called_off else body.tools or []
+    tools_disabled = isinstance(body, ChatRequest) and body.tool_choice == "none"
+    tools = [] if tools_disabled else body.tools or []
     if tools or any(message["role"] == "tool" or "tool_calls" in message for message in messages):
         form = format_of(template.source)
         messages = template_messages(messages, form, tools)
@@ -150,7 +148,7 @@ def chat_prompt(body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer, templ
 
 
 def message_dicts(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Write chat messages as chat templates read them: text content in one piece, developer as system."""
+    """Return messages in the form that chat templates expect: content as one text, `developer` as `system`."""
     written: list[dict[str, Any]] = []
     for message in messages:
         fields = msgspec.to_builtins(message)
@@ -162,6 +160,37 @@ def message_dicts(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     return written
 
 
-async def off_loop(work: Callable[[], Made], *, size: int, inline_max: int) -> Made:
-    """Do long work (on `size` bytes of input) in a thread, so that it stalls nobody's stream; short work here."""
-    return await asyncio.to_thread(work) if size > inline_max else work()
+class RequestOptions(Protocol):
+    """The fields that every body for the cluster has, whatever it asks for."""
+
+    @property
+    def user(self) -> str | None: ...
+
+    @property
+    def priority(self) -> int | None: ...
+
+    @property
+    def cache_salt(self) -> str | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMaker:
+    """Makes the requests to the cluster of one HTTP request."""
+
+    context: RequestContext
+    options: RequestOptions
+    serial: int
+
+    def make(self, index: int, prompt: Prompt, sampling: Sampling, output_tokens_max: int) -> Request:
+        """Return request `index`. Its tenant is the API key's name, or the client's `user` if there are no keys."""
+        return Request(
+            id=RequestId(f"{self.context.request_id}-{self.serial}-{index}"),
+            prompt_tokens=len(prompt.tokens),
+            block_hashes=prompt.hashes,
+            output_tokens_max=output_tokens_max,
+            arrived_at_s=self.context.arrived_at_s,
+            sampling=sampling,
+            tenant=self.context.client or self.options.user or "",
+            priority=self.options.priority or 0,
+            cache_salt=self.options.cache_salt or "",
+        )

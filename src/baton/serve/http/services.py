@@ -1,24 +1,48 @@
-"""What the routes share."""
+"""The objects that all routes share, and the checks that they have in common."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from baton.compute.models.chat_template import ChatTemplate
 from baton.compute.models.tokenizer import Tokenizer
-from baton.serve.http.settings import HttpSettings
+from baton.core.errors import RequestError
+from baton.serve.http.prompts import Prompt, PromptLimits, RequestOptions
+from baton.serve.http.wire.errors import RETRY_AFTER_S, ClusterError
+from baton.serve.live.gateway import LiveGateway
 from baton.serve.live.hooks import Hooks
-from baton.serve.live.port import Gateway
+
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpSettings:
+    """Limits and secrets of the HTTP server."""
+
+    block_tokens: int
+    """Tokens in a KV block: prompts are hashed in such blocks."""
+    api_keys: tuple[str, ...] = ()
+    """Accepted bearer keys; the first one's client is called `key-0`. Empty: no key is needed."""
+    body_bytes_max: int = 4 * 1024 * 1024
+    """A larger request body is rejected with 413 before it is read."""
+    choices_max: int = 32
+    """Maximum choices of an HTTP request: prompts times `n`. Each choice is a request to the cluster."""
+    inline_bytes_max: int = 16384
+    """Prompts in larger bodies are tokenized in a thread, so that other streams are not delayed."""
+    seed: int | None = None
+    """Seed for the seeds of requests that have none. None: from the operating system."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """Everything that answering requests needs."""
+    """The cluster, the model's text tools and the settings, shared by all routes."""
 
-    gateway: Gateway
+    gateway: LiveGateway
     tokenizer: Tokenizer
     template: ChatTemplate
     settings: HttpSettings
@@ -28,4 +52,41 @@ class Services:
     """Draws the seeds of requests that have none."""
     started_unix_s: int
     serials: itertools.count[int] = field(default_factory=itertools.count)
-    """Makes request ids unique, whatever clients send."""
+    """Makes request ids unique, even if two clients send the same X-Request-Id."""
+
+    def check_model(self, asked: str | None) -> None:
+        """Raise RequestError (404) if the client asks for another model than the served one. None means that one."""
+        served = self.gateway.card.name
+        if asked is not None and asked != served:
+            message = f"the model {asked[:200]!r} is not served here; this server has {served!r}"
+            raise RequestError(message, param="model", status=404, code="model_not_found")
+
+    def check_ready(self) -> None:
+        """Raise ClusterError (503) while the cluster cannot take requests."""
+        if self.gateway.state != "ready":
+            message = f"{self.not_ready()}; wait for /health to answer 200"
+            raise ClusterError(message, status=503, code="not_ready", retry_after_s=RETRY_AFTER_S)
+
+    def not_ready(self) -> str:
+        """Return an error message with the server's state and the missing workers or hosts."""
+        missing = self.gateway.awaited()
+        return f"the server is not ready: {self.gateway.state}" + (f", waiting for {missing}" if missing else "")
+
+    async def read_prompts(
+        self, read: Callable[[], Sequence[Prompt]], options: RequestOptions, *, param: str, size: int
+    ) -> list[Prompt]:
+        """Tokenize, check and hash the prompts of a body of `size` bytes. Raises RequestError (400).
+
+        `param`: the field with the prompts, for error messages.
+        """
+        limits = PromptLimits(
+            request_tokens_max=self.gateway.request_tokens_max,
+            block_tokens=self.settings.block_tokens,
+            cache_salt=options.cache_salt or "",
+            param=param,
+        )
+        return await self.run_off_loop(lambda: [limits.check(prompt) for prompt in read()], size=size)
+
+    async def run_off_loop(self, work: Callable[[], Made], *, size: int) -> Made:
+        """Run work on `size` bytes of input: in a thread if it is long, so that it does not delay other streams."""
+        return await asyncio.to_thread(work) if size > self.settings.inline_bytes_max else work()

@@ -14,7 +14,6 @@ import msgspec
 from baton.core.copies import CopyBlocks, LayersDone
 from baton.core.messages import (
     BatcherEvent,
-    CloseRequest,
     RequestDropped,
     RequestFinished,
     RoleSet,
@@ -50,7 +49,7 @@ class Driver:
         self.layout = layout
         """Of the server's own blocks."""
         self._log: LogWriter | None = None
-        self._recorder = recorder
+        self.recorder = recorder
         self._meter = LoadMeter(taken_s=now_s())
         self.outside = LiveOutside(recorder, self._meter)
         self.live = self.outside.live
@@ -87,20 +86,10 @@ class Driver:
 
     def submit(self, request: Request, prompt: Sequence[int]) -> LiveRequest:
         """Let a request arrive."""
-        live = self._open(request, prompt)
+        live = self.live[request.id] = LiveRequest(request, prompt)
         self._meter.arrived(request)
         self._carrier.arrive(request, now_s())
         self.room.look()
-        return live
-
-    def refuse(self, request: Request, prompt: Sequence[int], close: CloseRequest) -> LiveRequest:
-        """Close a request that the coordinator is not to see."""
-        live = self._open(request, prompt)
-        self.outside.close(close)
-        return live
-
-    def _open(self, request: Request, prompt: Sequence[int]) -> LiveRequest:
-        live = self.live[request.id] = LiveRequest(request, prompt, end=self._end, sent=self._sent)
         return live
 
     def set_role(self, link: WorkerLink, role: Role) -> None:
@@ -156,7 +145,7 @@ class Driver:
     def copied(self, copy: CopyBlocks, end: CopyEnd) -> None:
         """A copy between two hosts is over: nothing reads or writes its blocks any more."""
         if end.landed:
-            self._recorder.copied(end.moved_bytes, 0 if copy.layers is None else end.moved_bytes)
+            self.recorder.copied(end.moved_bytes, 0 if copy.layers is None else end.moved_bytes)
             if end.loss and copy.request_id in self.live:
                 self.live[copy.request_id].stamps.kv_loss = end.loss
         else:
@@ -170,7 +159,7 @@ class Driver:
             return
         moment_s, link = now_s(), self.links[report.worker]
         link.view = msgspec.structs.replace(report.view, role=link.view.role)
-        self._recorder.step(report, link.view.role)
+        self.recorder.step(report, link.view.role)
         for request_id in report.started:
             self._started(request_id, report.worker, moment_s - report.step_s)
         for token in report.tokens:
@@ -189,7 +178,7 @@ class Driver:
                 if request_id in self.live:
                     self.live[request_id].finish_reason = reason
             case RequestDropped(request_id=request_id, preempted=True):
-                self._recorder.preempted()
+                self.recorder.preempted()
                 if request_id in self.live:
                     self.live[request_id].stamps.preemptions += 1
             case _:
@@ -200,7 +189,7 @@ class Driver:
         if live is None:
             return
         if live.stamps.started_s is None:
-            self._recorder.started(live)
+            self.recorder.started(live)
         live.stamps.start(worker, moment_s)
 
     def _write(self, decision: Decision | PoolDecision) -> None:
@@ -209,13 +198,7 @@ class Driver:
 
     # ---- what clients do
 
-    def _end(self, live: LiveRequest) -> None:
+    def cancel(self, live: LiveRequest) -> None:
+        """Cancel a request. Does nothing if it has ended."""
         if live.request.id in self.live:
             self._carrier.cancel(live.request.id, now_s())
-
-    def _sent(self, live: LiveRequest, tokens: int) -> None:
-        moment_s = now_s()
-        self._recorder.sent(live, tokens, moment_s)
-        live.stamps.sent(tokens, moment_s)
-        if live.is_taken and live.finish is not None and live.finish.outcome == "finished":
-            self._recorder.delivered(live)

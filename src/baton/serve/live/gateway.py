@@ -8,36 +8,38 @@ import msgspec
 
 from baton.compute.models.card import ModelCard
 from baton.core.errors import RequestError
-from baton.core.messages import CloseRequest
 from baton.core.types import Request, Role, Slo, WorkerId
 from baton.decide.kv.host_pool import HostPool
 from baton.decide.kv.tier import Tier
 from baton.decide.kv.tiers import Tiers
 from baton.decide.kv.window import request_tokens_max
+from baton.move.clock import now_s
 from baton.serve.host.worker_link import WorkerLink
 from baton.serve.live.driver import Driver
-from baton.serve.live.live_request import LiveRequest
-from baton.serve.live.port import ClusterStatus, HostStatus, KeptLog, TierStatus, WorkerStatus
+from baton.serve.live.live_request import Finish, LiveRequest
+from baton.serve.live.log_file import LogWriter
+from baton.serve.live.status import ClusterStatus, HostStatus, TierStatus, WorkerStatus
 from baton.serve.messages.hosting import HostTerms
 
 
 class LiveGateway:
-    """Implements `Gateway` over the workers of every host."""
+    """The workers of every host, as the HTTP routes use them."""
 
     def __init__(self, card: ModelCard, driver: Driver, *, policy_names: dict[str, str], slo: Slo | None) -> None:
         self.card = card
         self.state = "loading"
+        """`loading`, `ready`, `deserted` (every host that had joined is gone), `stopping`, or `failed: <why>`."""
         self._driver = driver
         self._policy_names = policy_names
         self._slo = slo
         self.terms: Callable[[], Awaitable[HostTerms]] | None = None
         """Who knows what a host needs to join. None: none can."""
         self.awaited: Callable[[], str] = str
-        """See `Gateway.awaited`. The service knows what it has started."""
+        """Names the workers and hosts that are missing until the server is ready. Empty: unknown."""
         self.addresses: dict[str, str] = {}
         """Where the movers of hosts give KV blocks to others."""
         self.request_tokens_max = card.context_tokens
-        """See `Gateway.request_tokens_max`."""
+        """Maximum tokens of a request: the smaller of the model's context and the KV cache of one host."""
         self.limit_requests()
 
     def limit_requests(self) -> None:
@@ -55,17 +57,32 @@ class LiveGateway:
             self.request_tokens_max = min([self.card.context_tokens, *known])
 
     def submit(self, request: Request, prompt: Sequence[int]) -> LiveRequest:
-        """See `Gateway.submit`."""
+        """Start a request whose limits were checked. A rejection is its result, never an exception."""
         if request.slo is None and self._slo is not None:
             request = msgspec.structs.replace(request, slo=self._slo)
         if self.state == "stopping":
             why = "the server is shutting down; send the request again to another one, or later"
-            refused = CloseRequest(request.id, "rejected", why, "shutdown", 1.0)
-            return self._driver.refuse(request, prompt, refused)
+            live = LiveRequest(request, prompt)
+            live.close(Finish(outcome="rejected", reject="shutdown", message=why, retry_after_s=1.0))
+            self._driver.recorder.closed(live.finish)
+            return live
         return self._driver.submit(request, prompt)
 
+    def finish(self, live: LiveRequest) -> None:
+        """End a request as finished: the client has all the text it asked for. Idempotent."""
+        live.stopped = True
+        self._driver.cancel(live)
+
+    def cancel(self, live: LiveRequest) -> None:
+        """End a request as cancelled: the client hung up. Does nothing if it has ended."""
+        self._driver.cancel(live)
+
+    def mark_sent(self, live: LiveRequest, tokens: int) -> None:
+        """Record that the text of this many more tokens reached the client's socket: for TTFT and TPOT."""
+        self._driver.recorder.sent(live, tokens, now_s())
+
     def set_role(self, worker: WorkerId, role: Role) -> None:
-        """See `Gateway.set_role`."""
+        """Change a worker's role from the next request on. Raises RequestError (404) for an unknown worker."""
         link = self._driver.links.get(worker)
         if link is None:
             known = ", ".join(sorted(self._driver.links)) or "none"
@@ -74,7 +91,7 @@ class LiveGateway:
             self._driver.set_role(link, role)
 
     def cluster(self) -> ClusterStatus:
-        """See `Gateway.cluster`."""
+        """Return the body of `/cluster`."""
         links = list(self._driver.links.values())
         hosts = [self._host_status(pool) for pool in self._driver.pools.values()]
         return ClusterStatus(
@@ -115,13 +132,12 @@ class LiveGateway:
         )
 
     @property
-    def decision_log(self) -> KeptLog | None:
-        """See `Gateway.decision_log`."""
-        log = self._driver.log
-        return None if log is None else KeptLog(log.path, log.full)
+    def decision_log(self) -> LogWriter | None:
+        """The decision log. None: decisions are not written."""
+        return self._driver.log
 
     async def host_terms(self) -> HostTerms:
-        """See `Gateway.host_terms`."""
+        """Return the terms for a host to join. Raises RequestError if no host can join."""
         if self.terms is None:
             raise RequestError("this server takes no other hosts", status=409, code="no_hosts")
         return await self.terms()
@@ -142,7 +158,7 @@ class LiveGateway:
     def cancel_all(self) -> None:
         """Give up what is still running."""
         for live in list(self._driver.live.values()):
-            live.cancel()
+            self.cancel(live)
 
 
 def _tier_statuses(tiers: Tiers) -> tuple[TierStatus, ...]:

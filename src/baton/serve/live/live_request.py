@@ -1,59 +1,105 @@
-"""One request in the live server: its tokens so far, which are the truth about it, and where its time went."""
+"""A request in the live server: its tokens so far, its result, and its timings."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from msgspec import UNSET
+from msgspec import UNSET, Struct, UnsetType
 
+from baton.core.messages import Outcome, RejectReason
 from baton.core.types import FinishReason, OutputToken, Request, WorkerId
-from baton.serve.live.port import Finish, Timings, Update
+
+
+class Timings(Struct, frozen=True, kw_only=True):
+    """Where the time of a request went, in seconds. Part of every response. None: the phase did not happen."""
+
+    queue_s: float | None = None
+    """From arrival to the first step that computes a part of the prompt."""
+    prefill_s: float | None = None
+    """From there to the first token from the prefill worker, or to the end of the prompt if decode draws that token."""
+    handoff_s: float | None = None
+    """From there to the first step on the decode worker. None: there was no handoff."""
+    first_decode_s: float | None = None
+    """From the end of prefill to the first token that the decode worker draws."""
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+    cached_tokens: int = 0
+    prefill_worker: str | None = None
+    decode_worker: str | None = None
+    attempts: int = 1
+    """1, plus one for each worker that was lost while it ran the request."""
+    moves: int | UnsetType = UNSET
+    """Number of times that a policy moved the request to another worker during decode. Left out if 0."""
+    preemptions: int | UnsetType = UNSET
+    """Number of times that the request was preempted in favor of older requests. Left out if 0."""
+    kv_loss: str | UnsetType = UNSET
+    """Precision that the KV lost in a handoff to a host with another KV format. Left out if none was lost."""
+
+
+class Finish(Struct, frozen=True, kw_only=True):
+    """The result of a request."""
+
+    outcome: Outcome
+    reason: FinishReason | None = None
+    """Set if the outcome is `finished`. `stop`: the last token is a stop token, which is not part of the text."""
+    message: str = ""
+    """For any other outcome: the error message for the client."""
+    reject: RejectReason | None = None
+    retry_after_s: float | None = None
+
+
+class Update(Struct, frozen=True, kw_only=True):
+    """The tokens since the last update, in order, and the result if the request has ended."""
+
+    tokens: tuple[OutputToken, ...] = ()
+    finish: Finish | None = None
 
 
 @dataclass(slots=True)
 class Stamps:
-    """Moments of one request on the server's clock. None: has not happened."""
+    """Times of a request's events, on the server's clock. None: the event has not happened."""
 
     arrived_s: float
     started_s: float | None = None
     prefilled_s: float | None = None
-    """The first token came in."""
+    """The first token arrived."""
     left_s: float | None = None
-    """Before that: the prompt was computed, and the first token left to another worker."""
+    """The prompt was computed, and another worker draws the first token. Before `prefilled_s`."""
     decoding_s: float | None = None
-    """Another worker than the one that computed the prompt began the step that drew its first token of it."""
+    """The decode worker began the step that drew its first token of this request."""
     second_token_s: float | None = None
     first_sent_s: float | None = None
     last_sent_s: float | None = None
     sent_tokens: int = 0
     cached_tokens: int = 0
     moves: int = 0
-    """Attempts that began because a policy moved it, not because its worker was lost."""
+    """Attempts that began because a policy moved the request, not because its worker was lost."""
     preemptions: int = 0
     kv_loss: str = ""
-    """What its KV lost on the way to another host."""
+    """Precision that the KV lost in a handoff to a host with another KV format."""
     prefill_worker: WorkerId | None = None
     decode_worker: WorkerId | None = None
 
     def start(self, worker: WorkerId, now_s: float) -> None:
-        """A worker has a request that has no token in a step for the first time (of its own)."""
+        """Record the first step of the request on a worker. Only the first worker counts."""
         if self.started_s is None:
             self.started_s, self.prefill_worker = now_s, self.prefill_worker or worker
 
     @property
     def handed_s(self) -> float | None:
-        """When the prompt was done, and whoever decodes could begin."""
+        """The end of prefill: from then on another worker could decode."""
         return self.prefilled_s if self.left_s is None else self.left_s
 
     def leave(self, worker: WorkerId | None, now_s: float) -> None:
-        """The prompt is computed by this worker, which leaves the first token to another."""
+        """Record that this worker has computed the prompt, and that another one draws the first token."""
         if self.left_s is None and self.prefilled_s is None:
             self.left_s, self.prefill_worker = now_s, worker
 
     def token(self, worker: WorkerId, index: int, now_s: float, step_s: float = 0.0) -> None:
-        """A token has come in from a worker. `step_s`: what the step took that drew it."""
+        """Record a token from a worker. `step_s`: duration of the step that drew it."""
         if index == 0:
             self.prefilled_s = now_s
         elif index == 1:
@@ -66,13 +112,14 @@ class Stamps:
             self.decoding_s = now_s - step_s
 
     def sent(self, tokens: int, now_s: float) -> None:
+        """Record that the text of this many more tokens reached the client's socket."""
         if self.first_sent_s is None:
             self.first_sent_s = now_s
         self.last_sent_s = now_s
         self.sent_tokens += tokens
 
     def timings(self, attempts: int) -> Timings:
-        """Take the differences."""
+        """Return the durations between the events."""
         return Timings(
             queue_s=_between(self.arrived_s, self.started_s),
             prefill_s=_between(self.started_s, self.handed_s),
@@ -100,28 +147,22 @@ def _between(start_s: float | None, end_s: float | None) -> float | None:
 
 
 class LiveRequest:
-    """Implements `Generation`. News is bounded by the request's own output limit, however slow its reader."""
+    """The state of one request. The driver adds tokens and the result; one reader awaits them.
 
-    def __init__(
-        self,
-        request: Request,
-        prompt: Sequence[int],
-        *,
-        end: Callable[[LiveRequest], None],
-        sent: Callable[[LiveRequest, int], None],
-    ) -> None:
+    Unread tokens are bounded by the request's output limit, however slowly they are read.
+    """
+
+    def __init__(self, request: Request, prompt: Sequence[int]) -> None:
         self.request = request
         self.tokens: list[int] = list(prompt)
         self.attempt = 1
         self.worker: WorkerId | None = None
-        """Who was last told to work on it."""
+        """The worker that runs it. None: none, or that worker was lost."""
         self.stamps = Stamps(request.arrived_at_s)
         self.finish_reason: FinishReason | None = None
         self.stopped = False
-        """The client has all that it asked for: what ends now, ends as finished."""
+        """The client has all the text it asked for, so a cancellation counts as finished."""
         self.finish: Finish | None = None
-        self._end = end
-        self._sent = sent
         self._pending: list[OutputToken] = []
         self._wake: asyncio.Future[None] | None = None
 
@@ -131,13 +172,13 @@ class LiveRequest:
 
     @property
     def is_taken(self) -> bool:
-        """Its reader has taken every token that came."""
+        """The reader has taken every token so far."""
         return not self._pending
 
     def push(self, token: OutputToken, worker: WorkerId, now_s: float, step_s: float = 0.0) -> bool:
-        """Take a token in, of a step that took `step_s`.
+        """Add a token from a step that took `step_s`.
 
-        False for one that is not the next: a repeated one, or of an attempt that was given up.
+        Return False for a token that is not the next one: a repeated one, or one of an abandoned attempt.
         """
         if token.attempt != self.attempt or token.index != self.output_tokens:
             return False
@@ -148,6 +189,7 @@ class LiveRequest:
         return True
 
     def close(self, finish: Finish) -> None:
+        """End the request, and wake its reader."""
         self.finish = finish
         self._notify()
 
@@ -156,7 +198,10 @@ class LiveRequest:
             self._wake.set_result(None)
 
     async def next(self) -> Update:
-        """See `Generation.next`."""
+        """Wait for new tokens or the result. A slow reader gets the tokens of several steps in one update.
+
+        Must not be called again once an update has had the result.
+        """
         while not self._pending and self.finish is None:
             self._wake = asyncio.get_running_loop().create_future()
             await self._wake
@@ -164,19 +209,6 @@ class LiveRequest:
         self._pending.clear()
         return update
 
-    def stop(self) -> None:
-        """See `Generation.stop`."""
-        self.stopped = True
-        self._end(self)
-
-    def cancel(self) -> None:
-        """See `Generation.cancel`."""
-        self._end(self)
-
-    def mark_sent(self, tokens: int) -> None:
-        """See `Generation.mark_sent`."""
-        self._sent(self, tokens)
-
     def timings(self) -> Timings:
-        """See `Generation.timings`."""
+        """Return the timings so far."""
         return self.stamps.timings(self.attempt)

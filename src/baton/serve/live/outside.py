@@ -24,8 +24,7 @@ from baton.decide.control.load_meter import LoadMeter
 from baton.decide.kv.layout import KVLayout
 from baton.move.clock import now_s
 from baton.serve.host.worker_link import WorkerLink
-from baton.serve.live.live_request import LiveRequest
-from baton.serve.live.port import Finish
+from baton.serve.live.live_request import Finish, LiveRequest
 from baton.serve.live.recorder import Recorder
 
 

@@ -1,17 +1,16 @@
-"""Turns what happens to live requests into the catalog's metrics."""
+"""Record the metrics of live requests and steps."""
 
 from __future__ import annotations
 
 from baton.core.messages import StepReport
 from baton.core.types import Role
 from baton.decide.metrics import catalog
-from baton.serve.live.live_request import LiveRequest
+from baton.serve.live.live_request import Finish, LiveRequest
 from baton.serve.live.metrics_registry import Metrics
-from baton.serve.live.port import Finish
 
 
 class Recorder:
-    """Records at the moments when a figure becomes final."""
+    """Records each metric at the moment when its value is final."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -24,7 +23,7 @@ class Recorder:
             self._metrics.count(catalog.SPECULATION_ACCEPTED_TOKENS, amount=report.accepted_tokens)
 
     def started(self, live: LiveRequest) -> None:
-        """The request's first slice is in a step."""
+        """Record that the first step with a part of the prompt has run."""
         self._metrics.count(catalog.PREFIX_QUERY_TOKENS, amount=live.request.prompt_tokens)
         self._metrics.count(catalog.PREFIX_HIT_TOKENS, amount=live.stamps.cached_tokens)
 
@@ -32,7 +31,7 @@ class Recorder:
         self._metrics.count(catalog.PREEMPTIONS)
 
     def copied(self, moved_bytes: int, layer_bytes: int) -> None:
-        """KV of a request has come over from another host. `layer_bytes`: what of it went by layer."""
+        """Record a completed transfer of KV from another host. `layer_bytes`: bytes that were sent layer by layer."""
         self._metrics.count(catalog.HANDOFF_BYTES, amount=moved_bytes)
         self._metrics.count(catalog.HANDOFF_LAYER_BYTES, amount=layer_bytes)
 
@@ -46,22 +45,25 @@ class Recorder:
         self._metrics.count(catalog.ROLE_FLIPS)
 
     def sent(self, live: LiveRequest, tokens: int, now_s: float) -> None:
-        """Text of `tokens` more tokens is on the client's socket. Call before the request's stamps are moved."""
+        """Record that the text of `tokens` more tokens reached the client's socket, for TTFT and ITL."""
         last_s = live.stamps.last_sent_s
         if last_s is None:
             self._metrics.observe(catalog.TTFT, max(0.0, now_s - live.stamps.arrived_s))
-            return
-        for _ in range(tokens):
-            self._metrics.observe(catalog.ITL, max(0.0, now_s - last_s) / tokens)
+        else:
+            for _ in range(tokens):
+                self._metrics.observe(catalog.ITL, max(0.0, now_s - last_s) / tokens)
+        live.stamps.sent(tokens, now_s)
+        if live.is_taken and live.finish is not None and live.finish.outcome == "finished":
+            self._delivered(live)
 
     def closed(self, finish: Finish) -> None:
-        """The request is over."""
+        """Record the outcome of a request."""
         self._metrics.count(catalog.REQUESTS, finish.outcome)
         if finish.reject is not None:
             self._metrics.count(catalog.REJECTED, finish.reject)
 
-    def delivered(self, live: LiveRequest) -> None:
-        """All that a finished request has to say is on its client's socket: its latencies are final."""
+    def _delivered(self, live: LiveRequest) -> None:
+        """Record the latencies of a finished request once its last text has been sent."""
         timings = live.timings()
         for metric, value_s in (
             (catalog.QUEUE, timings.queue_s),

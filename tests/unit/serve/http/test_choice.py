@@ -8,19 +8,18 @@ from baton.compute.hash_engine import hash_card
 from baton.compute.models.tokenizer import load_tokenizer
 from baton.core.errors import RequestError
 from baton.core.types import OutputToken, Request, RequestId, Sampling, TokenLogprob
-from baton.serve.http.choice import Choice, Piece, TextRules
+from baton.serve.http.choice import ChoiceDelta, ChoiceText, TextRules
 from baton.serve.http.prompts import Echo, Prompt
 from baton.serve.http.wire.sampling import for_choice
 from baton.serve.live.hooks import Filters
-from baton.serve.live.port import Finish, Update
-from tests.http.inprocess import InProcessGeneration
+from baton.serve.live.live_request import Finish, LiveRequest, Update
 
 TOKENIZER = load_tokenizer(hash_card())
 LENGTH = Finish(outcome="finished", reason="length")
 EOS = 0
 
 
-def make(*, stops: tuple[str, ...] = (), with_logprobs: bool = False, prompt: Prompt | None = None) -> Choice:
+def make(*, stops: tuple[str, ...] = (), with_logprobs: bool = False, prompt: Prompt | None = None) -> ChoiceText:
     request = Request(id=RequestId("r"), prompt_tokens=1, output_tokens_max=99, arrived_at_s=0.0)
     rules = TextRules(
         tokenizer=TOKENIZER,
@@ -31,12 +30,11 @@ def make(*, stops: tuple[str, ...] = (), with_logprobs: bool = False, prompt: Pr
         with_logprobs=with_logprobs,
         follows_text=True,
     )
-    generation = InProcessGeneration(request, [5])
-    return Choice(
+    return ChoiceText(
         index=0,
         prompt_index=0,
         prompt=prompt or Prompt([5], None),
-        generation=generation,
+        live=LiveRequest(request, [5]),
         rules=rules,
         filters=Filters(()),
     )
@@ -66,12 +64,12 @@ def test_a_stop_string_may_be_completed_by_the_last_half_character() -> None:
 
 
 def test_a_met_stop_string_ends_the_generation_as_finished() -> None:
-    """Not as cancelled: the client got all that it asked for."""
+    """Not as cancelled: the client got all the text it asked for."""
     choice = make(stops=("END",))
     assert choice.take(news(b"say END now")).text == "say "
     assert choice.finish_reason == "stop"
     assert choice.output_tokens == 7
-    assert choice.generation.finish == Finish(outcome="finished", reason="stop")
+    assert choice.is_cut_short
 
 
 def test_text_that_was_held_back_comes_with_the_end() -> None:
@@ -120,7 +118,7 @@ def test_a_bad_end_is_an_error() -> None:
 
 def test_no_news_is_an_empty_piece() -> None:
     assert not make().take(news(b""))
-    assert Piece("a")
+    assert ChoiceDelta("a")
 
 
 def test_choice_0_keeps_the_clients_seed_and_the_others_get_their_own() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.serve.http.file_chunks import CHUNK_BYTES, file_chunks
+from baton.serve.http.pages import CHUNK_BYTES, file_chunks
 
 
 def _sent(path: Path, size_bytes: int) -> list[int]:

@@ -72,10 +72,10 @@ def test_latencies_count_to_the_client_and_not_to_the_worker(parts: Parts) -> No
     asyncio.run(live.next())
     _hear(parts, 1, 2, ended=True)
     assert _count(parts, "baton_requests_total") == 1
-    live.mark_sent(1)
+    parts.gateway.mark_sent(live, 1)
     assert _latencies(parts) == [0, 0, 0]
     asyncio.run(live.next())
-    live.mark_sent(2)
+    parts.gateway.mark_sent(live, 2)
     assert _latencies(parts) == [1, 1, 1]
 
 
@@ -83,7 +83,7 @@ def test_a_request_that_ends_before_its_first_token_is_sent_has_its_tpot_recorde
     live = _submit(parts)
     _hear(parts, 0, 1, 2, ended=True)
     asyncio.run(live.next())
-    live.mark_sent(3)
+    parts.gateway.mark_sent(live, 3)
     assert _latencies(parts) == [1, 1, 1]
     assert live.timings().tpot_s is not None
 
@@ -92,9 +92,9 @@ def test_a_request_that_is_stopped_by_its_text_is_recorded_when_that_is_sent(par
     live = _submit(parts)
     _hear(parts, 0, 1)
     asyncio.run(live.next())
-    live.stop()
+    parts.gateway.finish(live)
     assert _latencies(parts) == [0, 0, 0]
-    live.mark_sent(2)
+    parts.gateway.mark_sent(live, 2)
     assert _latencies(parts) == [1, 1, 1]
 
 
@@ -102,9 +102,20 @@ def test_a_cancelled_request_has_no_latency(parts: Parts) -> None:
     live = _submit(parts)
     _hear(parts, 0)
     asyncio.run(live.next())
-    live.cancel()
-    live.mark_sent(1)
+    parts.gateway.cancel(live)
+    parts.gateway.mark_sent(live, 1)
     assert _latencies(parts) == [0, 0, 0]
+
+
+def test_the_text_or_the_client_ends_a_request(parts: Parts) -> None:
+    """Both end it at once; a text that is complete counts as finished."""
+    for end, outcome in ((parts.gateway.finish, "finished"), (parts.gateway.cancel, "cancelled")):
+        live = _submit(parts)
+        _hear(parts, 0)
+        end(live)
+        assert live.finish is not None
+        assert live.finish.outcome == outcome
+        assert not parts.driver.live
 
 
 def test_a_prompt_has_started_when_its_first_step_began(parts: Parts) -> None:

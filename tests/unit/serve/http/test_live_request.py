@@ -8,15 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.core.types import OutputToken, Request, RequestId, WorkerId
-from baton.serve.live.live_request import LiveRequest, Stamps
-from baton.serve.live.port import Finish, Timings
+from baton.serve.live.live_request import Finish, LiveRequest, Stamps, Timings
 
 P, D, E = WorkerId("prefill-0"), WorkerId("decode-0"), WorkerId("decode-1")
 REQUEST = Request(id=RequestId("r"), prompt_tokens=3, output_tokens_max=9, arrived_at_s=10.0)
 
 
 def live() -> LiveRequest:
-    return LiveRequest(REQUEST, [1, 2, 3], end=lambda _: None, sent=lambda _live, _tokens: None)
+    return LiveRequest(REQUEST, [1, 2, 3])
 
 
 def token(index: int, attempt: int = 1) -> OutputToken:
@@ -214,17 +213,3 @@ def test_the_end_comes_with_the_last_tokens_or_alone() -> None:
         assert (await waiting).tokens == ()
 
     asyncio.run(read())
-
-
-def test_a_stop_is_told_from_a_cancel() -> None:
-    """Both end the request; one of them as finished."""
-    ended: list[tuple[RequestId, bool]] = []
-    made = LiveRequest(
-        REQUEST,
-        [1, 2, 3],
-        end=lambda one: ended.append((one.request.id, one.stopped)),
-        sent=lambda _live, _tokens: None,
-    )
-    made.cancel()
-    made.stop()
-    assert ended == [(REQUEST.id, False), (REQUEST.id, True)]

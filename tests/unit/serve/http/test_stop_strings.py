@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.serve.http.text import StopScanner
+from baton.serve.http.stop_scanner import StopScanner
 
 LETTERS = "ab c"
 TEXTS = st.text(LETTERS, max_size=40)

@@ -18,8 +18,7 @@ from baton.serve.http.tools.formats import DESCRIBED, HERMES, LLAMA3, MISTRAL, T
 from baton.serve.http.tools.grammar import call_grammar, mark_token
 from baton.serve.http.tools.use import tool_use
 from baton.serve.http.wire.parsing import convert
-from baton.serve.http.wire.schemas import ChatRequest
-from baton.serve.http.wire.tools import FunctionSpec
+from baton.serve.http.wire.schemas import ChatRequest, FunctionSpec
 
 TOKENIZER = ByteTokenizer()
 WEATHER = FunctionSpec(

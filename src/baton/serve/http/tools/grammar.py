@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from baton.compute.models.grammar import JSON_WHITESPACE
 from baton.compute.models.tokenizer import Tokenizer
 from baton.serve.http.tools.formats import ToolFormat
-from baton.serve.http.wire.formats import JsonSchema
-from baton.serve.http.wire.tools import FunctionSpec
+from baton.serve.http.wire.schemas import FunctionSpec, JsonSchema
 
 CALLS_MAX = 16
 """Calls in one answer that has to be calls: a small model repeats itself, and never comes to the end."""

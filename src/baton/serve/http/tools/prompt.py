@@ -10,8 +10,7 @@ import msgspec
 
 from baton.serve.http.tools.formats import MISTRAL, ToolFormat
 from baton.serve.http.tools.parser import CALL_ID_CHARS, call_id
-from baton.serve.http.wire.formats import JsonSchema
-from baton.serve.http.wire.tools import Tool
+from baton.serve.http.wire.schemas import JsonSchema, Tool
 
 Message = dict[str, Any]
 _TOLD = (

@@ -12,8 +12,7 @@ from baton.serve.http.tools.formats import ToolFormat, format_of
 from baton.serve.http.tools.grammar import arguments_schema, call_grammar, mark_token
 from baton.serve.http.tools.parser import ToolParser
 from baton.serve.http.wire.constraint import Constraint, schema_constraint
-from baton.serve.http.wire.schemas import ChatRequest
-from baton.serve.http.wire.tools import FunctionSpec, NamedTool, Tool
+from baton.serve.http.wire.schemas import ChatRequest, FunctionSpec, NamedTool, Tool
 
 
 @dataclass(frozen=True, slots=True)

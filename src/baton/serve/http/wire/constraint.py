@@ -12,8 +12,7 @@ from baton.compute.models.card import ModelCard
 from baton.compute.models.grammar import grammar_problem, problem_path
 from baton.core.errors import RequestError
 from baton.core.types import Grammar
-from baton.serve.http.wire.formats import JsonSchema, ResponseFormat, StructuredOutputs
-from baton.serve.http.wire.schemas import GenerateFields
+from baton.serve.http.wire.schemas import GenerateFields, JsonSchema, ResponseFormat, StructuredOutputs
 
 GRAMMAR_CHARS_MAX = 131_072
 """A grammar travels with its request, to every worker that computes it and into the log of decisions."""

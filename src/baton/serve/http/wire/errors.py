@@ -1,4 +1,4 @@
-"""OpenAI's error body, and the status of every way in which a request can fail."""
+"""OpenAI's error body, and the HTTP status of each failure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from msgspec import Struct, json
 
 from baton.core.errors import RequestError
 from baton.core.messages import RejectReason
-from baton.serve.live.port import Finish
+from baton.serve.live.live_request import Finish
 
 REJECT_STATUS: dict[RejectReason, int] = {
     "queue_full": 503,
@@ -27,7 +27,7 @@ _TYPE = {
     503: "service_unavailable_error",
 }
 RETRY_AFTER_S = 1.0
-"""What a refused client is told to wait where the cluster has no better estimate."""
+"""Retry-After of a rejection for which the cluster has no estimate."""
 
 
 class ErrorInfo(Struct, frozen=True):
@@ -41,37 +41,37 @@ class ErrorBody(Struct, frozen=True):
     error: ErrorInfo
 
 
-class Refused(RequestError):
-    """The cluster did not take the request, or could not finish it. `retry_after_s`: when to come again."""
+class ClusterError(RequestError):
+    """The cluster rejected the request or could not finish it. `retry_after_s`: sent as Retry-After."""
 
     def __init__(self, message: str, *, status: int, code: str, retry_after_s: float | None = None) -> None:
         super().__init__(message, status=status, code=code)
         self.retry_after_s = retry_after_s
 
 
-def refusal(finish: Finish) -> Refused:
-    """Turn a generation's bad end into an error for its client."""
+def finish_error(finish: Finish) -> ClusterError:
+    """Return the error for the client of a request that did not finish."""
     if finish.outcome == "rejected" and finish.reject is not None:
         status = REJECT_STATUS[finish.reject]
         code = _REJECT_CODE.get(finish.reject, finish.reject)
         wait_s = None if status == 400 else (finish.retry_after_s or RETRY_AFTER_S)
-        return Refused(finish.message, status=status, code=code, retry_after_s=wait_s)
+        return ClusterError(finish.message, status=status, code=code, retry_after_s=wait_s)
     if finish.outcome == "cancelled":
         message = finish.message or "the server cancelled the request; send it again"
-        return Refused(message, status=503, code="cancelled", retry_after_s=RETRY_AFTER_S)
-    return Refused(finish.message or "the generation failed; send it again", status=500, code="generation_failed")
+        return ClusterError(message, status=503, code="cancelled", retry_after_s=RETRY_AFTER_S)
+    return ClusterError(finish.message or "the generation failed; send it again", status=500, code="generation_failed")
 
 
 def error_body(error: RequestError) -> bytes:
-    """Encode OpenAI's error object."""
+    """Return OpenAI's error body."""
     kind = "server_error" if error.status == 500 else _TYPE.get(error.status, "invalid_request_error")
     return json.encode(ErrorBody(ErrorInfo(str(error), kind, error.param, error.code)))
 
 
 def error_headers(error: RequestError) -> dict[str, str]:
-    """Headers that the status asks for: Retry-After in whole seconds, at least one; the way to authenticate."""
+    """Return the headers that a status needs: Retry-After in whole seconds, at least 1; WWW-Authenticate."""
     headers: dict[str, str] = {}
-    if isinstance(error, Refused) and error.retry_after_s is not None:
+    if isinstance(error, ClusterError) and error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"

@@ -10,7 +10,7 @@ from baton.compute.models.card import ModelCard
 from baton.serve.http.wire import responses, schemas
 from baton.serve.http.wire.errors import ErrorBody
 from baton.serve.http.wire.schemas import EMBEDDING_INPUTS_MAX
-from baton.serve.live.port import ClusterStatus
+from baton.serve.live.status import ClusterStatus
 
 Json = dict[str, Any]
 _REF = "#/components/schemas/{name}"

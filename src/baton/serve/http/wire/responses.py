@@ -1,4 +1,4 @@
-"""The bodies that clients get. Encoded as they stand here; the OpenAPI document is generated from them."""
+"""The bodies of responses. The OpenAPI document is generated from these structs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from baton.serve.live.port import Timings
+from baton.serve.live.live_request import Timings
 
 TextFinish = Literal["stop", "length"]
 ChatFinish = Literal["stop", "length", "tool_calls"]
@@ -53,7 +53,7 @@ class ToolCall(Struct, frozen=True):
 
 class AnswerMessage(Struct, frozen=True):
     content: str | None
-    """None where there are tool calls and no text."""
+    """None if there are tool calls and no text."""
     role: Literal["assistant"] = "assistant"
     refusal: None = None
     tool_calls: list[ToolCall] | UnsetType = UNSET
@@ -77,7 +77,7 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
 
 
 class CompletionLogprobs(Struct, frozen=True):
-    """Parallel lists, one entry per token. The first prompt token of an echo has no log probability."""
+    """Parallel lists with one entry per token. The first prompt token of an echo has no log probability."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -106,7 +106,7 @@ class Embedding(Struct, frozen=True, kw_only=True):
     object: Literal["embedding"] = "embedding"
     index: int
     embedding: list[float] | str
-    """Text where base64 was asked for: float32 values, little-endian."""
+    """base64 text of float32 values, little-endian, if the client asked for base64."""
 
 
 class EmbeddingUsage(Struct, frozen=True, kw_only=True):
@@ -129,7 +129,7 @@ class Model(Struct, frozen=True, kw_only=True):
     created: int
     owned_by: str
     max_model_len: int
-    """Most tokens of one request, prompt and output together."""
+    """Maximum tokens of a request, prompt and output together."""
 
 
 class ModelList(Struct, frozen=True, kw_only=True):

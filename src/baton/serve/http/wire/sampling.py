@@ -1,4 +1,4 @@
-"""From a request's fields to how its tokens are drawn."""
+"""Turn the fields of a request into sampling parameters."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SEED_BITS = 63
 def sampling_of(
     body: CompletionRequest | ChatRequest, card: ModelCard, *, drawn_seed: int, grammar: Grammar | None = None
 ) -> Sampling:
-    """Build the sampling of choice 0; `drawn_seed` is for a client that sent none.
+    """Return the sampling parameters of choice 0. `drawn_seed` is used if the client sent no seed.
 
-    A text that has to match a grammar ends where it matches, whatever `ignore_eos` says.
+    `ignore_eos` has no effect on an output with a grammar: it ends where the grammar ends.
     Raises RequestError (400) for token ids outside of the vocabulary.
     """
     stop_token_ids = body.stop_token_ids or []
@@ -45,9 +45,9 @@ def sampling_of(
 
 
 def for_choice(sampling: Sampling, choice: int, *, output_tokens_max: int) -> Sampling:
-    """Give each of `n` choices its own seed. Choice 0 keeps the client's: it is what n=1 would have given.
+    """Return the parameters of one of `n` choices, each with its own seed. Choice 0 keeps the client's seed.
 
-    `output_tokens_max` wins over a larger `min_tokens`.
+    `output_tokens_max` overrides a larger `min_tokens`.
     """
     if sampling.output_tokens_min > output_tokens_max:
         sampling = msgspec.structs.replace(sampling, output_tokens_min=output_tokens_max)
@@ -58,7 +58,7 @@ def for_choice(sampling: Sampling, choice: int, *, output_tokens_max: int) -> Sa
 
 
 def check_tokens(tokens: Sequence[int], vocab_tokens: int, param: str) -> None:
-    """Raise RequestError (400) for a token id that the model does not have."""
+    """Raise RequestError (400) for a token id outside of the vocabulary."""
     if tokens and max(tokens) >= vocab_tokens:
         worst = next(index for index, token in enumerate(tokens) if token >= vocab_tokens)
         raise RequestError(

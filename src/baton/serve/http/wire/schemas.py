@@ -11,8 +11,6 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from baton.core.types import Role
-from baton.serve.http.wire.formats import ChoiceList, GrammarText, JsonSchema, ResponseFormat, StructuredOutputs
-from baton.serve.http.wire.tools import MessageToolCall, ToolChoice, ToolList
 
 TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -24,6 +22,92 @@ Prompt = Annotated[
 ]
 EMBEDDING_INPUTS_MAX = 2048
 """Prompts of one embedding request, as with OpenAI."""
+
+
+# ---- constraints of the output: OpenAI's `response_format`, vLLM's `structured_outputs`
+
+GrammarText = Annotated[str, Meta(min_length=1, max_length=65536)]
+ChoiceList = Annotated[list[Annotated[str, Meta(min_length=1, max_length=4096)]], Meta(min_length=1, max_length=1024)]
+JsonSchema = dict[str, Any]
+
+
+class NamedSchema(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    schema: JsonSchema | None = None
+    """None: any JSON object."""
+    description: str | None = None
+    """Changes no answer."""
+    strict: bool | None = None
+    """Changes no answer: a schema is always followed."""
+
+
+class ResponseFormat(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+    """With the type of the same name, and only with it."""
+
+
+class StructuredOutputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Exactly one of these. `json` may be a schema or the text of one; `grammar` is Lark or GBNF."""
+
+    json: JsonSchema | GrammarText | None = None
+    regex: GrammarText | None = None
+    choice: ChoiceList | None = None
+    grammar: GrammarText | None = None
+    json_object: bool | None = None
+
+
+# ---- tools
+
+FunctionName = Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
+
+
+class FunctionSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    name: FunctionName
+    description: str | None = None
+    parameters: JsonSchema | None = None
+    """Schema of the arguments. None: the function takes none."""
+    strict: bool | None = None
+    """Changes no answer: arguments follow the schema wherever a call is required, and are free where it is not."""
+
+
+class Tool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["function"]
+    function: FunctionSpec
+
+
+class ChosenFunction(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+
+
+class NamedTool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The one tool that has to be called."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+class CalledFunction(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    arguments: str
+    """A JSON object, as text."""
+
+
+class MessageToolCall(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A call in a message: of an answer, or of one that a client sends back."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+    """Left over from a stream. Changes no answer."""
+
+
+ToolList = Annotated[list[Tool], Meta(max_length=128)]
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+# ---- bodies
 
 
 class StreamOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,0 +1,186 @@
+"""The edge between ASGI and the routes: request ids, API keys, bodies, responses, disconnects."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import re
+import uuid
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from baton.core.errors import RequestError
+from baton.move.clock import now_s
+from baton.serve.http.wire.errors import error_body, error_headers
+
+OPEN_PATHS = frozenset({"/health", "/ready", "/ui", "/", "/favicon.ico"})
+"""Paths that need no API key: the probes, and the dashboard, which asks the user for the key."""
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_STATE_KEY = "baton.context"
+Result = TypeVar("Result")
+
+
+class ClientDisconnected(Exception):
+    """The client closed the connection before its body was complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """The properties of an HTTP request that are known before its body is read."""
+
+    request_id: str
+    """The client's X-Request-Id, or a new one. Not unique: a client may send one twice."""
+    arrived_at_s: float
+    client: str
+    """Name of the API key. Empty if the server has no keys."""
+
+
+def context_of(scope: Scope) -> RequestContext:
+    """Return the context that `Edge` stored in the scope."""
+    return scope[_STATE_KEY]
+
+
+class Edge:
+    """Outermost ASGI layer: records the arrival time, checks the API key, echoes X-Request-Id in every response."""
+
+    def __init__(self, app: ASGIApp, api_keys: Sequence[str]) -> None:
+        self._app = app
+        self._api_keys = api_keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        arrived_at_s = now_s()
+        headers = dict(scope["headers"])
+        request_id = _request_id(headers.get(b"x-request-id", b""))
+        send_with_id = _add_request_id(send, request_id)
+        try:
+            client = "" if scope["path"] in OPEN_PATHS else authenticate(headers, self._api_keys)
+        except RequestError as error:
+            await send_error(send_with_id, error)
+            return
+        scope[_STATE_KEY] = RequestContext(request_id, arrived_at_s, client)
+        await self._app(scope, receive, send_with_id)
+
+
+def authenticate(headers: Mapping[bytes, bytes], api_keys: Sequence[str]) -> str:
+    """Return the name of the request's API key. Empty if the server has no keys. Raises RequestError (401).
+
+    Every key is compared in full and in constant time, so that response times reveal nothing about a key.
+    """
+    if not api_keys:
+        return ""
+    scheme, _, sent = headers.get(b"authorization", b"").partition(b" ")
+    if scheme.lower() != b"bearer" or not sent.strip():
+        raise RequestError(
+            "send your API key in the header: Authorization: Bearer <key>", status=401, code="missing_api_key"
+        )
+    found = [index for index, key in enumerate(api_keys) if hmac.compare_digest(key.encode(), sent.strip())]
+    if not found:
+        raise RequestError("the API key is not known to this server", status=401, code="invalid_api_key")
+    return f"key-{found[0]}"
+
+
+def _request_id(sent: bytes) -> str:
+    """Return the client's id if it is short and safe to log, else a new one."""
+    return sent.decode() if _REQUEST_ID.fullmatch(sent) else uuid.uuid4().hex
+
+
+def _add_request_id(send: Send, request_id: str) -> Send:
+    header = (b"x-request-id", request_id.encode())
+
+    async def send_with_id(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), header]
+        await send(message)
+
+    return send_with_id
+
+
+# ---- bodies
+
+
+async def read_body(scope: Scope, receive: Receive, bytes_max: int) -> bytes:
+    """Return the body of a JSON request. Raises RequestError (413, 415) and ClientDisconnected.
+
+    A too large body is rejected by its Content-Length before it is read, else once `bytes_max` is exceeded.
+    """
+    headers = dict(scope["headers"])
+    _check_content_type(headers)
+    content_length = headers.get(b"content-length", b"")
+    if content_length.isdigit() and int(content_length) > bytes_max:
+        raise _too_large(int(content_length), bytes_max)
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnected
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > bytes_max:
+            raise _too_large(size, bytes_max)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def _check_content_type(headers: Mapping[bytes, bytes]) -> None:
+    kind = headers.get(b"content-type", b"application/json").split(b";")[0].strip().lower()
+    if kind != b"application/json":
+        got = kind.decode("latin-1")
+        raise RequestError(f"send the body as Content-Type: application/json, got {got!r}", status=415)
+    coding = headers.get(b"content-encoding", b"identity").strip().lower()
+    if coding != b"identity":
+        got = coding.decode("latin-1")
+        raise RequestError(f"send the body without Content-Encoding, got {got!r}", status=415)
+
+
+def _too_large(size: int, bytes_max: int) -> RequestError:
+    return RequestError(
+        f"the body has {size} bytes or more, this server takes at most {bytes_max}; send fewer or shorter prompts",
+        status=413,
+        code="body_too_large",
+    )
+
+
+async def send_error(send: Send, error: RequestError) -> None:
+    """Send a response with OpenAI's error body."""
+    headers = {"content-type": "application/json", **error_headers(error)}
+    await send_bytes(send, error_body(error), status=error.status, headers=headers)
+
+
+async def send_bytes(send: Send, body: bytes, *, status: int, headers: Mapping[str, str]) -> None:
+    """Send a response that is not streamed."""
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    raw.append((b"content-length", b"%d" % len(body)))
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})
+
+
+# ---- concurrency
+
+
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Return once the client has closed the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def run_all(works: Sequence[Awaitable[Result]]) -> list[Result]:
+    """Run all concurrently. The first error cancels the others and is raised."""
+    if len(works) == 1:
+        return [await works[0]]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_as_coroutine(work)) for work in works]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+async def _as_coroutine(work: Awaitable[Result]) -> Result:
+    return await work

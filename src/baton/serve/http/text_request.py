@@ -1,0 +1,135 @@
+"""The differences between completions and chat completions: fields, prompts, limits, constraints, encoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from baton.core.errors import RequestError
+from baton.serve.http.prompts import Prompt, chat_prompt, completion_prompts
+from baton.serve.http.services import Services
+from baton.serve.http.tools.use import ToolUse, tool_use
+from baton.serve.http.wire.constraint import Constraint, constraint_of
+from baton.serve.http.wire.encoders import ChatEncoder, CompletionEncoder, ResponseEncoder, ResponseHead
+from baton.serve.http.wire.parsing import convert
+from baton.serve.http.wire.schemas import ChatRequest, CompletionRequest
+
+COMPLETION_TOKENS = 16
+"""OpenAI's default for max_tokens of a completion. A chat has no default limit."""
+
+
+class TextRequest(Protocol):
+    """The checked body of a request for text."""
+
+    PATH: ClassVar[str]
+    ID_PREFIX: ClassVar[str]
+    PROMPT_PARAM: ClassVar[str]
+    """The field with the prompt, for error messages."""
+    FOLLOWS_TEXT: ClassVar[bool]
+    """The output continues the prompt's text."""
+
+    @property
+    def fields(self) -> CompletionRequest | ChatRequest: ...
+
+    @property
+    def tools(self) -> ToolUse | None: ...
+
+    @classmethod
+    def read(cls, body: dict[str, Any], services: Services) -> TextRequest:
+        """Check a body. Raises RequestError (400)."""
+        ...
+
+    def prompts(self) -> Sequence[Prompt]:
+        """Tokenize the prompts. Slow for long ones, so it may run in a thread. Raises RequestError (400)."""
+        ...
+
+    def output_tokens_max(self) -> int | None:
+        """Return the client's limit of output tokens. None: as many as fit."""
+        ...
+
+    def constraint(self) -> Constraint | None:
+        """Return the constraint of the output. Raises RequestError (400) if there are two."""
+        ...
+
+    def encoder(self, head: ResponseHead) -> ResponseEncoder: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionText:
+    """A request to `/v1/completions`: continue a text."""
+
+    PATH = "/v1/completions"
+    ID_PREFIX = "cmpl-"
+    PROMPT_PARAM = "prompt"
+    FOLLOWS_TEXT = True
+
+    fields: CompletionRequest
+    services: Services
+    tools: None = None
+
+    @classmethod
+    def read(cls, body: dict[str, Any], services: Services) -> TextRequest:
+        fields = convert(body, CompletionRequest)
+        count = fields.n or 1
+        if fields.best_of not in (None, count):
+            message = f"best_of is {fields.best_of} and n is {count}: Baton does not rank choices, leave best_of out"
+            raise RequestError(message, param="best_of")
+        if fields.max_tokens == 0 and not fields.echo:
+            raise RequestError("max_tokens is 0, which makes sense with echo only; send at least 1", param="max_tokens")
+        return cls(fields, services)
+
+    def prompts(self) -> Sequence[Prompt]:
+        return completion_prompts(self.fields, self.services.tokenizer, self.services.gateway.card)
+
+    def output_tokens_max(self) -> int | None:
+        if self.fields.max_tokens is not None:
+            return self.fields.max_tokens
+        return max(COMPLETION_TOKENS, self.fields.min_tokens or 0)
+
+    def constraint(self) -> Constraint | None:
+        return constraint_of(self.fields)
+
+    def encoder(self, head: ResponseHead) -> ResponseEncoder:
+        return CompletionEncoder(head, self.services.tokenizer, top_logprobs=self.fields.logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatText:
+    """A request to `/v1/chat/completions`: answer a conversation."""
+
+    PATH = "/v1/chat/completions"
+    ID_PREFIX = "chatcmpl-"
+    PROMPT_PARAM = "messages"
+    FOLLOWS_TEXT = False
+
+    fields: ChatRequest
+    services: Services
+    tools: ToolUse | None
+
+    @classmethod
+    def read(cls, body: dict[str, Any], services: Services) -> TextRequest:
+        fields = convert(body, ChatRequest)
+        older, newer = fields.max_tokens, fields.max_completion_tokens
+        if older is not None and newer is not None and older != newer:
+            message = f"max_tokens is {older} and max_completion_tokens is {newer}; send one of them"
+            raise RequestError(message, param="max_tokens")
+        return cls(fields, services, tool_use(fields, services.template.source))
+
+    def prompts(self) -> Sequence[Prompt]:
+        return [chat_prompt(self.fields, self.services.tokenizer, self.services.template)]
+
+    def output_tokens_max(self) -> int | None:
+        newer = self.fields.max_completion_tokens
+        return self.fields.max_tokens if newer is None else newer
+
+    def constraint(self) -> Constraint | None:
+        asked = constraint_of(self.fields)
+        call = None if self.tools is None else self.tools.constraint(self.services.tokenizer)
+        if asked is not None and call is not None:
+            message = f"tool_choice asks for a call and {asked.param} for something else; send one of them"
+            raise RequestError(message, param="tool_choice")
+        return asked or call
+
+    def encoder(self, head: ResponseHead) -> ResponseEncoder:
+        return ChatEncoder(head, self.services.tokenizer, with_logprobs=bool(self.fields.logprobs))

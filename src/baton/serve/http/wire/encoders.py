@@ -1,0 +1,249 @@
+"""Encode responses: completions, chat completions, and the chunks of their streams."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Protocol
+
+from msgspec import json
+
+from baton.compute.models.tokenizer import Tokenizer
+from baton.core.types import FinishReason
+from baton.serve.http.choice import ChoiceDelta, TokenEntry
+from baton.serve.http.tools.parser import CallPart
+from baton.serve.http.wire.responses import (
+    AnswerMessage,
+    ChatChoice,
+    ChatCompletion,
+    ChatFinish,
+    ChatLogprob,
+    ChatLogprobs,
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    FunctionCall,
+    ToolCall,
+    TopLogprob,
+    Usage,
+)
+from baton.serve.live.live_request import Timings
+
+DONE = b"data: [DONE]\n\n"
+FINISH_JSON: dict[ChatFinish, bytes] = {"stop": b'"stop"', "length": b'"length"', "tool_calls": b'"tool_calls"'}
+LOGPROB_MIN = -9999.0
+"""OpenAI's value for the logarithm of 0: JSON has no infinity."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseHead:
+    """The fields that every chunk of a response repeats."""
+
+    id: str
+    created: int
+    model: str
+    include_usage: bool
+    """Send a last chunk with the usage. Every other chunk then has `"usage":null`."""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeChoice:
+    """A complete choice of a response that is not streamed."""
+
+    index: int
+    text: str
+    entries: Sequence[TokenEntry]
+    finish_reason: FinishReason
+    calls: Sequence[CallPart] = ()
+    chat_finish: ChatFinish = "stop"
+    """`finish_reason`, or `tool_calls`."""
+
+
+class ResponseEncoder(Protocol):
+    """Encodes the responses of one route as bytes for the socket."""
+
+    def delta(self, index: int, delta: ChoiceDelta, *, first: bool) -> bytes:
+        """Return a chunk with new text of a choice."""
+        ...
+
+    def last(self, index: int, finish_reason: ChatFinish, timings: Timings) -> bytes:
+        """Return the chunk that ends a choice."""
+        ...
+
+    def usage(self, usage: Usage, timings: Timings) -> bytes:
+        """Return the chunk with the usage, which follows the last choice."""
+        ...
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage, timings: Timings) -> bytes:
+        """Return the body of a response that is not streamed."""
+        ...
+
+
+class ChunkFrame:
+    """The constant part of all chunks, encoded once per response: a token then costs one join of bytes."""
+
+    def __init__(self, head: ResponseHead, kind: str) -> None:
+        names = b'"id":%b,"object":%b,"created":%d,"model":%b'
+        fields = names % (json.encode(head.id), json.encode(kind), head.created, json.encode(head.model))
+        self._prefix = b"data: {" + fields + b',"choices":['
+        self._suffix = b'],"usage":null}\n\n' if head.include_usage else b"]}\n\n"
+
+    def chunk(self, choice: bytes) -> bytes:
+        """Wrap the JSON of a choice."""
+        return self._prefix + choice + self._suffix
+
+    def last(self, choice: bytes, timings: Timings) -> bytes:
+        """Wrap the JSON of a choice that has ended, and add its timings."""
+        return b'%b%b%b,"timings":%b}\n\n' % (self._prefix, choice, self._suffix[:-3], json.encode(timings))
+
+    def usage(self, usage: Usage, timings: Timings) -> bytes:
+        """Return a chunk without choices."""
+        return b'%b],"usage":%b,"timings":%b}\n\n' % (self._prefix, json.encode(usage), json.encode(timings))
+
+
+def finite(logprob: float) -> float:
+    """Return a log probability that JSON can express."""
+    return max(logprob, LOGPROB_MIN)
+
+
+class CompletionEncoder:
+    """Encodes `text_completion` objects and their chunks."""
+
+    def __init__(self, head: ResponseHead, tokenizer: Tokenizer, *, top_logprobs: int | None) -> None:
+        self._head = head
+        self._tokenizer = tokenizer
+        self._top_logprobs = top_logprobs
+        self._frame = ChunkFrame(head, "text_completion")
+
+    def delta(self, index: int, delta: ChoiceDelta, *, first: bool) -> bytes:
+        logprobs = b"null" if self._top_logprobs is None else json.encode(self._logprobs(delta.entries))
+        return self._frame.chunk(
+            b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":null}' % (index, json.encode(delta.text), logprobs)
+        )
+
+    def last(self, index: int, finish_reason: ChatFinish, timings: Timings) -> bytes:
+        reason = FINISH_JSON[finish_reason]
+        return self._frame.last(b'{"index":%d,"text":"","logprobs":null,"finish_reason":%b}' % (index, reason), timings)
+
+    def usage(self, usage: Usage, timings: Timings) -> bytes:
+        return self._frame.usage(usage, timings)
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage, timings: Timings) -> bytes:
+        body = Completion(
+            id=self._head.id,
+            created=self._head.created,
+            model=self._head.model,
+            choices=[self._choice(choice) for choice in choices],
+            usage=usage,
+            timings=timings,
+        )
+        return json.encode(body)
+
+    def _choice(self, choice: WholeChoice) -> CompletionChoice:
+        return CompletionChoice(
+            index=choice.index,
+            text=choice.text,
+            logprobs=None if self._top_logprobs is None else self._logprobs(choice.entries),
+            finish_reason=choice.finish_reason,
+        )
+
+    def _logprobs(self, entries: Sequence[TokenEntry]) -> CompletionLogprobs:
+        text = self._tokenizer.token_text
+        return CompletionLogprobs(
+            tokens=[text(entry.token) for entry in entries],
+            token_logprobs=[finite(entry.logprob.logprob) if entry.logprob else None for entry in entries],
+            top_logprobs=[self._top(entry) for entry in entries] if self._top_logprobs else None,
+            text_offset=[entry.offset for entry in entries],
+        )
+
+    def _top(self, entry: TokenEntry) -> dict[str, float] | None:
+        """Return the most likely tokens and the sampled one, by their text."""
+        if entry.logprob is None:
+            return None
+        ranked = ((entry.token, entry.logprob.logprob), *entry.logprob.top)
+        return {self._tokenizer.token_text(token): finite(logprob) for token, logprob in ranked}
+
+
+class ChatEncoder:
+    """Encodes `chat.completion` objects and their chunks."""
+
+    def __init__(self, head: ResponseHead, tokenizer: Tokenizer, *, with_logprobs: bool) -> None:
+        self._head = head
+        self._tokenizer = tokenizer
+        self._with_logprobs = with_logprobs
+        self._frame = ChunkFrame(head, "chat.completion.chunk")
+
+    def delta(self, index: int, delta: ChoiceDelta, *, first: bool) -> bytes:
+        parts = [b'"role":"assistant"'] if first else []
+        if delta.text or not delta.calls:
+            parts.append(b'"content":' + json.encode(delta.text))
+        if delta.calls:
+            parts.append(b'"tool_calls":' + json.encode([_call_delta(part) for part in delta.calls]))
+        logprobs = json.encode(self._logprobs(delta.entries)) if self._with_logprobs else b"null"
+        return self._frame.chunk(
+            b'{"index":%d,"delta":{%b},"logprobs":%b,"finish_reason":null}' % (index, b",".join(parts), logprobs)
+        )
+
+    def last(self, index: int, finish_reason: ChatFinish, timings: Timings) -> bytes:
+        reason = FINISH_JSON[finish_reason]
+        return self._frame.last(
+            b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b}' % (index, reason), timings
+        )
+
+    def usage(self, usage: Usage, timings: Timings) -> bytes:
+        return self._frame.usage(usage, timings)
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage, timings: Timings) -> bytes:
+        body = ChatCompletion(
+            id=self._head.id,
+            created=self._head.created,
+            model=self._head.model,
+            choices=[self._choice(choice) for choice in choices],
+            usage=usage,
+            timings=timings,
+        )
+        return json.encode(body)
+
+    def _choice(self, choice: WholeChoice) -> ChatChoice:
+        return ChatChoice(
+            index=choice.index,
+            message=_message(choice),
+            logprobs=self._logprobs(choice.entries) if self._with_logprobs else None,
+            finish_reason=choice.chat_finish,
+        )
+
+    def _logprobs(self, entries: Sequence[TokenEntry]) -> ChatLogprobs:
+        return ChatLogprobs([self._logprob(entry) for entry in entries])
+
+    def _logprob(self, entry: TokenEntry) -> ChatLogprob:
+        assert entry.logprob is not None, f"token {entry.token} has no log probability, which the client asked for"
+        return ChatLogprob(
+            token=self._tokenizer.token_text(entry.token),
+            logprob=finite(entry.logprob.logprob),
+            bytes=list(self._tokenizer.token_bytes(entry.token)),
+            top_logprobs=[self._top(token, logprob) for token, logprob in entry.logprob.top],
+        )
+
+    def _top(self, token: int, logprob: float) -> TopLogprob:
+        return TopLogprob(self._tokenizer.token_text(token), finite(logprob), list(self._tokenizer.token_bytes(token)))
+
+
+def _message(choice: WholeChoice) -> AnswerMessage:
+    if not choice.calls:
+        return AnswerMessage(content=choice.text)
+    calls: list[ToolCall] = []
+    for _, parts in groupby(choice.calls, key=lambda part: part.index):
+        first, *rest = parts
+        assert first.id is not None, f"the first part of call {first.index} has no id"
+        assert first.name is not None, f"the first part of call {first.index} has no name"
+        arguments = "".join([first.arguments, *(part.arguments for part in rest)])
+        calls.append(ToolCall(first.id, FunctionCall(first.name, arguments)))
+    return AnswerMessage(content=choice.text or None, tool_calls=calls)
+
+
+def _call_delta(part: CallPart) -> dict[str, Any]:
+    if part.name is None:
+        return {"index": part.index, "function": {"arguments": part.arguments}}
+    function = {"name": part.name, "arguments": part.arguments}
+    return {"index": part.index, "id": part.id, "type": "function", "function": function}

@@ -1,0 +1,70 @@
+"""The state of the cluster as `/cluster` shows it."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from baton.core.types import Role
+
+
+class WorkerStatus(Struct, frozen=True, kw_only=True):
+    """A worker in `/cluster`."""
+
+    id: str
+    role: Role
+    pid: int
+    state: str
+    """`starting`, `ready` or `lost`."""
+    running: int
+    waiting: int
+    kv_blocks_used: int
+    kv_blocks_total: int
+    host: str = ""
+    """The host that it runs on."""
+
+
+class TierStatus(Struct, frozen=True, kw_only=True):
+    """A tier below a host's arena."""
+
+    name: str
+    state: str = "used"
+    """`used`, or `left alone` while this host does not use it because its store failed or hung repeatedly."""
+    kv_blocks_total: int
+    """Capacity. If the store decides how many blocks it keeps: the number of blocks known to be there."""
+    kv_blocks_cached: int
+    kv_blocks_writing: int
+    loaded_blocks: int
+    """Blocks read since the host joined."""
+    missed_blocks: int
+    """Blocks that a read did not find."""
+    latency_s: float
+    """Measured time to the first block of a read."""
+    block_load_s: float
+    """Measured time for each further block of a read."""
+
+
+class HostStatus(Struct, frozen=True, kw_only=True):
+    id: str
+    address: str = ""
+    """Address from which other hosts pull KV blocks. Empty: the cluster has one host."""
+    state: str = "ready"
+    """`ready` if one of its workers takes requests, else `starting`. Lost hosts are not listed."""
+    workers: tuple[str, ...] = ()
+    """Ids of its workers."""
+    kv_blocks_total: int
+    kv_blocks_free: int
+    kv_blocks_used: int
+    kv_blocks_cached: int
+    kv_block_tokens: int
+    kv_block_bytes: int
+    tiers: tuple[TierStatus, ...] = ()
+    """Below its arena, the fastest first."""
+
+
+class ClusterStatus(Struct, frozen=True, kw_only=True):
+    """The body of `/cluster`."""
+
+    workers: tuple[WorkerStatus, ...]
+    hosts: tuple[HostStatus, ...]
+    policy: dict[str, str]
+    """Policy family to the policy's short name or `module:Class`."""
