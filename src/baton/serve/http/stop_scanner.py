@@ -1,4 +1,4 @@
-"""Stop strings in a stream: cut the text where one is complete, keep back what may become one."""
+"""Find stop strings in streamed text: hold text back while it may be the beginning of one."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ from collections.abc import Sequence
 
 
 class StopScanner:
-    """Cut a stream of text at the stop string that is complete first (the longest, where two end together).
+    """Cuts a stream of text at the first complete stop string (the longest one if two end at the same character).
 
-    What comes out does not depend on how the text was cut into pieces. Every character costs a constant number of
-    steps per stop string (Knuth, Morris and Pratt's automaton), however long the stop strings are.
+    The result does not depend on how the text was split into pieces. Every character costs a constant number of steps
+    per stop string, however long it is.
+    Source: Knuth, Morris, Pratt, "Fast pattern matching in strings", 1977.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """`stops` are the stop strings, none of them empty."""
+        """`stops`: the stop strings, none of them empty."""
         self._matchers = [_Matcher(stop) for stop in stops]
         self._held = ""
         self.stopped = False
-        """True once a stop string was met: everything from it on is dropped."""
+        """A stop string was found: the text from its first character on is dropped."""
 
     def push(self, text: str) -> str:
-        """Take the next piece of text, return what certainly precedes any stop string."""
+        """Take the next piece of text. Return the text that certainly precedes any stop string."""
         if not self._matchers:
             return text
         if self.stopped or self._is_harmless(text):
@@ -36,17 +37,17 @@ class StopScanner:
         return whole[:safe]
 
     def flush(self) -> str:
-        """The text is over: return what was kept back, for it has become no stop string."""
+        """End the text. Return the text that was held back, since it did not become a stop string."""
         held, self._held = self._held, ""
         return held
 
     def _is_harmless(self, text: str) -> bool:
-        """Nothing is kept back and no stop string can begin in `text`: the usual case, at the speed of `in`."""
+        """Return whether no text is held back and no stop string can begin in `text`: the usual case, kept fast."""
         return not self._held and not any(matcher.first in text for matcher in self._matchers)
 
 
 class _Matcher:
-    """How much of one stop string the text so far ends with."""
+    """Tracks the longest beginning of one stop string with which the text so far ends."""
 
     def __init__(self, stop: str) -> None:
         self._stop = stop
@@ -56,7 +57,7 @@ class _Matcher:
         self.matched = 0
 
     def step(self, character: str) -> bool:
-        """Take one character; True when it completes the stop string. Never called again after that."""
+        """Take one character. Return True if it completes the stop string; must not be called again after that."""
         while self.matched and self._stop[self.matched] != character:
             self.matched = self._borders[self.matched - 1]
         if self._stop[self.matched] == character:
@@ -65,7 +66,7 @@ class _Matcher:
 
 
 def _borders(word: str) -> list[int]:
-    """For every prefix of `word`: the length of its longest proper prefix that is also its suffix."""
+    """Return, for every prefix of `word`, the length of its longest proper prefix that is also its suffix."""
     borders = [0] * len(word)
     length = 0
     for end in range(1, len(word)):

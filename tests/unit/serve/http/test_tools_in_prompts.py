@@ -15,8 +15,7 @@ from baton.core.errors import RequestError
 from baton.core.types import Grammar
 from baton.serve.http.prompts import chat_prompt
 from baton.serve.http.tools.formats import DESCRIBED, HERMES, LLAMA3, MISTRAL, ToolFormat, format_of
-from baton.serve.http.tools.grammar import call_grammar, mark_token
-from baton.serve.http.tools.use import tool_use
+from baton.serve.http.tools.use import call_grammar, mark_token, tool_use
 from baton.serve.http.wire.parsing import convert
 from baton.serve.http.wire.schemas import ChatRequest, FunctionSpec
 

@@ -1,4 +1,4 @@
-"""How models write tool calls. Which way is a model's own is read from its chat template."""
+"""The formats in which models write tool calls. The chat template shows which one a model uses."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from baton.core.errors import RequestError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
-    """One way to write a call: marks around JSON objects with a name and arguments."""
+    """A format of tool calls: marks around JSON objects with a name and arguments."""
 
     name: str
     opening: str
-    """Stands before a call (or, where `is_list`, before the list of all calls)."""
+    """The mark before a call (if `is_list`: before the list of all calls)."""
     closing: str = ""
     arguments: str = "arguments"
     """The key of the arguments."""
     is_list: bool = False
     is_bare: bool = False
-    """A text that begins with an object is a call without its mark as well."""
+    """A text that begins with a JSON object is a call, even without the mark."""
     in_prompt: bool = False
-    """The template knows no tools: they are described in a system message of ours."""
+    """The template has no tools: Baton describes them in a system message."""
 
 
 HERMES = ToolFormat(name="hermes", opening="<tool_call>", closing="</tool_call>")
@@ -31,11 +31,11 @@ MISTRAL = ToolFormat(name="mistral", opening="[TOOL_CALLS]", is_list=True)
 LLAMA3 = ToolFormat(name="llama3", opening="<|python_tag|>", arguments="parameters", is_bare=True)
 """Llama 3.1 to 3.3: the answer is `{"name": ..., "parameters": ...}`."""
 DESCRIBED = ToolFormat(name="described", opening="<tool_call>", closing="</tool_call>", in_prompt=True)
-"""A template without tools: Hermes' way, explained to the model in words."""
+"""For templates without tools: the Hermes format, described to the model in a system message."""
 
 
 def format_of(template: str) -> ToolFormat:
-    """Choose by what a chat template writes. Raises RequestError (400) for one whose calls we cannot read."""
+    """Return the format that a chat template uses. Raises RequestError (400) for one that Baton cannot parse."""
     if "tools" not in template:
         return DESCRIBED
     if "[TOOL_CALLS]" in template and "[ARGS]" not in template:

@@ -1,4 +1,4 @@
-"""Read tool calls from a text while it streams. What is no call stays text, to the last character."""
+"""Separate tool calls from text while it streams. Text that is not a call is kept unchanged."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ CALL_ID_CHARS = 9
 """Mistral's templates take ids of nine letters and digits, and no others."""
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 _BETWEEN = " \t\r\n,;]"
-"""What may stand between calls."""
+"""Characters that may separate calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallPart:
-    """What is new of one call. Its first part has its id and its name."""
+    """New characters of a call. Only its first part has its id and name."""
 
     index: int
     arguments: str
@@ -32,14 +32,14 @@ class CallPart:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What a piece of text turned out to be."""
+    """A piece of text, separated into plain text and calls."""
 
     text: str
     parts: tuple[CallPart, ...] = ()
 
 
 def call_id(seed: str) -> str:
-    """Make an id of nine letters and digits; the same for the same seed."""
+    """Return an id of nine letters and digits, the same for the same seed."""
     number = int.from_bytes(blake2b(seed.encode(), digest_size=8).digest(), "little")
     characters: list[str] = []
     for _ in range(CALL_ID_CHARS):
@@ -49,7 +49,7 @@ def call_id(seed: str) -> str:
 
 
 def _read(text: str) -> object:
-    """Decode strictly: models write escapes, halves of characters and depths that are no JSON. None: it is none."""
+    """Decode JSON. Return None for invalid JSON: models write bad escapes, half characters and extreme nesting."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
@@ -65,7 +65,7 @@ class JsonEnd:
         self._escaped = False
 
     def push(self, character: str) -> bool:
-        """Take the next character; True for the one that closes the object."""
+        """Take the next character. Return True if it closes the object."""
         if self._in_string:
             self._in_string = self._escaped or character != '"'
             self._escaped = not self._escaped and character == "\\"
@@ -76,10 +76,10 @@ class JsonEnd:
 
 
 class ToolParser:
-    """The text of one choice. Arguments are passed on as they come, where the call's name stands before them."""
+    """Parses the text of one choice. Streams the arguments of a call if its name precedes them."""
 
     def __init__(self, form: ToolFormat, *, name: str, calls_max: int | None = None) -> None:
-        """`name`: unique among answers, ids are made of it. `calls_max`: what comes after so many calls is dropped."""
+        """`name`: unique among choices; makes call ids. `calls_max`: text after that many calls is dropped."""
         self.calls = 0
         self._form = form
         self._name = name
@@ -87,20 +87,20 @@ class ToolParser:
         self._head = re.compile(rf'\{{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"{form.arguments}"\s*:\s*')
         self._state: State = "start" if form.is_bare else "text"
         self._held: list[str] = []
-        """Characters, white space and marks, that may belong to a call. Given back as text where they do not."""
+        """White space and marks that may belong to a call. Become text if they do not."""
         self._candidate = ""
-        """The end of these that may become a mark. White space before it is never read again, however much it is."""
+        """The end of `_held` that may become a mark. The white space before it is not scanned again."""
         self._object = ""
-        """The call's object as far as its arguments have not begun."""
+        """The object of the call up to its arguments."""
         self._end = JsonEnd()
         self._text: list[str] = []
         self._parts: list[CallPart] = []
         self._fragment: list[str] = []
-        """Arguments that are new."""
+        """New characters of the arguments."""
 
     @property
     def is_full(self) -> bool:
-        """No further call is wanted, and the last one is complete."""
+        """The last wanted call is complete."""
         return self.calls == self._calls_max and self._state in ("tail", "after")
 
     def push(self, text: str) -> Parsed:
@@ -112,7 +112,7 @@ class ToolParser:
         return self._take()
 
     def flush(self) -> Parsed:
-        """The text is over: what began like a call and is none is text, white space around calls is not."""
+        """End the text. An incomplete call becomes text; white space around calls is dropped."""
         if self._state in ("start", "text", "before", "head"):
             self._text.append(self._take_held())
         self._take_held()
@@ -150,7 +150,7 @@ class ToolParser:
         self._parts.append(replace(first, arguments=first.arguments + arguments))
 
     def _at_start(self, character: str) -> State:
-        """Nothing but white space so far, in a format whose calls need no mark."""
+        """Handle leading white space in a format whose calls need no mark."""
         if character == "{":
             return self._begin(character)
         if not character.isspace():
@@ -159,7 +159,7 @@ class ToolParser:
         return "start"
 
     def _in_text(self, character: str) -> State:
-        """Keep back what may become a mark, and the white space before it, which belongs to the call."""
+        """Hold back the beginning of a mark, and the white space before it, which belongs to the call."""
         mark = self._form.opening
         if not self._held and character != mark[0] and not character.isspace():
             self._text.append(character)
@@ -180,7 +180,7 @@ class ToolParser:
         return "text"
 
     def _before(self, character: str) -> State:
-        """Between a mark and its object: white space, and the bracket of a list."""
+        """Handle the characters between a mark and its object: white space and the bracket of a list."""
         if character == "{":
             return self._begin(character)
         self._held.append(character)
@@ -192,7 +192,7 @@ class ToolParser:
         return "head"
 
     def _in_head(self, character: str) -> State:
-        """In an object whose name and arguments have not both begun."""
+        """Collect an object until its arguments begin."""
         complete = self._end.push(character)
         if character == "{" and self._end.depth == 2 and (name := self._name_before()) is not None:
             self._open(name)
@@ -204,13 +204,13 @@ class ToolParser:
         return self._read_whole() if complete else "head"
 
     def _name_before(self) -> str | None:
-        """The name, where the object has come to its arguments. None: not so, or it is no JSON."""
+        """Return the name if the arguments begin here. None: they do not, or the object is not JSON."""
         found = self._head.fullmatch(self._object)
         name = _read(found[1]) if found else None
         return name if isinstance(name, str) else None
 
     def _read_whole(self) -> State:
-        """Read an object that has its keys in another order, or is no call."""
+        """Parse a complete object whose keys have another order, or which is not a call."""
         call = _read(self._object)
         if not isinstance(call, dict):
             return self._give_back()
@@ -228,7 +228,7 @@ class ToolParser:
         self._take_held()
 
     def _after(self, character: str) -> State:
-        """After a call: its closing mark, the next one, or text."""
+        """Handle the characters after a call: the closing mark, the next call, or text."""
         self._held.append(character)
         if not self._candidate and character in _BETWEEN:
             return "after"
@@ -244,7 +244,7 @@ class ToolParser:
         return "after"
 
     def _give_back(self) -> State:
-        """It was no call. What was kept back is looked through for a mark once more, but for its own."""
+        """Turn the held text, which is not a call, into text. It is scanned again for a mark other than its own."""
         held = self._take_held()
         mark = self._form.opening
         if mark in held:
@@ -255,7 +255,7 @@ class ToolParser:
         return self._state
 
     def _take_held(self) -> str:
-        """Return what was kept back, as text, and keep nothing."""
+        """Return the held text, and hold nothing anymore."""
         held = "".join(self._held) + self._object
         self._held, self._candidate, self._object = [], "", ""
         return held

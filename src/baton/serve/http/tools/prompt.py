@@ -1,4 +1,4 @@
-"""Put tools, calls and their results into a conversation, the way that its chat template takes them."""
+"""Put tools, calls and their results into a conversation, in the form that its chat template expects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from baton.serve.http.tools.parser import CALL_ID_CHARS, call_id
 from baton.serve.http.wire.schemas import JsonSchema, Tool
 
 Message = dict[str, Any]
-_TOLD = (
+_INSTRUCTIONS = (
     "You can call functions. Their signatures, one JSON object per line:\n{signatures}\n"
     "To call one, answer with nothing but its name and arguments, like this:\n"
     '<tool_call>\n{{"name": "the function", "arguments": {{"key": "value"}}}}\n</tool_call>\n'
@@ -22,18 +22,18 @@ _TOLD = (
 
 
 def tool_dicts(tools: Sequence[Tool]) -> list[JsonSchema]:
-    """Write tools as chat templates read them."""
+    """Return tools in the form that chat templates expect."""
     return [msgspec.to_builtins(tool) for tool in tools]
 
 
 def template_messages(messages: Sequence[Message], form: ToolFormat, tools: Sequence[Tool]) -> list[Message]:
-    """Write calls and results as the model has learnt them; for a template without tools, in words."""
+    """Return messages with calls and results in the model's format, or as text for a template without tools."""
     written = [_with_calls(message, form) for message in messages]
     return _described(written, tools) if form.in_prompt else written
 
 
 def _with_calls(message: Message, form: ToolFormat) -> Message:
-    """Write arguments as an object: templates print them as JSON by themselves."""
+    """Return a message whose call arguments are objects: templates encode them as JSON themselves."""
     if form is MISTRAL and "tool_call_id" in message:
         return {**message, "tool_call_id": _short_id(message["tool_call_id"])}
     if not message.get("tool_calls"):
@@ -47,7 +47,7 @@ def _with_calls(message: Message, form: ToolFormat) -> Message:
 
 
 def _object(function: Message) -> object:
-    """Read arguments. What is no JSON object is shown to the model as it is."""
+    """Return the arguments as an object. The model sees text that is not a JSON object unchanged."""
     try:
         arguments = json.loads(function["arguments"])
     except ValueError:
@@ -56,7 +56,7 @@ def _object(function: Message) -> object:
 
 
 def _short_id(sent: str) -> str:
-    """Fit an id of another server to Mistral's templates, which refuse others than nine letters and digits."""
+    """Return an id that Mistral's templates accept: nine letters and digits. Ids of other servers are hashed."""
     return sent if len(sent) == CALL_ID_CHARS and sent.isalnum() else call_id(sent)
 
 
@@ -65,11 +65,11 @@ def _described(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Messa
     if not tools:
         return written
     signatures = "\n".join(msgspec.json.encode(tool.function).decode() for tool in tools)
-    told = _TOLD.format(signatures=signatures)
+    instructions = _INSTRUCTIONS.format(signatures=signatures)
     if written and written[0]["role"] == "system":
-        first = {**written[0], "content": f"{written[0]['content']}\n\n{told}"}
+        first = {**written[0], "content": f"{written[0]['content']}\n\n{instructions}"}
         return [first, *written[1:]]
-    return [{"role": "system", "content": told}, *written]
+    return [{"role": "system", "content": instructions}, *written]
 
 
 def _in_words(message: Message) -> Message:

@@ -1,33 +1,38 @@
-"""What a chat request wants with its tools, and what that means for its prompt, its output and its answer."""
+"""The tools of a chat request: which calls it requires, the grammar for them, and the parser of the output."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from baton.compute.models.grammar import JSON_WHITESPACE
 from baton.compute.models.tokenizer import Tokenizer
 from baton.core.errors import RequestError
 from baton.core.types import Grammar
 from baton.serve.http.tools.formats import ToolFormat, format_of
-from baton.serve.http.tools.grammar import arguments_schema, call_grammar, mark_token
 from baton.serve.http.tools.parser import ToolParser
 from baton.serve.http.wire.constraint import Constraint, schema_constraint
-from baton.serve.http.wire.schemas import ChatRequest, FunctionSpec, NamedTool, Tool
+from baton.serve.http.wire.schemas import ChatRequest, FunctionSpec, JsonSchema, NamedTool, Tool
+
+CALLS_MAX = 16
+"""Maximum calls in a response that must be calls: a small model repeats itself without end."""
+_NO_ARGUMENTS: JsonSchema = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """Tools that the model may call (or has to)."""
+    """The tools that the model may or must call."""
 
     form: ToolFormat
     tools: Sequence[Tool]
     wanted: Sequence[FunctionSpec]
-    """What has to be called: one of these. Empty: the model decides whether to call."""
+    """The model must call one of these. Empty: it may answer without a call."""
     many: bool
-    """Several calls in one answer are welcome."""
+    """A response may have several calls."""
 
     def constraint(self, tokenizer: Tokenizer) -> Constraint | None:
-        """Return what an answer has to match that is to be a call."""
+        """Return the constraint for a response that must be a call. None: it need not be one."""
         if not self.wanted:
             return None
         parts = [
@@ -39,17 +44,17 @@ class ToolUse:
         return Constraint(Grammar(kind="lark", text=text), "tools", tuple(parts))
 
     def parser(self, name: str) -> ToolParser:
-        """Make the parser of one choice. `name`: unique among answers."""
+        """Return the parser of one choice. `name`: unique among choices."""
         return ToolParser(self.form, name=name, calls_max=None if self.many else 1)
 
     def shown_tokens(self, tokenizer: Tokenizer) -> frozenset[int]:
-        """Special tokens that are part of the text here, so that the parser meets them."""
+        """Return the special tokens that are kept in the text, so that the parser sees them."""
         tokens = (mark_token(mark, tokenizer) for mark in (self.form.opening, self.form.closing) if mark)
         return frozenset(token for token in tokens if token is not None)
 
 
 def tool_use(fields: ChatRequest, template: str) -> ToolUse | None:
-    """Read a request's tools. None: it has none, or wants none called. Raises RequestError (400)."""
+    """Return the tools of a request. None: it has none, or forbids calls. Raises RequestError (400)."""
     tools, choice = fields.tools or [], fields.tool_choice
     if not tools:
         if choice in (None, "none", "auto"):
@@ -72,3 +77,61 @@ def _wanted(tools: Sequence[Tool], choice: object) -> list[FunctionSpec]:
             raise RequestError(message, param="tool_choice.function.name")
         return found[:1]
     return functions if choice == "required" else []
+
+
+def call_grammar(functions: Sequence[FunctionSpec], form: ToolFormat, tokenizer: Tokenizer, *, many: bool) -> str:
+    """Return a Lark grammar for one call of one of the functions, or with `many` for up to `CALLS_MAX` calls."""
+    calls = " | ".join(f"%json {json.dumps(_call_schema(function, form))}" for function in functions)
+    opening, closing = _mark(form.opening, tokenizer), _mark(form.closing, tokenizer)
+    if form.is_list:
+        more = f'("," " "? call){{0,{CALLS_MAX - 1}}}' if many else ""
+        return f'start: {opening} " "? "[" call {more} "]"\ncall: {calls}\n'
+    if form.is_bare:
+        return f"start: call\ncall: {calls}\n"
+    more = f'("\\n" call){{0,{CALLS_MAX - 1}}}' if many else ""
+    return f'start: call {more}\ncall: {opening} "\\n" ({calls}) "\\n" {closing}\n'
+
+
+def arguments_schema(function: FunctionSpec) -> JsonSchema:
+    """Return the schema of a function's arguments, which are always an object."""
+    if function.parameters is None:
+        return _NO_ARGUMENTS
+    return {"type": "object", **function.parameters}
+
+
+def mark_token(mark: str, tokenizer: Tokenizer) -> int | None:
+    """Return the special token of a mark. None: the vocabulary has none, so that the mark is ordinary text."""
+    tokens = tokenizer.encode(mark, add_special=False)
+    return tokens[0] if len(tokens) == 1 and tokenizer.is_special(tokens[0]) else None
+
+
+def _mark(mark: str, tokenizer: Tokenizer) -> str:
+    token = mark_token(mark, tokenizer)
+    return json.dumps(mark) if token is None else f"<[{token}]>"
+
+
+def _call_schema(function: FunctionSpec, form: ToolFormat) -> JsonSchema:
+    arguments = _rebased(arguments_schema(function), f"#/properties/{form.arguments}")
+    return {
+        "x-guidance": {"whitespace_pattern": JSON_WHITESPACE},
+        "type": "object",
+        "properties": {"name": {"const": function.name}, form.arguments: arguments},
+        "required": ["name", form.arguments],
+        "additionalProperties": False,
+    }
+
+
+def _rebased(schema: object, place: str) -> object:
+    """Rewrite the references inside a schema that has become a part of another one at `place`."""
+    match schema:
+        case dict():
+            return {
+                key: place + value[1:]
+                if key == "$ref" and isinstance(value, str) and value.startswith("#")
+                else _rebased(value, place)
+                for key, value in schema.items()
+            }
+        case list():
+            return [_rebased(part, place) for part in schema]
+        case _:
+            return schema

@@ -1,4 +1,4 @@
-"""From the fields that constrain an output to one grammar, checked before anything is computed."""
+"""Turn the fields that constrain an output into one grammar, which is checked before the request starts."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from baton.core.types import Grammar
 from baton.serve.http.wire.schemas import GenerateFields, JsonSchema, ResponseFormat, StructuredOutputs
 
 GRAMMAR_CHARS_MAX = 131_072
-"""A grammar travels with its request, to every worker that computes it and into the log of decisions."""
+"""Bounds the size of a request: its grammar is sent to every worker that runs it and written to the decision log."""
 _CHECKED_MAX = 64
 _ANY_OBJECT: JsonSchema = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What the output has to match, and the field that said so."""
+    """A grammar that the output must match, and the field that asked for it."""
 
     grammar: Grammar
     param: str
     parts: tuple[Constraint, ...] = ()
-    """Schemas that the grammar is made of: checked first, each under its own name."""
+    """The schemas in the grammar. They are checked first, so that errors name the right field."""
 
     def check(self, card: ModelCard) -> None:
-        """Raise RequestError (400) with the reason and its place. Slow for large schemas: may run in a thread."""
+        """Raise RequestError (400) with the reason and its place. Slow for large schemas, so it may run in a thread."""
         if not card.eos_token_ids:
             raise RequestError(f"{card.name} has no token that ends a text, so it cannot follow {self.param}")
         for part in self.parts:
@@ -48,7 +48,7 @@ class Constraint:
 
 @lru_cache(_CHECKED_MAX)
 def _problem(grammar: Grammar) -> tuple[str, str] | None:
-    """Return the reason and the path inside of the schema. Cached: clients send the same few grammars."""
+    """Return the problem and its path in the schema, if any. Cached: clients send the same few grammars."""
     reason = grammar_problem(grammar)
     if not reason:
         return None
@@ -57,11 +57,11 @@ def _problem(grammar: Grammar) -> tuple[str, str] | None:
 
 
 def constraint_of(body: GenerateFields) -> Constraint | None:
-    """Take the one constraint of a request. Raises RequestError (400) where it has several."""
+    """Return the constraint of a request. Raises RequestError (400) if it has several."""
     found = [*_from_format(body.response_format), *_from_structured(body.structured_outputs), *_from_guided(body)]
     if len(found) > 1:
         first, second = found[0].param, found[1].param
-        raise RequestError(f"{first} and {second} both say what the output has to match; send one", param=second)
+        raise RequestError(f"{first} and {second} both constrain the output; send one of them", param=second)
     return found[0] if found else None
 
 
@@ -102,7 +102,7 @@ def _from_structured(sent: StructuredOutputs | None) -> Iterator[Constraint]:
 
 
 def _from_guided(body: GenerateFields) -> Iterator[Constraint]:
-    """Read the names that vLLM had for `structured_outputs` until 0.12, which clients still send."""
+    """Yield the constraints in vLLM's fields before 0.12 (now `structured_outputs`), which clients still send."""
     yield from _from_json(body.guided_json, "guided_json")
     yield from _from_text("regex", body.guided_regex, "guided_regex")
     yield from _from_choice(body.guided_choice, "guided_choice")
@@ -114,7 +114,7 @@ def _from_json(sent: JsonSchema | str | None, param: str) -> Iterator[Constraint
         try:
             sent = msgspec.json.decode(sent, type=JsonSchema)
         except (msgspec.MsgspecError, RecursionError) as error:
-            raise RequestError(f"{param} is no JSON schema: {error}", param=param) from error
+            raise RequestError(f"{param} is not a JSON schema: {error}", param=param) from error
     if sent is not None:
         yield schema_constraint(sent, param)
 

@@ -1,4 +1,4 @@
-"""Say in words which values a field takes, from the same types that validate it."""
+"""Describe in words the values that a field accepts, from the types that validate it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ SHOWN_CHARACTERS_MAX = 60
 
 
 def type_of(struct: type[msgspec.Struct]) -> inspect.StructType:
-    """Look at a struct's fields and their types."""
+    """Return a struct's fields and their types."""
     info = inspect.type_info(struct)
-    assert isinstance(info, inspect.StructType), f"{struct} is no struct"
+    assert isinstance(info, inspect.StructType), f"{struct} is not a struct"
     return info
 
 
 def type_at(kind: inspect.Type, steps: Sequence[str]) -> inspect.Type | None:
-    """Follow field names and list indexes into a type. None where the types branch off elsewhere."""
+    """Return the type at a path of field names and list indexes. None: the type has no such path."""
     match kind:
         case _ if not steps:
             return kind
@@ -35,7 +35,7 @@ def type_at(kind: inspect.Type, steps: Sequence[str]) -> inspect.Type | None:
 
 
 def describe(kind: inspect.Type) -> str:
-    """Name the values of a type: `an integer from 1 to 128 or null`."""
+    """Return the accepted values in words, such as `an integer from 1 to 128`."""
     match kind:
         case inspect.ListType(max_length=0):
             return "an empty list"
@@ -74,7 +74,7 @@ def _describe_scalar(kind: inspect.Type) -> str:
 
 
 def show(value: object) -> str:
-    """Write a value that was got as JSON, cut to a readable length."""
+    """Return a received value as JSON, cut to a readable length."""
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= SHOWN_CHARACTERS_MAX else f"{text[:SHOWN_CHARACTERS_MAX]}... ({len(text)} characters)"
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document, generated from the structs that validate requests and shape answers."""
+"""Generate the OpenAPI document from the structs of requests and responses."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _SCHEMAS = (
 
 
 def openapi_document(card: ModelCard, version: str, *, choices_max: int) -> Json:
-    """Describe every path, with the ranges that this model and this server's settings give to the fields."""
+    """Return the document, with the ranges that the model and the server's settings give to the fields."""
     _, components = msgspec.json.schema_components(_SCHEMAS, ref_template=_REF)
     _narrow_tokens(components, card.vocab_tokens)
     embedding = components["EmbeddingRequest"]["properties"]
@@ -155,12 +155,12 @@ def _token(vocab_tokens: int) -> Json:
 
 
 def _event() -> Json:
-    """Describe one event: a chunk as JSON, or [DONE]."""
+    """Return the schema of an event: a chunk as JSON, or [DONE]."""
     return {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 
 
 def _relate_fields(components: Json, vocab_tokens: int, choices_max: int) -> None:
-    """Say what types alone do not: how fields depend on each other, on the model and on the settings."""
+    """Add the dependencies of fields on each other, on the model and on the settings, which types cannot express."""
     completion, chat, tokenize = (components[name] for name in ("CompletionRequest", "ChatRequest", "TokenizeRequest"))
     for request in (completion, chat):
         request["properties"]["n"]["anyOf"][0]["maximum"] = choices_max
@@ -180,10 +180,10 @@ def _relate_fields(components: Json, vocab_tokens: int, choices_max: int) -> Non
 
 
 def _relate_formats(components: Json) -> None:
-    """Say which constraints of the output go together: one at a time.
+    """Allow only one constraint of the output at a time.
 
-    No schema tells a grammar from other text, so the field `grammar` is described in docs/decoding.md only, as are the
-    older names `guided_*`.
+    A schema cannot tell a grammar from other text, so the field `grammar` is left out, as are the older names
+    `guided_*`: docs/decoding.md describes them.
     """
     named = {"type": {"const": "json_schema"}}
     components["ResponseFormat"]["if"] = {"properties": named}
@@ -202,13 +202,15 @@ def _relate_formats(components: Json) -> None:
     for name in ("CompletionRequest", "ChatRequest"):
         for older in ("guided_json", "guided_regex", "guided_choice", "guided_grammar"):
             del components[name]["properties"][older]
-    del components["CompletionRequest"]["properties"]["response_format"]  # OpenAI has it for chats only; we take it
+    del components["CompletionRequest"]["properties"][
+        "response_format"
+    ]  # OpenAI has it for chats only; Baton accepts it here, too
 
 
 def _relate_tools(components: Json) -> None:
-    """Say when a call can be required, and which messages need no content.
+    """Add when a call can be required, and which messages need no content.
 
-    No schema says that a name is one of the tools: that `tool_choice` may name one stands in docs/decoding.md.
+    A schema cannot express that a name is one of the tools: docs/decoding.md describes how `tool_choice` names one.
     """
     chat, message = components["ChatRequest"], components["ChatMessage"]
     chat["properties"]["tool_choice"] = {"enum": ["none", "auto", "required", None], "default": None}
@@ -234,7 +236,7 @@ def _many_prompts(fewest: int) -> Json:
 
 
 def _steps(choices_max: int) -> list[int]:
-    """List the numbers of prompts from which on a smaller `n` is the most."""
+    """Return the numbers of prompts at which the maximum of `n` gets smaller."""
     return [count for count in range(2, choices_max + 1) if choices_max // count < choices_max // (count - 1)]
 
 
@@ -243,7 +245,7 @@ def _having(name: str, schema: Json) -> Json:
 
 
 def _below(limit: int) -> str:
-    """Write a pattern for the decimal numbers 0 to limit - 1."""
+    """Return a regular expression for the decimal numbers 0 to limit - 1."""
     digits = str(limit - 1)
     ways = ["0", *(f"[1-9][0-9]{{{size - 1}}}" for size in range(1, len(digits)))]
     for place, digit in enumerate(digits):
@@ -255,7 +257,7 @@ def _below(limit: int) -> str:
 
 
 def _prompt_schema(vocab_tokens: int, choices_max: int) -> Json:
-    """Write the four kinds of prompt apart, which the struct's type cannot."""
+    """Return a schema that separates the four kinds of prompt, which the struct's type cannot."""
     text = {"type": "string", "minLength": 1}
     ids = {"type": "array", "items": _token(vocab_tokens), "minItems": 1}
     many = [{"type": "array", "items": part, "minItems": 1, "maxItems": choices_max} for part in (text, ids)]
@@ -263,7 +265,7 @@ def _prompt_schema(vocab_tokens: int, choices_max: int) -> Json:
 
 
 def _narrow_tokens(schema: object, vocab_tokens: int) -> None:
-    """Give every token id in the document this model's range."""
+    """Limit every token id in the document to the model's vocabulary."""
     match schema:
         case {"type": "integer", "maximum": 4294967295}:
             schema["maximum"] = vocab_tokens - 1

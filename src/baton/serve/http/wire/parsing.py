@@ -1,4 +1,4 @@
-"""Read a request's body: bytes to JSON, JSON to a struct. An error names the field, its range and its value."""
+"""Parse a body: bytes to JSON, JSON to a struct. Errors name the field, its accepted values and the received one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MISSING = object()
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:
-    """Decode a body that shall be one JSON object. Raises RequestError (400)."""
+    """Return the JSON object of a body. Raises RequestError (400)."""
     try:
         body = msgspec.json.decode(raw)
     except UnicodeDecodeError as error:
@@ -38,18 +38,18 @@ def parse_object(raw: bytes) -> dict[str, Any]:
 
 
 def convert(body: Mapping[str, Any], into: type[Body]) -> Body:
-    """Check a body against its struct. Raises RequestError (400): the field, what it takes, what it got."""
+    """Return the struct of a body. Raises RequestError (400)."""
     for name in body:
         if name not in _fields(into):
-            raise _unknown(name, into)
+            raise _unknown_field(name, into)
     try:
         return _lenient(body, into)
     except msgspec.ValidationError as error:
-        raise _explained(str(error), body, into) from error
+        raise _value_error(str(error), body, into) from error
 
 
 def _lenient(body: Mapping[str, Any], into: type[Body]) -> Body:
-    """Convert; where that fails, once more with 80.0 taken for 80, as JSON has one kind of number."""
+    """Convert a body, accepting 80.0 for 80: JSON has only one kind of number."""
     try:
         return msgspec.convert(body, into)
     except msgspec.ValidationError as error:
@@ -80,20 +80,20 @@ def _fields(struct: type[msgspec.Struct]) -> frozenset[str]:
     return frozenset(field.encode_name for field in _info(struct).fields)
 
 
-def _unknown(name: str, struct: type[msgspec.Struct]) -> RequestError:
+def _unknown_field(name: str, struct: type[msgspec.Struct]) -> RequestError:
     if name in UNSUPPORTED:
         return RequestError(f"{name} is not supported: {UNSUPPORTED[name]}", param=name, code="unsupported_parameter")
     hint = did_you_mean(name, sorted(_fields(struct)))
     return RequestError(f"unknown field {show(name)}{hint}", param=name, code="unknown_parameter")
 
 
-def _explained(problem: str, body: Mapping[str, Any], struct: type[msgspec.Struct]) -> RequestError:
-    """Turn msgspec's message into one with the accepted values and the value that was got."""
+def _value_error(problem: str, body: Mapping[str, Any], struct: type[msgspec.Struct]) -> RequestError:
+    """Return an error with the accepted and the received value, made from msgspec's message."""
     found = _PATH.search(problem)
     path = found["path"] if found else ""
     what = problem[: found.start()] if found else problem
     if named := _NAMED.search(what):
-        return _about_a_name(what, named["name"], path)
+        return _field_name_error(what, named["name"], path)
     steps = [index or name for index, name in _STEP.findall(path)]
     got = _look_up(body, steps)
     shown = "" if got is _MISSING else f", got {show(got)}"
@@ -104,8 +104,8 @@ def _explained(problem: str, body: Mapping[str, Any], struct: type[msgspec.Struc
     return RequestError(f"{path} {wanted}{shown}", param=path)
 
 
-def _about_a_name(what: str, name: str, path: str) -> RequestError:
-    """A field that is missing, or that an inner object does not have."""
+def _field_name_error(what: str, name: str, path: str) -> RequestError:
+    """Return the error for a missing field, or for an unknown field of an inner object."""
     param = f"{path}.{name}" if path else name
     if "missing" in what:
         return RequestError(f"{param} is required", param=param, code="missing_required_parameter")

@@ -1,7 +1,6 @@
-"""The bodies that clients send. Ranges stand in the types; the OpenAPI document is generated from these structs.
+"""The bodies of requests. The types hold the ranges; the OpenAPI document is generated from these structs.
 
-A field whose type allows only its neutral value is one that Baton does not implement: the value that changes nothing
-is welcome, any other is refused. Fields under "changes no answer" are taken and ignored.
+A field that Baton does not implement accepts only its neutral value. Fields under "no effect" are accepted and ignored.
 """
 
 from __future__ import annotations
@@ -36,15 +35,15 @@ class NamedSchema(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     schema: JsonSchema | None = None
     """None: any JSON object."""
     description: str | None = None
-    """Changes no answer."""
+    """No effect."""
     strict: bool | None = None
-    """Changes no answer: a schema is always followed."""
+    """No effect: a schema is always followed."""
 
 
 class ResponseFormat(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
-    """With the type of the same name, and only with it."""
+    """Required with the type of the same name, and forbidden with the others."""
 
 
 class StructuredOutputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,7 +67,7 @@ class FunctionSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     parameters: JsonSchema | None = None
     """Schema of the arguments. None: the function takes none."""
     strict: bool | None = None
-    """Changes no answer: arguments follow the schema wherever a call is required, and are free where it is not."""
+    """No effect: arguments follow the schema if a call is required, and are free otherwise."""
 
 
 class Tool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -81,7 +80,7 @@ class ChosenFunction(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class NamedTool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The one tool that has to be called."""
+    """The tool that the model must call."""
 
     type: Literal["function"]
     function: ChosenFunction
@@ -94,13 +93,13 @@ class CalledFunction(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class MessageToolCall(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A call in a message: of an answer, or of one that a client sends back."""
+    """A tool call in a message of the assistant."""
 
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
     index: int | None = None
-    """Left over from a stream. Changes no answer."""
+    """Left over from a stream. No effect."""
 
 
 ToolList = Annotated[list[Tool], Meta(max_length=128)]
@@ -114,11 +113,11 @@ class StreamOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     include_usage: bool | None = None
     """Send a last chunk with the usage."""
     include_obfuscation: bool | None = None
-    """Changes no answer."""
+    """No effect."""
 
 
 class GenerateFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What completions and chat completions have in common."""
+    """The fields that completions and chat completions have in common."""
 
     model: str | None = None
     stream: bool | None = None
@@ -140,18 +139,18 @@ class GenerateFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ]
         | None
     ) = None
-    """Token id, written as text, to what is added to its logit."""
+    """Token id, as text, to the number that is added to its logit."""
     stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
-    """No stop token and no stop string ends the text before. Where max_tokens is smaller, that one wins."""
+    """Stop tokens and stop strings are ignored before this many tokens. A smaller max_tokens takes precedence."""
     ignore_eos: bool | None = None
     user: str | None = None
     cache_salt: str | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     """Lower is served earlier."""
     add_special_tokens: bool | None = None
-    """Put the tokenizer's own tokens (beginning of text) before the prompt. Completions: true, chat: false."""
+    """Put the tokenizer's special tokens (beginning of text) before the prompt. Default: true, for chats false."""
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: JsonSchema | GrammarText | None = None
@@ -159,7 +158,7 @@ class GenerateFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     guided_choice: ChoiceList | None = None
     guided_grammar: GrammarText | None = None
 
-    # changes no answer
+    # no effect
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: str | None = None
@@ -185,13 +184,13 @@ class TextPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], Meta(min_length=1)] | None = None
-    """May be left out of an assistant's message with tool calls, and of no other."""
+    """Optional only in an assistant's message with tool calls."""
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: list[MessageToolCall] | None = None
     reasoning_content: str | None = None
 
-    # answers come with these, empty, and clients send them back
+    # empty in responses; clients send them back
     refusal: str | None = None
     annotations: list[Any] | None = None
     function_call: None = None
@@ -199,7 +198,9 @@ class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
     def __post_init__(self) -> None:
         if self.content is None and not (self.role == "assistant" and self.tool_calls):
-            raise ValueError("Object missing required field `content`")  # in msgspec's words: errors are made of them
+            raise ValueError(
+                "Object missing required field `content`"
+            )  # msgspec's own message, which `parsing` turns into an error
 
 
 class ChatRequest(GenerateFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -213,11 +214,11 @@ class ChatRequest(GenerateFields, frozen=True, kw_only=True, forbid_unknown_fiel
     """Further variables of the model's chat template, such as Qwen3's `enable_thinking`."""
     tools: ToolList | None = None
     tool_choice: ToolChoice | None = None
-    """Left out: `auto`."""
+    """Default: `auto`."""
     parallel_tool_calls: bool | None = None
-    """False: one call at most."""
+    """False: at most one call."""
 
-    # not implemented: the neutral value only
+    # not implemented: only the neutral value is accepted
     functions: EmptyList | None = None
     function_call: Literal["none", "auto"] | None = None
     modalities: Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)] | None = None
@@ -229,13 +230,13 @@ class EmbeddingRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     encoding_format: Literal["float", "base64"] | None = None
     """base64: float32 values, little-endian."""
     dimensions: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
-    """The model's own number of values, or nothing: none of the models that are served can be cut shorter."""
+    """Only the model's own number of values: the vectors cannot be shortened."""
     user: str | None = None
     cache_salt: str | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     """Lower is served earlier."""
     add_special_tokens: bool | None = None
-    """Put the tokenizer's own tokens around every text. Default: true."""
+    """Put the tokenizer's special tokens around every text. Default: true."""
 
 
 class TokenizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -288,4 +289,4 @@ UNSUPPORTED = {
     "documents": "put the documents into the messages",
     "mm_processor_kwargs": "Baton takes text only",
 }
-"""Fields of OpenAI's and of other servers' APIs that would change the answer, and what to say about them."""
+"""Fields of other servers' APIs that Baton rejects because ignoring them would change the response, and the hint."""
