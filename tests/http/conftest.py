@@ -18,7 +18,7 @@ from baton.compute.load_engine import load_engine
 from baton.compute.models.chat_template import load_chat_template
 from baton.compute.models.tokenizer import load_tokenizer
 from baton.serve.http.app import build_app
-from baton.serve.http.services import HttpSettings
+from baton.serve.http.services import HttpSettings, Services
 from baton.serve.live.hooks import Hooks
 from tests.http.inprocess import InProcessGateway
 
@@ -40,15 +40,16 @@ def build_house(
     layout = card.layout(block_tokens=BLOCK_TOKENS, dtype="uint8")
     engine = load_engine(card, layout, memoryview(bytearray(blocks * layout.block_bytes)))
     gateway = InProcessGateway(card, engine, blocks=blocks, waiting_max=waiting_max)
-    app = build_app(
-        gateway,
-        load_tokenizer(card),
-        load_chat_template(card),
+    services = Services(
+        gateway=gateway,
+        hosts=gateway,
+        tokenizer=load_tokenizer(card),
+        template=load_chat_template(card),
         settings=settings or HttpSettings(block_tokens=BLOCK_TOKENS),
         hooks=hooks or Hooks(),
         render_metrics=lambda: b"# TYPE baton_up gauge\nbaton_up 1\n",
     )
-    return House(gateway, app)
+    return House(gateway, build_app(services))
 
 
 class Server:

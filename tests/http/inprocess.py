@@ -97,7 +97,7 @@ class InProcessGateway:
     def request_tokens_max(self) -> int:
         return min(self.card.context_tokens, self._blocks * self._engine.layout.block_tokens)
 
-    def awaited(self) -> str:
+    def missing(self) -> str:
         return ""
 
     def submit(self, request: Request, prompt: Sequence[int]) -> InProcessGeneration:
@@ -128,7 +128,7 @@ class InProcessGateway:
     def decision_log(self) -> None:
         return None
 
-    async def host_terms(self) -> HostTerms:
+    async def terms(self) -> HostTerms:
         raise RequestError("this server is one process and takes no other hosts", status=409, code="no_hosts")
 
     def cluster(self) -> ClusterStatus:

@@ -85,10 +85,10 @@ def run(args: argparse.Namespace) -> int:
     config = configuration(args)
     from baton.compute.models.resolve import resolve_model  # what is wrong with the flags is told before
     from baton.serve.live.assembly import assemble
-    from baton.serve.service import Service
+    from baton.serve.service import serve
 
     parts = assemble(config, resolve_model(config.model))
-    return event_loop()(Service(parts, tell=tell).run())
+    return event_loop()(serve(parts, tell=tell))
 
 
 def configuration(args: argparse.Namespace) -> Config:

@@ -1,4 +1,4 @@
-"""Run the server: its own workers, hosts that join, and HTTP, from the start to the last process's end."""
+"""Run the server: its own workers, the hosts that join, and HTTP, until every process it started has ended."""
 
 from __future__ import annotations
 
@@ -9,75 +9,84 @@ import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator
 
+import msgspec
 import uvicorn
 
 from baton.compute.models.chat_template import load_chat_template
 from baton.compute.models.tokenizer import load_tokenizer
+from baton.core.copies import LayersDone
 from baton.core.errors import ConfigError
-from baton.core.messages import RetireWorker, StartWorker
+from baton.core.messages import RetireWorker, StartWorker, StepReport
+from baton.core.types import WorkerId
 from baton.serve.host.arena_bytes import bytes_of, movable
+from baton.serve.host.worker_link import WorkerLink, WorkerNews
+from baton.serve.host.tasks import prefault
 from baton.serve.host.sizing import raise_files_max
 from baton.serve.host.supervisor import Notices, Supervisor
 from baton.serve.host.tasks import prefault, spawn
 from baton.serve.http.app import build_app
-from baton.serve.http.services import HttpSettings
+from baton.serve.http.services import HttpSettings, Services
 from baton.serve.live.assembly import Parts
+from baton.serve.live.driver import Driver
 from baton.serve.live.hosts import Hosts
-from baton.serve.live.own_workers import OwnWorkers
 from baton.serve.live.tiers import kv_blocks
+from baton.serve.messages.setup import FromWorkerMessage
 
 _CHECK_S = 30.0
 _HTTP_CLOSE_S = 3.0
-"""How long open connections may linger after the last request has ended."""
+"""Time for open connections to close after the last request has ended."""
 
 _FILES_ENOUGH = 1024
-"""Below this many open files per process it is worth a word."""
+"""The server warns if it may open fewer files than this."""
 
 Tell = Callable[[str], None]
 
 
-class Service:
-    """Runs the parts until a signal comes or nothing can be served any more."""
+async def serve(parts: Parts, *, tell: Tell) -> int:
+    """Serve until a signal arrives. Return the exit code. Raises ConfigError if the port cannot be used."""
+    with _listen(parts.config.http.host, parts.config.http.port) as listener:
+        return await Service(parts, listener, tell=tell).run()
 
-    def __init__(self, parts: Parts, *, tell: Tell) -> None:
+
+class Service:
+    """Runs the parts of a server until a signal arrives or no worker can be kept alive."""
+
+    def __init__(self, parts: Parts, listener: socket.socket, *, tell: Tell) -> None:
         self._parts = parts
+        self._listener = listener
+        self._url = _url(parts.config.http.host, listener.getsockname()[1])
         self._tell = tell
         self._stop = asyncio.Event()
         self._signals = 0
         self._failure = ""
         self._tasks: list[asyncio.Task[None]] = []
-        self._url = ""
-        self._hosts = Hosts(parts, tell=tell, changed=self._on_hosts)
-        parts.gateway.terms = self._hosts.terms
-        parts.gateway.awaited = self._awaited
+        self._hosts = Hosts(parts, url=self._url, tell=tell, changed=self._on_hosts)
         self._own: Supervisor | None = None
         self._is_own_ready = parts.own is None
 
     async def run(self) -> int:
-        """Serve. Returns the exit code: 0 after a signal, 1 when the workers cannot be kept alive."""
+        """Serve. Return the exit code: 0 after a signal, 1 if the workers cannot be kept alive."""
         parts = self._parts
         loop = asyncio.get_running_loop()
         self._prepare()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
-        with _listen(parts.config.http.host, parts.config.http.port) as listener:
-            self._url = _url(parts.config.http.host, listener.getsockname()[1])
-            self._tell(f"listening on {self._url} (503 until the model is loaded)")
-            try:
-                await self._serve(listener)
-            finally:
-                await self._close()
+        self._tell(f"listening on {self._url} (503 until the model is loaded)")
+        try:
+            await self._serve()
+        finally:
+            await self._close()
         for pool in parts.driver.pools.values():
             pool.check()
         return 1 if self._failure else 0
 
-    async def _serve(self, listener: socket.socket) -> None:
-        """Raises ModelError where the vocabulary cannot be read."""
+    async def _serve(self) -> None:
+        """Serve until the stop event. Raises ModelError if the tokenizer cannot be read."""
         await self._start_tiers()
         self._start_workers()
-        # The vocabulary is read beside that: it takes as long as a worker's imports.
+        # The tokenizer is read meanwhile: that takes as long as the imports of a worker.
         http = _HttpServer(await asyncio.to_thread(self._http_config))
-        serving = asyncio.create_task(http.serve(sockets=[listener]))
+        serving = asyncio.create_task(http.serve(sockets=[self._listener]))
         serving.add_done_callback(self._on_http_end)
         await self._stop.wait()
         await self._drain()
@@ -85,7 +94,7 @@ class Service:
         await asyncio.wait({serving})
 
     async def _close(self) -> None:
-        """End what was started. No process is left when this returns."""
+        """Stop everything that was started. No process is left when this returns."""
         parts = self._parts
         await self._hosts.stop()
         if self._own is not None:
@@ -106,7 +115,7 @@ class Service:
             await tiers.start(bytes_of(movable(own.arena, layout), layout.block_bytes), layout.block_bytes)
 
     def _start_workers(self) -> None:
-        """Start those of this host, if it has any."""
+        """Start the workers of this host, if it has any."""
         parts = self._parts
         parts.driver.outside.on_resize = self._resize
         if parts.own is None:
@@ -118,7 +127,7 @@ class Service:
         self._own.start()
 
     def _resize(self, command: StartWorker | RetireWorker) -> None:
-        """Do what scaling wants: on the host of that worker, here if there are workers, else elsewhere."""
+        """Carry out a scaling decision: here if the worker is or would be on this host, else on a joined host."""
         links = self._parts.driver.links
         is_own = self._own is not None and self._parts.own is not None
         if isinstance(command, RetireWorker) and command.worker in links:
@@ -126,27 +135,28 @@ class Service:
         if is_own:
             self._own.resize(command)
         elif not self._hosts.resize(command):
-            self._tell(f"nobody can do what scaling wants: {command}")
-            if isinstance(command, StartWorker):  # told when what has asked for it is over
+            self._tell(f"no host can carry out this scaling decision: {command}")
+            if isinstance(command, StartWorker):  # reported later: the driver is still handling its decision
                 lose = self._parts.driver.lose
-                asyncio.get_running_loop().call_soon(lose, command.worker, "there is no host that could start it")
+                asyncio.get_running_loop().call_soon(lose, command.worker, "no host can start it")
 
     def _prepare(self) -> None:
         files_max = raise_files_max()
         if files_max < _FILES_ENOUGH:
             self._tell(
-                f"this process may open {files_max} files, so it serves fewer than {files_max} connections at once and"
-                f" drops the rest; raise the hard limit: ulimit -Hn {_FILES_ENOUGH}"
+                f"this process may open {files_max} files, so it serves fewer than {files_max} connections and drops"
+                f" the others; raise the hard limit: ulimit -Hn {_FILES_ENOUGH}"
             )
         if self._parts.driver.log is not None:
             self._parts.driver.log.on_full = self._tell
 
     def _http_config(self) -> uvicorn.Config:
         parts, http = self._parts, self._parts.config.http
-        app = build_app(
-            parts.gateway,
-            load_tokenizer(parts.card),
-            load_chat_template(parts.card),
+        services = Services(
+            gateway=parts.gateway,
+            hosts=self._hosts,
+            tokenizer=load_tokenizer(parts.card),
+            template=load_chat_template(parts.card),
             settings=HttpSettings(
                 block_tokens=parts.driver.layout.block_tokens,
                 api_keys=http.api_keys,
@@ -158,7 +168,11 @@ class Service:
             render_metrics=self._render_metrics,
         )
         return uvicorn.Config(
-            app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=int(_HTTP_CLOSE_S)
+            build_app(services),
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=int(_HTTP_CLOSE_S),
         )
 
     def _render_metrics(self) -> bytes:
@@ -170,42 +184,33 @@ class Service:
     def _on_signal(self) -> None:
         self._signals += 1
         if self._signals == 1:
-            self._tell("shutting down: running requests may finish (again to end them now)")
+            self._tell("shutting down after the running requests; a second signal cancels them")
         else:
             self._parts.gateway.cancel_all()
         self._stop.set()
-
-    def _awaited(self) -> str:
-        """See `Gateway.awaited`."""
-        loading = [link.view.id for link in self._parts.driver.links.values() if link.state == "starting"]
-        found = [f"{', '.join(loading)} to load the model"] if loading else []
-        expected = self._parts.config.hosts.expected
-        missing = expected - self._hosts.joined
-        if missing > 0:
-            found.append(f"{missing} of {expected} hosts to join (baton host --join {self._url})")
-        return " and ".join(found)
 
     def _on_own_ready(self) -> None:
         self._is_own_ready = True
         self._on_ready()
 
     def _on_hosts(self) -> None:
-        """Hosts have come or gone: what nobody can compute is refused, until somebody can."""
+        """Reject requests while no host can compute them, and accept them again once one can."""
         gateway = self._parts.gateway
         if gateway.state == "ready" and self._own is None and not self._hosts.joined:
             gateway.state = "deserted"
             waiting = len(self._parts.driver.live)
             wait_s = self._parts.config.survival.wait_s
             self._tell(
-                f"all hosts are gone; {waiting} requests wait for one, for {wait_s:g} s: baton host --join {self._url}"
+                f"all hosts are gone; {waiting} requests wait for one, up to {wait_s:g} s: "
+                f"baton host --join {self._url}"
             )
         elif gateway.state == "deserted" and self._hosts.ready:
             gateway.state = "ready"
-            self._tell("there is a host again")
+            self._tell("a host has joined: serving again")
         self._on_ready()
 
     def _on_ready(self) -> None:
-        """Some worker is ready: open where those are that were asked for."""
+        """Accept requests once every expected host and worker is ready."""
         is_waiting = not self._is_own_ready or self._hosts.ready < self._parts.config.hosts.expected
         if self._parts.gateway.state != "loading" or is_waiting:
             return
@@ -218,10 +223,9 @@ class Service:
         self._tell(self._greeting())
 
     def _on_http_end(self, serving: asyncio.Task[None]) -> None:
-        """Nobody can ask any more, whether we have ended it or not."""
         error = None if serving.cancelled() else serving.exception()
         if error is not None:
-            self._failure = f"HTTP has ended: {type(error).__name__}: {error}"
+            self._failure = f"the HTTP server failed: {type(error).__name__}: {error}"
             self._tell(self._failure)
         self._stop.set()
 
@@ -236,7 +240,7 @@ class Service:
         self._stop.set()
 
     async def _drain(self) -> None:
-        """Let running requests finish for a while, then give them up."""
+        """Wait up to `drain_s` for the running requests, then cancel them."""
         quiet = asyncio.Event()
         self._parts.gateway.stop(quiet.set)
         with contextlib.suppress(TimeoutError):
@@ -244,13 +248,13 @@ class Service:
         self._parts.gateway.cancel_all()
 
     async def _tick(self) -> None:
-        """Let policies of roles, scaling and moves look at the cluster from time to time."""
+        """Run the policies of roles, scaling and moves at every tick."""
         while True:
             await asyncio.sleep(self._parts.config.tick_s)
             self._parts.driver.tick()
 
     async def _check_at_idle(self) -> None:
-        """Look for lost blocks (INV-2, INV-4) when nobody waits for an answer."""
+        """Check for lost blocks (INV-2, INV-4) whenever no request is running."""
         while True:
             await asyncio.sleep(_CHECK_S)
             driver = self._parts.driver
@@ -262,7 +266,7 @@ class Service:
                     pool.check()
             except AssertionError as error:
                 self._tell(
-                    f"a bug of ours, please report it: KV blocks do not add up: {error}; restart to get them back"
+                    f"bug in Baton, please report it: the counts of KV blocks disagree: {error}; restart to free them"
                 )
 
     def _greeting(self) -> str:
@@ -282,8 +286,41 @@ class Service:
         )
 
 
+class OwnWorkers:
+    """Passes the reports of the workers on the server's own host to the driver. Implements `WorkerListener`."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._ready: set[WorkerId] = set()
+        self._decoder = msgspec.msgpack.Decoder(FromWorkerMessage)
+
+    def add(self, link: WorkerLink) -> None:
+        self._driver.links[link.view.id] = link
+
+    def join(self, link: WorkerLink) -> None:
+        self._ready.add(link.view.id)
+        self._driver.join(link)
+
+    def lose(self, worker: WorkerId, reason: str) -> None:
+        if worker in self._ready:
+            self._ready.discard(worker)
+            self._driver.lose(worker, reason)
+
+    def retire(self, worker: WorkerId, reason: str) -> None:
+        self._ready.discard(worker)
+        self._driver.lose(worker, reason)
+        del self._driver.links[worker]
+
+    def hear(self, worker: WorkerId, payload: bytes) -> WorkerNews | None:
+        message = self._decoder.decode(payload)
+        if isinstance(message, StepReport | LayersDone):
+            self._driver.hear(message)
+            return None
+        return message
+
+
 class _HttpServer(uvicorn.Server):
-    """Uvicorn without its signal handlers: the service decides when to stop."""
+    """Uvicorn without its signal handlers: `Service` decides when to stop."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -291,7 +328,7 @@ class _HttpServer(uvicorn.Server):
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Take the port before anything is loaded, so that a taken one is told at once."""
+    """Listen before anything is loaded, so that a port in use is reported at once."""
     try:
         family, kind, protocol, _name, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
 from http import HTTPStatus
 
 from starlette.applications import Starlette
@@ -13,41 +11,18 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from baton.compute.models.chat_template import ChatTemplate
-from baton.compute.models.tokenizer import Tokenizer
 from baton.core.errors import RequestError
-from baton.move.clock import unix_s
 from baton.serve.http.edge import ClientDisconnected, Edge
 from baton.serve.http.embed import EMBEDDINGS_PATH, Embed
 from baton.serve.http.generate import Generate
 from baton.serve.http.pages import Pages
-from baton.serve.http.services import HttpSettings, Services
+from baton.serve.http.services import Services
 from baton.serve.http.text_request import ChatText, CompletionText
 from baton.serve.http.wire.errors import error_body, error_headers
-from baton.serve.live.gateway import LiveGateway
-from baton.serve.live.hooks import Hooks
 
 
-def build_app(
-    gateway: LiveGateway,
-    tokenizer: Tokenizer,
-    chat_template: ChatTemplate,
-    *,
-    settings: HttpSettings,
-    hooks: Hooks,
-    render_metrics: Callable[[], bytes],
-) -> ASGIApp:
+def build_app(services: Services) -> ASGIApp:
     """Return the ASGI application. It must run in the gateway's process and event loop."""
-    services = Services(
-        gateway=gateway,
-        tokenizer=tokenizer,
-        template=chat_template,
-        settings=settings,
-        hooks=hooks,
-        render_metrics=render_metrics,
-        seeds=random.SystemRandom() if settings.seed is None else random.Random(settings.seed),
-        started_unix_s=unix_s(),
-    )
     routes = [Route(kind.PATH, Generate(services, kind), methods=["POST"]) for kind in (CompletionText, ChatText)]
     embed = Route(EMBEDDINGS_PATH, Embed(services), methods=["POST"])
     app = Starlette(
@@ -60,7 +35,7 @@ def build_app(
         },
     )
     app.router.redirect_slashes = False  # an unknown path is a 404 with a body, not a redirect
-    return Edge(app, settings.api_keys)
+    return Edge(app, services.settings.api_keys)
 
 
 def _respond(error: RequestError, headers: dict[str, str] | None = None) -> Response:

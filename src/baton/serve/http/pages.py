@@ -143,7 +143,7 @@ class Pages:
 
     async def _host_terms(self, request: Request) -> Response:
         """Return the terms for a host to join. The API key for generating is enough for that."""
-        return _json(await self._services.gateway.host_terms())
+        return _json(await self._services.hosts.terms())
 
     async def _ui(self, request: Request) -> Response:
         headers = {"content-security-policy": PAGE_POLICY, "content-type": "text/html; charset=utf-8"}

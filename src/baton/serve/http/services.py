@@ -12,10 +12,12 @@ from typing import TypeVar
 from baton.compute.models.chat_template import ChatTemplate
 from baton.compute.models.tokenizer import Tokenizer
 from baton.core.errors import RequestError
+from baton.move.clock import unix_s
 from baton.serve.http.prompts import Prompt, PromptLimits, RequestOptions
 from baton.serve.http.wire.errors import RETRY_AFTER_S, ClusterError
 from baton.serve.live.gateway import LiveGateway
 from baton.serve.live.hooks import Hooks
+from baton.serve.live.hosts import Hosts
 
 Made = TypeVar("Made")
 
@@ -38,21 +40,26 @@ class HttpSettings:
     """Seed for the seeds of requests that have none. None: from the operating system."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Services:
     """The cluster, the model's text tools and the settings, shared by all routes."""
 
     gateway: LiveGateway
+    hosts: Hosts
     tokenizer: Tokenizer
     template: ChatTemplate
     settings: HttpSettings
     hooks: Hooks
     render_metrics: Callable[[], bytes]
-    seeds: random.Random
+    seeds: random.Random = field(init=False)
     """Draws the seeds of requests that have none."""
-    started_unix_s: int
+    started_unix_s: int = field(default_factory=unix_s)
     serials: itertools.count[int] = field(default_factory=itertools.count)
     """Makes request ids unique, even if two clients send the same X-Request-Id."""
+
+    def __post_init__(self) -> None:
+        seed = self.settings.seed
+        self.seeds = random.SystemRandom() if seed is None else random.Random(seed)
 
     def check_model(self, asked: str | None) -> None:
         """Raise RequestError (404) if the client asks for another model than the served one. None means that one."""
@@ -69,7 +76,7 @@ class Services:
 
     def not_ready(self) -> str:
         """Return an error message with the server's state and the missing workers or hosts."""
-        missing = self.gateway.awaited()
+        missing = self.hosts.missing()
         return f"the server is not ready: {self.gateway.state}" + (f", waiting for {missing}" if missing else "")
 
     async def read_prompts(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -19,7 +19,6 @@ from baton.serve.live.driver import Driver
 from baton.serve.live.live_request import Finish, LiveRequest
 from baton.serve.live.log_file import LogWriter
 from baton.serve.live.status import ClusterStatus, HostStatus, TierStatus, WorkerStatus
-from baton.serve.messages.hosting import HostTerms
 
 
 class LiveGateway:
@@ -32,10 +31,6 @@ class LiveGateway:
         self._driver = driver
         self._policy_names = policy_names
         self._slo = slo
-        self.terms: Callable[[], Awaitable[HostTerms]] | None = None
-        """Who knows what a host needs to join. None: none can."""
-        self.awaited: Callable[[], str] = str
-        """Names the workers and hosts that are missing until the server is ready. Empty: unknown."""
         self.addresses: dict[str, str] = {}
         """Where the movers of hosts give KV blocks to others."""
         self.request_tokens_max = card.context_tokens
@@ -135,12 +130,6 @@ class LiveGateway:
     def decision_log(self) -> LogWriter | None:
         """The decision log. None: decisions are not written."""
         return self._driver.log
-
-    async def host_terms(self) -> HostTerms:
-        """Return the terms for a host to join. Raises RequestError if no host can join."""
-        if self.terms is None:
-            raise RequestError("this server takes no other hosts", status=409, code="no_hosts")
-        return await self.terms()
 
     # ---- what the service asks
 

@@ -1,4 +1,4 @@
-"""Which other hosts belong to the cluster: who may join, and what becomes of those that go."""
+"""The other hosts of the cluster: admit them, pass their reports on, and handle their loss."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import hmac
 import re
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -26,59 +27,72 @@ from baton.serve.host.mover_keeper import MoverKeeper
 from baton.serve.host.tier_opening import is_shared
 from baton.serve.live.assembly import Parts, make_pool, window_of
 from baton.serve.live.copying import CopyEnd, Copying
-from baton.serve.live.host_prices import mispriced
 from baton.serve.live.joined_host import JoinedHost
 from baton.serve.live.tiers import pool_tiers
 from baton.serve.messages.hosting import HostHello, HostTerms, Refused, Welcome
 from baton.serve.messages.moving import MoverNews, MoverReady, MoverSetup, TierOrder
 
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_HOST_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _TOKENS_MAX = 256
 _TOKEN_S = 600.0
-"""How long a token is good for: a host asks for one, makes its arena and starts its mover, and says it."""
+"""Lifetime of a token: a host asks for one, allocates its arena, starts its mover, and then joins with it."""
 _BLOCKS_MAX = 1 << 24
-"""KV blocks of one host: more than any has, and few enough that we can keep the books of them."""
+"""Maximum KV blocks of a host: bounds the memory of its pool's metadata."""
 _CONNECTIONS_MAX = 4096
-"""Agents, and whoever else has found the port."""
+"""Maximum connections on the port, of agents and of strangers."""
+PRICE_FACTOR_MAX = 2.0
+"""Prices within this factor count as equal: they are estimated from other machines, and err by a third."""
 
 
 class Hosts:
-    """Implements `Registry`. Until the first host asks, no port is open for hosts, and no mover runs."""
+    """Admits hosts and tracks them. Opens a port, and starts the server's own mover, only once a host wants to join."""
 
-    def __init__(self, parts: Parts, *, tell: Callable[[str], None], changed: Callable[[], None]) -> None:
+    def __init__(self, parts: Parts, *, url: str, tell: Callable[[str], None], changed: Callable[[], None]) -> None:
+        """`url`: the server's own, for messages."""
         self.driver = parts.driver
         self.copying = Copying(copy_s=parts.config.hosts.copy_s, now_s=now_s, later=self._later, ended=self._copy_ended)
         self._parts = parts
+        self._url = url
         self._tell = tell
         self._changed = changed
         self._joined: dict[HostId, JoinedHost] = {}
         self._strangers: set[JoinedHost] = set()
         self._tokens: OrderedDict[str, float] = OrderedDict()
-        """When each was given out."""
+        """Each token, and the time at which it was issued."""
         self._opening = asyncio.Lock()
         self._listening: asyncio.Server | None = None
         self._mover: MoverKeeper | None = None
         self._movers: dict[HostId, int] = {}
-        """Of every host whose mover is ready, its generation."""
+        """Each host whose mover is ready, and the generation of that mover."""
         self._form: KVForm | None = None
         self.driver.outside.on_copy = self.copying.begin
-        self.driver.room.is_host_coming = self._is_anybody_coming
+        self.driver.room.is_host_coming = self._is_host_coming
 
     @property
     def joined(self) -> int:
-        """Hosts that are there, whether their workers are ready or not."""
+        """Number of joined hosts, whether their workers are ready or not."""
         return len(self._joined)
 
     @property
     def ready(self) -> int:
-        """Hosts of which every worker is ready."""
+        """Number of hosts whose workers are all ready."""
         return sum(host.is_ready for host in self._joined.values())
+
+    def missing(self) -> str:
+        """Name the workers and hosts that are missing until the server is ready. Empty: none that is known."""
+        loading = [link.view.id for link in self.driver.links.values() if link.state == "starting"]
+        found = [f"{', '.join(loading)} to load the model"] if loading else []
+        expected = self._parts.config.hosts.expected
+        if len(self._joined) < expected:
+            absent = expected - len(self._joined)
+            found.append(f"{absent} of {expected} hosts to join (baton host --join {self._url})")
+        return " and ".join(found)
 
     # ---- joining
 
     async def terms(self) -> HostTerms:
-        """Say what a host needs to join. Raises RequestError where none can."""
-        async with self._opening:  # hosts ask at the same time: one port for all of them
+        """Return the port, token and configuration for a host to join. Raises RequestError if none can."""
+        async with self._opening:  # hosts may ask at the same time: one port for all of them
             if self._form is None:
                 identity = await asyncio.to_thread(kv_identity, self._parts.card)
                 self._form = KVForm(identity=identity, layout=self.driver.layout)
@@ -103,13 +117,13 @@ class Hosts:
 
     def _accept(self) -> asyncio.Protocol:
         if len(self._strangers) + len(self._joined) >= _CONNECTIONS_MAX:
-            return _TurnedAway()
+            return _Rejected()
         host = JoinedHost(self, self._parts.config.hosts.silent_s)
         self._strangers.add(host)
         return host.stream
 
     def admit(self, host: JoinedHost, hello: HostHello) -> Welcome | Refused:
-        """See `Registry.admit`."""
+        """Let a host join, or return why it cannot."""
         refusal = self._refusal(hello)
         if refusal is not None:
             self._tell(f"{hello.host} at {host.stream.peer} may not join: {refusal.reason}")
@@ -133,7 +147,7 @@ class Hosts:
         return Welcome()
 
     def _refusal(self, hello: HostHello) -> Refused | None:
-        """Say why a host cannot belong to this cluster."""
+        """Return why a host cannot join. None: it can."""
         gateway = self._parts.gateway
         known = next(
             (token for token in self._tokens if hmac.compare_digest(token.encode(), hello.token.encode())), None
@@ -144,22 +158,22 @@ class Hosts:
         if not 0 < hello.blocks_total <= _BLOCKS_MAX:
             why = f"its arena has {hello.blocks_total} KV blocks"
             return Refused(f"{why}; give it --kv-blocks 1 to {_BLOCKS_MAX}", again=False)
-        if not _NAME.fullmatch(hello.host):
+        if not _HOST_NAME.fullmatch(hello.host):
             return Refused(f"{hello.host!r} is no name: give 1 to 64 letters, digits, - and _ with --name", again=False)
         if hello.host in self.driver.pools:
             return Refused(f"there is a host {hello.host} already; give another --name", again=True)
         if self.copying.concerns(hello.host):
-            return Refused(f"KV of the earlier host {hello.host} is still being let go", again=True)
+            return Refused(f"KV of the earlier host {hello.host} is still being released", again=True)
         if gateway.state not in ("loading", "ready", "deserted"):
             return Refused(f"the server is {gateway.state}", again=True)
-        assert self._form is not None, "nobody has a token before the terms were asked for"
+        assert self._form is not None, "a host has a token before any asked for the terms"
         for source, target in ((hello.form, self._form), (self._form, hello.form)):
-            way = negotiate(source, target, lossy_allowed=self._parts.config.hosts.lossy)
-            if isinstance(way, IncompatibleKV):
-                return Refused(way.reason, again=False)
+            result = negotiate(source, target, lossy_allowed=self._parts.config.hosts.lossy)
+            if isinstance(result, Refusal):
+                return Refused(result.reason, again=False)
         ours, theirs = self.driver.layout.block_tokens, hello.form.layout.block_tokens
         if theirs % ours:
-            why = f"its blocks are of {theirs} tokens, and the server's of {ours}, which do not divide them"
+            why = f"its blocks have {theirs} tokens, which is not a multiple of the server's {ours}"
             return Refused(f"{why}; give it --block-tokens {ours} or a multiple", again=False)
         room_tokens = request_tokens_max(window_of(self._parts.card), hello.blocks_total * theirs, theirs)
         if gateway.state != "loading" and room_tokens is not None and room_tokens < gateway.request_tokens_max:
@@ -168,14 +182,14 @@ class Hosts:
             return Refused(f"{why}; give it --kv-blocks {most_blocks} or more", again=False)
         return None
 
-    # ---- what hosts tell
+    # ---- reports of hosts
 
     def changed(self) -> None:
-        """See `Registry.changed`."""
+        """Handle a worker of a host that became ready or was lost."""
         self._changed()
 
     def gone(self, host: JoinedHost, reason: str) -> None:
-        """See `Registry.gone`."""
+        """Handle the end of a connection: of a host, or of a stranger that never joined."""
         self._strangers.discard(host)
         if self._joined.get(host.id) is not host:
             self.driver.room.look()
@@ -193,13 +207,13 @@ class Hosts:
         self._parts.metrics.forget_host(host.id)
         self._changed()
 
-    def _is_anybody_coming(self) -> bool:
-        """Whoever connects counts only while somebody has asked to join, and has not said yet who he is."""
-        asked = any(now_s() - given_s <= _TOKEN_S for given_s in self._tokens.values())
+    def _is_host_coming(self) -> bool:
+        """Return whether a host may be about to join. A stranger's connection counts only while a token is valid."""
+        asked = any(now_s() - issued_s <= _TOKEN_S for issued_s in self._tokens.values())
         return (asked and bool(self._strangers)) or not all(host.has_workers for host in self._joined.values())
 
     def resize(self, command: StartWorker | RetireWorker) -> bool:
-        """Let the host of that worker, or the one with the fewest, do what scaling wants. False: there is none."""
+        """Send a scaling decision to the worker's host, or to the one with the fewest workers. False: there is none."""
         if isinstance(command, RetireWorker):
             link = self.driver.links.get(command.worker)
             host = self._joined.get(link.view.host) if link is not None else None
@@ -211,7 +225,7 @@ class Hosts:
         return host is not None
 
     async def stop(self) -> None:
-        """Dismiss every host, and end the server's own mover."""
+        """Disconnect every host, and stop the server's own mover."""
         if self._listening is not None:
             self._listening.close()
         for host in [*self._joined.values(), *self._strangers]:
@@ -239,7 +253,7 @@ class Hosts:
         self._mover.start()
 
     def mover_ready(self, host: HostId, generation: int, ready: MoverReady) -> None:
-        """See `MoverListener.mover_ready`."""
+        """Handle a mover that is ready. Its address is where others pull KV from."""
         self._parts.gateway.addresses[host] = ready.address
         self._movers[host] = generation
         joined = self._joined.get(host)
@@ -248,22 +262,22 @@ class Hosts:
         self.copying.mover_ready(host, generation, ready)
 
     def mover_lost(self, host: HostId, generation: int, reason: str) -> None:
-        """See `MoverListener.mover_lost`."""
+        """Handle the loss of a mover: its transfers and tier orders have failed."""
         self.copying.mover_lost(host, generation, reason)
         if self._movers.get(host) == generation:
             del self._movers[host]
-            if host in self._joined:  # the own host's tiers are no matter of its mover
+            if host in self._joined:  # the server itself, not its mover, runs the tiers of its own host
                 self._parts.tiers.end_all(host)
 
     def mover_said(self, host: HostId, generation: int, news: MoverNews) -> None:
-        """See `MoverListener.mover_said`. What an earlier mover said is dropped: its loss has ended what it did."""
+        """Pass on a report of a mover. Drop tier reports of an earlier generation: its orders have ended."""
         if not isinstance(news, TierNews):
             self.copying.mover_said(host, generation, news)
         elif self._movers.get(host) == generation:
             self._parts.tiers.heard(host, news)
 
     def _order(self, host: JoinedHost, name: HostId, order: TierOrder) -> bool:
-        """Pass an order about tiers to a host's mover. False: it has none now."""
+        """Send a tier order to a host's mover. False: it has none at the moment."""
         generation = self._movers.get(name)
         if generation is None:
             return False
@@ -277,15 +291,38 @@ class Hosts:
         return asyncio.get_running_loop().call_later(delay_s, call)
 
 
-class _TurnedAway(asyncio.Protocol):
-    """A connection beyond those that may be."""
+class _Rejected(asyncio.Protocol):
+    """Closes a connection beyond the maximum."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()
 
 
+def mispriced(
+    host: HostId, prices: Mapping[str, float], *, believed: Mapping[str, Any], given: Mapping[str, Any]
+) -> str:
+    """Return a warning if a host's predicted step times differ from the server's cost model, else an empty string.
+
+    prices: seconds by the keys of the linear cost model, for the host's device. believed: the server's cost model.
+    given: the keys that the server's configuration sets itself; they are not compared.
+    """
+    if given.get("model", "linear") != "linear" or "kinds" in given:
+        return ""
+    pairs = {key: (price, believed[key]) for key, price in prices.items() if key not in given and key in believed}
+    wrong = {key: pair for key, pair in pairs.items() if max(pair) > PRICE_FACTOR_MAX * min(pair)}
+    if not wrong:
+        return ""
+    others = ", ".join(f"{key} {theirs:.3g}, not {ours:.3g}" for key, (theirs, ours) in wrong.items())
+    section = ", ".join(f"{key} = {theirs:.4g}" for key, (theirs, _) in pairs.items())
+    return (
+        f"{host} predicts other step times than this server does from its own device: {others}; requests are admitted "
+        f"and routed by the server's prediction. If most workers are like those of {host}, start the server with "
+        f"cost = {{ {section} }} in its configuration"
+    )
+
+
 def shared_config(parts: Parts) -> Config:
-    """Cut out of the configuration what is the server's alone, and resolve what all hosts must agree on."""
+    """Return the configuration for joining hosts: without the server's own settings, with shared defaults resolved."""
     config, computing = parts.config, parts.computing
     kv = KVConfig(block_tokens=config.kv.block_tokens, allocate=config.kv.allocate, dtype=config.kv.dtype)
     return msgspec.structs.replace(

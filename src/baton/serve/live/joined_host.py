@@ -1,23 +1,24 @@
-"""Another host of the cluster, as the server holds it: the connection to its agent, its workers, its mover."""
+"""The connection to the agent of another host, which speaks for its workers and its mover."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol, assert_never
 
 import msgspec
 
 from baton.core.copies import LayersDone
-from baton.core.messages import RetireWorker, StartWorker, StepReport
-from baton.core.types import HostId, WorkerId
+from baton.core.messages import RetireWorker, StartWorker, StepReport, WorkerCommand
+from baton.core.types import HostId, WorkerId, WorkerView
 from baton.move.ipc.frames import FRAME_BYTES_MAX
 from baton.move.ipc.stream import FramedStream, watch
 from baton.serve.host.mover_keeper import MoverListener
 from baton.serve.live.driver import Driver
-from baton.serve.live.remote_worker import RemoteWorker
 from baton.serve.messages.hosting import (
     Dismissed,
     ForMover,
+    ForWorker,
     FromAgentMessage,
     FromMover,
     FromWorker,
@@ -38,72 +39,87 @@ from baton.serve.messages.moving import MoverOrder
 from baton.serve.messages.setup import FromWorkerMessage
 
 _HELLO_S = 60.0
-"""An agent connects before its mover is up; then it says who it is."""
+"""Time for an agent to send its hello: it connects before its mover has started."""
 
 _HELLO_BYTES_MAX = 64 * 1024
-"""Until then the port is open to strangers, and this is what each of them can make us hold."""
+"""Maximum frame before the hello: bounds the memory that a stranger's connection takes."""
+
+_encoder = msgspec.msgpack.Encoder()
 
 
 class Registry(MoverListener, Protocol):
-    """Who decides which host belongs to the cluster."""
+    """Admits hosts, and receives their reports."""
 
     driver: Driver
 
     def admit(self, host: JoinedHost, hello: HostHello) -> Welcome | Refused: ...
 
     def changed(self) -> None:
-        """A worker of some host has become ready."""
+        """Handle a worker of a host that became ready or was lost."""
         ...
 
     def gone(self, host: JoinedHost, reason: str) -> None:
-        """A connection has ended. It may have been refused, or never have said who it is."""
+        """Handle the end of a connection, also of one that was rejected or never sent its hello."""
         ...
 
 
+class RemoteWorker:
+    """A worker of another host. Commands go over the connection to that host. Implements `WorkerLink`."""
+
+    def __init__(self, view: WorkerView, put: Callable[[ForWorker], None]) -> None:
+        self.view = view
+        self.state = "starting"
+        self.pid = 0
+        self._put = put
+
+    def send(self, message: WorkerCommand) -> None:
+        self._put(ForWorker(self.view.id, _encoder.encode(message)))
+
+
 class JoinedHost:
-    """One connection of an agent: first it says who it is, then it speaks for its workers and its mover."""
+    """A connection of an agent: first its hello, then reports of its workers and its mover."""
 
     def __init__(self, registry: Registry, silent_s: float) -> None:
         self.id = HostId("")
-        """Empty until it is welcome."""
+        """Empty until it is admitted."""
         self.stream: FramedStream[FromAgentMessage] = FramedStream(
             FromAgentMessage, heard=self._hear, ended=self._ended
         )
         self.stream.frames.bytes_max = _HELLO_BYTES_MAX
         self._registry = registry
         self._deadline = asyncio.get_running_loop().call_later(
-            _HELLO_S, self.stream.end, f"it has not said who it is for {_HELLO_S:.0f} s"
+            _HELLO_S, self.stream.end, f"it has sent no hello for {_HELLO_S:.0f} s"
         )
         self._watch = asyncio.create_task(watch(self.stream, silent_s, HostPing()))
         self.asked: set[WorkerId] = set()
-        """Workers that scaling wants here, and that have neither come nor been given up."""
+        """Workers that scaling asked this host for, and that have neither started nor failed yet."""
         self.has_workers = False
-        """It has named a worker, whatever has become of that: it can start others."""
+        """It has started a worker before, even if that one was lost: it can start others."""
         self._workers: dict[WorkerId, RemoteWorker] = {}
         self._decoder = msgspec.msgpack.Decoder(FromWorkerMessage)
 
     @property
     def is_ready(self) -> bool:
-        """Every worker that it has named has loaded its model, or was given up."""
+        """Every worker of it has loaded its model or was given up."""
         return bool(self._workers) and all(worker.state != "starting" for worker in self._workers.values())
 
     @property
     def workers(self) -> int:
-        """How many it has, or will have once what it was asked for has come."""
+        """Number of its workers, including those that it was asked to start."""
         return len(self._workers.keys() | self.asked)
 
     def send(self, generation: int, order: MoverOrder) -> None:
-        """See `Orders.send`."""
+        """Send an order to the host's mover of this generation."""
         self.stream.put(ForMover(generation, order))
 
     def resize(self, command: StartWorker | RetireWorker) -> None:
-        """Let it start a worker more, or end one."""
+        """Ask it to start or end a worker."""
         if isinstance(command, StartWorker):
             self.asked.add(command.worker)
         self.stream.put(Resize(command))
 
     def dismiss(self, reason: str) -> None:
-        """Hang up. The agent may ask to join anew."""
+        """Close the connection. The agent may ask to join again."""
         self.stream.end(reason, Dismissed(reason))
 
     def _ended(self, reason: str) -> None:
@@ -118,7 +134,7 @@ class JoinedHost:
         if isinstance(message, HostPong):
             return
         if not self.id:
-            self.stream.end("it spoke before it said who it is", Refused("say who you are first", again=False))
+            self.stream.end("it sent another message before its hello", Refused("send a hello first", again=False))
             return
         registry = self._registry
         match message:
@@ -153,7 +169,7 @@ class JoinedHost:
         return answer
 
     def _hear_worker(self, message: FromWorker) -> None:
-        """Take in a report. Whatever else a worker says is its own host's to act on."""
+        """Pass a worker's report to the driver. Its other messages are for the supervisor of its own host."""
         report = self._decoder.decode(message.payload)
         if (
             isinstance(report, StepReport | LayersDone)
@@ -169,7 +185,7 @@ class JoinedHost:
                 view = msgspec.structs.replace(view, host=self.id)
                 earlier = self._workers.get(view.id)
                 if earlier is None and view.id in driver.links:
-                    self.stream.end(f"its worker {view.id} is called like one of another host")
+                    self.stream.end(f"its worker {view.id} has the same name as one of another host")
                     return
                 if earlier is not None:
                     view = msgspec.structs.replace(view, role=earlier.view.role)
@@ -190,4 +206,4 @@ class JoinedHost:
                     self.asked.discard(worker)
                 self._registry.changed()
             case _:
-                pass  # of a worker that it has not named
+                pass  # about a worker that it has not announced

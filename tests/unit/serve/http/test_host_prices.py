@@ -7,7 +7,7 @@ import pytest
 
 from baton.core.config_file import load
 from baton.core.types import HostId
-from baton.serve.live.host_prices import mispriced
+from baton.serve.live.hosts import mispriced
 
 GPU = {"step_overhead_s": 0.005, "prefill_token_s": 2e-6, "handoff_token_s": 2e-5}
 CPU = {"step_overhead_s": 0.04, "prefill_token_s": 2e-3, "handoff_token_s": 2e-5}

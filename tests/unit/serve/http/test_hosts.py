@@ -24,6 +24,7 @@ from baton.serve.live.log_file import LogWriter, read_log
 from baton.serve.messages.hosting import HostHello, HostLeaves, HostTerms, Refused, Welcome, WorkerStarting, WorkerUp
 from baton.serve.messages.moving import MoverReady
 
+URL = "http://127.0.0.1:8000"
 SILENT_S = 300.0
 """Longer than any of these tests: nothing here ends by silence."""
 
@@ -37,7 +38,7 @@ def _open(play: Callable[[int], Awaitable[None]]) -> None:
     """Let it play with the port open."""
 
     async def run() -> None:
-        hosts = Hosts(_parts(), tell=lambda _line: None, changed=lambda: None)
+        hosts = Hosts(_parts(), url=URL, tell=lambda _line: None, changed=lambda: None)
         try:
             await play((await hosts.terms()).port)
         finally:
@@ -54,7 +55,7 @@ def test_a_connection_too_many_is_turned_away(monkeypatch: pytest.MonkeyPatch) -
         assert await ways[2][0].read() == b"", "the third one is heard"
         for reader, writer in ways[:2]:
             writer.write(frame(msgspec.msgpack.encode(HostLeaves("it was nothing"))))
-            assert b"say who you are first" in await reader.read(), "one that may be there is not heard"
+            assert b"send a hello first" in await reader.read(), "one that may be there is not heard"
         for _reader, writer in ways:
             writer.close()
 
@@ -78,7 +79,7 @@ def test_a_stranger_who_has_not_asked_to_join_is_nobody_to_wait_for(monkeypatch:
 
     async def run() -> None:
         parts = _parts()
-        hosts = Hosts(parts, tell=lambda _line: None, changed=lambda: None)
+        hosts = Hosts(parts, url=URL, tell=lambda _line: None, changed=lambda: None)
         port, is_coming = (await hosts.terms()).port, parts.driver.room.is_host_coming
         assert not is_coming(), "whoever asked has not connected"
         _reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -94,7 +95,7 @@ def test_a_stranger_who_has_not_asked_to_join_is_nobody_to_wait_for(monkeypatch:
 
 def test_hosts_that_ask_at_the_same_time_are_told_one_port() -> None:
     async def ask() -> set[int]:
-        hosts = Hosts(_parts(), tell=lambda _line: None, changed=lambda: None)
+        hosts = Hosts(_parts(), url=URL, tell=lambda _line: None, changed=lambda: None)
         ports = {terms.port for terms in await asyncio.gather(*(hosts.terms() for _ in range(3)))}
         await hosts.stop()
         return ports
@@ -123,7 +124,7 @@ def test_a_host_on_another_device_is_told_of_when_it_joins() -> None:
     async def run() -> None:
         config = Config(model=model, hosts=HostsConfig(expected=1, silent_s=SILENT_S))
         parts = assemble(config, resolve_model(model))
-        hosts = Hosts(parts, tell=told.append, changed=lambda: None)
+        hosts = Hosts(parts, url=URL, tell=told.append, changed=lambda: None)
         terms = await hosts.terms()
         hello = msgspec.structs.replace(_hello(parts, terms), prices={"step_overhead_s": 1e-6})
         reader, writer = await asyncio.open_connection("127.0.0.1", terms.port)
@@ -133,7 +134,7 @@ def test_a_host_on_another_device_is_told_of_when_it_joins() -> None:
         await hosts.stop()
 
     asyncio.run(asyncio.wait_for(run(), 60))
-    assert any(line.startswith("a expects other prices of its steps") for line in told), told
+    assert any(line.startswith("a predicts other step times") for line in told), told
 
 
 def _hello(parts: Parts, terms: HostTerms, blocks_total: int = 64, block_tokens: int = 16) -> HostHello:
@@ -166,7 +167,7 @@ async def _answer_to(hosts: Hosts, parts: Parts, blocks_total: int, block_tokens
 def _asked(blocks_total: int = 64, block_tokens: int = 16) -> Refused | Welcome:
     async def run() -> Refused | Welcome:
         parts = _parts()
-        hosts = Hosts(parts, tell=lambda _line: None, changed=lambda: None)
+        hosts = Hosts(parts, url=URL, tell=lambda _line: None, changed=lambda: None)
         try:
             answer = await _answer_to(hosts, parts, blocks_total, block_tokens)
             assert hosts.joined == isinstance(answer, Welcome), "one that was refused counts as a host"
@@ -211,7 +212,7 @@ def test_what_a_host_was_to_start_will_not_come_once_it_is_gone(tmp_path: Path) 
     async def run() -> None:
         parts, news = _parts(), asyncio.Queue[None]()
         parts.driver.log = writer = LogWriter(path, SimHeader(cluster="", policy=""), 1 << 20)
-        hosts = Hosts(parts, tell=lambda _line: None, changed=lambda: news.put_nowait(None))
+        hosts = Hosts(parts, url=URL, tell=lambda _line: None, changed=lambda: news.put_nowait(None))
         terms = await hosts.terms()
         reader, agent = await asyncio.open_connection("127.0.0.1", terms.port)
         agent.write(frame(msgspec.msgpack.encode(_hello(parts, terms))))

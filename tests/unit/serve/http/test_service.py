@@ -21,7 +21,7 @@ def _children() -> set[str]:
 
 def _serve() -> int:
     config = Config(model="hash", http=HttpConfig(port=0))
-    return asyncio.run(service.Service(assemble(config, resolve_model("hash")), tell=lambda _line: None).run())
+    return asyncio.run(service.serve(assemble(config, resolve_model("hash")), tell=lambda _line: None))
 
 
 def test_a_model_whose_template_cannot_be_read_starts_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
