@@ -95,8 +95,8 @@ def test_a_server_without_a_log_says_how_to_keep_one(hash_server: RunningServer)
     ("arguments", "words"),
     [
         (("--url", "http://127.0.0.1:1"), "there is no Baton server at http://127.0.0.1:1"),
-        (("--url", "ftp://x"), "is no HTTP address"),
-        (("--url", "http://[x"), "is no HTTP address"),
+        (("--url", "ftp://x"), "is not an HTTP address"),
+        (("--url", "http://[x"), "is not an HTTP address"),
         (("--log", "x.log", "--api-key", "k"), "--api-key is for a server, and --log names a file"),
         (("--log", "x.log", "--url", "http://127.0.0.1:1"), "not allowed with"),
     ],

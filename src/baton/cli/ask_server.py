@@ -1,4 +1,4 @@
-"""Asking a running server over HTTP, for the commands that look at one."""
+"""Read from a running server over HTTP."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from baton.core.errors import BatonError, ConfigError
 from baton.serve.http.wire.errors import ErrorBody
 
 URL = "http://127.0.0.1:8000"
-"""Where `baton serve` listens unless told otherwise."""
+"""Default address of `baton serve`."""
 TIMEOUT_S = 5.0
-"""Of silence: a server that answers slowly is waited for as long as something comes."""
+"""Maximum time without a byte from the server. A slow response is not limited."""
 
 
 def check_url(url: str) -> None:
-    """Raises ConfigError for what is no address of a server."""
+    """Raise ConfigError if the URL is not an HTTP address."""
     try:
         scheme = urlsplit(url).scheme
-    except ValueError:  # brackets that do not close
+    except ValueError:  # unbalanced brackets
         scheme = ""
     if scheme not in ("http", "https"):
-        raise ConfigError(f"--url {url} is no HTTP address; give one as in http://127.0.0.1:8000")
+        raise ConfigError(f"--url {url} is not an HTTP address; give one such as http://127.0.0.1:8000")
 
 
 def ask(url: str, path: str, api_key: str | None) -> bytes:
-    """Read what a server says at a path. Raises BatonError where it does not."""
+    """Return the body of a response. Raises BatonError if the server does not answer with 200."""
     with _answer(url, path, api_key) as answer:
         return answer.read()
 
 
 def fetch(url: str, path: str, api_key: str | None, into: Path) -> http.client.HTTPMessage:
-    """Write what a server says at a path into a file, and return the headers. Raises BatonError where not all came."""
+    """Write the body of a response to a file, and return the headers. Raises BatonError if it is incomplete."""
     with _answer(url, path, api_key) as answer:
         with into.open("wb") as file:
             shutil.copyfileobj(answer, file)
-        announced, came_bytes = answer.headers.get("content-length"), into.stat().st_size
-        if announced is not None and came_bytes < int(announced):
-            raise BatonError(f"{url} hung up after {came_bytes} of {announced} bytes of {path}; ask again")
+        announced, received_bytes = answer.headers.get("content-length"), into.stat().st_size
+        if announced is not None and received_bytes < int(announced):
+            raise BatonError(f"{url} sent only {received_bytes} of {announced} bytes of {path}; try again")
         return answer.headers
 
 
@@ -64,11 +64,11 @@ def _answer(url: str, path: str, api_key: str | None) -> Iterator[http.client.HT
         try:
             yield answer
         except (OSError, http.client.HTTPException) as error:
-            raise BatonError(f"what {url}{path} says was not kept to its end: {error}; ask again") from error
+            raise BatonError(f"the response of {url}{path} was cut off: {error}; try again") from error
 
 
 def _refusal(url: str, error: urllib.error.HTTPError) -> str:
-    """Say what a server answered, in its own words where it is one of ours."""
+    """Return the error message of a response: the server's own if it is a Baton server."""
     if error.code == 401:
         return f"{url} answers 401; give --api-key if the server asks for one"
     try:

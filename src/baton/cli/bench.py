@@ -30,10 +30,10 @@ ABOVE = "the results are above"
 
 DESCRIPTION = """Measure any server that speaks OpenAI's API.
 
-Requests stream, greedily. TTFT counts from sending the request to the first chunk with text. ITL is the gap between
-chunks; where one chunk carries k tokens, each gets a k-th of the gap. An answer that is not whole (no finish reason,
-no [DONE]), empty, or not HTTP 200 has failed; 429 and 503 are rejected. Only whole answers are in the latencies.
-Two runs with one --seed send the same prompts, so the second may find them in the server's prefix cache.
+Requests stream and sample greedily. TTFT is the time from sending the request to the first chunk with text. ITL is the
+gap between chunks; if a chunk has k tokens, each of them counts with gap / k. A response that is incomplete (no finish
+reason, no [DONE]), empty, or not HTTP 200 counts as failed; 429 and 503 count as rejected. Latencies include complete
+responses only. Two runs with the same --seed send the same prompts, so the second may hit the server's prefix cache.
 
 Exit code: 0; 1 if a request failed, none completed, the run was stopped, the SLO attainment is below
 --attainment-min, or the server cannot be measured; 2 for bad arguments or a bad trace."""
@@ -48,37 +48,41 @@ _LOAD = (
     ("--output-tokens", "B", f"synthetic requests: output tokens (default {OUTPUT_TOKENS})"),
     ("--requests", "N", f"requests to send (default {REQUESTS}; with --trace all)"),
     ("--limit", "N", "take at most the first N requests of the trace"),
-    ("--max-context", "TOKENS", "shorten requests that are longer in all (default: send them as they are)"),
-    ("--seed", "S", "of prompts and arrivals (default 0)"),
+    ("--max-context", "TOKENS", "shorten requests whose prompt and output exceed this (default: send them unchanged)"),
+    ("--seed", "S", "seed of prompts and arrivals (default 0)"),
     ("--warmup", "N", "requests sent before the run and not measured (default 1)"),
 )
 _PACING = (
-    ("--rate", "R", "open loop: requests per second on average, also instead of the trace's times"),
+    ("--rate", "R", "open loop: mean requests per second, also instead of the trace's times"),
     ("--arrivals", "KIND", ARRIVALS_HELP),
-    ("--arrival-cv", "X", "with --rate: variation of the gaps; 1 Poisson (default), 0 constant, above 1 bursts"),
-    ("--concurrency", "C", "closed loop: clients that wait for their answer (default 1 without --trace)"),
-    ("--rate-scale", "K", "play the trace's own times K times as fast (default 1)"),
+    (
+        "--arrival-cv",
+        "X",
+        "with --rate: variation of the gaps; 1 Poisson (default), 0 constant, above 1 bursts",
+    ),
+    ("--concurrency", "C", "closed loop: clients that each wait for their response (default 1 without --trace)"),
+    ("--rate-scale", "K", "replay the trace K times as fast (default 1)"),
 )
 _SERVER = (
-    ("--url", "U", "the server, as in http://127.0.0.1:8000 (a path such as /v3 is kept, else /v1 is added)"),
-    ("--model", "NAME", "default: the first that the server lists"),
+    ("--url", "U", "the server, such as http://127.0.0.1:8000 (a path such as /v3 is kept, else /v1 is added)"),
+    ("--model", "NAME", "model to ask for (default: the first one that the server lists)"),
     ("--api-key", "K", "sent as a bearer token"),
     ("--endpoint", "NAME", "completions (default) or chat"),
-    ("--prompt-format", "FORMAT", "ids or text (default: ids where the server takes them)"),
-    ("--vocab-tokens", "N", f"prompts as ids use ids below this (default {VOCAB_TOKENS})"),
-    ("--timeout-s", "T", f"a request without a whole answer after this has failed (default {TIMEOUT_S:g})"),
+    ("--prompt-format", "FORMAT", "ids or text (default: ids if the server accepts them)"),
+    ("--vocab-tokens", "N", f"prompts of token ids use ids below N (default {VOCAB_TOKENS})"),
+    ("--timeout-s", "T", f"a request without a complete response after T seconds has failed (default {TIMEOUT_S:g})"),
 )
 _RESULTS = (
-    ("--ttft-slo-s", "X", "target for the time to the first token, in seconds"),
-    ("--tpot-slo-s", "Y", "target for the time per output token, in seconds"),
+    ("--ttft-slo-s", "X", "target of TTFT, in seconds"),
+    ("--tpot-slo-s", "Y", "target of TPOT, in seconds"),
     ("--attainment-min", "SHARE", f"share of requests that must meet the targets (default {ATTAINMENT_MIN:g})"),
     ("--json", "FILE", "write the results as JSON, in seconds; - for standard output"),
-    ("--html", "FILE", "write a report with plots, in one file"),
+    ("--html", "FILE", "write a report with plots"),
 )
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
-    """Add the command. Values are checked by `run`, so that every problem is told at once."""
+    """Add the command. `run` checks the values, so that it reports all problems at once."""
     parser = subparsers.add_parser(
         "bench",
         help=purpose,
@@ -93,13 +97,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
         "--ignore-eos",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="let answers have exactly the length asked for, where the server knows this field",
+        help="ask for exactly --output-tokens tokens, if the server supports this field",
     )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do one run and return the exit code."""
+    """Measure, show and write the results. Return the exit code."""
     console, errors = Console(), Console(stderr=True)
     try:
         options = read_options({name.replace("_", "-"): value for name, value in vars(args).items()})
@@ -130,7 +134,7 @@ async def _stoppable(options: BenchOptions, watcher: RunListener) -> BenchReport
 
 
 def _raise_open_files() -> None:
-    """Let an open loop hold as many connections as the system allows to this user."""
+    """Raise the limit of open files to the maximum: an open loop holds many connections."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

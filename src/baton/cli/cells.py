@@ -1,4 +1,4 @@
-"""The cells of a simulated cluster, played in as many processes as there are cores."""
+"""Simulate the cells of a cluster in parallel processes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from baton.lab.sim.cells import CellJob, decode_records, merge_records
 
 
 def play_cells(jobs: Sequence[CellJob], *, processes: int) -> list[RequestRecord]:
-    """Play all cells of a cluster (`cell_jobs`), at most `processes` of them at once: what `replay_trace` returns.
+    """Simulate all cells of a cluster, at most `processes` at a time. Return the records of `replay_trace`.
 
-    Raises ConfigError with the last words of a process that did not come to its end.
+    Raises ConfigError with the last output line of a process that failed.
     """
-    with ThreadPoolExecutor(max_workers=processes) as threads:  # each waits for a process: they compute nothing
+    with ThreadPoolExecutor(max_workers=processes) as threads:  # a thread only waits for its process
         return merge_records(threads.map(_played, jobs))
 
 
@@ -27,9 +27,8 @@ def _played(job: CellJob) -> list[RequestRecord]:
     command = [sys.executable, "-m", "baton.lab.sim.one_cell"]
     done = subprocess.run(command, input=msgspec.msgpack.encode(job), capture_output=True, check=False)
     if done.returncode != 0:
-        words = done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
+        words = done.stderr.decode(errors="replace").strip().splitlines() or ["it printed nothing"]
         raise ConfigError(
-            f"a process that played a cell ended with {done.returncode}: {words[-1]}; "
-            "lower --processes if memory is short"
+            f"the simulation of a cell exited with {done.returncode}: {words[-1]}; lower --processes if memory is short"
         )
     return decode_records(done.stdout)

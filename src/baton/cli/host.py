@@ -1,4 +1,4 @@
-"""`baton host`: give this machine's workers and memory to a server elsewhere."""
+"""`baton host`: join a server with this machine's workers and memory."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from baton.serve.host.agent import Agent, HostOptions
 from baton.serve.host.sizing import raise_files_max
 from baton.serve.host.tier_opening import check_tiers
 
-DESCRIPTION = """Join a server with this machine's workers and memory. Ctrl-C leaves it: requests go on elsewhere.
+DESCRIPTION = """Join a server with this machine's workers and memory. Ctrl-C leaves it: requests continue elsewhere.
 
-Exit code: 0 after a signal; 1 if no server took this host for --join-wait-s, or no worker of it can be kept alive; 2
-for bad arguments, or where the server refuses it for good."""
+Exit code: 0 after a signal; 1 if no server accepted this host within --join-wait-s, or no worker can be kept alive; 2
+for bad arguments, or if the server rejects this host permanently."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
@@ -31,50 +31,48 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
-    parser.add_argument("--join", required=True, metavar="URL", help="the server, as in http://10.0.0.1:8000")
+    parser.add_argument("--join", required=True, metavar="URL", help="the server, such as http://10.0.0.1:8000")
     parser.add_argument(
-        "model", nargs="?", default="", metavar="MODEL", help="where the model is here (default: as on the server)"
+        "model", nargs="?", default="", metavar="MODEL", help="the model on this machine (default: as on the server)"
     )
-    parser.add_argument("--name", metavar="NAME", help="what the server calls this host (default: its host name)")
+    parser.add_argument("--name", metavar="NAME", help="name of this host on the server (default: its host name)")
     parser.add_argument(
-        "--prefill", type=int, metavar="N", help="prefill workers; roles not named have none (default: 1)"
+        "--prefill", type=int, metavar="N", help="prefill workers; a role that is not given has none (default: 1)"
     )
     parser.add_argument("--decode", type=int, metavar="N", help="decode workers (default: 1)")
-    parser.add_argument("--mixed", type=int, metavar="N", help="workers that do both (default: 0)")
+    parser.add_argument("--mixed", type=int, metavar="N", help="workers for both prefill and decode (default: 0)")
     parser.add_argument(
-        "--device", default="auto", metavar="D", help="auto, cpu, cuda or cuda:N (default: a GPU where there is one)"
+        "--device", default="auto", metavar="D", help="auto, cpu, cuda or cuda:N (default: a GPU if there is one)"
     )
     parser.add_argument(
         "--threads", type=int, default=0, metavar="N", help="threads of each worker (default: cores / workers)"
     )
     add_parallel(parser, default="as the server's")
-    parser.add_argument(
-        "--kv-blocks", type=int, default=0, metavar="N", help="KV blocks of this host (default: what 2 GiB hold)"
-    )
+    parser.add_argument("--kv-blocks", type=int, default=0, metavar="N", help="KV blocks of this host (default: 2 GiB)")
     parser.add_argument(
         "--block-tokens", type=int, default=0, metavar="N", help="tokens in a KV block (default: as the server's)"
     )
     parser.add_argument(
         "--kv-dtype",
         choices=get_args(KVDtypeChoice),
-        help="precision of KV here (default: as the server's; another needs hosts.lossy there)",
+        help="precision of KV on this host (default: as the server's; another one needs hosts.lossy on the server)",
     )
     parser.add_argument(
         "--tier",
         action="append",
         default=[],
         metavar="URL",
-        help="keep KV of this host in a store of its own, before those that the server shares with all hosts: "
+        help="keep KV of this host in its own store, before the stores that all hosts share: "
         "file:///var/cache/kv?bytes=100e9 (repeatable, the fastest first)",
     )
     parser.add_argument(
         "--listen",
         default="",
         metavar="ADDR",
-        help="address to give KV blocks to others at (default: the one that reaches the server)",
+        help="address from which other hosts pull KV blocks (default: the one that reaches the server)",
     )
     parser.add_argument(
-        "--advertise", default="", metavar="ADDR", help="address by which others reach that (default: the same)"
+        "--advertise", default="", metavar="ADDR", help="address of --listen as other hosts see it (default: the same)"
     )
     parser.add_argument("--api-key", metavar="K", help="sent as a bearer token")
     parser.add_argument(
@@ -82,17 +80,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
         type=float,
         default=300.0,
         metavar="T",
-        help="seconds to go on asking a server that is not there or takes no host just now (default: %(default)g)",
+        help="seconds to retry while the server is not there or accepts no host (default: %(default)g)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal comes. Returns the exit code."""
+    """Serve until a signal arrives. Return the exit code."""
     counts = (args.prefill, args.decode, args.mixed)
     if any(count is not None and count < 0 for count in counts):
         raise ConfigError("--prefill, --decode and --mixed must be 0 or more")
     if any(count is not None for count in counts) and not any(counts):
-        raise ConfigError("--prefill, --decode and --mixed are all 0: this host would do nothing; name a worker")
+        raise ConfigError("--prefill, --decode and --mixed are all 0: this host would do nothing; give at least one")
     for flag, value in (
         ("--threads", args.threads),
         ("--kv-blocks", args.kv_blocks),
@@ -108,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--device is {args.device!r}, but must be auto, cpu, cuda or cuda:N")
     tiers = tuple(TierConfig(url=url) for url in args.tier)
     check_tiers(tiers)
-    wishes = HostOptions(
+    options = HostWishes(
         url=args.join,
         name=args.name or re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:64],
         model=args.model,
@@ -128,11 +126,11 @@ def run(args: argparse.Namespace) -> int:
     )
     check_address(args.listen)
     raise_files_max()
-    return event_loop()(_run(wishes))
+    return event_loop()(_run(options))
 
 
 def check_address(listen: str) -> None:
-    """Try to listen there, on any port. Raises ConfigError: asking the server again would not make it ours."""
+    """Raise ConfigError if this machine cannot listen on the address: retrying to join would not help."""
     if not listen:
         return
     try:
@@ -146,5 +144,5 @@ def check_address(listen: str) -> None:
         ) from error
 
 
-async def _run(wishes: HostOptions) -> int:
-    return await Agent(wishes, tell=tell).run()
+async def _run(options: HostWishes) -> int:
+    return await Agent(options, tell=tell).run()

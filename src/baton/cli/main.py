@@ -25,12 +25,12 @@ COMMANDS = {
     "replay": "replay a decision log and compare",
     "top": "show a server's workers and KV blocks, live",
 }
-"""Modules of this package, and what they are for. Only the one that is wanted is imported: the others' libraries take
-longer than to say what is wrong with a command line."""
+"""Modules of this package, and their purposes. Only the module of the given command is imported: importing the
+libraries of all would take longer than reporting a wrong argument."""
 
 
 def build_parser(wanted: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
-    """Describe the wanted sub-commands in full, and the others by a line. `docs/cli.md` is generated from this."""
+    """Return a parser: the wanted sub-commands in full, the others by name. `docs/cli.md` is generated from it."""
     parser = argparse.ArgumentParser(
         prog="baton",
         description="Serve large language models, prefill and decode apart, over one KV cache per host.",
@@ -46,7 +46,7 @@ def build_parser(wanted: Collection[str] = tuple(COMMANDS)) -> argparse.Argument
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a sub-command. Exit codes: 0 fine, 1 ran but fell short, 2 bad arguments or configuration."""
+    """Run a sub-command. Return the exit code: 0 success, 1 ran but fell short, 2 bad arguments or configuration."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     args, unknown = build_parser(words).parse_known_args(words)
     try:
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("baton: interrupted", file=sys.stderr)  # noqa: T201
         return 1
     except BrokenPipeError:
-        if not _nobody_reads():
+        if not _output_is_closed():
             raise
         return 1
     except ConfigError as error:
@@ -71,10 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
 
 
-def _nobody_reads() -> bool:
-    """Find out whether whoever read our output (head, less) has gone, and let the rest of it go nowhere then."""
+def _output_is_closed() -> bool:
+    """Return whether the reader of standard output (head, less) has exited. If so, discard the rest of the output."""
     output = select.poll()
-    output.register(sys.stdout.fileno(), 0)  # errors are told without being asked for
+    output.register(sys.stdout.fileno(), 0)  # poll reports errors without being asked
     if not output.poll(0):
         return False
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -82,7 +82,7 @@ def _nobody_reads() -> bool:
 
 
 def _unknown(command: str, word: str) -> str:
-    """Say that a command does not take a word, with the nearest flag that it has."""
+    """Return an error message for an unknown argument, with the nearest flag."""
     commands = argparse.ArgumentParser(prog="baton").add_subparsers()
     import_module(f"baton.cli.{command}").add_parser(commands, COMMANDS[command])
     flags = re.findall(r"--[a-z][\w-]*", commands.choices[command].format_help())

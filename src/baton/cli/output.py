@@ -1,4 +1,4 @@
-"""What commands write for their reader: files, JSON, tables."""
+"""Write files, JSON and tables, and warn on standard error."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from rich.console import Console
 from baton.core.errors import ConfigError
 
 WIDTH = 120
-"""Characters of a line where nobody says how many fit."""
+"""Width of tables in characters if the output is not a terminal."""
 
 STANDARD_OUTPUT = Path("-")
-"""What `--json -` names: the JSON is then all that is printed there."""
+"""The file of `--json -`: standard output, which then has nothing but the JSON."""
 
 
 def warn(remarks: Iterable[str]) -> None:
-    """Tell what the reader should know, beside what a program may read."""
+    """Print remarks on standard error, so that standard output stays readable by programs."""
     for remark in remarks:
         print(f"baton: {remark}", file=sys.stderr)  # noqa: T201
 
 
 def output_problems(outputs: Mapping[str, Path | None]) -> list[str]:
-    """Say of the files that flags name why they cannot be written, before the work that would be lost."""
+    """Return why output files cannot be written, so that a command fails before its work and not after it."""
     return [
         f"{flag} {path}: {path.parent} must be a folder that exists, and {path.name or path} a file in it"
         for flag, path in outputs.items()
@@ -34,7 +34,7 @@ def output_problems(outputs: Mapping[str, Path | None]) -> list[str]:
 
 
 def write_file(path: Path, content: bytes, *, otherwise: str = "choose another file") -> None:
-    """Raises ConfigError where the file cannot be written, with what to do `otherwise`."""
+    """Write a file. Raises ConfigError, which ends with the advice `otherwise`, if it cannot be written."""
     try:
         path.write_bytes(content)
     except OSError as error:
@@ -42,12 +42,12 @@ def write_file(path: Path, content: bytes, *, otherwise: str = "choose another f
 
 
 def json_text(value: object) -> str:
-    """A struct as JSON that a person can read."""
+    """Return a struct as indented JSON."""
     return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
 
 
 def write_json(path: Path, value: object, *, otherwise: str = "choose another file") -> None:
-    """Write a struct, readable; `-` is standard output. Raises ConfigError where the file cannot be written."""
+    """Write a struct as indented JSON; `-` is standard output. Raises ConfigError if the file cannot be written."""
     if path == STANDARD_OUTPUT:
         print(json_text(value))  # noqa: T201
         return
@@ -55,6 +55,6 @@ def write_json(path: Path, value: object, *, otherwise: str = "choose another fi
 
 
 def wide_console() -> Console:
-    """A terminal as wide as it is; a pipe or a file as wide as the tables need."""
+    """Return a console of the terminal's width; for a pipe or a file, one that is wide enough for the tables."""
     console = Console()
     return console if console.is_terminal else Console(width=max(console.width, WIDTH))

@@ -1,4 +1,4 @@
-"""`baton plan`: what to run a model on, whether to disaggregate, and what it will carry."""
+"""`baton plan`: find the hardware, roles and parallelism for a model and a load."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from baton.lab.plan.verify import HEADROOM
 Subparsers = argparse._SubParsersAction  # pyright: ignore[reportPrivateUsage]
 """What `add_subparsers` returns; argparse has no public name for it."""
 
-DESCRIPTION = """Search hardware, prefill and decode workers, parallelism and precision for the fleet that gives most
-for its price within the SLO, and say why. What wins on paper is simulated before it is recommended. See
-docs/planner.md.
+DESCRIPTION = """Search hardware, prefill and decode workers, parallelism and precision for the fleet with the best
+value of --objective within the SLO, and explain the choice. The best candidates are simulated before one is
+recommended. See docs/planner.md.
 
 Exit code: 0; 1 if the fleet carries less than the asked rate or misses the SLO in simulation; 2 for bad arguments, a
 model that does not fit, or an SLO that no hardware meets."""
@@ -40,35 +40,37 @@ def add_parser(subparsers: Subparsers[argparse.ArgumentParser], purpose: str) ->
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("file", nargs="?", type=Path, metavar="FILE", help="the question as TOML or YAML; flags override it")
+    add("file", nargs="?", type=Path, metavar="FILE", help="the plan's parameters as TOML or YAML; flags override them")
     add("--llm", metavar="MODEL", help="a model by name, or its config.json")
     add("--hardware", action="append", default=[], metavar="NAME=GPUS[@USD]",
-        help="GPUs that may be used, and the price of one per hour; repeat for several kinds")  # fmt: skip
-    add("--trace", metavar="FILE", help="the workload: any format of baton bench")
-    add("--input-tokens", type=int, metavar="A", help="mean prompt, instead of a trace")
-    add("--output-tokens", type=int, metavar="B", help="mean answer, instead of a trace")
-    add("--rate", type=float, metavar="R", help="requests per second (default: the trace's, or as many as possible)")
-    add(
-        "--cached-ratio", type=float, metavar="C", help="share of prompt tokens that the prefix cache holds (default 0)"
-    )
-    add("--ttft-slo-s", type=float, metavar="X", help="target for the time to the first token")
-    add("--tpot-slo-s", type=float, metavar="Y", help="target for the time per output token")
-    add("--attainment", type=float, metavar="P", help="share of requests that must meet both (default 0.9)")
+        help="number of GPUs of a kind, and their price per GPU and hour; repeatable")  # fmt: skip
+    add("--trace", metavar="FILE", help="the workload, in any format of baton bench")
+    add("--input-tokens", type=int, metavar="A", help="mean prompt length, instead of a trace")
+    add("--output-tokens", type=int, metavar="B", help="mean output length, instead of a trace")
+    add("--rate", type=float, metavar="R", help="requests per second (default: the trace's rate, or the maximum)")
+    add("--cached-ratio", type=float, metavar="C", help="share of prompt tokens that hit the prefix cache (default 0)")
+    add("--ttft-slo-s", type=float, metavar="X", help="target of TTFT, in seconds")
+    add("--tpot-slo-s", type=float, metavar="Y", help="target of TPOT, in seconds")
+    add("--attainment", type=float, metavar="P", help="share of requests that must meet both targets (default 0.9)")
     add("--objective", choices=OBJECTIVES, help="what to maximize (default goodput-per-dollar)")
     add("--engine", metavar="NAME", help="engine profile (default vllm-v1)")
-    add("--weights", metavar="LIST", help="formats to try: bf16,fp8,int8,int4 (default bf16)")
-    add("--kv", metavar="LIST", help="formats of KV to try: bf16,fp8 (default bf16)")
+    add("--weights", metavar="LIST", help="weight formats to try: bf16,fp8,int8,int4 (default bf16)")
+    add("--kv", metavar="LIST", help="KV formats to try: bf16,fp8 (default bf16)")
     add("--tp", metavar="LIST", help="tensor-parallel degrees to try (default 1,2,4,8)")
     add("--pp", metavar="LIST", help="pipeline stages to try (default 1)")
     add("--cp", metavar="LIST", help="context-parallel degrees to try, for long prompts (default 1)")
-    add("--shape", choices=("best", "disaggregated", "mixed"), help="what the fleet may consist of (default best)")
-    add("--admission", metavar="LIST", help="of requests that would be late, to try: slo (refuse), all (default both)")
-    add("--reach", choices=("node", "network"), help="whether handoffs stay in a node (default: if one holds all GPUs)")
-    add("--finalists", type=int, metavar="N", help="fleets to simulate (default 2; 0: trust the screening)")
-    add("--requests", type=int, metavar="N", help="requests judged in each simulation, at least (default 400)")
-    add("--seed", type=int, metavar="S", help="of the simulations (default 0)")
+    add("--shape", choices=("best", "disaggregated", "mixed"), help="shape of the fleet (default best: try both)")
+    add(
+        "--admission",
+        metavar="LIST",
+        help="admission to try: slo (reject requests that would be late), all (default both)",
+    )
+    add("--reach", choices=("node", "network"), help="range of handoffs (default: node if one node holds all GPUs)")
+    add("--finalists", type=int, metavar="N", help="candidates to simulate (default 2; 0: skip the simulation)")
+    add("--requests", type=int, metavar="N", help="minimum requests in each simulation (default 400)")
+    add("--seed", type=int, metavar="S", help="seed of the simulations (default 0)")
     for flag, what in (
-        ("--json", "the answer as JSON; - for standard output"), ("--html", "the answer as a page"),
+        ("--json", "the plan as JSON; - for standard output"), ("--html", "the plan as a page"),
         ("--serve-config", "a configuration for baton serve --config"), ("--kubernetes", "a manifest"),
         ("--cluster", "the fleet as a cluster for baton sim"),
     ):  # fmt: skip
@@ -95,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _merged(args: argparse.Namespace) -> dict[str, Any]:
-    """The file's keys, and over them what the flags say."""
+    """Return the keys of the file, overridden by the flags."""
     raw = _read(args.file) if args.file is not None else {}
     plain = {
         "llm": _from_here(args.llm, args.file) if (args.llm or "").endswith(".json") else args.llm,
@@ -132,7 +134,7 @@ def _merged(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _from_here(path: str | None, file: Path | None) -> str | None:
-    """A flag's path is of the working directory; those in FILE are of its folder."""
+    """Return an absolute path: a flag's path is relative to the working directory, one in FILE to the file's folder."""
     return path if path is None or file is None else str(Path(path).absolute())
 
 
@@ -198,7 +200,7 @@ def _show(found: Recommendation) -> None:
     wanted_rps = found.search.demand.rate_rps
     if wanted_rps is not None and best.rate_rps < wanted_rps * (1 - 1e-3):
         console.print(
-            f"\nshort: {wanted_rps:g} req/s were asked for, this hardware carries {best.rate_rps:.2f}; about "
+            f"\nshort: the plan asks for {wanted_rps:g} req/s, this hardware carries {best.rate_rps:.2f}; about "
             f"{wanted_rps / best.rate_rps:.1f} times as many GPUs are needed"
         )
 

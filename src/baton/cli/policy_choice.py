@@ -1,4 +1,4 @@
-"""Which policies a command is to play: a set by name, or those of a configuration that `baton serve` takes."""
+"""Read `--policy`: the name of a set of policies, or a configuration file of `baton serve`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from baton.core.config_file import load
 from baton.core.files import in_file
 from baton.decide.policy.policy_sets import POLICY_SETS, policy_set, resolve
 
-HELP = f"{', '.join(POLICY_SETS)}; or a FILE.toml: the [policy] section of a configuration, with policies of your own"
+HELP = f"{', '.join(NAMED)}; or FILE.toml: the [policy] section of a configuration"
 
 
 def policy_of(asked: str) -> PolicyConfig:
-    """Return the policies of a name or of a `.toml` file. Raises ConfigError for what is neither."""
+    """Return the policies of a set or of a `.toml` file. Raises ConfigError if there is none."""
     if not asked.endswith(".toml"):
         return policy_set(asked)
     with in_file(asked, "the policies"):

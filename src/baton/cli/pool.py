@@ -1,4 +1,4 @@
-"""`baton pool`: give this machine's memory to the hosts of a cluster, as a store of KV blocks."""
+"""`baton pool`: offer this machine's memory to the hosts of a cluster as a store of KV blocks."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
     parser = subparsers.add_parser(
         "pool",
         help=purpose,
-        description="Keep KV blocks for hosts, which name it as the store pool://HOST:PORT. Ctrl-C ends it.",
+        description="Store KV blocks for hosts, which use it as the tier pool://HOST:PORT. Ctrl-C ends it.",
     )
     parser.set_defaults(run=run)
-    parser.add_argument("--bytes", type=float, required=True, metavar="N", help="memory to give, as in 16e9")
+    parser.add_argument("--bytes", type=float, required=True, metavar="N", help="memory to offer, such as 16e9")
     parser.add_argument(
         "--host",
         default="127.0.0.1",
         metavar="ADDR",
-        help="address to listen on; whoever reaches it may read and write (default: %(default)s)",
+        help="address to listen on; every client that reaches it can read and write (default: %(default)s)",
     )
     parser.add_argument("--port", type=int, default=PORT, metavar="P", help="0 takes a free one (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal comes. Returns the exit code."""
+    """Serve until a signal arrives. Return the exit code."""
     if not 1 <= args.bytes <= _BYTES_MAX or not 0 <= args.port <= 65535:
         bounds = f"give 1 to {_BYTES_MAX:g} bytes, and a port from 0 to 65535"
         raise ConfigError(f"--bytes is {args.bytes:g}, --port {args.port}: {bounds}")
-    told, tell_us = socket.socketpair()
-    tell_us.setblocking(False)
-    signal.set_wakeup_fd(tell_us.fileno())  # whichever thread a signal is delivered to: libraries have some, too
+    wakeup, signalled = socket.socketpair()
+    signalled.setblocking(False)
+    signal.set_wakeup_fd(signalled.fileno())  # works in whichever thread the signal is delivered to
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     node = StoreNode(host=args.host, port=args.port, capacity_bytes=int(args.bytes))
     tell(f"pool node with {int(args.bytes)} bytes at pool://{node.address}")
-    told.recv(1)
+    wakeup.recv(1)
     node.close()
     return 0

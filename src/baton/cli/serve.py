@@ -21,7 +21,7 @@ Section = TypeVar("Section", bound=msgspec.Struct)
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
-    """Add the command. What is not given here comes from --config, and else from the defaults."""
+    """Add the command. A flag that is not given has its value from --config, or else the default."""
     parser = subparsers.add_parser(
         "serve",
         help=purpose,
@@ -35,45 +35,48 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
         help="a folder with safetensors, a .gguf file, a hub name, or smollm2-135m (default) or hash (no weights)",
     )
     parser.add_argument(
-        "--prefill", type=int, metavar="N", help="prefill workers; roles not named have none (default: 1)"
+        "--prefill", type=int, metavar="N", help="prefill workers; a role that is not given has none (default: 1)"
     )
     parser.add_argument("--decode", type=int, metavar="N", help="decode workers (default: 1)")
-    parser.add_argument("--mixed", type=int, metavar="N", help="workers that do both (default: 0)")
+    parser.add_argument("--mixed", type=int, metavar="N", help="workers for both prefill and decode (default: 0)")
     parser.add_argument(
-        "--hosts", type=int, metavar="N", help="wait for N hosts to join; then no worker here unless one is named"
+        "--hosts",
+        type=int,
+        metavar="N",
+        help="wait for N hosts to join; without a role, this machine then has no workers",
     )
     parser.add_argument("--host", metavar="H", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, metavar="P", help="port to listen on; 0 takes a free one (default: 8000)")
-    parser.add_argument("--device", metavar="D", help="auto, cpu, cuda or cuda:N (default: a GPU where there is one)")
-    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), help="precision to compute in")
+    parser.add_argument("--device", metavar="D", help="auto, cpu, cuda or cuda:N (default: a GPU if there is one)")
+    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), help="precision of computation")
     parser.add_argument(
-        "--weights", choices=("dense", "stored", "int8"), help="form that weights are computed in (default: dense)"
+        "--weights", choices=("dense", "stored", "int8"), help="form of the weights in memory (default: dense)"
     )
     parser.add_argument(
         "--kv-dtype",
         choices=("auto", "float32", "bfloat16", "int8", "fp8"),
-        help="precision of the KV cache (default: as computed)",
+        help="precision of the KV cache (default: as --dtype)",
     )
-    parser.add_argument("--kv-blocks", type=int, metavar="N", help="KV blocks of the host (default: what 2 GiB hold)")
+    parser.add_argument("--kv-blocks", type=int, metavar="N", help="KV blocks of the host (default: 2 GiB)")
     parser.add_argument("--block-tokens", type=int, metavar="N", help="tokens in a KV block (default: 16)")
     parser.add_argument(
         "--tier",
         action="append",
         metavar="URL",
-        help="keep KV below the arena, say in file:///var/cache/kv?bytes=100e9 (repeatable, the fastest first)",
+        help="keep KV below the arena, such as in file:///var/cache/kv?bytes=100e9 (repeatable, the fastest first)",
     )
-    parser.add_argument("--context-tokens", type=int, metavar="N", help="most tokens of a request (default: all)")
-    parser.add_argument("--step-tokens", type=int, metavar="N", help="most tokens of one step (default: 512)")
+    parser.add_argument("--context-tokens", type=int, metavar="N", help="maximum tokens of a request (default: all)")
+    parser.add_argument("--step-tokens", type=int, metavar="N", help="maximum tokens of a step (default: 512)")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of each worker (default: cores / workers)")
     add_parallel(parser)
-    parser.add_argument("--served-name", metavar="NAME", help="what clients call the model (default: its own name)")
+    parser.add_argument("--served-name", metavar="NAME", help="name of the model for clients (default: its own name)")
     parser.add_argument("--log", metavar="FILE", help="write every decision to FILE, for `baton replay`")
     parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file; see docs/config.md")
-    parser.add_argument("--api-key", action="append", metavar="K", help="ask for this bearer key (repeatable)")
+    parser.add_argument("--api-key", action="append", metavar="K", help="require this bearer key (repeatable)")
 
 
 def add_parallel(parser: argparse.ArgumentParser, *, default: str = "1") -> None:
-    """Add what decides how many processes each worker of this host is."""
+    """Add the flags for tensor and pipeline parallelism."""
     parser.add_argument(
         "--tp", type=int, metavar="N", help=f"tensor-parallel ranks of each worker (default: {default})"
     )
@@ -81,9 +84,9 @@ def add_parallel(parser: argparse.ArgumentParser, *, default: str = "1") -> None
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal comes. Returns the exit code."""
+    """Serve until a signal arrives. Return the exit code."""
     config = configuration(args)
-    from baton.compute.models.resolve import resolve_model  # what is wrong with the flags is told before
+    from baton.compute.models.resolve import resolve_model  # imported late: a wrong flag is reported at once
     from baton.serve.live.assembly import assemble
     from baton.serve.service import serve
 
@@ -92,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def configuration(args: argparse.Namespace) -> Config:
-    """Merge the file and the arguments. Raises ConfigError with every problem."""
+    """Return the configuration of the file and the flags. Raises ConfigError with every problem."""
     config = _read(args.config) if args.config is not None else Config()
     topology = config.topology
     hosts = config.hosts if args.hosts is None else msgspec.structs.replace(config.hosts, expected=args.hosts)
@@ -100,7 +103,7 @@ def configuration(args: argparse.Namespace) -> Config:
         topology = Topology(prefill=args.prefill or 0, decode=args.decode or 0, mixed=args.mixed or 0)
         if topology == Topology() and not hosts.expected:
             raise ConfigError(
-                "--prefill, --decode and --mixed are all 0: nobody would serve; name at least one worker, or --hosts"
+                "--prefill, --decode and --mixed are all 0: there would be no worker; give at least one, or --hosts"
             )
     kv = {"dtype": args.kv_dtype, "blocks": args.kv_blocks, "block_tokens": args.block_tokens}
     http = {"host": args.host, "port": args.port, "api_keys": tuple(args.api_key) if args.api_key else None}
@@ -128,7 +131,7 @@ def configuration(args: argparse.Namespace) -> Config:
 
 
 def _with(struct: Section, given: Mapping[str, Any]) -> Section:
-    """Replace the fields that were given."""
+    """Return the struct with the given fields replaced."""
     return msgspec.structs.replace(struct, **{name: value for name, value in given.items() if value is not None})
 
 
@@ -138,7 +141,7 @@ def _read(path: Path) -> Config:
 
 
 def event_loop() -> Any:  # noqa: ANN401
-    """Return what runs a coroutine to its end, on the fastest loop that there is."""
+    """Return the function that runs a coroutine: uvloop's where it exists."""
     if sys.platform == "win32":
         return asyncio.run
     import uvloop  # not on Windows
@@ -147,6 +150,6 @@ def event_loop() -> Any:  # noqa: ANN401
 
 
 def tell(text: str) -> None:
-    """Print for the person at the terminal. The server outlives its reader: `baton serve | head` closes the pipe."""
+    """Print a line. Ignore a closed pipe: the server must survive `baton serve | head`."""
     with contextlib.suppress(OSError):
         print(text, flush=True)  # noqa: T201

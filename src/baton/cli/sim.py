@@ -1,4 +1,4 @@
-"""`baton sim`: what a cluster would have done with a trace, in seconds instead of hours."""
+"""`baton sim`: simulate a cluster on a trace, in seconds instead of hours."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ Subparsers = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: i
 """What `add_subparsers` returns; argparse has no public name for it."""
 
 FAILURES_SHOWN = 5
-"""Reasons for failures that the screen shows."""
+"""Number of failure reasons that are shown."""
 
-DESCRIPTION = """Play a trace on a simulated cluster: the coordinator, the batchers and the KV pool are the real ones,
-only time, step durations and messages are simulated. No policy sees how long an answer will be.
+DESCRIPTION = """Run a trace on a simulated cluster. The coordinator, the batchers and the KV pools are the real ones;
+time, step durations and messages are simulated. No policy sees the output length of a request in advance.
 
 Exit code: 0; 1 if a request failed, none completed, or the SLO attainment is too low; 2 for bad arguments."""
 
@@ -60,48 +60,48 @@ def add_parser(subparsers: Subparsers, purpose: str) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--cluster", type=Path, required=True, metavar="FILE", help="the cluster, as in docs/simulator.md"
+        "--cluster", type=Path, required=True, metavar="FILE", help="the cluster; see docs/simulator.md"
     )
     parser.add_argument(
         "--trace",
         type=Path,
         required=True,
         metavar="FILE",
-        help="a trace or a workload file (.toml): docs/workloads.md",
+        help="a trace or a workload file (.toml); see docs/workloads.md",
     )
     parser.add_argument("--policy", default="baton", metavar="NAME", help=f"{POLICY_HELP} (default baton)")
-    parser.add_argument("--rate-scale", type=float, default=1.0, metavar="K", help="play the trace K times as fast")
+    parser.add_argument("--rate-scale", type=float, default=1.0, metavar="K", help="run the trace K times as fast")
     parser.add_argument("--rate", type=float, metavar="R", help="requests per second instead of the trace's own times")
     parser.add_argument("--arrivals", metavar="KIND", help=ARRIVALS_HELP)
     parser.add_argument("--limit", type=int, metavar="N", help="take at most the first N requests")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of prompts, delays and arrivals (default 0)")
-    parser.add_argument("--ttft-slo-s", type=float, metavar="X", help="target for the time to the first token")
-    parser.add_argument("--tpot-slo-s", type=float, metavar="Y", help="target for the time per output token")
+    parser.add_argument("--ttft-slo-s", type=float, metavar="X", help="target of TTFT, in seconds")
+    parser.add_argument("--tpot-slo-s", type=float, metavar="Y", help="target of TPOT, in seconds")
     parser.add_argument(
         "--processes",
         type=int,
         metavar="N",
-        help="play at most N cells at once (default: one per core; one with --html, --perfetto or --log)",
+        help="simulate at most N cells at a time (default: one per core; one with --html, --perfetto or --log)",
     )
     parser.add_argument(
-        "--faults", type=Path, metavar="FILE", help="what goes wrong meanwhile: docs/simulator.md (.toml, .yaml, .json)"
+        "--faults", type=Path, metavar="FILE", help="faults to inject (.toml, .yaml, .json); see docs/simulator.md"
     )
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write the results as JSON, in seconds; - for standard output"
     )
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page: latencies, load, roles and queues")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with latencies, load, roles and queues")
     parser.add_argument("--perfetto", type=Path, metavar="FILE", help="write a trace for ui.perfetto.dev")
     parser.add_argument(
         "--log",
         type=Path,
         metavar="FILE",
-        help="write every decision, for baton explain and replay; of several cells a file each, as in run.c0.log",
+        help="write every decision, for baton explain and replay; of several cells one file each, such as run.c0.log",
     )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate and return the exit code. Raises ConfigError with every problem of the arguments and the files."""
+    """Simulate and return the exit code. Raises ConfigError with every problem of the arguments and files."""
     started_s = perf_counter()
     spec, trace, faults = _read(args)
     slo = SloTargets(ttft_s=args.ttft_slo_s, tpot_s=args.tpot_slo_s)
@@ -138,10 +138,10 @@ def run(args: argparse.Namespace) -> int:
 def _play(
     args: argparse.Namespace, spec: ClusterSpec, trace: Trace, faults: tuple[TimedFault, ...], watching: Watching
 ) -> list[RequestRecord]:
-    """Play every cell: side by side where nobody watches, otherwise one after the other. The results are the same."""
-    promise, policy = _promise(args), policy_of(args.policy)
+    """Simulate every cell: in parallel, or one after the other if the run is recorded. The results are the same."""
+    slo, policy = _slo(args), policy_of(args.policy)
     processes = min(spec.cells, args.processes or usable_cores())
-    jobs = cell_jobs(spec, trace, policy, seed=args.seed, slo=promise, faults=faults)
+    jobs = cell_jobs(spec, trace, policy, seed=args.seed, slo=slo, faults=faults)
     if processes > 1 and not watching.wanted:
         return play_cells(jobs, processes=processes)
     for job in jobs:
@@ -149,15 +149,15 @@ def _play(
     return merge_records(watching.records) if spec.cells > 1 else watching.records[0]
 
 
-def _promise(args: argparse.Namespace) -> Slo | None:
-    """What every request is promised, as `baton serve` does it: both targets, or nothing."""
+def _slo(args: argparse.Namespace) -> Slo | None:
+    """Return the SLO of every request, as in `baton serve`: both targets or none."""
     if args.ttft_slo_s is None or args.tpot_slo_s is None:
         return None
     return Slo(ttft_s=args.ttft_slo_s, tpot_s=args.tpot_slo_s)
 
 
 def _facts(args: argparse.Namespace, trace: Trace) -> list[tuple[str, str]]:
-    """What was played, for the page."""
+    """Return the arguments of the run, for the page."""
     facts = [("cluster", str(args.cluster)), ("policy", args.policy), ("trace", f"{args.trace} ({trace.format})")]
     facts += [("seed", str(args.seed)), ("rate scale", f"{args.rate_scale:g}")]
     facts += [("faults", str(args.faults))] if args.faults is not None else []
@@ -195,7 +195,7 @@ def _read(args: argparse.Namespace) -> tuple[ClusterSpec, Trace, tuple[TimedFaul
 
 
 def _arrivals(args: argparse.Namespace, problems: list[str]) -> Arrivals | None:
-    """The process that new times are drawn from, at one request a second. None: the trace has its own times."""
+    """Return the arrival process that replaces the trace's times, at 1 request/s. None: keep the trace's times."""
     if args.arrivals is None:
         return None if args.rate is None else PoissonArrivals(1.0)
     try:
@@ -225,7 +225,7 @@ def _argument_problems(args: argparse.Namespace) -> list[str]:
 
 
 def _show(results: Results, source: str) -> None:
-    """`source`: the file that was played, and as what it was read."""
+    """Print the results. `source`: the trace file and its format."""
     table = Table("seconds", "mean", "p50", "p90", "p99")
     rows = {"TTFT": results.ttft_s, "TPOT": results.tpot_s, "ITL": results.itl_s, "E2E": results.e2e_s}
     for name, distribution in rows.items():
@@ -244,21 +244,21 @@ def _show(results: Results, source: str) -> None:
 
 
 def _show_remarks(name: str, lines: list[str], *, to_error: bool) -> None:
-    """Say what else a reader should know: beside the results, or, where those go to a program, where errors go."""
+    """Print remarks below the results, or on standard error if standard output has the JSON."""
     console = Console(stderr=to_error)
     for line in lines:
         console.print(f"{name:20} {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _unplayed(faults: Sequence[TimedFault], records: Sequence[RequestRecord]) -> list[str]:
-    """Say how many faults come when nothing is left to strike."""
+    """Return a remark on faults that are scheduled after the last request has ended."""
     end_s = max((record.end_s for record in records), default=0.0)
     late = [fault for fault in faults if fault.at_s > end_s]
     return [f"{len(late)} of {len(faults)} come after the last request has ended, at {end_s:.1f} s"] if late else []
 
 
 def _failure_words(records: Sequence[RequestRecord]) -> list[str]:
-    """Say why requests have failed, and how many of each: the most first."""
+    """Return the reasons of failed requests with their counts, the most frequent first."""
     reasons = Counter(record.failure for record in records if record.outcome == "failed").most_common()
     words = [f"{requests:,}: {reason}" for reason, requests in reasons[:FAILURES_SHOWN]]
     rest = sum(requests for _, requests in reasons[FAILURES_SHOWN:])

@@ -1,4 +1,4 @@
-"""`baton top`: what a server's workers are doing, live in the terminal."""
+"""`baton top`: show a server's workers and KV blocks, live in the terminal."""
 
 from __future__ import annotations
 
@@ -25,25 +25,27 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
     )
     parser.set_defaults(run=run)
     parser.add_argument("--url", default=URL, metavar="U", help="the server (default: %(default)s)")
-    parser.add_argument("--interval-s", type=float, default=1.0, metavar="T", help="seconds between looks (default: 1)")
+    parser.add_argument(
+        "--interval-s", type=float, default=1.0, metavar="T", help="seconds between updates (default 1)"
+    )
     parser.add_argument("--api-key", metavar="K", help="sent as a bearer token")
-    parser.add_argument("--once", action="store_true", help="look once and end")
+    parser.add_argument("--once", action="store_true", help="show the state once and exit")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look until Ctrl-C. Exit code 1 where the server cannot be reached."""
+    """Show the state until Ctrl-C. Return 1 if the server cannot be reached."""
     check_url(args.url)
     if args.interval_s <= 0:
         raise ConfigError(f"--interval-s is {args.interval_s}, but must be above 0")
     console = Console()
     try:
         if args.once:
-            console.print(_screen(_look(args.url, args.api_key)))
+            console.print(_screen(_read_status(args.url, args.api_key)))
             return 0
-        with Live(_screen(_look(args.url, args.api_key)), console=console, auto_refresh=False) as live:
+        with Live(_screen(_read_status(args.url, args.api_key)), console=console, auto_refresh=False) as live:
             pause = threading.Event()
             while not pause.wait(args.interval_s):
-                live.update(_screen(_look(args.url, args.api_key)), refresh=True)
+                live.update(_screen(_read_status(args.url, args.api_key)), refresh=True)
     except KeyboardInterrupt:
         return 0
     except BatonError as error:
@@ -52,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _look(url: str, api_key: str | None) -> ClusterStatus:
+def _read_status(url: str, api_key: str | None) -> ClusterStatus:
     try:
         return msgspec.json.decode(ask(url, "/cluster", api_key), type=ClusterStatus)
     except msgspec.DecodeError as error:
