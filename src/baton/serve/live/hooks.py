@@ -1,7 +1,7 @@
-"""Plug-ins around a request: one kind changes its body before it is read, the other its text before it is sent.
+"""Plug-ins that change the body of a request before it is parsed, or its output text before it is sent.
 
-Hooks are foreign code. One that raises fails the request that it was called for, with a 500 or with the status of the
-RequestError that it raised; the server goes on.
+Hooks are code of the user. If one raises, its request fails with a 500, or with the status of the RequestError that it
+raised; the server goes on.
 """
 
 from __future__ import annotations
@@ -15,52 +15,52 @@ from baton.core.config import HooksConfig
 from baton.core.errors import RequestError
 from baton.core.plugin import load_plugin
 
-log = logging.getLogger("baton.serve.live.hooks")
+log = logging.getLogger("baton.server")
 Made = TypeVar("Made")
 
 
 @runtime_checkable
 class RequestHook(Protocol):
-    """Changes requests before they are validated."""
+    """Changes bodies before they are validated."""
 
     def before(self, body: dict[str, Any], route: str) -> dict[str, Any]:
-        """Return the body to serve instead of `body`, which it may change. `route` is the path: `/v1/completions`.
+        """Return the body to serve instead of `body`, which it may change. `route`: such as `/v1/completions`.
 
-        Raise RequestError to refuse the request. Runs on the event loop: it must not block.
+        Raise RequestError to reject the request. Runs on the event loop: it must not block.
         """
         ...
 
 
 class OutputFilter(Protocol):
-    """Changes the text of one choice while it streams. What it cannot decide yet it keeps until it can."""
+    """Changes the text of one choice while it streams. May hold text back until it can decide."""
 
     def push(self, text: str) -> str:
-        """Take the next piece of text, return what may be sent now."""
+        """Take the next piece of text. Return the text to send now."""
         ...
 
     def flush(self) -> str:
-        """Return what was kept: the text is over."""
+        """End the text. Return the text that was held back."""
         ...
 
 
 @runtime_checkable
 class OutputHook(Protocol):
-    """Makes the filters that change output text."""
+    """Makes the filters of output text."""
 
     def begin(self, body: Mapping[str, Any], route: str) -> OutputFilter:
-        """Make a filter for one choice of the request `body`."""
+        """Return a filter for one choice of the request `body`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """The hooks of a server, in the order in which they run."""
+    """The hooks of a server, in their order."""
 
     request: tuple[RequestHook, ...] = ()
     output: tuple[OutputHook, ...] = ()
 
     def before(self, body: dict[str, Any], route: str) -> dict[str, Any]:
-        """Run every request hook over the body. Raises RequestError where one refuses or fails."""
+        """Return the body after every request hook. Raises RequestError if one rejects it or fails."""
         for hook in self.request:
             body = _guarded(hook, lambda hook=hook, body=body: hook.before(body, route))
             if not isinstance(body, dict):
@@ -68,14 +68,14 @@ class Hooks:
         return body
 
     def begin(self, body: Mapping[str, Any], route: str) -> Filters:
-        """Make one choice's filters."""
+        """Return the filters of one choice."""
         made = [(hook, _guarded(hook, lambda hook=hook: hook.begin(body, route))) for hook in self.output]
         return Filters(tuple(made))
 
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """The output filters of one choice, chained. No filter: text passes as it is."""
+    """The output filters of one choice, chained."""
 
     chain: tuple[tuple[OutputHook, OutputFilter], ...]
 
@@ -87,7 +87,7 @@ class Filters:
         return text
 
     def flush(self) -> str:
-        """End every filter in order: what the first kept goes through the next ones."""
+        """End every filter in order. The text that one held back passes through the next ones."""
         text = ""
         for hook, part in self.chain:
             pushed = _guarded(hook, lambda part=part, text=text: part.push(text)) if text else ""
@@ -96,7 +96,7 @@ class Filters:
 
 
 def load_hooks(config: HooksConfig) -> Hooks:
-    """Make the hooks that the configuration names. Raises ConfigError."""
+    """Load the hooks of the configuration. Raises ConfigError."""
     return Hooks(
         request=tuple(load_plugin(plugin.use, plugin.options, expects=RequestHook) for plugin in config.request),
         output=tuple(load_plugin(plugin.use, plugin.options, expects=OutputHook) for plugin in config.output),
@@ -104,12 +104,12 @@ def load_hooks(config: HooksConfig) -> Hooks:
 
 
 def _guarded(hook: RequestHook | OutputHook, call: Callable[[], Made]) -> Made:
-    """Call foreign code: whatever it raises becomes a RequestError of this one request."""
+    """Call a hook. Any exception becomes a RequestError of this request."""
     try:
         return call()
     except RequestError:
         raise
-    except Exception as error:  # a plug-in may raise anything, and must only fail its own request
+    except Exception as error:  # a plug-in may raise anything, and must fail only its own request
         log.exception("hook %s failed", type(hook).__name__)
         raise _failure(hook, f"{type(error).__name__} in it; the server's log has the traceback") from error
 

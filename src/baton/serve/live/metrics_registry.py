@@ -1,4 +1,4 @@
-"""Record the catalog's metrics and expose them. One recorder per server; no process-wide state."""
+"""Store the values of the catalog's metrics and expose them to Prometheus. No process-wide state."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Labels = tuple[str, ...]
 """Values in the order of the metric's labels."""
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""Of what `render` returns."""
+"""Content type of `render`."""
 
 
 class Metrics:
-    """Records what the doing half measured. Times come in as arguments.
+    """The metrics of a server.
 
-    Used from one thread: an event loop records and renders between awaits, so nothing is locked.
-    A wrong number of labels, or a value that the catalog does not know, is our bug and asserted.
+    Used from one thread, the event loop, so nothing is locked. A wrong number of labels, or a label value that the
+    catalog does not have, is a bug and asserted.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Metrics:
         self._registry.register(_Exposition(self._families))
 
     def observe(self, metric: Histogram, value: float, *labels: str) -> None:
-        """Add one value, in the metric's unit. `labels` in the metric's order."""
+        """Add a value, in the metric's unit. `labels` in the metric's order."""
         family = self._families[metric.name]
         series = family.series.get(labels) or family.add(labels)
         series.counts[bisect_left(metric.buckets, value)] += 1
@@ -47,7 +47,7 @@ class Metrics:
         (family.series.get(labels) or family.add(labels)).sum += amount
 
     def set_workers(self, views: Iterable[WorkerView]) -> None:
-        """Show exactly these workers' loads; a worker that is not among them is no longer exposed."""
+        """Set the loads of exactly these workers. Other workers are no longer exposed."""
         running, waiting = self._families[RUNNING.name], self._families[WAITING.name]
         running.series.clear()
         waiting.series.clear()
@@ -56,7 +56,7 @@ class Metrics:
             waiting.add((view.id, view.role)).sum = view.waiting_requests
 
     def set_blocks(self, views: Iterable[tuple[str, HostView]]) -> None:
-        """Show exactly these KV blocks: each a tier, and what a host has there."""
+        """Set the KV blocks of exactly these tiers. Each view is a host's."""
         blocks = self._families[KV_BLOCKS.name]
         blocks.series.clear()
         for tier, view in views:
@@ -65,29 +65,29 @@ class Metrics:
             blocks.add((view.id, tier, "cached")).sum = view.blocks_cached
 
     def forget_host(self, host: HostId) -> None:
-        """Show nothing of a host that is gone: hosts come and go under ever new names while the server lives."""
+        """Remove the series of a lost host, so that hosts with ever new names do not grow the metrics without bound."""
         for family in self._families.values():
             places = [place for place, label in enumerate(family.metric.labels) if label is HOST]
             for labels in [labels for labels in family.series if any(labels[place] == host for place in places)]:
                 del family.series[labels]
 
     def render(self) -> bytes:
-        """The text that Prometheus scrapes; its type is `CONTENT_TYPE`."""
+        """Return the exposition text, of type `CONTENT_TYPE`."""
         return generate_latest(self._registry)
 
 
 @dataclass(slots=True)
 class _Series:
-    """One metric under one choice of labels."""
+    """A metric with one set of label values."""
 
     counts: list[int]
-    """Of a histogram: values per bucket, not cumulated; the last has no bound."""
+    """Histogram: values per bucket, not cumulative; the last bucket has no bound."""
     sum: float = 0.0
-    """Of a histogram the sum of its values; else the value."""
+    """Histogram: the sum of its values; otherwise the value."""
 
 
 class _Family:
-    """All series of one metric. Those whose labels are known beforehand exist from the start."""
+    """The series of a metric. Series whose label values are known in advance exist from the start."""
 
     def __init__(self, metric: Metric) -> None:
         self.metric = metric
@@ -109,10 +109,10 @@ class _Family:
 
 
 class _Exposition(Collector):
-    """Shows the recorder to prometheus_client.
+    """Exposes the metrics to prometheus_client.
 
-    Its own Counter and Histogram are not used: they add `_created` series that the contract does not have unless a
-    switch of the whole process is thrown, and lock at each value (one per output token).
+    Its own Counter and Histogram are not used: they add `_created` series, which are not in the contract and can be
+    disabled only process-wide, and they lock for each value (one per output token).
     """
 
     def __init__(self, families: dict[str, _Family]) -> None:
