@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--device is {args.device!r}, but must be auto, cpu, cuda or cuda:N")
     tiers = tuple(TierConfig(url=url) for url in args.tier)
     check_tiers(tiers)
-    options = HostWishes(
+    options = HostOptions(
         url=args.join,
         name=args.name or re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:64],
         model=args.model,
@@ -144,5 +144,5 @@ def check_address(listen: str) -> None:
         ) from error
 
 
-async def _run(options: HostWishes) -> int:
+async def _run(options: HostOptions) -> int:
     return await Agent(options, tell=tell).run()

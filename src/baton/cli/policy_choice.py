@@ -9,7 +9,7 @@ from baton.core.config_file import load
 from baton.core.files import in_file
 from baton.decide.policy.policy_sets import POLICY_SETS, policy_set, resolve
 
-HELP = f"{', '.join(NAMED)}; or FILE.toml: the [policy] section of a configuration"
+HELP = f"{', '.join(POLICY_SETS)}; or FILE.toml: the [policy] section of a configuration"
 
 
 def policy_of(asked: str) -> PolicyConfig:

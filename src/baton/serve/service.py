@@ -19,11 +19,10 @@ from baton.core.errors import ConfigError
 from baton.core.messages import RetireWorker, StartWorker, StepReport
 from baton.core.types import WorkerId
 from baton.serve.host.arena_bytes import bytes_of, movable
-from baton.serve.host.worker_link import WorkerLink, WorkerNews
-from baton.serve.host.tasks import prefault
 from baton.serve.host.sizing import raise_files_max
 from baton.serve.host.supervisor import Notices, Supervisor
 from baton.serve.host.tasks import prefault, spawn
+from baton.serve.host.worker_link import WorkerLink, WorkerNews
 from baton.serve.http.app import build_app
 from baton.serve.http.services import HttpSettings, Services
 from baton.serve.live.assembly import Parts

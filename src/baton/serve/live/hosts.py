@@ -169,7 +169,7 @@ class Hosts:
         assert self._form is not None, "a host has a token before any asked for the terms"
         for source, target in ((hello.form, self._form), (self._form, hello.form)):
             result = negotiate(source, target, lossy_allowed=self._parts.config.hosts.lossy)
-            if isinstance(result, Refusal):
+            if isinstance(result, IncompatibleKV):
                 return Refused(result.reason, again=False)
         ours, theirs = self.driver.layout.block_tokens, hello.form.layout.block_tokens
         if theirs % ours:
