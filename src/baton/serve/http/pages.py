@@ -20,7 +20,7 @@ from baton.serve.http.services import Services
 from baton.serve.http.wire.errors import RETRY_AFTER_S, ErrorBody, ErrorInfo
 from baton.serve.http.wire.openapi import openapi_document
 from baton.serve.http.wire.parsing import convert, parse_object
-from baton.serve.http.wire.responses import Detokenized, Health, Model, ModelList, RoleSet, Tokens, Version
+from baton.serve.http.wire.responses import Detokenized, Health, Model, ModelList, RoleResponse, Tokens, Version
 from baton.serve.http.wire.sampling import check_tokens
 from baton.serve.http.wire.schemas import DetokenizeRequest, RoleRequest, TokenizeRequest
 from baton.serve.live.metrics_registry import CONTENT_TYPE
@@ -139,7 +139,7 @@ class Pages:
         body = convert(parse_object(await self._body(request)), RoleRequest)
         worker = request.path_params["worker"]
         self._services.gateway.set_role(WorkerId(worker), body.role)
-        return _json(RoleSet(worker, body.role))
+        return _json(RoleResponse(worker, body.role))
 
     async def _host_terms(self, request: Request) -> Response:
         """Return the terms for a host to join. The API key for generating is enough for that."""

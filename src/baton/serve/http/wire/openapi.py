@@ -45,7 +45,7 @@ _SCHEMAS = (
     responses.Detokenized,
     responses.Health,
     responses.Version,
-    responses.RoleSet,
+    responses.RoleResponse,
     ClusterStatus,
     ErrorBody,
 )
@@ -91,7 +91,7 @@ def _paths() -> Json:
             "get": _get_text("Read the decision log, as far as it is written", "application/octet-stream", _FINDING)
         },
         "/cluster/workers/{worker}/role": {
-            "post": _post("Change a worker's role", "RoleRequest", "RoleSet")
+            "post": _post("Change a worker's role", "RoleRequest", "RoleResponse")
             | {"parameters": _path_parameter("worker")}
         },
         "/ui": {"get": _get_text("Open the dashboard", "text/html")},

@@ -155,6 +155,6 @@ class Version(Struct, frozen=True):
     version: str
 
 
-class RoleSet(Struct, frozen=True):
+class RoleResponse(Struct, frozen=True):
     id: str
     role: str
