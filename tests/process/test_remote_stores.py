@@ -49,7 +49,7 @@ def test_a_redis_that_dies_is_a_miss_and_comes_back(tmp_path: Path, caplog: pyte
     assert (store.counters.misses, store.counters.refused) == (3, 3)
     with pytest.raises(StoreError, match="does not list"):
         store.held()
-    with redis_server(tmp_path, port=port), caplog.at_level(logging.WARNING, logger="baton.move.store"):
+    with redis_server(tmp_path, port=port), caplog.at_level(logging.WARNING, logger="baton.store"):
         ask_until_reachable(store)
         assert get(store, names(3), BLOCK_BYTES) == [False] * 3, "it has restarted empty"
         assert put(store, names(3), BLOCK_BYTES) == [True] * 3

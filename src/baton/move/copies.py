@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from baton.move.compiling import NativeSources, NativeUnavailableError
 
-log = logging.getLogger("baton.move")
+log = logging.getLogger("baton.transfer")
 
 COPIES = NativeSources(
     name="baton-copies",

@@ -92,7 +92,7 @@ def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 @pytest.mark.usefixtures("no_compiler")
 def test_without_a_compiler_it_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger="baton.move"):
+    with caplog.at_level(logging.WARNING, logger="baton.transfer"):
         assert fastest_copy() is copy_one_by_one
         assert fastest_copy() is copy_one_by_one
     (told,) = caplog.records

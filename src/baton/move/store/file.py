@@ -29,7 +29,7 @@ from baton.move.store.slot_header import HASH_BYTES_MAX, SlotHeader
 from baton.move.store.slot_io import SlotIo, SlotTask, Work
 from baton.move.store.slot_table import SlotTable
 
-log = logging.getLogger("baton.move.store")
+log = logging.getLogger("baton.store")
 
 THREADS = 8
 

@@ -23,7 +23,7 @@ from baton.move.store import node_wire as wire
 from baton.move.store.checksum import CHECKSUM_BYTES
 from baton.move.store.slot_table import SlotTable
 
-log = logging.getLogger("baton.move.store")
+log = logging.getLogger("baton.store")
 
 CONNECTIONS_MAX = 256
 """Bound of the TCP connections, and separately of the connections from this machine."""

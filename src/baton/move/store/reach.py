@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from baton.move.store.port import StoreCounters
 
-log = logging.getLogger("baton.move.store")
+log = logging.getLogger("baton.store")
 
 FIRST_PAUSE_S, PAUSE_S_MAX = 0.1, 10.0
 

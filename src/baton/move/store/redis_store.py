@@ -18,7 +18,7 @@ from baton.move.store.slot_header import HEADER_BYTES
 if TYPE_CHECKING:
     import redis
 
-log = logging.getLogger("baton.move.store")
+log = logging.getLogger("baton.store")
 
 PIECE_BYTES = 1 << 20
 """Of one value: Redis moves larger ones at a fraction of the speed, and answers nobody else meanwhile."""

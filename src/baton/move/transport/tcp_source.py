@@ -22,7 +22,7 @@ from baton.move.transport.wire import (
     trailer,
 )
 
-log = logging.getLogger("baton.move.transport")
+log = logging.getLogger("baton.transfer")
 
 FIRST_REQUEST_S = 5.0
 """Whoever connects and says nothing for so long is hung up on."""

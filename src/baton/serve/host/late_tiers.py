@@ -12,7 +12,7 @@ from baton.core.keeping import TierNews, TierRests
 from baton.serve.host.patience import FIRST_PAUSE_S, PAUSE_S_MAX
 from baton.serve.host.tier_opening import OpenTier, UnopenedTier
 
-log = logging.getLogger("baton.serve.host")
+log = logging.getLogger("baton.host")
 
 
 class LateTiers:

@@ -58,7 +58,7 @@ from baton.serve.messages.moving import (
 )
 from baton.serve.messages.setup import Ping
 
-log = logging.getLogger("baton.serve.host")
+log = logging.getLogger("baton.host")
 
 _THREADS = 4
 """They convert, and end what is to be ended, which takes a moment; bytes are moved by the transports' own."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from baton.core.keeping import TierNews, TierRests
 
-log = logging.getLogger("baton.serve.host")
+log = logging.getLogger("baton.host")
 
 FAILURES_MAX = 3
 """Calls that fail one after the other before a store is left alone."""

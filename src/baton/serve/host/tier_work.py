@@ -36,7 +36,7 @@ from baton.serve.host.late_tiers import LateTiers
 from baton.serve.host.patience import Patience
 from baton.serve.host.tier_opening import OpenTier, UnopenedTier
 
-log = logging.getLogger("baton.serve.host")
+log = logging.getLogger("baton.host")
 
 ANSWER_S = 5.0
 """A store that has not answered for so long is answered for: nothing was kept, and no more was read than is there."""

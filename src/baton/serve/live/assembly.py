@@ -46,7 +46,7 @@ from baton.serve.live.tiers import LiveTiers, OwnTiers, pool_tiers
 
 HOST = HostId("host-0")
 
-log = logging.getLogger("baton.serve.http")
+log = logging.getLogger("baton.server")
 
 
 @dataclass(frozen=True, slots=True)

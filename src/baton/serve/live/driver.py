@@ -36,7 +36,7 @@ from baton.serve.live.outside import LiveOutside
 from baton.serve.live.recorder import Recorder
 from baton.serve.live.waiting import RoomWatch
 
-log = logging.getLogger("baton.serve.http")
+log = logging.getLogger("baton.server")
 
 
 class Driver:

@@ -34,7 +34,7 @@ from baton.serve.host.tier_work import ANSWER_S, TierWork
 from baton.serve.live.metrics_registry import Metrics
 from baton.serve.messages.moving import ListTiers, TierOrder
 
-log = logging.getLogger("baton.serve.http")
+log = logging.getLogger("baton.server")
 
 Way = Callable[[TierOrder], bool]
 """Passes an order to those who move a host's bytes. False: nobody can do it now."""

@@ -22,7 +22,7 @@ from baton.move.ipc.frames import FrameReader, frame
 from baton.serve.messages.setup import WorkerSetup
 from baton.serve.worker.rank_wire import RankReady, RankSetup, rank_cores
 
-log = logging.getLogger("baton.serve.worker")
+log = logging.getLogger("baton.worker")
 _RECEIVE_BYTES = 4096
 _RANK_LOST = 3
 """Exit code of a worker that ends because one of its ranks did."""

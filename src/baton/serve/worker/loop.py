@@ -14,7 +14,7 @@ from baton.serve.worker.layers import LayerWatch
 from baton.serve.worker.link import ServerLink
 from baton.serve.worker.step_log import StepLogWriter
 
-log = logging.getLogger("baton.serve.worker")
+log = logging.getLogger("baton.worker")
 
 
 @dataclass(slots=True)

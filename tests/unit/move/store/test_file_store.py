@@ -136,7 +136,7 @@ def test_a_disk_without_any_room_keeps_nothing(small_disk: Path, caplog: pytest.
     store = _open(small_disk, 100)
     with pytest.raises(OSError, match="No space"):
         (small_disk / "something-else").write_bytes(bytes(3 << 20))
-    with caplog.at_level(logging.WARNING, logger="baton.move.store"):
+    with caplog.at_level(logging.WARNING, logger="baton.store"):
         assert put(store, names(3), BLOCK_BYTES) == [False] * 3
         assert put(store, names(3), BLOCK_BYTES) == [False] * 3
     assert [record.name for record in caplog.records] == ["baton.move.store"]
