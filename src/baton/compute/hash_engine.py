@@ -119,9 +119,8 @@ class HashEngine:
         prompt_logprobs = _prompt_logprobs(part) if part.sampling.prompt_logprobs else ()
         if not part.sample:
             return SliceResult(prompt_logprobs=prompt_logprobs)
-        digest = self._context_digest(part.at(0))
         (token, logprob), *further = self._drawn(part)
-        embedding = _unit_vector(digest) if part.sampling.embedding else b""
+        embedding = _unit_vector(self._context_digest(part.at(0))) if part.sampling.embedding else b""
         return SliceResult(
             token=token,
             logprob=logprob,
@@ -152,14 +151,15 @@ class HashEngine:
         seen = total if self._window_tokens is None else min(total, self._window_tokens)
         first_block, skipped = divmod(total - seen, layout.block_tokens)
         table = np.asarray(part.block_table[first_block : -(-total // layout.block_tokens)])
+        digest = blake2b(digest_size=16)
+        if len(self._shards) == 1:  # nothing to merge: digest the gathered bytes without another copy
+            digest.update(np.ascontiguousarray(_seen(self._shards[0][1][table], skipped, seen)).data)
+            return digest.digest()
         kv = np.zeros((layout.layers, layout.planes, seen, layout.kv_heads, layout.head_dim), np.uint8)
         held = np.zeros((layout.layers, layout.kv_heads), np.bool_)
-        digest = blake2b(digest_size=16)
         for shard, blocks in self._shards:
             layers, heads = (slice(part.start, part.stop) for part in (shard.layers, shard.heads))
-            # [layers, planes, blocks, block_tokens, kv_heads, head_dim], tokens joined and cut off
-            mine = blocks[table].transpose(1, 2, 0, 3, 4, 5)
-            mine = mine.reshape(*mine.shape[:2], -1, *mine.shape[4:])[:, :, skipped : skipped + seen]
+            mine = _seen(blocks[table], skipped, seen)
             if not held[layers, heads].any():
                 kv[layers, :, :, heads] = mine
                 held[layers, heads] = True
@@ -167,6 +167,12 @@ class HashEngine:
                 digest.update(np.ascontiguousarray(mine).data)
         digest.update(kv.data)
         return digest.digest()
+
+
+def _seen(blocks: np.ndarray, skipped: int, seen: int) -> np.ndarray:
+    """Join the tokens of consecutive blocks and cut off those not seen: [layers, planes, seen, kv_heads, head_dim]."""
+    kv = blocks.transpose(1, 2, 0, 3, 4, 5)  # [layers, planes, blocks, block_tokens, kv_heads, head_dim]
+    return kv.reshape(*kv.shape[:2], -1, *kv.shape[4:])[:, :, skipped : skipped + seen]
 
 
 def _view(arena: np.ndarray, shard: Shard, layout: KVLayout) -> np.ndarray:
