@@ -9,11 +9,11 @@ ARGS ?=
 FAST := $(wildcard tests/unit tests/property tests/conformance tests/house)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev serve test lint unit size bench gpu docs format clean
+.PHONY: help setup dev serve test test-deep lint unit size bench gpu docs format clean
 
 help: ## List these commands
 	@echo 'Usage: make COMMAND [PYTHON=python3.12] [ARGS="..."]'
-	@sed -n 's/^\([a-z]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name text; do printf '  %-8s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name text; do printf '  %-9s %s\n' "$$name" "$$text"; done
 
 setup: ## Create .venv and install Baton with a small model (once; a second call does nothing)
 	@"$(PYTHON)" $(NEW_ENOUGH) || { echo "Baton needs Python 3.11 or newer, and $(PYTHON) is not:" \
@@ -26,8 +26,11 @@ dev: setup
 serve: setup ## Install if needed, then serve: make serve ARGS="--prefill 2 --decode 2 --port 8080"
 	@exec $(BIN)/baton serve $(ARGS)
 
-test: dev ## Install if needed, then run every check and every test
+test: dev ## Install if needed, then run every check and all but the deep tests (minutes)
 	@exec $(BIN)/python tools/check.py lint tests $(ARGS)
+
+test-deep: dev ## As test, with the deep tests, many seeds and the sanitizers: before an issue is resolved
+	@exec $(BIN)/python tools/check.py lint tests --deep $(ARGS)
 
 lint: dev ## Style, formatting, import contracts, types, the tidy ratchet
 	@exec $(BIN)/python tools/check.py lint

@@ -1,29 +1,91 @@
-"""What all tests share: one profile for every property, and servers."""
+"""What all tests share: options, the profile of every property, servers, and what a run says at its end."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from baton.move.store.node import StoreNode
+from tests.seeds import Seeds
 from tests.serving import RunningServer, serving
 from tests.stores import BLOCK_BYTES
 
+SLOWEST = 10
+LONG_FOLDERS = ("process", "numerics", "simulation", "http", "bench", "property", "conformance")
+"""Folders of files that take long, in this order: started first, they do not leave one core idle at the end."""
+
 # The same examples on every run, so that a red build is red again; and no deadline, for no test asserts a time.
-settings.register_profile(
-    "house",
-    derandomize=True,
-    database=None,
-    deadline=None,
-    max_examples=60,
-    stateful_step_count=40,
-    print_blob=False,
-    phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
-)
-settings.load_profile("house")
+for name, examples in (("house", 60), ("deep", 600)):
+    settings.register_profile(
+        name,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        max_examples=examples,
+        stateful_step_count=40,
+        print_blob=False,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+    )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("baton")
+    group.addoption("--deep", action="store_true", help="run deep tests too, and campaigns with many seeds")
+    group.addoption("--seed-day", type=int, help="draw the seeds of this day; a run names its day at its end")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the day here, in the first process: the processes of a parallel run inherit it."""
+    settings.load_profile("deep" if config.option.deep else "house")
+    if config.option.seed_day is None:
+        config.option.seed_day = datetime.now(UTC).date().toordinal()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave deep tests out of a run that is not deep, and put folders that take long first."""
+    left_out = [item for item in items if not config.option.deep and item.get_closest_marker("deep")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+    kept = set(items) - set(left_out)
+    items[:] = sorted((item for item in items if item in kept), key=lambda item: _rank(item.path))
+
+
+def _rank(path: Path) -> int:
+    return next((rank for rank, folder in enumerate(LONG_FOLDERS) if folder in path.parts), len(LONG_FOLDERS))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Tell the slowest tests, the reasons of skips, and how to repeat the seeds. pytest's closing line follows."""
+    spent_s: Counter[str] = Counter()
+    skips: Counter[str] = Counter()
+    for report in (report for reports in terminalreporter.stats.values() for report in reports):
+        if isinstance(report, pytest.TestReport):
+            spent_s[report.nodeid] += report.duration
+        if getattr(report, "skipped", False) and isinstance(report.longrepr, tuple):
+            skips[report.longrepr[2].removeprefix("Skipped: ")] += 1
+    terminalreporter.section(f"{SLOWEST} slowest tests")
+    for nodeid, seconds in spent_s.most_common(SLOWEST):
+        terminalreporter.line(f"{seconds:7.1f} s  {nodeid}")
+    if skips:
+        terminalreporter.section("skipped, by reason")
+    for reason, count in skips.most_common():
+        terminalreporter.line(f"{count:7}    {reason}")
+    if not config.option.deep:
+        terminalreporter.line(
+            f"Seeds of day {config.option.seed_day}; deep tests were left out. "
+            f"The same again: --seed-day {config.option.seed_day}. All of it: make test-deep"
+        )
+
+
+@pytest.fixture(scope="session")
+def seeds(pytestconfig: pytest.Config) -> Seeds:
+    return Seeds(day=pytestconfig.option.seed_day, deep=pytestconfig.option.deep)
 
 
 @pytest.fixture(scope="session")

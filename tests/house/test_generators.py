@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import check
@@ -79,8 +80,20 @@ def test_an_outdated_page_is_told_with_the_difference(capsys: pytest.CaptureFixt
 
 
 def test_a_failed_check_shows_what_it_said(capsys: pytest.CaptureFixture[str]) -> None:
-    """One that passes takes one line."""
-    assert not check.passes(check.Check("bad", (sys.executable, "-c", "print('why'); raise SystemExit(3)")))
-    assert capsys.readouterr().out == "FAILED bad\nwhy\n"
-    assert check.passes(check.Check("good", (sys.executable, "-c", "print('noise')")))
-    assert capsys.readouterr().out == "ok     good\n"
+    """One that passes takes one line, and the lines stand in the order of the checks."""
+    bad = check.Check("bad", (sys.executable, "-c", "print('why'); raise SystemExit(3)"))
+    good = check.Check("good", (sys.executable, "-c", "print('noise')"))
+    with ThreadPoolExecutor(2) as pool:
+        assert not check.report([pool.submit(check.run, each) for each in (bad, good)])
+    assert capsys.readouterr().out == "FAILED bad\nwhy\nok     good\nLINT FAILED: bad\n"
+
+
+def test_checks_run_beside_the_tests_and_pytest_has_the_last_word(capsys: pytest.CaptureFixture[str]) -> None:
+    """A failed check fails the run, though every test has passed."""
+    bad = check.Check("bad", (sys.executable, "-c", "raise SystemExit(3)"))
+    tests = [sys.executable, "-c", "print('dots'); print('2 passed')"]
+    with ThreadPoolExecutor(1) as pool:
+        assert not check.tests(tests, [pool.submit(check.run, bad)])
+        assert check.tests(tests, [])
+    failed = ["dots", "FAILED bad", "(no output; exit code 3)", "LINT FAILED: bad", "2 passed"]
+    assert capsys.readouterr().out.splitlines() == [*failed, "dots", "2 passed"]

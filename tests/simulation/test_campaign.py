@@ -1,4 +1,4 @@
-"""Thousands of seeds under all checkers. A failing seed prints the one line that plays it again."""
+"""Many seeds under all checkers. A failing seed prints the one line that plays it again."""
 
 from __future__ import annotations
 
@@ -7,25 +7,23 @@ import io
 import pytest
 
 from baton.lab.sim.campaign import main, play_seed, repeat_line, run_seeds
+from tests.seeds import Seeds
 
-SEEDS = 2400
 CHUNKS = 6
-PER_CHUNK = SEEDS // CHUNKS
-QUIET_SEEDS = 300
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_every_seed_holds_the_invariants_with_faults(chunk: int) -> None:
+def test_every_seed_holds_the_invariants_with_faults(chunk: int, seeds: Seeds) -> None:
     """Workers die, hang, come back; messages are late or lost; clients hang up: INV-1 to INV-5, INV-7 to INV-9."""
     out = io.StringIO()
-    failed = run_seeds(range(chunk * PER_CHUNK, (chunk + 1) * PER_CHUNK), faults=True, out=out)
+    failed = run_seeds(seeds.draw(240, deep=2400)[chunk::CHUNKS], faults=True, out=out)
     assert failed == 0, out.getvalue()
 
 
-def test_every_seed_holds_the_invariants_without_faults() -> None:
+def test_every_seed_holds_the_invariants_without_faults(seeds: Seeds) -> None:
     """Nothing goes wrong, so nothing may fail either: only small arenas and full queues."""
     out = io.StringIO()
-    assert run_seeds(range(QUIET_SEEDS), faults=False, out=out) == 0, out.getvalue()
+    assert run_seeds(seeds.draw(60, deep=300), faults=False, out=out) == 0, out.getvalue()
 
 
 def test_the_printed_line_plays_the_seed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,6 @@ from baton.lab.workload.request import Trace, TraceRequest
 START_S = 40.0
 SPEC = ClusterSpec(topology=Topology(mixed=1), worker_start_s=START_S, tick_s=5.0)
 RECENT = "recent-demand"
-SERIES = "baton.decide.policy.forecast_series:"
 
 
 def ramp() -> Trace:
@@ -46,10 +45,10 @@ def played(policy: PolicyConfig) -> tuple[list[float], float]:
     return asked_s, fmean(record.ttft_s or 0.0 for record in records)
 
 
-@pytest.mark.parametrize("kind", ["Arima", "ExponentialSmoothing"])
+@pytest.mark.parametrize("kind", ["arima", "exponential-smoothing"])
 def test_who_sees_the_rise_coming_asks_earlier_and_answers_sooner(kind: str) -> None:
     pytest.importorskip("statsmodels", reason="no package statsmodels: pip install 'baton[forecast]'")
     late_s, late_ttft_s = played(scaling(RECENT, {}))
-    asked_s, ttft_s = played(scaling(SERIES + kind, {"bin_s": 10.0}))
+    asked_s, ttft_s = played(scaling(kind, {"bin_s": 10.0}))
     assert asked_s[0] < late_s[0] - 10
     assert ttft_s < late_ttft_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
+import pytest
 from msgspec.structs import replace
 
 from baton.core.config import Plugin, PolicyConfig, Topology
@@ -55,6 +56,7 @@ def ttft_s(records: list[RequestRecord], from_s: float) -> float:
     return fmean(record.ttft_s or 0.0 for record in records if from_s <= record.arrival_s < from_s + BUSY_FOR_S)
 
 
+@pytest.mark.deep
 def test_the_second_day_sees_the_first_at_the_default_tick() -> None:
     decisions, records = played(SPEC)
     asked = asked_s(decisions)

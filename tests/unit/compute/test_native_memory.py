@@ -5,6 +5,7 @@ One build serves both: what AMX tiles compute is held against plain C++, on mach
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from baton.compute.native.build import ENGINE
 from baton.move.compiling import find_compiler
+from tests.seeds import Seeds
 
 ROOT = Path(__file__).resolve().parents[3]
 SEEDS = 14
@@ -28,8 +30,23 @@ SANITIZED = (
 """Checked out of line, and without what the address sanitizer sees as well: half a minute less to compile."""
 
 
+RECORD = ROOT / "tests" / "data" / "native_sanitized.txt"
+"""Digest of the sources that the sanitizers have passed. A deep run that passes writes it: commit it with them."""
+
+
+def _sources_digest() -> str:
+    digest = hashlib.sha256(repr((ENGINE.flags, dict(ENGINE.units), SANITIZED, SEEDS)).encode())
+    cases = [Path(__file__).with_name(name) for name in ("native_fuzz.py", "native_models.py", "native_refusals.py")]
+    for source in sorted([*ENGINE.folder.glob("*.cpp"), *ENGINE.folder.glob("*.h"), *cases]):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def library(tmp_path_factory: pytest.TempPathFactory, seeds: Seeds) -> Path:
+    """Compile with sanitizers: a minute of a core, so sources that have passed are left to deep runs."""
+    if not seeds.deep and RECORD.read_text().strip() == _sources_digest():
+        pytest.skip("these native sources have passed the sanitizers: make test-deep plays them again")
     path = tmp_path_factory.mktemp("sanitized") / "native.so"
     ENGINE.compile(find_compiler(), path, SANITIZED)
     return path
@@ -48,8 +65,10 @@ def _fuzz(library: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
 
 
-def test_no_read_or_write_goes_astray(library: Path) -> None:
+def test_no_read_or_write_goes_astray(library: Path, seeds: Seeds) -> None:
     """Random models, ragged steps and block tables on every instruction set: equal to plain C++, and clean."""
     done = _fuzz(library)
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"{SEEDS} models on AMX" in done.stdout
+    if seeds.deep:
+        RECORD.write_text(_sources_digest() + "\n")
