@@ -36,7 +36,6 @@ class AllowedRow:
     index: int
 
     def rows(self) -> Sequence[bytes]:
-        """See `AllowedTokens.rows`."""
         return self.allowed.rows()[self.index : self.index + 1]
 
 

@@ -14,7 +14,13 @@ from baton.core.types import ClusterView, HostId, Request, Until, WorkerId, Work
 from baton.core.ways import HandoffView, Way
 from baton.decide.policy.admission import AdmissionPolicy
 from baton.decide.policy.fairness import FairnessPolicy
-from baton.decide.policy.handoff import DirectHandoff, FirstTokenByPrefill, FirstTokenPolicy, HandoffPolicy, Teller
+from baton.decide.policy.handoff import (
+    DirectHandoff,
+    FirstTokenByPrefill,
+    FirstTokenPolicy,
+    FirstTokenWorker,
+    HandoffPolicy,
+)
 from baton.decide.policy.lengths import LengthsPolicy, RecentMean
 from baton.decide.policy.moves import MovesPolicy, NoMoves
 from baton.decide.policy.placement import PlacementPolicy
@@ -116,14 +122,14 @@ class Policies:
 
     def until(self, request: Request, until: Until) -> Until:
         """Say how far a worker computes a prompt that is handed off at its first token, or was to go so far."""
-        return "prompt" if until == "first_token" and self.teller(request) == "decode" else until
+        return "prompt" if until == "first_token" and self.first_token_by(request) == "decode" else until
 
-    def teller(self, request: Request) -> Teller:
+    def first_token_by(self, request: Request) -> FirstTokenWorker:
         """Ask who draws the first token; prefill where the policy fails, or where more comes with that token."""
         if request.prompt_tokens == 1 or request.sampling.prompt_logprobs or request.sampling.embedding:
             return "prefill"
         try:
-            return "decode" if self.first_token.teller(request, self.cost) == "decode" else "prefill"
+            return "decode" if self.first_token.first_token_by(request, self.cost) == "decode" else "prefill"
         except Exception:  # noqa: BLE001  see `admit`
             return "prefill"
 

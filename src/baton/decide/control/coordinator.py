@@ -380,7 +380,7 @@ class Coordinator:
             tier_hits=flight.tier_hits,
             starting=self._reshaping.starting,
             bound=self._bound.loads,
-            first_token_by=policies.teller(request),
+            first_token_by=policies.first_token_by(request),
             is_sent_ahead=policies.run_tokens(request) > 0,
         )
 

@@ -25,17 +25,14 @@ class GuardedEviction:
         self._instead = LeastRecentlyUsed()
 
     def add(self, block: BlockId, facts: BlockFacts) -> None:
-        """See `EvictionOrder.add`."""
         self._instead.add(block, facts)
         self._ask(lambda own: own.add(block, facts))
 
     def remove(self, block: BlockId) -> None:
-        """See `EvictionOrder.remove`."""
         self._instead.remove(block)
         self._ask(lambda own: own.remove(block))
 
     def pop(self) -> BlockId:
-        """See `EvictionOrder.pop`."""
         block = self._ask(self._take)
         return self._instead.pop() if block is None else block
 

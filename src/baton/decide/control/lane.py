@@ -71,12 +71,10 @@ class Lane:
 
     @property
     def room_tokens(self) -> int:
-        """See `Candidate.room_tokens`."""
         return len(self.table) * self.block_tokens - self.computed_tokens
 
     @property
     def tpot_s(self) -> float | None:
-        """See `Candidate.tpot_s`."""
         return None if self.request.slo is None else self.request.slo.tpot_s
 
     @property

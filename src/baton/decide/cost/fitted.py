@@ -89,14 +89,12 @@ class FittedCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     error: FitError | None = None
 
     def prefill_s(self, *, new_tokens: int, cached_tokens: int) -> float:
-        """See `CostModel.prefill_s`."""
         if new_tokens == 0:
             return 0.0
         pairs = prefill_pairs(new_tokens, cached_tokens)
         return self.step_s(StepShape(prefill_tokens=new_tokens, prefill_chunks=1, prefill_pairs=pairs))
 
     def step_s(self, shape: StepShape) -> float:
-        """See `CostModel.step_s`."""
         fixed_s = self._fixed_s(shape.prefill_tokens, shape.prefill_chunks, shape.decode_requests)
         return fixed_s + self.pair_s * shape.prefill_pairs + self.context_token_s * shape.context_tokens
 
@@ -107,13 +105,11 @@ class FittedCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.start_s + (bands_s + self.sequence_s * (chunks + requests) + self.decode_s * requests)
 
     def decode_run_s(self, *, requests: int, context_tokens: int, steps: int) -> Sequence[float]:
-        """See `CostModel.decode_run_s`."""
         fixed_s = self._fixed_s(0, 0, requests)
         reads = range(context_tokens, context_tokens + steps * requests, requests)
         return [fixed_s + self.context_token_s * read for read in reads]
 
     def handoff_s(self, *, tokens: int, same_host: bool) -> float:
-        """See `CostModel.handoff_s`."""
         return self.handoff_local_s + (0.0 if same_host else self.handoff_token_s * tokens)
 
     def on(self, kind: str) -> FittedCost:

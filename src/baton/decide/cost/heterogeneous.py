@@ -24,19 +24,15 @@ class HeterogeneousCost:
         return next(iter(self.kinds.values()))
 
     def prefill_s(self, *, new_tokens: int, cached_tokens: int) -> float:
-        """See `CostModel.prefill_s`."""
         return self._first.prefill_s(new_tokens=new_tokens, cached_tokens=cached_tokens)
 
     def step_s(self, shape: StepShape) -> float:
-        """See `CostModel.step_s`."""
         return self._first.step_s(shape)
 
     def decode_run_s(self, *, requests: int, context_tokens: int, steps: int) -> Sequence[float]:
-        """See `CostModel.decode_run_s`."""
         return self._first.decode_run_s(requests=requests, context_tokens=context_tokens, steps=steps)
 
     def handoff_s(self, *, tokens: int, same_host: bool) -> float:
-        """See `CostModel.handoff_s`."""
         return max(cost.handoff_s(tokens=tokens, same_host=same_host) for cost in self.kinds.values())
 
     def on(self, kind: str) -> CostModel:

@@ -34,14 +34,12 @@ class LinearCost:
     """Only between hosts: on one host no byte moves."""
 
     def prefill_s(self, *, new_tokens: int, cached_tokens: int) -> float:
-        """See `CostModel.prefill_s`."""
         if new_tokens == 0:
             return 0.0
         pairs = prefill_pairs(new_tokens, cached_tokens)
         return self.step_overhead_s + (self.prefill_token_s * new_tokens + self.prefill_pair_s * pairs)
 
     def step_s(self, shape: StepShape) -> float:
-        """See `CostModel.step_s`."""
         decode_s = self.decode_request_s * shape.decode_requests + self.context_token_s * shape.context_tokens
         if not shape.prefill_tokens:
             return self.step_overhead_s + decode_s
@@ -49,7 +47,6 @@ class LinearCost:
         return self.step_overhead_s + prefill_s + decode_s
 
     def decode_run_s(self, *, requests: int, context_tokens: int, steps: int) -> Sequence[float]:
-        """See `CostModel.decode_run_s`."""
         fixed_s, token_s, requests_s = self.step_overhead_s, self.context_token_s, self.decode_request_s * requests
         reads = range(context_tokens, context_tokens + steps * requests, requests)
         if steps >= _ARRAY_STEPS_MIN:
@@ -60,7 +57,6 @@ class LinearCost:
         return [fixed_s + (requests_s + token_s * read) for read in reads]
 
     def handoff_s(self, *, tokens: int, same_host: bool) -> float:
-        """See `CostModel.handoff_s`."""
         return self.handoff_local_s + (0.0 if same_host else self.handoff_token_s * tokens)
 
     def on(self, kind: str) -> LinearCost:

@@ -66,7 +66,6 @@ class RooflineCost:
         object.__setattr__(self, "_wires", (between, inside))
 
     def prefill_s(self, *, new_tokens: int, cached_tokens: int) -> float:
-        """See `CostModel.prefill_s`."""
         if new_tokens == 0:
             return 0.0
         pairs = prefill_pairs(new_tokens, cached_tokens)
@@ -101,7 +100,6 @@ class RooflineCost:
         return fixed_s + token_s * shape.context_tokens
 
     def decode_run_s(self, *, requests: int, context_tokens: int, steps: int) -> Sequence[float]:
-        """See `CostModel.decode_run_s`."""
         fixed_s, token_s = self._decode(requests)
         reads = range(context_tokens, context_tokens + steps * requests, requests)
         return [fixed_s + token_s * read for read in reads]

@@ -38,17 +38,14 @@ class SpeculativeCost:
         return accepted_tokens(draft_tokens=self.draft_tokens, acceptance_ratio=self.acceptance_ratio)
 
     def prefill_s(self, *, new_tokens: int, cached_tokens: int) -> float:
-        """See `CostModel.prefill_s`."""
         return self.target.prefill_s(new_tokens=new_tokens, cached_tokens=cached_tokens)
 
     def step_s(self, shape: StepShape) -> float:
-        """See `CostModel.step_s`."""
         if shape.prefill_tokens:
             return self.target.step_s(shape)
         return (self.check.step_s(shape) + self.draft_tokens * self.draft.step_s(shape)) / self._tokens
 
     def decode_run_s(self, *, requests: int, context_tokens: int, steps: int) -> Sequence[float]:
-        """See `CostModel.decode_run_s`."""
         checks_s = self.check.decode_run_s(requests=requests, context_tokens=context_tokens, steps=steps)
         drafts_s = self.draft.decode_run_s(requests=requests, context_tokens=context_tokens, steps=steps)
         tokens = self._tokens
@@ -58,7 +55,6 @@ class SpeculativeCost:
         ]
 
     def handoff_s(self, *, tokens: int, same_host: bool) -> float:
-        """See `CostModel.handoff_s`."""
         return self.target.handoff_s(tokens=tokens, same_host=same_host)
 
     def on(self, kind: str) -> SpeculativeCost:

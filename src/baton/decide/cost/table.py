@@ -58,7 +58,6 @@ class TableCost:
         return self.step_s(StepShape(prefill_tokens=new_tokens, prefill_chunks=1))
 
     def step_s(self, shape: StepShape) -> float:
-        """See `CostModel.step_s`."""
         if shape.prefill_tokens == 0:
             return self._decode_s(shape.decode_requests, shape.context_tokens)
         prompt_s = self.prompt_factor * self.prompt.at(shape.prefill_tokens + shape.decode_requests)
@@ -71,12 +70,10 @@ class TableCost:
         return self.decode.at(requests) + self.context_token_s * max(0, context_tokens - usual)
 
     def decode_run_s(self, *, requests: int, context_tokens: int, steps: int) -> Sequence[float]:
-        """See `CostModel.decode_run_s`."""
         reads = range(context_tokens, context_tokens + steps * requests, requests)
         return [self._decode_s(requests, read) for read in reads]
 
     def handoff_s(self, *, tokens: int, same_host: bool) -> float:
-        """See `CostModel.handoff_s`."""
         return _handoff_s(self, tokens, same_host=same_host)
 
     def on(self, kind: str) -> TableCost:
@@ -101,22 +98,18 @@ class SplitwiseSimCost:
     wire: HandoffLink
 
     def prefill_s(self, *, new_tokens: int, cached_tokens: int) -> float:
-        """See `CostModel.prefill_s`."""
         return self.prompt_factor * self.prompt.at(new_tokens) if new_tokens else 0.0
 
     def step_s(self, shape: StepShape) -> float:
-        """See `CostModel.step_s`."""
         tokens = shape.prefill_tokens + shape.decode_requests
         if shape.prefill_tokens == 0:
             return self.decode.at(tokens)
         return (MIXED_FACTOR if shape.decode_requests else 1.0) * self.prompt_factor * self.prompt.at(tokens)
 
     def decode_run_s(self, *, requests: int, context_tokens: int, steps: int) -> Sequence[float]:
-        """See `CostModel.decode_run_s`."""
         return [self.decode.at(requests)] * steps
 
     def handoff_s(self, *, tokens: int, same_host: bool) -> float:
-        """See `CostModel.handoff_s`."""
         return _handoff_s(self, tokens, same_host=same_host)
 
     def on(self, kind: str) -> SplitwiseSimCost:
@@ -147,7 +140,6 @@ class DistServeCost:
     wire: HandoffLink
 
     def prefill_s(self, *, new_tokens: int, cached_tokens: int) -> float:
-        """See `CostModel.prefill_s`."""
         if new_tokens == 0:
             return 0.0
         pairs = prefill_pairs(new_tokens, cached_tokens)
@@ -173,13 +165,11 @@ class DistServeCost:
         return fixed_s, token_s / self.pp + self.engine_token_s
 
     def decode_run_s(self, *, requests: int, context_tokens: int, steps: int) -> Sequence[float]:
-        """See `CostModel.decode_run_s`."""
         fixed_s, token_s = self._decode(requests)
         reads = range(context_tokens, context_tokens + steps * requests, requests)
         return [fixed_s + token_s * read for read in reads]
 
     def handoff_s(self, *, tokens: int, same_host: bool) -> float:
-        """See `CostModel.handoff_s`."""
         return _handoff_s(self, tokens, same_host=same_host)
 
     def on(self, kind: str) -> DistServeCost:

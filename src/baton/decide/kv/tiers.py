@@ -45,16 +45,13 @@ class BackedBlocksFirst:
         self._order_of: dict[BlockId, EvictionOrder] = {}
 
     def add(self, block: BlockId, facts: BlockFacts) -> None:
-        """See `EvictionOrder.add`."""
         order = self._order_of[block] = self._backed if facts.is_backed else self._only
         order.add(block, facts)
 
     def remove(self, block: BlockId) -> None:
-        """See `EvictionOrder.remove`."""
         self._order_of.pop(block).remove(block)
 
     def pop(self) -> BlockId:
-        """See `EvictionOrder.pop`."""
         block = (self._backed if len(self._backed) else self._only).pop()
         del self._order_of[block]
         return block

@@ -1,1 +1,1 @@
-"""Pure choices, one family a file. A policy draws no numbers, reads no clock, logs nothing."""
+"""Policies: pure choices, one family per module. A policy draws no random numbers, reads no clock and writes no log."""

@@ -1,4 +1,4 @@
-"""Admission: whether a request is taken at all. A refusal now is kinder than a timeout later."""
+"""Admission: accept or reject a request on arrival. An early rejection is better for a client than a timeout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from baton.decide.policy.prefix import best_prefix
 
 
 class Reject(Struct, frozen=True, kw_only=True):
-    """Why a request is not taken, in words for its client, and when to come back."""
+    """A rejection: the reason as a message for the client, and when to retry."""
 
     reject: RejectReason
     reason: str
@@ -25,24 +25,23 @@ class Reject(Struct, frozen=True, kw_only=True):
 @runtime_checkable
 class AdmissionPolicy(Protocol):
     def admit(self, request: Request, cluster: ClusterView, cost: CostModel, now_s: float) -> Reject | None:
-        """Return None to take the request, or the reason why not."""
+        """Return None to accept the request, or the rejection."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundedQueue:
-    """Take what has a place in the queue and, for requests with an SLO, what can still meet its TTFT.
+    """Accept a request if the queue has a place and, where it has an SLO, if its TTFT can still be met.
 
-    The queue's bound is what keeps the server's memory bounded (INV-9).
+    The bound of the queue also bounds the server's memory (INV-9).
     """
 
     requests_max: int = 1024
-    """Most requests in the cluster, waiting and running."""
+    """Maximum number of requests in the cluster, waiting and running."""
     ttft_slack: float = 1.0
     """Admit while predicted TTFT <= slack * SLO. 1.0 trusts the cost model exactly."""
 
     def admit(self, request: Request, cluster: ClusterView, cost: CostModel, now_s: float) -> Reject | None:
-        """See `AdmissionPolicy.admit`."""
         live = cluster.waiting_requests + sum(worker.running_requests for worker in cluster.workers)
         if live >= self.requests_max:
             shortest_s = min((queue_s(worker, cost) for worker in cluster.having("prefill")), default=1.0)
@@ -56,7 +55,7 @@ class BoundedQueue:
         hit_tokens = max(cluster.prefix_hit_tokens.values(), default=0)
 
         def first_token_s(worker: WorkerView) -> float:
-            """Any arena's hit may be pulled over; what a tier has, only its own host can read."""
+            # A prefix in any arena can be pulled by this host. Tiers are read by their own host only.
             hits, model, wait_s = cluster.tier_hits.get(worker.host, ()), cost.on(worker.kind), queue_s(worker, cost)
             prompt_s = best_prefix(request, hit_tokens, hits, model, wait_s=wait_s).ttft_s
             return prompt_s + first_token_delay_s(worker, request, cluster, cost, prompt_s=prompt_s - wait_s)
@@ -71,13 +70,12 @@ class BoundedQueue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmitAll:
-    """Take every request that the queue has room for, whatever it was promised: what most of the literature does."""
+    """Accept every request that the queue has room for, whatever its SLO. Most published systems do this."""
 
     requests_max: int = 65_536
-    """Most requests in the cluster: the bound that INV-9 asks for."""
+    """Maximum number of requests in the cluster (INV-9)."""
 
     def admit(self, request: Request, cluster: ClusterView, cost: CostModel, now_s: float) -> Reject | None:
-        """See `AdmissionPolicy.admit`."""
         live = cluster.waiting_requests + sum(worker.running_requests for worker in cluster.workers)
         if live < self.requests_max:
             return None
@@ -86,7 +84,7 @@ class AdmitAll:
 
 
 def refuse_late(slo: Slo, ttft_s: float, tpot_s: float) -> Reject | None:
-    """Refuse what is predicted to miss its SLO, in words."""
+    """Return a rejection if the predicted TTFT or TPOT misses the SLO, else None."""
     if ttft_s > slo.ttft_s:
         reason = f"the first token is predicted after {ttft_s:.3f} s, later than the SLO of {slo.ttft_s:.3f} s"
         return Reject(reject="slo", reason=reason, retry_after_s=max(1.0, ttft_s - slo.ttft_s))

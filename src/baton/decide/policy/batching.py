@@ -1,4 +1,4 @@
-"""Batching: which requests are in the next step, and how many tokens of each."""
+"""Batching: choose the requests of the next step and the number of tokens of each."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from baton.decide.policy.fairness import FairnessPolicy
 
 
 class Candidate(Protocol):
-    """A request that could be in the next step."""
+    """A request that may be in the next step."""
 
     @property
     def remaining_tokens(self) -> int:
-        """Tokens that exist and are not computed: 1 while it decodes, more while its prompt is computed."""
+        """Known tokens that are not computed yet: 1 while the request decodes, more during its prompt."""
         ...
 
     @property
     def room_tokens(self) -> int:
-        """Tokens that its block table still has room for."""
+        """Tokens that still fit into the block table."""
         ...
 
     @property
     def computed_tokens(self) -> int:
-        """Tokens whose KV lies in its blocks: what attention reads for the next one."""
+        """Tokens whose KV is in the block table: the context that attention reads for the next token."""
         ...
 
     @property
     def started(self) -> bool:
-        """It has been in a step of this worker."""
+        """True once the request has been in a step of this worker."""
         ...
 
     @property
     def tpot_s(self) -> float | None:
-        """The TPOT that it was promised. None: nothing was."""
+        """The TPOT SLO of the request. None: it has no SLO."""
         ...
 
 
 @runtime_checkable
 class BatchingPolicy(Protocol):
     def select(self, candidates: Sequence[Candidate], limits: BatchLimits, cost: CostModel) -> list[tuple[int, int]]:
-        """Return (index of the candidate, tokens of it) for the next step, within the limits; [] for no step.
+        """Return pairs (index of the candidate, tokens) for the next step, within the limits; [] for no step.
 
-        Candidates stand oldest first. Give each at most min(remaining_tokens, room_tokens) tokens. `cost` predicts
-        steps of this worker.
+        Candidates are sorted, oldest first. Each gets at most min(remaining_tokens, room_tokens) tokens. `cost`
+        predicts steps of this worker.
         """
         ...
 
@@ -72,14 +72,13 @@ Chosen = list[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class MixedChunked:
-    """Every decoding request gets its token; what is left of the step goes to prompts, oldest first, in chunks.
+    """Give each decoding request one token, and the rest of the step to prompts in chunks, oldest first.
 
-    Why: a decode never waits for a prompt, and a prompt never makes a step longer than the token limit.
+    Why: a decode never waits for a prompt, and a prompt never extends a step beyond the token limit.
     Source: Sarathi-Serve (OSDI 2024), section 4.
     """
 
     def select(self, candidates: Sequence[Candidate], limits: BatchLimits, cost: CostModel) -> Chosen:
-        """See `BatchingPolicy.select`."""
         decoding, prompts = _split(candidates)
         chosen = _decodes(candidates, decoding, limits)
         if not prompts:
@@ -89,14 +88,13 @@ class MixedChunked:
 
 @dataclass(frozen=True, slots=True)
 class PrefillFirst:
-    """While a prompt is there, steps compute prompts only; decodes go on when none is left. No step mixes the two.
+    """Compute only prompts while there are any, and decode afterwards. No step mixes the two.
 
-    Why: the first token comes as early as it can, and steps are all of one kind; decodes stall for every prompt.
+    Why: TTFT is as low as possible and steps are uniform. The price: every prompt stalls all decodes.
     Source: Orca's iteration-level scheduling (OSDI 2022), with prompts first as vLLM began (SOSP 2023, section 4.5).
     """
 
     def select(self, candidates: Sequence[Candidate], limits: BatchLimits, cost: CostModel) -> Chosen:
-        """See `BatchingPolicy.select`."""
         decoding, prompts = _split(candidates)
         chunks = _chunks(prompts, limits, requests=len(decoding), tokens=limits.step_tokens_max)
         return chunks or _decodes(candidates, decoding, limits)
@@ -104,15 +102,15 @@ class PrefillFirst:
 
 @dataclass(frozen=True, slots=True)
 class StaticBatching:
-    """A batch is filled, its prompts are computed, then it decodes to its last end; what comes meanwhile waits.
+    """Fill a batch, compute its prompts, and decode until its last request ends. Later requests wait.
 
-    Why: it is what servers did before Orca, and what the others are measured against. Short answers wait for the long
-    ones of their batch: their places stay empty.
+    Why: servers worked like this before Orca, so it is a baseline. Places of short answers stay empty until the longest
+    answer of the batch ends.
     Source: request-level batching, the baseline of Orca (OSDI 2022), section 2.
     """
 
     def select(self, candidates: Sequence[Candidate], limits: BatchLimits, cost: CostModel) -> Chosen:
-        """See `BatchingPolicy.select`. The batch is what has started: it takes no more once none of it has a prompt."""
+        # The batch is the set of requests that have started. It is closed once all of its prompts are computed.
         decoding, prompts = _split(candidates)
         members = [index for index, candidate in enumerate(candidates) if candidate.started]
         begun = [index for index in decoding if candidates[index].started]
@@ -124,36 +122,35 @@ class StaticBatching:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SloChunked:
-    """As `MixedChunked`, with the largest chunk for which the step still meets the TPOT of the decodes in it.
+    """Batch as `MixedChunked` does, with the largest chunk for which the step meets the TPOT SLO of its decodes.
 
-    Why: one token limit is too much for a step with many long decodes, and too little for one with none.
-    Source: Sarathi-Serve (OSDI 2024), section 4.3, where the token budget is derived from the TBT SLO, once; here it is
-    derived for every step.
+    Why: one fixed token limit is too high for a step with many long decodes, and too low for a step without decodes.
+    Source: Sarathi-Serve (OSDI 2024), section 4.3, which derives the token budget from the ITL target once. This policy
+    derives it for every step.
     """
 
     tpot_s: float | None = None
-    """For requests that were promised nothing. None: they wait as long as a full step takes."""
+    """TPOT target of requests without an SLO. None: such requests do not limit the step."""
     tpot_slack: float = 0.9
-    """Steps take at most this share of the TPOT: a short answer also waits once for its KV and the step under way."""
+    """A step takes at most this share of the TPOT. The rest covers the handoff and the step that runs on arrival."""
     chunk_tokens_min: int = 16
-    """Given to prompts even where the promise cannot be kept, so that they go on."""
+    """Minimum prompt tokens per step, even if the step then misses the TPOT: prompts must make progress."""
 
     def select(self, candidates: Sequence[Candidate], limits: BatchLimits, cost: CostModel) -> Chosen:
-        """See `BatchingPolicy.select`."""
         decoding, prompts = _split(candidates)
         chosen = _decodes(candidates, decoding, limits)
         if not prompts:
             return chosen
         tokens = limits.step_tokens_max - len(chosen)
-        promised = [candidates[index].tpot_s or self.tpot_s for index, _ in chosen]
-        bounds = [tpot_s for tpot_s in promised if tpot_s is not None]
+        targets = [candidates[index].tpot_s or self.tpot_s for index, _ in chosen]
+        bounds = [tpot_s for tpot_s in targets if tpot_s is not None]
         chunks = _chunks(prompts, limits, requests=len(chosen), tokens=tokens)
         if not bounds or not chunks:
             return chosen + chunks
         read_tokens = sum(candidates[index].computed_tokens + 1 for index, _ in chosen)
         base = StepShape(decode_requests=len(chosen), context_tokens=read_tokens)
         low, high = min(self.chunk_tokens_min, tokens), sum(count for _, count in chunks)
-        middle = high  # mostly, all of it fits
+        middle = high  # in most steps everything fits, so the binary search starts with the maximum
         while low < high:
             chunks = _chunks(prompts, limits, requests=len(chosen), tokens=middle)
             fits = cost.step_s(_shape(base, candidates, chunks)) <= self.tpot_slack * min(bounds)
@@ -163,7 +160,7 @@ class SloChunked:
 
 
 def _split(candidates: Sequence[Candidate]) -> tuple[list[int], Chosen]:
-    """List who decodes, and who has a prompt, with the tokens of it that have room; the oldest first."""
+    """Return the decoding candidates, and the candidates with a prompt and the tokens of it that fit. Oldest first."""
     decoding: list[int] = []
     prompts: Chosen = []
     for index, candidate in enumerate(candidates):
@@ -176,13 +173,13 @@ def _split(candidates: Sequence[Candidate]) -> tuple[list[int], Chosen]:
 
 
 def _decodes(candidates: Sequence[Candidate], decoding: Sequence[int], limits: BatchLimits) -> Chosen:
-    """Take a token of everyone who decodes and has room, oldest first."""
+    """Return one token for each decoding candidate with room, oldest first."""
     found = [(index, 1) for index in decoding if candidates[index].room_tokens > 0]
     return found[: min(limits.requests_max, limits.step_tokens_max)]
 
 
 def _chunks(prompts: Chosen, limits: BatchLimits, *, requests: int, tokens: int) -> Chosen:
-    """Give `tokens` to prompts, oldest first. `requests`: how many of the batch's places are taken."""
+    """Distribute `tokens` over the prompts, oldest first. `requests`: places of the batch that are taken already."""
     chosen: Chosen = []
     for index, most_tokens in prompts:
         if tokens == 0 or requests + len(chosen) >= limits.requests_max:
@@ -195,7 +192,7 @@ def _chunks(prompts: Chosen, limits: BatchLimits, *, requests: int, tokens: int)
 
 
 def _shape(base: StepShape, candidates: Sequence[Candidate], chunks: Chosen) -> StepShape:
-    """Add chunks of prompts to a step's decodes."""
+    """Return the shape of a step: the decodes of `base` and these chunks of prompts."""
     return StepShape(
         prefill_tokens=sum(count for _, count in chunks),
         prefill_chunks=len(chunks),

@@ -1,4 +1,4 @@
-"""Cached blocks by worth, of which only those may go that no other cached block stands behind."""
+"""A priority queue of cached blocks in which only the end of each chain can be evicted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton.core.types import BlockHash, BlockId
 from baton.decide.kv.blocks import BlockFacts
 
 _SLACK = 64
-"""Entries of the heap that may be out of date before it is made anew, beside as many as are valid."""
+"""The heap is rebuilt when it holds more than twice the valid entries plus this many stale ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,25 +18,25 @@ class _Entry:
     facts: BlockFacts
     worth: float
     number: int
-    """Tells it from an earlier stay of the same block, and breaks ties: older goes first."""
+    """Sequence number. Distinguishes this entry from stale ones of the same block, and breaks ties: older first."""
 
 
 @dataclass(slots=True)
 class ChainEnds:
-    """A heap of chains' ends with lazy deletion: every call takes O(log n), amortized."""
+    """A heap of chain ends with lazy deletion. Every call takes amortized O(log n)."""
 
     _entries: dict[BlockId, _Entry] = field(default_factory=dict[BlockId, _Entry])
     _by_name: dict[BlockHash, BlockId] = field(default_factory=dict[BlockHash, BlockId])
     _children: dict[BlockHash, int] = field(default_factory=dict[BlockHash, int])
-    """Cached blocks that stand right behind this one. Without those that have none."""
+    """Number of cached blocks that directly follow a block. Blocks without a successor are left out."""
     _heap: list[tuple[float, int, BlockId]] = field(default_factory=list[tuple[float, int, BlockId]])
-    """(worth, number, block): every end once, and what is no end any more."""
+    """(worth, number, block) of every chain end, and stale entries."""
     _floor: float = 0.0
-    """Worth of what was given up last: what comes now is worth that much more than what came at the start."""
+    """Worth of the block that was evicted last. It is added to new blocks, so that old entries age."""
     _added: int = 0
 
     def add(self, block: BlockId, facts: BlockFacts, worth: float) -> None:
-        """Note a block that has become cached, and what it is worth beside others of this moment."""
+        """Add a block that has become cached. `worth`: its value before aging."""
         self._added += 1
         self._entries[block] = _Entry(facts, self._floor + worth, self._added)
         self._by_name[facts.name] = block
@@ -45,7 +45,7 @@ class ChainEnds:
         self._offer(block)
 
     def remove(self, block: BlockId) -> None:
-        """Forget a block. The one before it may become an end."""
+        """Remove a block. Its predecessor may become a chain end."""
         facts = self._entries.pop(block).facts
         del self._by_name[facts.name]
         if facts.parent is None:
@@ -60,7 +60,7 @@ class ChainEnds:
             self._offer(before)
 
     def pop(self) -> tuple[BlockId, BlockFacts]:
-        """Take out the end that is worth least."""
+        """Remove and return the chain end with the lowest worth."""
         while True:
             worth, number, block = heappop(self._heap)
             entry = self._entries.get(block)
@@ -89,18 +89,18 @@ class ChainEnds:
 
 @dataclass(slots=True)
 class PastUses:
-    """How many requests stood on blocks that were given up: one that comes back is worth what it was, and more."""
+    """Use counts of evicted blocks, so that a block that returns keeps its history."""
 
     names_max: int
-    """Most names that are remembered, at about 150 bytes each. Past that, the one given up longest ago is forgotten."""
+    """Maximum number of remembered hashes, about 150 bytes each. The hash evicted longest ago is dropped first."""
     _uses: OrderedDict[BlockHash, int] = field(default_factory=OrderedDict[BlockHash, int])
 
     def total(self, facts: BlockFacts) -> int:
-        """Count the requests that have stood on a block, in this stay and in those before."""
+        """Return the number of requests that have used a block, before and after earlier evictions."""
         return facts.uses + self._uses.get(facts.name, 0)
 
     def note(self, facts: BlockFacts) -> None:
-        """Remember a block that is given up."""
+        """Record the use count of a block that is evicted."""
         self._uses[facts.name] = self._uses.pop(facts.name, 0) + facts.uses
         if len(self._uses) > self.names_max:
             self._uses.popitem(last=False)

@@ -1,4 +1,4 @@
-"""From load to workers: how many prefill and how many decode workers a demand keeps busy, by the cost model."""
+"""Roles and scaling by demand: how many prefill and decode workers a load keeps busy, by the cost model."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from baton.decide.policy.forecast import ForecastPolicy, LoadRates
 
 RECENT = "recent-demand"
 BATCH_MAX = 1024
-"""Largest decode batch that is thought of where a worker does not tell its own."""
+"""Largest decode batch that is considered for a worker that does not report its own limit."""
 
 
 class WorkersNeeded(Struct, frozen=True, kw_only=True):
-    """Workers that a demand keeps fully busy, as fractions."""
+    """Workers that a load keeps fully busy, as fractions."""
 
     prefill: float
     decode: float
 
 
 def workers_needed(demand: LoadRates, worker: WorkerView, cost: CostModel, tpot_s: float) -> WorkersNeeded:
-    """Predict the workers, all like this one, that compute the demand's prompts and decode its answers within TPOT."""
+    """Predict how many workers like `worker` compute the prompts of this load and decode its answers within TPOT."""
     model = cost.on(worker.kind)
     if not demand.requests_rps:
         return WorkersNeeded(prefill=0.0, decode=0.0)
@@ -44,7 +44,7 @@ def workers_needed(demand: LoadRates, worker: WorkerView, cost: CostModel, tpot_
 
 
 def largest_batch(worker: WorkerView, reach_tokens: int, *, step_s_max: float, model: CostModel) -> int:
-    """Find the largest decode batch whose step is within a time and whose KV fits; at least 1."""
+    """Return the largest decode batch whose step takes at most `step_s_max` and whose KV fits; at least 1."""
     low, high = 1, worker.requests_max or BATCH_MAX
     if worker.kv_tokens_max and reach_tokens:
         high = max(1, min(high, worker.kv_tokens_max // reach_tokens))
@@ -56,7 +56,7 @@ def largest_batch(worker: WorkerView, reach_tokens: int, *, step_s_max: float, m
 
 
 def recent_slo_tpot_s(history: Sequence[LoadWindow], otherwise_s: float) -> float:
-    """Return the TPOT that was promised last, if any was in the last 60 windows."""
+    """Return the most recent TPOT SLO of the last 60 windows, else `otherwise_s`."""
     for window in islice(reversed(history), 60):
         if window.slo_tpot_s:
             return window.slo_tpot_s
@@ -65,18 +65,18 @@ def recent_slo_tpot_s(history: Sequence[LoadWindow], otherwise_s: float) -> floa
 
 @dataclass(slots=True, kw_only=True)
 class DemandRoles:
-    """Divide the workers between prefill and decode as the demand divides between them. Mixed workers stay mixed.
+    """Split the workers between prefill and decode in proportion to the demand. Mixed workers stay mixed.
 
-    A flip costs nothing on one host, since the KV is the host's; between hosts it costs the prefixes that lie there.
-    So a worker flips only when the division is off by more than a margin, and no more than a few at a time.
+    A flip on one host is free, since the host owns the KV. Between hosts it loses the prefixes of the flipped worker's
+    host. So workers flip only when the split is wrong by more than a margin.
     """
 
     tpot_s: float = 0.1
-    """Promised TPOT where the requests were promised nothing."""
+    """TPOT target where no recent request has an SLO."""
     margin_workers: float = 0.6
-    """A flip needs the better division to be this far from the present one."""
+    """Workers flip only if the best split differs from the present one by at least this many workers."""
     forecast: str = RECENT
-    """`module:Class` of the forecast; with its options."""
+    """Name of the forecast policy, or `module:Class`."""
     forecast_options: dict[str, Any] = field(default_factory=dict[str, Any])
     _forecast: ForecastPolicy = field(init=False)
 
@@ -86,7 +86,6 @@ class DemandRoles:
     def assign(
         self, cluster: ClusterView, history: Sequence[LoadWindow], cost: CostModel, now_s: float
     ) -> Mapping[WorkerId, Role]:
-        """See `RolesPolicy.assign`."""
         prefill = [worker for worker in cluster.workers if worker.role == "prefill"]
         decode = [worker for worker in cluster.workers if worker.role == "decode"]
         total = len(prefill) + len(decode)
@@ -108,25 +107,25 @@ class DemandRoles:
 
 @dataclass(slots=True, kw_only=True)
 class ForecastScaling:
-    """As many workers of each role as the demand needs when a worker that is asked for now will be ready.
+    """Scale each role to the demand at the time when a worker that starts now becomes ready.
 
-    With the default, `RecentDemand`, it reacts; with a forecast it is ahead. Workers are retired one at a time, and
-    only after the demand has been lower for a while.
+    With the default forecast, `RecentDemand`, scaling reacts to load; other forecasts look ahead. Workers are retired
+    one at a time, and only after the demand has been lower for `calm_s`.
     """
 
     forecast: str = RECENT
-    """`module:Class` of the forecast; with its options."""
+    """Name of the forecast policy, or `module:Class`."""
     forecast_options: dict[str, Any] = field(default_factory=dict[str, Any])
     start_s: float = 30.0
-    """How long a worker takes to be ready: as far ahead it looks."""
+    """Start-up time of a worker, and so the horizon of the forecast."""
     busy_ratio: float = 0.75
-    """Share of the time that workers are planned to be busy."""
+    """Planned utilization of the workers."""
     workers_max: int = 64
-    """Most workers of one role."""
+    """Maximum number of workers of one role."""
     tpot_s: float = 0.1
-    """Promised TPOT where the requests were promised nothing."""
+    """TPOT target where no recent request has an SLO."""
     calm_s: float = 120.0
-    """A worker is retired when there were too many of its role for this long."""
+    """A worker is retired after its role has had too many workers for this long."""
     _calm_since_s: dict[Role, float] = field(default_factory=dict[Role, float])
     _forecast: ForecastPolicy = field(init=False)
 
@@ -136,7 +135,6 @@ class ForecastScaling:
     def target(
         self, cluster: ClusterView, history: Sequence[LoadWindow], cost: CostModel, now_s: float
     ) -> Mapping[Role, int]:
-        """See `ScalingPolicy.target`."""
         if not cluster.workers:
             return {}
         demand = self._forecast.ahead(history, self.start_s)

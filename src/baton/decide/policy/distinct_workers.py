@@ -1,4 +1,4 @@
-"""Whom a choice is to be made among: of idle workers that are alike, one is enough, and a fleet has many."""
+"""Deduplicate equal idle workers, so that a decision in a large fleet evaluates few candidates."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from operator import is_not
 from baton.core.types import HostId, Role, WorkerId, WorkerView
 
 Facts = tuple[HostId, str, Role, int, int, int]
-"""What an idle worker is: host, kind, role, and its limits."""
+"""The properties of an idle worker: host, kind, role and limits."""
 
 
 @dataclass(slots=True)
 class DistinctWorkers:
-    """Leaves out idle workers that differ from another idle one by a higher id alone: they are no better choice.
+    """Keeps one of several idle workers that differ only by their id: the one with the lowest id.
 
-    From one decision to the next one or two workers have changed. The views of all others are the same objects
-    (`control/fleet.py` keeps them), and are not looked at again. Holds what it was asked about last, and no more.
+    Between two decisions only one or two workers change. All other views are the same objects (`control/fleet.py` keeps
+    them) and are not examined again. Memory: the views of the last call.
     """
 
     _workers: Sequence[WorkerView] = ()
@@ -26,9 +26,9 @@ class DistinctWorkers:
     _idle: dict[Facts, dict[WorkerId, WorkerView]] = field(default_factory=dict[Facts, dict[WorkerId, WorkerView]])
 
     def among(self, workers: Sequence[WorkerView], apart: Mapping[WorkerId, object]) -> list[WorkerView]:
-        """Return those that are left of the workers, in no order that means anything.
+        """Return the distinct workers, in no particular order.
 
-        `apart`: of whom more is to be said than their views say.
+        `apart`: workers with state outside their view. They are never merged with others.
         """
         self._look_at(workers)
         found = list(self._busy.values())
@@ -72,7 +72,7 @@ class DistinctWorkers:
 
 
 def _idle_facts(worker: WorkerView) -> Facts | None:
-    """Tell what a worker is that has nothing to do. None: it has something to do."""
+    """Return the properties of an idle worker. None: the worker is busy."""
     if worker.running_requests or worker.queued_requests or worker.queued_tokens or worker.context_tokens:
         return None
     return (

@@ -1,7 +1,7 @@
-"""Eviction: which cached block is given up when a request needs room.
+"""Eviction: choose the cached block to evict when a request needs room.
 
-A block is of use only while all blocks before it are there. So a chain is given up from its end: `LeastRecentlyUsed`
-gets that from the order in which a request lets go of its blocks, the others choose among chains' ends alone.
+A block is useful only while all blocks before it are cached. So each chain is evicted from its end. For
+`LeastRecentlyUsed` this follows from the order in which requests unpin blocks; the others choose among chain ends.
 """
 
 from __future__ import annotations
@@ -15,21 +15,18 @@ from baton.decide.policy.chain_ends import ChainEnds, PastUses
 
 
 class LeastRecentlyUsed:
-    """Give up the block that was unpinned longest ago: prompts that come back, come back soon."""
+    """Evict the block that was unpinned longest ago."""
 
     def __init__(self) -> None:
         self._order: OrderedDict[BlockId, None] = OrderedDict()
 
     def add(self, block: BlockId, facts: BlockFacts) -> None:
-        """See `EvictionOrder.add`."""
         self._order[block] = None
 
     def remove(self, block: BlockId) -> None:
-        """See `EvictionOrder.remove`."""
         del self._order[block]
 
     def pop(self) -> BlockId:
-        """See `EvictionOrder.pop`."""
         return self._order.popitem(last=False)[0]
 
     def __len__(self) -> int:
@@ -38,14 +35,14 @@ class LeastRecentlyUsed:
 
 @dataclass(slots=True, kw_only=True)
 class LeastFrequentlyUsed:
-    """Give up the block that fewest requests stood on; what was popular long ago ages away.
+    """Evict the block that the fewest requests have used, with aging.
 
     Source: Arlitt et al., Evaluating content management techniques for web proxy caches (2000), LFU with dynamic
-    aging: a block's worth is its uses, plus the worth of what was given up last when it became cached.
+    aging: the worth of a block is its use count plus the worth of the block evicted last before it became cached.
     """
 
     remembered_max: int = 200_000
-    """Blocks whose uses are still known when they come back after they were given up: 30 MB. 0: they start anew."""
+    """Evicted blocks whose use count is remembered (30 MB for the default). 0: a block that returns starts at 0."""
     _ends: ChainEnds = field(default_factory=ChainEnds)
     _past: PastUses = field(init=False)
 
@@ -53,15 +50,12 @@ class LeastFrequentlyUsed:
         self._past = PastUses(self.remembered_max)
 
     def add(self, block: BlockId, facts: BlockFacts) -> None:
-        """See `EvictionOrder.add`."""
         self._ends.add(block, facts, float(self._past.total(facts)))
 
     def remove(self, block: BlockId) -> None:
-        """See `EvictionOrder.remove`."""
         self._ends.remove(block)
 
     def pop(self) -> BlockId:
-        """See `EvictionOrder.pop`."""
         block, facts = self._ends.pop()
         self._past.note(facts)
         return block
@@ -72,19 +66,19 @@ class LeastFrequentlyUsed:
 
 @dataclass(slots=True, kw_only=True)
 class CostAware:
-    """Keep what is dear to compute again and likely to be asked for: uses x recompute cost, aged as above.
+    """Evict the block with the lowest use count x recompute cost, aged as `LeastFrequentlyUsed`.
 
-    Blocks have one size, so that the worth is GreedyDual-Size-Frequency's without its size. Computing a block costs
-    its own tokens, and attention to all that stand before it: the end of a long prompt is dearer than that of a short.
+    All blocks have one size, so the worth is that of GreedyDual-Size-Frequency without the size. Recomputing a block
+    costs its own tokens and attention to all tokens before it, so blocks deep in a long prompt cost more.
 
     Source: Cherkasova, Improving WWW proxies performance with Greedy-Dual-Size-Frequency caching policy (1998).
     """
 
     even_tokens: float = 30_000.0
-    """Tokens before a block at which attention to them costs as much as the rest of computing it: about 2 x weights /
-    (layers x hidden size), 30,000 of an 8B model."""
+    """Context length at which attention costs as much as the rest of a block: about 2 x weights / (layers x hidden
+    size), 30,000 for an 8B model."""
     remembered_max: int = 200_000
-    """Blocks whose uses are still known when they come back after they were given up: 30 MB. 0: they start anew."""
+    """Evicted blocks whose use count is remembered (30 MB for the default). 0: a block that returns starts at 0."""
     _ends: ChainEnds = field(default_factory=ChainEnds)
     _past: PastUses = field(init=False)
 
@@ -92,15 +86,12 @@ class CostAware:
         self._past = PastUses(self.remembered_max)
 
     def add(self, block: BlockId, facts: BlockFacts) -> None:
-        """See `EvictionOrder.add`."""
         self._ends.add(block, facts, self._past.total(facts) * (1.0 + facts.start_tokens / self.even_tokens))
 
     def remove(self, block: BlockId) -> None:
-        """See `EvictionOrder.remove`."""
         self._ends.remove(block)
 
     def pop(self) -> BlockId:
-        """See `EvictionOrder.pop`."""
         block, facts = self._ends.pop()
         self._past.note(facts)
         return block

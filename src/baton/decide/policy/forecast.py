@@ -1,4 +1,4 @@
-"""Forecast: what load will come, from the load that came. Roles and scaling look ahead with it."""
+"""Forecast: predict the coming load from the load history, for roles and scaling."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _END = attrgetter("end_s")
 
 
 class LoadRates(Struct, frozen=True, kw_only=True):
-    """Load as rates. All 0 where nothing came."""
+    """Load as rates and mean lengths. All 0 if no request arrived."""
 
     requests_rps: float = 0.0
     prompt_tokens: float = 0.0
-    """Mean of a request."""
+    """Mean per request."""
     output_tokens: float = 0.0
-    """Mean of a request that finished."""
+    """Mean per finished request."""
 
 
 @runtime_checkable
@@ -32,37 +32,35 @@ class ForecastPolicy(Protocol):
     def ahead(self, history: Sequence[LoadWindow], horizon_s: float) -> LoadRates:
         """Predict the load `horizon_s` after the end of the last window.
 
-        `history` is never empty, and its windows end one after the other, the last one now. Old ones are longer.
+        `history` is never empty and sorted by time; the last window ends now. Old windows are longer.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentDemand:
-    """What comes is what came in the last while. The lengths of answers are those that finished last."""
+    """Predict that the load of the last `span_s` continues."""
 
     span_s: float = 30.0
-    """How far back it looks."""
+    """Length of the history that is averaged."""
 
     def ahead(self, history: Sequence[LoadWindow], horizon_s: float) -> LoadRates:
-        """See `ForecastPolicy.ahead`."""
         return load_rates(since(history, history[-1].end_s - self.span_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeOfDay:
-    """What comes is what came at that time on earlier days, scaled by how this day compares with them so far.
+    """Predict the load of the same time on earlier days, scaled by the ratio of today's load to theirs.
 
-    With less than a day of history it is what came last.
+    With less than a day of history: the recent load.
     """
 
     span_s: float = 900.0
-    """Width of the time of day that is looked at."""
+    """Width of the window around the time of day."""
     steady_requests: float = 20.0
-    """Requests that are added to both when this day is compared with earlier ones: what few requests say is chance."""
+    """Smoothing: requests added to both sides of the ratio, so that few requests do not produce extreme ratios."""
 
     def ahead(self, history: Sequence[LoadWindow], horizon_s: float) -> LoadRates:
-        """See `ForecastPolicy.ahead`."""
         now_s = history[-1].end_s
         recent = load_rates(since(history, now_s - self.span_s))
         then = _earlier(history, now_s + horizon_s + self.span_s / 2, self.span_s)
@@ -80,7 +78,7 @@ class TimeOfDay:
 
 
 def _earlier(history: Sequence[LoadWindow], until_s: float, span_s: float) -> list[LoadWindow]:
-    """Take the last `span_s` before a time of day, on earlier days: what is half a day ago or less is of this one."""
+    """Return the windows of the last `span_s` before a time of day, on earlier days (more than half a day ago)."""
     taken: list[LoadWindow] = []
     newest_s = history[-1].end_s - DAY_S / 2
     while until_s > history[0].end_s - history[0].window_s:
@@ -93,7 +91,7 @@ def _earlier(history: Sequence[LoadWindow], until_s: float, span_s: float) -> li
 
 
 def _part(window: LoadWindow, from_s: float, to_s: float) -> LoadWindow:
-    """Cut a window to a span, as if what is counted in it had come evenly."""
+    """Cut a window to a span, assuming that its counts are spread evenly over it."""
     start_s = window.end_s - window.window_s
     part_s = min(window.end_s, to_s) - max(start_s, from_s)
     if part_s >= window.window_s:
@@ -110,13 +108,13 @@ def _part(window: LoadWindow, from_s: float, to_s: float) -> LoadWindow:
 
 
 def since(history: Sequence[LoadWindow], from_s: float) -> list[LoadWindow]:
-    """Take the windows that ended after a time, newest first; at least the last."""
+    """Return the windows that ended after a time, newest first; at least the last one."""
     older = bisect_right(history, from_s, key=_END)
     return list(islice(reversed(history), max(1, len(history) - older)))
 
 
 def load_rates(windows: Sequence[LoadWindow]) -> LoadRates:
-    """Reduce windows to rates."""
+    """Return the rates and mean lengths over these windows."""
     span_s, arrived, arrived_tokens, finished, output_tokens = 0.0, 0, 0, 0, 0
     for window in windows:
         span_s += window.window_s

@@ -1,4 +1,4 @@
-"""Forecasts of the request rate as a time series, by models of statsmodels: the extra `baton[forecast]` brings it."""
+"""Time-series forecasts of the request rate with statsmodels (extra `baton[forecast]`)."""
 
 from __future__ import annotations
 
@@ -16,35 +16,34 @@ from baton.decide.policy.forecast import LoadRates, load_rates, since
 Fit = Callable[[list[float], int], list[float]]
 _ARIMA, _HOLT = "statsmodels.tsa.arima.model", "statsmodels.tsa.holtwinters"
 POINTS_MIN = 12
-"""Points from which on a model is fitted; with fewer, what comes is what came."""
+"""Minimum number of points for a fit. With fewer, the recent load is the forecast."""
 
 
 @dataclass(slots=True)
 class _Latest:
-    """What was forecast last. A fit takes long, and one more is made only when the series has a new point."""
+    """Cache of the last forecast. A fit is slow, so it is repeated only when the series has a new point."""
 
     asked: tuple[int, int] = (-1, 0)
-    """When, in points of the series, and how many points ahead."""
+    """Key of the forecast: the current point of the series, and the number of points ahead."""
     rate_rps: float | None = None
-    """None: there were too few points, or no change in them."""
+    """None: the series had too few points or was constant."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Arima:
-    """ARIMA of the request rate, fitted once a point. Lengths are those of the last while."""
+    """ARIMA model of the request rate, fitted once per point. Lengths are the recent means."""
 
     order: tuple[int, int, int] = (2, 1, 1)
     bin_s: float = 60.0
-    """Width of a point of the series."""
+    """Duration of one point of the series."""
     points_max: int = 240
-    """Points that the model is fitted to."""
+    """Maximum number of points that the model is fitted to."""
     _latest: _Latest = field(default_factory=_Latest, init=False)
 
     def __post_init__(self) -> None:
         _optional(_ARIMA)
 
     def ahead(self, history: Sequence[LoadWindow], horizon_s: float) -> LoadRates:
-        """See `ForecastPolicy.ahead`."""
         return _ahead(history, horizon_s, self, self._latest, self._fit)
 
     def _fit(self, rates: list[float], steps: int) -> list[float]:
@@ -54,19 +53,18 @@ class Arima:
 
 @dataclass(slots=True, kw_only=True)
 class ExponentialSmoothing:
-    """Error, trend, seasonality (ETS), its trend additive and damped, fitted once a point. Lengths as for ARIMA."""
+    """Exponential smoothing (ETS) with an additive damped trend, fitted once per point. Lengths are recent means."""
 
     bin_s: float = 60.0
-    """Width of a point of the series."""
+    """Duration of one point of the series."""
     points_max: int = 240
-    """Points that the model is fitted to."""
+    """Maximum number of points that the model is fitted to."""
     _latest: _Latest = field(default_factory=_Latest, init=False)
 
     def __post_init__(self) -> None:
         _optional(_HOLT)
 
     def ahead(self, history: Sequence[LoadWindow], horizon_s: float) -> LoadRates:
-        """See `ForecastPolicy.ahead`."""
         return _ahead(history, horizon_s, self, self._latest, _fit_ets)
 
 
@@ -76,7 +74,7 @@ def _fit_ets(rates: list[float], steps: int) -> list[float]:
 
 
 def _optional(module: str) -> ModuleType:
-    """Import a module of the extra. Raises ConfigError where it is not installed."""
+    """Import a module of the extra. Raise ConfigError if it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -96,8 +94,8 @@ def _ahead(
     asked = int(now_s // series.bin_s), max(1, round(horizon_s / series.bin_s))
     if asked != latest.asked:
         rates = binned_rps(history, series.bin_s, series.points_max)
-        told_little = len(rates) < POINTS_MIN or max(rates) == min(rates)
-        latest.asked, latest.rate_rps = asked, None if told_little else _forecast_rps(rates, asked[1], fit)
+        is_unfit = len(rates) < POINTS_MIN or max(rates) == min(rates)
+        latest.asked, latest.rate_rps = asked, None if is_unfit else _forecast_rps(rates, asked[1], fit)
     if latest.rate_rps is None:
         return recent
     return LoadRates(
@@ -107,7 +105,7 @@ def _ahead(
 
 def _forecast_rps(rates: list[float], steps: int, fit: Fit) -> float:
     threads: Any = _optional("threadpoolctl")
-    with warnings.catch_warnings(), threads.threadpool_limits(1, user_api="blas"):  # small matrices: threads only wait
+    with warnings.catch_warnings(), threads.threadpool_limits(1, user_api="blas"):  # threads slow small matrices down
         warnings.simplefilter("ignore")  # a model that has not converged still forecasts
         values = fit(rates, steps)
     return min(max(0.0, float(values[-1])), 4.0 * max(rates))
@@ -116,7 +114,7 @@ def _forecast_rps(rates: list[float], steps: int, fit: Fit) -> float:
 def binned_rps(history: Sequence[LoadWindow], bin_s: float, bins_max: int) -> list[float]:
     """Return the request rate of the last full bins, oldest first; the last one ends with the history.
 
-    A window that is in several bins is shared out by time: old ones may be longer than a bin.
+    A window that overlaps several bins is divided by time: old windows may be longer than a bin.
     """
     end_s = history[-1].end_s
     full = int((end_s - (history[0].end_s - history[0].window_s) + 1e-9) // bin_s)
@@ -130,7 +128,7 @@ def binned_rps(history: Sequence[LoadWindow], bin_s: float, bins_max: int) -> li
 
 
 def _share_out(counts: list[float], requests: int, newest_s: float, oldest_s: float, bin_s: float) -> None:
-    """Add requests that came evenly within a span, in seconds before the end, to the bins; the newest is the first."""
+    """Add requests, spread evenly over a span of seconds before the end, to the bins. `counts[0]` is the newest bin."""
     place, span_s = int(newest_s // bin_s), oldest_s - newest_s
     while newest_s < oldest_s and place < len(counts):
         border_s = min(oldest_s, (place + 1) * bin_s)

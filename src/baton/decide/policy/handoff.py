@@ -1,4 +1,4 @@
-"""Handoff: which way a request's KV changes hosts, directly or by a pool; and who draws its first token."""
+"""Handoff: the path of a request's KV between hosts (direct or pool), and the worker that samples the first token."""
 
 from __future__ import annotations
 
@@ -9,52 +9,49 @@ from baton.core.ports import CostModel
 from baton.core.types import Request
 from baton.core.ways import HandoffView, Way
 
-Teller = Literal["prefill", "decode"]
-"""Who draws a request's first token."""
+FirstTokenWorker = Literal["prefill", "decode"]
+"""The worker that samples the first token of a request."""
 
 
 @runtime_checkable
 class HandoffPolicy(Protocol):
     def way(self, handoff: HandoffView) -> Way:
-        """Choose the way of a request's KV. Asked only where a tier is shared by both hosts.
+        """Choose the path of a request's KV. Called only if both hosts share a tier.
 
-        Asked when a prompt is begun whose blocks may be sent ahead, and again when the request goes on elsewhere. A way
-        that fails is left for the other one, and what neither brings is computed.
+        Called when a prompt starts whose blocks may be streamed, and again at the handoff. If the chosen path fails,
+        the other one is tried; blocks that neither path delivers are recomputed.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DirectHandoff:
-    """From host to host: one way, and the pool is left to what it keeps."""
+    """Always copy from host to host."""
 
     def way(self, handoff: HandoffView) -> Way:
-        """See `HandoffPolicy.way`."""
         return "direct"
 
 
 @dataclass(frozen=True, slots=True)
 class PoolHandoff:
-    """By the pool: the source is free as soon as it has put, and may die then."""
+    """Always copy through the pool: the source may leave as soon as it has written its blocks."""
 
     def way(self, handoff: HandoffView) -> Way:
-        """See `HandoffPolicy.way`."""
         return "central"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheapestHandoff:
-    """Direct, unless measured costs say otherwise: the pool is clearly quicker, or the direct way fails."""
+    """Copy directly, unless the pool is measured to be clearly faster or the direct path fails."""
 
     gain_ratio: float = 0.8
-    """By the pool it may take at most this share of the direct way's time: predictions err, and it writes besides."""
+    """The pool is used if it takes at most this share of the direct time. The margin covers prediction errors."""
     ill_s: float = 10.0
-    """A way on which something has failed is avoided for so long, where the other has not failed."""
+    """A path is avoided for this long after a failure, unless the other path has failed as well."""
 
     def way(self, handoff: HandoffView) -> Way:
-        """See `HandoffPolicy.way`."""
-        direct, roads = handoff.direct, (handoff.put, handoff.get)
-        is_pool_ill = min(road.failed_ago_s for road in roads) < self.ill_s
+        direct, links = handoff.direct, (handoff.put, handoff.get)
+        is_pool_ill = min(link.failed_ago_s for link in links) < self.ill_s
         if direct.failed_ago_s < self.ill_s or is_pool_ill:
             return "direct" if is_pool_ill else "central"
         if not direct.is_measured:
@@ -63,38 +60,36 @@ class CheapestHandoff:
 
 
 def central_s(handoff: HandoffView) -> float:
-    """Predict how long a request's KV takes by the pool: put and taken run by run, and its rest computed."""
-    shorter_s, longer_s = sorted(road.expected_s for road in (handoff.put, handoff.get))
+    """Predict a handoff through the pool: blocks are written and read in overlapping runs, the rest is recomputed."""
+    shorter_s, longer_s = sorted(link.expected_s for link in (handoff.put, handoff.get))
     return longer_s + shorter_s * handoff.run_ratio + handoff.rest_s
 
 
 @runtime_checkable
 class FirstTokenPolicy(Protocol):
-    def teller(self, request: Request, cost: CostModel) -> Teller:
-        """Choose who draws the first token of a request that is handed off.
+    def first_token_by(self, request: Request, cost: CostModel) -> FirstTokenWorker:
+        """Choose the worker that samples the first token of a request that is handed off.
 
-        Asked when its prompt is given to a prefill worker; not where the prompt's own log probabilities or its vector
-        are wanted, which come with the first token from whoever has seen the whole prompt.
+        Called when a prompt goes to a prefill worker. Not called if the client wants prompt log probabilities or an
+        embedding: then the prefill worker samples, since only it computes the whole prompt.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FirstTokenByPrefill:
-    """Whoever computes the prompt: the first token does not wait for the handoff."""
+    """The prefill worker samples the first token, which does not wait for the handoff."""
 
-    def teller(self, request: Request, cost: CostModel) -> Teller:
-        """See `FirstTokenPolicy.teller`."""
+    def first_token_by(self, request: Request, cost: CostModel) -> FirstTokenWorker:
         return "prefill"
 
 
 @dataclass(frozen=True, slots=True)
 class FirstTokenByDecode:
-    """Whoever goes on: prefill needs no sampler, and all but the prompt's last token is handed over.
+    """The decode worker samples the first token: KV of all prompt tokens but the last is handed off.
 
-    The first token waits for the handoff; from it on no gap between tokens does.
+    The first token waits for the handoff; no later token does.
     """
 
-    def teller(self, request: Request, cost: CostModel) -> Teller:
-        """See `FirstTokenPolicy.teller`."""
+    def first_token_by(self, request: Request, cost: CostModel) -> FirstTokenWorker:
         return "decode"

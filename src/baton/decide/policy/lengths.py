@@ -1,4 +1,4 @@
-"""Lengths: how long an answer is likely to be, learned from those that have finished. Nobody sees a true length."""
+"""Lengths: predict the output tokens of a request from requests that have finished. True lengths are not visible."""
 
 from __future__ import annotations
 
@@ -12,34 +12,33 @@ from baton.core.types import Request
 @runtime_checkable
 class LengthsPolicy(Protocol):
     def finished(self, request: Request, output_tokens: int) -> None:
-        """Learn from an answer that is complete."""
+        """Record the length of a finished answer."""
         ...
 
     def expected_tokens(self, request: Request) -> float:
-        """Predict the output tokens of a request. 0 while nothing has finished."""
+        """Predict the output tokens of a request. 0 until a request has finished."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class RecentMean:
-    """The mean of recent answers: of the same tenant and like prompts where there were some, else of all.
+    """Mean of recent answers of the same tenant and prompt size, or of all requests while that group is small.
 
-    Prompts are alike whose lengths lie between the same two powers of two.
+    Prompts have the same size if their lengths lie between the same two powers of two.
     """
 
     recent_max: int = 256
-    """Answers that each mean is over."""
+    """Number of answers in each mean."""
     enough: int = 8
-    """Answers from which on the mean of like prompts is believed."""
+    """Minimum number of answers before the mean of a group is used."""
     groups_max: int = 4096
-    """Most groups of like prompts; the oldest is forgotten (INV-9)."""
+    """Maximum number of groups; the oldest is dropped first (INV-9)."""
     _all: deque[int] = field(default_factory=deque[int])
     _all_sum: int = 0
     _groups: dict[tuple[str, int], deque[int]] = field(default_factory=dict[tuple[str, int], deque[int]])
     _sums: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
 
     def finished(self, request: Request, output_tokens: int) -> None:
-        """See `LengthsPolicy.finished`."""
         self._all_sum += _push(self._all, output_tokens, self.recent_max)
         group = _group(request)
         if group not in self._groups:
@@ -50,7 +49,6 @@ class RecentMean:
         self._sums[group] += _push(self._groups[group], output_tokens, self.recent_max)
 
     def expected_tokens(self, request: Request) -> float:
-        """See `LengthsPolicy.expected_tokens`."""
         group = _group(request)
         alike = self._groups.get(group, ())
         if len(alike) >= self.enough:
@@ -65,6 +63,6 @@ def _group(request: Request) -> tuple[str, int]:
 
 
 def _push(values: deque[int], value: int, length_max: int) -> int:
-    """Append a value, drop the oldest where there are too many, and return by how much the sum changed."""
+    """Append a value, drop the oldest beyond `length_max`, and return the change of the sum."""
     values.append(value)
     return value - (values.popleft() if len(values) > length_max else 0)

@@ -1,4 +1,4 @@
-"""Moves: which decoding requests go on elsewhere, while they run. Their KV goes along; their text does not change."""
+"""Moves: hand running decodes off to other workers. Their KV moves too; their text does not change."""
 
 from __future__ import annotations
 
@@ -15,20 +15,18 @@ class MovesPolicy(Protocol):
     def moves(
         self, cluster: ClusterView, flights: Sequence[FlightView], cost: CostModel, now_s: float
     ) -> Mapping[RequestId, WorkerId]:
-        """Return the requests that shall move, each with the worker that goes on with it. Asked at every tick.
+        """Return the requests to move, each with its new worker. Called at every tick.
 
-        Only flights that decode can move, whatever the role of their worker; one that is on its way already is not
-        among `flights`.
+        `flights` holds requests that decode, on workers of any role. Requests that are moving already are left out.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class NoMoves:
-    """Every request ends where it decodes."""
+    """Never move a running request."""
 
     def moves(
         self, cluster: ClusterView, flights: Sequence[FlightView], cost: CostModel, now_s: float
     ) -> Mapping[RequestId, WorkerId]:
-        """See `MovesPolicy.moves`."""
         return {}

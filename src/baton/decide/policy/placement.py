@@ -1,4 +1,4 @@
-"""Placement: which worker decodes a request whose KV exists."""
+"""Placement: choose the worker that decodes a request after its prompt is computed."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class PlacementPolicy(Protocol):
         cluster: ClusterView,
         cost: CostModel,
     ) -> WorkerId:
-        """Choose among the candidates (never empty), the live workers that may decode.
+        """Choose one of the candidates: the live workers that may decode. The list is never empty.
 
-        `source` is the host that holds the request's KV; None where no host does.
+        `source`: the host that holds the KV of the request. None: no host holds it.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FastestStep:
-    """Place the request where its next step is predicted shortest, the way of its KV there included."""
+    """Place the request on the worker with the lowest predicted handoff time plus next step."""
 
     def place(
         self,
@@ -39,9 +39,8 @@ class FastestStep:
         cluster: ClusterView,
         cost: CostModel,
     ) -> WorkerId:
-        """See `PlacementPolicy.place`."""
         sources = cluster.kinds_on(source)
-        predicted_s: dict[tuple[str, int, int, bool], float] = {}  # many are idle, and then alike
+        predicted_s: dict[tuple[str, int, int, bool], float] = {}  # idle workers share one entry
 
         def key(worker: WorkerView) -> tuple[float, WorkerId]:
             same_host = source is None or source == worker.host
@@ -52,10 +51,10 @@ class FastestStep:
                     context_tokens=worker.context_tokens + request.prompt_tokens,
                 )
                 step_s = cost.on(worker.kind).step_s(shape)
-                way_s = handoff_between_s(
+                handoff_s = handoff_between_s(
                     cost, {*sources, worker.kind}, tokens=request.prompt_tokens, same_host=same_host
                 )
-                predicted_s[alike] = step_s + way_s
+                predicted_s[alike] = step_s + handoff_s
             return (predicted_s[alike], worker.id)
 
         return min(candidates, key=key).id

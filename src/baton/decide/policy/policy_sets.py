@@ -1,6 +1,6 @@
-"""Whole sets of policies by name: `baton sim --policy NAME`, and `policy.name` in the configuration of `baton serve`.
+"""Named sets of policies: `baton sim --policy NAME`, and `policy.name` in the configuration of `baton serve`.
 
-Each name says what every family does. What a configuration names for one family itself wins over the name.
+A set has a policy for every family. A policy that a configuration names for one family replaces that of the set.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FREEST = Plugin(use="llumnix-routing")
 
 
 def _of(routing: Plugin, placement: Plugin, admission: Plugin = ADMIT_ALL) -> PolicyConfig:
-    """Make a set of the literature: chunks of a fixed size, no roles that change, unless it says otherwise."""
+    """Return a set for a published system, by default with chunks of a fixed size and static roles."""
     batching = Plugin(use="mixed-chunked")
     when_done = Plugin(use="when-done")
     return PolicyConfig(
@@ -68,11 +68,11 @@ POLICY_SETS: dict[str, PolicyConfig] = {
     "vtc": replace(_of(SHORTEST_QUEUE, LEAST_LOAD), fairness=Plugin(use="vtc")),
     "llumnix": replace(_of(FREEST, FREEST), moves=Plugin(use="llumnix-moves")),
 }
-"""By the name that users give."""
+"""All sets by their name in configuration."""
 
 
 def policy_set(name: str) -> PolicyConfig:
-    """Return the policies of a name. Raises ConfigError for an unknown one: it lists the known."""
+    """Return the set with this name. Raise ConfigError with the known names if there is none."""
     found = POLICY_SETS.get(name)
     if found is None:
         raise ConfigError(
@@ -82,20 +82,17 @@ def policy_set(name: str) -> PolicyConfig:
 
 
 def plugin_names(policy: PolicyConfig) -> dict[str, str]:
-    """Return what is used for each family, and the set's own name under `name` where it has one."""
+    """Return the plug-in of each family, and the name of the set under `name` if it has one."""
     plugins = {family: use.use for family, use in asdict(policy).items() if isinstance(use, Plugin)}
     return {"name": policy.name, **plugins} if policy.name else plugins
 
 
 def own_sources(policy: PolicyConfig) -> dict[str, str]:
-    """Digest the sources of the policies that are the user's own. See `source_digests`."""
+    """Return the source digest of each policy that is not built in."""
     return source_digests(use for family, use in plugin_names(policy).items() if family != "name")
 
 
 def resolve(choice: PolicyChoice) -> PolicyConfig:
-    """Fill in what a user leaves to the set that is named, or to the defaults. Raises ConfigError for an unknown name.
-
-    What was chosen wins, also where it is what plays by default.
-    """
+    """Complete a user's choice from the named set, or from the defaults. Raise ConfigError for an unknown name."""
     own = {family: use for family, use in asdict(choice).items() if use is not None}
     return replace(policy_set(choice.name) if choice.name else PolicyConfig(), **own)

@@ -1,4 +1,4 @@
-"""How a preempted request gets its KV back: read from the tiers below the arena, or computed again."""
+"""Recovery of a preempted request's KV: swap it in from the tiers, or recompute it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from baton.core.types import TierHit
 def read_back_tokens(
     way: Preemption, tokens: int, held_tokens: int, tier_hits: Sequence[TierHit], cost: CostModel, *, beside: int
 ) -> int:
-    """Choose how many leading tokens are read or in the arena already: `held_tokens`, where nothing shall be read.
+    """Return the leading tokens that the request has after a swap-in; `held_tokens` if no block is read.
 
-    `tokens`: in the full blocks that it had. `cost`: of the worker that it goes on on. `beside`: other requests there.
-    The cheaper way costs all of them together the fewest seconds: a read holds up this request alone, what is
-    computed goes into steps that the others wait for.
+    `tokens`: tokens of the full blocks that the request had. `cost`: of the worker that continues the request.
+    `beside`: other requests on that worker. `cheaper` minimizes the seconds lost by all requests together: a read
+    delays this request alone, a recompute lengthens steps that the others wait for.
     """
 
     def lost_s(hit: TierHit) -> float:
-        # At least one token more is computed whatever is read: a read never spares a step, only tokens of it.
+        # At least one token is computed in any case, so a read never saves a whole step, only tokens of it.
         rest_s = cost.prefill_s(new_tokens=tokens + 1 - hit.tokens, cached_tokens=hit.tokens)
         return hit.load_s + (1 + beside) * rest_s
 

@@ -1,4 +1,4 @@
-"""How much of a prompt need not be computed: what the arena has, and what reading from the tiers below adds."""
+"""Choose how much of a prompt is taken from the arena and read from the tiers, and how much is computed."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from baton.core.types import ClusterView, Request, TierHit, WorkerView
 
 
 class Prefix(Struct, frozen=True, gc=False):
-    """Leading tokens of a prompt that need no work on a worker, and what they cost there."""
+    """Leading tokens of a prompt that a worker does not compute, and the resulting times."""
 
     tokens: int
     load_s: float
-    """Until they are in the arena. 0: they are."""
+    """Time until the tokens are in the arena. 0: they are there already."""
     ttft_s: float
-    """When the rest is computed too, behind what waits for the worker."""
+    """Time until the rest of the prompt is computed, including the worker's queue."""
 
 
 def best_prefix(
     request: Request, held_tokens: int, tier_hits: Sequence[TierHit], cost: CostModel, *, wait_s: float = 0.0
 ) -> Prefix:
-    """Choose how much of a prompt is read from tiers, so that its first token comes soonest; if all is equal, none.
+    """Choose the number of tokens to read from tiers that minimizes TTFT; on a tie, the fewest.
 
-    `wait_s`: what the worker has to compute before. Reading happens meanwhile. `cost`: of the worker's hardware.
-    Later tokens are dearer to compute than earlier ones and no dearer to read: so who gains by reading some of one tier
-    gains most by reading all that it has, and only the ends of `tier_hits` have to be looked at.
+    `wait_s`: the worker's queue; reads overlap it. `cost`: of the worker's hardware. Later tokens cost more to compute
+    than earlier ones but the same to read. So if reading part of a tier pays, reading all of it pays more, and only the
+    ends of `tier_hits` are compared.
     """
 
     def prefix(tokens: int, load_s: float) -> Prefix:
@@ -44,7 +44,7 @@ def best_prefix(
 def prefix_on(
     worker: WorkerView, request: Request, cluster: ClusterView, cost: CostModel, *, wait_s: float = 0.0
 ) -> Prefix:
-    """Choose how much of a prompt is read on this worker's host. See `best_prefix`."""
+    """Return `best_prefix` for this worker and its host."""
     held_tokens = cluster.prefix_hit_tokens.get(worker.host, 0)
     return best_prefix(
         request, held_tokens, cluster.tier_hits.get(worker.host, ()), cost.on(worker.kind), wait_s=wait_s

@@ -1,4 +1,4 @@
-"""Quotas of cached blocks: who fills the cache beyond a share of it loses blocks first, and not everybody else."""
+"""Cache quotas per tenant: tenants above their quota lose blocks first."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from baton.decide.kv.blocks import BlockFacts, EvictionOrder
 
 @dataclass(slots=True, kw_only=True)
 class TenantQuota:
-    """Give up a block of the tenant that is furthest above its quota; while nobody is, any, in the inner order.
+    """Evict a block of the tenant that is furthest above its quota, or of any tenant if none is above it.
 
-    A tenant may use room that nobody needs, whatever its quota. A block counts for the tenant whose request sealed it,
-    also where others stand on it: tenants that must not share at all have their own `cache_salt`.
+    A tenant may exceed its quota while the cache has free room. A block counts for the tenant whose request sealed it,
+    even if other tenants use it. Tenants that must not share blocks need different `cache_salt` values.
     """
 
     blocks_max: int
-    """Cached blocks that a tenant keeps while others need room. Quotas may add up to more than there is."""
+    """Quota per tenant, in cached blocks. The sum of all quotas may exceed the arena."""
     tenants: Mapping[str, int] = field(default_factory=dict[str, int])
-    """The same for single tenants. The empty name is everybody who gave none."""
+    """Quotas of single tenants. The empty name stands for anonymous requests."""
     order: str = "lru"
-    """`module:Class` of the order among the blocks of one tenant, and of all."""
+    """Eviction order within one tenant, and over all blocks: a built-in name or `module:Class`."""
     order_options: dict[str, Any] = field(default_factory=dict[str, Any])
     _all: EvictionOrder = field(init=False)
     _own: dict[str, EvictionOrder] = field(default_factory=dict[str, EvictionOrder])
-    """Blocks by tenant: every cached block once more. Tenants without any are left out."""
+    """The cached blocks of each tenant, in addition to `_all`. Tenants without cached blocks are left out."""
     _tenant_of: dict[BlockId, str] = field(default_factory=dict[BlockId, str])
     _over: dict[str, None] = field(default_factory=dict[str, None])
     """Tenants above their quota."""
@@ -37,7 +37,6 @@ class TenantQuota:
         self._all = self._inner()
 
     def add(self, block: BlockId, facts: BlockFacts) -> None:
-        """See `EvictionOrder.add`."""
         tenant = facts.tenant
         own = self._own.get(tenant)
         if own is None:
@@ -49,14 +48,12 @@ class TenantQuota:
             self._over[tenant] = None
 
     def remove(self, block: BlockId) -> None:
-        """See `EvictionOrder.remove`."""
         tenant = self._tenant_of.pop(block)
         self._all.remove(block)
         self._own[tenant].remove(block)
         self._shrunk(tenant)
 
     def pop(self) -> BlockId:
-        """See `EvictionOrder.pop`."""
         if self._over:
             tenant = max(self._over, key=lambda name: len(self._own[name]) - self._quota(name))
             block = self._own[tenant].pop()

@@ -1,4 +1,4 @@
-"""Roles: which worker prefills and which decodes, as the load shifts. A flip costs nothing: the KV is the host's."""
+"""Roles: change workers between prefill and decode as the load shifts. A flip is free: the host owns the KV."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ class RolesPolicy(Protocol):
     def assign(
         self, cluster: ClusterView, history: Sequence[LoadWindow], cost: CostModel, now_s: float
     ) -> Mapping[WorkerId, Role]:
-        """Return the workers whose role shall change, each with its new one. Asked at every tick.
+        """Return the workers that change their role, each with its new role. Called at every tick.
 
-        `history` ends with the window that has just closed, and is bounded; it is never empty.
+        `history` is bounded, never empty, and ends with the window that has just closed.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StaticRoles:
-    """Every worker keeps the role that it was started with, or that an operator gave it."""
+    """Keep the role that each worker was started with, or that an operator has set."""
 
     def assign(
         self, cluster: ClusterView, history: Sequence[LoadWindow], cost: CostModel, now_s: float
     ) -> Mapping[WorkerId, Role]:
-        """See `RolesPolicy.assign`."""
         return {}

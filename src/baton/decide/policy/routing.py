@@ -1,4 +1,4 @@
-"""Routing: which worker computes a prompt."""
+"""Routing: choose the worker that computes a prompt."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from baton.decide.policy.prefix import prefix_on
 
 
 class Route(Struct, frozen=True, kw_only=True):
-    """Where a prompt is computed, and how."""
+    """The worker that computes a prompt, and how."""
 
     worker: WorkerId
     fetch: HostId | None = None
-    """Host whose longer prefix is pulled before the worker starts. None: take what the worker's own host holds."""
+    """Host from which a longer prefix is pulled before the worker starts. None: use the prefix of the worker's host."""
     until: Until | None = None
-    """How far the worker runs it. None: a prefill worker to the first token, every other to the end."""
+    """How far the worker runs the request. None: a prefill worker to the first token, any other worker to the end."""
 
 
 @runtime_checkable
@@ -29,29 +29,26 @@ class RoutingPolicy(Protocol):
     def route(
         self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel
     ) -> WorkerId | Route:
-        """Choose who computes the prompt.
+        """Choose the worker that computes the prompt.
 
-        The candidates (never empty) are the live workers that are meant to prefill. A policy may also choose any other
-        of `cluster.workers`: a decode worker then computes prompt and answer.
+        The candidates (never empty) are the live prefill and mixed workers. A policy may choose any other worker of
+        `cluster.workers`: a decode worker then computes both the prompt and the answer.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class EarliestFirstToken:
-    """Send the prompt where its first token is predicted soonest.
+    """Route the prompt to the worker with the lowest predicted TTFT.
 
-    Why: a long queue with a prefix hit can beat an idle worker without one, and only the sum of queue and uncached
-    prefill tells which, and whether what a tier holds is worth reading. Ties go to the worker with fewer running
-    requests, then to the lower id.
+    Why: a long queue with a prefix hit can beat an idle worker without one. Only the sum of queue, tier reads and
+    uncached prefill decides. Ties go to the worker with fewer running requests, then to the lower id.
     """
 
     def route(
         self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel
     ) -> WorkerId:
-        """See `RoutingPolicy.route`."""
-
-        own_s: dict[tuple[str, int], float] = {}  # the same for all workers of one kind with the same hit
+        own_s: dict[tuple[str, int], float] = {}  # workers of one kind with the same hit share an entry
 
         def left_s(worker: WorkerView, prompt_s: float) -> float:
             return first_token_delay_s(worker, request, cluster, cost, prompt_s=prompt_s)

@@ -1,4 +1,4 @@
-"""Scaling: how many workers of each role there should be. Starting one takes time, so it looks ahead."""
+"""Scaling: choose the number of workers of each role. A worker takes time to start, so policies may look ahead."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class ScalingPolicy(Protocol):
     def target(
         self, cluster: ClusterView, history: Sequence[LoadWindow], cost: CostModel, now_s: float
     ) -> Mapping[Role, int]:
-        """Return how many workers each role should have. A role that is not named stays as it is. Asked at every tick.
+        """Return the target number of workers per role; roles that are left out stay unchanged. Called at every tick.
 
-        `cluster` counts live workers and, in `cluster.starting`, those that were asked for and have not joined.
+        `cluster` has the live workers, and in `cluster.starting` those that were requested and have not joined yet.
         """
         ...
 
@@ -29,5 +29,4 @@ class FixedFleet:
     def target(
         self, cluster: ClusterView, history: Sequence[LoadWindow], cost: CostModel, now_s: float
     ) -> Mapping[Role, int]:
-        """See `ScalingPolicy.target`."""
         return {}

@@ -1,10 +1,10 @@
-"""Baton's own choices: every request goes where the most pressed promise of all that it touches is pressed least.
+"""Baton's default policy: route each request to the worker whose tightest SLO stays furthest from violation.
 
-Pressure is predicted time over promised time: of this request's first token, and of each token of those that decode
-where its prompt would be computed. For a request with an SLO a worker's role says where its work goes if all else is
-equal, and forbids nothing: a decode worker computes a short prompt itself when the prefill workers are behind, and a
-prefill worker decodes as far as prompts leave it time, so the fleet takes the shape that the load asks for.
-Without an SLO nobody can say what a prompt between two tokens may cost: then roles are kept, as an operator expects.
+Pressure is predicted time / SLO: the TTFT of this request, and the TPOT of the requests that already decode on the
+worker. For requests with an SLO the role of a worker only breaks ties: a decode worker computes a short prompt itself
+when the prefill workers are behind, and a prefill worker decodes as far as prompts leave it time. So the fleet adapts
+to the load. Requests without an SLO follow the roles: without a target, the cost of a prompt between two tokens cannot
+be weighed.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from baton.decide.policy.routing import Route
 _CONTEXT, _ARENA = attrgetter("context_tokens"), attrgetter("host", "kv_tokens_max")
 _EMPTY = StepShape()
 TIME_S_MIN = 1e-9
-"""What a cost model says takes no time at all, takes so long: it is divided by."""
+"""Lower bound of predicted times, since they are divisors."""
 CHUNK_TOKENS_MIN = 16
-"""Prompt tokens that a step takes even where decodes leave it no time, as `SloChunked` does."""
+"""Minimum prompt tokens per step, even if decodes leave no time; the same as in `SloChunked`."""
 
 
 @dataclass(slots=True)
 class _Share:
-    """Seconds that prompts add to a worker's steps, of those that it was given lately: what its answers wait for."""
+    """Seconds of recent prompt work on a worker, with exponential decay: its decodes wait for this work."""
 
     prompts_s: float = 0.0
     at_s: float = 0.0
@@ -52,58 +52,58 @@ class _Share:
 
 
 class _Arena(Struct, frozen=True, gc=False):
-    """One host's KV, as the loads of its workers tell."""
+    """The arena of one host, estimated from the views of its workers."""
 
     room_s: float
-    """When there will be room for the request."""
+    """Time until there is room for the request."""
     fill_ratio: float
     kinds: Set[str] = frozenset()
-    """Of its workers, where it has the longest hit: they would send it."""
+    """Kinds of its workers, if this host has the longest prefix hit and so would send it."""
 
 
 class _Plan(Struct, frozen=True, gc=False):
-    """One way to compute a prompt."""
+    """A candidate worker for a prompt, with the predictions for it."""
 
     worker: WorkerView
     fetch: HostId | None
     ttft_s: float
     work_s: float
-    """What the prompt adds to the steps of those that decode there."""
+    """Time that the prompt adds to the steps of the requests that decode there."""
     pressure: float
-    breaks_promise: bool
-    """This request's first token is predicted too late, or the tokens of those that decode there too slow."""
+    misses_slo: bool
+    """True if the TTFT of this request or the TPOT of the requests that decode there would miss its SLO."""
 
 
 @dataclass(slots=True, kw_only=True)
 class SloHeadroom:
-    """Admits, routes and places. One object plays all three families, so that each knows what the others have done."""
+    """Admission, routing and placement in one object, so that each decision accounts for the others."""
 
     ttft_slack: float = 0.95
     """Admit while predicted TTFT <= slack * SLO."""
     tpot_slack: float = 1.0
-    """The same of TPOT."""
+    """Admit while predicted TPOT <= slack * SLO."""
     mixing_ratio: float = 2.0
-    """Work of both kinds on one worker counts as this many times as pressing: who comes to decode when a step with a
-    prompt in it has just begun waits for two, and an answer of a few tokens does not make up for that. On a prefill
-    worker an answer weighs so much where prompts take all of its time, and less where they take less."""
+    """Pressure is multiplied by this factor if prompts and decodes mix on one worker: a decode that joins just after a
+    step with a prompt has begun waits for two steps, and a short answer cannot make up for that. For decodes on a
+    prefill worker the factor scales with the share of its time that prompts take."""
     step_slack: float = 0.9
-    """Share of the TPOT that a step beside decodes takes: `SloChunked.tpot_slack`, as far as policies go together."""
+    """Expected step time with decodes, as a share of the TPOT. Keep it equal to `SloChunked.tpot_slack`."""
     output_tokens: float = 200.0
-    """Taken for an answer's length until some have finished."""
+    """Expected answer length until some requests have finished."""
     requests_max: int = 1024
-    """Most requests in the cluster: the bound that INV-9 asks for."""
+    """Maximum number of requests in the cluster (INV-9)."""
     _shares: dict[WorkerId, _Share] = field(default_factory=dict[WorkerId, _Share])
     _answers: dict[WorkerId, float] = field(default_factory=dict[WorkerId, float])
-    """Mean length that was predicted of the answers which decode on a worker."""
+    """Mean predicted length of the answers that decode on each worker."""
     _computing: DistinctWorkers = field(default_factory=DistinctWorkers)
-    """Whom a prompt may go to."""
+    """Candidates for prompts."""
     _decoding: DistinctWorkers = field(default_factory=DistinctWorkers)
     _now_s: float = 0.0
     _alone: tuple[Request | None, CostModel | None, Slo] = (None, None, Slo(ttft_s=1e-9, tpot_s=1e-9))
-    """What the last request without a promise would see if it were alone: a decision asks that for every worker."""
+    """Cache: the latencies that the last request without an SLO would have on an idle worker."""
 
     def admit(self, request: Request, cluster: ClusterView, cost: CostModel, now_s: float) -> Reject | None:
-        """See `AdmissionPolicy.admit`. Refuses what is predicted to miss its TTFT or its TPOT wherever it goes."""
+        """Reject a request whose TTFT or TPOT is predicted to miss its SLO on every worker."""
         self._now_s = max(self._now_s, now_s)
         full = AdmitAll(requests_max=self.requests_max).admit(request, cluster, cost, now_s)
         if full is not None or request.slo is None or not cluster.workers:
@@ -115,7 +115,6 @@ class SloHeadroom:
         return refuse_late(request.slo, plan.ttft_s / self.ttft_slack, tpot_s / self.tpot_slack)
 
     def route(self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel) -> Route:
-        """See `RoutingPolicy.route`."""
         workers = candidates if request.slo is None else cluster.workers
         if cluster.bound:
             wanted, cluster = {worker.id for worker in workers}, with_bound(cluster)
@@ -139,27 +138,28 @@ class SloHeadroom:
         cluster: ClusterView,
         cost: CostModel,
     ) -> WorkerId:
-        """See `PlacementPolicy.place`. Workers go first that keep its TPOT, and the TTFT of prompts that wait there.
+        """Choose the decode worker under the least pressure.
 
-        Then those whose promises are pressed least. A prefill worker weighs more as far as prompts take its time. Of
-        equals the worker whose role it is goes first. Who has no room for the KV, or no place in its batch, comes last:
-        a batch serves the oldest, and a short answer waits for their end.
-        Where KV has gone ahead, whoever is there and keeps it has the request: elsewhere it would be copied again.
+        Order: workers with room for the KV and a place in their batch; workers that meet both the TPOT of this request
+        and the TTFT of the prompts in their queue; lower pressure, which rises on a prefill worker that is busy with
+        prompts; matching role. If KV was streamed ahead, its target keeps the request while it meets the SLOs: any
+        other host would need a second copy.
         """
         tokens, output_tokens, slo = request.prompt_tokens, self._expected_tokens(cluster), request.slo
         sources = cluster.kinds_on(source)
-        ways_s: dict[tuple[str, bool], float] = {}
+        shares_s: dict[tuple[str, bool], float] = {}
 
-        def way_s(kind: str, *, same_host: bool) -> float:
-            if (kind, same_host) not in ways_s:
+        def handoff_share_s(kind: str, *, same_host: bool) -> float:
+            """Return the handoff time per output token."""
+            if (kind, same_host) not in shares_s:
                 handoff_s = handoff_between_s(cost, {*sources, kind}, tokens=tokens, same_host=same_host)
-                ways_s[kind, same_host] = handoff_s / output_tokens
-            return ways_s[kind, same_host]
+                shares_s[kind, same_host] = handoff_s / output_tokens
+            return shares_s[kind, same_host]
 
         def key(worker: WorkerView) -> tuple[bool, bool, float, bool, WorkerId]:
             stays = source is None or source == worker.host
             tpot_s, prompts_ratio = self._answer(worker, request, cluster, cost)
-            tpot_s += way_s(worker.kind, same_host=stays)
+            tpot_s += handoff_share_s(worker.kind, same_host=stays)
             is_full = 0 < worker.kv_tokens_max < worker.context_tokens + tokens
             is_full = is_full or 0 < worker.requests_max <= decoding_requests(worker)
             is_lent = worker.role == "prefill"
@@ -167,8 +167,8 @@ class SloHeadroom:
                 return (is_full, False, tpot_s, is_lent, worker.id)
             slow, late = tpot_s / slo.tpot_s, self._late(worker, tokens, slo, cost.on(worker.kind))
             mixing = 1.0 + (self.mixing_ratio - 1.0) * min(1.0, prompts_ratio) if is_lent else 1.0
-            breaks_promise = slow > self.tpot_slack or late > self.ttft_slack
-            return (is_full, breaks_promise, max(slow, late) * mixing, is_lent, worker.id)
+            misses_slo = slow > self.tpot_slack or late > self.ttft_slack
+            return (is_full, misses_slo, max(slow, late) * mixing, is_lent, worker.id)
 
         chosen = min(candidates, key=key) if _is_ahead(candidates, cluster) else None
         if chosen is None or any(key(chosen)[:2]):
@@ -180,10 +180,9 @@ class SloHeadroom:
     # ---- predictions
 
     def _plan(self, request: Request, workers: Sequence[WorkerView], cluster: ClusterView, cost: CostModel) -> _Plan:
-        """Choose one of the workers, and what it fetches, under the least pressure: first of those that keep promises.
+        """Return the best plan: plans that meet all SLOs first, then the lowest pressure, then the matching role.
 
-        Prompts beside decodes weigh more, but only among plans that keep them all or that all break one. Of equals the
-        worker whose role it is goes first.
+        The mixing factor changes the order only among plans that meet all SLOs, or among plans that miss one.
         """
         arenas = self._arenas(request, cluster, cost)
         looked_at = self._computing.among(workers, {})
@@ -191,8 +190,8 @@ class SloHeadroom:
         return min(plans, key=_order)
 
     def _arenas(self, request: Request, cluster: ClusterView, cost: CostModel) -> dict[HostId, _Arena]:
-        """See how full each host's arena is, and when it has room for the request: as answers end, KV is given back."""
-        arena_tokens = dict(map(_ARENA, reversed(cluster.workers)))  # as the first worker of each host tells it
+        """Estimate how full each arena is, and when finished requests will have freed room for this request."""
+        arena_tokens = dict(map(_ARENA, reversed(cluster.workers)))  # as reported by the first worker of each host
         used = dict.fromkeys(arena_tokens, 0)
         for worker in filter(_CONTEXT, cluster.workers):
             used[worker.host] += worker.context_tokens
@@ -210,7 +209,7 @@ class SloHeadroom:
         return arenas
 
     def _freed_tokens(self, host: HostId, cluster: ClusterView, cost: CostModel) -> float:
-        """Predict how many tokens' KV is given back on a host in a second, at least one."""
+        """Predict how many KV tokens are freed on a host per second, at least one."""
         freed_tokens = 0.0
         for worker in cluster.workers:
             if worker.host == host and worker.context_tokens:
@@ -230,15 +229,15 @@ class SloHeadroom:
         model, hits, arena = cost.on(worker.kind), cluster.prefix_hit_tokens, arenas[worker.host]
         here = hits.get(worker.host, 0)
         done_tokens, load_s = here, 0.0
-        promise = self._promise(request, model)
+        slo = self._slo(request, model)
         queue_s = arena.room_s + self._place_s(worker, cluster, model)
         if worker.queued_tokens:
-            queue_s += self._compute_s(worker, queued_work(worker, model), promise.tpot_s, model)
+            queue_s += self._compute_s(worker, queued_work(worker, model), slo.tpot_s, model)
         if worker.host in cluster.tier_hits:
             prefix = prefix_on(worker, request, cluster, cost, wait_s=queue_s)
             done_tokens, load_s = prefix.tokens, prefix.load_s
         work = prompt_work(request.prompt_tokens - done_tokens, done_tokens, model)
-        prompt_s = self._compute_s(worker, work, promise.tpot_s, model)
+        prompt_s = self._compute_s(worker, work, slo.tpot_s, model)
         ttft_s, fetch = max(queue_s, load_s) + prompt_s, None
         best = _longest_hit(cluster)
         if best is not None and hits[best] > here:
@@ -246,38 +245,38 @@ class SloHeadroom:
             kinds = {*(arenas[best].kinds if best in arenas else ()), worker.kind}
             wait_s = max(queue_s, handoff_between_s(cost, kinds, tokens=there - here, same_host=False))
             rest = prompt_work(request.prompt_tokens - there, there, model)
-            rest_s = self._compute_s(worker, rest, promise.tpot_s, model)
+            rest_s = self._compute_s(worker, rest, slo.tpot_s, model)
             if wait_s + rest_s < ttft_s:
                 ttft_s, prompt_s, fetch, work = wait_s + rest_s, rest_s, best, rest
         ttft_s += first_token_delay_s(worker, request, cluster, cost, prompt_s=prompt_s)
-        late = ttft_s / promise.ttft_s
+        late = ttft_s / slo.ttft_s
         slow = self._slow(worker, request, cluster, model, work.alone_s)
         mixing, risk = 1.0, 1.0
         if request.slo is not None and decoding_requests(worker):
             mixing, risk = self.mixing_ratio, 1.0 + arena.fill_ratio
         return _Plan(
             worker=worker, fetch=fetch, ttft_s=ttft_s, work_s=work.alone_s, pressure=max(late, slow) * risk * mixing,
-            breaks_promise=request.slo is not None and max(late, slow * risk) > self.ttft_slack,
+            misses_slo=request.slo is not None and max(late, slow * risk) > self.ttft_slack,
         )  # fmt: skip
 
     def _slow(
         self, worker: WorkerView, request: Request, cluster: ClusterView, model: CostModel, work_s: float
     ) -> float:
-        """Return the pressure on the tokens of those that decode there already, with this prompt beside them."""
+        """Return the TPOT pressure on the requests that decode on the worker, with this prompt added."""
         if not decoding_requests(worker):
             return 0.0
         share, shared_s = self._shares.get(worker.id), work_s
         if share is not None:
             shared_s += share.at(self._now_s, self._memory_s(request, worker, cluster, model))
         tpot_s = _decode_s(worker, 0, 0, model) + shared_s / self._answer_tokens(worker, cluster)
-        return tpot_s / self._promise(request, model).tpot_s
+        return tpot_s / self._slo(request, model).tpot_s
 
     def _answer(
         self, worker: WorkerView, request: Request, cluster: ClusterView, cost: CostModel
     ) -> tuple[float, float]:
-        """Predict the time per token of a request that decodes on this worker, and how much of its time prompts take.
+        """Predict the TPOT of a request that decodes on this worker, and the share of the worker's time for prompts.
 
-        Prompts are taken to go on as of late (0..1 of its time, more where it is behind), and every token to wait for
+        The recent share of prompts is assumed to continue (above 1 if the worker is behind). Every token waits for
         that share of the TPOT.
         """
         model = cost.on(worker.kind)
@@ -287,10 +286,10 @@ class SloHeadroom:
             return alone_s, 0.0
         memory_s = self._memory_s(request, worker, cluster, model)
         prompts_ratio = share.at(self._now_s, memory_s) / memory_s
-        return alone_s + prompts_ratio * self._promise(request, model).tpot_s, prompts_ratio
+        return alone_s + prompts_ratio * self._slo(request, model).tpot_s, prompts_ratio
 
     def _late(self, worker: WorkerView, tokens: int, slo: Slo, model: CostModel) -> float:
-        """Return the pressure on the prompts that wait there, with one more that decodes beside them."""
+        """Return the TTFT pressure on the worker's queued prompts, with one more request that decodes."""
         if not worker.queued_tokens:
             return 0.0
         with_it = replace(
@@ -299,11 +298,11 @@ class SloHeadroom:
         return self._compute_s(with_it, queued_work(worker, model), slo.tpot_s, model) / slo.ttft_s
 
     def _memory_s(self, request: Request, worker: WorkerView, cluster: ClusterView, cost: CostModel) -> float:
-        """How long an answer of this worker decodes: the time over which prompts beside it count."""
-        return self._answer_tokens(worker, cluster) * self._promise(request, cost.on(worker.kind)).tpot_s
+        """Return how long an answer decodes on this worker: the decay time of `_Share`."""
+        return self._answer_tokens(worker, cluster) * self._slo(request, cost.on(worker.kind)).tpot_s
 
     def _place_s(self, worker: WorkerView, cluster: ClusterView, model: CostModel) -> float:
-        """Predict when a step has a place for one request more: decodes fill it until enough of them have ended."""
+        """Predict the time until the batch has a free place: enough decodes must finish first."""
         too_many = decoding_requests(worker) + 1 - worker.requests_max
         if not worker.requests_max or too_many <= 0:
             return 0.0
@@ -311,7 +310,7 @@ class SloHeadroom:
         return too_many * life_s / decoding_requests(worker)
 
     def _note_answer(self, worker: WorkerView, cluster: ClusterView) -> None:
-        """Count an answer that will decode here."""
+        """Record that an answer will decode on this worker."""
         before = decoding_requests(worker)
         known = self._answer_tokens(worker, cluster) * before
         self._answers[worker.id] = (known + self._expected_tokens(cluster)) / (before + 1)
@@ -319,10 +318,10 @@ class SloHeadroom:
             self._forget(cluster)
 
     def _answer_tokens(self, worker: WorkerView, cluster: ClusterView) -> float:
-        """Length of the answers that decode here: what a prompt costs them, they bear over that many tokens.
+        """Return the mean length of the answers that decode on this worker, over which the cost of a prompt is spread.
 
-        It is theirs, not that of the request in question: after a turn of long answers come short ones, and the other
-        way round. Where none decodes, it is this one's.
+        The running answers count, not this request: their lengths can differ. If none decodes: the expected length of
+        this request.
         """
         expected_tokens = self._expected_tokens(cluster)
         return self._answers.get(worker.id, expected_tokens) if decoding_requests(worker) else expected_tokens
@@ -330,24 +329,24 @@ class SloHeadroom:
     def _expected_tokens(self, cluster: ClusterView) -> float:
         return max(2.0, cluster.expected_output_tokens or self.output_tokens)
 
-    def _promise(self, request: Request, model: CostModel) -> Slo:
-        """What the client was promised. Where nothing was: what it would see if it were alone."""
+    def _slo(self, request: Request, model: CostModel) -> Slo:
+        """Return the SLO of the request. Without one: the latencies that it would have on an idle worker."""
         if request.slo is not None:
             return request.slo
-        asked, of, promise = self._alone
+        asked, of, slo = self._alone
         if request is not asked or model is not of:
             alone = StepShape(decode_requests=1, context_tokens=request.prompt_tokens)
-            promise = Slo(
+            slo = Slo(
                 ttft_s=max(TIME_S_MIN, model.prefill_s(new_tokens=request.prompt_tokens, cached_tokens=0)),
                 tpot_s=max(TIME_S_MIN, model.step_s(alone)),
             )
-            self._alone = (request, model, promise)
-        return promise
+            self._alone = (request, model, slo)
+        return slo
 
     def _compute_s(self, worker: WorkerView, work: PromptWork, tpot_s: float, model: CostModel) -> float:
-        """Predict how long prompt tokens take here: in chunks, each beside a token of every request that decodes.
+        """Predict the time for prompt tokens, in chunks that share each step with the worker's decodes.
 
-        Chunks are as long as a step may be, and beside decodes as long as their TPOT leaves room for.
+        A chunk has the step's token limit; with decodes, it is as long as their TPOT allows.
         """
         if work.tokens <= 0:
             return 0.0
@@ -362,26 +361,26 @@ class SloHeadroom:
         return alone_s + -(-work.tokens // chunk_tokens) * beside_s
 
     def _forget(self, cluster: ClusterView) -> None:
-        """Forget workers that are gone."""
+        """Drop the state of workers that have left the cluster."""
         known = {worker.id for worker in cluster.workers}
         self._shares = {worker: share for worker, share in self._shares.items() if worker in known}
         self._answers = {worker: tokens for worker, tokens in self._answers.items() if worker in known}
 
 
 def _longest_hit(cluster: ClusterView) -> HostId | None:
-    """Find the host that holds most of the prompt."""
+    """Return the host with the longest prefix hit; the lowest id on a tie."""
     hits = cluster.prefix_hit_tokens
     return min(hits, key=lambda host: (-hits[host], host)) if hits else None
 
 
 def _order(plan: _Plan) -> tuple[bool, float, float, bool, WorkerId]:
-    """What plans are sorted by, the best first."""
+    """Return the sort key of a plan; the lowest is best."""
     worker = plan.worker
-    return (plan.breaks_promise, plan.pressure, plan.ttft_s, worker.role == "decode", worker.id)
+    return (plan.misses_slo, plan.pressure, plan.ttft_s, worker.role == "decode", worker.id)
 
 
 def _decode_s(worker: WorkerView, more_requests: int, more_tokens: int, model: CostModel) -> float:
-    """Predict the time between two tokens beside what decodes here; those past the batch limit take turns."""
+    """Predict the ITL with these requests added. Requests beyond the batch limit take turns."""
     requests = decoding_requests(worker) + more_requests
     shape = StepShape(decode_requests=requests, context_tokens=worker.context_tokens + more_tokens)
     turns = requests / worker.requests_max if 0 < worker.requests_max < requests else 1.0
@@ -389,7 +388,7 @@ def _decode_s(worker: WorkerView, more_requests: int, more_tokens: int, model: C
 
 
 def _is_ahead(candidates: Sequence[WorkerView], cluster: ClusterView) -> bool:
-    """The request's KV has gone ahead to a host: its workers alone are candidates, not all that decode."""
+    """Return whether the KV was streamed ahead to one host: then only workers of that host are candidates."""
     if not cluster.is_sent_ahead or candidates[0].host != candidates[-1].host:
         return False
     return len(candidates) < len(cluster.having("decode"))

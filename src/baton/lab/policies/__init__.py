@@ -1,1 +1,1 @@
-"""Policies of published systems, for comparison. `policy.name` and short names find them; the server imports none."""
+"""Policies of published systems, for comparison. The server imports one only if a configuration names it."""

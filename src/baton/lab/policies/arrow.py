@@ -1,4 +1,4 @@
-"""Arrow: stateless workers change sides as soon as one side's latency is in danger.
+"""Arrow: stateless workers change roles as soon as TTFT or TPOT is at risk.
 
 Source: Arrow (arXiv 2505.11916v2), sections on SLO-aware request scheduling and on elastic instance pools.
 """
@@ -16,16 +16,14 @@ from baton.decide.policy.routing import Route
 
 @dataclass(frozen=True, slots=True)
 class ArrowRouting:
-    """The prefill worker with the soonest first token; where all would be late, the decode worker with the least to do.
+    """Route to the prefill worker with the lowest TTFT. If all would miss the SLO, use the least busy decode worker.
 
-    That decode worker only computes the prompt: the request is placed like every other then.
+    That decode worker computes the prompt only; the request is then placed like any other.
     """
 
     def route(
         self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel
     ) -> WorkerId | Route:
-        """See `RoutingPolicy.route`."""
-
         def ttft_s(worker: WorkerView) -> tuple[float, WorkerId]:
             return (first_token_s(worker, request, cluster, cost), worker.id)
 
@@ -42,19 +40,18 @@ class ArrowRouting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrowRoles:
-    """Move one worker a tick from the side that is at ease to the one that misses its promise, or is about to."""
+    """Move one worker per tick from the role with slack to the role that misses its SLO, or is about to."""
 
     ttft_s: float = 1.0
-    """Promised TTFT where the requests of the last window were promised nothing."""
+    """TTFT target where the requests of the last window have no SLO."""
     tpot_s: float = 0.1
-    """The same of TPOT."""
+    """TPOT target where the requests of the last window have no SLO."""
     ease_ratio: float = 0.5
-    """A side gives a worker away while what it needs is at most this share of what it promised."""
+    """A role gives a worker away only while its latency is at most this share of its SLO."""
 
     def assign(
         self, cluster: ClusterView, history: Sequence[LoadWindow], cost: CostModel, now_s: float
     ) -> Mapping[WorkerId, Role]:
-        """See `RolesPolicy.assign`."""
         window = history[-1]
         prefill = [worker for worker in cluster.workers if worker.role == "prefill"]
         decode = [worker for worker in cluster.workers if worker.role == "decode"]

@@ -1,4 +1,4 @@
-"""Routing by where a prompt's prefix lies, as published: Mooncake's global choice, Dynamo, SGLang and llm-d."""
+"""Cache-aware routing of published systems: Mooncake, Dynamo, SGLang and llm-d."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from baton.lab.policies.draws import draw
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalCacheAware:
-    """The worker with the soonest first token, where the longest prefix of any host may be pulled before it starts.
+    """Use the worker with the lowest TTFT; it may first pull the longest prefix from any host.
 
     Source: Mooncake (FAST 2025), algorithm 1 (cache-aware prefill scheduling with cache load balancing).
     """
 
     balance_ratio: float = 1.0
-    """Pull a prefix that is more than this many times as long as the one that is here."""
+    """Pull a prefix if it is more than this many times as long as the local one."""
 
     def route(self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel) -> Route:
-        """See `RoutingPolicy.route`."""
         hits = cluster.prefix_hit_tokens
         best = min(hits, key=lambda host: (-hits[host], host), default=None)
         best_tokens = 0 if best is None else hits[best]
@@ -51,7 +50,7 @@ class GlobalCacheAware:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DynamoRouter:
-    """The lowest cost in blocks: prompt blocks to compute, less what the host holds, plus blocks in use.
+    """Use the lowest cost in blocks: prompt blocks to compute, minus cached blocks, plus blocks in use.
 
     Source: NVIDIA Dynamo 1.6.1, `lib/kv-router/src/scheduling/selector/default.rs`, with its default weights;
     temperature 0, ties to the lower id instead of at random.
@@ -65,8 +64,6 @@ class DynamoRouter:
     def route(
         self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel
     ) -> WorkerId:
-        """See `RoutingPolicy.route`."""
-
         def key(worker: WorkerView) -> tuple[float, WorkerId]:
             credit = self._credit(worker, cluster)
             raw_blocks = (worker.queued_tokens + request.prompt_tokens) / self.block_tokens
@@ -83,7 +80,7 @@ class DynamoRouter:
         cluster: ClusterView,
         cost: CostModel,
     ) -> WorkerId:
-        """See `PlacementPolicy.place`. Dynamo's decode router: blocks in use, less what the host holds."""
+        # Dynamo's decode router: blocks in use, minus cached blocks.
 
         def key(worker: WorkerView) -> tuple[float, WorkerId]:
             blocks = max(0.0, self._decode_blocks(worker, request) - self._credit(worker, cluster))
@@ -103,10 +100,10 @@ class DynamoRouter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SglangRouter:
-    """The worker whose host holds most of the prompt, unless the load is uneven or the match is short: then the idlest.
+    """Use the host with the longest prefix hit, or the least loaded worker if load is uneven or the hit is short.
 
-    Source: SGLang router 0.3.2, `src/policies/cache_aware.rs`, with its default thresholds. It matches characters of
-    prompts that it has sent; here the hosts' own blocks are matched.
+    Source: SGLang router 0.3.2, `src/policies/cache_aware.rs`, with its default thresholds. The original matches
+    characters of the prompts that it has sent; this version matches blocks that hosts report.
     """
 
     cache_threshold_ratio: float = 0.3
@@ -116,7 +113,6 @@ class SglangRouter:
     def route(
         self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel
     ) -> WorkerId:
-        """See `RoutingPolicy.route`."""
         loads = [worker.running_requests for worker in candidates]
         uneven = max(loads) - min(loads) > self.balance_abs_requests
         uneven = uneven and max(loads) > self.balance_rel_ratio * min(loads)
@@ -130,10 +126,10 @@ class SglangRouter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmdScorer:
-    """The highest sum of three scores from 0 to 1: a short queue, free KV, a prefix that is there. Routes and places.
+    """Use the highest weighted sum of three scores from 0 to 1: short queue, free KV, prefix hit. Routes and places.
 
-    Source: llm-d-router (August 2026), `pkg/epp/config/loader/defaults.go`: weights 2, 2 and 3, the highest score wins;
-    equals by a draw from the request's id, as it draws among them.
+    Source: llm-d-router (August 2026), `pkg/epp/config/loader/defaults.go`: weights 2, 2 and 3. Ties are broken by a
+    draw from the request id, where the original draws at random.
     """
 
     queue_weight: float = 2.0
@@ -143,7 +139,6 @@ class LlmdScorer:
     def route(
         self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel
     ) -> WorkerId:
-        """See `RoutingPolicy.route`."""
         queues = [worker.queued_requests + worker.waiting_requests for worker in candidates]
         shortest, spread = min(queues), max(queues) - min(queues)
 
@@ -166,5 +161,4 @@ class LlmdScorer:
         cluster: ClusterView,
         cost: CostModel,
     ) -> WorkerId:
-        """See `PlacementPolicy.place`."""
         return self.route(request, candidates, cluster, cost)

@@ -1,4 +1,4 @@
-"""Llumnix: requests go to the worker with the most free KV per request, and move on when that changes.
+"""Llumnix: route to the worker with the most free KV per request, and move running requests to rebalance.
 
 Source: Llumnix (OSDI 2024), sections 4.3 and 4.4: freeness, dispatch to the freest, migration between pairs.
 """
@@ -13,13 +13,13 @@ from baton.core.types import ClusterView, FlightView, HostId, Request, RequestId
 from baton.decide.policy.routing import Route
 
 UNTOLD_KV_TOKENS = 1_000_000
-"""Taken for the size of an arena that is not told: then only what is used counts."""
+"""Assumed arena size where the worker does not report it: then only the used tokens matter."""
 
 
 def freeness(worker: WorkerView) -> float:
-    """Return how many steps the worker can go on before its KV is full: free tokens per running request.
+    """Return the number of steps until the worker's KV is full: free tokens per running request.
 
-    Prompts that wait count as used: a worker with a queue has less than nothing to give.
+    Queued prompts count as used, so the result can be negative.
     """
     kv_tokens = worker.kv_tokens_max or UNTOLD_KV_TOKENS
     return (kv_tokens - worker.context_tokens - worker.queued_tokens) / max(1, worker.running_requests)
@@ -27,13 +27,13 @@ def freeness(worker: WorkerView) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LlumnixRouting:
-    """The worker with the highest freeness. Routes, and places on the same host, where its KV is.
+    """Route to the worker with the highest freeness, and place on the host that has the KV.
 
-    A prompt is told to end at its first token, though mostly nobody else goes on: what decodes is what may move.
+    The prompt runs until its first token, although the same worker usually continues: only decodes can be moved.
     """
 
     def route(self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel) -> Route:
-        """See `RoutingPolicy.route`. Roles forbid nothing."""
+        # Roles are ignored: every worker may compute prompts.
         return Route(worker=_freest(cluster.workers).id, until="first_token")
 
     def place(
@@ -44,23 +44,21 @@ class LlumnixRouting:
         cluster: ClusterView,
         cost: CostModel,
     ) -> WorkerId:
-        """See `PlacementPolicy.place`."""
         return _freest([worker for worker in cluster.workers if worker.host == source] or cluster.workers).id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlumnixMoves:
-    """At every tick, pair the least free workers with the freest, and move one request of each pair."""
+    """At every tick, pair the workers with the lowest and the highest freeness, and move one request per pair."""
 
     source_steps_max: float = 100.0
-    """Workers that are less free than this give requests away."""
+    """Workers with a lower freeness give requests away."""
     target_steps_min: float = 400.0
-    """Workers that are freer than this take them."""
+    """Workers with a higher freeness take them."""
 
     def moves(
         self, cluster: ClusterView, flights: Sequence[FlightView], cost: CostModel, now_s: float
     ) -> Mapping[RequestId, WorkerId]:
-        """See `MovesPolicy.moves`."""
         ordered = sorted(cluster.workers, key=lambda worker: (freeness(worker), worker.id))
         sources = [worker for worker in ordered if freeness(worker) < self.source_steps_max]
         targets = [worker for worker in reversed(ordered) if freeness(worker) > self.target_steps_min]

@@ -1,4 +1,4 @@
-"""Mooncake's early rejection: a request whose first token or whose decoding would be late is refused at the door.
+"""Mooncake's early rejection: reject a request on arrival if its TTFT or TPOT would miss the SLO.
 
 Source: Mooncake (FAST 2025 and arXiv 2407.00079), sections on overload-oriented scheduling.
 """
@@ -14,21 +14,20 @@ from baton.decide.policy.admission import AdmitAll, Reject, refuse_late
 from baton.decide.policy.predictions import decode_step_s, first_token_s
 
 RECENT_MAX = 65_536
-"""Most admitted requests that a prediction remembers (INV-9)."""
+"""Maximum number of admitted requests that are remembered for the prediction (INV-9)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyRejection:
-    """Refuse what the load of prefill, or that of decode at this moment, is too high for.
+    """Reject by the current prefill and decode load.
 
-    The load of this moment says little of that at which the prompt will be done: rejection then comes in waves.
+    The current decode load differs from the load when the prompt finishes, so rejections come in waves.
     """
 
     requests_max: int = 65_536
-    """Most requests in the cluster: the bound that INV-9 asks for."""
+    """Maximum number of requests in the cluster (INV-9)."""
 
     def admit(self, request: Request, cluster: ClusterView, cost: CostModel, now_s: float) -> Reject | None:
-        """See `AdmissionPolicy.admit`."""
         full = AdmitAll(requests_max=self.requests_max).admit(request, cluster, cost, now_s)
         if full is not None or request.slo is None:
             return full
@@ -45,23 +44,22 @@ class EarlyRejection:
 
 @dataclass(slots=True, kw_only=True)
 class PredictedRejection:
-    """Refuse by the decode load at the moment at which this prompt will be done, as predicted for the whole cluster.
+    """Reject by the decode load predicted for the time when this prompt finishes, over the whole cluster.
 
-    Every admitted request is taken to decode for the same time, from its predicted first token on; how many decode at
-    a moment is then a matter of counting.
+    Every admitted request is assumed to decode for the same time from its predicted first token on. The load at a given
+    time is then the number of such spans that cover it.
     """
 
     requests_max: int = 65_536
-    """Most requests in the cluster: the bound that INV-9 asks for."""
+    """Maximum number of requests in the cluster (INV-9)."""
     output_tokens: float = 200.0
-    """Taken for an answer's length until some have finished."""
+    """Expected answer length until some requests have finished."""
     _spans: deque[tuple[float, float, int]] = field(
         default_factory=lambda: deque[tuple[float, float, int]](maxlen=RECENT_MAX)
     )
-    """Of admitted requests: when each is predicted to begin and to end decoding, and its prompt."""
+    """(start, end, prompt tokens) of the predicted decode of each admitted request."""
 
     def admit(self, request: Request, cluster: ClusterView, cost: CostModel, now_s: float) -> Reject | None:
-        """See `AdmissionPolicy.admit`."""
         full = AdmitAll(requests_max=self.requests_max).admit(request, cluster, cost, now_s)
         if full is not None:
             return full
@@ -80,7 +78,7 @@ class PredictedRejection:
         return None
 
     def _step_s(self, workers: list[WorkerView], at_s: float, request: Request, cost: CostModel) -> float:
-        """Predict a decode step at a time, the requests that decode then being spread evenly over the workers."""
+        """Predict a decode step at a time, with the requests spread evenly over the workers."""
         prompts = [prompt for begin_s, end_s, prompt in self._spans if begin_s <= at_s < end_s]
         shape = StepShape(
             decode_requests=-(-len(prompts) // len(workers)) + 1,
@@ -90,6 +88,6 @@ class PredictedRejection:
 
 
 def soonest_s(request: Request, cluster: ClusterView, cost: CostModel) -> float:
-    """Predict the soonest first token of any worker that prefills; 0 where there is none to ask."""
+    """Predict the lowest TTFT of all workers that prefill; 0 if there is none."""
     workers = cluster.having("prefill")
     return min((first_token_s(worker, request, cluster, cost) for worker in workers), default=0.0)

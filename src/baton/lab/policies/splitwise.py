@@ -1,7 +1,7 @@
-"""Splitwise: prompt and token machines, and a pool between them that grows when either side has too much to do.
+"""Splitwise: prompt machines, token machines, and a mixed pool that grows when either side is overloaded.
 
-Source: Splitwise (ISCA 2024), section IV.A, and the artefact's mixed-pool scheduler with its limits. A machine is in
-the mixed pool here while it has work of the other kind; with its last such request it is back where it belongs.
+Source: Splitwise (ISCA 2024), section IV.A, and the artefact's mixed-pool scheduler with its limits. Here a machine is
+in the mixed pool while it has work of the other kind, and returns to its own pool after the last such request.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Order = Callable[[WorkerView], tuple[float, ...]]
 
 
 def is_mixed(worker: WorkerView) -> bool:
-    """Whether the worker has, or is meant to have, work of both kinds."""
+    """Return whether the worker is mixed by role, or currently has work of the other role."""
     match worker.role:
         case "mixed":
             return True
@@ -30,14 +30,13 @@ def is_mixed(worker: WorkerView) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitwiseRouting:
-    """Join the shortest queue of prompt tokens; past the limit, that of the mixed pool, then borrow a token machine."""
+    """Join the shortest prompt queue; past its limit use the mixed pool, then borrow a token machine."""
 
     queued_tokens_max: int = 8192
 
     def route(
         self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel
     ) -> WorkerId | Route:
-        """See `RoutingPolicy.route`."""
         own = [worker for worker in cluster.workers if worker.role == "prefill" and not is_mixed(worker)]
         pool = [worker for worker in cluster.workers if is_mixed(worker)]
         lent = [worker for worker in cluster.workers if worker.role == "decode" and not is_mixed(worker)]
@@ -54,10 +53,10 @@ class SplitwiseRouting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitwisePlacement:
-    """The token machine with the least KV in use; past the limit, one of the mixed pool, then a prompt machine."""
+    """Use the token machine with the least KV in use; past its limit the mixed pool, then a prompt machine."""
 
     requests_max: int = 2048
-    """Tokens that wait for a token machine's next step: one per request."""
+    """Maximum number of requests on a token machine."""
 
     def place(
         self,
@@ -67,8 +66,6 @@ class SplitwisePlacement:
         cluster: ClusterView,
         cost: CostModel,
     ) -> WorkerId:
-        """See `PlacementPolicy.place`."""
-
         def fits(worker: WorkerView) -> bool:
             return worker.running_requests < self.requests_max and kv_free_tokens(worker) >= request.prompt_tokens
 

@@ -1,7 +1,7 @@
-"""TetriInfer: two levels, answers by predicted length, and workers that flip when they have nothing to do.
+"""TetriInfer: two-level scheduling, placement by predicted answer length, and role flips of idle workers.
 
-Source: Inference without Interference (arXiv 2401.11181), sections 3.2 to 3.5. Prompts are cut into chunks by every
-batcher here, as its first pillar asks.
+Source: Inference without Interference (arXiv 2401.11181), sections 3.2 to 3.5. Its chunked prefill is part of the
+batching policies here.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from baton.lab.policies.draws import draw
 
 @dataclass(slots=True, kw_only=True)
 class TetriInferPlacement:
-    """Of two workers drawn among those with room for the predicted answer: the one with fewer heavy decodes.
+    """Draw two workers that have room for the predicted answer, and use the one with fewer heavy decodes.
 
-    A decode is heavy from a predicted length on. The prediction comes from answers that have finished, in ranges.
+    A decode is heavy if its predicted length exceeds `heavy_tokens`. Lengths are predicted in ranges, from finished
+    answers.
     """
 
     range_tokens: int = 200
-    """Width of the ranges that lengths are predicted in."""
+    """Width of the ranges of predicted lengths."""
     heavy_tokens: int = 128
-    """Answers that are predicted to be longer are heavy."""
+    """Longer predicted answers are heavy."""
     _placed: dict[WorkerId, deque[bool]] = field(default_factory=dict[WorkerId, deque[bool]])
-    """Whether each request that a worker is likely to have still is heavy, oldest first."""
+    """For each worker, whether each of its latest requests is heavy, oldest first."""
 
     def place(
         self,
@@ -38,7 +39,6 @@ class TetriInferPlacement:
         cluster: ClusterView,
         cost: CostModel,
     ) -> WorkerId:
-        """See `PlacementPolicy.place`."""
         ranges = int(cluster.expected_output_tokens // self.range_tokens) + 1
         reach_tokens = request.prompt_tokens + ranges * self.range_tokens
         roomy = [worker for worker in candidates if kv_free_tokens(worker) >= reach_tokens] or list(candidates)
@@ -68,16 +68,15 @@ def _two(request: Request, workers: Sequence[WorkerView]) -> list[WorkerView]:
 
 @dataclass(slots=True, kw_only=True)
 class TetriInferRoles:
-    """Flip a worker that has been idle for a while, if the other role has work for it. One of each role stays."""
+    """Flip a worker that has been idle for `idle_s`, if the other role has work. One worker of each role remains."""
 
     idle_s: float = 60.0
-    """How long a worker has to be idle before it flips."""
+    """Idle time before a worker flips."""
     _idle_since_s: dict[WorkerId, float] = field(default_factory=dict[WorkerId, float])
 
     def assign(
         self, cluster: ClusterView, history: Sequence[LoadWindow], cost: CostModel, now_s: float
     ) -> Mapping[WorkerId, Role]:
-        """See `RolesPolicy.assign`."""
         idle = [worker for worker in cluster.workers if not worker.running_requests and not worker.queued_tokens]
         since = {worker.id: self._idle_since_s.get(worker.id, now_s) for worker in idle}
         self._idle_since_s = since
@@ -96,7 +95,7 @@ class TetriInferRoles:
 
 
 def other_role(role: Role) -> Role | None:
-    """Return the role that a worker of this one can flip to; None for a mixed worker, which does both."""
+    """Return the role that this role flips to; None for mixed."""
     match role:
         case "prefill":
             return "decode"

@@ -1,4 +1,4 @@
-"""Virtual token counters: whoever was served least is served next, and nobody saves up service by staying away.
+"""Virtual token counters: the tenant that was served least is next, and an idle tenant saves up no credit.
 
 Source: Fairness in Serving Large Language Models (VTC, OSDI 2024), algorithm 2 and theorem 4.4: while two clients both
 have requests waiting, the service that they got differs by at most 2 max(w_p L_input, w_q M), M being the tokens that
@@ -14,34 +14,32 @@ from baton.core.types import Request
 
 @dataclass(slots=True, kw_only=True)
 class VirtualTokenCounter:
-    """Sort waiting requests by what their tenant has been served so far; a tenant's own by arrival."""
+    """Sort waiting requests by the service that their tenant has received; within a tenant by arrival."""
 
     prompt_weight: float = 1.0
     output_weight: float = 2.0
     tenants_max: int = 65_536
-    """Most tenants with a counter. Past that, the one that was served least and waits for nothing is forgotten."""
+    """Maximum number of counters. Beyond it, the tenant with the lowest counter and no waiting request is dropped."""
     _served: dict[str, float] = field(default_factory=dict[str, float])
     _waiting: dict[str, int] = field(default_factory=dict[str, int])
-    """Waiting requests of each tenant that has any."""
+    """Number of waiting requests per tenant. Tenants without any are left out."""
     _last: float = 0.0
-    """Counter of the tenant whose last waiting request left last."""
+    """Counter of the tenant that was the last to have no waiting request left."""
     _version: int = 0
 
     @property
     def version(self) -> int:
-        """See `FairnessPolicy.version`."""
         return self._version
 
     def counter(self, tenant: str) -> float:
-        """Return the weighted tokens that a tenant counts as served."""
+        """Return the weighted tokens that a tenant has received."""
         return self._served.get(tenant, 0.0)
 
     def key(self, request: Request) -> tuple[float, ...]:
-        """See `FairnessPolicy.key`."""
         return (float(request.priority), self.counter(request.tenant), request.arrived_at_s)
 
     def joined(self, request: Request) -> None:
-        """See `FairnessPolicy.joined`. Whoever comes back is lifted to where the least served of the waiting is."""
+        # A tenant that returns starts at the lowest counter of the waiting tenants, so idle time earns no credit.
         tenant = request.tenant
         if tenant in self._waiting:
             self._waiting[tenant] += 1
@@ -54,7 +52,6 @@ class VirtualTokenCounter:
             self._forget()
 
     def left(self, request: Request) -> None:
-        """See `FairnessPolicy.left`."""
         tenant = request.tenant
         count = self._waiting.get(tenant, 0) - 1
         if count > 0:
@@ -63,7 +60,6 @@ class VirtualTokenCounter:
             self._last = self.counter(tenant)
 
     def served(self, request: Request, *, prompt_tokens: int, output_tokens: int) -> None:
-        """See `FairnessPolicy.served`."""
         weighted = self.prompt_weight * prompt_tokens + self.output_weight * output_tokens
         self._served[request.tenant] = self.counter(request.tenant) + weighted
         self._version += 1

@@ -127,7 +127,7 @@ def _seen_by(policies: Policies, request: Request, cluster: ClusterView) -> Clus
     return structs.replace(
         cluster,
         expected_output_tokens=policies.expected_tokens(request),
-        first_token_by=policies.teller(request),
+        first_token_by=policies.first_token_by(request),
         is_sent_ahead=policies.run_tokens(request) > 0,
     )
 

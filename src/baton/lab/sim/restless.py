@@ -19,7 +19,7 @@ from baton.core.types import (
     WorkerId,
     WorkerView,
 )
-from baton.decide.policy.handoff import HandoffView, Teller, Way
+from baton.decide.policy.handoff import FirstTokenWorker, HandoffView, Way
 from baton.decide.policy.routing import Route
 from baton.lab.sim.cluster import SimPolicies
 from baton.lab.sim.policies import build_policies
@@ -96,8 +96,8 @@ class RestlessHandoff:
 class RestlessFirstToken:
     """Every other first token is left to decode."""
 
-    def teller(self, request: Request, cost: CostModel) -> Teller:
-        """See `FirstTokenPolicy.teller`."""
+    def first_token_by(self, request: Request, cost: CostModel) -> FirstTokenWorker:
+        """See `FirstTokenPolicy.first_token_by`."""
         return "decode" if crc32(f"teller {request.id}".encode()) % 2 else "prefill"
 
 
