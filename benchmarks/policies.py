@@ -7,7 +7,7 @@ Four accelerators of one host (examples/clusters/one-gpu-host.toml). A set that 
 time) of each trace; the second half was held out, and some loads (`_policy_loads.py`) were not played before at all.
 Writes benchmarks/results/policies-HALF.json: the share of all requests that met both TTFT and TPOT, of every
 split, and the best one's times the offered rate, which is the goodput. What is not played again stays in the file as it
-is, with its commit. --table plays nothing, and prints the file as docs/simulator.md has it.
+is, with its commit. --table plays nothing and prints the file as a table.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """What becomes of requests that give way in a short arena, simulated: computed again, or read from a tier below it.
 
 One mixed worker, of two kinds: an accelerator with an 8B model (prices of examples/clusters/one-gpu-host.toml), and the
-embedded model on two cores (rounded from the table in README.md); each without a tier, with a fast one and a slow one.
+embedded model on two cores (rounded from docs/benchmarks.md); each without a tier, with a fast one and a slow one.
 Long answers on an arena that holds about six of them, so that the youngest give way again and again.
 
     python benchmarks/preemption.py [--requests N]
 
-Writes benchmarks/results/preemption.json, and the table of docs/tiers.md to standard output.
+Writes benchmarks/results/preemption.json, and its table to standard output.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ class PrefixIndex:
     """A hint for routing, bounded by the blocks of the hosts. A stale entry costs a recompute, never a wrong token.
 
     By block, not by host: a prompt is looked up in the time that its longest hit takes, however many hosts there are.
-    A block's hosts are the bits of one number: docs/tiers.md says what a million blocks take.
+    A block's hosts are the bits of one number: docs/handoff-and-tiers.md says what a million blocks take.
     """
 
     def __init__(self) -> None:

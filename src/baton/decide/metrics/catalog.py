@@ -1,4 +1,4 @@
-"""Every metric that Baton exposes, as data. `docs/metrics.md` is generated from this file."""
+"""Every metric that Baton exposes, as data. `docs/api.md` is generated from this file."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from baton.lab.plan.search import WorkerGroup
 from baton.lab.plan.serving import HOSTS_PORT, HTTP_PORT, host_command, is_alone, serve_toml
 
 IMAGE = "baton:latest"
-NOTE = """# The image is yours: Baton with PyTorch for CUDA. Every pod needs the model's files (docs/operations.md): by
+NOTE = """# The image is yours: Baton with PyTorch for CUDA. Every pod needs the model's files (docs/serving.md): by
 # its hub name they are downloaded, a folder has to be mounted at the same path everywhere.
 """
 NAME_MAX = 40

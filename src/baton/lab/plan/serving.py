@@ -141,7 +141,7 @@ def serve_toml(found: Recommendation) -> str:
         *(f"# not as planned: {line}" for line in missing_feature_lines(fleet)),
         *(
             f"# with the tier {tier.name}, {tier.size_bytes:.3g} bytes {'for all hosts' if tier.shared else 'a host'}: "
-            "add [[tiers]] with its url (docs/stores.md)"
+            "add [[tiers]] with its url (docs/handoff-and-tiers.md)"
             for tier in found.question.spec.tiers
             if found.tiers and tier.name == found.tiers[0].tier
         ),

@@ -1,4 +1,4 @@
-"""INV-9: what a million blocks take in the prefix index, as docs/tiers.md states it."""
+"""INV-9: what a million blocks take in the prefix index, as docs/handoff-and-tiers.md states it."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def _relate_formats(components: Json) -> None:
     """Allow only one constraint of the output at a time.
 
     A schema cannot tell a grammar from other text, so the field `grammar` is left out, as are the older names
-    `guided_*`: docs/decoding.md describes them.
+    `guided_*`: docs/api.md describes them.
     """
     named = {"type": {"const": "json_schema"}}
     components["ResponseFormat"]["if"] = {"properties": named}
@@ -210,7 +210,7 @@ def _relate_formats(components: Json) -> None:
 def _relate_tools(components: Json) -> None:
     """Add when a call can be required, and which messages need no content.
 
-    A schema cannot express that a name is one of the tools: docs/decoding.md describes how `tool_choice` names one.
+    A schema cannot express that a name is one of the tools: docs/api.md describes how `tool_choice` names one.
     """
     chat, message = components["ChatRequest"], components["ChatMessage"]
     chat["properties"]["tool_choice"] = {"enum": ["none", "auto", "required", None], "default": None}

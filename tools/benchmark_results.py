@@ -1,0 +1,70 @@
+"""Read result files of benchmarks/results, and write their figures and their origin as Markdown."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from docgen import ROOT, table
+
+RESULTS = ROOT / "benchmarks" / "results"
+SCRIPT = re.compile(r"benchmarks(?:/[\w/]+\.py|\.\w+)")
+
+
+def load(name: str) -> dict[str, Any]:
+    """Return a result, empty where there is none."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def scripts(command: str) -> list[Path]:
+    """Return the programs that a command names."""
+    names = [name if name.endswith(".py") else name.replace(".", "/") + ".py" for name in SCRIPT.findall(command)]
+    return [ROOT / name for name in names]
+
+
+def is_stale(name: str) -> bool:
+    """A result is stale when it is gone, or when a program that made it is."""
+    result = load(name)
+    return not result or not all(path.exists() for path in scripts(result.get("command", "")))
+
+
+def origin(name: str, *, short: bool = False) -> str:
+    """Return the line below a table: command, commit, date, machine and result file. `short`: simulated, no machine."""
+    result = load(name)
+    where = result.get("environment", {})
+    parts = [f"`{result['command']}`"] if "command" in result else []
+    if where.get("commit"):
+        parts.append(f"commit {where['commit']}")
+    if where and not short:
+        parts += [
+            where["date"].split()[0],
+            f"{where['cores']} cores {where['cpu']}",
+            f"load {where['load_before']:.1f}",
+        ]
+    return f"{', '.join(parts)} ([{name}.json](../benchmarks/results/{name}.json))".lstrip()
+
+
+def section(title: str, name: str, heads: list[str], rows: list[list[str]], note: str = "") -> list[str]:
+    """Return a heading, a table, its note and its origin; nothing for a stale result."""
+    return [f"### {title}", "", *([note, ""] if note else []), table(heads, rows), "", origin(name), ""]
+
+
+def ms(time_s: float) -> str:
+    value = time_s * 1e3
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
+
+
+def percent(ratio: float, digits: int = 0) -> str:
+    return f"{ratio * 100:.{digits}f} %"
+
+
+def signed(ratio: float) -> str:
+    return f"{ratio * 100:+.1f} %"
+
+
+def triple(values: dict[str, float], scale: float = 1.0, form: str = ".2f") -> str:
+    """Return mean, p90 and p99 of a distribution."""
+    return " / ".join(f"{values[key] * scale:{form}}" for key in ("mean", "p90", "p99"))

@@ -1,0 +1,129 @@
+"""Tables of docs/benchmarks.md about the simulator: accuracy, speed, policies, tiers and published results."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from benchmark_results import load, percent, section, signed, triple
+
+SPEED = "at the speed of every second"
+
+
+def speed() -> list[str]:
+    rows = [
+        [case, *(f"{figures[python]['requests_per_cpu_s']:,.0f}" for python in ("this", "other python"))]
+        for case, figures in load("sim-speed")["median_of"].items()
+    ]
+    heads = ["Cluster, policy", "Requests/s of CPU time, plain Python build", "Debian's build"]
+    lines = section("Speed", "sim-speed", heads, rows)
+    fleet = load("sim-speed-fleet")["figures"]
+    row = [f"{fleet['requests']:,}", f"{fleet['wall_s']:.0f}", f"{fleet['requests_per_cpu_s']:,.0f}"]
+    heads = ["Requests", "Wall s, 2 processes", "Requests/s of CPU time"]
+    return lines + section("1,000 workers in 25 cells", "sim-speed-fleet", heads, [row])
+
+
+def validation() -> list[str]:
+    result, rows = load("validation"), []
+    for topology in ("pd", "mixed"):
+        for case, figures in result[topology]["runs"].items():
+            found = figures[SPEED]
+            cells = [signed(found[f"{key} {q}"]["error"]) for key in ("ttft_s", "tpot_s") for q in ("mean", "p99")]
+            plain = [signed(figures["calibrated"][f"{key} mean"]["error"]) for key in ("ttft_s", "tpot_s")]
+            rows.append([f"{topology}, {case}", *plain, *cells])
+    heads = ["Topology, load", "Calibrated: TTFT", "TPOT", "At the run's speed: TTFT", "p99", "TPOT", "p99"]
+    note = (
+        "Error of the simulated mean (and p99). *Calibrated*: with prices fitted before the run. *At the run's speed*: "
+        "also told how fast the machine was in every second."
+    )
+    return section("Against `baton serve`", "validation", heads, rows, note)
+
+
+def validation_vllm() -> list[str]:
+    rows = []
+    for setup, fits in load("validation-vllm")["setups"].items():
+        for fit, figures in fits.items():
+            errors = [signed(figures[key][q]) for key in ("ttft_error", "tpot_error") for q in ("mean", "p90", "p99")]
+            rows.append([f"{setup}, {fit}", *errors])
+    heads = ["Set-up", "TTFT mean", "p90", "p99", "TPOT mean", "p90", "p99"]
+    note = "Error on requests that the fit has not seen."
+    return section("Against vLLM 0.19", "validation-vllm", heads, rows, note)
+
+
+def policies() -> list[str]:
+    cases = load("policies-second")["cases"]
+    names = list(next(iter(cases.values()))["policies"])
+    best = {name: statistics.mean(shares(cases, name)) for name in names}
+    rows = [
+        [
+            f"`{name}`",
+            *(
+                f"{case['policies'][name]['attainment_ratio']:.3f}" if name in case["policies"] else ""
+                for case in cases.values()
+            ),
+        ]
+        for name in sorted(names, key=lambda name: -best[name])
+    ]
+    note = (
+        "SLO attainment on four accelerators of one host, at the best split of each set, on halves of the traces that "
+        "were not used to choose options. Loads and SLOs: `benchmarks/_policy_loads.py`."
+    )
+    return section("Policy sets against each other", "policies-second", ["Set", *cases], rows, note)
+
+
+def shares(cases: dict[str, Any], name: str) -> list[float]:
+    return [case["policies"][name]["attainment_ratio"] for case in cases.values() if name in case["policies"]]
+
+
+def tiers() -> list[str]:
+    lines: list[str] = []
+    for trace in ("conversation", "synthetic"):
+        rows = [
+            [f"{row['hosts']}, {row['tiers']}", percent(row["prefix_hit_ratio"], 1), triple(row["ttft_s"])]
+            for row in load(f"tiers-{trace}")["rows"]
+        ]
+        heads = ["Hosts, tiers", "Prefix hits", "TTFT mean / p90 / p99, s"]
+        lines += section(f"Tiers, Mooncake's {trace} trace", f"tiers-{trace}", heads, rows)
+    rows = [
+        [
+            f"{row['worker']}; {row['below']}; {row['preemption']}",
+            f"{row['preemptions']}",
+            triple(row["tpot_s"], 1e3, ".1f"),
+            f"{row['e2e_s']['mean']:.1f}",
+        ]
+        for row in load("preemption")["rows"]
+    ]
+    heads = ["Worker; tier; `kv.preemption`", "Preemptions", "TPOT mean / p90 / p99, ms", "E2E mean, s"]
+    return lines + section("Preemption", "preemption", heads, rows)
+
+
+def eviction() -> list[str]:
+    rows = []
+    for trace, figures in load("eviction").items():
+        if not isinstance(figures, dict) or "policies" not in figures:
+            continue
+        hits = {(row["pool_blocks"], row["policy"]): row["hit_ratio"] for row in figures["policies"]}
+        for blocks in (1000, 10000, 50000):
+            found = [hits.get((blocks, policy)) for policy in ("lru", "lfu", "cost-aware", "bound")]
+            if all(value is not None for value in found):
+                rows.append([f"{trace}, {blocks:,} blocks", *(percent(value or 0.0, 1) for value in found)])
+    heads = ["Trace, cache", "`lru`", "`lfu`", "`cost-aware`", "upper bound"]
+    return section("Eviction: prefix hits", "eviction", heads, rows)
+
+
+def fit() -> list[str]:
+    fitted = load("engine-profile-fit")
+    error = fitted["error"]
+    row = [fitted["engine"], percent(error["mean_ratio"], 1), percent(error["p90_ratio"], 1)]
+    return section("Fitted cost model, error on unseen steps", "engine-profile-fit", ["Engine", "mean", "p90"], [row])
+
+
+def planner() -> list[str]:
+    result = load("planner")
+    rows = []
+    for plan in result["plans"].values():
+        answer = plan["answer"]
+        rows.append(
+            [plan["published"], f"{answer['fleet']}: {answer['rate_rps'] / answer['gpus']:.2f} requests/s per GPU"]
+        )
+    return section("Planner against published answers", "planner", ["Published", "`baton plan`"], rows)

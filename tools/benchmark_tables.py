@@ -1,0 +1,248 @@
+"""Tables of docs/benchmarks.md about serving, the engine and transfers. Each returns lines of Markdown."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from benchmark_results import load, ms, percent, section
+
+STEPS = ("decode_1", "decode_8", "decode_32", "prefill_512", "prefill_2048")
+STEP_NAMES = ("decode, batch 1", "batch 8", "batch 32", "prefill 512", "prefill 2,048")
+
+
+def serving_rows() -> tuple[list[str], list[list[str]]]:
+    """Return heads and rows of the serving table: one row per server and concurrency."""
+    heads = ["Server", "Concurrency", "Output tokens/s", "TTFT p50, ms", "TPOT p50, ms", "ITL p99, ms"]
+    rows = [
+        [
+            server,
+            load_name,
+            f"{figures['output_tokens_per_s']:.0f}",
+            ms(figures["ttft_s"]["p50"]),
+            ms(figures["tpot_s"]["p50"]),
+            ms(figures["itl_s"]["p99"]) if "itl_s" in figures else "",
+        ]
+        for server, loads in serving_loads().items()
+        for load_name, figures in loads.items()
+    ]
+    return heads, rows
+
+
+def serving_source() -> str:
+    """Return the result that the serving table is made of: the comparison where it was measured."""
+    return "serving-comparison" if load("serving-comparison") else "serving"
+
+
+def serving_loads() -> dict[str, dict[str, Any]]:
+    """Return figures by server and concurrency."""
+    comparison = load("serving-comparison")
+    if comparison:
+        return {server: figures["load"] for server, figures in comparison["servers"].items()}
+    result = load("serving")
+    return {
+        key.removeprefix("load, "): {name.removeprefix("concurrency "): row for name, row in figures.items()}
+        for key, figures in result.items()
+        if key.startswith("load, ")
+    }
+
+
+def serving() -> list[str]:
+    source = serving_source()
+    heads, rows = serving_rows()
+    lines = section("Latency and throughput over load", source, heads, rows, load(source)["what"] + ".")
+    comparison = load("serving-comparison")
+    if comparison:
+        goodput = [
+            [name, f"{figures['goodput']['goodput_rps']:.2f}", percent(figures["goodput"]["attainment_ratio"])]
+            for name, figures in comparison["servers"].items()
+        ]
+        heads = ["Server", "Goodput, requests/s", "SLO attainment"]
+        lines += section("Goodput under an SLO", source, heads, goodput, comparison["goodput_what"] + ".")
+    return lines
+
+
+def overhead() -> list[str]:
+    result = load("serving")
+    figures = result["overhead, 1 prefill + 1 decode"]
+    rows = [
+        ["handoff on one host", f"{ms(figures['handoff_s']['median'])} ms, {figures['handoff_bytes']:.0f} bytes"],
+        [
+            "added to TTFT by Python, HTTP and the hop",
+            f"{ms(figures['added_to_ttft_over_its_own_step_s']['median'])} ms",
+        ],
+        ["added to TPOT", percent(figures["added_to_tpot_over_its_own_steps_ratio"]["median"], 1)],
+        ["`make serve` (installed) to the first answer", f"{result['start_up_s']['median']:.1f} s"],
+    ]
+    rows += [
+        [f"prefill of {tokens} tokens, {kind}", f"{figures['tokens_per_s']:.0f} tokens/s"]
+        for kind in ("1 prefill + 1 decode", "1 mixed")
+        for tokens, figures in result[f"prefill, {kind}"].items()
+    ]
+    return section("Overhead of the server", "serving", ["Figure", "Median"], rows, result["what"] + ".")
+
+
+def start() -> list[str]:
+    rows = []
+    for name, figures in load("start")["rows"].items():
+        if name in ("baton serve --port 70000", "baton srve"):
+            continue
+        now = figures["this"]
+        cpu = now.get("all cpu_s", now.get("cpu_s"))["median"]
+        memory = f"{now['all pss_bytes']['median'] / 1e6:.0f}" if "all pss_bytes" in now else ""
+        rows.append([name, f"{cpu:.2f}", memory])
+    return section("Start", "start", ["Command or topology", "CPU s", "Memory without arena, MB"], rows)
+
+
+def batching() -> list[str]:
+    rows = [
+        [
+            name,
+            *(
+                ms(row[key][q])
+                for key, q in (("ttft_s", "p50"), ("ttft_s", "p99"), ("tpot_s", "p99"), ("itl_s", "p99"))
+            ),
+        ]
+        for name, row in load("batching")["policies"].items()
+    ]
+    heads = ["Policy", "TTFT p50, ms", "TTFT p99, ms", "TPOT p99, ms", "ITL p99, ms"]
+    note = "One mixed worker, 40 requests at 2 per second, prompts of 100 to 700 tokens, TPOT target 60 ms."
+    return section("Batching policies", "batching", heads, rows, note)
+
+
+def steps(name: str, title: str, note: str = "", *, clock: str = "median_s") -> list[str]:
+    """Return a table of steps. `clock`: `median_s`, or `cpu_min_s` for a run on a busy machine."""
+    rows = [
+        [what, *(f"{ms(row[clock])} ({percent(row['cpu_share'])})" for row in (figures["steps"][s] for s in STEPS))]
+        for what, figures in load(name)["figures"].items()
+    ]
+    unit = "ms" if clock == "median_s" else "CPU ms"
+    return section(title, name, [f"{unit} per step (share of the machine's limit)", *STEP_NAMES], rows, note)
+
+
+def engines(name: str, weights: tuple[str, ...]) -> list[str]:
+    """Return the tables that benchmarks/engines.py made itself, for these weights."""
+    lines: list[str] = []
+    for kind in weights:
+        table_lines = load(name)["table"]
+        start = next(number for number, line in enumerate(table_lines) if line.startswith(f"Weights: {kind}."))
+        rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in _rows_from(table_lines, start)]
+        heads = ["Decode in ms per step, prefill in tokens/s", *STEP_NAMES]
+        lines += section(f"Beside other engines, {kind}", name, heads, rows[2:])
+    return lines
+
+
+def _rows_from(lines: list[str], start: int) -> list[str]:
+    """Return the lines of the first table at or below `start`."""
+    first = next(number for number in range(start, len(lines)) if lines[number].startswith("|"))
+    return list(itertools.takewhile(lambda line: line.startswith("|"), lines[first:]))
+
+
+def precision() -> list[str]:
+    rows = [
+        [
+            f"{row['weights']}, {row['dtype']}, KV {row['kv']}",
+            f"{row['perplexity']:.3f}",
+            percent(row["greedy_agreement_ratio"], 1),
+            f"{row['weight_bytes'] / 1e6:.0f}",
+        ]
+        for row in load("precision")["rows"]
+    ]
+    heads = ["Weights, computation, KV", "Perplexity", "Greedy agreement", "Weights, MB"]
+    note = "SmolLM2-135M, whose file is Q4_1: `dense` means the same 4-bit weights computed in floats."
+    return section("Precision", "precision", heads, rows, note)
+
+
+def decoding() -> list[str]:
+    rows = [
+        [text, " / ".join(f"{row[f'tokens_max {n}']['tokens_per_s']:.0f}" for n in (0, 4, 8))]
+        for text, row in load("speculation")["texts"].items()
+    ]
+    lines = section("Speculation by prompt lookup", "speculation", ["Text", "Tokens/s, 0 / 4 / 8 guesses"], rows)
+    cpu = load("sampling")["cpu_s"]
+    lines += section("Sampling of 32 rows", "sampling", ["Setting", "CPU ms"], [[k, ms(v)] for k, v in cpu.items()])
+    grammar = load("grammars")["llguidance"]
+    rows = [
+        ["compile a schema", ms(grammar["compile_s"]["median"])],
+        ["mask of one token", ms(grammar["token_s"]["median"])],
+    ]
+    return lines + section("Structured output", "grammars", ["Figure", "ms"], rows)
+
+
+def _rate(figures: dict[str, Any] | str | None) -> str:
+    """Return GB/s; what failed is told as text in the result."""
+    return (figures or "") if not isinstance(figures, dict) else figures["shown"].removesuffix(" GB/s")
+
+
+def transfers() -> list[str]:
+    kinds = ("memcpy", "shm", "tcp", "baton-nixl", "nixl", "nixl-tcp", "mooncake")
+    groups = load("transfers")["figures"]
+    rows = []
+    for group, cases in groups.items():
+        for case, figures in cases.items():
+            if group == "cut" or (group != "one machine" and "7500" not in case):
+                continue
+            ways = figures["ways"]
+            shown = [_rate(ways.get(kind)) for kind in kinds]
+            rows.append([case if group == "one machine" else f"{case}, {group}", *shown])
+    heads = ["GB/s", "memcpy", "`shm`", "`tcp`", "`nixl`", "NIXL itself", "NIXL over TCP", "Mooncake"]
+    note = (
+        "KV of a prompt in scattered blocks of 16 tokens. Baton's `shm` has one question to the source more since then."
+    )
+    return section("Transports", "transfers", heads, rows, note)
+
+
+def streaming(name: str, title: str) -> list[str]:
+    found: dict[tuple[str, int], dict[str, float]] = {}
+    for row in load(name)["rows"]:
+        found.setdefault((row["link"], row["tokens"]), {})[row["mode"]] = row["exposed_s"]
+    modes = list(next(iter(found.values())))
+    largest = max(tokens for _, tokens in found)
+    kept = {key: value for key, value in found.items() if key[1] in (2048, largest)}
+    rows = [
+        [f"{link}, {tokens} tokens", *(ms(exposed[mode]) for mode in modes)] for (link, tokens), exposed in kept.items()
+    ]
+    return section(title, name, ["Exposed part of the handoff, ms", *modes], rows)
+
+
+def patterns() -> list[str]:
+    rows = [
+        [
+            f"{row['trouble']}, {row['way']}",
+            f"{row['ttft_s']:.2f}",
+            f"{row['e2e_s']:.2f}",
+            f"{row['computed_ratio']:.2f}",
+        ]
+        for row in load("patterns")["troubles"]
+    ]
+    heads = ["Fault, handoff", "TTFT, s", "E2E, s", "Prompt tokens computed / asked"]
+    note = "Simulated: Llama-3.1-8B, 2 prefill and 2 decode hosts, 7,500 tokens, 8 clients, a pool of 100 Gb/s."
+    lines = section("Direct handoff and handoff by a pool", "patterns", heads, rows, note)
+    rows = [
+        [f"{row['prompt_tokens']} tokens, {row['way']}", ms(row["handoff_s"]), f"{row['ttft_s']:.2f}"]
+        for row in load("patterns-live")["rows"]
+    ]
+    heads = ["Prompt, handoff", "Handoff, ms", "TTFT, s"]
+    lines += section("The same live, two hosts on one machine", "patterns-live", heads, rows)
+    move = load("moves")
+    row = [str(move["moves"]), f"{move['pause_steps']['median']:.1f}", f"{move['pause_steps']['max']:.1f}"]
+    return lines + section("Live moves of a decoding request", "moves", ["Moves", "Pause, steps, p50", "max"], [row])
+
+
+def stores() -> list[str]:
+    rows = []
+    for store, figures in load("stores")["stores"]["1048576"].items():
+        cells = [figures.get(key, {}).get("gb_per_s") for key in ("put_one", "get_one", "put_batch", "get_batch")]
+        if any(cells):
+            rows.append([store, *("" if cell is None else f"{cell:.2f}" for cell in cells)])
+    heads = ["GB/s, blocks of 1 MiB", "put, 1 a call", "get", "put, 64 MiB a call", "get"]
+    return section("Stores", "stores", heads, rows)
+
+
+def conversion() -> list[str]:
+    rows = [
+        [row["case"], f"{row['cpu_times_memcpy']:.1f}"]
+        for row in load("conversion")["figures"]
+        if row["model"] == "llama-3.1-8b" and row["blocks"] == "scattered"
+    ]
+    return section("Layout conversion", "conversion", ["Llama-3.1-8B", "CPU time over a memcpy"], rows)
