@@ -1,7 +1,10 @@
-"""Count lines per package of src/baton, against a budget: code, documentation (docstrings and comments), blank.
+"""Count lines per package of src/baton against a budget: code, documentation (docstrings and comments), blank.
 
-`size.py --check` fails where a package has more lines of code than tools/size_budget.json grants. Raising a budget is
-a line in that file, so that it shows in the change that needs it.
+    size.py            print the table and the problems
+    size.py --check    also fail where a package is over its budget, or a commit raised one and gave no reason
+    size.py --lower    lower every budget to the lines that its package has
+
+tools/size_budget.json is a ratchet: it only goes down, except in a commit whose message has a line "budget: REASON".
 """
 
 from __future__ import annotations
@@ -9,6 +12,8 @@ from __future__ import annotations
 import ast
 import io
 import json
+import re
+import subprocess
 import sys
 import tokenize
 from dataclasses import dataclass
@@ -16,6 +21,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BUDGET_FILE = "tools/size_budget.json"
+SLACK_RATIO = 0.01
+"""A package that is further below its budget should lower it."""
+SINCE = "tools/tidy_commits.py"
+"""The commit that added this file is the first one whose budgets are compared."""
+REASON = re.compile(r"^budget: \S+ \S+", re.MULTILINE)
 OTHER_FOLDERS = ("tests", "tools", "benchmarks", "examples")
 
 
@@ -78,7 +88,7 @@ def row(name: str, lines: Lines, budget_lines: int | None) -> str:
 
 
 def problems(counted: dict[str, Lines], budgets: dict[str, int]) -> list[str]:
-    """Say which package outgrew its budget, or has none."""
+    """Return the packages that are over their budget, or that have none."""
     found = []
     for name, lines in counted.items():
         if name not in budgets:
@@ -86,14 +96,55 @@ def problems(counted: dict[str, Lines], budgets: dict[str, int]) -> list[str]:
         elif lines.code > budgets[name]:
             found.append(
                 f"{name} has {lines.code} lines of code, budget {budgets[name]}: remove some, or raise the budget in "
-                f"{BUDGET_FILE} and say why in the commit"
+                f"{BUDGET_FILE} in a commit with a line `budget: REASON`"
             )
     return found
+
+
+def notes(counted: dict[str, Lines], budgets: dict[str, int]) -> list[str]:
+    """Return the packages whose budget can be lowered."""
+    return [
+        f"{name} has {lines.code} lines of code, budget {budgets[name]}: lower it with `python tools/size.py --lower`"
+        for name, lines in counted.items()
+        if name in budgets and lines.code < (1 - SLACK_RATIO) * budgets[name]
+    ]
+
+
+def raises(before: dict[str, int], after: dict[str, int]) -> list[str]:
+    """Return the packages whose budget went up. A package that is new takes its lines from others: the sum counts."""
+    up = [name for name, lines in after.items() if lines > before.get(name, lines)]
+    return up if up or sum(after.values()) <= sum(before.values()) else ["the sum of all packages"]
+
+
+def unexplained_raises(root: Path) -> list[str]:
+    """Return the commits that raised a budget without a reason; empty where there is no history."""
+    added = _git(root, "log", "--diff-filter=A", "--format=%H", "--", SINCE).split()
+    if not added or _git(root, "rev-parse", "--is-shallow-repository").strip() == "true":
+        return []
+    found = []
+    for commit in _git(root, "log", "--format=%H", f"{added[-1]}..HEAD", "--", BUDGET_FILE).split():
+        before, after = (_git(root, "show", f"{revision}:{BUDGET_FILE}") for revision in (f"{commit}^", commit))
+        up = raises(json.loads(before), json.loads(after)) if before and after else []
+        if up and not REASON.search(_git(root, "log", "-1", "--format=%b", commit)):
+            found.append(f"commit {commit[:12]} raised the budget of {', '.join(up)} without a line `budget: REASON`")
+    return found
+
+
+def _git(root: Path, *arguments: str) -> str:
+    """Return what git prints; empty where there is no git, no repository or no such thing."""
+    try:
+        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout if done.returncode == 0 else ""
 
 
 def main(arguments: list[str]) -> int:
     budgets: dict[str, int] = json.loads((ROOT / BUDGET_FILE).read_text())
     counted = packages(ROOT)
+    if "--lower" in arguments:
+        budgets = {name: min(lines, counted[name].code) for name, lines in budgets.items() if name in counted}
+        (ROOT / BUDGET_FILE).write_text(json.dumps(budgets, indent=2) + "\n")
     print(f"{'package':<12}{'code':>8}{'doc':>8}{'blank':>8}{'total':>8}{'budget':>8}")
     for name, lines in counted.items():
         print(row(name, lines, budgets.get(name)))
@@ -101,9 +152,9 @@ def main(arguments: list[str]) -> int:
     for name in OTHER_FOLDERS:
         if (ROOT / name).is_dir():
             print(row(name, count_folder(ROOT / name), None))
-    found = problems(counted, budgets)
-    for problem in found:
-        print(problem)
+    found = [*problems(counted, budgets), *unexplained_raises(ROOT)]
+    for line in [*found, *(f"note: {note}" for note in notes(counted, budgets))]:
+        print(line)
     return 1 if found and "--check" in arguments else 0
 
 
