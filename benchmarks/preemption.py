@@ -23,9 +23,10 @@ from msgspec.structs import replace
 from record import table, write
 
 from baton.core.config import BatchLimits, Preemption, Topology
-from baton.core.keeping import LoadEnded
+from baton.core.keeping import FromTier, LoadEnded
 from baton.core.messages import RequestDropped
-from baton.decide.control.decision_log import Decision, PoolDecision
+from baton.decide.control.cluster_messages import WorkerSaid
+from baton.decide.control.decision_log import Decision
 from baton.lab.report.summary import Results, SloTargets, summarize
 from baton.lab.sim.replay_trace import replay_trace
 from baton.lab.sim.spec import ClusterSpec, SimCost, SimKV, SimTier, read_spec
@@ -48,11 +49,11 @@ class Tap:
     preemptions: int = 0
     read_blocks: int = 0
 
-    def take(self, decision: Decision | PoolDecision) -> None:
+    def take(self, decision: Decision) -> None:
         match decision.event:
-            case RequestDropped(preempted=True):
-                self.preemptions += 1
-            case LoadEnded(whole=whole):
+            case WorkerSaid(events=events):
+                self.preemptions += sum(isinstance(event, RequestDropped) and event.preempted for event in events)
+            case FromTier(news=LoadEnded(whole=whole)):
                 self.read_blocks += sum(whole)
             case _:
                 pass

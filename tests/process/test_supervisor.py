@@ -14,10 +14,9 @@ from baton.compute.hash_engine import hash_card
 from baton.core.config import Config, Plugin, SurvivalConfig, Topology
 from baton.core.messages import RetireWorker, StartWorker, WorkerJoined, WorkerLost
 from baton.core.types import WorkerId
-from baton.decide.control.decision_log import SimHeader
 from baton.serve.host.supervisor import Notices, Supervisor
 from baton.serve.live.assembly import Parts, assemble
-from baton.serve.live.log_file import LogWriter, read_log
+from baton.serve.live.log_file import read_log
 from baton.serve.messages.setup import WorkerSetup
 from baton.serve.service import OwnWorkers
 from tests.serving import alive, serving
@@ -25,8 +24,8 @@ from tests.serving import alive, serving
 WAIT_S = 60.0
 
 
-def _parts() -> Parts:
-    return assemble(Config(model="hash", topology=Topology(prefill=1, decode=1)), hash_card())
+def _parts(log: str = "") -> Parts:
+    return assemble(Config(model="hash", topology=Topology(prefill=1, decode=1), log=log), hash_card())
 
 
 async def _first_notice(parts: Parts, setups: Sequence[WorkerSetup], arena_fd: int, restarts_max: int) -> str:
@@ -96,9 +95,8 @@ def test_a_worker_that_is_given_up_is_no_longer_in_the_metrics(tmp_path: Path) -
 
 def test_a_worker_that_is_back_or_added_joins_with_its_limits(tmp_path: Path) -> None:
     """Policies took 0 for `not told`: after a death they planned with an arena without end."""
-    parts = _parts()
     path = tmp_path / "decisions.log"
-    parts.driver.log = writer = LogWriter(path, SimHeader(cluster="", policy=""), 1 << 20)
+    parts = _parts(log=str(path))
 
     async def live() -> None:
         ready: asyncio.Queue[None] = asyncio.Queue()
@@ -117,7 +115,7 @@ def test_a_worker_that_is_back_or_added_joins_with_its_limits(tmp_path: Path) ->
             await supervisor.stop()
 
     asyncio.run(live())
-    writer.close()
+    parts.driver.log.close()
     joined = [entry.event.view for entry in read_log(path)[1] if isinstance(entry.event, WorkerJoined)]
     assert len(joined) == 4
     assert joined[-1].id == "one-more"
@@ -157,9 +155,8 @@ def test_a_host_whose_workers_are_all_retired_starts_one_again() -> None:
 
 def test_an_added_worker_that_cannot_be_kept_up_is_forgotten_and_the_coordinator_told(tmp_path: Path) -> None:
     """Its model does not load. Before, the coordinator waited for it for ever, and /cluster listed each such one."""
-    parts = _parts()
     path, added = tmp_path / "decisions.log", WorkerId("one-more")
-    parts.driver.log = writer = LogWriter(path, SimHeader(cluster="", policy=""), 1 << 20)
+    parts = _parts(log=str(path))
     (good, *_) = parts.own.setups
     broken = msgspec.structs.replace(good, batching=Plugin(use="baton.decide.policy.batching:NoSuchPolicy"))
 
@@ -183,7 +180,7 @@ def test_an_added_worker_that_cannot_be_kept_up_is_forgotten_and_the_coordinator
             await supervisor.stop()
 
     asyncio.run(live())
-    writer.close()
+    parts.driver.log.close()
     parts.own.arena.close()
     assert failures == [], "a server whose other hosts serve ends with it"
     assert added not in parts.driver.links

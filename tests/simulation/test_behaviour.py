@@ -8,8 +8,9 @@ from msgspec.structs import replace
 from baton.core.config import BatchLimits, Topology
 from baton.core.messages import PreemptRequest, ToWorker
 from baton.core.types import RequestId, Sampling, WorkerId
+from baton.decide.control.cluster import PoolDecision
 from baton.lab.sim.faults import Cancel, Death, Flip, Hang, Kill, KillAtStep
-from baton.lab.sim.journal import Life, PoolDecision
+from baton.lab.sim.journal import Life
 from baton.lab.sim.play import play
 from baton.lab.sim.scenario import PlannedRequest, Scenario
 from baton.lab.sim.spec import HOST, ClusterSpec, SimCost, SimKV, SimLink

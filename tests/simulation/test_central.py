@@ -11,7 +11,7 @@ from baton.core.messages import SendAhead
 from baton.core.ports import CostModel
 from baton.core.types import HostId, Request, RequestId, WorkerId
 from baton.core.ways import HandoffView, Way, WayChosen
-from baton.decide.control.decision_log import PoolDecision
+from baton.decide.control.cluster import PoolDecision
 from baton.decide.kv.window import Window
 from baton.lab.sim import restless
 from baton.lab.sim.cluster import SimCluster
@@ -395,6 +395,6 @@ def test_a_policy_that_remembers_which_ways_it_chose_decides_the_same_in_the_rep
     monkeypatch.setattr(restless, "RestlessStreaming", lambda: made.append(RemembersWays()) or made[-1])
     monkeypatch.setattr(restless, "RestlessHandoff", lambda: made[-1])
     journal = play(by_pool(*SIX, policy=RESTLESS)).server.journal
-    commands = [command for decision in journal.decisions() for command in decision.commands]
+    commands = [command for decision in journal.turns for command in decision.commands]
     assert any(isinstance(command, WayChosen) for command in commands)
     assert len({command.run_tokens for command in commands if isinstance(command, SendAhead)}) > 1

@@ -149,7 +149,7 @@ def test_a_token_before_its_prefill_breaks_inv_5(cluster: SimCluster) -> None:
 def test_a_decision_that_depends_on_more_than_the_log_breaks_inv_7(cluster: SimCluster) -> None:
     """An event that the log lacks changes what a replay decides."""
     check_replay(cluster)
-    log = cluster.server.journal.log
+    log = cluster.server.journal.turns
     joined = next(index for index, entry in enumerate(log) if type(entry.event).__name__ == "WorkerJoined")
     del log[joined]
     with pytest.raises(Violation, match="INV-7"):

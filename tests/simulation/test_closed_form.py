@@ -60,7 +60,7 @@ class Play:
         for pool in cluster.server.pools.values():
             pool.check()
         self.ended.append({host: pool.view() for host, pool in cluster.server.pools.items()})
-        self.ended.append(cluster.server.outside.meter.take(cluster.loop.now_s))
+        self.ended.append(cluster.server.meter.take(cluster.loop.now_s))
         self.events = cluster.loop.events
 
     def submit(self, cluster: SimCluster, request: Request) -> None:

@@ -18,7 +18,8 @@ from baton.core.messages import (
     WorkerLost,
 )
 from baton.core.types import HostId, RequestId, WorkerId, WorkerView
-from baton.decide.control.decision_log import PoolDecision
+from baton.decide.control.cluster import Cluster, PoolDecision
+from baton.decide.control.cluster_messages import HostAdded
 from baton.decide.kv.hashing import block_hashes
 from baton.decide.kv.window import Window
 from baton.lab.sim.cluster import SimCluster, build_cluster
@@ -204,7 +205,7 @@ def test_a_worker_that_scaling_adds_is_like_the_others_of_its_role_arena_and_hos
     for role in ("decode", "prefill"):
         cluster.reshape(StartWorker(WorkerId(f"{role}-added"), role))
     cluster.loop.run(until_s=math.inf, events_max=1000, after_each=lambda: None)
-    pools = cluster.server.carrier.pools
+    pools = cluster.server.pools
     assert {host: pool.view().blocks_total for host, pool in pools.items()} == {
         "a": 40,
         "host-of-decode-0": 7,
@@ -275,10 +276,6 @@ def test_a_host_takes_along_what_scaling_has_added_there() -> None:
     playing = prepare_play(replace(made, cluster=replace(made.cluster, worker_start_s=0.1)))
     cluster, loop = playing.cluster, playing.cluster.loop
     there, late, other = (WorkerId(name) for name in ("there", "late", "other"))
-    failed: list[WorkerId] = []
-    cluster.server.carrier.log = lambda entry: (
-        failed.append(entry.event.worker) if isinstance(entry.event, WorkerLost) else None
-    )
     cluster.reshape(StartWorker(there, "decode"))
     loop.at(0.15, lambda: cluster.reshape(StartWorker(late, "decode")))
     loop.at(0.15, lambda: cluster.reshape(StartWorker(other, "prefill")))
@@ -286,13 +283,13 @@ def test_a_host_takes_along_what_scaling_has_added_there() -> None:
     loop.at(0.21, lambda: cluster.reshape(StartWorker(WorkerId("unnoticed"), "decode")))
     seen: list[set[WorkerId]] = []
     for moment_s in (0.19, 0.3, 0.6):
-        loop.at(moment_s, lambda: seen.append(set(cluster.server.carrier.hosts)))
+        loop.at(moment_s, lambda: seen.append(set(cluster.server.cluster.workers)))
     loop.run(until_s=math.inf, events_max=10_000)
     started = {WorkerId("prefill-0"), WorkerId("decode-0")}
     assert seen == [{*started, there}, {WorkerId("prefill-0"), other}, {*started, other}]
-    assert failed == [late, WorkerId("unnoticed")]
-    assert cluster.server.outside.routes.keys() == cluster.server.carrier.hosts.keys()
-    assert cluster.server.carrier.keeping.kinds.keys() == cluster.server.carrier.hosts.keys()
+    lost = [entry.event for entry in cluster.server.journal.turns]
+    assert [event.worker for event in lost if isinstance(event, WorkerLost)] == [late, WorkerId("unnoticed")]
+    assert cluster.server.routes.keys() == cluster.server.cluster.workers.keys()
     assert {worker.id for worker in cluster.workers} == {*started, other}
 
 
@@ -305,7 +302,7 @@ def test_a_retired_worker_whose_host_comes_back_is_not_taken_for_its_successor()
     loop.at(0.16, lambda: cluster.kill_host(B, notice_s=0.0, restart_s=0.01))
     loop.at(0.17, lambda: delay_messages(cluster, 0.0))
     seen: list[bool] = []
-    loop.at(0.9, lambda: seen.append(retired in cluster.server.carrier.hosts))
+    loop.at(0.9, lambda: seen.append(retired in cluster.server.cluster.workers))
     playing.run()
     assert seen == [True]
     assert outcome(cluster.server.journal.lives[RequestId("r")]) == "finished"
@@ -323,13 +320,18 @@ def test_a_worker_that_dies_before_it_can_be_retired_does_not_come_back() -> Non
     assert {worker.id for worker in cluster.workers} == {"prefill-0", "decode-0"}
 
 
-def test_a_stale_entry_of_the_prefix_index_costs_a_recompute_and_no_token() -> None:
-    """The index says that both hosts hold the prompt, and neither does: it is routed and fetched by that, in vain."""
+def test_a_stale_entry_of_the_prefix_index_costs_a_recompute_and_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index says that both hosts hold the prompt, and neither does: routing and fetching by it find nothing."""
     made = two_hosts(*(request(name, tokens=14) for name in "pqrs"), policy=RESTLESS)
-    playing = prepare_play(made)
     hashes = [name for planned in made.requests for name in block_hashes(planned.prompt, block_tokens=4)]
-    for host in (A, B):
-        playing.cluster.server.carrier._tell(BlocksStored(host, tuple(hashes)))
+    add_host = Cluster._add_host
+
+    def add_stale_host(self: Cluster, event: HostAdded) -> None:
+        add_host(self, event)
+        self.coordinator.handle(BlocksStored(event.host, tuple(hashes)), 0.0)
+
+    monkeypatch.setattr(Cluster, "_add_host", add_stale_host)
+    playing = prepare_play(made)
     playing.run()
     starts = [command for entry in playing.cluster.server.journal.decisions() for command in entry.commands]
     assert any(isinstance(command, StartPrefill) for command in starts)

@@ -139,5 +139,5 @@ def test_what_some_layers_take_is_predicted_for_some_layers() -> None:
     """Measured as a copy of all layers each would be, the way would look several times as fast as it is."""
     cluster, begun = copies_of(layered())
     assert sum(copy.whole_tokens for copy in begun) == pytest.approx(300, abs=len(begun))
-    roads, now_s = cluster.server.carrier.survey.roads, cluster.loop.now_s
-    assert roads.view((A, B), 300, lambda tokens: 0.001 * tokens, now_s).expected_s > 0.3 / 2 > 0.3 / len(begun)
+    links, now_s = cluster.server.cluster.transfers.links, cluster.loop.now_s
+    assert links.view((A, B), 300, lambda tokens: 0.001 * tokens, now_s).expected_s > 0.3 / 2 > 0.3 / len(begun)

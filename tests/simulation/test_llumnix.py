@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from baton.core.messages import StartDecode, StopRequest
 from baton.core.types import RequestId
-from baton.decide.control.decision_log import Decision, PoolDecision
+from baton.decide.control.decision_log import Decision
 from baton.lab.sim.replay_trace import replay_trace
 from baton.lab.sim.spec import load_spec
 from baton.lab.workload.request import Trace, TraceRequest
@@ -24,14 +24,13 @@ def test_requests_move_when_their_worker_is_crowded() -> None:
     stopped: set[RequestId] = set()
     moved: set[RequestId] = set()
 
-    def tap(decision: Decision | PoolDecision) -> None:
-        if isinstance(decision, Decision):
-            stopped.update(command.request_id for command in decision.commands if isinstance(command, StopRequest))
-            moved.update(
-                command.request.id
-                for command in decision.commands
-                if isinstance(command, StartDecode) and command.request.id in stopped
-            )
+    def tap(decision: Decision) -> None:
+        stopped.update(command.request_id for command in decision.commands if isinstance(command, StopRequest))
+        moved.update(
+            command.request.id
+            for command in decision.commands
+            if isinstance(command, StartDecode) and command.request.id in stopped
+        )
 
     trace = Trace(format="made", timing="absolute", requests=requests)
     records = replay_trace(SPEC, trace, policy="llumnix", seed=0, tap=tap)

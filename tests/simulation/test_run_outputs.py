@@ -11,7 +11,7 @@ import pytest
 from baton.cli.logs import spec_of
 from baton.cli.main import main
 from baton.core.messages import CloseRequest, RequestArrived
-from baton.decide.control.decision_log import Decision, PoolDecision, SimHeader
+from baton.decide.control.decision_log import Decision, SimHeader
 from baton.decide.cost.fitted import FittedCost, save_fitted
 from baton.lab.sim.replay_trace import replay_trace
 from baton.lab.sim.spec import load_spec, read_spec
@@ -110,9 +110,7 @@ def test_a_turn_comes_after_the_answer_and_its_reader_has_thought(talk: Path) ->
     arrived: dict[str, tuple[float, int]] = {}
     closed: dict[str, float] = {}
 
-    def tap(decision: Decision | PoolDecision) -> None:
-        if isinstance(decision, PoolDecision):
-            return
+    def tap(decision: Decision) -> None:
         if isinstance(decision.event, RequestArrived):
             request = decision.event.request
             arrived[request.id] = (decision.now_s, request.prompt_tokens)

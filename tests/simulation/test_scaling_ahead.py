@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from baton.core.config import Plugin, PolicyConfig, Topology
 from baton.core.messages import StartWorker
-from baton.decide.control.decision_log import Decision, PoolDecision
+from baton.decide.control.decision_log import Decision
 from baton.decide.policy.policy_sets import policy_set
 from baton.lab.sim.replay_trace import replay_trace
 from baton.lab.sim.spec import ClusterSpec
@@ -37,9 +37,8 @@ def played(policy: PolicyConfig) -> tuple[list[float], float]:
     """When workers were asked for, and the mean TTFT."""
     asked_s: list[float] = []
 
-    def tap(decision: Decision | PoolDecision) -> None:
-        if not isinstance(decision, PoolDecision):
-            asked_s.extend(decision.now_s for command in decision.commands if isinstance(command, StartWorker))
+    def tap(decision: Decision) -> None:
+        asked_s.extend(decision.now_s for command in decision.commands if isinstance(command, StartWorker))
 
     records = replay_trace(SPEC, ramp(), policy=policy, seed=0, tap=tap)
     return asked_s, fmean(record.ttft_s or 0.0 for record in records)

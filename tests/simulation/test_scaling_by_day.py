@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from baton.core.config import Plugin, PolicyConfig, Topology
 from baton.core.messages import StartWorker
-from baton.decide.control.decision_log import Decision, PoolDecision, replay
+from baton.decide.control.decision_log import Decision, replay
 from baton.decide.policy.forecast import DAY_S
 from baton.decide.policy.policy_sets import policy_set
 from baton.lab.report.summary import RequestRecord
-from baton.lab.sim.cluster import cluster_coordinator
+from baton.lab.sim.cluster import fresh_cluster
 from baton.lab.sim.policies import configured_policies
 from baton.lab.sim.replay_trace import replay_trace
 from baton.lab.sim.spec import ClusterSpec
@@ -39,11 +39,7 @@ def two_days() -> Trace:
 def played(spec: ClusterSpec) -> tuple[list[Decision], list[RequestRecord]]:
     decisions: list[Decision] = []
 
-    def tap(decision: Decision | PoolDecision) -> None:
-        if not isinstance(decision, PoolDecision):
-            decisions.append(decision)
-
-    return decisions, replay_trace(spec, two_days(), policy=POLICY, seed=0, tap=tap)
+    return decisions, replay_trace(spec, two_days(), policy=POLICY, seed=0, tap=decisions.append)
 
 
 def asked_s(decisions: list[Decision]) -> list[float]:
@@ -70,5 +66,5 @@ def test_what_was_decided_by_the_first_day_is_decided_again_in_a_replay() -> Non
     spec = replace(SPEC, tick_s=20.0)
     decisions, _ = played(spec)
     assert any(DAY_S < at_s < DAY_S + BUSY_S for at_s in asked_s(decisions))
-    agreed, difference = replay(cluster_coordinator(spec, configured_policies(POLICY, spec)), decisions)
+    agreed, difference = replay(fresh_cluster(spec, configured_policies(POLICY, spec)), decisions)
     assert (agreed, difference) == (len(decisions), None)

@@ -16,7 +16,7 @@ from baton.decide.control.decision_log import Decision, LogHeader
 from baton.lab.report.log_records import run_of_log
 from baton.lab.sim.log_cluster import cluster_of_log
 from baton.serve.live.log_file import LogWriter
-from tests.unit.lab.report.logs import BLOCK_TOKENS, COST, NEAR, P0, POLICY, log_of, request
+from tests.unit.lab.report.logs import BLOCK_TOKENS, COST, NEAR, P0, POLICY, log_of, request, said
 
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = ROOT / "examples" / "clusters" / "one-gpu-host.toml"
@@ -71,8 +71,8 @@ def test_a_simulation_that_is_far_from_what_was_says_so(tmp_path: Path, capsys: 
     """The server took 10 s for its first token and 10 s for each other; its cost model says a tenth of that."""
     decisions = [
         Decision(1.0, RequestArrived(request("x")), ()),
-        Decision(11.0, PrefillFinished(RequestId("x"), 1, P0, 400), ()),
-        Decision(51.0, RequestFinished(RequestId("x"), 1, P0, "stop", 5), (CLOSED,)),
+        Decision(11.0, said(P0, PrefillFinished(RequestId("x"), 1, P0, 400)), ()),
+        Decision(51.0, said(P0, RequestFinished(RequestId("x"), 1, P0, "stop", 5)), (CLOSED,)),
     ]
     found = _simulated(tmp_path / "live.log", decisions, tmp_path / "found.json")
     for name, means in found["baseline"].items():
@@ -155,7 +155,7 @@ def test_what_a_log_cannot_know_is_said(tmp_path: Path, capsys: pytest.CaptureFi
 def ended_where_it_began(output_tokens: int) -> list[Decision]:
     return [
         Decision(1.0, RequestArrived(request("x")), ()),
-        Decision(3.0, RequestFinished(RequestId("x"), 1, P0, "stop", output_tokens), (CLOSED,)),
+        Decision(3.0, said(P0, RequestFinished(RequestId("x"), 1, P0, "stop", output_tokens)), (CLOSED,)),
     ]
 
 
@@ -182,8 +182,12 @@ def test_a_share_in_slo_needs_a_promise(tmp_path: Path) -> None:
     path = tmp_path / "live.log"
     promised = _simulated(path, ended_where_it_began(1), tmp_path / "promised.json")
     without = _simulate(path, tmp_path / "without.json")
-    said = ["no request was promised an SLO" in " ".join(found["notes"]) for found in (promised, without)]
-    assert (said, promised["log"]["attainment_ratio"], without["log"]["attainment_ratio"]) == ([False, True], 1.0, None)
+    is_noted = ["no request was promised an SLO" in " ".join(found["notes"]) for found in (promised, without)]
+    assert (is_noted, promised["log"]["attainment_ratio"], without["log"]["attainment_ratio"]) == (
+        [False, True],
+        1.0,
+        None,
+    )
 
 
 def test_the_first_token_is_the_first_attempts() -> None:
@@ -191,9 +195,9 @@ def test_the_first_token_is_the_first_attempts() -> None:
     run = run_of_log(
         [
             Decision(1.0, RequestArrived(request("x")), ()),
-            Decision(2.0, PrefillFinished(RequestId("x"), 1, P0, 400), ()),
-            Decision(5.0, PrefillFinished(RequestId("x"), 2, P0, 401), ()),
-            Decision(6.0, RequestFinished(RequestId("x"), 2, P0, "stop", 5), (CLOSED,)),
+            Decision(2.0, said(P0, PrefillFinished(RequestId("x"), 1, P0, 400)), ()),
+            Decision(5.0, said(P0, PrefillFinished(RequestId("x"), 2, P0, 401)), ()),
+            Decision(6.0, said(P0, RequestFinished(RequestId("x"), 2, P0, "stop", 5)), (CLOSED,)),
         ]
     )
     [record] = run.records
@@ -202,9 +206,9 @@ def test_the_first_token_is_the_first_attempts() -> None:
 
 def test_flags_that_need_the_simulation_say_so(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", str(log), "--cluster", "x.toml", "--seed", "1", "--ttft-slo-s", "-1"]) == 2
-    said = capsys.readouterr().err
+    shown = capsys.readouterr().err
     for words in ("--cluster needs --simulate", "--seed needs --simulate", "--ttft-slo-s is -1"):
-        assert words in said
+        assert words in shown
     assert main(["replay", str(log), "--simulate", "--cluster", "nowhere.toml"]) == 2
     assert "nowhere.toml: cannot read the cluster" in capsys.readouterr().err
     assert main(["replay", str(log), "--simulate", "--policy", "leest-load"]) == 2

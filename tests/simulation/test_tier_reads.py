@@ -6,7 +6,6 @@ from msgspec.structs import replace
 
 from baton.core.messages import RequestArrived
 from baton.core.types import RequestId
-from baton.decide.control.decision_log import Decision, PoolDecision
 from baton.lab.sim.faults import StoreFault
 from baton.lab.sim.play import play, prepare_play
 from baton.lab.sim.spec import HOST
@@ -28,10 +27,9 @@ def test_a_tier_that_turns_out_slow_is_not_read_again() -> None:
 def test_the_first_token_is_predicted_with_the_time_of_reading() -> None:
     """Read in 15 ms, then 2 of 22 tokens computed in 12 ms, where all 22 take 32 ms: the log of decisions says so."""
     played = with_tier(*twice(), tier=replace(FAST, latency_s=0.015))
-    lines: list[Decision | PoolDecision] = []
     cluster = prepare_play(played)
-    cluster.cluster.server.carrier.log = lines.append
     cluster.run()
+    lines = cluster.cluster.server.journal.log
     (arrival,) = [
         line.event for line in lines if isinstance(line.event, RequestArrived) and line.event.request.id == "b"
     ]

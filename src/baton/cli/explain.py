@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.cli.ask_server import URL, check_url, fetch
-from baton.cli.logs import changed_policies, fresh_coordinator, open_log
+from baton.cli.logs import build_cluster, changed_policies, open_log
 from baton.cli.output import STANDARD_OUTPUT, warn, wide_console, write_json
 from baton.core.errors import ConfigError
 from baton.lab.report.explain import Explanation, Found, explain, find_requests
-from baton.lab.report.questions import Option, Question, Subject
+from baton.lab.report.questions import Notes, Option, Question, Subject
 from baton.serve.http.pages import LOG_FULL_HEADER
 
 OPTIONS_MAX = 12
@@ -44,8 +44,8 @@ Of a worker: requests that it runs, and those bound to decode there whose prompt
 tokens queued; tokens of context, and the room for them; leading tokens of this prompt that its host has; how old its
 report is; and what is predicted there, in milliseconds.
 
-The log is replayed into a fresh coordinator, so what is shown is what the policies really saw. A running server sends
-its log as far as it is written (GET /cluster/log); the replay is done here, and costs it no more than the sending."""
+The log is replayed, so the tables show exactly what the policies saw. A running server sends its log as far as it is
+written (GET /cluster/log); the replay is done here, and costs the server no more than the sending."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
@@ -85,7 +85,8 @@ def run(args: argparse.Namespace) -> int:
         stories: list[Explanation] = []
         for request_id in found.ids[:CHOICES_MAX]:
             header, decisions = open_log(log.path)
-            stories.append(explain(fresh_coordinator(header), decisions, request_id))
+            notes = Notes(ranked=request_id)
+            stories.append(explain(build_cluster(header, notes), notes, decisions, request_id))
     if args.json is not None:
         write_json(args.json, stories[0] if len(stories) == 1 else stories)
     if args.json != STANDARD_OUTPUT:

@@ -8,18 +8,19 @@ from pathlib import Path
 
 import msgspec
 
-from baton.cli.policy_choice import policy_of
+from baton.cli.output import warn
 from baton.core.config import PolicyConfig
 from baton.core.errors import ConfigError
 from baton.core.plugin import source_digests
-from baton.core.ports import CostModel
-from baton.decide.control.advice import Policies
-from baton.decide.control.build import build_coordinator
+from baton.decide.control.build import build_policies
+from baton.decide.control.cluster import Cluster, PoolRules
 from baton.decide.control.coordinator import Coordinator
 from baton.decide.control.decision_log import Decision, LogHeader, SimHeader
+from baton.decide.control.guarded_eviction import eviction_maker
 from baton.decide.cost.load import load_cost
 from baton.decide.policy.policy_sets import policy_set
-from baton.lab.sim.cluster import cluster_coordinator
+from baton.lab.report.questions import Notes, watched
+from baton.lab.sim.cluster import fresh_cluster
 from baton.lab.sim.policies import configured_policies
 from baton.lab.sim.spec import ClusterSpec
 from baton.serve.live.log_file import read_log
@@ -42,18 +43,25 @@ def changed_policies(header: Header) -> list[str]:
     ]
 
 
-def fresh_coordinator(header: Header) -> Coordinator:
-    """A coordinator as the one that wrote the log. Raises ConfigError where its policies are not there any more."""
+def build_cluster(header: Header, notes: Notes | None = None) -> Cluster:
+    """Build the cluster that wrote a log again, before any event.
+
+    `notes`: where its policies write their questions. Raises ConfigError where a policy does not exist any more.
+    """
     if isinstance(header, SimHeader):
         spec = spec_of(header)
-        return cluster_coordinator(spec, configured_policies(policies_of(header), spec))
-    return build_coordinator(
-        header.policy,
-        cost=load_cost(header.cost, folder=Path()).cost,
-        block_tokens=header.block_tokens,
-        attempts_max=header.attempts_max,
-        window=header.window,
-    )
+        made = configured_policies(policies_of(header), spec)
+        return fresh_cluster(spec, made if notes is None else replace(made, cluster=watched(made.cluster, notes)))
+    policies = build_policies(header.policy, load_cost(header.cost, folder=Path()).cost)
+    if notes is not None:
+        policies = watched(policies, notes)
+    coordinator = Coordinator(policies, header.block_tokens, header.attempts_max, header.prompts.window)
+    eviction = eviction_maker(header.policy.eviction, _warn)
+    return Cluster(coordinator, PoolRules(eviction=eviction, prompts=header.prompts))
+
+
+def _warn(why: str) -> None:
+    warn([why])
 
 
 def policies_of(header: Header) -> PolicyConfig:
@@ -72,12 +80,3 @@ def spec_of(header: SimHeader) -> ClusterSpec:
         return msgspec.json.decode(header.cluster, type=ClusterSpec)
     except msgspec.DecodeError as error:
         raise ConfigError(f"the log's cluster cannot be read: {error}; simulate again with this version") from error
-
-
-def other_policies(asked: str, header: Header, cost: CostModel) -> Policies:
-    """The policies that `--policy` asks for, as `baton sim` has them, with the cost model of the log.
-
-    Raises ConfigError for an unknown name: it lists the known.
-    """
-    spec = spec_of(header) if isinstance(header, SimHeader) else ClusterSpec()
-    return replace(configured_policies(policy_of(asked), spec).cluster, cost=cost)

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from baton.core.errors import ConfigError
-from baton.decide.control.decision_log import Decision, PoolDecision, SimHeader
+from baton.decide.control.decision_log import Decision, SimHeader
 from baton.decide.policy.policy_sets import own_sources
 from baton.lab.report.summary import RequestRecord
 from baton.lab.report.timeline import Timeline, join_timelines
@@ -49,7 +49,7 @@ class Watching:
         header = SimHeader(cluster=cluster, policy=job.policy, sources=own_sources(job.policy))
         return LogWriter(log_path(path, number, self._cells), header, LOG_BYTES_MAX // self._cells)
 
-    def _tap(self, number: int, log: LogWriter | None) -> Callable[[Decision | PoolDecision], None] | None:
+    def _tap(self, number: int, log: LogWriter | None) -> Callable[[Decision], None] | None:
         """None: nobody wants any decision, and the run need not make them."""
         takers: list[Callable[[Decision], None]] = [] if log is None else [log.append]
         if self._timelines:
@@ -57,10 +57,9 @@ class Watching:
         if not takers:
             return None
 
-        def tap(decision: Decision | PoolDecision) -> None:
-            if not isinstance(decision, PoolDecision):
-                for take in takers:
-                    take(decision)
+        def tap(decision: Decision) -> None:
+            for take in takers:
+                take(decision)
 
         return tap
 

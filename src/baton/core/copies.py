@@ -50,6 +50,7 @@ class LandingWanted(Struct, frozen=True, tag=True):
 class LandingGranted(Struct, frozen=True, tag=True):
     """The blocks that a request's KV may be written into. The first `cached_blocks` hold it already, or need not."""
 
+    host: HostId
     request_id: RequestId
     attempt: int
     block_table: tuple[BlockId, ...]
@@ -57,8 +58,9 @@ class LandingGranted(Struct, frozen=True, tag=True):
 
 
 class LandingRefused(Struct, frozen=True, tag=True):
-    """There is no room now for what is sent ahead."""
+    """The pool has no free blocks for what is sent ahead."""
 
+    host: HostId
     request_id: RequestId
     attempt: int
 
@@ -115,3 +117,12 @@ class CopyBlocks(Struct, frozen=True, tag=True):
         """Over all layers, so many tokens have as many bytes as these layers of `tokens` have."""
         span = self.layers
         return self.tokens if span is None else -(-self.tokens * (span.end - span.first) // span.total)
+
+
+class CopyEnded(Struct, frozen=True, tag=True):
+    """A copy is over: nothing reads its source or writes its target any more."""
+
+    request_id: RequestId
+    number: int
+    landed: bool
+    """False: it has failed, and the blocks at the target are not complete."""

@@ -170,6 +170,13 @@ class TierShrunk(Struct, frozen=True, tag=True):
 TierEvent = BlocksKept | LoadWanted | LoadEnded | PutWanted | TierOpened | TierRests | TierShrunk
 """What a host's tiers hear."""
 TierNews = BlocksKept | LoadEnded | TierOpened | TierRests | TierShrunk
-"""What of that those say who move the bytes."""
+"""Events of a tier's store, from the driver."""
 KeepingCommand = StoreBlocks | DropBlocks | LoadBlocks | PutEnded
 """What they say."""
+
+
+class FromTier(Struct, frozen=True, tag=True):
+    """An event of a tier's store on a host."""
+
+    host: HostId
+    news: TierNews

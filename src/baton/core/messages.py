@@ -29,7 +29,6 @@ from baton.core.types import (
     WorkerId,
     WorkerView,
 )
-from baton.core.ways import WayChosen, WayWanted
 
 Outcome = Literal["finished", "rejected", "failed", "cancelled"]
 RejectReason = Literal["queue_full", "no_worker", "too_long", "slo", "share", "shutdown"]
@@ -221,7 +220,6 @@ CoordinatorCommand = (
     | SetRole
     | StartWorker
     | RetireWorker
-    | WayChosen
 )
 
 # ---- between a worker's batcher and its host pool ------------------------------------------------------------------
@@ -297,7 +295,6 @@ CoordinatorEvent = (
     | AheadEnded
     | BlocksStored
     | BlocksRemoved
-    | WayWanted
 )
 
 PoolEvent = (
@@ -320,11 +317,11 @@ PoolEvent = (
 )
 
 
-class ToWorker(Struct, frozen=True, gc=False):
-    """A pool's command with its address."""
+class ToWorker(Struct, frozen=True, tag=True, gc=False):
+    """A command with its address. A dead worker gets none: its loss is an event of its own."""
 
     worker: WorkerId
-    command: BlocksGranted | PreemptRequest
+    command: BlocksGranted | PreemptRequest | StopRequest
 
 
 PoolCommand = (

@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from baton.core.types import Request, RequestId
+from baton.core.types import Request
 
 Way = Literal["direct", "central"]
 """Direct: the target pulls from the source. Central: the source puts blocks into a tier that both have, and the target
@@ -44,14 +44,8 @@ class HandoffView(Struct, frozen=True, kw_only=True):
     """Computing what is no full block, which the pool does not take."""
 
 
-class WayWanted(Struct, frozen=True, tag=True):
-    """A request's KV has to change hosts that share a tier: which way? Answered at once, with WayChosen."""
+class WayChosen(Struct, frozen=True, tag=True):
+    """The policy has chosen a path for a request's KV, between hosts that share a tier."""
 
     handoff: HandoffView
-
-
-class WayChosen(Struct, frozen=True, tag=True):
-    """Whoever asked takes the KV this way."""
-
-    request_id: RequestId
     way: Way

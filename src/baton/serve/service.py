@@ -116,7 +116,6 @@ class Service:
     def _start_workers(self) -> None:
         """Start the workers of this host, if it has any."""
         parts = self._parts
-        parts.driver.outside.on_resize = self._resize
         if parts.own is None:
             self._tell(f"waiting for {parts.config.hosts.expected} hosts: baton host --join {self._url}")
             return
@@ -146,8 +145,6 @@ class Service:
                 f"this process may open {files_max} files, so it serves fewer than {files_max} connections and drops"
                 f" the others; raise the hard limit: ulimit -Hn {_FILES_ENOUGH}"
             )
-        if self._parts.driver.log is not None:
-            self._parts.driver.log.on_full = self._tell
 
     def _http_config(self) -> uvicorn.Config:
         parts, http = self._parts, self._parts.config.http
@@ -240,17 +237,16 @@ class Service:
 
     async def _drain(self) -> None:
         """Wait up to `drain_s` for the running requests, then cancel them."""
-        quiet = asyncio.Event()
-        self._parts.gateway.stop(quiet.set)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(quiet.wait(), self._parts.config.survival.drain_s)
+            await asyncio.wait_for(self._parts.gateway.stop(), self._parts.config.survival.drain_s)
         self._parts.gateway.cancel_all()
 
     async def _tick(self) -> None:
         """Run the policies of roles, scaling and moves at every tick."""
         while True:
             await asyncio.sleep(self._parts.config.tick_s)
-            self._parts.driver.tick()
+            for command in self._parts.driver.tick():
+                self._resize(command)
 
     async def _check_at_idle(self) -> None:
         """Check for lost blocks (INV-2, INV-4) whenever no request is running."""

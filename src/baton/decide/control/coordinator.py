@@ -49,7 +49,6 @@ from baton.core.types import (
     WorkerId,
     WorkerView,
 )
-from baton.core.ways import WayChosen, WayWanted
 from baton.decide.control.advice import Policies, PolicyFailure
 from baton.decide.control.bound import Bound
 from baton.decide.control.fleet import Fleet
@@ -119,8 +118,6 @@ class Coordinator:
             case RoleSet() | BlocksStored() | BlocksRemoved():
                 self._note(event)
                 return []
-            case WayWanted(handoff=handoff):
-                return [WayChosen(handoff.request.id, self.policies.way(handoff))]
             case _:
                 assert_never(event)
 

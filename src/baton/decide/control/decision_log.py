@@ -1,8 +1,8 @@
-"""The log of a coordinator's decisions, and its replay: the same events into a fresh coordinator (INV-7)."""
+"""The log of a cluster's decisions, and its replay: the same events into a fresh cluster (INV-7)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -10,28 +10,33 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from baton.core.config import PolicyConfig
+from baton.core.copies import CopyEnded, LandingWanted, LayersDone, LeaseWanted
+from baton.core.keeping import FromTier
 from baton.core.messages import (
-    CoordinatorCommand,
     CoordinatorEvent,
-    PoolCommand,
-    PoolEvent,
+    DecodeBegun,
+    PrefillFinished,
     RequestArrived,
+    RequestDropped,
+    RequestFailed,
+    RequestFinished,
     SendAhead,
     StartDecode,
     StartPrefill,
+    WorkerReported,
 )
-from baton.core.types import HostId
-from baton.core.ways import WayWanted
-from baton.decide.control.coordinator import Coordinator
-from baton.decide.kv.window import Window
+from baton.core.ways import WayChosen
+from baton.decide.control.cluster import Cluster
+from baton.decide.control.cluster_messages import ClusterEvent, HostAdded, LoggedCommand, ToPool, WorkerSaid
+from baton.decide.kv.window import PromptRules
 
-LOG_VERSION = 3
-"""Raised with every change of what stands in a log, which a test notices. 3: which way KV goes is asked by an entry,
-and what the files say that a configuration names stands in the header. 2: whom scaling starts has a name."""
+LOG_VERSION = 4
+"""Raised with every change of the log's format, which a test notices. 4: every event from outside is an entry, with the
+commands of the coordinator, the pools and the transfers; versions up to 3 held the coordinator's decisions only."""
 
 
 class LogHeader(Struct, frozen=True, kw_only=True, tag=True):
-    """What a replay needs to build the same coordinator."""
+    """What a replay needs to build the same cluster."""
 
     version: int = LOG_VERSION
     policy: PolicyConfig
@@ -39,57 +44,68 @@ class LogHeader(Struct, frozen=True, kw_only=True, tag=True):
     attempts_max: int
     cost: dict[str, Any] = {}
     """The configuration's section: policies choose by it."""
-    window: Window | None = None
-    """How far back the model sees, where no layer sees everything."""
+    prompts: PromptRules = PromptRules()
     sources: dict[str, str] = {}
-    """Of every policy that is not ours, by its `module:Class`: the digest of its source. See `source_digests`."""
+    """The digest of the source of each user-defined policy, by its `module:Class`. See `source_digests`."""
 
 
 class SimHeader(Struct, frozen=True, kw_only=True, tag=True):
-    """As `LogHeader`, of a simulated coordinator: its cluster and its policies, or their name, say the same."""
+    """The header of a simulation's log: its cluster and its policies, or their name."""
 
     version: int = LOG_VERSION
     cluster: str
     """The simulator's `ClusterSpec` as JSON."""
     policy: PolicyConfig | str
     sources: dict[str, str] = {}
-    """See `LogHeader.sources`."""
+    """As in `LogHeader`."""
 
 
 class Decision(Struct, frozen=True, tag=True):
-    """One event into the coordinator, when, and what came out."""
+    """One event from outside, and everything that was decided because of it."""
 
     now_s: float
-    event: CoordinatorEvent
-    commands: tuple[CoordinatorCommand, ...]
+    event: ClusterEvent
+    commands: tuple[LoggedCommand, ...]
 
 
-class PoolDecision(Struct, frozen=True, tag=True):
-    """One event into a host's pool, and what came out."""
-
-    now_s: float
-    host: HostId
-    event: PoolEvent
-    commands: tuple[PoolCommand, ...]
+_PROGRESS = (PrefillFinished, RequestFinished, RequestFailed)
+_Said = TypeVar("_Said", bound=ClusterEvent | LoggedCommand)
 
 
-_Said = TypeVar("_Said", bound=CoordinatorEvent | CoordinatorCommand)
+def decided(now_s: float, event: ClusterEvent, commands: Iterable[LoggedCommand]) -> Decision:
+    """Make a log entry without any `cache_salt`: that is its tenant's secret, and the log has other readers.
 
-
-def decided(now_s: float, event: CoordinatorEvent, commands: Iterable[CoordinatorCommand]) -> Decision:
-    """Write down what was decided, without any `cache_salt`: it is its tenant's secret, and the log has other readers.
-
-    The coordinator looks at block hashes only, so the replay of what is written decides the same.
+    Decisions depend on block hashes only, so the replay of the entry decides the same.
     """
-    return Decision(now_s, _unsalted(event), tuple(_unsalted(command) for command in commands))
+    return Decision(now_s, _unsalted(event), tuple(map(_unsalted, commands)))
 
 
 def _unsalted(said: _Said) -> _Said:
-    if isinstance(said, WayWanted) and said.handoff.request.cache_salt:
+    if isinstance(said, RequestArrived | StartPrefill | StartDecode | SendAhead):
+        return replace(said, request=replace(said.request, cache_salt="")) if said.request.cache_salt else said
+    if isinstance(said, WayChosen) and said.handoff.request.cache_salt:
         return replace(said, handoff=replace(said.handoff, request=replace(said.handoff.request, cache_salt="")))
-    if isinstance(said, RequestArrived | StartPrefill | StartDecode | SendAhead) and said.request.cache_salt:
-        return replace(said, request=replace(said.request, cache_salt=""))
+    if isinstance(said, ToPool):
+        event = said.event
+        if isinstance(event, LandingWanted | LeaseWanted | StartPrefill | StartDecode) and event.request.cache_salt:
+            return replace(said, event=replace(event, request=replace(event.request, cache_salt="")))
     return said
+
+
+def coordinator_events(event: ClusterEvent) -> Iterator[CoordinatorEvent]:
+    """Return what an event from outside tells the coordinator, in order."""
+    match event:
+        case WorkerSaid():
+            yield from (DecodeBegun(request_id, attempt, event.worker) for request_id, attempt in event.begun)
+            for each in event.events:
+                if isinstance(each, _PROGRESS) or (isinstance(each, RequestDropped) and not each.preempted):
+                    yield each
+            if event.view is not None:
+                yield WorkerReported(event.view)
+        case HostAdded() | LayersDone() | CopyEnded() | FromTier():
+            return
+        case _:
+            yield event
 
 
 LogEntry = LogHeader | SimHeader | Decision
@@ -101,14 +117,15 @@ class Difference:
 
     index: int
     recorded: Decision
-    replayed: tuple[CoordinatorCommand, ...]
+    replayed: tuple[LoggedCommand, ...]
 
 
-def replay(coordinator: Coordinator, decisions: Iterable[Decision]) -> tuple[int, Difference | None]:
-    """Feed recorded events into `coordinator`. Returns how many agreed, and the first that did not."""
+def replay(cluster: Cluster, decisions: Iterable[Decision]) -> tuple[int, Difference | None]:
+    """Feed recorded events into `cluster`. Return how many agreed, and the first that did not."""
     index = 0
     for index, recorded in enumerate(decisions, 1):
-        replayed = tuple(coordinator.handle(recorded.event, recorded.now_s))
+        cluster.handle(recorded.event, recorded.now_s)
+        replayed = tuple(cluster.decided)
         if replayed != recorded.commands:
             return index - 1, Difference(index - 1, recorded, replayed)
     return index, None

@@ -79,7 +79,7 @@ class Grants:
             if not self._preempt_youngest(holding, missing, commands):
                 return False
         commands += self._take(holding, missing)
-        commands.append(granted(holding, self.names.block_tokens))
+        commands.append(granted(holding, self.names.host, self.names.block_tokens))
         return True
 
     def _open(self, holding: Holding, commands: list[PoolCommand]) -> bool:
@@ -92,7 +92,7 @@ class Grants:
         was_preempted = holding.preempted and not holding.landing
         commands += self.hold(holding, hit)
         wish = self.read_backs.wish(holding, self.holdings.values()) if was_preempted else None
-        commands.append(wish or granted(holding, self.names.block_tokens, cached_blocks=hit.count))
+        commands.append(wish or granted(holding, self.names.host, self.names.block_tokens, cached_blocks=hit.count))
         return True
 
     def _has_room(self, holding: Holding, hit: Hit) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from baton.core.copies import LandingGranted
 from baton.core.messages import BlocksGranted, ToWorker
-from baton.core.types import BlockHash, BlockId, Request, RequestId, WorkerId
+from baton.core.types import BlockHash, BlockId, HostId, Request, RequestId, WorkerId
 
 KEPT_FREE_RATIO = 0.5
 """Share of an arena of which nobody is given more than was asked for."""
@@ -105,7 +105,7 @@ class Holding:
         return max(0, min(spare_blocks, has_blocks, most_blocks - has_blocks))
 
 
-def granted(holding: Holding, block_tokens: int, *, cached_blocks: int = 0) -> ToWorker | LandingGranted:
+def granted(holding: Holding, host: HostId, block_tokens: int, *, cached_blocks: int = 0) -> ToWorker | LandingGranted:
     """Tell the worker, or the wire, that waits for them of a request's blocks.
 
     `cached_blocks`: of a worker's, that need not be computed. See `BlocksGranted`.
@@ -113,7 +113,7 @@ def granted(holding: Holding, block_tokens: int, *, cached_blocks: int = 0) -> T
     request_id, table = holding.request.id, holding.table
     if holding.landing:
         done_blocks = max(holding.behind, holding.computed_tokens // block_tokens)
-        return LandingGranted(request_id, holding.attempt, table, done_blocks)
+        return LandingGranted(host, request_id, holding.attempt, table, done_blocks)
     assert holding.user is not None, f"{request_id} is granted blocks while no worker runs it"
     assert not holding.reading, f"{request_id} is granted blocks while they are read into"
     return ToWorker(holding.user, BlocksGranted(request_id, holding.attempt, table, cached_blocks))

@@ -56,7 +56,7 @@ class HostPool:
         self.block_tokens = block_tokens
         self.window = prompts.window
         self.block_runs = runs_per_block(block_tokens, prompts.hash_tokens or block_tokens)
-        self._names = empty_blocks(self, blocks_total, eviction, tiers)
+        self._names = empty_blocks(self, blocks_total, eviction, tiers, prompts.preemption)
         self._blocks, self.tiers = self._names.blocks, self._names.tiers
         """What is below the arena. None: nothing, and what is given up is gone."""
         self._read_backs = ReadBacks(host, self.block_tokens, self._names, self._settle)
@@ -296,7 +296,7 @@ class HostPool:
         holding.attempt, holding.landing, holding.released = event.attempt, True, False
         holding.wanted, holding.prefix = event.blocks, event.prefix
         if len(holding.table) >= event.blocks:
-            return [granted(holding, self.block_tokens)]
+            return [granted(holding, self.host, self.block_tokens)]
         self.grants.want(event.request.id)
         return []
 
@@ -306,9 +306,9 @@ class HostPool:
         holding = Holding(event.request, event.attempt, None, wanted=event.blocks, prefix=event.prefix, landing=True)
         hit = None if request_id in self._holdings else self.grants.to_spare(holding, event.first_block)
         if hit is None:
-            return [LandingRefused(request_id, event.attempt)]
+            return [LandingRefused(self.host, request_id, event.attempt)]
         self._holdings[request_id] = holding
-        return [*self.grants.hold(holding, hit), granted(holding, self.block_tokens)]
+        return [*self.grants.hold(holding, hit), granted(holding, self.host, self.block_tokens)]
 
     def _land(self, event: LandingEnded) -> list[PoolCommand]:
         holding = self._holdings.get(event.request_id)

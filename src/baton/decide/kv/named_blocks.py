@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from baton.core.config import Preemption
 from baton.core.keeping import PutWanted
 from baton.core.prefixes import BlocksRemoved, BlocksStored
 from baton.core.types import BlockHash, BlockId, HostId, HostView
@@ -142,11 +143,22 @@ class _Host(Protocol):
 
 
 def empty_blocks(
-    pool: _Host, blocks_total: int, eviction: Callable[[], EvictionOrder], tiers: Sequence[Tier]
+    pool: _Host,
+    blocks_total: int,
+    eviction: Callable[[], EvictionOrder],
+    tiers: Sequence[Tier],
+    preemption: Preemption,
 ) -> NamedBlocks:
     """Make the blocks of a host's empty arena, with these tiers below it, if any."""
     blocks = Blocks(blocks_total, BackedBlocksFirst(eviction) if tiers else eviction())
     below: Tiers | None = None
     if tiers:
-        below = Tiers(host=pool.host, arena=blocks, tiers=tiers, block_tokens=pool.block_tokens, window=pool.window)
+        below = Tiers(
+            host=pool.host,
+            arena=blocks,
+            tiers=tiers,
+            block_tokens=pool.block_tokens,
+            window=pool.window,
+            preemption=preemption,
+        )
     return NamedBlocks(pool.host, pool.block_tokens, pool.block_runs, blocks, below, pool.window)

@@ -88,4 +88,4 @@ class ReadBacks:
     def _go_on(self, holding: Holding) -> PoolCommand:
         holding.reading = False
         self.names.end_lease(holding)
-        return granted(holding, self.block_tokens, cached_blocks=len(holding.names))
+        return granted(holding, self.host, self.block_tokens, cached_blocks=len(holding.names))

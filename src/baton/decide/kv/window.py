@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from baton.core.config import Preemption
 from baton.core.ranges import Count
 
 WINDOW_STEP_TOKENS = 128
@@ -42,7 +43,7 @@ class Window(Struct, frozen=True, kw_only=True):
 
 
 class PromptRules(Struct, frozen=True, kw_only=True):
-    """What a pool has to know of prompts: how they are named, and how far back they are looked at."""
+    """What a pool has to know of requests: how their blocks are named, and how far back the model looks at them."""
 
     hash_tokens: int | None = None
     """How many tokens each of a request's hashes is of. None: of a block."""
@@ -51,6 +52,8 @@ class PromptRules(Struct, frozen=True, kw_only=True):
     growth_tokens: int | None = None
     """Room for output that a prompt gets where its first blocks come with its start: as much as its worker would ask
     for. None: they never do."""
+    preemption: Preemption = "cheaper"
+    """How requests that are preempted get back the KV that the arena loses of them."""
 
 
 ONE_HASH_A_BLOCK = PromptRules()

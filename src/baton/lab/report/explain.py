@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from msgspec import Struct
 
+from baton.core.copies import CopyEnded
+from baton.core.keeping import FromTier
 from baton.core.messages import (
     AheadEnded,
     CloseRequest,
-    CoordinatorCommand,
     CoordinatorEvent,
     DecodeBegun,
     HostLost,
@@ -34,12 +35,13 @@ from baton.core.messages import (
 )
 from baton.core.ticking import Tick, WaitedTooLong
 from baton.core.types import RequestId, Slo
-from baton.core.ways import HandoffView, RoadView, WayChosen, WayWanted
-from baton.decide.control.coordinator import Coordinator
-from baton.decide.control.decision_log import Decision
+from baton.core.ways import HandoffView, RoadView, WayChosen
+from baton.decide.control.cluster import Cluster
+from baton.decide.control.cluster_messages import ClusterEvent, LoggedCommand, WorkerSaid
+from baton.decide.control.decision_log import Decision, coordinator_events
 from baton.decide.policy.handoff import central_s
 from baton.lab.report.first_tokens import FirstTokens
-from baton.lab.report.questions import Question, watch
+from baton.lab.report.questions import Notes, Question
 
 LATEST_MAX = 5
 """Request ids that are told where the one asked for is not in the log."""
@@ -118,15 +120,18 @@ def find_requests(decisions: Iterable[Decision], asked: str) -> Found:
     return Found(tuple(ids), requests, tuple(latest))
 
 
-def explain(coordinator: Coordinator, decisions: Iterable[Decision], request_id: str) -> Explanation:
-    """Replay the log into a fresh coordinator and keep what concerns the request. Raises LookupError for none such."""
-    notes = watch(coordinator, ranked=RequestId(request_id))
+def explain(cluster: Cluster, notes: Notes, decisions: Iterable[Decision], request_id: str) -> Explanation:
+    """Replay the log into a fresh cluster and keep what concerns the request. Raises LookupError for an unknown one.
+
+    `notes`: filled by the cluster's policies, which rank the options of this request.
+    """
     arrived: Decision | None = None
     differences = 0
     moments: list[tuple[float, Decision, tuple[Question, ...]]] = []
     for decision in decisions:
         notes.now_s = decision.now_s
-        differences += tuple(coordinator.handle(decision.event, decision.now_s)) != decision.commands
+        cluster.handle(decision.event, decision.now_s)
+        differences += tuple(cluster.decided) != decision.commands
         asked = tuple(question for question in notes.questions if question.request_id == request_id)
         notes.questions.clear()
         if isinstance(decision.event, RequestArrived) and decision.event.request.id == request_id:
@@ -141,11 +146,13 @@ def explain(coordinator: Coordinator, decisions: Iterable[Decision], request_id:
 
 
 def concerns(decision: Decision, request_id: str) -> bool:
-    """Whether an event is about a request, or something was ordered for it."""
-    return _about(decision.event) == request_id or any(_about(command) == request_id for command in decision.commands)
+    """Tell whether an event is about a request, or something was ordered for it."""
+    return any(_about(event) == request_id for event in coordinator_events(decision.event)) or any(
+        _about(command) == request_id for command in decision.commands
+    )
 
 
-def _about(message: CoordinatorEvent | CoordinatorCommand) -> RequestId | None:
+def _about(message: CoordinatorEvent | LoggedCommand) -> RequestId | None:
     match message:
         case (
             RequestArrived(request=request)
@@ -154,7 +161,7 @@ def _about(message: CoordinatorEvent | CoordinatorCommand) -> RequestId | None:
             | SendAhead(request=request)
         ):
             return request.id
-        case WayWanted(handoff=handoff):
+        case WayChosen(handoff=handoff):
             return handoff.request.id
         case (
             RequestCancelled(request_id=request_id)
@@ -167,7 +174,6 @@ def _about(message: CoordinatorEvent | CoordinatorCommand) -> RequestId | None:
             | StopRequest(request_id=request_id)
             | ReleaseBlocks(request_id=request_id)
             | CloseRequest(request_id=request_id)
-            | WayChosen(request_id=request_id)
         ):
             return request_id
         case _:
@@ -184,13 +190,16 @@ def _explanation(
     ]
     started_s = next((at_s for at_s, command in commands if isinstance(command, StartPrefill)), None)
     first_tokens = FirstTokens()
-    tells = [first_tokens.take(decision) == request.id for _, decision, _ in found]
+    tells = [request.id in first_tokens.take(decision) for _, decision, _ in found]
     first_s = next((at_s for (at_s, _, _), is_told in zip(found, tells, strict=True) if is_told), None)
     close = next(((at_s, command) for at_s, command in commands if isinstance(command, CloseRequest)), None)
     end_s = None if close is None or close[1].outcome == "rejected" else close[0]
     decoding_s = first_s if first_s is not None else started_s
     decode_s = _between(decoding_s, end_s)
-    ends = [decision.event for _, decision, _ in found if isinstance(decision.event, RequestFinished)]
+    events = [
+        event for _, decision, _ in found for event in coordinator_events(decision.event) if _about(event) == request.id
+    ]
+    ends = [event for event in events if isinstance(event, RequestFinished)]
     output_tokens = (ends[-1].output_tokens or None) if ends else None
     gaps = (output_tokens or 1) - 1
     questions = [question for _, _, asked in found for question in asked if question.subject == "prefill"]
@@ -227,9 +236,11 @@ def _between(start_s: float | None, end_s: float | None) -> float | None:
 
 
 def _words(decision: Decision, request_id: RequestId, *, tells_first: bool) -> str:
-    """The event, and what was ordered. `tells_first`: of the first token."""
+    """Describe the events about the request, and what was ordered. `tells_first`: its first token is out."""
+    events = [event for event in coordinator_events(decision.event) if _about(event) == request_id]
+    causes = [_event_words(event, tells_first=tells_first) for event in events] or [_cause_words(decision.event)]
     orders = [_order(command) for command in decision.commands if _about(command) == request_id]
-    return "; ".join([_event_words(decision.event, tells_first=tells_first), *(order for order in orders if order)])
+    return "; ".join(word for word in [*causes, *orders] if word)
 
 
 def _event_words(event: CoordinatorEvent, *, tells_first: bool) -> str:
@@ -248,35 +259,37 @@ def _event_words(event: CoordinatorEvent, *, tells_first: bool) -> str:
             return f"{worker} cannot compute it: {reason}"
         case RequestDropped(worker=worker):
             return f"{worker} has let go of it"
+        case DecodeBegun(worker=worker):
+            return f"first token from {worker}, which goes on with it"
+        case _:
+            return type(event).__name__
+
+
+def _cause_words(event: ClusterEvent) -> str:
+    """Describe an event that is not about the request alone."""
+    match event:
         case WaitedTooLong(wait_s=wait_s):
             return f"no worker has come for {wait_s:g} s"
         case Tick():
             return "a policy moves it to another worker"
-        case WayWanted(handoff=handoff):
-            return _way_words(handoff)
-        case DecodeBegun(worker=worker):
-            return f"first token from {worker}, which goes on with it"
-        case AheadEnded(landed=landed):
-            return "what was sent ahead is there" if landed else "what was sent ahead will not get there"
-        case _:
-            return _fleet_words(event)
-
-
-def _fleet_words(event: CoordinatorEvent) -> str:
-    """What is no news of the request alone."""
-    match event:
         case WorkerLost(worker=worker, reason=reason):
             return f"{worker} was lost: {reason}"
         case HostLost(host=host, reason=reason):
             return f"host {host} was lost: {reason}"
         case WorkerJoined(view=view):
             return f"{view.id} joined"
+        case CopyEnded(landed=landed):
+            return "a copy of its KV has landed" if landed else "a copy of its KV has failed"
+        case FromTier(host=host):
+            return f"a tier of {host} has ended a read or a write"
+        case WorkerSaid(worker=worker):
+            return f"{worker} has reported a step"
         case _:
             return type(event).__name__
 
 
 def _way_words(handoff: HandoffView) -> str:
-    """What was known of each way when it was chosen."""
+    """Describe what was predicted of each path when one was chosen."""
     direct, put, get = (_road_words(road) for road in (handoff.direct, handoff.put, handoff.get))
     pooled = f", {handoff.pooled_tokens:,} of which the pool has," if handoff.pooled_tokens else ""
     rest = f" and {handoff.rest_s * 1000:,.4g} ms to compute the rest" if handoff.rest_s else ""
@@ -293,8 +306,12 @@ def _road_words(road: RoadView) -> str:
     return f"{road.expected_s * 1000:,.4g} ms{remarks}"
 
 
-def _order(command: CoordinatorCommand) -> str:
+def _order(command: LoggedCommand) -> str:
     match command:
+        case AheadEnded(landed=landed):
+            return "what was sent ahead is there" if landed else "what was sent ahead will not get there"
+        case RequestDropped(worker=worker):
+            return f"{worker} no longer has it"
         case StartPrefill():
             return _prefill_words(command)
         case SendAhead(worker=worker, run_tokens=run_tokens, report=report):
@@ -306,8 +323,9 @@ def _order(command: CoordinatorCommand) -> str:
             return f"{worker} goes on with it{pull} (attempt {attempt})"
         case StopRequest(worker=worker):
             return f"{worker} is told to let go of it"
-        case WayChosen(way=way):
-            return {"direct": "it goes from host to host", "central": "it goes by the pool"}[way]
+        case WayChosen(handoff=handoff, way=way):
+            chosen = {"direct": "it goes from host to host", "central": "it goes by the pool"}[way]
+            return f"{_way_words(handoff)}; {chosen}"
         case CloseRequest(outcome=outcome, reason=reason):
             return f"closed: {outcome}{f', {reason}' if reason else ''}"
         case _:

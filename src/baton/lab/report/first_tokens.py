@@ -1,4 +1,4 @@
-"""When the first token of a request came, as a decision log tells it: by one of three events, after who drew it."""
+"""Finds in a decision log when the first token of each request came: one of three events tells it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from baton.core.messages import CloseRequest, DecodeBegun, PrefillFinished, RequestFinished, StartPrefill
 from baton.core.types import RequestId
-from baton.decide.control.decision_log import Decision
+from baton.decide.control.decision_log import Decision, coordinator_events
 
 
 @dataclass(slots=True)
@@ -16,16 +16,17 @@ class FirstTokens:
     _left: set[RequestId] = field(default_factory=set[RequestId])
     """Requests whose prompts are computed by a worker that leaves the first token to another."""
 
-    def take(self, decision: Decision) -> RequestId | None:
-        """Say whose first token this event tells of, after a failover maybe not for the first time. None: nobody's."""
-        told: RequestId | None = None
-        match decision.event:
-            case PrefillFinished(request_id=request_id) if request_id not in self._left:
-                told = request_id
-            case DecodeBegun(request_id=request_id) | RequestFinished(request_id=request_id, output_tokens=1):
-                told = request_id
-            case _:
-                pass  # says nothing of a first token
+    def take(self, decision: Decision) -> list[RequestId]:
+        """Return the requests whose first token this decision tells of; after a failover maybe once more."""
+        told: list[RequestId] = []
+        for event in coordinator_events(decision.event):
+            match event:
+                case PrefillFinished(request_id=request_id) if request_id not in self._left:
+                    told.append(request_id)
+                case DecodeBegun(request_id=request_id) | RequestFinished(request_id=request_id, output_tokens=1):
+                    told.append(request_id)
+                case _:
+                    pass  # tells of no first token
         for command in decision.commands:
             if isinstance(command, StartPrefill) and command.until == "prompt":
                 self._left.add(command.request.id)

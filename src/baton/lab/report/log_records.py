@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from baton.core.messages import CloseRequest, RequestArrived, RequestFinished
 from baton.core.types import Request, RequestId
-from baton.decide.control.decision_log import Decision
+from baton.decide.control.decision_log import Decision, coordinator_events
 from baton.lab.report.first_tokens import FirstTokens
 from baton.lab.report.summary import Distribution, RequestRecord, SloTargets, summarize
 
@@ -60,16 +60,18 @@ class LoggedRun:
 
     def take(self, decision: Decision) -> None:
         now_s = decision.now_s
-        begun = self._lives.get(self._first_tokens.take(decision) or RequestId(""))
-        if begun is not None and begun.first_s is None:
-            begun.first_s = now_s
-        match decision.event:
-            case RequestArrived(request=request):
-                self._lives[request.id] = _Life(request, now_s)
-            case RequestFinished(request_id=request_id, output_tokens=output_tokens) if request_id in self._lives:
-                self._lives[request_id].output_tokens = output_tokens
-            case _:
-                pass  # nothing that a client sees
+        for request_id in self._first_tokens.take(decision):
+            begun = self._lives.get(request_id)
+            if begun is not None and begun.first_s is None:
+                begun.first_s = now_s
+        for event in coordinator_events(decision.event):
+            match event:
+                case RequestArrived(request=request):
+                    self._lives[request.id] = _Life(request, now_s)
+                case RequestFinished(request_id=request_id, output_tokens=output_tokens) if request_id in self._lives:
+                    self._lives[request_id].output_tokens = output_tokens
+                case _:
+                    pass  # nothing that a client sees
         for command in decision.commands:
             if isinstance(command, CloseRequest) and command.request_id in self._lives:
                 self._close(self._lives.pop(command.request_id), command, now_s)

@@ -10,27 +10,28 @@ import msgspec
 
 from baton.core.messages import RequestArrived, RequestFinished
 from baton.core.types import BlockHash, Request, RequestId
-from baton.decide.control.decision_log import Decision
+from baton.decide.control.decision_log import Decision, coordinator_events
 from baton.lab.workload.request import Trace, TraceRequest
 
 
 def trace_of_log(decisions: Iterable[Decision], *, block_tokens: int) -> Trace:
     """Requests in order of arrival, the first at 0. Equal leading blocks keep equal ids.
 
-    How long an answer would have got whose end the log did not see (a refusal, say), nobody knows: it counts with the
-    mean of those that ended, at most with what its client asked for.
+    An answer whose end the log did not see (of a refused request, say) counts with the mean length of the others, at
+    most with the tokens that its client asked for.
     """
     arrived: dict[RequestId, tuple[float, Request]] = {}
     answered: dict[RequestId, int] = {}
     for decision in decisions:
-        match decision.event:
-            case RequestArrived(request=request):
-                arrived[request.id] = (decision.now_s, request)
-            case RequestFinished(request_id=request_id, output_tokens=output_tokens):
-                if output_tokens:  # a trace has no request without an answer
-                    answered[request_id] = output_tokens
-            case _:
-                pass  # no arrival, and no length
+        for event in coordinator_events(decision.event):
+            match event:
+                case RequestArrived(request=request):
+                    arrived[request.id] = (decision.now_s, request)
+                case RequestFinished(request_id=request_id, output_tokens=output_tokens):
+                    if output_tokens:  # a trace has no request without an answer
+                        answered[request_id] = output_tokens
+                case _:
+                    pass  # no arrival, and no length
     usual_tokens = round(fmean(answered.values())) if answered else sys.maxsize
     names: dict[BlockHash, int] = {}
     start_s = next((at_s for at_s, _ in arrived.values()), 0.0)

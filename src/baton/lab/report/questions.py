@@ -29,7 +29,6 @@ from baton.core.types import (
     WorkerView,
 )
 from baton.decide.control.advice import Policies, PolicyFailure
-from baton.decide.control.coordinator import Coordinator
 from baton.decide.policy.moves import MovesPolicy
 from baton.decide.policy.predictions import first_token_delay_s, queue_s
 from baton.decide.policy.prefix import prefix_on
@@ -250,25 +249,14 @@ def _routed(route: Route, order: tuple[WorkerId, ...], cluster: ClusterView) -> 
     return _Answer(route.worker, order=order, fetch=route.fetch if there > here else None, until=until)
 
 
-def watch(coordinator: Coordinator, *, ranked: RequestId | None = None) -> Notes:
-    """Note what this coordinator asks from now on, with the policies' whole order for one request.
-
-    Set `now_s` of the notes before each event.
-    """
-    notes = Notes(ranked=ranked)
-    moves = _WatchedMoves(coordinator.policies.moves, notes)
-    own: dict[str, Any] = families(coordinator.policies) | {"moves": moves}
-    coordinator.policies = WatchedPolicies(**own, notes=notes)
-    return notes
-
-
 def watched(policies: Policies, notes: Notes) -> WatchedPolicies:
-    """The same policies, with somebody who writes down."""
-    return WatchedPolicies(**families(policies), notes=notes)
+    """Return the same policies, which write every question to `notes`. Set `now_s` of the notes before each event."""
+    own: dict[str, Any] = families(policies) | {"moves": _WatchedMoves(policies.moves, notes)}
+    return WatchedPolicies(**own, notes=notes)
 
 
 def families(policies: Policies) -> dict[str, Any]:
-    """Every policy by the name of its family, and the cost model."""
+    """Return every policy by the name of its family, and the cost model."""
     names = [family.name for family in fields(Policies)]
     return dict(zip(names, attrgetter(*names)(policies), strict=True))
 

@@ -14,7 +14,6 @@ from msgspec import structs
 
 from baton.core.messages import (
     CloseRequest,
-    CoordinatorCommand,
     CoordinatorEvent,
     HostLost,
     Outcome,
@@ -28,7 +27,8 @@ from baton.core.messages import (
     WorkerReported,
 )
 from baton.core.types import HostId, Request, RequestId, Role, WorkerId, WorkerView
-from baton.decide.control.decision_log import Decision
+from baton.decide.control.cluster_messages import LoggedCommand
+from baton.decide.control.decision_log import Decision, coordinator_events
 from baton.lab.report.first_tokens import FirstTokens
 
 Stage = Literal["prefill", "decode"]
@@ -137,10 +137,12 @@ class Timeline:
         now_s = decision.now_s
         self.start_s = now_s if self.start_s is None else self.start_s
         self.end_s = now_s
-        self._event(decision.event, now_s)
-        begun = self.requests.get(self._first_tokens.take(decision) or RequestId(""))
-        if begun is not None and begun.first_token_s is None:
-            begun.first_token_s = now_s
+        for event in coordinator_events(decision.event):
+            self._event(event, now_s)
+        for request_id in self._first_tokens.take(decision):
+            begun = self.requests.get(request_id)
+            if begun is not None and begun.first_token_s is None:
+                begun.first_token_s = now_s
         for command in decision.commands:
             self._command(command, now_s)
 
@@ -165,7 +167,7 @@ class Timeline:
             case _:
                 pass  # nothing that a timeline shows
 
-    def _command(self, command: CoordinatorCommand, now_s: float) -> None:
+    def _command(self, command: LoggedCommand, now_s: float) -> None:
         match command:
             case StartPrefill() | StartDecode():
                 stage: Stage = "prefill" if isinstance(command, StartPrefill) else "decode"

@@ -14,7 +14,7 @@ from baton.core.types import BlockId, HostId, RequestId
 from baton.decide.control.decision_log import replay
 from baton.decide.kv.host_pool import HostPool
 from baton.decide.kv.window import Window
-from baton.lab.sim.cluster import SimCluster, cluster_coordinator
+from baton.lab.sim.cluster import SimCluster, fresh_cluster
 from baton.lab.sim.engines import text_alone
 from baton.lab.sim.journal import Life
 from baton.lab.sim.restless import play_policies
@@ -177,12 +177,12 @@ def check_nothing_left(cluster: SimCluster) -> None:
         require(pool.holders == 0, "INV-2", f"the pool of {host} still knows {pool.holders} requests")
         used = pool.view().blocks_used
         require(used == 0, "INV-2", f"{used} blocks of {host} are used by nobody")
-    waiting = [move.request.id for move in cluster.server.carrier.handoffs]
-    require(not waiting, "INV-2", f"handoffs of {waiting} are still under way")
-    putting = cluster.server.carrier.central.waiting
+    waiting = [transfer.request.id for transfer in cluster.server.cluster.transfers.table]
+    require(not waiting, "INV-2", f"transfers of {waiting} are still under way")
+    putting = cluster.server.cluster.transfers.waiting_for_pools
     require(not putting, "INV-2", f"{putting} still wait until their blocks are in a pool")
-    routes, hosts = cluster.server.outside.routes.keys(), cluster.server.carrier.hosts.keys()
-    require(routes == hosts, "INV-9", f"the server talks to {sorted(routes)}, and {sorted(hosts)} are there")
+    routes, workers = cluster.server.routes.keys(), cluster.server.cluster.workers.keys()
+    require(routes == workers, "INV-9", f"the server talks to {sorted(routes)}, and {sorted(workers)} are there")
     starting = cluster.server.coordinator.starting
     require(not starting, "INV-9", f"scaling waits for ever for the workers {dict(starting)}")
     live = cluster.server.coordinator.live_requests
@@ -235,10 +235,10 @@ def check_bounds(watch: Watch) -> None:
 
 
 def check_replay(cluster: SimCluster) -> None:
-    """INV-7: a fresh coordinator that is told the same decides the same."""
-    fresh = cluster_coordinator(cluster.spec, play_policies(cluster.spec, cluster.policies.name))
-    _, difference = replay(fresh, cluster.server.journal.decisions())
-    require(difference is None, "INV-7", f"a replay decides otherwise: {difference}")
+    """INV-7: a fresh cluster that is told the same decides the same, its pools and transfers included."""
+    fresh = fresh_cluster(cluster.spec, play_policies(cluster.spec, cluster.policies.name))
+    agreed, difference = replay(fresh, cluster.server.journal.turns)
+    require(difference is None, "INV-7", f"after {agreed} events a replay decides otherwise: {difference}")
 
 
 def check_text(life: Life, window: Window | None = None, *, layers: int = 1) -> None:

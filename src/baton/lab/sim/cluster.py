@@ -11,13 +11,14 @@ from msgspec.structs import replace
 from numpy.random import PCG64, Generator
 
 from baton.core.config import SurvivalConfig
-from baton.core.copies import CopyBlocks, LayersDone
-from baton.core.keeping import TierOpened
+from baton.core.copies import CopyBlocks, CopyEnded, LayersDone
+from baton.core.keeping import FromTier, TierOpened
 from baton.core.messages import RetireWorker, SetRole, StartWorker, StepReport, WorkerCommand
 from baton.core.types import HostId, WorkerId, WorkerView
 from baton.decide.control.advice import Policies
 from baton.decide.control.batcher import Batcher
-from baton.decide.control.carrier import Carrier
+from baton.decide.control.cluster import Cluster, CoordinatorDecision, PoolDecision, PoolRules
+from baton.decide.control.cluster_messages import HostAdded
 from baton.decide.control.coordinator import Coordinator
 from baton.decide.kv.blocks import EvictionOrder
 from baton.decide.kv.host_pool import HostPool
@@ -27,7 +28,6 @@ from baton.lab.sim.engines import SimEngine, content_layout
 from baton.lab.sim.faults import Death
 from baton.lab.sim.journal import Journal, Life
 from baton.lab.sim.loop import Delays, EventLoop, ExtraDelay, MessageLink
-from baton.lab.sim.outside import SimOutside
 from baton.lab.sim.server import SimServer
 from baton.lab.sim.spec import ClusterSpec, SimKV, SimWorkers
 from baton.lab.sim.stores import Stores
@@ -105,20 +105,17 @@ class SimCluster:
     def open_host(self, host: HostId, kv: SimKV) -> None:
         """Give a host its empty arena."""
         self.engines[host] = self.new_engine(host)
-        pool = HostPool(
-            host=host,
-            blocks_total=kv.blocks,
-            block_tokens=kv.block_tokens,
-            eviction=self.policies.eviction,
-            prompts=self.spec.prompt_rules,
-            tiers=self.stores.below(host, self.spec.tiers, kv.block_tokens, self.policies.eviction),
+        self.server.tell(
+            HostAdded(
+                host=host,
+                blocks_total=kv.blocks,
+                layout=content_layout(kv.block_tokens, self.spec.layers),
+                tiers=self.stores.below(host, self.spec.tiers, kv.block_tokens),
+            )
         )
-        if pool.tiers is not None:
-            pool.tiers.preemption = self.spec.preemption
-        self.server.carrier.add_host(pool, content_layout(kv.block_tokens, self.spec.layers))
         for tier in self.spec.tiers:
             left = self.stores.left(host, tier)
-            self.server.carrier.keeping.heard(host, TierOpened(tier.name, left), self.loop.now_s)
+            self.server.tell(FromTier(host, TierOpened(tier.name, left)))
 
     def boot(self, view: WorkerView) -> None:
         """Start a worker and let it join. Nothing where its host is down, or has brought it up already."""
@@ -130,7 +127,7 @@ class SimCluster:
         outbound = MessageLink(loop=self.loop, delays=self._delays(0), deliver=self.server.receive)
         batcher = Batcher(
             view,
-            block_tokens=self.server.carrier.pools[view.host].block_tokens,
+            block_tokens=self.server.pools[view.host].block_tokens,
             hash_tokens=self.spec.kv.block_tokens,
             limits=self.spec.batch_of(view.kind),
             policies=BatcherPolicies(
@@ -154,7 +151,7 @@ class SimCluster:
 
     def _with_facts(self, view: WorkerView) -> WorkerView:
         """Say what the worker is, beside who and where."""
-        limits, pool = self.spec.batch_of(view.kind), self.server.carrier.pools[view.host]
+        limits, pool = self.spec.batch_of(view.kind), self.server.pools[view.host]
         return replace(
             view,
             kv_tokens_max=pool.view().blocks_total * pool.block_tokens,
@@ -289,7 +286,7 @@ class SimCluster:
 
         Some layers of some tokens take as long as all layers of so many fewer tokens.
         """
-        transfer_s = self.server.carrier.survey.wire_s(copy.source, copy.target, copy.whole_tokens)
+        transfer_s = self.server.cluster.transfers.links.wire_s(copy.source, copy.target, copy.whole_tokens)
         life = self.server.journal.lives.get(copy.request_id)
         wire = self.spec.wire
         computed_s = [*life.token_times_s[:1], *life.handoffs_s[:1]] if life is not None else []
@@ -303,8 +300,8 @@ class SimCluster:
         source, target = self.engines.get(copy.source), self.engines.get(copy.target)
         landed = landed and source is not None and target is not None
         if source is not None and target is not None and landed:
-            _copy_tokens(copy, source, target, self.server.carrier.pools)
-        self.server.carrier.copied(copy, landed=landed, now_s=self.loop.now_s)
+            _copy_tokens(copy, source, target, self.server.pools)
+        self.server.tell(CopyEnded(copy.request_id, copy.number, landed))
 
     # ---- time
 
@@ -342,9 +339,13 @@ def _copy_tokens(copy: CopyBlocks, source: SimEngine, target: SimEngine, pools: 
         target.write(copy.write, slot, source.kv_of(copy.read, skipped + slot, copy.layers), copy.layers)
 
 
-def cluster_coordinator(spec: ClusterSpec, policies: SimPolicies) -> Coordinator:
-    """Make the coordinator that a cluster file describes."""
-    return Coordinator(policies.cluster, spec.kv.block_tokens, window=spec.window)
+def fresh_cluster(
+    spec: ClusterSpec, policies: SimPolicies, steps: list[CoordinatorDecision | PoolDecision] | None = None
+) -> Cluster:
+    """Make the deciding half of a cluster file, before any host has joined. `steps`: see `Cluster`."""
+    coordinator = Coordinator(policies.cluster, spec.kv.block_tokens, window=spec.window)
+    rules = PoolRules(eviction=policies.eviction, prompts=spec.prompt_rules)
+    return Cluster(coordinator, rules, steps)
 
 
 def build_cluster(
@@ -358,18 +359,16 @@ def build_cluster(
 ) -> SimCluster:
     """Put a cluster together and let its workers join at time 0."""
     loop = EventLoop()
-    outside = SimOutside(
+    server = SimServer(
         loop=loop,
+        cluster=fresh_cluster(spec, policies, journal.steps),
         journal=journal,
-        block_tokens=lambda worker: carrier.pools[carrier.hosts[worker]].block_tokens,
+        wait_s=spec.wait_s,
         closed=closed,
         reshape_fleet=lambda command: cluster.reshape(command),
-        start_copy=lambda copy: wires.begin(copy),
-        start_keeping=lambda command: stores.keep(command),
+        begin_copy=lambda copy: wires.begin(copy),
+        use_tier=lambda command: stores.perform(command),
     )
-    carrier = Carrier(cluster_coordinator(spec, policies), outside)
-    carrier.log = outside.journal.sink
-    server = SimServer(loop=loop, carrier=carrier, outside=outside, wait_s=spec.wait_s)
     wires = Wires(
         loop=loop,
         seconds=lambda copy: cluster.copy_s(copy),
@@ -378,8 +377,7 @@ def build_cluster(
     stores = Stores(
         loop=loop,
         engine=lambda host: cluster.engines.get(host),
-        kept=lambda store, kept: carrier.keeping.kept(store, kept, loop.now_s),
-        loaded=lambda load, end: carrier.keeping.loaded(load, end, loop.now_s),
+        ended=lambda host, news: server.tell(FromTier(host, news)),
     )
     cluster = SimCluster(
         spec=spec,

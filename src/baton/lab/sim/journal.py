@@ -10,7 +10,8 @@ import msgspec
 
 from baton.core.messages import CloseRequest
 from baton.core.types import Request, RequestId, WorkerId
-from baton.decide.control.decision_log import Decision, PoolDecision
+from baton.decide.control.cluster import CoordinatorDecision, PoolDecision
+from baton.decide.control.decision_log import Decision
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,21 +47,34 @@ class Journal:
     """Written by the simulated server, read by the checkers. Grows with the run: without `keep_log`, by lives only."""
 
     keep_log: bool
-    tap: Callable[[Decision | PoolDecision], None] | None = None
-    """Told every decision as it is made, instead of keeping it: for a log file, or a timeline."""
+    tap: Callable[[Decision], None] | None = None
+    """Takes every decision as it is made: for a log file, or a timeline."""
     lives: dict[RequestId, Life] = field(default_factory=dict[RequestId, Life])
-    log: list[Decision | PoolDecision] = field(default_factory=list[Decision | PoolDecision])
+    turns: list[Decision] = field(default_factory=list[Decision])
+    """The decision log, with `keep_log`."""
+    log: list[CoordinatorDecision | PoolDecision] = field(default_factory=list[CoordinatorDecision | PoolDecision])
+    """Every event into the coordinator and the pools, with `keep_log`."""
 
     @property
-    def sink(self) -> Callable[[Decision | PoolDecision], None] | None:
-        """Where decisions go. None: nobody wants them, and they need not be made."""
-        if self.tap is not None:
-            return self.tap
-        return self.log.append if self.keep_log else None
+    def steps(self) -> list[CoordinatorDecision | PoolDecision] | None:
+        """Where the cluster notes its steps. None: nowhere."""
+        return self.log if self.keep_log else None
 
-    def decisions(self) -> list[Decision]:
-        return [entry for entry in self.log if isinstance(entry, Decision)]
+    @property
+    def is_logging(self) -> bool:
+        """Tell whether decisions are to be made for the log."""
+        return self.keep_log or self.tap is not None
+
+    def log_decision(self, decision: Decision) -> None:
+        if self.keep_log:
+            self.turns.append(decision)
+        if self.tap is not None:
+            self.tap(decision)
+
+    def decisions(self) -> list[CoordinatorDecision]:
+        """Return what the coordinator has decided."""
+        return [entry for entry in self.log if isinstance(entry, CoordinatorDecision)]
 
     def encoded(self) -> bytes:
-        """The log as bytes: two runs are the same when these are (INV-6)."""
-        return msgspec.msgpack.encode(self.log)
+        """Return the log as bytes: two runs are the same when these are (INV-6)."""
+        return msgspec.msgpack.encode((self.turns, self.log))

@@ -13,17 +13,17 @@ from baton.lab.sim.spec import ClusterSpec, SimKind, SimKV, SimWorkers
 
 
 def cluster_of_log(header: LogHeader, decisions: Iterable[Decision]) -> ClusterSpec:
-    """The workers that had joined when the first request came, in their roles of then, with the log's cost model.
+    """Return the workers that had joined when the first request came, in their roles then, with the log's cost model.
 
-    What befell them later (deaths, flips by hand, workers that scaling added) is not in it: a simulation of it says
-    what the policies make of the fleet as it was started. Raises ConfigError for a log without a worker.
+    Later changes (deaths, flips by hand, workers that scaling added) are left out: a simulation shows what the policies
+    make of the fleet as it was started. Raises ConfigError for a log without a worker.
     """
     views, output_tokens = _first_views(decisions)
     if not views:
         raise ConfigError("no worker ever joined in this log: there is no cluster to simulate; give --cluster FILE")
     spec = ClusterSpec(
         kv=SimKV(block_tokens=header.block_tokens),
-        window=header.window,
+        window=header.prompts.window,
         workers=tuple(
             SimWorkers(role=view.role, kind=_kind_name(view), host=view.host) for view in sorted(views, key=_place)
         ),
@@ -38,7 +38,7 @@ def cluster_of_log(header: LogHeader, decisions: Iterable[Decision]) -> ClusterS
 
 
 def _first_views(decisions: Iterable[Decision]) -> tuple[list[WorkerView], int]:
-    """Workers as they first joined, before any request where some did; and the most output that anybody asked for."""
+    """Return the workers as they first joined, before any request where some did; and the longest output asked for."""
     early: dict[WorkerId, WorkerView] = {}
     late: dict[WorkerId, WorkerView] = {}
     arrived, output_tokens = False, 0

@@ -13,7 +13,7 @@ from baton.core.config import PolicyConfig
 from baton.core.errors import ConfigError
 from baton.core.messages import Outcome
 from baton.core.types import BlockHash, Request, RequestId, Sampling, Slo
-from baton.decide.control.decision_log import Decision, PoolDecision
+from baton.decide.control.decision_log import Decision
 from baton.decide.kv.hashing import block_hashes
 from baton.decide.policy.policy_sets import policy_set
 from baton.lab.report.summary import RequestRecord
@@ -198,7 +198,7 @@ def replay_trace(
     policy: str | PolicyConfig,
     seed: int,
     slo: Slo | None = None,
-    tap: Callable[[Decision | PoolDecision], None] | None = None,
+    tap: Callable[[Decision], None] | None = None,
 ) -> list[RequestRecord]:
     """Play a whole trace and return what happened to each request, in the order in which they closed.
 
@@ -217,7 +217,7 @@ def replay_trace(
 
 def play_cell(
     job: CellJob,
-    tap: Callable[[Decision | PoolDecision], None] | None = None,
+    tap: Callable[[Decision], None] | None = None,
     enough: Callable[[RequestRecord], bool] | None = None,
 ) -> list[RequestRecord]:
     """Play one cell, with its faults. Raises ConfigError for policies that do not fit.

@@ -1,33 +1,52 @@
-"""The server of a simulation: it feeds the real carrier with what clients, operators and workers do."""
+"""The server of a simulation: it feeds the real deciding half, and performs its commands on simulated workers."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import assert_never
 
-from baton.core.copies import LayersDone
+from baton.core.copies import CopyBlocks, LayersDone
+from baton.core.keeping import DropBlocks, LoadBlocks, StoreBlocks
 from baton.core.messages import (
+    BlocksGranted,
+    CloseRequest,
+    HostLost,
+    RequestArrived,
+    RequestCancelled,
+    RetireWorker,
     RoleSet,
+    SetRole,
+    StartDecode,
+    StartPrefill,
+    StartRequest,
+    StartWorker,
     StepReport,
+    ToWorker,
     WorkerCommand,
+    WorkerJoined,
+    WorkerLost,
 )
-from baton.core.ticking import WaitedTooLong
+from baton.core.ticking import Tick, WaitedTooLong
 from baton.core.types import (
     HostId,
     OutputToken,
     Request,
     RequestId,
     Role,
+    TokenBytes,
     WorkerId,
     WorkerView,
 )
-from baton.decide.control.carrier import Carrier
+from baton.decide.control.cluster import Cluster
+from baton.decide.control.cluster_messages import BeginRequest, ClusterCommand, ClusterEvent, worker_said
 from baton.decide.control.coordinator import Coordinator
+from baton.decide.control.decision_log import decided
+from baton.decide.control.load_meter import LoadMeter
 from baton.decide.kv.host_pool import HostPool
 from baton.lab.sim.journal import Journal, Life
 from baton.lab.sim.loop import EventLoop
-from baton.lab.sim.outside import SimOutside
 from baton.lab.sim.worker import DecodedSteps
 
 
@@ -36,65 +55,148 @@ class SimServer:
     """The driver of the live server, without sockets."""
 
     loop: EventLoop
-    carrier: Carrier
-    outside: SimOutside
+    cluster: Cluster
+    journal: Journal
     wait_s: float
     """How long a request may wait while no worker is there."""
+    closed: Callable[[Life], None]
+    """Called when a request has closed."""
+    reshape_fleet: Callable[[SetRole | StartWorker | RetireWorker], None]
+    """Changes the fleet as roles and scaling ask."""
+    begin_copy: Callable[[CopyBlocks], None]
+    """Puts a copy on the wire."""
+    use_tier: Callable[[StoreBlocks | DropBlocks | LoadBlocks], None]
+    """Has a store write, read or forget blocks."""
+    meter: LoadMeter = field(default_factory=LoadMeter)
+    routes: dict[WorkerId, Callable[[WorkerCommand], None]] = field(
+        default_factory=dict[WorkerId, Callable[[WorkerCommand], None]]
+    )
+    """The link to every worker that has joined and is not lost."""
     _is_watching: bool = False
-    """It is to be looked at who waits."""
-
-    @property
-    def journal(self) -> Journal:
-        return self.outside.journal
+    """The next look at the waiting requests is scheduled."""
 
     @property
     def coordinator(self) -> Coordinator:
-        return self.carrier.coordinator
+        return self.cluster.coordinator
 
     @property
     def pools(self) -> dict[HostId, HostPool]:
-        return self.carrier.pools
+        return self.cluster.pools
 
     # ---- what clients, operators and processes do
 
     def submit(self, request: Request, prompt: Sequence[int]) -> None:
         self.journal.lives[request.id] = Life(request=request, tokens=array("I", prompt))
-        self.outside.meter.arrived(request)
-        self.carrier.arrive(request, self.loop.now_s)
+        self.meter.arrived(request)
+        self.tell(RequestArrived(request))
         self._watch_room()
 
     def cancel(self, request_id: RequestId) -> None:
-        self.carrier.cancel(request_id, self.loop.now_s)
+        self.tell(RequestCancelled(request_id))
 
     def set_role(self, worker: WorkerId, role: Role) -> None:
-        self.carrier.tell(RoleSet(worker, role), self.loop.now_s)
+        self.tell(RoleSet(worker, role))
 
     def tick(self) -> None:
-        """Let roles, scaling and moves be looked at."""
-        self.carrier.tick(self.outside.meter.take(self.loop.now_s), self.loop.now_s)
+        """Let the policies look at roles, scaling and moves."""
+        self.tell(Tick(self.meter.take(self.loop.now_s)))
 
     def join(self, view: WorkerView, send: Callable[[WorkerCommand], None]) -> None:
-        self.outside.routes[view.id] = send
-        self.carrier.join(view, self.loop.now_s)
+        self.routes[view.id] = send
+        self.tell(WorkerJoined(view))
 
     def lose(self, worker: WorkerId, reason: str) -> None:
         """Note a dead worker, or one that will not come."""
-        self.outside.routes.pop(worker, None)
+        self.routes.pop(worker, None)
         self._orphan({worker})
-        self.carrier.lose(worker, reason, self.loop.now_s)
+        self.tell(WorkerLost(worker, reason))
         self._watch_room()
 
     def lose_host(self, host: HostId, reason: str) -> None:
         """Note a dead host, with all its workers."""
-        workers = {worker for worker, where in self.carrier.hosts.items() if where == host}
+        workers = {view.id for view in self.cluster.workers.values() if view.host == host}
         for worker in workers:
-            self.outside.routes.pop(worker, None)
+            self.routes.pop(worker, None)
         self._orphan(workers)
-        self.carrier.lose_host(host, reason, self.loop.now_s)
+        self.tell(HostLost(host, reason))
         self._watch_room()
 
+    def tell(self, event: ClusterEvent) -> None:
+        """Let the deciding half handle an event, log what it decides, and perform its commands."""
+        now_s = self.loop.now_s
+        commands = self.cluster.handle(event, now_s)
+        if self.journal.is_logging:
+            self.journal.log_decision(decided(now_s, event, self.cluster.decided))
+        for command in commands:
+            self._perform(command)
+
+    def _perform(self, command: ClusterCommand) -> None:
+        match command:
+            case ToWorker(worker=worker, command=inner):
+                if isinstance(inner, BlocksGranted):
+                    block_tokens = self.pools[self.cluster.workers[worker].host].block_tokens
+                    self._note_hit(inner.request_id, inner.cached_blocks * block_tokens)
+                self._send(worker, inner)
+            case BeginRequest():
+                self._begin(command)
+            case StartPrefill() | StartDecode():
+                self._assign(command)
+            case CloseRequest():
+                self._close(command)
+            case CopyBlocks():
+                self.begin_copy(command)
+            case StoreBlocks() | LoadBlocks() | DropBlocks():
+                self.use_tier(command)
+            case SetRole() | StartWorker() | RetireWorker():
+                self.reshape_fleet(command)
+            case _:
+                assert_never(command)
+
+    def _send(self, worker: WorkerId, command: WorkerCommand) -> None:
+        route = self.routes.get(worker)
+        if route is not None:
+            route(command)
+
+    def _begin(self, begin: BeginRequest) -> None:
+        """Send a request to its worker, with its tokens so far."""
+        life = self.journal.lives[begin.request_id]
+        if begin.block_table:
+            self._note_hit(begin.request_id, begin.computed_tokens)
+        start = StartRequest(
+            request=life.request,
+            attempt=begin.attempt,
+            tokens=TokenBytes(life.tokens.tobytes()),
+            until=begin.until,
+            block_table=begin.block_table,
+            computed_tokens=begin.computed_tokens,
+            layer_groups=begin.layer_groups,
+        )
+        self._send(begin.worker, start)
+
+    def _assign(self, start: StartPrefill | StartDecode) -> None:
+        """Note which worker has the request now: tokens of any other are dropped."""
+        life = self.journal.lives[start.request.id]
+        life.attempt, life.worker = start.attempt, start.worker
+        if isinstance(start, StartDecode):
+            life.handoffs_s += (self.loop.now_s,)
+        elif start.until == "prompt":
+            life.leaves_first_token = True
+
+    def _close(self, close: CloseRequest) -> None:
+        life = self.journal.lives[close.request_id]
+        life.closes += ((self.loop.now_s, close),)
+        times_s = life.token_times_s
+        decode_s = times_s[-1] - times_s[0] if times_s else 0.0
+        self.meter.closed(close.outcome, output_tokens=len(times_s), decode_s=decode_s)
+        self.closed(life)
+
+    def _note_hit(self, request_id: RequestId, tokens: int) -> None:
+        life = self.journal.lives.get(request_id)
+        if life is not None and life.cached_tokens is None:
+            life.cached_tokens = tokens
+
     def _watch_room(self) -> None:
-        """Look again when the first of those that wait for a worker has waited for too long."""
+        """Look again when the first waiting request has waited for `wait_s`."""
         since_s = self.coordinator.waiting_since_s
         if since_s is not None and not self._is_watching:
             self._is_watching = True
@@ -103,7 +205,7 @@ class SimServer:
     def _turn_away(self) -> None:
         self._is_watching = False
         if self.coordinator.waiting_since_s is not None:
-            self.carrier.tell(WaitedTooLong(self.wait_s), self.loop.now_s)
+            self.tell(WaitedTooLong(self.wait_s))
             self._watch_room()
 
     def _orphan(self, workers: set[WorkerId]) -> None:
@@ -119,20 +221,22 @@ class SimServer:
                 return
             message = message.report
         if not isinstance(message, StepReport):
-            self.carrier.hear(message, self.loop.now_s)
+            self.tell(message)
             return
         for request_id in message.started:
-            life = self.outside.journal.lives.get(request_id)
+            life = self.journal.lives.get(request_id)
             if life is not None and life.started_at_s is None:
                 began_s = message.view.observed_at_s - message.step_s
                 life.started_at_s = max(began_s, life.request.arrived_at_s)  # however the difference is rounded
         for token in message.tokens:
             self._record(token, message.worker)
-        self.carrier.hear(message, self.loop.now_s)
+        said = worker_said(message, message.view)
+        if said is not None:
+            self.tell(said)
 
     def _record_run(self, decoded: DecodedSteps) -> None:
         """Keep tokens of many steps; see `_record`."""
-        times_s, worker, lives = decoded.times_s, decoded.worker, self.outside.journal.lives
+        times_s, worker, lives = decoded.times_s, decoded.worker, self.journal.lives
         for request_id, attempt, token in decoded.parts:
             life = lives.get(request_id)
             if life is not None and not life.closes and life.attempt == attempt and life.worker == worker:
@@ -153,6 +257,6 @@ class SimServer:
             return
         if token.index == 0:
             life.prompt_logprobs = len(token.prompt_logprobs)
-            self.outside.meter.prefilled(self.loop.now_s - life.request.arrived_at_s)
+            self.meter.prefilled(self.loop.now_s - life.request.arrived_at_s)
         life.tokens.append(token.token)
         life.token_times_s.append(self.loop.now_s)

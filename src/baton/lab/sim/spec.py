@@ -182,8 +182,12 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     @property
     def prompt_rules(self) -> PromptRules:
         """What every host's pool has to know of prompts."""
-        growth_tokens = self.batch.growth_tokens
-        return PromptRules(hash_tokens=self.kv.block_tokens, window=self.window, growth_tokens=growth_tokens)
+        return PromptRules(
+            hash_tokens=self.kv.block_tokens,
+            window=self.window,
+            growth_tokens=self.batch.growth_tokens,
+            preemption=self.preemption,
+        )
 
     def views(self) -> list[WorkerView]:
         """The workers."""

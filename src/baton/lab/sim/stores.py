@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from baton.core.keeping import DropBlocks, LoadBlocks, LoadEnded, StoreBlocks
+from baton.core.keeping import BlocksKept, DropBlocks, LoadBlocks, LoadEnded, StoreBlocks, TierNews
 from baton.core.types import BlockHash, BlockId, HostId
-from baton.decide.kv.blocks import EvictionOrder
-from baton.decide.kv.tier import Tier, TierRules
+from baton.decide.kv.tier import TierRules
 from baton.lab.sim.engines import SimEngine
 from baton.lab.sim.faults import StoreTrouble
 from baton.lab.sim.loop import EventLoop
@@ -89,14 +88,12 @@ class Stores:
     loop: EventLoop
     engine: Callable[[HostId], SimEngine | None]
     """Of a host; None while it is down."""
-    kept: Callable[[StoreBlocks, Sequence[bool]], None]
-    loaded: Callable[[LoadBlocks, LoadEnded], None]
+    ended: Callable[[HostId, TierNews], None]
+    """Called with the end of every write and read of a host."""
     by_place: dict[tuple[HostId, str], SimStore] = field(default_factory=dict[tuple[HostId, str], SimStore])
     """The store of each host and tier. Several may name one object."""
-    shared: dict[tuple[str, int], tuple[Tier, SimStore]] = field(
-        default_factory=dict[tuple[str, int], tuple[Tier, SimStore]]
-    )
-    """Tiers of all hosts whose blocks have one size, by name and size."""
+    shared: dict[tuple[str, int], SimStore] = field(default_factory=dict[tuple[str, int], SimStore])
+    """Stores of all hosts whose blocks have one size, by name and size."""
     _reads: dict[int, LoadBlocks] = field(default_factory=dict[int, LoadBlocks])
     _writes: list[StoreBlocks] = field(default_factory=list[StoreBlocks])
 
@@ -110,30 +107,27 @@ class Stores:
         """Writes that have begun and not ended."""
         return tuple(self._writes)
 
-    def below(
-        self, host: HostId, tiers: Sequence[SimTier], block_tokens: int, eviction: Callable[[], EvictionOrder]
-    ) -> list[Tier]:
-        """Make the tiers of a host that opens. What its stores have from before, they have still."""
-        return [self._tier(host, made, block_tokens, eviction) for made in tiers]
+    def below(self, host: HostId, tiers: Sequence[SimTier], block_tokens: int) -> tuple[TierRules, ...]:
+        """Open the stores of a host. They still have the blocks from before."""
+        return tuple(self._open(host, made, block_tokens) for made in tiers)
 
-    def _tier(self, host: HostId, made: SimTier, block_tokens: int, eviction: Callable[[], EvictionOrder]) -> Tier:
+    def _open(self, host: HostId, made: SimTier, block_tokens: int) -> TierRules:
         rules, place = made.rules(block_tokens), (host, made.name)
         if made.shared:
             key = (made.name, block_tokens)
             if key not in self.shared:
-                self.shared[key] = Tier(rules, eviction), _store(rules, made, block_tokens)
-            tier, self.by_place[place] = self.shared[key]
-            return tier
-        if place not in self.by_place:
+                self.shared[key] = _store(rules, made, block_tokens)
+            self.by_place[place] = self.shared[key]
+        elif place not in self.by_place:
             self.by_place[place] = _store(rules, made, block_tokens)
-        return Tier(rules, eviction)
+        return rules
 
     def left(self, host: HostId, made: SimTier) -> tuple[BlockHash, ...]:
         """List what a host's own store has from before, oldest first."""
         return () if made.shared else tuple(self.by_place[host, made.name].blocks)
 
-    def keep(self, command: StoreBlocks | DropBlocks | LoadBlocks) -> None:
-        """See `Outside.keep`."""
+    def perform(self, command: StoreBlocks | DropBlocks | LoadBlocks) -> None:
+        """Begin a write or a read, whose end is told later, or forget blocks."""
         match command:
             case StoreBlocks():
                 self._writes.append(command)
@@ -192,7 +186,7 @@ class Stores:
         self._writes = [write for write in self._writes if write is not command]
         pairs = zip(command.hashes, command.blocks, strict=True)
         kept = [in_time and store.put(name, _read_block(engine, block, store.block_tokens)) for name, block in pairs]
-        self.kept(command, kept)
+        self.ended(command.host, BlocksKept(command.number, tuple(kept)))
 
     def _read(self, command: LoadBlocks, took_s: dict[str, float], late: set[str]) -> None:
         engine = self.engine(command.host)
@@ -210,7 +204,7 @@ class Stores:
 
     def _end_read(self, command: LoadBlocks, whole: Sequence[bool], took_s: dict[str, float]) -> None:
         del self._reads[command.number]
-        self.loaded(command, LoadEnded(command.request_id, command.number, tuple(whole), took_s))
+        self.ended(command.host, LoadEnded(command.request_id, command.number, tuple(whole), took_s))
 
 
 def _store(rules: TierRules, made: SimTier, block_tokens: int) -> SimStore:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,16 +12,16 @@ import msgspec
 
 from baton.compute.models.card import ModelCard
 from baton.compute.models.fingerprint import kv_identity
-from baton.core.config import Config, Plugin, Topology
+from baton.core.config import Config, Plugin, PolicyConfig, Topology
 from baton.core.plugin import load_plugin
 from baton.core.types import HostId, Slo
 from baton.decide.control.build import build_coordinator
+from baton.decide.control.cluster import Cluster, PoolRules
+from baton.decide.control.cluster_messages import HostAdded
 from baton.decide.control.decision_log import LogHeader
 from baton.decide.control.guarded_eviction import eviction_maker
 from baton.decide.cost.load import inline_files, load_cost
-from baton.decide.kv.blocks import EvictionOrder
-from baton.decide.kv.host_pool import HostPool
-from baton.decide.kv.tier import Tier
+from baton.decide.kv.layout import KVLayout
 from baton.decide.kv.window import PromptRules, Window
 from baton.decide.policy.batching import BatchingPolicy
 from baton.decide.policy.policy_sets import own_sources, plugin_names, resolve
@@ -41,8 +40,8 @@ from baton.serve.live.gateway import LiveGateway
 from baton.serve.live.hooks import Hooks, load_hooks
 from baton.serve.live.log_file import LogWriter
 from baton.serve.live.metrics_registry import Metrics
-from baton.serve.live.recorder import Recorder
-from baton.serve.live.tiers import LiveTiers, OwnTiers, pool_tiers
+from baton.serve.live.tiers import LiveTiers, OwnTiers
+from baton.serve.live.waiting import Waits
 
 HOST = HostId("host-0")
 
@@ -62,8 +61,6 @@ class Parts:
     computing: Computing
     own: HostParts | None
     """What the server's own host runs. None: all workers are on hosts that join."""
-    tiers: LiveTiers
-    """What is below the arenas of all hosts."""
     given_cost: dict[str, Any]
     """What the configuration said itself of `cost`, which hosts that join fill in for themselves."""
     own_tiers: OwnTiers | None = None
@@ -81,40 +78,29 @@ def assemble(config: Config, card: ModelCard) -> Parts:
     card = limit_context(config, card)
     is_alone = config.topology == Topology() and config.hosts.expected > 0
     own = None if is_alone else build_host(config, card, computing, HOST)
-    attempts_max = config.survival.attempts_max
-    cost = load_cost(config.cost, folder=Path()).cost
-    coordinator = build_coordinator(
-        policy,
-        cost=cost,
-        block_tokens=layout.block_tokens,
-        attempts_max=attempts_max,
+    prompts = PromptRules(
+        hash_tokens=config.kv.block_tokens,
         window=window_of(card),
+        growth_tokens=batch_limits(config).growth_tokens,
+        preemption=config.kv.preemption,
     )
-    metrics = Metrics()
-    survival = config.survival
-    driver = Driver(coordinator, layout, Recorder(metrics), wait_s=survival.wait_s, start_s=survival.start_s)
-    tiers = LiveTiers(metrics)
-    tiers.keeping, driver.outside.on_keep = driver.keeping, tiers.keep
+    metrics, survival = Metrics(), config.survival
+    driver = Driver(
+        _build_cluster(policy, config, layout, prompts),
+        layout,
+        metrics,
+        waits=Waits(survival.wait_s, survival.start_s),
+        copy_s=config.hosts.copy_s,
+        log_writer=_open_log(policy, config, layout, prompts),
+    )
     own_tiers: OwnTiers | None = None
     if own is not None:
-        own_tiers = _open_tiers(config, card, computing, own, tiers)
-        below = partial(pool_tiers, own_tiers.rules if own_tiers is not None else ())
-        driver.add_host(
-            make_pool(config, window_of(card), own.id, own.blocks_total, layout.block_tokens, below), layout
-        )
+        own_tiers = _open_tiers(config, card, computing, own, driver.tiers)
+        below = own_tiers.rules if own_tiers is not None else ()
+        driver.add_host(HostAdded(own.id, own.blocks_total, layout, below))
     gateway = LiveGateway(card, driver, policy_names=plugin_names(policy), slo=_promise(config))
     hooks = load_hooks(config.hooks)
-    if config.log:
-        header = LogHeader(
-            policy=policy,
-            block_tokens=layout.block_tokens,
-            attempts_max=attempts_max,
-            cost=config.cost,
-            window=window_of(card),
-            sources=own_sources(policy),
-        )
-        driver.log = LogWriter(Path(config.log), header, config.log_bytes_max)
-    return Parts(config, card, driver, gateway, metrics, hooks, computing, own, tiers, given_cost, own_tiers)
+    return Parts(config, card, driver, gateway, metrics, hooks, computing, own, given_cost, own_tiers)
 
 
 def window_of(card: ModelCard) -> Window | None:
@@ -122,29 +108,32 @@ def window_of(card: ModelCard) -> Window | None:
     return None if card.window_tokens is None else Window(tokens=card.window_tokens)
 
 
-def make_pool(
-    config: Config,
-    window: Window | None,
-    host: HostId,
-    blocks_total: int,
-    block_tokens: int,
-    tiers: Callable[[Callable[[], EvictionOrder]], Sequence[Tier]],
-) -> HostPool:
-    """Keep the books of one host's arena, and of the tiers below it, as `pool_tiers` makes them."""
-    eviction = eviction_maker(resolve(config.policy).eviction, partial(log.error, "%s"))
-    pool = HostPool(
-        host=host,
-        blocks_total=blocks_total,
-        block_tokens=block_tokens,
-        eviction=eviction,
-        tiers=tiers(eviction),
-        prompts=PromptRules(
-            hash_tokens=config.kv.block_tokens, window=window, growth_tokens=batch_limits(config).growth_tokens
-        ),
+def _build_cluster(policy: PolicyConfig, config: Config, layout: KVLayout, prompts: PromptRules) -> Cluster:
+    """Build everything that decides. Raises ConfigError for a policy that does not fit."""
+    coordinator = build_coordinator(
+        policy,
+        cost=load_cost(config.cost, folder=Path()).cost,
+        block_tokens=layout.block_tokens,
+        attempts_max=config.survival.attempts_max,
+        window=prompts.window,
     )
-    if pool.tiers is not None:
-        pool.tiers.preemption = config.kv.preemption
-    return pool
+    eviction = eviction_maker(policy.eviction, partial(log.error, "%s"))
+    return Cluster(coordinator, PoolRules(eviction=eviction, prompts=prompts))
+
+
+def _open_log(policy: PolicyConfig, config: Config, layout: KVLayout, prompts: PromptRules) -> LogWriter | None:
+    """Open the decision log. Raises ConfigError where it cannot be written. None: none is configured."""
+    if not config.log:
+        return None
+    header = LogHeader(
+        policy=policy,
+        block_tokens=layout.block_tokens,
+        attempts_max=config.survival.attempts_max,
+        cost=config.cost,
+        prompts=prompts,
+        sources=own_sources(policy),
+    )
+    return LogWriter(Path(config.log), header, config.log_bytes_max)
 
 
 def _open_tiers(

@@ -1,116 +1,154 @@
-"""Drives the carrier in the live server: its events come from HTTP and from the workers.
+"""Drives the deciding half of the live server: events of HTTP, workers, movers and stores in, commands performed.
 
-Everything here runs on one event loop, and no method waits: an event goes in, the commands that follow are carried out
-before the next event. So the state machines see the same order of events here as in the simulator.
+Everything here runs on one event loop, and no method waits. `tell` hands an event to the cluster, logs what it decides,
+and performs its commands before the next event. So the live server and the simulator see events in the same order.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
+from typing import assert_never
 
 import msgspec
 
-from baton.core.copies import CopyBlocks, LayersDone
+from baton.core.copies import CopyBlocks, CopyEnded, LayersDone
+from baton.core.keeping import DropBlocks, LoadBlocks, StoreBlocks
 from baton.core.messages import (
     BatcherEvent,
+    BlocksGranted,
+    CloseRequest,
+    HostLost,
+    RequestArrived,
+    RequestCancelled,
     RequestDropped,
     RequestFinished,
+    RetireWorker,
     RoleSet,
+    SetRole,
+    StartDecode,
+    StartPrefill,
+    StartRequest,
+    StartWorker,
     StepReport,
+    ToWorker,
+    WorkerJoined,
+    WorkerLost,
 )
-from baton.core.types import HostId, Request, RequestId, Role, WorkerId, WorkerView
-from baton.decide.control.carrier import Carrier
-from baton.decide.control.coordinator import Coordinator
-from baton.decide.control.decision_log import Decision, PoolDecision
-from baton.decide.control.keeping import Keeping
+from baton.core.ticking import Tick
+from baton.core.types import HostId, Request, RequestId, Role, WorkerId, WorkerView, pack_tokens
+from baton.decide.control.cluster import Cluster
+from baton.decide.control.cluster_messages import (
+    BeginRequest,
+    ClusterCommand,
+    ClusterEvent,
+    HostAdded,
+    worker_said,
+)
+from baton.decide.control.decision_log import decided
 from baton.decide.control.load_meter import LoadMeter
 from baton.decide.kv.host_pool import HostPool
 from baton.decide.kv.layout import KVLayout
 from baton.move.clock import now_s
 from baton.serve.host.worker_link import WorkerLink
-from baton.serve.live.copying import CopyEnd
-from baton.serve.live.live_request import LiveRequest
+from baton.serve.live.copying import CopyEnd, Copying
+from baton.serve.live.live_request import Finish, LiveRequest
 from baton.serve.live.log_file import LogWriter
-from baton.serve.live.outside import LiveOutside
+from baton.serve.live.metrics_registry import Metrics
 from baton.serve.live.recorder import Recorder
-from baton.serve.live.waiting import RoomWatch
+from baton.serve.live.tiers import LiveTiers
+from baton.serve.live.waiting import Arrivals, RoomWatch, Waits
 
 log = logging.getLogger("baton.server")
 
 
 class Driver:
-    """Feeds the carrier of the live server with what clients, operators and workers do."""
+    """Knows every worker and every live request. Feeds the cluster, and performs its commands."""
 
     def __init__(
-        self, coordinator: Coordinator, layout: KVLayout, recorder: Recorder, *, wait_s: float, start_s: float
+        self,
+        cluster: Cluster,
+        layout: KVLayout,
+        metrics: Metrics,
+        *,
+        waits: Waits,
+        copy_s: float,
+        log_writer: LogWriter | None = None,
     ) -> None:
-        """See `RoomWatch` for `wait_s` and `start_s`."""
+        """`copy_s`: longest time of a copy between hosts. `log_writer`: where decisions are written. None: nowhere."""
+        self.cluster = cluster
         self.layout = layout
         """Of the server's own blocks."""
-        self._log: LogWriter | None = None
-        self.recorder = recorder
+        self.log = log_writer
+        self.live: dict[RequestId, LiveRequest] = {}
+        self.links: dict[WorkerId, WorkerLink] = {}
+        self.layouts: dict[HostId, KVLayout] = {}
+        """How KV lies on each host that is there."""
+        self.quiet = asyncio.Event()
+        """Set while no request is live."""
+        self.quiet.set()
+        self.arrivals = Arrivals()
+        self.copying = Copying(copy_s=copy_s, now_s=now_s, later=_later, ended=self._copied)
+        self.tiers = LiveTiers(metrics, self)
+        self.room = RoomWatch(self, waits)
+        self.recorder = Recorder(metrics)
         self._meter = LoadMeter(taken_s=now_s())
-        self.outside = LiveOutside(recorder, self._meter)
-        self.live = self.outside.live
-        self.links = self.outside.links
-        self._carrier = Carrier(coordinator, self.outside)
-        self.room = RoomWatch(self._carrier, self.links, wait_s=wait_s, start_s=start_s)
-
-    @property
-    def log(self) -> LogWriter | None:
-        """Where every decision of the coordinator is written, if anywhere. Where nowhere, none is put together."""
-        return self._log
-
-    @log.setter
-    def log(self, log: LogWriter | None) -> None:
-        self._log = log
-        self._carrier.log = None if log is None else self._write
+        self._resizes: list[StartWorker | RetireWorker] = []
 
     @property
     def is_restless(self) -> bool:
-        """Some policy wants to be asked at ticks."""
-        return self._carrier.coordinator.policies.is_restless
+        """Tell whether some policy wants to be asked at ticks."""
+        return self.cluster.coordinator.policies.is_restless
 
     @property
     def pools(self) -> dict[HostId, HostPool]:
         """The KV blocks of every host, by its name."""
-        return self._carrier.pools
+        return self.cluster.pools
 
-    @property
-    def keeping(self) -> Keeping:
-        """Takes what the stores of tiers answer."""
-        return self._carrier.keeping
+    def tell(self, event: ClusterEvent) -> None:
+        """Let the cluster handle an event, log what it decides, and perform its commands."""
+        moment_s = now_s()
+        commands = self.cluster.handle(event, moment_s)
+        if self.log is not None and not self.log.full:
+            self.log.append(decided(moment_s, event, self.cluster.decided))
+            if self.log.full:
+                log.error("%s", self.log.end)
+        for command in commands:
+            self._perform(command)
 
     # ---- requests
 
     def submit(self, request: Request, prompt: Sequence[int]) -> LiveRequest:
         """Let a request arrive."""
         live = self.live[request.id] = LiveRequest(request, prompt)
+        self.quiet.clear()
         self._meter.arrived(request)
-        self._carrier.arrive(request, now_s())
+        self.tell(RequestArrived(request))
         self.room.look()
         return live
 
     def set_role(self, link: WorkerLink, role: Role) -> None:
         """Change a worker's role: from the next request on."""
-        self.outside.flip(link, role)
-        self._carrier.tell(RoleSet(link.view.id, role), now_s())
+        self._flip(link, role)
+        self.tell(RoleSet(link.view.id, role))
 
-    def tick(self) -> None:
-        """Let roles, scaling and moves be looked at, with what went through since the last time."""
-        moment_s = now_s()
-        before = self._carrier.coordinator.reshaping_failure
-        self._carrier.tick(self._meter.take(moment_s), moment_s)
-        failure = self._carrier.coordinator.reshaping_failure
+    def tick(self) -> list[StartWorker | RetireWorker]:
+        """Let policies look at roles, scaling and moves. Return the workers that scaling starts and ends."""
+        coordinator = self.cluster.coordinator
+        before = coordinator.reshaping_failure
+        self.tell(Tick(self._meter.take(now_s())))
+        failure = coordinator.reshaping_failure
         if failure != before:
             log.error("%s; the shape of the fleet stays as it is", failure)
+        resizes, self._resizes = self._resizes, []
+        return resizes
 
-    # ---- workers: what those who keep them alive tell
+    # ---- workers and hosts
 
     def join(self, link: WorkerLink) -> None:
         """A worker is ready for work."""
-        self._carrier.join(link.view, now_s())
+        self.tell(WorkerJoined(link.view))
 
     def lose(self, worker: WorkerId, reason: str) -> None:
         """A worker's process is certainly dead, or will never be. Its requests, if any, go on elsewhere."""
@@ -118,13 +156,13 @@ class Driver:
         if link is not None:
             link.view = WorkerView(id=worker, host=link.view.host, role=link.view.role)
         self._orphan({worker})
-        self._carrier.lose(worker, reason, now_s())
+        self.tell(WorkerLost(worker, reason))
         self.room.look()
 
-    def add_host(self, pool: HostPool, layout: KVLayout) -> None:
-        """Know of a host's arena. Its workers may join from now on."""
-        self.outside.layouts[pool.host] = layout
-        self._carrier.add_host(pool, layout)
+    def add_host(self, added: HostAdded) -> None:
+        """Note a host's arena. Its workers may join from now on."""
+        self.layouts[added.host] = added.layout
+        self.tell(added)
 
     def lose_host(self, host: HostId, reason: str) -> None:
         """A host is gone, with its KV and its workers. Their requests go on elsewhere."""
@@ -132,17 +170,17 @@ class Driver:
         for worker in lost:
             del self.links[worker]
         self._orphan(lost)
-        self._carrier.lose_host(host, reason, now_s())
-        self.outside.layouts.pop(host, None)
+        self.tell(HostLost(host, reason))
+        self.layouts.pop(host, None)
         self.room.look()
 
     def _orphan(self, workers: Set[WorkerId]) -> None:
-        """Nobody works on their requests: another process under the same name is not who did."""
+        """Take their requests from lost workers: another process under the same name does not have them."""
         for live in self.live.values():
             if live.worker in workers:
                 live.worker = None
 
-    def copied(self, copy: CopyBlocks, end: CopyEnd) -> None:
+    def _copied(self, copy: CopyBlocks, end: CopyEnd) -> None:
         """A copy between two hosts is over: nothing reads or writes its blocks any more."""
         if end.landed:
             self.recorder.copied(end.moved_bytes, 0 if copy.layers is None else end.moved_bytes)
@@ -150,12 +188,12 @@ class Driver:
                 self.live[copy.request_id].stamps.kv_loss = end.loss
         else:
             log.warning("%s -> %s, KV of %s: %s", copy.source, copy.target, copy.request_id, end.error)
-        self._carrier.copied(copy, landed=end.landed, now_s=now_s())
+        self.tell(CopyEnded(copy.request_id, copy.number, end.landed))
 
     def hear(self, report: StepReport | LayersDone) -> None:
-        """Take a worker's report in: tokens to their clients, news to the pool and the coordinator, in that order."""
+        """Take a worker's report in: tokens to their clients, then events to the cluster."""
         if isinstance(report, LayersDone):
-            self._carrier.hear(report, now_s())
+            self.tell(report)
             return
         moment_s, link = now_s(), self.links[report.worker]
         link.view = msgspec.structs.replace(report.view, role=link.view.role)
@@ -170,7 +208,9 @@ class Driver:
                 self._meter.prefilled(moment_s - live.request.arrived_at_s)
         for event in report.events:
             self._note(event)
-        self._carrier.hear(msgspec.structs.replace(report, view=link.view), moment_s)
+        said = worker_said(report, link.view)
+        if said is not None:
+            self.tell(said)
 
     def _note(self, event: BatcherEvent) -> None:
         match event:
@@ -192,13 +232,117 @@ class Driver:
             self.recorder.started(live)
         live.stamps.start(worker, moment_s)
 
-    def _write(self, decision: Decision | PoolDecision) -> None:
-        if self._log is not None and isinstance(decision, Decision):
-            self._log.append(decision)
+    # ---- commands of the cluster
+
+    def _perform(self, command: ClusterCommand) -> None:
+        match command:
+            case ToWorker():
+                self._send(command)
+            case BeginRequest():
+                self._begin(command)
+            case StartPrefill() | StartDecode():
+                self._assign(command)
+            case CloseRequest():
+                self._close(command)
+            case CopyBlocks():
+                self.copying.begin(command)
+            case StoreBlocks() | LoadBlocks() | DropBlocks():
+                self.tiers.perform(command)
+            case SetRole(worker=worker, role=role):
+                self._flip(self.links[worker], role)
+            case StartWorker() | RetireWorker():
+                self._resizes.append(command)
+            case _:
+                assert_never(command)
+
+    def _send(self, to: ToWorker) -> None:
+        """Pass a command on. To a worker that is gone it goes nowhere: its loss is an event of its own."""
+        link = self.links.get(to.worker)
+        if link is None:
+            return
+        if isinstance(to.command, BlocksGranted):
+            cached_tokens = to.command.cached_blocks * self.layouts[link.view.host].block_tokens
+            self._note_hit(to.command.request_id, cached_tokens)
+        link.send(to.command)
+
+    def _begin(self, begin: BeginRequest) -> None:
+        """Send a request to its worker, with its tokens so far."""
+        link, live = self.links.get(begin.worker), self.live[begin.request_id]
+        if link is None:
+            return
+        self._note_hit(begin.request_id, begin.computed_tokens)
+        link.view = _given(link.view, begin)
+        start = StartRequest(
+            request=live.request,
+            attempt=begin.attempt,
+            tokens=pack_tokens(live.tokens),
+            until=begin.until,
+            block_table=begin.block_table,
+            computed_tokens=begin.computed_tokens,
+            layer_groups=begin.layer_groups,
+        )
+        link.send(start)
+
+    def _assign(self, start: StartPrefill | StartDecode) -> None:
+        """Note which worker has the request now: tokens of any other are dropped."""
+        live = self.live[start.request.id]
+        if start.attempt > live.attempt and self._has_moved(live):
+            live.stamps.moves += 1
+            self.recorder.moved()
+        elif start.attempt > live.attempt:
+            self.recorder.failed_over()
+        if isinstance(start, StartDecode) and not live.output_tokens:
+            live.stamps.leave(live.worker, now_s())
+        live.attempt, live.worker = start.attempt, start.worker
+
+    def _close(self, command: CloseRequest) -> None:
+        """Tell the client how its request ended."""
+        live = self.live.pop(command.request_id)
+        finish = Finish(
+            outcome="finished" if live.stopped and command.outcome == "cancelled" else command.outcome,
+            reason="stop" if live.stopped else live.finish_reason,
+            message=command.reason,
+            reject=command.reject,
+            retry_after_s=command.retry_after_s,
+        )
+        live.close(finish)
+        first_s = live.stamps.prefilled_s
+        decode_s = now_s() - first_s if first_s is not None else 0.0
+        self._meter.closed(finish.outcome, output_tokens=live.output_tokens, decode_s=decode_s)
+        self.recorder.closed(finish)
+        if not self.live:
+            self.quiet.set()
+
+    def _flip(self, link: WorkerLink, role: Role) -> None:
+        """Note a worker's new role."""
+        link.view = msgspec.structs.replace(link.view, role=role)
+        self.recorder.role_flipped()
+
+    def _note_hit(self, request_id: RequestId, cached_tokens: int) -> None:
+        """Note how much of a prompt was there when its first worker began: on its host, or from another."""
+        live = self.live.get(request_id)
+        if live is not None and live.stamps.started_s is None and cached_tokens:
+            live.stamps.cached_tokens = cached_tokens
+
+    def _has_moved(self, live: LiveRequest) -> bool:
+        """Tell whether a policy has moved the request from a living worker: that is no failover."""
+        link = self.links.get(live.worker) if live.worker is not None else None
+        return link is not None and link.state == "ready"
 
     # ---- what clients do
 
     def cancel(self, live: LiveRequest) -> None:
         """Cancel a request. Does nothing if it has ended."""
         if live.request.id in self.live:
-            self._carrier.cancel(live.request.id, now_s())
+            self.tell(RequestCancelled(live.request.id))
+
+
+def _given(view: WorkerView, begin: BeginRequest) -> WorkerView:
+    """Count a request that the worker has been given: it reports it with the first step that it is in."""
+    if begin.block_table:
+        return msgspec.structs.replace(view, running_requests=view.running_requests + 1)
+    return msgspec.structs.replace(view, waiting_requests=view.waiting_requests + 1)
+
+
+def _later(delay_s: float, call: Callable[[], None]) -> asyncio.TimerHandle:
+    return asyncio.get_running_loop().call_later(delay_s, call)

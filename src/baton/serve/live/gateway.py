@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -94,7 +94,7 @@ class LiveGateway:
         )
 
     def _host_status(self, pool: HostPool) -> HostStatus:
-        view, layout = pool.view(), self._driver.outside.layouts[pool.host]
+        view, layout = pool.view(), self._driver.layouts[pool.host]
         links = [link for link in self._driver.links.values() if link.view.host == view.id]
         is_ready = any(link.state == "ready" for link in links)
         return HostStatus(
@@ -133,16 +133,10 @@ class LiveGateway:
 
     # ---- what the service asks
 
-    def stop(self, on_quiet: Callable[[], None]) -> None:
-        """Refuse what comes from now on; call back once nothing is running any more."""
+    async def stop(self) -> None:
+        """Refuse requests from now on. Returns once no request is live any more."""
         self.state = "stopping"
-
-        def check_quiet() -> None:
-            if not self._driver.live:
-                on_quiet()
-
-        self._driver.outside.on_close = check_quiet
-        check_quiet()
+        await self._driver.quiet.wait()
 
     def cancel_all(self) -> None:
         """Give up what is still running."""

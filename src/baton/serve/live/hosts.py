@@ -6,7 +6,6 @@ import asyncio
 import hmac
 import re
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -15,27 +14,24 @@ import msgspec
 
 from baton.compute.models.fingerprint import kv_identity
 from baton.core.config import Config, HooksConfig, HttpConfig, KVConfig
-from baton.core.copies import CopyBlocks
 from baton.core.errors import RequestError
 from baton.core.keeping import TierNews
 from baton.core.messages import RetireWorker, StartWorker
 from baton.core.types import HostId
+from baton.decide.control.cluster_messages import HostAdded
 from baton.decide.kv.conversion import IncompatibleKV, KVForm, negotiate
 from baton.decide.kv.window import request_tokens_max
 from baton.move.clock import now_s
 from baton.serve.host.mover_keeper import MoverKeeper
 from baton.serve.host.tier_opening import is_shared
-from baton.serve.live.assembly import Parts, make_pool, window_of
-from baton.serve.live.copying import CopyEnd, Copying
+from baton.serve.live.assembly import Parts, window_of
 from baton.serve.live.joined_host import JoinedHost
-from baton.serve.live.tiers import pool_tiers
+from baton.serve.live.waiting import TOKEN_S
 from baton.serve.messages.hosting import HostHello, HostTerms, Refused, Welcome
 from baton.serve.messages.moving import MoverNews, MoverReady, MoverSetup, TierOrder
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _TOKENS_MAX = 256
-_TOKEN_S = 600.0
-"""Lifetime of a token: a host asks for one, allocates its arena, starts its mover, and then joins with it."""
 _BLOCKS_MAX = 1 << 24
 """Maximum KV blocks of a host: bounds the memory of its pool's metadata."""
 _CONNECTIONS_MAX = 4096
@@ -50,23 +46,19 @@ class Hosts:
     def __init__(self, parts: Parts, *, url: str, tell: Callable[[str], None], changed: Callable[[], None]) -> None:
         """`url`: the server's own, for messages."""
         self.driver = parts.driver
-        self.copying = Copying(copy_s=parts.config.hosts.copy_s, now_s=now_s, later=self._later, ended=self._copy_ended)
+        self.copying = parts.driver.copying
         self._parts = parts
         self._url = url
         self._tell = tell
         self._changed = changed
         self._joined: dict[HostId, JoinedHost] = {}
-        self._strangers: set[JoinedHost] = set()
-        self._tokens: OrderedDict[str, float] = OrderedDict()
-        """Each token, and the time at which it was issued."""
+        self._arrivals = parts.driver.arrivals
         self._opening = asyncio.Lock()
         self._listening: asyncio.Server | None = None
         self._mover: MoverKeeper | None = None
         self._movers: dict[HostId, int] = {}
         """Each host whose mover is ready, and the generation of that mover."""
         self._form: KVForm | None = None
-        self.driver.outside.on_copy = self.copying.begin
-        self.driver.room.is_host_coming = self._is_host_coming
 
     @property
     def joined(self) -> int:
@@ -100,9 +92,9 @@ class Hosts:
                 await self._listen()
         assert self._listening is not None
         token = secrets.token_hex(16)
-        self._tokens[token] = now_s()
-        if len(self._tokens) > _TOKENS_MAX:
-            self._tokens.popitem(last=False)
+        self._arrivals.tokens[token] = now_s()
+        if len(self._arrivals.tokens) > _TOKENS_MAX:
+            self._arrivals.tokens.popitem(last=False)
         port = self._listening.sockets[0].getsockname()[1]
         return HostTerms(port=port, token=token, config=shared_config(self._parts))
 
@@ -116,10 +108,10 @@ class Hosts:
             raise RequestError(f"{message}; set hosts.port to a free one", status=503, code="no_hosts") from error
 
     def _accept(self) -> asyncio.Protocol:
-        if len(self._strangers) + len(self._joined) >= _CONNECTIONS_MAX:
+        if len(self._arrivals.strangers) + len(self._joined) >= _CONNECTIONS_MAX:
             return _Rejected()
         host = JoinedHost(self, self._parts.config.hosts.silent_s)
-        self._strangers.add(host)
+        self._arrivals.strangers.add(host)
         return host.stream
 
     def admit(self, host: JoinedHost, hello: HostHello) -> Welcome | Refused:
@@ -129,13 +121,11 @@ class Hosts:
             self._tell(f"{hello.host} at {host.stream.peer} may not join: {refusal.reason}")
             return refusal
         layout = hello.form.layout
-        window, tokens = window_of(self._parts.card), layout.block_tokens
-        below = partial(pool_tiers, hello.mover.tiers, others=self.driver.pools.values())
-        pool = make_pool(self._parts.config, window, hello.host, hello.blocks_total, tokens, below)
         self._start_own_mover(host.stream.address)
-        self._strangers.discard(host)
+        self._arrivals.strangers.discard(host)
         self._joined[hello.host] = host
-        self.driver.add_host(pool, layout)
+        self._arrivals.without_workers.add(hello.host)
+        self.driver.add_host(HostAdded(hello.host, hello.blocks_total, layout, tuple(hello.mover.tiers)))
         self._parts.gateway.limit_requests()
         self.copying.add_host(hello.host, host, layout)
         self.mover_ready(hello.host, hello.mover_generation, hello.mover)
@@ -150,10 +140,11 @@ class Hosts:
         """Return why a host cannot join. None: it can."""
         gateway = self._parts.gateway
         known = next(
-            (token for token in self._tokens if hmac.compare_digest(token.encode(), hello.token.encode())), None
+            (token for token in self._arrivals.tokens if hmac.compare_digest(token.encode(), hello.token.encode())),
+            None,
         )
-        if known is None or now_s() - self._tokens.pop(known) > _TOKEN_S:
-            why = f"its token is unknown, was used, or is older than {_TOKEN_S:g} s"
+        if known is None or now_s() - self._arrivals.tokens.pop(known) > TOKEN_S:
+            why = f"its token is unknown, was used, or is older than {TOKEN_S:g} s"
             return Refused(f"{why}; ask POST /cluster/hosts for one", again=True)
         if not 0 < hello.blocks_total <= _BLOCKS_MAX:
             why = f"its arena has {hello.blocks_total} KV blocks"
@@ -190,11 +181,12 @@ class Hosts:
 
     def gone(self, host: JoinedHost, reason: str) -> None:
         """Handle the end of a connection: of a host, or of a stranger that never joined."""
-        self._strangers.discard(host)
+        self._arrivals.strangers.discard(host)
         if self._joined.get(host.id) is not host:
             self.driver.room.look()
             return
         del self._joined[host.id]
+        self._arrivals.without_workers.discard(host.id)
         self._parts.gateway.addresses.pop(host.id, None)
         self._tell(f"{host.id} is lost: {reason}")
         self.driver.lose_host(host.id, f"host {host.id} is lost: {reason}")
@@ -203,14 +195,9 @@ class Hosts:
         self._parts.gateway.limit_requests()
         self.copying.lose_host(host.id, reason)
         self._movers.pop(host.id, None)
-        self._parts.tiers.lose_host(host.id)
+        self.driver.tiers.lose_host(host.id)
         self._parts.metrics.forget_host(host.id)
         self._changed()
-
-    def _is_host_coming(self) -> bool:
-        """Return whether a host may be about to join. A stranger's connection counts only while a token is valid."""
-        asked = any(now_s() - issued_s <= _TOKEN_S for issued_s in self._tokens.values())
-        return (asked and bool(self._strangers)) or not all(host.has_workers for host in self._joined.values())
 
     def resize(self, command: StartWorker | RetireWorker) -> bool:
         """Send a scaling decision to the worker's host, or to the one with the fewest workers. False: there is none."""
@@ -228,7 +215,7 @@ class Hosts:
         """Disconnect every host, and stop the server's own mover."""
         if self._listening is not None:
             self._listening.close()
-        for host in [*self._joined.values(), *self._strangers]:
+        for host in [*self._joined.values(), *self._arrivals.strangers]:
             host.dismiss("the server ends")
         if self._mover is not None:
             await self._mover.stop()
@@ -258,7 +245,7 @@ class Hosts:
         self._movers[host] = generation
         joined = self._joined.get(host)
         if joined is not None and ready.tiers:
-            self._parts.tiers.add_host(host, partial(self._order, joined, host))
+            self.driver.tiers.add_host(host, partial(self._order, joined, host))
         self.copying.mover_ready(host, generation, ready)
 
     def mover_lost(self, host: HostId, generation: int, reason: str) -> None:
@@ -266,15 +253,15 @@ class Hosts:
         self.copying.mover_lost(host, generation, reason)
         if self._movers.get(host) == generation:
             del self._movers[host]
-            if host in self._joined:  # the server itself, not its mover, runs the tiers of its own host
-                self._parts.tiers.end_all(host)
+            if host in self._joined:  # the own host's tiers are no matter of its mover
+                self.driver.tiers.end_all(host)
 
     def mover_said(self, host: HostId, generation: int, news: MoverNews) -> None:
         """Pass on a report of a mover. Drop tier reports of an earlier generation: its orders have ended."""
         if not isinstance(news, TierNews):
             self.copying.mover_said(host, generation, news)
         elif self._movers.get(host) == generation:
-            self._parts.tiers.heard(host, news)
+            self.driver.tiers.heard(host, news)
 
     def _order(self, host: JoinedHost, name: HostId, order: TierOrder) -> bool:
         """Send a tier order to a host's mover. False: it has none at the moment."""
@@ -283,12 +270,6 @@ class Hosts:
             return False
         host.send(generation, order)
         return True
-
-    def _copy_ended(self, copy: CopyBlocks, end: CopyEnd) -> None:
-        self.driver.copied(copy, end)
-
-    def _later(self, delay_s: float, call: Callable[[], None]) -> asyncio.TimerHandle:
-        return asyncio.get_running_loop().call_later(delay_s, call)
 
 
 class _Rejected(asyncio.Protocol):

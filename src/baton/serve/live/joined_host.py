@@ -191,6 +191,7 @@ class JoinedHost:
                     view = msgspec.structs.replace(view, role=earlier.view.role)
                 self._workers[view.id] = driver.links[view.id] = RemoteWorker(view, self.stream.put)
                 self.has_workers = True
+                driver.arrivals.without_workers.discard(self.id)
             case WorkerUp(worker=worker, pid=pid) if worker in self._workers:
                 link = self._workers[worker]
                 link.state, link.pid = "ready", pid

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from fcntl import LOCK_EX, LOCK_NB, flock
 from io import SEEK_CUR
 from pathlib import Path
@@ -24,8 +24,8 @@ class LogWriter:
     def __init__(self, path: Path, header: LogHeader | SimHeader, bytes_max: int) -> None:
         """Start a log, in the place of an old one. Raises ConfigError where it cannot or another process does."""
         self.full = False
-        self.on_full: Callable[[str], None] | None = None
-        """Told once, in words, when the log ends before the server does."""
+        self.end = ""
+        """Why the log ends before the server does."""
         self.path = path
         self._bytes_max = bytes_max
         self._encoder = msgspec.msgpack.Encoder()
@@ -64,11 +64,10 @@ class LogWriter:
 
     def _end(self, why: str) -> None:
         self.full = True
-        if self.on_full is not None:
-            self.on_full(
-                f"the decision log {self.path} ends here: {why}; requests go on, later decisions are not written."
-                " To log again, make room and restart"
-            )
+        self.end = (
+            f"the decision log {self.path} ends here: {why}; requests go on, later decisions are not written. "
+            "To log again, make room and restart"
+        )
 
     def close(self) -> None:
         self._file.close()

@@ -1,4 +1,4 @@
-"""The tiers below every arena, as the server sees them: who moves their bytes, what is under way, and what is counted.
+"""The tiers below every arena, as the server sees them: their movers, the work under way, and its counts.
 
 Bytes of the server's own host are moved by threads of this process; those of a host that has joined by its mover.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from typing import Protocol
 
 from baton.core.keeping import (
     BlocksKept,
     DropBlocks,
+    FromTier,
     LoadBlocks,
     LoadEnded,
     StoreBlocks,
@@ -22,12 +24,9 @@ from baton.core.keeping import (
     TierShrunk,
 )
 from baton.core.types import HostId, HostView
-from baton.decide.control.keeping import Keeping
-from baton.decide.kv.blocks import EvictionOrder
 from baton.decide.kv.host_pool import HostPool
-from baton.decide.kv.tier import Tier, TierRules
+from baton.decide.kv.tier import Tier
 from baton.decide.metrics.catalog import READ_BACK_BLOCKS, TIER_BLOCKS, TIER_RESTS
-from baton.move.clock import now_s
 from baton.serve.host.arena_bytes import ArenaBytes
 from baton.serve.host.tier_opening import OpenTier
 from baton.serve.host.tier_work import ANSWER_S, TierWork
@@ -37,25 +36,38 @@ from baton.serve.messages.moving import ListTiers, TierOrder
 log = logging.getLogger("baton.server")
 
 Way = Callable[[TierOrder], bool]
-"""Passes an order to those who move a host's bytes. False: nobody can do it now."""
+"""Passes an order to the mover of a host's bytes. False: there is none now."""
+
+
+class Listener(Protocol):
+    """Takes the events of tiers: the driver."""
+
+    @property
+    def pools(self) -> Mapping[HostId, HostPool]: ...
+
+    def tell(self, event: FromTier) -> None: ...
 
 
 class LiveTiers:
-    """Carries out what pools want of their tiers. Called on the event loop; answers come there too.
+    """Performs what pools want of their tiers. Called on the event loop; answers come there too.
 
-    What is under way is bounded by the pools: they begin a bounded number of writes, and a read for a live request.
+    Work under way is bounded by the pools: they begin a bounded number of writes, and a read for a live request.
     """
 
-    def __init__(self, metrics: Metrics) -> None:
-        self.keeping: Keeping | None = None
-        """Who is told. None: nobody yet, or nobody any more."""
+    def __init__(self, metrics: Metrics, listener: Listener) -> None:
         self._metrics = metrics
+        self._listener = listener
+        self._is_closed = False
         self._ways: dict[HostId, Way] = {}
         self._writes: dict[tuple[HostId, int], StoreBlocks] = {}
         self._loads: dict[int, LoadBlocks] = {}
 
+    def close(self) -> None:
+        """Tell no more events: the server ends."""
+        self._is_closed = True
+
     def add_host(self, host: HostId, way: Way) -> None:
-        """Know who moves a host's bytes, and have told what is in its tiers; again where those have died."""
+        """Note the mover of a host's bytes, and have it list what the tiers hold; also after a mover has died."""
         self._ways[host] = way
         way(ListTiers())
 
@@ -65,16 +77,20 @@ class LiveTiers:
         self.end_all(host)
 
     def end_all(self, host: HostId) -> None:
-        """Those who moved the host's bytes are certainly dead: what was under way has failed."""
+        """The mover of the host's bytes is certainly dead: fail the work under way."""
         for place, write in [(place, write) for place, write in self._writes.items() if place[0] == host]:
             self.heard(place[0], _failure(write))
         for load in [load for load in self._loads.values() if load.host == host]:
             self.heard(host, _failure(load))
-        for tier in self.keeping.resting(host) if self.keeping is not None else ():
-            self.heard(host, TierRests(tier, rests=False))  # who comes next knows of no failures
+        pool = self._listener.pools.get(host)
+        for tier in sorted(pool.tiers.resting) if pool is not None and pool.tiers is not None else ():
+            self.heard(host, TierRests(tier, rests=False))  # the next process knows of no failures
 
-    def keep(self, command: StoreBlocks | DropBlocks | LoadBlocks) -> None:
-        """See `Outside.keep`."""
+    def perform(self, command: StoreBlocks | DropBlocks | LoadBlocks) -> None:
+        """Have bytes moved between an arena and its tiers.
+
+        A write or a read is answered once, however it ends and within a stated time.
+        """
         way = self._ways.get(command.host)
         if isinstance(command, StoreBlocks):
             self._writes[command.host, command.number] = command
@@ -84,8 +100,8 @@ class LiveTiers:
             asyncio.get_running_loop().call_soon(self.heard, command.host, _failure(command))
 
     def heard(self, host: HostId, news: TierNews) -> None:
-        """Take in what a store has answered. What was answered before changes nothing."""
-        if self.keeping is None:
+        """Count an answer of a store, and tell it. A repeated answer changes nothing."""
+        if self._is_closed:
             return
         match news:
             case BlocksKept(number=number, kept=kept):
@@ -93,17 +109,18 @@ class LiveTiers:
                 if write is not None and len(kept) == len(write.blocks):
                     self._count(host, write.tier, "stored", sum(kept))
                     self._count(host, write.tier, "refused", len(kept) - sum(kept))
-                    self.keeping.kept(write, kept, now_s())
+                    self._listener.tell(FromTier(host, news))
             case LoadEnded(number=number):
                 load = self._loads.get(number)
                 if load is not None and load.host == host and len(news.whole) == len(load.write):
                     del self._loads[number]
                     self._count_load(load, news)
-                    self.keeping.loaded(load, news, now_s())
+                    self._listener.tell(FromTier(host, news))
             case TierOpened() | TierRests() | TierShrunk():
                 if isinstance(news, TierRests) and news.rests:
                     self._metrics.count(TIER_RESTS, host, news.tier, amount=1)
-                self.keeping.heard(host, news, now_s())
+                if host in self._listener.pools:
+                    self._listener.tell(FromTier(host, news))
 
     def _count_load(self, load: LoadBlocks, end: LoadEnded) -> None:
         for tier, is_whole in zip(load.tiers, end.whole, strict=True):
@@ -130,7 +147,7 @@ class OwnTiers:
         self._listed = asyncio.Event()
 
     async def start(self, arena: ArenaBytes, block_bytes: int) -> None:
-        """Begin, and wait until it is known what earlier runs have left; not longer than any answer is waited for."""
+        """Begin, and wait until the tiers have listed the blocks of earlier runs, at most `ANSWER_S`."""
         loop = asyncio.get_running_loop()
         work = self._work = TierWork(self._opened, arena, block_bytes, partial(self._tell, loop))
         self._live.add_host(self._host, partial(_do, work))
@@ -141,7 +158,7 @@ class OwnTiers:
 
     async def close(self) -> None:
         """End what is under way. A store that hangs is left behind."""
-        self._live.keeping = None
+        self._live.close()
         if self._work is not None:
             for name in await asyncio.to_thread(self._work.close):
                 log.warning("tier %s has not ended what it was doing: its store is left open", name)
@@ -167,25 +184,11 @@ def _do(work: TierWork, order: TierOrder) -> bool:
 
 
 def _failure(command: StoreBlocks | LoadBlocks) -> BlocksKept | LoadEnded:
-    """Answer for a command that nobody has carried out."""
+    """Return the answer for a command that was not performed."""
     flags = (False,) * len(command.hashes)
     if isinstance(command, StoreBlocks):
         return BlocksKept(command.number, flags)
     return LoadEnded(command.request_id, command.number, flags)
-
-
-def pool_tiers(
-    rules: Sequence[TierRules], eviction: Callable[[], EvictionOrder], others: Iterable[HostPool] = ()
-) -> list[Tier]:
-    """Make what a pool keeps about these tiers. A store that another host has by the same name has one book."""
-    books = {
-        (tier.name, tier.rules.shared_as): tier
-        for pool in others
-        if pool.tiers is not None
-        for tier in pool.tiers.tiers
-        if tier.rules.shared_as
-    }
-    return [books.get((each.name, each.shared_as)) or Tier(each, eviction) for each in rules]
 
 
 def kv_blocks(pools: Collection[HostPool]) -> list[tuple[str, HostView]]:

@@ -3,45 +3,91 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from baton.core.ticking import WaitedTooLong
-from baton.core.types import WorkerId
-from baton.decide.control.carrier import Carrier
+from baton.core.types import HostId, WorkerId
+from baton.decide.control.cluster import Cluster
 from baton.move.clock import now_s
 from baton.serve.host.worker_link import WorkerLink
 
+TOKEN_S = 600.0
+"""How long a token is valid: a host asks for one, makes its arena, starts its mover, and presents it."""
+
+
+class Connection(Protocol):
+    """A connection of an agent."""
+
+    def dismiss(self, reason: str) -> None: ...
+
+
+@dataclass(slots=True)
+class Arrivals:
+    """Hosts that are about to join: requests wait longer while there are any."""
+
+    tokens: OrderedDict[str, float] = field(default_factory=OrderedDict[str, float])
+    """Tokens given to hosts that asked to join, with their times."""
+    strangers: set[Connection] = field(default_factory=set[Connection])
+    """Connections that have not presented a token."""
+    without_workers: set[HostId] = field(default_factory=set[HostId])
+    """Hosts that have joined and have named no worker yet."""
+
+    @property
+    def is_any(self) -> bool:
+        """Tell whether a host may join soon. A connection counts only while a valid token is out."""
+        asked = any(now_s() - given_s <= TOKEN_S for given_s in self.tokens.values())
+        return (asked and bool(self.strangers)) or bool(self.without_workers)
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """How long a request may wait for a worker."""
+
+    wait_s: float
+    start_s: float
+    """How much longer while some worker starts."""
+
+
+class Waiting(Protocol):
+    """What a watch needs of the driver."""
+
+    arrivals: Arrivals
+    cluster: Cluster
+
+    @property
+    def links(self) -> Mapping[WorkerId, WorkerLink]: ...
+
+    def tell(self, event: WaitedTooLong) -> None: ...
+
 
 class RoomWatch:
-    """Tells the coordinator when the first of those that wait has waited for too long. One timer for all of them."""
+    """Tells the cluster when the first waiting request has waited for too long. One timer serves all of them."""
 
-    def __init__(
-        self, carrier: Carrier, links: Mapping[WorkerId, WorkerLink], *, wait_s: float, start_s: float
-    ) -> None:
-        """`wait_s`: how long a request may wait. `start_s`: how much longer while some worker starts."""
-        self.is_host_coming: Callable[[], bool] = lambda: False
-        """Some host has begun to join, and has not named its workers yet."""
-        self._carrier = carrier
-        self._links = links
-        self._wait_s, self._start_s = wait_s, start_s
+    def __init__(self, driver: Waiting, waits: Waits) -> None:
+        self._driver = driver
+        self._waits = waits
         self._timer: asyncio.TimerHandle | None = None
 
     def look(self) -> None:
-        """Set the timer anew: a request may have come to wait, or whom it waits for may not come any more."""
+        """Set the timer anew: a request has come to wait, or a worker that it waits for may not come any more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        since_s = self._carrier.coordinator.waiting_since_s
+        since_s = self._driver.cluster.coordinator.waiting_since_s
         if since_s is not None:
             limit_s = self._limit_s()
             left_s = max(0.0, since_s + limit_s - now_s())
             self._timer = asyncio.get_running_loop().call_later(left_s, self._turn_away, limit_s)
 
     def _limit_s(self) -> float:
-        starts = self.is_host_coming() or any(link.state == "starting" for link in self._links.values())
-        return self._wait_s + self._start_s if starts else self._wait_s
+        driver, waits = self._driver, self._waits
+        starts = driver.arrivals.is_any or any(link.state == "starting" for link in driver.links.values())
+        return waits.wait_s + waits.start_s if starts else waits.wait_s
 
     def _turn_away(self, limit_s: float) -> None:
         if limit_s == self._limit_s():
-            self._carrier.tell(WaitedTooLong(limit_s), now_s())
+            self._driver.tell(WaitedTooLong(limit_s))
         self.look()

@@ -9,10 +9,13 @@ import msgspec
 import pytest
 
 from baton.core.config import Plugin, PolicyConfig
+from baton.core.copies import LandingWanted, LeaseWanted
 from baton.core.errors import ConfigError
+from baton.core.keeping import FromTier, TierOpened
 from baton.core.messages import (
+    BlocksSealed,
+    BlocksWanted,
     CloseRequest,
-    CoordinatorEvent,
     PrefillFinished,
     RequestArrived,
     RequestCancelled,
@@ -23,15 +26,17 @@ from baton.core.messages import (
     StartPrefill,
     WorkerJoined,
     WorkerLost,
-    WorkerReported,
 )
-from baton.core.prefixes import BlocksRemoved, BlocksStored
 from baton.core.types import BlockHash, HostId, Request, RequestId, Sampling, Slo, WorkerId, WorkerView
-from baton.core.ways import HandoffView, RoadView, WayWanted
+from baton.core.ways import HandoffView, RoadView, WayChosen
 from baton.decide.control.build import build_coordinator
-from baton.decide.control.coordinator import Coordinator
+from baton.decide.control.cluster import Cluster, PoolRules
+from baton.decide.control.cluster_messages import ClusterEvent, HostAdded, ToPool, WorkerSaid
 from baton.decide.control.decision_log import LOG_VERSION, Decision, LogEntry, LogHeader, decided, replay
 from baton.decide.cost.linear import LinearCost
+from baton.decide.kv.layout import KVLayout
+from baton.decide.kv.tier import TierRules
+from baton.decide.policy.eviction import LeastRecentlyUsed
 from baton.decide.policy.policy_sets import policy_set
 
 HEADER = LogHeader(policy=policy_set("distserve"), block_tokens=4, attempts_max=2)
@@ -42,7 +47,7 @@ ROAD = RoadView(expected_s=0.1, is_measured=True)
 """On which nothing has ever failed."""
 
 
-FORMAT = (3, "1fb58e7bd92e9210")
+FORMAT = (4, "fcb52fcb0f07f6ec")
 """The version of the log, and the digest of what may stand in one of that version."""
 
 
@@ -62,10 +67,11 @@ def test_a_change_of_the_format_raises_the_version() -> None:
     )
 
 
-def fresh(header: LogHeader = HEADER) -> Coordinator:
-    return build_coordinator(
+def fresh(header: LogHeader = HEADER) -> Cluster:
+    coordinator = build_coordinator(
         header.policy, cost=LinearCost(), block_tokens=header.block_tokens, attempts_max=header.attempts_max
     )
+    return Cluster(coordinator, PoolRules(eviction=LeastRecentlyUsed, prompts=header.prompts))
 
 
 def request(name: str) -> Request:
@@ -83,41 +89,36 @@ def request(name: str) -> Request:
     )
 
 
-EVENTS: list[CoordinatorEvent] = [
+LAYOUT = KVLayout(layers=2, block_tokens=4, kv_heads=1, head_dim=4, dtype="float32")
+EARLY, SECOND = RequestId("early"), RequestId("second")
+EVENTS: list[ClusterEvent] = [
+    HostAdded(HOST, 16, LAYOUT, (TierRules(name="file", blocks_max=8, latency_s=0.001),)),
+    FromTier(HOST, TierOpened("file", (BlockHash(b"from before"),))),
     RequestArrived(request("early")),
     WorkerJoined(WorkerView(id=P, host=HOST, role="prefill")),
     WorkerJoined(WorkerView(id=D, host=HOST, role="decode")),
-    BlocksStored(HOST, HASHES),
-    RequestArrived(request("second")),
-    WorkerReported(WorkerView(id=P, host=HOST, role="prefill", queued_tokens=3)),
-    PrefillFinished(RequestId("early"), 1, P, 9),
-    RequestFinished(RequestId("early"), 1, D, "stop"),
-    BlocksRemoved(HOST, HASHES[1:]),
-    WayWanted(
-        HandoffView(
-            request=request("second"),
-            tokens=9,
-            pooled_tokens=0,
-            direct=ROAD,
-            put=ROAD,
-            get=ROAD,
-            run_ratio=1.0,
-            rest_s=0.0,
-        )
+    WorkerSaid(P, events=(BlocksWanted(EARLY, 1, P, 3, HASHES),)),
+    WorkerSaid(
+        P,
+        events=(BlocksSealed(EARLY, 1, P, 0, HASHES), PrefillFinished(EARLY, 1, P, 9)),
+        view=WorkerView(id=P, host=HOST, role="prefill", queued_tokens=3),
     ),
+    RequestArrived(request("second")),
+    WorkerSaid(D, events=(RequestFinished(EARLY, 1, D, "stop"),)),
     RoleSet(D, "mixed"),
     WorkerLost(P, "killed"),
-    RequestCancelled(RequestId("second")),
+    RequestCancelled(SECOND),
 ]
 
 
 @pytest.fixture
 def decisions() -> list[Decision]:
-    """Every kind of event once, with what a coordinator made of it."""
-    coordinator = fresh()
-    return [
-        decided(float(second), event, coordinator.handle(event, float(second))) for second, event in enumerate(EVENTS)
-    ]
+    """A small run, as a cluster decides it."""
+    cluster, made = fresh(), list[Decision]()
+    for second, event in enumerate(EVENTS):
+        cluster.handle(event, float(second))
+        made.append(decided(float(second), event, cluster.decided))
+    return made
 
 
 def test_a_log_that_was_stored_replays_to_the_same_decisions(decisions: list[Decision]) -> None:
@@ -130,16 +131,21 @@ def test_a_log_that_was_stored_replays_to_the_same_decisions(decisions: list[Dec
 
 
 def test_what_is_logged_has_no_salt_and_what_is_handled_has_it(decisions: list[Decision]) -> None:
-    """The replay of such a log is the test above: the coordinator looks at no salt."""
+    """The replay of such a log is the test above: no decision depends on a salt."""
     assert SALT.encode() not in msgspec.msgpack.encode(decisions)
     assert any(isinstance(entry.event, RequestArrived) for entry in decisions)
     salted = request("early")
-    ahead = [StartPrefill(salted, 1, P, "prompt"), SendAhead(salted, 1, HOST, D), StartDecode(salted, 1, D)]
-    assert SALT.encode() not in msgspec.msgpack.encode(decided(0.0, RequestArrived(salted), ahead))
-    assert {command.request.cache_salt for command in ahead} == {SALT}
+    starts = [StartPrefill(salted, 1, P, "prompt"), SendAhead(salted, 1, HOST, D), StartDecode(salted, 1, D)]
+    wanted = [LandingWanted(salted, 1, D, 3, HASHES), LeaseWanted(salted, HASHES), starts[0]]
+    view = HandoffView(
+        request=salted, tokens=9, pooled_tokens=0, direct=ROAD, put=ROAD, get=ROAD, run_ratio=1.0, rest_s=0.0
+    )
+    commands = [*starts, *(ToPool(HOST, event) for event in wanted), WayChosen(view, "direct")]
+    assert SALT.encode() not in msgspec.msgpack.encode(decided(0.0, RequestArrived(salted), commands))
+    assert {command.request.cache_salt for command in starts} == {SALT}
 
 
-@pytest.mark.parametrize("index", [0, 1, 4, 7, len(EVENTS) - 1])
+@pytest.mark.parametrize("index", [2, 3, 5, 6, len(EVENTS) - 1])
 def test_a_changed_decision_is_reported_where_it_was_made(decisions: list[Decision], index: int) -> None:
     recorded = decisions[index]
     changed = msgspec.structs.replace(recorded, commands=(*recorded.commands, CloseRequest(RequestId("x"), "failed")))

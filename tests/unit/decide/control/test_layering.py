@@ -5,8 +5,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from baton.core.copies import LandingEnded, LayersDone
-from baton.core.messages import PrefillFinished, StepReport
+from baton.core.messages import PrefillFinished
 from baton.core.types import RequestId, WorkerId
+from baton.decide.control.cluster_messages import WorkerSaid
 from baton.lab.sim.cluster import SimCluster
 from baton.lab.sim.play import Play, prepare_play
 from tests.simulation.test_ahead import pool_decisions
@@ -33,13 +34,10 @@ def test_the_end_of_another_attempt_completes_nothing() -> None:
     """It would make blocks count whose last layers nobody has computed."""
     playing = in_the_step()
     cluster = playing.cluster
-    carrier, now_s = cluster.server.carrier, cluster.loop.now_s
-    worker = cluster.worker(PREFILL)
-    assert worker is not None
     late = PrefillFinished(R, 0, PREFILL, 300)
     before = len(cluster.wires.under_way)
     for word in (late, replace(late, attempt=1, worker=WorkerId("prefill-9"))):
-        carrier.hear(StepReport(PREFILL, (), (word,), worker.batcher.view(now_s)), now_s)
+        cluster.server.tell(WorkerSaid(PREFILL, events=(word,)))
     assert len(cluster.wires.under_way) == before, "no layer is copied that is not done"
     playing.run()
     assert landed(cluster) == [300]
@@ -50,7 +48,7 @@ def test_layers_of_a_worker_that_does_not_compute_it_are_not_sent() -> None:
     cluster = playing.cluster
     before = len(cluster.wires.under_way)
     for worker, attempt in ((PREFILL, 0), (WorkerId("decode-0"), 1), (WorkerId("nobody"), 1)):
-        cluster.server.carrier.hear(LayersDone(worker, ((R, attempt),), 8), cluster.loop.now_s)
+        cluster.server.tell(LayersDone(worker, ((R, attempt),), 8))
     assert len(cluster.wires.under_way) == before
     playing.run()
     assert landed(cluster) == [300]

@@ -8,7 +8,8 @@ import pytest
 
 from baton.core.types import Request, RequestId
 from baton.core.ways import HandoffView, RoadView
-from baton.decide.control.roads import FORGET_S, Roads, tier_road
+from baton.decide.control.link_estimates import FORGET_S, LinkEstimates, tier_link
+from baton.decide.cost.linear import LinearCost
 from baton.decide.policy.handoff import CheapestHandoff, DirectHandoff, PoolHandoff
 
 REQUEST = Request(id=RequestId("r"), prompt_tokens=1000, output_tokens_max=10, arrived_at_s=0.0)
@@ -77,56 +78,56 @@ def alone_s(tokens: int) -> float:
 
 
 def test_a_road_that_is_slower_than_configured_is_predicted_slower() -> None:
-    roads, wire = Roads(), ("a", "b")
-    assert roads.view(wire, 100, alone_s, 0.0) == RoadView(expected_s=0.1, is_measured=False)
-    roads.begin("one", wire, 100, alone_s, 0.0)
-    roads.end("one", landed=True, now_s=0.3)
-    assert roads.view(wire, 100, alone_s, 0.3).expected_s == pytest.approx(0.3)
-    assert roads.view(("b", "a"), 100, alone_s, 0.3).expected_s == 0.1, "the way back is another one"
+    links, wire = LinkEstimates(pools={}, cost=LinearCost()), ("a", "b")
+    assert links.view(wire, 100, alone_s, 0.0) == RoadView(expected_s=0.1, is_measured=False)
+    links.begin("one", wire, 100, alone_s, 0.0)
+    links.end("one", landed=True, now_s=0.3)
+    assert links.view(wire, 100, alone_s, 0.3).expected_s == pytest.approx(0.3)
+    assert links.view(("b", "a"), 100, alone_s, 0.3).expected_s == 0.1, "the way back is another one"
 
 
 def test_what_was_slow_once_is_tried_again() -> None:
     """Nothing goes by a slow way, so nothing shows that it is well again: its slowness is forgotten by and by."""
-    roads, wire = Roads(), ("a", "b")
-    roads.begin("one", wire, 100, alone_s, 0.0)
-    roads.end("one", landed=True, now_s=10.0)
-    later_s = [roads.view(wire, 100, alone_s, 10.0 + ago_s).expected_s for ago_s in (0.0, FORGET_S, 10 * FORGET_S)]
+    links, wire = LinkEstimates(pools={}, cost=LinearCost()), ("a", "b")
+    links.begin("one", wire, 100, alone_s, 0.0)
+    links.end("one", landed=True, now_s=10.0)
+    later_s = [links.view(wire, 100, alone_s, 10.0 + ago_s).expected_s for ago_s in (0.0, FORGET_S, 10 * FORGET_S)]
     assert later_s == pytest.approx([10.0, 0.1 + 9.9 / math.e, 0.1], rel=0.01)
-    roads.begin("two", wire, 100, alone_s, 400.0)
-    roads.end("two", landed=True, now_s=400.1)
-    assert roads.view(wire, 100, alone_s, 400.1).expected_s == pytest.approx(0.1, rel=0.01), "nor counts it later"
+    links.begin("two", wire, 100, alone_s, 400.0)
+    links.end("two", landed=True, now_s=400.1)
+    assert links.view(wire, 100, alone_s, 400.1).expected_s == pytest.approx(0.1, rel=0.01), "nor counts it later"
 
 
 def test_what_is_under_way_is_waited_for_and_not_measured_twice() -> None:
     """Two copies side by side take twice as long as one: the road is as fast as it was."""
-    roads, wire = Roads(), ("a", "b")
-    roads.begin("one", wire, 100, alone_s, 0.0)
-    assert roads.view(wire, 100, alone_s, 0.0).expected_s == 0.2
-    roads.begin("two", wire, 100, alone_s, 0.0)
-    roads.end("one", landed=True, now_s=0.1)
-    roads.end("two", landed=True, now_s=0.2)
-    assert roads.view(wire, 100, alone_s, 0.2) == RoadView(expected_s=0.1, is_measured=True)
+    links, wire = LinkEstimates(pools={}, cost=LinearCost()), ("a", "b")
+    links.begin("one", wire, 100, alone_s, 0.0)
+    assert links.view(wire, 100, alone_s, 0.0).expected_s == 0.2
+    links.begin("two", wire, 100, alone_s, 0.0)
+    links.end("one", landed=True, now_s=0.1)
+    links.end("two", landed=True, now_s=0.2)
+    assert links.view(wire, 100, alone_s, 0.2) == RoadView(expected_s=0.1, is_measured=True)
 
 
 def test_a_failure_is_remembered_until_something_lands_and_measures_nothing() -> None:
-    roads, wire = Roads(), ("a", tier_road("pool"))
-    roads.begin("one", wire, 100, alone_s, 0.0)
-    roads.end("one", landed=False, now_s=5.0)
-    view = roads.view(wire, 100, alone_s, 7.0)
+    links, wire = LinkEstimates(pools={}, cost=LinearCost()), ("a", tier_link("pool"))
+    links.begin("one", wire, 100, alone_s, 0.0)
+    links.end("one", landed=False, now_s=5.0)
+    view = links.view(wire, 100, alone_s, 7.0)
     assert (view.expected_s, view.is_measured, view.failed_ago_s) == (0.1, False, 2.0)
-    roads.begin("two", wire, 100, alone_s, 7.0)
-    roads.end("two", landed=True, now_s=7.1)
-    assert roads.view(wire, 100, alone_s, 8.0).failed_ago_s == math.inf
+    links.begin("two", wire, 100, alone_s, 7.0)
+    links.end("two", landed=True, now_s=7.1)
+    assert links.view(wire, 100, alone_s, 8.0).failed_ago_s == math.inf
 
 
 def test_a_host_that_is_lost_is_measured_anew() -> None:
-    roads, wire = Roads(), ("a", "b")
-    roads.begin("one", wire, 100, alone_s, 0.0)
-    roads.lose_host("b")
-    roads.end("one", landed=False, now_s=5.0)
-    assert roads.view(wire, 100, alone_s, 5.0) == RoadView(expected_s=0.1, is_measured=False)
+    links, wire = LinkEstimates(pools={}, cost=LinearCost()), ("a", "b")
+    links.begin("one", wire, 100, alone_s, 0.0)
+    links.lose_host("b")
+    links.end("one", landed=False, now_s=5.0)
+    assert links.view(wire, 100, alone_s, 5.0) == RoadView(expected_s=0.1, is_measured=False)
 
 
 def test_nothing_to_move_takes_no_time() -> None:
-    roads = Roads()
-    assert roads.view(("a", "b"), 0, lambda tokens: 1.0 + tokens, 0.0).expected_s == 0.0
+    links = LinkEstimates(pools={}, cost=LinearCost())
+    assert links.view(("a", "b"), 0, lambda tokens: 1.0 + tokens, 0.0).expected_s == 0.0

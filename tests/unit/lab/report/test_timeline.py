@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-from baton.core.messages import HostLost, WorkerReported
+from baton.core.messages import HostLost
 from baton.core.types import WorkerView
+from baton.decide.control.cluster_messages import WorkerSaid
 from baton.lab.report.perfetto import REQUESTS, WORKERS, render_perfetto
 from baton.lab.report.timeline import RoleSpan, read_timeline
 from tests.unit.lab.report.logs import D0, D1, EVENTS, NEAR, P0, P1, log_of
@@ -28,7 +29,8 @@ def test_what_a_worker_was_given_shows_before_it_reports_it() -> None:
 
 
 def test_a_dead_worker_runs_nothing() -> None:
-    busy = WorkerReported(WorkerView(id=D0, host=NEAR, role="decode", running_requests=7, waiting_requests=2))
+    view = WorkerView(id=D0, host=NEAR, role="decode", running_requests=7, waiting_requests=2)
+    busy = WorkerSaid(D0, view=view)
     line = read_timeline(log_of([*EVENTS[:4], (10.5, busy), *EVENTS[4:]])).workers[D0]
     assert (line.times_s[0], line.running[0], line.waiting[0]) == (10.5, 7, 2)
     assert (line.times_s[-1], line.running[-1], line.waiting[-1]) == (13.75, 0, 0)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from baton.cli.logs import fresh_coordinator
+from baton.cli.logs import build_cluster
 from baton.compute.models.resolve import resolve_model
 from baton.core.config import Config, Plugin, PolicyChoice
 from baton.core.errors import ConfigError
@@ -61,5 +61,5 @@ def test_a_log_has_the_fitted_prices_and_not_the_name_of_their_file(tmp_path: Pa
     parts.driver.log.close()
     fit.unlink()
     header, _ = read_log(log)
-    assert fresh_coordinator(header).policies.cost == cost
+    assert build_cluster(header).coordinator.policies.cost == cost
     assert "file" not in parts.config.cost

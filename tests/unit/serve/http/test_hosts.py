@@ -14,13 +14,13 @@ from baton.compute.models.resolve import resolve_model
 from baton.core.config import Config, HostsConfig, TierConfig
 from baton.core.messages import StartWorker, WorkerLost
 from baton.core.types import HostId, WorkerId, WorkerView
-from baton.decide.control.decision_log import SimHeader
 from baton.decide.kv.conversion import KVForm
 from baton.move.ipc.frames import FrameReader, frame
 from baton.serve.live import hosts as module
+from baton.serve.live import waiting
 from baton.serve.live.assembly import Parts, assemble
 from baton.serve.live.hosts import Hosts, shared_config
-from baton.serve.live.log_file import LogWriter, read_log
+from baton.serve.live.log_file import read_log
 from baton.serve.messages.hosting import HostHello, HostLeaves, HostTerms, Refused, Welcome, WorkerStarting, WorkerUp
 from baton.serve.messages.moving import MoverReady
 
@@ -29,8 +29,8 @@ SILENT_S = 300.0
 """Longer than any of these tests: nothing here ends by silence."""
 
 
-def _parts(tiers: tuple[TierConfig, ...] = ()) -> Parts:
-    config = Config(model="hash", hosts=HostsConfig(expected=1, silent_s=SILENT_S), tiers=tiers)
+def _parts(tiers: tuple[TierConfig, ...] = (), log: str = "") -> Parts:
+    config = Config(model="hash", hosts=HostsConfig(expected=1, silent_s=SILENT_S), tiers=tiers, log=log)
     return assemble(config, resolve_model("hash"))
 
 
@@ -80,13 +80,13 @@ def test_a_stranger_who_has_not_asked_to_join_is_nobody_to_wait_for(monkeypatch:
     async def run() -> None:
         parts = _parts()
         hosts = Hosts(parts, url=URL, tell=lambda _line: None, changed=lambda: None)
-        port, is_coming = (await hosts.terms()).port, parts.driver.room.is_host_coming
-        assert not is_coming(), "whoever asked has not connected"
+        port, arrivals = (await hosts.terms()).port, parts.driver.arrivals
+        assert not arrivals.is_any, "the host that asked has not connected"
         _reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        while not is_coming():  # noqa: ASYNC110  nobody is told when a connection is taken in
+        while not arrivals.is_any:  # noqa: ASYNC110  no event tells when a connection is accepted
             await asyncio.sleep(0)
-        monkeypatch.setattr(module, "_TOKEN_S", -1.0)
-        assert not is_coming(), "what was asked for is too old to be used by this one"
+        monkeypatch.setattr(waiting, "TOKEN_S", -1.0)
+        assert not arrivals.is_any, "the token is too old for this connection"
         writer.close()
         await hosts.stop()
 
@@ -181,7 +181,7 @@ def _asked(blocks_total: int = 64, block_tokens: int = 16) -> Refused | Welcome:
 def test_a_token_is_good_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host with a fresh one is welcome; one that found an old one has to ask, and may."""
     assert isinstance(_asked(), Welcome)
-    monkeypatch.setattr(module, "_TOKEN_S", -1.0)
+    monkeypatch.setattr(module, "TOKEN_S", -1.0)
     answer = _asked()
     assert isinstance(answer, Refused)
     assert answer.again
@@ -210,8 +210,7 @@ def test_what_a_host_was_to_start_will_not_come_once_it_is_gone(tmp_path: Path) 
     wanted = [StartWorker(WorkerId(name), "mixed") for name in ("one", "two", "three")]
 
     async def run() -> None:
-        parts, news = _parts(), asyncio.Queue[None]()
-        parts.driver.log = writer = LogWriter(path, SimHeader(cluster="", policy=""), 1 << 20)
+        parts, news = _parts(log=str(path)), asyncio.Queue[None]()
         hosts = Hosts(parts, url=URL, tell=lambda _line: None, changed=lambda: news.put_nowait(None))
         terms = await hosts.terms()
         reader, agent = await asyncio.open_connection("127.0.0.1", terms.port)
@@ -229,8 +228,8 @@ def test_what_a_host_was_to_start_will_not_come_once_it_is_gone(tmp_path: Path) 
         agent.close()
         await news.get()
         await hosts.stop()
-        writer.close()
-        assert not parts.driver.outside.layouts, "hosts come and go for as long as the server lives"
+        parts.driver.log.close()
+        assert not parts.driver.layouts, "hosts come and go for as long as the server lives"
 
     asyncio.run(asyncio.wait_for(run(), 30))
     failed = [entry.event.worker for entry in read_log(path)[1] if isinstance(entry.event, WorkerLost)]

@@ -128,15 +128,12 @@ def test_after_its_bound_nothing_is_written_even_if_it_would_fit(tmp_path: Path)
     path = tmp_path / "log"
     long = Decision(0.0, RequestCancelled(RequestId("r" * 500)), ())
     writer = LogWriter(path, HEADER, 2000)
-    told: list[str] = []
-    writer.on_full = told.append
     while not writer.full:
         writer.append(long)
     writer.append(DECISIONS[0])
     writer.close()
     assert set(read_log(path)[1]) == {long}
-    assert len(told) == 1
-    assert "log_bytes_max is 2000" in told[0]
+    assert "log_bytes_max is 2000" in writer.end
 
 
 def test_a_disk_that_is_full_ends_the_log_and_not_the_server(tmp_path: Path) -> None:

@@ -1,0 +1,289 @@
+"""The deciding half of a server: the coordinator, the transfers and the pools of all hosts, as one state machine.
+
+An event from outside is routed to the machine that it concerns; what that machine orders is routed on, until nothing
+follows. Every command is carried out with all its consequences before the next one: depth first. So a pool hears of an
+assignment before the worker does, and of a worker's event before the coordinator does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from msgspec import Struct
+
+from baton.core.copies import CopyBlocks, CopyEnded, LandingGranted, LandingRefused, LayersDone
+from baton.core.keeping import DropBlocks, FromTier, LoadBlocks, LoadEnded, PutEnded, ReadBackWanted, StoreBlocks
+from baton.core.messages import (
+    AheadEnded,
+    BlocksSealed,
+    CloseRequest,
+    CoordinatorCommand,
+    CoordinatorEvent,
+    DecodeBegun,
+    HostLost,
+    PoolCommand,
+    PoolEvent,
+    PrefillFinished,
+    ReleaseBlocks,
+    RequestArrived,
+    RequestCancelled,
+    RequestDropped,
+    RequestFailed,
+    RequestFinished,
+    RetireWorker,
+    RoleSet,
+    SendAhead,
+    SetRole,
+    StartDecode,
+    StartPrefill,
+    StartWorker,
+    StopRequest,
+    ToWorker,
+    WorkerJoined,
+    WorkerLost,
+    WorkerReported,
+)
+from baton.core.prefixes import BlocksRemoved, BlocksStored
+from baton.core.ticking import Tick, WaitedTooLong
+from baton.core.types import HostId, WorkerId, WorkerView
+from baton.core.ways import WayChosen
+from baton.decide.control.cluster_messages import (
+    BeginRequest,
+    ClusterCommand,
+    ClusterEvent,
+    HostAdded,
+    LoggedCommand,
+    ToPool,
+    WorkerSaid,
+)
+from baton.decide.control.coordinator import Coordinator
+from baton.decide.control.transfer import Begin, Computed, FollowUp, Settle
+from baton.decide.control.transfers import TransferCommand, Transfers
+from baton.decide.kv.blocks import EvictionOrder
+from baton.decide.kv.host_pool import HostPool
+from baton.decide.kv.tier import Tier
+from baton.decide.kv.window import ONE_HASH_A_BLOCK, PromptRules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRules:
+    """How the pools of all hosts work."""
+
+    eviction: Callable[[], EvictionOrder]
+    """Makes an eviction order for an arena or a tier."""
+    prompts: PromptRules = ONE_HASH_A_BLOCK
+
+
+class CoordinatorDecision(Struct, frozen=True, tag=True):
+    """An event into the coordinator, and its commands."""
+
+    now_s: float
+    event: CoordinatorEvent
+    commands: tuple[CoordinatorCommand, ...]
+
+
+class PoolDecision(Struct, frozen=True, tag=True):
+    """An event into a host's pool, and its commands."""
+
+    now_s: float
+    host: HostId
+    event: PoolEvent
+    commands: tuple[PoolCommand, ...]
+
+
+_Command = CoordinatorCommand | PoolCommand | TransferCommand
+
+
+class Cluster:
+    """Owns the coordinator, the transfers and the pools. `handle` is the only way in."""
+
+    def __init__(
+        self, coordinator: Coordinator, rules: PoolRules, steps: list[CoordinatorDecision | PoolDecision] | None = None
+    ) -> None:
+        """`steps`: takes every event into the coordinator and the pools with what they decide, for tests."""
+        self.coordinator = coordinator
+        self.pools: dict[HostId, HostPool] = {}
+        self.workers: dict[WorkerId, WorkerView] = {}
+        """Workers that have joined, as they were then."""
+        self.transfers = Transfers(coordinator.policies, self.pools, self.workers)
+        self.decided: list[LoggedCommand] = []
+        """What all machines have ordered because of the last event, in order: the commands of the decision log."""
+        self._rules = rules
+        self._steps = steps
+        self._shared: dict[tuple[str, str, int], Tier] = {}
+        """Tiers that several hosts use, by name, store and block size: at most one per store that is configured."""
+        self._out: list[ClusterCommand] = []
+
+    def handle(self, event: ClusterEvent, now_s: float) -> list[ClusterCommand]:
+        """Apply one event from outside and return what the driver must do about it, in order."""
+        self.decided, self._out = [], []
+        match event:
+            case WorkerSaid():
+                self._hear(event, now_s)
+            case RequestArrived(request=request):
+                hits = self.transfers.tier_hits(request)
+                self._ask_coordinator(RequestArrived(request, hits) if hits else event, now_s)
+            case CopyEnded() | FromTier() | LayersDone():
+                self._carry_out(self.transfers.handle(event, now_s), now_s)
+            case RequestCancelled() | RoleSet() | Tick() | WaitedTooLong():
+                self._ask_coordinator(event, now_s)
+            case WorkerJoined(view=view):
+                self.workers[view.id] = view
+                self._carry_out(self.transfers.handle(event, now_s), now_s)
+                self._ask_coordinator(event, now_s)
+            case WorkerLost(worker=worker):
+                view = self.workers.pop(worker, None)
+                if view is not None:
+                    self._carry_out(self._ask_pool(view.host, event, now_s), now_s)
+                self._carry_out(self.transfers.handle(event, now_s), now_s)
+                self._ask_coordinator(event, now_s)
+            case HostAdded():
+                self._add_host(event)
+            case HostLost():
+                self._lose_host(event, now_s)
+        return self._out
+
+    def _add_host(self, event: HostAdded) -> None:
+        self.pools[event.host] = HostPool(
+            host=event.host,
+            blocks_total=event.blocks_total,
+            block_tokens=event.layout.block_tokens,
+            eviction=self._rules.eviction,
+            tiers=self._tiers(event),
+            prompts=self._rules.prompts,
+        )
+        self.transfers.add_host(event.host, event.layout)
+
+    def _tiers(self, event: HostAdded) -> list[Tier]:
+        """Make a host's tiers. A store that several hosts share has one tier, whichever of them are there."""
+        tiers: list[Tier] = []
+        for rules in event.tiers:
+            key = (rules.name, rules.shared_as, event.layout.block_tokens)
+            tier = self._shared.get(key) or Tier(rules, self._rules.eviction)
+            if rules.shared_as:
+                self._shared[key] = tier
+            tiers.append(tier)
+        return tiers
+
+    def _lose_host(self, event: HostLost, now_s: float) -> None:
+        pool = self.pools.pop(event.host, None)
+        if pool is not None and pool.tiers is not None:
+            pool.tiers.abandon()
+        for worker in [view.id for view in self.workers.values() if view.host == event.host]:
+            del self.workers[worker]
+        self._carry_out(self.transfers.handle(event, now_s), now_s)
+
+    def _hear(self, said: WorkerSaid, now_s: float) -> None:
+        """Take a worker's events in their order, then its load."""
+        for request_id, attempt in said.begun:
+            self._ask_coordinator(DecodeBegun(request_id, attempt, said.worker), now_s)
+        view = self.workers.get(said.worker)
+        for event in said.events:
+            if view is not None:
+                if isinstance(event, PrefillFinished):
+                    # The layers that remain are read from blocks that the pool may release once it hears of the end.
+                    self._carry_out(self.transfers.handle(Computed(view.host, event), now_s), now_s)
+                commands = self._ask_pool(view.host, event, now_s)
+                if commands:
+                    self._carry_out(commands, now_s)
+            match event:
+                case PrefillFinished(request_id=request_id):
+                    self._ask_coordinator(event, now_s)
+                    self._carry_out(self.transfers.handle(Settle(request_id), now_s), now_s)
+                case RequestFinished() | RequestFailed() | RequestDropped(preempted=False):
+                    self._ask_coordinator(event, now_s)
+                case BlocksSealed():
+                    self._carry_out(self.transfers.handle(event, now_s), now_s)
+                case _:
+                    pass
+        if said.view is not None:
+            self._ask_coordinator(WorkerReported(said.view), now_s)
+
+    def _ask_coordinator(self, event: CoordinatorEvent, now_s: float) -> None:
+        self._carry_out(self._coordinate(event, now_s), now_s)
+
+    def _coordinate(self, event: CoordinatorEvent, now_s: float) -> list[CoordinatorCommand]:
+        commands = self.coordinator.handle(event, now_s)
+        if self._steps is not None:
+            self._steps.append(CoordinatorDecision(now_s, event, tuple(commands)))
+        return commands
+
+    def _ask_pool(self, host: HostId, event: PoolEvent, now_s: float) -> list[PoolCommand]:
+        commands = self.pools[host].handle(event)
+        if self._steps is not None:
+            self._steps.append(PoolDecision(now_s, host, event, tuple(commands)))
+        return commands
+
+    # ---- commands of the machines
+
+    def _carry_out(self, commands: Sequence[_Command], now_s: float) -> None:
+        """Carry out commands in order, each with everything that follows from it. The stack holds what is left."""
+        if not commands:
+            return
+        left: list[_Command] = [*reversed(commands)]
+        while left:
+            following = self._carry_out_one(left.pop(), now_s)
+            if following:
+                left += reversed(following)
+
+    def _carry_out_one(self, command: _Command, now_s: float) -> Sequence[_Command]:
+        following: Sequence[_Command] = ()
+        match command:
+            case ToWorker() | CloseRequest() | CopyBlocks() | SetRole() | StartWorker() | RetireWorker() | DropBlocks():
+                self._out.append(command)
+            case BlocksStored() | BlocksRemoved() | RequestDropped() | AheadEnded():
+                following = self._coordinate(command, now_s)
+            case ToPool(host=host, event=event):
+                following = self._ask_pool(host, event, now_s)
+            case StartPrefill() | StartDecode():
+                self._out.append(command)
+                following = self.transfers.handle(command, now_s)
+            case Begin():
+                return self._begin(command, now_s)
+            case ReleaseBlocks() | SendAhead() | StopRequest():
+                following = self.transfers.handle(command, now_s)
+            case LandingGranted() | LandingRefused() | ReadBackWanted() | PutEnded():
+                following = self.transfers.handle(command, now_s)
+            case StoreBlocks() | LoadBlocks():
+                following = self._use_tier(command, now_s)
+            case WayChosen():
+                pass  # it says why the commands behind it are what they are
+            case HostLost():
+                return self._coordinate(command, now_s)
+            case LayersDone():
+                return self.transfers.handle(command, now_s)
+            case _:
+                return self._follow_up(command, now_s)
+        self.decided.append(command)
+        return following
+
+    def _follow_up(self, command: FollowUp, now_s: float) -> Sequence[_Command]:
+        """Let the transfers go on. That is no decision: it is not logged."""
+        return self.transfers.handle(command, now_s)
+
+    def _use_tier(self, command: StoreBlocks | LoadBlocks, now_s: float) -> Sequence[_Command]:
+        """Have blocks written or read. A read of nothing is over at once."""
+        if isinstance(command, LoadBlocks) and not command.hashes:
+            nothing = LoadEnded(command.request_id, command.number, ())
+            return self.transfers.handle(FromTier(command.host, nothing), now_s)
+        self._out.append(command)
+        return self.transfers.handle(command, now_s)
+
+    def _begin(self, begin: Begin, now_s: float) -> Sequence[_Command]:
+        """Give a request's blocks to its worker and start it there, before what its pool grants next."""
+        start, host = begin.start, begin.host
+        following = self._ask_pool(host, start, now_s)
+        table, computed_tokens = self.pools[host].table(start.request.id)
+        command = BeginRequest(
+            worker=start.worker,
+            request_id=start.request.id,
+            attempt=start.attempt,
+            until=start.until if isinstance(start, StartPrefill) else "end",
+            block_table=table,
+            computed_tokens=computed_tokens,
+            layer_groups=begin.layer_groups,
+        )
+        self._out.append(command)
+        self.decided.append(command)
+        return following

@@ -1,0 +1,46 @@
+"""Names and counts of a request's KV on a host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from baton.core.messages import StartDecode
+from baton.core.types import BlockHash, HostId, Request
+from baton.decide.control.transfer import Start
+from baton.decide.kv.hashing import names_of, prefix_of
+from baton.decide.kv.host_pool import HostPool
+
+
+def tokens_at(pools: Mapping[HostId, HostPool], source: HostId | None, start: Start) -> int:
+    """Count the leading tokens of the request whose KV a host can give now."""
+    pool = pools.get(source) if source is not None else None
+    if pool is None:
+        return 0
+    request = start.request
+    if isinstance(start, StartDecode):
+        return pool.table(request.id)[1]
+    if request.sampling.prompt_logprobs:
+        return 0  # every prompt token has to be computed
+    return min(pool.held_tokens(request.block_hashes), request.prompt_tokens - 1)
+
+
+def prefix_names(pool: HostPool, request: Request) -> tuple[BlockHash, ...]:
+    """Return the hashes of a prompt's full blocks that may be shared, in blocks of this host. See `prefix_of`."""
+    return prefix_of(request, block_runs=pool.block_runs, block_tokens=pool.block_tokens)
+
+
+def names_at(giver: HostPool, taker: HostPool, request: Request, tokens: int) -> tuple[BlockHash, ...]:
+    """Return the hashes of the full blocks that the request's leading tokens fill at the taker, as far as known.
+
+    Those of the prompt are known; behind it, those that end where a block sealed at the giver ends.
+    """
+    blocks, sealed = tokens // taker.block_tokens, giver.names(request.id)
+    if giver.block_runs == taker.block_runs:
+        return max(sealed[:blocks], names_of(request.block_hashes, taker.block_runs)[:blocks], key=len)
+    names = list(names_of(request.block_hashes, taker.block_runs)[:blocks])
+    while len(names) < blocks:
+        index, rest = divmod((len(names) + 1) * taker.block_runs, giver.block_runs)
+        if rest or index > len(sealed):
+            break
+        names.append(sealed[index - 1])
+    return tuple(names)

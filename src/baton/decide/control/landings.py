@@ -1,0 +1,140 @@
+"""Transfers from host to host: blocks to land in, leases of the blocks to copy, one copy, and word to both pools."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from baton.core.copies import CopyBlocks, LandingEnded, LandingGranted, LandingWanted, LeaseEnded, LeaseWanted
+from baton.core.keeping import LoadWanted
+from baton.core.messages import ReleaseBlocks, StartDecode
+from baton.core.types import BlockId, HostId, RequestId
+from baton.decide.control.cluster_messages import ToPool
+from baton.decide.control.kv_names import prefix_names, tokens_at
+from baton.decide.control.layer_transfers import LayerTransfers
+from baton.decide.control.link_estimates import LinkEstimates
+from baton.decide.control.transfer import Fetch, Leased, Over, Transfer, TransferTable
+from baton.decide.kv.host_pool import HostPool
+
+Command = ToPool | CopyBlocks | Leased | Over
+
+
+@dataclass(slots=True, kw_only=True)
+class Landings:
+    """Takes every transfer from the request for blocks to its end."""
+
+    table: TransferTable
+    pools: Mapping[HostId, HostPool]
+    homes: Mapping[RequestId, set[HostId]]
+    links: LinkEstimates
+    layers: LayerTransfers
+
+    def fetch(self, fetch: Fetch) -> list[Command]:
+        """Ask for blocks to land in. The source is the target itself where its tiers are read."""
+        start, target, tokens = fetch.start, fetch.target, fetch.tokens
+        transfer = Transfer(
+            number=self.table.next_number(),
+            request=start.request,
+            start=start,
+            source=fetch.source,
+            target=target,
+            tokens=tokens,
+            names=fetch.names,
+        )
+        self.table.add(transfer)
+        pool = self.pools[target]
+        blocks, first = -(-tokens // pool.block_tokens), pool.behind(tokens)
+        wanted = LandingWanted(start.request, start.attempt, start.worker, blocks, fetch.names, first)
+        return [ToPool(target, wanted)]
+
+    def granted(self, granted: LandingGranted, now_s: float) -> list[Command]:
+        """The blocks to land in are there: lease the blocks to copy from, or have the tiers read."""
+        request_id, target = granted.request_id, granted.host
+        transfer = self.table.find_landing(request_id, target)
+        assert transfer is not None, f"{request_id} is granted blocks to land in, and no transfer waits for them"
+        held, wanted = granted.cached_blocks, len(transfer.names)
+        if transfer.chunk is None:
+            transfer.cached_tokens = held * self.pools[target].block_tokens
+        if transfer.source == target:
+            transfer.state = "copying"
+            write = granted.block_table[held:wanted]
+            return [ToPool(target, LoadWanted(request_id, transfer.number, transfer.names[held:wanted], write))]
+        leased = Leased(transfer, granted.block_table, held)
+        if transfer.chunk is not None:
+            self.layers.activate(transfer)
+            return [ToPool(transfer.source, LeaseWanted(transfer.request, ())), leased]
+        if transfer.start is not None:
+            transfer.tokens = min(transfer.tokens, tokens_at(self.pools, transfer.source, transfer.start))
+        if not transfer.tokens:
+            return self.copy(leased, now_s)
+        self.homes[request_id].add(transfer.source)  # again: the host may have died meanwhile, and joined again
+        prefix = prefix_names(self.pools[transfer.source], transfer.request)
+        return [ToPool(transfer.source, LeaseWanted(transfer.request, prefix)), leased]
+
+    def copy(self, leased: Leased, now_s: float) -> list[Command]:
+        """Copy the blocks that the target lacks. A transfer without any is over at once."""
+        if leased.transfer.chunk is not None:
+            return [*self.layers.leased(leased, now_s)]
+        transfer, request_id = leased.transfer, leased.transfer.request.id
+        read: tuple[BlockId, ...] = ()
+        transfer.state = "copying"
+        source, target = self.pools.get(transfer.source), self.pools[transfer.target]
+        if transfer.tokens and source is not None:
+            read, computed_tokens = source.table(request_id)
+            transfer.tokens, transfer.is_leasing = min(transfer.tokens, computed_tokens), True
+            if source.held_from_tokens(request_id) > transfer.cached_tokens:
+                transfer.tokens, transfer.is_too_late = 0, True
+        if source is None or transfer.tokens <= transfer.cached_tokens:
+            return self.ended(transfer.number, request_id, blocks=0, landed=True)
+        copy = CopyBlocks(
+            request_id=request_id,
+            number=transfer.number,
+            source=transfer.source,
+            target=transfer.target,
+            read=read[transfer.cached_tokens // source.block_tokens : -(-transfer.tokens // source.block_tokens)],
+            write=leased.write[leased.cached_blocks : -(-transfer.tokens // target.block_tokens)],
+            first_token=transfer.cached_tokens,
+            tokens=transfer.tokens - transfer.cached_tokens,
+        )
+        if not copy.read:
+            return self.ended(transfer.number, request_id, blocks=0, landed=False)
+        self.links.copy_begins(copy, now_s)
+        return [copy]
+
+    def ended(self, number: int, request_id: RequestId, *, blocks: int | None, landed: bool) -> list[Command]:
+        """Tell both pools that a transfer is over. `blocks`: how many were written, from the first. None: all."""
+        transfer, is_awaited = self.table.end(number, request_id)
+        landed = landed and not transfer.is_too_late
+        tokens = transfer.cached_tokens
+        if transfer.target in self.pools:
+            block_tokens = self.pools[transfer.target].block_tokens
+            there = transfer.tokens if blocks is None else tokens + blocks * block_tokens
+            tokens = max(min(transfer.tokens, there), tokens)
+        transfer.state = "landed" if landed else "failed"
+        is_whole = tokens >= transfer.tokens if transfer.is_read_ahead else landed
+        return [*self._tell_ends(transfer, tokens), Over(transfer, is_awaited, is_whole)]
+
+    def chunk_over(self, transfer: Transfer, *, landed: bool) -> list[Command]:
+        """Tell both pools that a chunk is over. A prompt that is computed anew needs its last token computed."""
+        _, is_awaited = self.table.end(transfer.number, transfer.request.id)
+        transfer.state = "landed" if landed else "failed"
+        tokens = transfer.cached_tokens
+        if landed and isinstance(transfer.start, StartDecode):
+            tokens = transfer.tokens
+        elif landed and transfer.target in self.pools:
+            block_tokens = self.pools[transfer.target].block_tokens
+            tokens = (transfer.request.prompt_tokens - 1) // block_tokens * block_tokens
+        ends = self._tell_ends(transfer, max(tokens, transfer.cached_tokens))
+        return [*ends, Over(transfer, is_awaited, landed)]
+
+    def _tell_ends(self, transfer: Transfer, tokens: int) -> list[Command]:
+        """Tell both pools that no wire touches their blocks any more, and how many leading tokens' KV is there."""
+        request_id, commands = transfer.request.id, list[Command]()
+        if transfer.source in self.pools and transfer.is_leasing:
+            commands.append(ToPool(transfer.source, LeaseEnded(request_id)))
+        if transfer.target in self.pools:
+            names = transfer.names[: tokens // self.pools[transfer.target].block_tokens]
+            commands.append(ToPool(transfer.target, LandingEnded(request_id, tokens, names)))
+            if transfer.start is None:  # cached from now on: no request holds it
+                commands.append(ToPool(transfer.target, ReleaseBlocks(request_id)))
+        return commands

@@ -1,0 +1,344 @@
+"""Handoffs by a remote pool: the source writes a request's blocks into a tier that both hosts have, the target reads.
+
+Neither waits for the other. The source releases the request once its blocks are written, and may die after that. The
+target reads runs that have landed while the rest is written, as far as it has free blocks. Blocks that the pool lacks
+in the end are copied directly while the source lives; blocks that neither brings are computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from baton.core.copies import LandingWanted
+from baton.core.keeping import PutEnded, PutWanted
+from baton.core.messages import ReleaseBlocks, SendAhead, StartDecode
+from baton.core.types import BlockHash, HostId, Request, RequestId, WorkerId, WorkerView
+from baton.core.ways import HandoffView, WayChosen
+from baton.decide.control.advice import Policies
+from baton.decide.control.cluster_messages import ToPool
+from baton.decide.control.kv_names import names_at, prefix_names, tokens_at
+from baton.decide.control.link_estimates import LinkEstimates, tier_link, tier_s
+from baton.decide.control.transfer import (
+    BeginFromTiers,
+    Fetch,
+    Place,
+    PlannedHandoff,
+    PoolRead,
+    PutOver,
+    ReadPool,
+    Start,
+    TierGrew,
+    Transfer,
+    TransferTable,
+)
+from baton.decide.kv.host_pool import HostPool
+from baton.decide.kv.tier import Tier
+
+RUN_TOKENS = 128
+"""Fewest tokens that are worth a write and a read where the prompt is not streamed. See `WhileComputing`."""
+RUNS_MAX = 8
+"""Most writes of one put, unless a run would be longer than what may be under way."""
+
+Command = ToPool | WayChosen | Fetch | BeginFromTiers | Place | ReadPool | PutOver
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """Two hosts, and the tier that both have."""
+
+    source: HostId
+    target: HostId
+    tier: Tier
+
+
+@dataclass(slots=True)
+class _PoolStream:
+    """A prompt whose blocks are written into the pool as they are sealed."""
+
+    source: HostId
+    read: PoolRead
+    sent_blocks: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class PoolTransfers:
+    """Per request at most one handoff or read that its start waits for, and one stream. Bounded by live requests."""
+
+    policies: Policies
+    table: TransferTable
+    pools: Mapping[HostId, HostPool]
+    workers: Mapping[WorkerId, WorkerView]
+    homes: Mapping[RequestId, set[HostId]]
+    links: LinkEstimates
+    _planned: dict[RequestId, PlannedHandoff] = field(default_factory=dict[RequestId, PlannedHandoff])
+    _streams: dict[RequestId, _PoolStream] = field(default_factory=dict[RequestId, _PoolStream])
+    _held: dict[RequestId, tuple[Start, HostId]] = field(default_factory=dict[RequestId, tuple[Start, HostId]])
+    """Starts that wait for a read ahead on this host."""
+    _numbers: int = 0
+
+    @property
+    def waiting(self) -> tuple[RequestId, ...]:
+        """Requests that wait for a put or a read ahead, or are put as they are computed."""
+        return (*self._planned, *self._streams, *self._held)
+
+    # ---- which path KV takes
+
+    def hand_off(
+        self, start: StartDecode, *, source: HostId, target: HostId, now_s: float
+    ) -> tuple[list[Command], bool]:
+        """Begin a handoff by the pool if the policy chooses that. The flag tells whether it does."""
+        request = start.request
+        stream = self._streams.pop(request.id, None)
+        pair = self._pair(source, target)
+        if pair is None:
+            return [], False
+        tokens = tokens_at(self.pools, source, start)
+        names = names_at(self.pools[source], self.pools[target], request, tokens)
+        least_blocks = stream.read.run_blocks if stream is not None else self._blocks(RUN_TOKENS, target)
+        chosen = self._choose(self._view(request, pair, names, (tokens, least_blocks), now_s)) if names else []
+        if not chosen or chosen[0].way == "direct":
+            return [*chosen], False
+        self._numbers += 1
+        read = self._read(start, pair, names)
+        missing = names[read.taken_blocks :]
+        read.run_blocks = run_blocks(len(missing), least_blocks)
+        self._planned[request.id] = PlannedHandoff(number=self._numbers, start=start, source=source, read=read)
+        put = PutWanted(request.id, self._numbers, pair.tier.name, missing, read.run_blocks)
+        return [*chosen, ToPool(source, put), ReadPool(read)], True
+
+    def stream(self, command: SendAhead, target: HostId, now_s: float) -> tuple[list[Command], bool]:
+        """Put a prompt's blocks as they are sealed if the policy chooses that. The flag tells whether it does."""
+        request, pair = command.request, self._pair(command.source, target)
+        if pair is None or not request.shares_blocks:
+            return [], False
+        names, least_blocks = prefix_names(self.pools[target], request), self._blocks(command.run_tokens, target)
+        lengths = (request.prompt_tokens, least_blocks)
+        chosen = self._choose(self._view(request, pair, names, lengths, now_s)) if names else []
+        if not chosen or chosen[0].way == "direct":
+            return [*chosen], False
+        read = self._read(command, pair, names)
+        read.run_blocks = least_blocks
+        self._streams[request.id] = _PoolStream(pair.source, read)
+        return [*chosen, *self.sealed(request.id), ReadPool(read)], True
+
+    def sealed(self, request_id: RequestId) -> list[Command]:
+        """Put what was sealed of a streamed prompt. Its end is put at once, however short it is."""
+        stream = self._streams.get(request_id)
+        if stream is None or stream.source not in self.pools:
+            return []
+        names, read = self.pools[stream.source].names(request_id), stream.read
+        fresh = names[stream.sent_blocks :]
+        if len(fresh) < read.run_blocks and not (fresh and len(names) >= len(read.names)):
+            return []
+        stream.sent_blocks = len(names)
+        run = run_blocks(len(fresh), read.run_blocks)
+        return [ToPool(stream.source, PutWanted(request_id, None, read.tier.name, fresh, run))]
+
+    def _read(self, command: StartDecode | SendAhead, pair: _Pair, names: tuple[BlockHash, ...]) -> PoolRead:
+        """Begin behind the blocks that the target's arena has."""
+        held = self._held_blocks(pair.target, names)
+        return PoolRead(
+            request=command.request,
+            attempt=command.attempt,
+            target=pair.target,
+            tier=pair.tier,
+            names=names,
+            pooled_blocks=held,
+            taken_blocks=held,
+        )
+
+    def follow_up(self, event: ReadPool | PutOver | TierGrew) -> list[Command]:
+        """Go on with a handoff, or with those whose blocks may have landed in a tier."""
+        match event:
+            case ReadPool(read=read):
+                return self._read_more(read)
+            case PutOver(handoff=planned):
+                return self._put_over(planned)
+            case TierGrew(tier=tier):
+                reads = [each.read for each in (*self._planned.values(), *self._streams.values())]
+                return [ReadPool(read) for read in reads if read.tier.name == tier]
+
+    # ---- reads from the pool
+
+    def _read_more(self, read: PoolRead) -> list[Command]:
+        """Read what has landed in the pool since the last read, if it is worth one.
+
+        One read at a time: blocks that land meanwhile go with the next one, so a slow pool is asked for long runs.
+        """
+        request, target, tier = read.request, read.target, read.tier
+        pool = self.pools.get(target)
+        if read.is_over or pool is None or pool.tiers is None or (request.id, target) in self.table.reads_ahead:
+            return []
+        while read.pooled_blocks < len(read.names) and tier.has(read.names[read.pooled_blocks]):
+            read.pooled_blocks += 1
+        if read.pooled_blocks - read.taken_blocks < read.run_blocks:
+            return []
+        reached = pool.tiers.reach(read.names[: read.pooled_blocks])
+        blocks = reached[-1].blocks if reached else 0
+        if blocks - read.taken_blocks < read.run_blocks:
+            return []  # the store is busy or suspended
+        read.taken_blocks = blocks
+        names = read.names[:blocks]
+        transfer = Transfer(
+            number=self.table.next_number(),
+            request=request,
+            source=target,
+            target=target,
+            tokens=blocks * pool.block_tokens,
+            names=names,
+        )
+        self.table.add(transfer)
+        return [ToPool(target, LandingWanted(request, read.attempt, None, blocks, names))]
+
+    def read_over(self, transfer: Transfer, *, is_whole: bool) -> list[Command]:
+        """A read ahead has ended: begin the next one, or let the start that waited for it go on."""
+        request_id, target = transfer.request.id, transfer.target
+        held, planned, stream = self._held.get(request_id), self._planned.get(request_id), self._streams.get(request_id)
+        if held is not None and held[1] == target:
+            del self._held[request_id]
+            return [Place(held[0])]
+        if planned is not None and planned.is_put:
+            return self._put_over(planned)
+        waiting = planned or stream
+        if waiting is None or waiting.read.target != target:
+            return []
+        waiting.read.is_over = waiting.read.is_over or not is_whole
+        return self._read_more(waiting.read)
+
+    def hold(self, start: Start, target: HostId) -> bool:
+        """Let a start wait for a read ahead on its host; it is placed then. False: nothing is read there."""
+        reads = self.table.reads_ahead
+        if not reads or (start.request.id, target) not in reads:
+            return False
+        self._held[start.request.id] = start, target
+        return True
+
+    # ---- the end of a put
+
+    def put_ended(self, ended: PutEnded) -> list[Command]:
+        """Go on with the handoff whose put has ended. A put that was given up changes nothing."""
+        planned = self._planned.get(ended.request_id)
+        return self._put_over(planned) if planned is not None and planned.number == ended.number else []
+
+    def _put_over(self, planned: PlannedHandoff) -> list[Command]:
+        """Nothing more is put: the request goes on once no read for it is under way."""
+        request_id, read = planned.start.request.id, planned.read
+        if self._planned.get(request_id) is not planned:
+            return []
+        planned.is_put = read.is_over = True
+        if (request_id, read.target) in self.table.reads_ahead:
+            return []
+        del self._planned[request_id]
+        return self._go_on(planned)
+
+    def _go_on(self, planned: PlannedHandoff) -> list[Command]:
+        """Read from the pool what was put. If that is not all: copy directly, while the source lives."""
+        start, source, names, target = planned.start, planned.source, planned.read.names, planned.read.target
+        worker = self.workers.get(start.worker)
+        if worker is None or worker.host != target:
+            return []  # its worker has died: the coordinator starts the request elsewhere
+        pool = self.pools[target]
+        reached = pool.tiers.reach(names) if pool.tiers is not None else []
+        there = reached[-1].blocks if reached else self._held_blocks(target, names)
+        if there == len(names):
+            tokens = there * pool.block_tokens
+            fetch = Fetch(start=start, source=target, target=target, tokens=tokens, names=names)
+            return [*self._let_go(start.request.id, source), fetch]
+        tokens = tokens_at(self.pools, source, start)
+        if not tokens:
+            return [BeginFromTiers(start, target)]
+        known = names_at(self.pools[source], pool, start.request, tokens)
+        return [Fetch(start=start, source=source, target=target, tokens=tokens, names=known)]
+
+    def _let_go(self, request_id: RequestId, source: HostId) -> list[Command]:
+        """Release the request at the source: its blocks are cached from now on."""
+        if source not in self.pools:
+            return []
+        self.homes[request_id].discard(source)
+        return [ToPool(source, ReleaseBlocks(request_id))]
+
+    # ---- what ends a handoff early
+
+    def lose_host(self, host: HostId) -> list[Command]:
+        """Give up what used a lost host. Blocks that it had put are in the pool: their requests go on with those."""
+        self._streams = {name: stream for name, stream in self._streams.items() if stream.source != host}
+        lost = [each for each in self._planned.values() if host in (each.source, each.read.target)]
+        for each in lost:
+            if each.read.target == host:
+                del self._planned[each.start.request.id]
+        return [PutOver(each) for each in lost if each.read.target != host]
+
+    def forget(self, request_id: RequestId) -> None:
+        """Wait no longer for a put or a read ahead of this request."""
+        if not (self._held or self._streams or self._planned):
+            return
+        self._held.pop(request_id, None)
+        for given_up in (self._streams.pop(request_id, None), self._planned.pop(request_id, None)):
+            if given_up is not None:
+                given_up.read.is_over = True
+
+    def find(self, request_id: RequestId) -> Start | None:
+        """Find the start that waits for a put of the request, or for a read ahead of it."""
+        planned = self._planned.get(request_id)
+        if planned is not None:
+            return planned.start
+        held = self._held.get(request_id)
+        return held[0] if held is not None else None
+
+    # ---- what each path costs
+
+    def _choose(self, view: HandoffView) -> list[WayChosen]:
+        """Ask the policy, with measured times."""
+        return [WayChosen(view, self.policies.way(view))]
+
+    def _view(
+        self, request: Request, pair: _Pair, names: Sequence[BlockHash], lengths: tuple[int, int], now_s: float
+    ) -> HandoffView:
+        """Predict how long each path takes now. `lengths`: tokens to hand off, and blocks of the shortest run."""
+        source, target, tier = pair.source, pair.target, pair.tier
+        (tokens, least_blocks), links, block_tokens = lengths, self.links, self.pools[target].block_tokens
+        held = self._held_blocks(target, names)
+        held_tokens, full_tokens = held * block_tokens, len(names) * block_tokens
+        pooled = [tier.has(name) for name in names[held:]]
+        missing_tokens = pooled.count(False) * block_tokens
+        below, get_s = tier_link(tier.name), tier_s(tier, block_tokens)
+        wire_s = partial(links.wire_s, source, target)
+        return HandoffView(
+            request=request,
+            tokens=tokens - held_tokens,
+            pooled_tokens=(pooled.index(False) if missing_tokens else len(pooled)) * block_tokens,
+            direct=links.view((source, target), tokens - held_tokens, wire_s, now_s),
+            put=links.view((source, below), missing_tokens, get_s, now_s),
+            get=links.view((below, target), full_tokens - held_tokens, get_s, now_s),
+            run_ratio=min(1.0, run_blocks(len(names) - held, least_blocks) / max(1, len(names) - held)),
+            rest_s=self.policies.cost.prefill_s(new_tokens=max(0, tokens - full_tokens), cached_tokens=full_tokens),
+        )
+
+    def _pair(self, source: HostId, target: HostId) -> _Pair | None:
+        """Find a tier that both hosts have, for blocks of one size.
+
+        None where the model sees a window: of a long prompt the source has the end only, and a pool is read from the
+        first block on.
+        """
+        giver, taker = self.pools.get(source), self.pools.get(target)
+        if source == target or giver is None or taker is None or giver.tiers is None or taker.tiers is None:
+            return None
+        if giver.window is not None:
+            return None
+        tier = giver.tiers.shared_with(taker.tiers)
+        return _Pair(source, target, tier) if tier is not None else None
+
+    def _held_blocks(self, target: HostId, names: Sequence[BlockHash]) -> int:
+        """Count the leading blocks of these that the target's arena has."""
+        tiers = self.pools[target].tiers
+        return tiers.held_blocks(names) if tiers is not None else 0
+
+    def _blocks(self, tokens: int, target: HostId) -> int:
+        return max(1, tokens // self.pools[target].block_tokens)
+
+
+def run_blocks(blocks: int, least_blocks: int) -> int:
+    """Return the blocks of each run of a put: few runs cost little, and a short last run is read soon."""
+    return max(1, least_blocks, -(-blocks // RUNS_MAX))

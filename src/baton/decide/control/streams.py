@@ -1,0 +1,101 @@
+"""Copies the sealed blocks of running requests to the hosts where they will probably go on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from baton.core.copies import LandingWanted
+from baton.core.messages import AheadEnded, SendAhead
+from baton.core.types import HostId, RequestId
+from baton.decide.control.cluster_messages import ToPool
+from baton.decide.control.kv_names import names_at
+from baton.decide.control.layer_transfers import LayerTransfers
+from baton.decide.control.transfer import ROUNDS_MAX, Stream, Transfer, TransferTable
+from baton.decide.kv.host_pool import HostPool
+
+
+@dataclass(slots=True, kw_only=True)
+class Streams:
+    """At most one stream per live request, with one transfer under way."""
+
+    table: TransferTable
+    pools: Mapping[HostId, HostPool]
+    layers: LayerTransfers
+
+    def begin(self, command: SendAhead, target: HostId) -> list[ToPool | AheadEnded]:
+        """Copy the blocks that are sealed, and more as they are."""
+        stream = Stream(
+            request=command.request,
+            attempt=command.attempt,
+            source=command.source,
+            target=target,
+            run_tokens=command.run_tokens,
+            report=command.report,
+        )
+        self.table.streams[command.request.id] = stream
+        return self.send_more(stream)
+
+    def sealed(self, request_id: RequestId) -> list[ToPool | AheadEnded]:
+        """Copy what was sealed since the last copy, unless one is under way."""
+        stream = self.table.streams.get(request_id)
+        return self.send_more(stream) if stream is not None and stream.transfer is None else []
+
+    def refused(self, request_id: RequestId) -> list[ToPool | AheadEnded]:
+        """Give up a stream whose target has no free blocks: more of it would find none either."""
+        stream = self.table.streams[request_id]
+        assert stream.transfer is not None, f"{request_id} is refused blocks that no transfer asked for"
+        self.table.drop(stream.transfer)
+        return self._end(stream, landed=False)
+
+    def over(self, transfer: Transfer, *, landed: bool) -> list[ToPool | AheadEnded]:
+        """Go on with the stream of a transfer that has ended. A chunk was its last."""
+        stream = self.table.streams.get(transfer.request.id)
+        if stream is None or stream.transfer is not transfer:
+            return []
+        stream.transfer = None
+        return self.send_more(stream) if landed and transfer.chunk is None else self._end(stream, landed=landed)
+
+    def send_more(self, stream: Stream) -> list[ToPool | AheadEnded]:
+        """Copy the blocks sealed since the last copy, if they are worth one, or the chunk that is being computed."""
+        wanted = self.layers.begin(stream)
+        if wanted is not None:
+            return [ToPool(stream.target, wanted)]
+        request, target = stream.request, self.pools[stream.target]
+        tokens, least_tokens = self._sealed_tokens(stream), stream.run_tokens
+        first = target.behind(max(tokens, request.prompt_tokens - 1))
+        if tokens <= first * target.block_tokens:
+            tokens = 0  # all of it is behind the window of the next token
+        fresh_tokens = tokens - stream.sent_tokens
+        if stream.report:
+            least_tokens = 1 + max(self.pools[host].block_tokens for host in (stream.source, stream.target))
+        if stream.report and (fresh_tokens < least_tokens or stream.rounds >= ROUNDS_MAX):
+            return self._end(stream, landed=True)
+        if fresh_tokens < max(1, least_tokens):
+            return []
+        stream.rounds += 1
+        stream.sent_tokens = tokens
+        names = names_at(self.pools[stream.source], target, request, tokens)
+        stream.transfer = Transfer(
+            number=self.table.next_number(),
+            request=request,
+            source=stream.source,
+            target=stream.target,
+            tokens=tokens,
+            names=names,
+        )
+        self.table.add(stream.transfer)
+        return [ToPool(stream.target, LandingWanted(request, stream.attempt, None, len(names), names, first))]
+
+    def _sealed_tokens(self, stream: Stream) -> int:
+        """Count the leading tokens that are sealed at the source and fill whole blocks of both hosts."""
+        source, target = self.pools[stream.source], self.pools[stream.target]
+        tokens = len(source.names(stream.request.id)) * source.block_tokens
+        if not stream.report:  # a prompt that is computed anew at the target needs its last token computed
+            tokens = min(tokens, stream.request.prompt_tokens - 1)
+        tokens -= tokens % target.block_tokens
+        return len(names_at(source, target, stream.request, tokens)) * target.block_tokens
+
+    def _end(self, stream: Stream, *, landed: bool) -> list[ToPool | AheadEnded]:
+        del self.table.streams[stream.request.id]
+        return [AheadEnded(stream.request.id, stream.attempt, landed)] if stream.report else []
