@@ -20,8 +20,8 @@ def _baton(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--prefill", "1"), ("nobody to decode", "--decode")),
-        (("--decode", "2"), ("nobody to prefill", "--prefill")),
+        (("--prefill", "1"), ("no worker can decode", "--decode")),
+        (("--decode", "2"), ("no worker can prefill", "--prefill")),
         (("--prefill", "0", "--decode", "0"), ("all 0", "at least one")),
         (("--prefill", "-1", "--decode", "1"), ("topology.prefill is -1",)),
         (("--port", "70000", "--threads", "-3"), ("http.port is 70000", "threads is -3")),

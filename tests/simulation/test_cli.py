@@ -157,7 +157,7 @@ def test_arrivals_that_say_too_little_or_too_much_are_refused(
         ("[link]\ndelay_max_s = inf", "link.delay_max_s is inf"),
         ("[cost]\nprefill_token_s = nan", "cost.prefill_token_s is nan"),
         ("[cost]\ndecode_request_s = -1", "cost.decode_request_s is -1"),
-        ("[wire]\noverlap_ratio = 5", "wire.overlap_ratio is 5, but must be from 0 to 1"),
+        ("[wire]\noverlap_ratio = 5", "wire.overlap_ratio is 5, but must be between 0 and 1"),
         ("tick_s = 0", "tick_s is 0"),
         ("worker_start_s = -4", "worker_start_s is -4"),
         ("workers = [{role = 'mixed'}, {role = 'decode', count = -1}]", r"workers\[1\].count is -1"),

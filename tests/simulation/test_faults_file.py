@@ -179,7 +179,7 @@ def test_a_death_that_takes_a_negative_time_is_told() -> None:
         ("[faults", "not a TOML file"),
         ("", "faults is missing"),
         ("[[faults]]\ntype = 'Herd'\nat_s = -1\nfor_s = 'x'", "faults[0].at_s is -1"),
-        ("[[faults]]\ntype = 'Herd'\nat_s = -1\nfor_s = 'x'", "faults[0].for_s does not fit"),
+        ("[[faults]]\ntype = 'Herd'\nat_s = -1\nfor_s = 'x'", "faults[0].for_s is 'x', but must be a number"),
     ],
 )
 def test_a_file_that_is_none_says_what_is_wrong(text: str, words: str, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from baton.cli.main import main
-from baton.core.config_file import load
+from baton.core.config import load
 from baton.lab.sim.spec import load_spec
 
 QUICK = ["plan", "--llm", "llama3.1-8b", "--input-tokens", "1000", "--output-tokens", "100", "--tp", "1,2"]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from baton.core.config import PolicyConfig
-from baton.core.config_file import load
+from baton.core.config import PolicyConfig, load
 from baton.core.files import in_file
 from baton.decide.policy.policy_sets import POLICY_SETS, policy_set, resolve
 

@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from baton.core.config import Config, TierConfig, Topology
-from baton.core.config_file import load
+from baton.core.config import Config, TierConfig, Topology, load
 from baton.core.errors import ConfigError
 from baton.core.files import in_file
 

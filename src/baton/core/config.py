@@ -1,14 +1,22 @@
-"""The one configuration tree: from a TOML file and the command line, frozen, checked whole before anything starts."""
+"""The configuration tree of `baton serve`: read from a TOML file and flags, immutable, and validated before start."""
 
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import Struct
+import msgspec
+from msgspec import Struct, structs
 
-from baton.core.ranges import Count
+from baton.core.errors import ConfigError
+from baton.core.validation import Range, out_of_range, type_problems, valid_part
 
+WORKERS_MAX = 256
+"""Maximum worker processes of one role on this host."""
+Bytes = Annotated[int, Range(least=0, most=2**50)]
+Port = Annotated[int, Range(least=0, most=65535)]
+Timeout = Annotated[float, Range(least=1, most=86400)]
+ShortTimeout = Annotated[float, Range(least=0.1, most=86400)]
 DtypeChoice = Literal["auto", "float32", "bfloat16"]
 DEVICE = re.compile(r"auto|cpu|cuda(?::(\d{1,3}))?")
 WeightsChoice = Literal["dense", "stored", "int8"]
@@ -17,31 +25,31 @@ KVDtypeChoice = Literal["auto", "float32", "bfloat16", "int8", "fp8"]
 
 
 class BatchLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How large one step may be."""
+    """Limits of one step."""
 
-    step_tokens_max: Count = 512
-    """Most tokens in one forward pass. Larger computes prompts faster; smaller keeps ITL steady on mixed workers."""
-    requests_max: Count = 64
-    """Most requests that a worker runs at once."""
-    growth_tokens: Count = 64
-    """Room for KV that a decoding request asks for at a time. More asks less often; less leaves more to others."""
+    step_tokens_max: Annotated[int, Range(least=1, most=2**20)] = 512
+    """Maximum tokens per step. Larger values compute prompts faster; smaller ones keep ITL steady on mixed workers."""
+    requests_max: Annotated[int, Range(least=1, most=2**16)] = 64
+    """Maximum number of requests that a worker runs at once."""
+    growth_tokens: Annotated[int, Range(least=1, most=2**20)] = 64
+    """KV tokens that a decoding request reserves at a time. More asks less often; less leaves more blocks to others."""
 
 
 class SpeculationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Guessing tokens ahead from the request's own text (prompt lookup). Changes no text, only the number of steps."""
+    """Speculative decoding by prompt lookup: drafts come from the request's own text. Output text does not change."""
 
-    tokens_max: int = 0
-    """Most guesses that a step verifies for one decoding request. 0: none are made."""
-    ngram_min: int = 2
-    """Newest tokens that must have stood in the text before, for a guess of what followed them."""
-    ngram_max: int = 4
-    """Newest tokens that are looked for first; fewer, down to `ngram_min`, where they are not found."""
-    requests_max: int = 4
-    """Most decoding requests in a step with guesses. A step with more of them has its cores busy without."""
+    tokens_max: Annotated[int, Range(least=0, most=64)] = 0
+    """Maximum drafted tokens per request and step. 0: no speculation."""
+    ngram_min: Annotated[int, Range(least=1, most=16)] = 2
+    """Shortest run of newest tokens that is looked up earlier in the text."""
+    ngram_max: Annotated[int, Range(least=1, most=16)] = 4
+    """Longest run of newest tokens that is looked up; it is tried first, then shorter runs down to `ngram_min`."""
+    requests_max: Annotated[int, Range(least=1, most=2**16)] = 4
+    """No drafts in steps with more decoding requests than this: such steps keep the cores busy without drafts."""
 
 
 class Topology(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many worker processes of each role. All zero means 1 prefill + 1 decode."""
+    """Number of worker processes of each role. All zero means 1 prefill + 1 decode."""
 
     prefill: int = 0
     decode: int = 0
@@ -49,86 +57,84 @@ class Topology(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Processes that compute one model together. All workers of a host are alike in it: it decides how KV lies."""
+    """Parallelism inside one worker. The same for all workers of a host, since it determines the KV layout."""
 
-    tensor: int = 1
-    """Ranks that share the heads and the width of every layer."""
-    pipeline: int = 1
-    """Stages that share the layers."""
+    tensor: Annotated[int, Range(least=1, most=64)] = 1
+    """Tensor-parallel ranks: they share the heads and the width of every layer."""
+    pipeline: Annotated[int, Range(least=1, most=64)] = 1
+    """Pipeline stages: they share the layers."""
 
 
 Preemption = Literal["cheaper", "swap", "recompute"]
-"""How a preempted request gets its KV back."""
+"""How a preempted request restores its KV."""
 
 
 class KVConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The arena that holds the KV cache."""
 
-    block_tokens: int = 16
-    """Tokens in a KV block. Only full blocks are shared between requests."""
-    bytes: int = 0
-    """Size of the arena. 0 chooses: 2 GiB or one full context, at most a quarter of the free memory."""
-    blocks: int = 0
-    """Size of the arena in blocks; overrides `bytes` where it is not 0."""
+    block_tokens: Annotated[int, Range(least=1, most=1024)] = 16
+    """Tokens per KV block. Only full blocks are shared between requests."""
+    bytes: Bytes = 0
+    """Size of the arena. 0: 2 GiB or one full context, whichever is larger, but at most a quarter of free memory."""
+    blocks: Annotated[int, Range(least=0, most=2**31)] = 0
+    """Size of the arena in blocks. Overrides `bytes` unless it is 0."""
     allocate: Literal["on_demand", "longest"] = "on_demand"
-    """`on_demand` gives a request blocks as it grows, and preempts where they run out. `longest` gives it at the start
-    what its longest output can need: no preemption, fewer requests at once."""
+    """`on_demand` grants blocks as a request grows, and preempts if they run out. `longest` reserves the blocks of the
+    longest possible output at the start: no preemption, but fewer requests at once."""
     preemption: Preemption = "cheaper"
-    """How a preempted request gets back what it has lost when it goes on: `recompute` computes it again, `swap` reads
-    what a tier below the arena has of it, `cheaper` does what costs it and those in its batch less time."""
+    """How a preempted request restores its KV: `recompute` computes it again, `swap` reads it from the tiers, `cheaper`
+    chooses the option that costs less time over all requests in the batch."""
     dtype: KVDtypeChoice = "auto"
-    """`auto` keeps KV in the precision that the model computes in. `int8` and `fp8` (e4m3) have a scale per token and
-    head, and need the native engine."""
+    """Precision of KV. `auto`: the precision that the model computes in. `int8` and `fp8` (e4m3) store one scale per
+    token and head, and need the native engine."""
 
 
 class TierConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A tier below the arena of the server's own host, and of all others where it is on none of their machines: blocks
-    that nobody uses are written there, and read again where that is predicted cheaper than computing them."""
+    """A tier below the arena. Unused blocks are written to it, and read back if that is predicted to be cheaper than a
+    recompute. A tier on this machine belongs to the server's own host; any other tier is used by all hosts."""
 
     url: str
     """A store: `file:///var/cache/kv?bytes=100e9`, `redis://host:6379/0?ttl_s=3600`, `s3://bucket/prefix`,
     `pool://host:8700`."""
     bytes_per_s: float = 1e9
-    """How fast it is read, as far as is known before the first read; then it is measured."""
+    """Assumed read bandwidth before the first read. Afterwards it is measured."""
     latency_s: float = 0.002
-    """From asking for a block to its first byte. Measured, too."""
+    """Assumed time to the first byte of a read. Afterwards it is measured."""
     when: Literal["cached", "sealed"] = "cached"
-    """Blocks are written when nobody uses them any more, or as soon as they are full."""
-    list_s: float = 30.0
-    """How often a store that others use too is asked what it has: what they put there is found so much later, or 20
-    times as much as its answer takes. 0: only at the start."""
+    """Write blocks once no request uses them (`cached`), or as soon as they are full (`sealed`)."""
+    list_s: Annotated[float, Range(least=0, most=86400)] = 30.0
+    """Interval for listing a shared store, to find blocks that other servers have written. At least 20 times as long as
+    a listing takes. 0: only at the start."""
 
 
 class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The HTTP edge."""
 
     host: str = "127.0.0.1"
-    port: int = 8000
-    """0 takes a free port and says which."""
+    port: Port = 8000
+    """0: any free port; the log shows which."""
     api_keys: tuple[str, ...] = ()
-    """Accepted bearer keys. Empty: no key is asked for."""
-    body_bytes_max: int = 4 * 1024 * 1024
-    """Larger request bodies are refused with 413 without being read."""
-    choices_max: int = 32
-    """Most choices (prompts x n) of one HTTP request."""
+    """Accepted bearer keys. Empty: no authentication."""
+    body_bytes_max: Annotated[int, Range(least=1024, most=2**31)] = 4 * 1024 * 1024
+    """Larger request bodies are rejected with status 413 and not read."""
+    choices_max: Annotated[int, Range(least=1, most=4096)] = 32
+    """Maximum choices (prompts x n) of one HTTP request."""
 
 
 class Plugin(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A class of ours or of the user's, by name, with the options that build it."""
+    """A built-in policy or a user's class, with its options."""
 
     use: str
-    """`module:Class`."""
+    """Name of a built-in policy, or `module:Class`."""
     options: dict[str, Any] = {}
+    """Keyword arguments of the constructor."""
 
 
 class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One policy per family: what plays. The defaults are what plays where nothing is chosen.
-
-    One class that is named, with the same options, for several families is made once and plays all of them.
-    """
+    """One policy per family. If several families name one class with the same options, they share one object."""
 
     name: str = ""
-    """What the set is called that most of it is of; everything that it says stands below."""
+    """Name of the set that the policies come from, for display."""
     admission: Plugin = Plugin(use="slo-headroom")
     routing: Plugin = Plugin(use="slo-headroom")
     placement: Plugin = Plugin(use="slo-headroom")
@@ -145,15 +151,15 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class PolicyChoice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a user chooses of the policies, by family: a class of ours, or the user's own `module:Class`.
+    """The policies that a user configures, by family: a built-in policy or `module:Class`.
 
-    What is not chosen comes from the set that `name` says, and without a name it is the default of docs/policies.md.
-    One class that is named, with the same options, for several families is made once and plays all of them.
+    Other families come from the set `name`, or from the defaults (docs/policies.md). If several families name one class
+    with the same options, they share one object.
     """
 
     name: str = ""
-    """A whole set by name, as `baton sim --policy` takes it (docs/policies.md). What is given per family wins over it.
-    Empty: the defaults."""
+    """A set of policies, as for `baton sim --policy` (docs/policies.md). A policy given for a family replaces that of
+    the set. Empty: the defaults."""
     admission: Plugin | None = None
     routing: Plugin | None = None
     placement: Plugin | None = None
@@ -170,105 +176,104 @@ class PolicyChoice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class HooksConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Pre-processing of requests and post-processing of outputs, in order."""
+    """Plug-ins that process requests before, and outputs after, the model. They run in order."""
 
     request: tuple[Plugin, ...] = ()
     output: tuple[Plugin, ...] = ()
 
 
 class SloConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the service promises. With both given, requests that cannot meet TTFT are refused at once (503)."""
+    """Latency targets of every request. If both are set, requests that cannot meet them are rejected at once (503)."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
 
 
 class SurvivalConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is done about dead and silent workers."""
+    """Timeouts and limits for failed and unresponsive workers."""
 
-    attempts_max: int = 3
-    """Tries that a request gets when workers die under it. The last failure is reported to the client."""
-    restarts_max: int = 5
-    """Times that one worker is started again within `restart_window_s` before the server gives it up."""
-    restart_window_s: float = 60.0
-    silent_s: float = 60.0
-    """A worker that answers nothing for this long (between two steps) is killed; its requests go on elsewhere."""
-    start_s: float = 300.0
-    """Longest time that a worker may take to load its model."""
-    wait_s: float = 60.0
-    """Longest time that a request which was taken waits while no worker is there: all have died, or every host has
-    gone. Then its client gets 503 with the reason. While a worker starts, or a host joins, `start_s` longer."""
-    drain_s: float = 10.0
-    """How long running requests may go on after SIGTERM or Ctrl-C. A second signal ends them at once."""
+    attempts_max: Annotated[int, Range(least=1, most=100)] = 3
+    """Maximum attempts of a request whose workers die. The last failure is reported to the client."""
+    restarts_max: Annotated[int, Range(least=0, most=1000)] = 5
+    """Restarts of one worker within `restart_window_s` before the server stops restarting it."""
+    restart_window_s: Timeout = 60.0
+    silent_s: Timeout = 60.0
+    """A worker that sends nothing for this long (between two steps) is killed; its requests continue elsewhere."""
+    start_s: Timeout = 300.0
+    """Deadline for a worker to load its model."""
+    wait_s: ShortTimeout = 60.0
+    """Deadline of an accepted request while no worker is available. Then its client gets 503 with the reason. While a
+    worker starts or a host joins, the deadline is `start_s` later."""
+    drain_s: Annotated[float, Range(least=0, most=86400)] = 10.0
+    """Grace period for running requests after SIGTERM or Ctrl-C. A second signal ends them at once."""
 
 
 class HostsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Other hosts that serve under this server: `baton host --join URL`."""
 
-    expected: int = 0
-    """Hosts that must have joined before the server is ready. With some, `topology` may be empty: no worker here."""
-    port: int = 0
-    """Where hosts that join connect to, at the address of HTTP. 0 takes a free one; open once a host has asked."""
+    expected: Annotated[int, Range(least=0, most=4096)] = 0
+    """Number of hosts that must join before the server is ready. Above 0, `topology` may be empty: no local worker."""
+    port: Port = 0
+    """Port for joining hosts, at the address of HTTP. 0: any free port. It opens when the first host asks to join."""
     listen: str = ""
-    """Address at which this server's own host gives KV blocks to others. Empty: that of HTTP."""
+    """Address at which this server's own host offers KV blocks to others. Empty: the address of HTTP."""
     transports: tuple[Literal["shm", "tcp", "nixl"], ...] = ("shm", "tcp")
-    """How KV may go from host to host, the best first. `shm` is between hosts on one machine; `nixl` needs the extra of
-    that name on every host."""
+    """Transports for KV between hosts, in order of preference. `shm` works between hosts on one machine; `nixl` needs
+    the extra `nixl` on every host."""
     advertise: str = ""
-    """Address by which they reach it. Empty: the one by which the first of them has reached the server."""
-    silent_s: float = 10.0
-    """A host that answers nothing for this long is given up, with its KV; its requests go on elsewhere."""
-    copy_s: float = 30.0
-    """Longest time that copying a request's KV between two hosts may take. What is not there then is computed again."""
+    """Address at which other hosts reach this one. Empty: the address at which the first host reached the server."""
+    silent_s: ShortTimeout = 10.0
+    """A host that sends nothing for this long is removed, with its KV; its requests continue elsewhere."""
+    copy_s: Annotated[float, Range(least=0.01, most=86400)] = 30.0
+    """Deadline for copying a request's KV between two hosts. Missing blocks are recomputed."""
     lossy: bool = False
-    """Let a host keep KV in another precision. `timings.kv_loss` of a request then says what its KV lost on the way;
-    whoever finds such blocks in the cache later reads what was rounded."""
-    mover_silent_s: float = 5.0
-    """A process that moves KV and answers nothing for this long is killed, and started again."""
+    """Allow hosts with different KV precisions. `timings.kv_loss` of a request reports the rounding. Later requests
+    that hit such blocks read rounded values."""
+    mover_silent_s: ShortTimeout = 5.0
+    """A mover process that sends nothing for this long is killed and restarted."""
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that `baton serve` can be told."""
+    """The whole configuration of `baton serve`."""
 
     model: str = "smollm2-135m"
     served_name: str = ""
-    """What clients call the model. Empty: the name of the model or of its file."""
+    """Name of the model in the API. Empty: the name of the model or of its file."""
     dtype: DtypeChoice = "auto"
     """Precision that the model computes in. `auto` is float32 on a CPU, bfloat16 on a GPU."""
     weights: WeightsChoice = "dense"
-    """Form that weights are computed in. `dense`: widened to `dtype`. `stored`: 4 and 8 bits as a GGUF file has them,
-    what it has otherwise rounded to 8. `int8`: 8 bits, a scale per row. The last two need the native engine, and `auto`
-    for `dtype` is bfloat16 then."""
+    """Format of the weights in memory. `dense`: converted to `dtype`. `stored`: 4 and 8 bits as in a GGUF file, other
+    formats rounded to 8 bits. `int8`: 8 bits with one scale per row. `stored` and `int8` need the native engine, and
+    then `auto` for `dtype` means bfloat16."""
     device: str = "auto"
-    """Where it computes: `cpu`, `cuda` or `cuda:N`. `auto` is the first GPU that PyTorch can use, else the CPU."""
-    threads: int = 0
-    """Threads of each worker. 0 divides the cores among the workers, at least one each; where a container has a CPU
-    quota, as many as that is worth."""
+    """Device of the model: `cpu`, `cuda` or `cuda:N`. `auto`: the first GPU that PyTorch can use, else the CPU."""
+    threads: Annotated[int, Range(least=0, most=1024)] = 0
+    """Threads per worker. 0 divides the cores (or a container's CPU quota) among the workers, at least one each."""
     idle_cores: IdleCores = "lend"
-    """What a worker's cores do while it sleeps. `lend`: the native engine of another worker of the host computes on
-    them, until the owner wakes. `keep`: nothing."""
-    context_tokens: int = 0
-    """Most tokens of one request, prompt and output together. 0: what the model was trained for."""
+    """Use of a sleeping worker's cores. `lend`: native engines of other workers on the host use them until the worker
+    wakes. `keep`: they stay idle."""
+    context_tokens: Annotated[int, Range(least=0, most=2**31)] = 0
+    """Maximum tokens of one request, prompt plus output. 0: the model's training context."""
     seed: int | None = None
-    """Where sampling seeds of requests without one come from. None: from the operating system."""
-    tick_s: float = 1.0
-    """How often policies of roles, scaling and moves are asked."""
+    """Source of sampling seeds for requests without a seed. None: the operating system."""
+    tick_s: Annotated[float, Range(least=0.01, most=86400)] = 1.0
+    """Interval at which the policies for roles, scaling and moves run."""
     log: str = ""
-    """File for the log of decisions, which `baton replay` reads. Empty: none is written."""
-    log_bytes_max: int = 1_000_000_000
-    """Where a log ends, however long the server runs."""
+    """File of the decision log, which `baton replay` reads. Empty: no log."""
+    log_bytes_max: Bytes = 1_000_000_000
+    """Maximum size of the decision log. It ends there."""
     step_log: str = ""
-    """Folder for the logs of steps, one file per worker, which `fitted` cost models are made of. Empty: none."""
+    """Folder for step logs, one file per worker. `fitted` cost models are made from them. Empty: no step logs."""
     topology: Topology = Topology()
     parallel: ParallelConfig = ParallelConfig()
     kv: KVConfig = KVConfig()
     tiers: tuple[TierConfig, ...] = ()
-    """Below the arena, the fastest first."""
+    """Tiers below the arena, the fastest first."""
     batch: BatchLimits = BatchLimits()
     speculation: SpeculationConfig = SpeculationConfig()
     cost: dict[str, Any] = {}
-    """How long steps take on this machine: `model`, and its values. Empty, or without some prices of the linear model:
-    those come from the sizes of the served model, at rates of another machine."""
+    """Cost model of this machine: `model` and its values. Missing prices of the linear model are estimated from the
+    size of the served model, at the speed of a reference machine."""
     http: HttpConfig = HttpConfig()
     policy: PolicyChoice = PolicyChoice()
     hooks: HooksConfig = HooksConfig()
@@ -277,18 +282,25 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hosts: HostsConfig = HostsConfig()
 
     def problems(self) -> list[str]:
-        """Everything that is wrong, not only the first thing. Empty means ready to start."""
-        found: list[str] = []
-        for path, value, low, high in self._ranges():
-            if not low <= value <= high:
-                found.append(f"{path} is {value}, but must be between {low} and {high}")
+        """Return every problem of the configuration. Empty: the server can start."""
+        found = out_of_range(self)
+        found += [
+            f"topology.{role} is {workers}, but must be between 0 and {WORKERS_MAX}"
+            for role, workers in structs.asdict(self.topology).items()
+            if not 0 <= workers <= WORKERS_MAX
+        ]
+        if self.speculation.ngram_max < self.speculation.ngram_min:
+            found.append(
+                f"speculation.ngram_max is {self.speculation.ngram_max}, but must be at least "
+                f"{self.speculation.ngram_min}, as speculation.ngram_min is"
+            )
         if DEVICE.fullmatch(self.device) is None:
             found.append(f"device is {self.device!r}, but must be auto, cpu, cuda or cuda:N")
-        topology = Topology(mixed=1) if self.hosts.expected else self.topology  # others may bring what is missing
+        topology = Topology(mixed=1) if self.hosts.expected else self.topology  # joining hosts may bring workers
         if topology.prefill > 0 and topology.decode + topology.mixed == 0:
-            found.append(f"{topology.prefill} prefill workers and nobody to decode: add --decode N or --mixed N")
+            found.append(f"{topology.prefill} prefill workers, but no worker can decode: add --decode N or --mixed N")
         if topology.decode > 0 and topology.prefill + topology.mixed == 0:
-            found.append(f"{topology.decode} decode workers and nobody to prefill: add --prefill N or --mixed N")
+            found.append(f"{topology.decode} decode workers, but no worker can prefill: add --prefill N or --mixed N")
         if (self.slo.ttft_s is None) != (self.slo.tpot_s is None):
             found.append("slo needs both ttft_s and tpot_s: a request is in its SLO when it meets both")
         if any(value is not None and not value > 0 for value in (self.slo.ttft_s, self.slo.tpot_s)):
@@ -301,54 +313,29 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                     f"tiers[{number}]: bytes_per_s is {tier.bytes_per_s:g} and latency_s {tier.latency_s:g}, but they"
                     " must be above 0, and at least 0"
                 )
-            if not 0 <= tier.list_s <= 86400:
-                found.append(f"tiers[{number}].list_s is {tier.list_s:g}, but must be between 0 and 86400")
+
         if not self.hosts.transports:
-            found.append("hosts.transports is empty: no KV could go from host to host; name shm, tcp or both")
+            found.append("hosts.transports is empty, so hosts cannot exchange KV: name shm, tcp or both")
         if any(not key for key in self.http.api_keys):
-            found.append("http.api_keys holds an empty key, which every client would match; remove it")
+            found.append("http.api_keys holds an empty key, which every client would match: remove it")
         return found
 
     def lacks(self) -> list[str]:
-        """What is asked for and needs what is not there. Of the whole: a file alone may leave it to arguments."""
-        if self.kv.preemption == "swap" and not self.tiers and not self.hosts.expected:  # hosts may bring tiers
+        """Return settings whose requirements are missing. Call it after flags are merged into the file's settings."""
+        if self.kv.preemption == "swap" and not self.tiers and not self.hosts.expected:  # joining hosts may bring tiers
             return ["kv.preemption is 'swap', but there are 0 tiers to read from: add --tier URL, or take 'recompute'"]
         return []
 
-    def _ranges(self) -> list[tuple[str, float, float, float]]:
-        return [
-            ("topology.prefill", self.topology.prefill, 0, 256),
-            ("topology.decode", self.topology.decode, 0, 256),
-            ("topology.mixed", self.topology.mixed, 0, 256),
-            ("parallel.tensor", self.parallel.tensor, 1, 64),
-            ("parallel.pipeline", self.parallel.pipeline, 1, 64),
-            ("threads", self.threads, 0, 1024),
-            ("log_bytes_max", self.log_bytes_max, 0, 2**50),
-            ("context_tokens", self.context_tokens, 0, 2**31),
-            ("kv.block_tokens", self.kv.block_tokens, 1, 1024),
-            ("kv.bytes", self.kv.bytes, 0, 2**50),
-            ("kv.blocks", self.kv.blocks, 0, 2**31),
-            ("batch.step_tokens_max", self.batch.step_tokens_max, 1, 2**20),
-            ("batch.requests_max", self.batch.requests_max, 1, 2**16),
-            ("speculation.tokens_max", self.speculation.tokens_max, 0, 64),
-            ("speculation.requests_max", self.speculation.requests_max, 1, 2**16),
-            ("speculation.ngram_min", self.speculation.ngram_min, 1, 16),
-            ("speculation.ngram_max", self.speculation.ngram_max, self.speculation.ngram_min, 16),
-            ("batch.growth_tokens", self.batch.growth_tokens, 1, 2**20),
-            ("tick_s", self.tick_s, 0.01, 86400),
-            ("http.port", self.http.port, 0, 65535),
-            ("http.body_bytes_max", self.http.body_bytes_max, 1024, 2**31),
-            ("http.choices_max", self.http.choices_max, 1, 4096),
-            ("survival.attempts_max", self.survival.attempts_max, 1, 100),
-            ("survival.restarts_max", self.survival.restarts_max, 0, 1000),
-            ("survival.restart_window_s", self.survival.restart_window_s, 1, 86400),
-            ("survival.silent_s", self.survival.silent_s, 1, 86400),
-            ("survival.wait_s", self.survival.wait_s, 0.1, 86400),
-            ("survival.drain_s", self.survival.drain_s, 0, 86400),
-            ("survival.start_s", self.survival.start_s, 1, 86400),
-            ("hosts.expected", self.hosts.expected, 0, 4096),
-            ("hosts.port", self.hosts.port, 0, 65535),
-            ("hosts.silent_s", self.hosts.silent_s, 0.1, 86400),
-            ("hosts.copy_s", self.hosts.copy_s, 0.01, 86400),
-            ("hosts.mover_silent_s", self.hosts.mover_silent_s, 0.1, 86400),
-        ]
+
+def load(text: str) -> Config:
+    """Decode and validate the text of a TOML file. Raise ConfigError with every problem, one per line."""
+    try:
+        raw = msgspec.toml.decode(text)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"not a TOML file: {error}") from error
+    problems = type_problems(raw, Config)
+    config = msgspec.convert(valid_part(raw, Config), Config)
+    problems += config.problems()
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return config

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from baton.core.builtin_policies import BUILT_IN, SHORT_NAMES
 from baton.core.errors import ConfigError
-from baton.core.names import did_you_mean
+from baton.core.validation import did_you_mean
 
 Port = TypeVar("Port")
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.core.config import Config, HostsConfig, HttpConfig, KVConfig, Plugin, SloConfig, TierConfig, Topology
-from baton.core.config_file import load
+from baton.core.config import Config, HostsConfig, HttpConfig, KVConfig, Plugin, SloConfig, TierConfig, Topology, load
 from baton.core.errors import ConfigError
 
 
@@ -60,9 +59,9 @@ def test_unknown_keys_types_and_ranges_are_told_in_one_go() -> None:
         """
     )
     text = "\n".join(problems)
-    assert "unknown key modle; did you mean model?" in problems
-    assert "unknown key kv.block_token; did you mean kv.block_tokens?" in problems
-    assert any(line.startswith("unknown key http.zzzzzzzz; known here: host, port") for line in problems)
+    assert "unknown key modle (did you mean 'model'?)" in problems
+    assert "unknown key kv.block_token (did you mean 'block_tokens'?)" in problems
+    assert any(line.startswith("unknown key http.zzzzzzzz; known keys: host, port") for line in problems)
     assert "threads" in text
     assert "kv.blocks" in text
     assert "context_tokens is -5, but must be between 0 and" in text
@@ -72,7 +71,7 @@ def test_unknown_keys_types_and_ranges_are_told_in_one_go() -> None:
 
 def test_an_unknown_key_of_a_policy_is_told_with_the_nearest() -> None:
     text = '[policy.routing]\nuse = "my.module:Mine"\noption = {}\n'
-    assert problems_of(text) == ["unknown key policy.routing.option; did you mean policy.routing.options?"]
+    assert problems_of(text) == ["unknown key policy.routing.option (did you mean 'options'?)"]
 
 
 def test_what_does_not_fit_inside_a_list_is_told_with_the_rest() -> None:
@@ -83,8 +82,8 @@ def test_what_does_not_fit_inside_a_list_is_told_with_the_rest() -> None:
         [policy.routing]
         options = {}
     """)
-    places = {line.rpartition("`$.")[2] for line in problems}
-    assert places == {"http.port`", "http.api_keys[1]`", "policy.routing`", "hooks.request[0].use`"}
+    places = {line.partition(" is ")[0] for line in problems}
+    assert places == {"http.port", "http.api_keys[1]", "policy.routing.use", "hooks.request[0].use"}
 
 
 def test_what_is_no_toml_says_so() -> None:
@@ -95,8 +94,8 @@ def test_what_is_no_toml_says_so() -> None:
 @pytest.mark.parametrize(
     ("topology", "hint"),
     [
-        (Topology(prefill=2), "2 prefill workers and nobody to decode: add --decode N or --mixed N"),
-        (Topology(decode=3), "3 decode workers and nobody to prefill: add --prefill N or --mixed N"),
+        (Topology(prefill=2), "2 prefill workers, but no worker can decode: add --decode N or --mixed N"),
+        (Topology(decode=3), "3 decode workers, but no worker can prefill: add --prefill N or --mixed N"),
     ],
 )
 def test_a_leg_that_nobody_runs_is_refused(topology: Topology, hint: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from baton.core.errors import ConfigError
-from baton.core.names import did_you_mean
+from baton.core.validation import did_you_mean
 from baton.decide.cost.hardware import Hardware, Kernels, Links
 from baton.decide.cost.model import ModelShape
 

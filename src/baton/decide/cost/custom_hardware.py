@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from baton.core.errors import ConfigError
-from baton.core.ranges import Range
+from baton.core.validation import Range
 from baton.decide.cost.catalog import all_hardware, hardware, is_known
 from baton.decide.cost.hardware import Hardware
 

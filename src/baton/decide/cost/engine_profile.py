@@ -8,8 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from baton.core.errors import ConfigError
-from baton.core.names import did_you_mean
-from baton.core.ranges import Factor, Number, Price, Seconds
+from baton.core.validation import Factor, Number, Price, Seconds, did_you_mean
 from baton.decide.cost.catalog import data_text, hardware, models
 from baton.decide.cost.hardware import Hardware
 

@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Struct
 
 from baton.core.errors import ConfigError
-from baton.core.ranges import Price, Seconds, out_of_range
 from baton.core.types import StepShape, prefill_pairs
+from baton.core.validation import Price, Seconds, out_of_range
 from baton.decide.cost.least_squares import fit_nonnegative
 
 BANDS = (8, 32, 128, 512)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from baton.core.ranges import Bandwidth, Count, Number, Seconds
+from baton.core.validation import Bandwidth, Count, Number, Seconds
 
 Streaming = Literal["whole", "layerwise"]
 """When KV is sent: after the prefill, or layer by layer under it."""

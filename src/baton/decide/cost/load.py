@@ -17,20 +17,17 @@ import msgspec
 
 from baton.core.errors import ConfigError
 from baton.core.files import placed
-from baton.core.misfits import misfits
-from baton.core.names import did_you_mean
 from baton.core.ports import CostModel
-from baton.core.ranges import out_of_range
-from baton.decide.cost.custom_hardware import CustomHardware
+from baton.core.validation import did_you_mean, out_of_range, type_problems
 from baton.decide.cost.heterogeneous import HeterogeneousCost
 from baton.decide.cost.spec import SPECS, Built, KindFacts, build, is_model_file, read_model
 from baton.decide.cost.step_logs import read_fitted
 
-_GONE = {
+_REMOVED_KEYS = {
     "local_wire": "workers of one host share its arena and copy nothing; for GPUs that do copy to each other, give "
     "each worker a host of its own, and say how fast in `wire`",
 }
-"""Keys that there were, and what to do without them."""
+"""Keys of earlier versions, and what to do instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,25 +106,16 @@ def _load_kind(raw: dict[str, Any], folder: Path, where: str) -> Built:
     if model not in SPECS:
         raise ConfigError(f"{where}.model is {model!r}{did_you_mean(str(model), SPECS)}; known: {', '.join(SPECS)}")
     kind = SPECS[model]
-    known = kind.__struct_fields__
-    problems = [
-        f"{where}.{key} is no more: {_GONE[key]}"
-        if key in _GONE
-        else f"unknown key {where}.{key}{did_you_mean(key, known)}; model {model} takes {', '.join(known)}"
-        for key in raw
-        if key not in known
-    ]
-    gpu = cast("object", raw.get("hardware"))
-    wrong = misfits(cast("object", gpu), CustomHardware, f"{where}.hardware") if isinstance(gpu, dict) else []
+    problems = [f"{where}.{key} was removed: {_REMOVED_KEYS[key]}" for key in raw if key in _REMOVED_KEYS]
+    section = {key: value for key, value in raw.items() if key not in _REMOVED_KEYS}
+    problems += type_problems(section, kind, where)
+    known = {key: value for key, value in section.items() if key in kind.__struct_fields__}
+    if type_problems(known, kind):
+        raise ConfigError("\n".join(problems))
+    spec = msgspec.convert(known, kind)
+    wrong = out_of_range(spec, where)
     if wrong:
-        raise ConfigError("\n".join([*problems, *wrong]))
-    try:
-        spec = msgspec.convert({key: value for key, value in raw.items() if key in known}, kind)
-    except msgspec.ValidationError as error:
-        raise ConfigError("\n".join([*problems, f"{where}: {error}"])) from error
-    wrong = [*problems, *out_of_range(spec, where)]
-    if len(wrong) > len(problems):
-        raise ConfigError("\n".join(wrong))  # nothing can be built of numbers that are none
+        raise ConfigError("\n".join([*problems, *wrong]))  # nothing can be built from invalid numbers
     try:
         built = build(spec, folder)
     except ConfigError as error:

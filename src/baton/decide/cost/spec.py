@@ -10,9 +10,8 @@ from msgspec import Struct, structs
 
 from baton.core.errors import ConfigError
 from baton.core.files import in_file
-from baton.core.names import did_you_mean
 from baton.core.ports import CostModel
-from baton.core.ranges import Count, Factor, Price, Range, Ratio, Seconds
+from baton.core.validation import Count, Factor, Price, Range, Ratio, Seconds, did_you_mean
 from baton.decide.cost.catalog import hardware, model_shape
 from baton.decide.cost.config_json import shape_from_config
 from baton.decide.cost.custom_hardware import CustomHardware, described

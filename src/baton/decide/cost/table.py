@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from baton.core.errors import ConfigError
-from baton.core.names import did_you_mean
 from baton.core.types import StepShape, prefill_pairs
+from baton.core.validation import did_you_mean
 from baton.decide.cost.catalog import data_text
 from baton.decide.cost.curve import Curve, rising_curve
 from baton.decide.cost.handoff import HandoffLink

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from baton.core.config import Preemption
-from baton.core.ranges import Count
+from baton.core.validation import Count
 
 WINDOW_STEP_TOKENS = 128
 """The largest block that is common between hosts: all of them let go at the same positions, whatever their blocks."""

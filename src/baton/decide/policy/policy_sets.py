@@ -9,8 +9,8 @@ from msgspec.structs import asdict, replace
 
 from baton.core.config import Plugin, PolicyChoice, PolicyConfig
 from baton.core.errors import ConfigError
-from baton.core.names import did_you_mean
 from baton.core.plugin import source_digests
+from baton.core.validation import did_you_mean
 
 ADMIT_ALL = Plugin(use="admit-all")
 ROUND_ROBIN = Plugin(use="round-robin")

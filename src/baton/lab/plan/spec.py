@@ -10,9 +10,8 @@ import msgspec
 from msgspec import Struct
 
 from baton.core.errors import ConfigError
-from baton.core.misfits import misfits
-from baton.core.ranges import Bandwidth, Number, Range, out_of_range
 from baton.core.types import Slo
+from baton.core.validation import Bandwidth, Number, Range, out_of_range, type_problems
 from baton.decide.cost.catalog import hardware
 from baton.decide.cost.custom_hardware import CustomHardware, described
 from baton.decide.cost.engine_profile import engine_profile
@@ -118,7 +117,7 @@ class PlanInput(Struct, frozen=True, kw_only=True):
 
 def read_plan_input(raw: Mapping[str, Any], folder: Path) -> PlanInput:
     """Check and look up everything. Raises ConfigError with every problem, one per line."""
-    wrong = misfits(raw, PlanSpec)
+    wrong = type_problems(raw, PlanSpec)
     if wrong:
         raise ConfigError("\n".join(f"not a valid plan: {problem}" for problem in wrong))
     spec = msgspec.convert(raw, PlanSpec)

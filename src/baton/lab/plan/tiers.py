@@ -9,7 +9,7 @@ from typing import Annotated
 
 from msgspec import Struct, structs
 
-from baton.core.ranges import Bandwidth, Range, Seconds
+from baton.core.validation import Bandwidth, Range, Seconds
 from baton.lab.plan.search import PlannedFleet, Search, Shape
 from baton.lab.workload.request import TraceRequest
 

@@ -12,8 +12,7 @@ from msgspec import Struct
 
 from baton.core.errors import ConfigError
 from baton.core.files import form_of, in_file, keys_of
-from baton.core.misfits import Judge, misfits
-from baton.core.names import did_you_mean
+from baton.core.validation import Check, did_you_mean, type_problems
 from baton.lab.sim.faults import EVERYWHERE, TimedFault
 from baton.lab.sim.spec import ClusterSpec
 
@@ -43,7 +42,7 @@ def fault_problems(faults: Sequence[TimedFault], spec: ClusterSpec) -> list[str]
 
 
 def _problems(raw: dict[str, Any], spec: ClusterSpec) -> list[str]:
-    found = misfits(raw, FaultFile, judge=_judge(spec))
+    found = type_problems(raw, FaultFile, check=_check(spec))
     if found or spec.cells == 1:
         return found
     return _cell_problems(msgspec.convert(raw, FaultFile).faults, spec.cells)
@@ -60,7 +59,7 @@ def _cell_problems(faults: Sequence[TimedFault], cells: int) -> list[str]:
     ]
 
 
-def _judge(spec: ClusterSpec) -> Judge:
+def _check(spec: ClusterSpec) -> Check:
     """Who there is, and which times and factors can be."""
     hosts = [*spec.hosts()]
     known: dict[str, Sequence[str]] = {
@@ -71,7 +70,7 @@ def _judge(spec: ClusterSpec) -> Judge:
         "tier": [tier.name for tier in spec.tiers],
     }
 
-    def judge(place: str, value: object) -> list[str]:
+    def check(place: str, value: object) -> list[str]:
         key = place.rpartition(".")[2]
         if isinstance(value, str) and value not in known.get(key, [value]):
             there = ", ".join(known[key][:8]) or "none"
@@ -80,7 +79,7 @@ def _judge(spec: ClusterSpec) -> Judge:
             return _number_problems(place, key, value)
         return []
 
-    return judge
+    return check
 
 
 def _number_problems(place: str, key: str, value: float) -> list[str]:

@@ -14,11 +14,20 @@ from msgspec import Struct, structs
 from baton.core.config import BatchLimits, Preemption, Topology
 from baton.core.errors import ConfigError
 from baton.core.files import Form, form_of, in_file, keys_of
-from baton.core.misfits import misfits
-from baton.core.names import did_you_mean
 from baton.core.ports import CostModel
-from baton.core.ranges import Bandwidth, Count, Number, Price, Range, Ratio, Seconds, out_of_range
 from baton.core.types import HostId, Role, WorkerId, WorkerView
+from baton.core.validation import (
+    Bandwidth,
+    Count,
+    Number,
+    Price,
+    Range,
+    Ratio,
+    Seconds,
+    did_you_mean,
+    out_of_range,
+    type_problems,
+)
 from baton.decide.cost.heterogeneous import HeterogeneousCost
 from baton.decide.cost.load import LoadedCost, inline_files, load_cost
 from baton.decide.cost.spec import LinearSpec, Overhead
@@ -313,7 +322,7 @@ def load_spec(text: str, *, form: Form = "toml", folder: str = "") -> ClusterSpe
     raw = keys_of(text, form, example="`topology` with `prefill = 1` below")
     if not raw:
         raise ConfigError("the cluster file is empty: say at least how many workers there are, in `topology`")
-    wrong = misfits(raw, ClusterSpec)
+    wrong = type_problems(raw, ClusterSpec)
     if wrong:
         raise ConfigError("\n".join(f"not a valid cluster: {problem}" for problem in wrong))
     spec = msgspec.convert({"folder": folder, **raw}, ClusterSpec)

@@ -8,9 +8,8 @@ import msgspec
 from msgspec import Struct
 
 from baton.core.errors import ConfigError
-from baton.core.misfits import misfits
-from baton.core.names import did_you_mean
 from baton.core.types import Slo
+from baton.core.validation import did_you_mean, type_problems
 from baton.lab.workload.amounts import Amount, amount_problems
 from baton.lab.workload.arrivals import AllAtOnce, Arrivals, ConstantArrivals, arrivals_problems
 
@@ -112,7 +111,7 @@ def load_workload(text: str) -> Workload:
         raw = msgspec.toml.decode(text)
     except msgspec.DecodeError as error:
         raise ConfigError(f"not a TOML file: {error}") from error
-    found = misfits(raw, Workload)
+    found = type_problems(raw, Workload)
     if found:
         raise ConfigError("\n".join(found))
     workload = msgspec.convert(raw, Workload)

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import structs
 
 from baton.core.errors import ConfigError
-from baton.core.names import did_you_mean
+from baton.core.validation import did_you_mean
 from baton.lab.workload.arrivals import AllAtOnce, Arrivals, arrivals_problems, scale_arrivals
 from baton.lab.workload.request import Trace
 from baton.lab.workload.schedule import mean_rate_rps, redraw_arrivals, sessions_per_request

@@ -94,7 +94,7 @@ def test_kinds_of_a_cluster_may_share_a_described_gpu() -> None:
         ({**OWN, "name": "h100"}, 'the catalogue has H100-80G-SXM: give yours a name of its own, and like = "h100"'),
         ({**OWN, "name": ""}, "hardware needs a name"),
         ({**OWN, "memory_byte": 1e9}, "unknown key cost.hardware.memory_byte (did you mean 'memory_bytes'?)"),
-        ({**OWN, "memory_bytes": "192 GB"}, "cost.hardware.memory_bytes does not fit: Expected `float`, got `str`"),
+        ({**OWN, "memory_bytes": "192 GB"}, "cost.hardware.memory_bytes is '192 GB', but must be a number"),
         ({"bf16_flops": 3e14}, "cost.hardware.name is missing"),
     ],
 )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from baton.core.errors import ConfigError
-from baton.core.ranges import out_of_range
+from baton.core.validation import out_of_range
 from baton.decide.cost.engine_profile import profiles
 from baton.decide.cost.load import load_cost
 from baton.decide.cost.spec import LinearSpec

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.core.config_file import load
+from baton.core.config import load
 from baton.core.plugin import load_plugin
 from baton.core.types import ClusterView, HostId, Request, RequestId, WorkerId, WorkerView
 from baton.decide.cost.linear import LinearCost

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.core.config import Plugin, PolicyChoice, PolicyConfig
-from baton.core.config_file import load
+from baton.core.config import Plugin, PolicyChoice, PolicyConfig, load
 from baton.core.errors import ConfigError
 from baton.decide.control.build import build_coordinator, build_policies
 from baton.decide.policy.policy_sets import POLICY_SETS, policy_set, resolve

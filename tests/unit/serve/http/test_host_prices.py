@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from baton.core.config_file import load
+from baton.core.config import load
 from baton.core.types import HostId
 from baton.serve.live.hosts import mispriced
 

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import inspect
 
 from baton.core.errors import RequestError
-from baton.core.names import did_you_mean
+from baton.core.validation import did_you_mean
 from baton.serve.http.wire.describe import describe, show, type_at, type_of
 from baton.serve.http.wire.schemas import UNSUPPORTED
 
