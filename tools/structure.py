@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import statistics
 import sys
 from pathlib import Path
@@ -21,8 +22,8 @@ from walk import hops, stacks, walk
 
 RECORD = ROOT / "tools" / "structure.json"
 SOURCE = ROOT / "src" / "baton"
-SLOWEST_FILE = ROOT / "tools" / "slowest_tests.json"
-"""Written by the suite: seconds of its slowest tests, by name."""
+SLOW_TEST = re.compile(r"^ +(\d+\.\d) s  (tests/\S+)", re.MULTILINE)
+"""A line of the table with which a run of the suite ends."""
 TOLERANCE_RATIO = 0.05
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 NAMES = {
@@ -108,8 +109,9 @@ def main(arguments: list[str]) -> int:
         path = walk(stacks())
         now["walk_files"], now["walk_returns"] = hops(path)
         print(" > ".join(path))
-    if SLOWEST_FILE.exists():
-        now["slowest_tests_s"] = json.loads(SLOWEST_FILE.read_text())
+    if "--suite" in arguments:
+        output = Path(arguments[arguments.index("--suite") + 1]).read_text()
+        now["slowest_tests_s"] = {name: float(seconds) for seconds, name in SLOW_TEST.findall(output)}
     for name, text in NAMES.items():
         old = shown(name, record[name]) if name in record else ""
         print(f"{text:<75}{shown(name, now[name]) if name in now else '':>10}{old:>10}")
