@@ -1,5 +1,5 @@
-// Products of bfloat16 in AMX tiles. With BATON_EMULATE_AMX the four instructions are played in software, so that
-// this file is tested on machines without them.
+// Products of bfloat16 in AMX tiles. BATON_EMULATE_AMX emulates the four instructions in software, so that tests run
+// on machines without AMX.
 // Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, TDPBF16PS and LDTILECFG.
 #pragma once
 #include "simd.h"
@@ -55,7 +55,7 @@ inline void tile_multiply() {
             }
 }
 
-// gcc's intrinsics want the tile as a literal, so these are macros in both worlds.
+// Macros, because gcc's intrinsics need the tile number as a literal.
 #define TILE_LOAD(tile, from, stride) tile_load<tile>(from, stride)
 #define TILE_STORE(tile, to, stride) tile_store<tile>(to, stride)
 #define TILE_CLEAR(tile) tile_clear<tile>()
@@ -72,9 +72,9 @@ inline void tile_release() { _tile_release(); }
 
 #endif
 
-// Tiles 0-3 hold sums, [2 of rows][2 of columns]; 4 and 5 rows of activations; 6 and 7 columns of weights.
+// Tiles 0-3 hold sums [2 of rows][2 of columns], tiles 4-5 rows of activations, tiles 6-7 columns of weights.
 constexpr int AMX_ROWS_MAX = 2 * TILE_ROWS;
-thread_local int shaped_rows = 0;  // what the tiles are configured for; 0: nothing
+thread_local int shaped_rows = 0;  // the rows that the tiles are configured for; 0: not configured
 
 inline void shape_tiles(int rows) {
     if (rows == shaped_rows) return;
@@ -99,7 +99,7 @@ inline void release_tiles() {
 template <bool ADD>
 inline void multiply_tiles(int rows, const bf16* a, int64_t stride, const bf16* panel, int inputs, float* c,
                            int64_t c_stride) {
-    asm volatile("" ::: "memory");  // gcc 12's tile loads do not say that they read what was just written
+    asm volatile("" ::: "memory");  // gcc 12 does not know that tile loads read memory
     shape_tiles(rows);
     const bool two = rows > TILE_ROWS;
     float* lower = c + TILE_ROWS * c_stride;

@@ -1,4 +1,4 @@
-// The C interface that Python calls. Nothing else is exported. Functions that can fail return a message, or null.
+// The C interface for Python, the only exported functions. Functions that can fail return an error message, or null.
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -26,7 +26,7 @@ struct Engine {
 
 const Kernels* const ALL[] = {&AMX, &AVX512BF16, &AVX512, &AVX2, &PLAIN};  // the best first
 
-// AMX state is large, so Linux gives it to those who ask. Source: Linux, Documentation/arch/x86/xstate.rst.
+// Linux enables the large AMX state only for processes that request it. Source: Documentation/arch/x86/xstate.rst.
 bool amx_granted() {
 #if defined(BATON_EMULATE_AMX)
     return true;
@@ -57,7 +57,7 @@ const Kernels* kernels_named(const char* name) {
     return nullptr;
 }
 
-// Run what may throw (memory or threads run out); keep the message where the caller can read it.
+// Run code that may throw (out of memory or threads), and keep the message for the caller.
 template <class F>
 const char* guarded(std::string& error, F body) {
     try {
@@ -77,14 +77,14 @@ std::string disagree(const char* what, int64_t value, const char* where, int64_t
     return what + std::to_string(value) + where + std::to_string(bound);
 }
 
-// Every one of `values` is at least 0 and below `end`; else a message.
+// Return a message unless every value is at least 0 and below `end`.
 std::string check_below(const int32_t* values, int32_t count, int64_t end, const char* what, const char* where) {
     for (int32_t i = 0; i < count; i++)
         if (values[i] < 0 || values[i] >= end) return disagree(what, values[i], where, end);
     return "";
 }
 
-// What a router may choose must be there.
+// Check that the MLPs which a router can choose were added.
 std::string check(const Mlps& mlps) {
     const int found = int(mlps.all.size()), experts = mlps.experts, scores = mlps.router.outputs;
     if (!mlps.routed()) return found == 1 ? "" : "a layer without experts has " + std::to_string(found) + " MLPs";
@@ -101,7 +101,7 @@ std::string check(const Mlps& mlps) {
     return "";
 }
 
-// Every layer's matrices must have the sizes that steps count on.
+// Check that the matrices of every layer have the sizes that steps rely on.
 std::string check(const Sizes& sizes, const Layer& layer) {
     const LatentSizes& l = sizes.latent;
     const int queries = sizes.heads * (sizes.is_latent() ? l.query_dim() : sizes.head_dim);
@@ -122,7 +122,7 @@ std::string check(const Sizes& sizes, const Layer& layer) {
 extern "C" {
 
 // Fields as in library.py.
-struct BatonLatentSizes {  // as LatentSizes; kv_rank is 0 where heads have keys and values
+struct BatonLatentSizes {  // as LatentSizes; kv_rank is 0 without latent attention
     int32_t q_rank, kv_rank, rope_dim, nope_dim, value_dim;
     float score_scale;
 };
@@ -143,7 +143,7 @@ struct BatonMatrix {
     const void* data;
     const float* bias;
     int32_t rows, inputs;
-    int32_t number;  // as in types.h: what `data` holds; quantized weights have a byte per number there
+    int32_t number;  // as in types.h: the type of `data`; quantized weights have a byte per number
     const void *scales, *minimums;
 };
 
@@ -155,7 +155,7 @@ struct BatonLayer {
 
 struct BatonLatent {
     const float *q_norm, *kv_norm;  // [q_rank] or null, [kv_rank]
-    BatonMatrix queries;            // from q_rank; without data where that is 0
+    BatonMatrix queries;            // from q_rank; without data if that is 0
     BatonMatrix keys, values;       // [heads * kv_rank, nope_dim] and [heads * value_dim, kv_rank], never quantized
 };
 
@@ -164,7 +164,7 @@ struct BatonMlp {
 };
 
 struct BatonRouter {
-    BatonMatrix scores;  // float32, whatever the model's number
+    BatonMatrix scores;  // always float32
     int32_t experts, used, normalized, sigmoid;
     int32_t groups, groups_used, group_best;
     float scale;
@@ -181,7 +181,7 @@ struct BatonStep {
     int32_t* layers_done;              // counts the layers whose keys and values are written
 };
 
-// Every slice must lie within its block table and the angles, and all together must be what the arrays hold.
+// Check that every slice is inside its block table and the angles, and that the slices together fill the arrays.
 static std::string check_slices(const BatonStep& step, int64_t block_tokens) {
     int64_t rows = 0, entries = 0;
     for (int32_t i = 0; i < step.slices; i++) {
@@ -199,7 +199,7 @@ static std::string check_slices(const BatonStep& step, int64_t block_tokens) {
     return "";
 }
 
-// What is not there would be read or written outside of anything of ours.
+// Check ids of tokens and blocks: an invalid one would access memory outside of the tables and the arena.
 static std::string check(const Model& model, const BatonStep& step) {
     std::string problem = check_slices(step, model.arena.block_tokens);
     if (problem.empty())
@@ -209,7 +209,7 @@ static std::string check(const Model& model, const BatonStep& step) {
     return problem;
 }
 
-// Rows that are asked for must be of the last step.
+// Check that the requested rows are rows of the last step.
 static std::string check_rows(const Engine& engine, const int32_t* rows, int32_t count) {
     if (count < 0) return disagree("asked for ", count, " rows of a step of ", engine.stepper.rows());
     return check_below(rows, count, engine.stepper.rows(), "row ", " is outside of a step of ");
@@ -221,7 +221,7 @@ static Linear pack_any(Model& model, const BatonMatrix& m, bool interleaved) {
     return pack_quant(model, {matrix, Number(m.number), m.scales, static_cast<const uint16_t*>(m.minimums)});
 }
 
-// One matrix per head of those that stand on top of each other.
+// Split stacked matrices into one matrix per head.
 static std::vector<Linear> pack_heads(Model& model, const BatonMatrix& m) {
     const int heads = model.sizes.heads, rows = m.rows / heads;
     const int64_t head_bytes = int64_t{rows} * m.inputs * model.cell_bytes();
@@ -251,7 +251,7 @@ static Engine* new_engine(const BatonModel* m, const Kernels& kernels) {
     return new Engine(sizes, Number(m->number), arena, kernels, places);
 }
 
-// Make an engine without weights: *made. There is none yet to keep a message, so the calling thread does.
+// Create an engine without weights: *made. The calling thread keeps an error message, since no engine exists.
 EXPORT const char* baton_new(const BatonModel* m, Engine** made) {
     thread_local std::string error;
     return guarded(error, [&] {
@@ -264,7 +264,7 @@ EXPORT const char* baton_new(const BatonModel* m, Engine** made) {
 
 EXPORT void baton_free(Engine* engine) { delete engine; }
 
-// Name the memory that holds KV blocks: that of the next steps.
+// Set the memory of the KV blocks for the next steps.
 EXPORT void baton_set_arena(Engine* engine, uint8_t* bytes, int64_t blocks) {
     engine->model.arena.bytes = bytes;
     engine->model.arena.blocks = blocks;
@@ -285,7 +285,7 @@ EXPORT const char* baton_set_layer(Engine* engine, int32_t index, const BatonLay
     });
 }
 
-// Give a layer of latent attention what it has beside its qkv.
+// Set the weights of latent attention other than qkv.
 EXPORT const char* baton_set_latent(Engine* engine, int32_t index, const BatonLatent* l) {
     return guarded(*engine, [&] {
         Model& model = engine->model;
@@ -298,7 +298,7 @@ EXPORT const char* baton_set_latent(Engine* engine, int32_t index, const BatonLa
     });
 }
 
-// Make a layer one of experts.
+// Set the router of a layer with experts.
 EXPORT const char* baton_set_router(Engine* engine, int32_t index, const BatonRouter* r) {
     return guarded(*engine, [&] {
         Mlps& mlps = engine->model.mlps[size_t(index)];
@@ -312,7 +312,7 @@ EXPORT const char* baton_set_router(Engine* engine, int32_t index, const BatonRo
     });
 }
 
-// Give a layer its MLP; or its experts in their order, and then the one that every token passes beside them.
+// Add the MLP of a layer; or its experts in order, and then the shared MLP.
 EXPORT const char* baton_add_mlp(Engine* engine, int32_t index, const BatonMlp* m) {
     return guarded(*engine, [&] {
         Model& model = engine->model;
@@ -321,7 +321,7 @@ EXPORT const char* baton_add_mlp(Engine* engine, int32_t index, const BatonMlp* 
     });
 }
 
-// The last of a model's weights. embedding: null where it is the head's matrix.
+// Set the last weights of a model. embedding: null if it is the output projection.
 EXPORT const char* baton_set_ends(Engine* engine, const float* final_norm, const BatonMatrix* head,
                            const BatonMatrix* embedding) {
     return guarded(*engine, [&] {
@@ -371,19 +371,19 @@ EXPORT const char* baton_read(Engine* engine, const int32_t* rows, int32_t count
     });
 }
 
-// Let the next steps use a core of somebody else's while its owner leaves it idle. Returns whether the system allows it.
+// Let the next steps use a core of another worker while that is idle. Return whether the system allows it.
 EXPORT bool baton_invite(Engine* engine, int32_t core) {
     try {
         return engine->model.team.invite(core);
-    } catch (...) {  // the system has no room for another thread
+    } catch (...) {  // the system cannot create another thread
         return false;
     }
 }
 
-// How often a step went on without its guests, because the owners of their cores had woken.
+// The number of steps that continued without guests, because the owners of the cores became active.
 EXPORT int64_t baton_recalls(const Engine* engine) { return engine->model.team.recalls(); }
 
-// Name the index-th instruction set that this machine has, the best first; null after the last.
+// Return the name of the index-th instruction set of this machine, the best first; null after the last.
 EXPORT const char* baton_usable_kernels(int32_t index) {
     int32_t found = 0;
     for (const Kernels* kernels : ALL)

@@ -1,6 +1,6 @@
 // Attention of a few queries over the KV blocks of one request.
-// Keys come in tiles of 64, tiles in splits of 256, both at fixed absolute positions. A split has its own running maximum,
-// sum and output; splits are merged in order. A key that a query does not see weighs exactly 0 and changes no bit.
+// Keys are computed in tiles of 64 and splits of 256, both at fixed absolute positions. A split has its own running
+// maximum, sum and output; splits are merged in order. A key that a query does not see has weight 0 and changes no bit.
 // Source: online softmax, arXiv 1805.02867; tiles and the merge by log-sum-exp, arXiv 2205.14135, section 3.
 #pragma once
 #include "gemm.h"
@@ -10,7 +10,7 @@
 namespace baton {
 namespace {
 
-// One thread's memory for an item, cut from one buffer. rows: queries x grouped heads; states: rows x KV heads.
+// Scratch memory of one thread for one item, in one buffer. rows: queries x grouped heads; states: rows x KV heads.
 struct Work {
     float *scores, *weights, *maximum, *total, *out, *all_maximum, *all_total, *all_out, *keys, *values, *tile;
 
@@ -37,7 +37,7 @@ private:
     }
 };
 
-// The rows of a tile's keys (plane 0) or values (1) for one head, in the number of products; missing ones are zeros.
+// The rows of a tile's keys (plane 0) or values (1) for one head, in the type of products. Missing rows are zero.
 template <class Cell>
 inline void tile_rows(const Attention& call, const Tile& tile, int plane, int head, Cell* copies, const void** rows) {
     alignas(64) static const float nothing[HEAD_DIM_MAX] = {};
@@ -59,7 +59,7 @@ inline void tile_rows(const Attention& call, const Tile& tile, int plane, int he
 
 // ---- one tile ----------------------------------------------------------------------------------------------------
 
-// Turn a row of scores into weights; keys outside [from, to) get none. Returns by how much earlier sums shrink.
+// Turn a row of scores into weights. Keys outside [from, to) get weight 0. Return the factor on earlier sums.
 template <class Cell>
 inline float soften(float* scores, Cell* weights, int keys, int from, int to, float scale, float* maximum,
                     float* total) {
@@ -127,7 +127,7 @@ inline void weigh(const typename In::Cell* weights, int rows, int pad, const voi
         });
 }
 
-// Fold a tile into the sums of one head, which begin at `state`.
+// Add a tile to the sums of one head, which begin at `state`.
 template <class In>
 inline void attend_tile(const Attention& call, const AttentionItem& item, int head, const Tile& tile, int state,
                         Work& work, Prefetch& next) {
@@ -150,7 +150,7 @@ inline void attend_tile(const Attention& call, const AttentionItem& item, int he
         scale_row(out + int64_t{row} * value_pad, value_pad, shrink);
     }
     if (tile.plane_bytes != 0) tile_rows(call, tile, 1, head, copies, found);
-    // Behind the window may lie anything, NaN too: the weights there are 0, and 0 times a value that is seen is 0.
+    // Values behind the window have weight 0 but may be NaN, so the first visible value is read instead of them.
     const int seen = call.window == 0 ? 0 : slice.start + item.query - call.window + 1 - tile.first_key;
     for (int key = 0; key < seen; key++) found[key] = found[seen];
     weigh<In>(weights, rows, value_pad, found, keys, out, work, next);
@@ -158,7 +158,7 @@ inline void attend_tile(const Attention& call, const AttentionItem& item, int he
 
 // ---- splits and their merge --------------------------------------------------------------------------------------
 
-// Fold a split's (maximum, total, out) into what earlier splits gave. Nothing plus a part is exactly the part.
+// Merge a split's (maximum, total, out) into the sums of earlier splits. The first split is copied exactly.
 inline void merge(float* maximum, float* total, float* out, float part_maximum, float part_total,
                   const float* part_out, int count) {
     const float now = part_maximum > *maximum ? part_maximum : *maximum;
@@ -174,7 +174,7 @@ inline void forget(float* maximum, float* total, float* out, int rows, int pad) 
     std::memset(out, 0, size_t(rows) * pad * 4);
 }
 
-// The first key of a split that any query of the item sees, cut down to its tile.
+// The first key of a split that any query of the item sees, rounded down to its tile.
 inline int first_tile(const Attention& call, const AttentionItem& item, int split) {
     const int query = call.slices[item.slice].start + item.query, key = split * SPLIT_KEYS;
     const int seen_from = call.window == 0 || query < call.window ? 0 : query - call.window + 1;
@@ -186,7 +186,7 @@ inline int end_of(const Attention& call, const AttentionItem& item) {
     return call.slices[item.slice].start + item.query + item.count;
 }
 
-// Find the tile after the one at `key`: of this item, else the first of the item that comes next. Returns whose it is.
+// Find the tile after the one at `key`: of this item, else the first of the next item. Return the item of the tile.
 inline const AttentionItem* following_tile(const Attention& call, const AttentionItem& item, int key,
                                            const AttentionItem* next, Tile& tile) {
     const int after = key + TILE_KEYS;
@@ -229,7 +229,7 @@ inline void put_head(const Attention& call, int token, int head, const float* ou
     store_row(call.out_number, call.out.data, token * call.out.stride + int64_t{head} * call.out_dim, row, dim);
 }
 
-// Hand on the finished sums of one head's rows: to the output, or as a part that merge_parts() will fetch.
+// Write the finished sums of one head's rows: to the output, or as a part for merge_parts().
 inline void put_rows(const Attention& call, const AttentionItem& item, int head, int state, const Work& work) {
     const int group = call.sizes->group(), pad = call.sizes->value_pad(), rows = item.count * group;
     for (int row = 0; row < rows; row++) {
@@ -267,7 +267,7 @@ void attend(const Attention& call, const AttentionItem& item, const AttentionIte
     else attend_item<InF32>(call, item, next, work);
 }
 
-// Merge the parts of queries whose splits were shared out: parts [split][kv_head][row], from item.part.
+// Merge the parts of queries whose splits are separate items: parts [split][kv_head][row], from item.part.
 void merge_parts(const Attention& call, const AttentionItem& item, float* memory) {
     const int group = call.sizes->group(), pad = call.sizes->value_pad(), rows = item.count * group;
     const int64_t record = 2 + pad;

@@ -1,4 +1,4 @@
-// How work on the rows of a step is cut into items.
+// Divide the work on the rows of a step into items.
 #pragma once
 #include <algorithm>
 
@@ -7,16 +7,16 @@
 namespace baton {
 
 constexpr int NORM_ROWS = 8;              // rows of a norm item
-constexpr int64_t BLOCK_BYTES = 384 << 10;  // of activations that stay in the second-level cache during a product
+constexpr int64_t BLOCK_BYTES = 384 << 10;  // activations that fit into the second-level cache during a product
 
 inline int norm_items(int rows) { return (rows + NORM_ROWS - 1) / NORM_ROWS; }
 
-// Most rows that are multiplied together.
+// The maximum number of rows that are multiplied together.
 inline int block_rows(int inputs, int64_t cell_bytes) {
     return int(std::max<int64_t>(56, BLOCK_BYTES / (inputs * cell_bytes)));
 }
 
-// A product cut into items: some rows by one panel.
+// A product divided into items: some rows times one panel.
 struct Cut {
     int row_blocks, rows, block, panels;
 

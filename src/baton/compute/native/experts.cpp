@@ -7,7 +7,7 @@ namespace baton {
 namespace {
 
 constexpr float TAKEN = -INFINITY;        // below every probability, biased or not
-constexpr float WEIGHT_SUM_MIN = 1e-20f;  // as in models/experts.py
+constexpr float WEIGHT_SUM_MIN = 1e-20f;  // as in torch/layers/experts.py
 
 int portions_of(int rows, int portion_rows) { return (rows + portion_rows - 1) / portion_rows; }
 
@@ -30,7 +30,7 @@ void to_probabilities(const Mlps& mlps, float* scores) {
     for (float* score = scores; score < end; score++) *score /= total;
 }
 
-// The sum of a group's best one or two.
+// The sum of the best one or two scores of a group.
 float group_score(const float* choice, int size, int best) {
     float first = -INFINITY, second = -INFINITY;
     for (int i = 0; i < size; i++) {
@@ -40,7 +40,7 @@ float group_score(const float* choice, int size, int best) {
     return best == 1 ? first : first + second;
 }
 
-// Take the experts of all groups but the best out of a token's choice; of equal groups the first is the better one.
+// Exclude the experts outside of a token's best groups. Of equal groups, the first is better.
 void rule_out_groups(const Mlps& mlps, float* choice, float* groups) {
     const int size = mlps.experts / mlps.groups;
     for (int group = 0; group < mlps.groups; group++)
@@ -68,7 +68,7 @@ void Deal::reserve(const Mlps& mlps, int step_rows, int portion_rows) {
 
 int portions_max(const Mlps& mlps, int rows, int portion_rows) {
     const int places = rows * mlps.used, busy = std::min(mlps.experts, places);
-    return busy + (places - busy) / portion_rows;  // one each; another for as many rows as it can still take
+    return busy + (places - busy) / portion_rows;  // one per expert in use, then one per portion_rows more rows
 }
 
 void choose(const Mlps& mlps, float* scores, int row, Deal& deal) {

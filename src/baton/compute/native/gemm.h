@@ -1,5 +1,5 @@
-// Products of activation rows with panels of 32 outputs. Every output is one chain of sums over the inputs in order,
-// whatever the number of rows computed together: that is what makes a row's result independent of its company.
+// Products of activation rows with panels of 32 outputs. Every output is a chain of sums over the inputs in order,
+// for any number of rows computed together, so a row's result does not depend on the other rows.
 #pragma once
 #include "quant_gemm.h"
 #if defined(BATON_AMX)
@@ -89,7 +89,7 @@ struct InBF16 {
 #endif
 };
 
-// c[ROWS][32] (+)= a[ROWS][inputs] x panel. ADD goes on from what c holds.
+// c[ROWS][32] (+)= a[ROWS][inputs] x panel. ADD: add to c.
 template <class In, int ROWS, bool ADD>
 void multiply_rows(const typename In::Cell* a, int64_t stride, const typename In::Cell* panel, int inputs, float* c,
                    int64_t c_stride) {
@@ -119,7 +119,7 @@ inline void multiply(int rows, const typename In::Cell* a, int64_t stride, const
     multiply_rows<In, ROWS, ADD>(a, stride, panel, inputs, c, c_stride);
 }
 
-// Cut `rows` into tiles of nearly the same height, none above In::ROWS_MAX, and call with (first, count).
+// Divide `rows` into tiles of similar height, at most In::ROWS_MAX, and call with (first, count).
 template <class In, class F>
 inline void for_row_tiles(int rows, F compute) {
     const int tiles = (rows + In::ROWS_MAX - 1) / In::ROWS_MAX;
@@ -129,7 +129,7 @@ inline void for_row_tiles(int rows, F compute) {
     }
 }
 
-// ---- what happens to a finished tile c[rows][32] ----------------------------------------------------------------
+// ---- writing of a finished tile c[rows][32] --------------------------------------------------------------------
 
 inline void add_bias(float* c, int rows, const float* bias) {
     for (int r = 0; r < rows; r++)
@@ -205,7 +205,7 @@ void linear_sum(const Linear& w, Rows a, int first, int count, int panel, float*
     });
 }
 
-// out[row] = silu(a x gate) * (a x up), in the number that products are computed in
+// out[row] = silu(a x gate) * (a x up), in the type of products
 void linear_gated(const Linear& w, Rows a, int first, int count, int panel, Rows out) {
     const int64_t column = panel * (PANEL / 2);
     any_panel_tiles(w, a, first, count, panel, [&](const float* c, int row, int rows) {

@@ -1,15 +1,15 @@
-// What each instruction set offers to the step. One table per set, filled by table.h in a file of its own.
+// The functions that each instruction set provides to a step. table.h fills one table per set, in a separate file.
 #pragma once
 #include "types.h"
 
 namespace baton {
 
-// What to do with a panel's product.
+// The operation on a panel's product.
 using Product = void (*)(const Linear& w, Rows a, int first, int count, int panel, float* out, int64_t stride);
 
 struct Kernels {
     const char* name;
-    void (*enter)();  // every thread calls it when a step begins for it, and leave() when it ends
+    void (*enter)();  // every thread calls it when it begins a step, and leave() when it ends
     void (*leave)();
     void (*weight_row)(const Linear& w, int output, float* out, int count);
     void (*normalize_rows)(const float* x, int64_t stride, int hidden, const float* weight, float eps, int first,
@@ -26,8 +26,8 @@ struct Kernels {
     void (*place_latent)(const Sizes& sizes, const float* kv_norm, const LatentToken& from, Queries queries, Rows nope,
                          Number number, Number kv_number, uint8_t* slot);
     void (*linear_rounded)(const Linear& w, Rows a, int first, int count, int panel, Rows out, Number number);
-    int64_t (*attention_floats)(const Sizes& sizes, int rows, int states);  // memory that attend() needs for so many rows
-    // next: the item that this thread will probably attend next, whose first keys it may fetch; or null.
+    int64_t (*attention_floats)(const Sizes& sizes, int rows, int states);  // the memory of attend() for this many rows
+    // next: the item that this thread will probably compute next, to prefetch its first keys; or null.
     void (*attend)(const Attention& call, const AttentionItem& item, const AttentionItem* next, float* memory);
     void (*merge_parts)(const Attention& call, const AttentionItem& item, float* memory);
 };

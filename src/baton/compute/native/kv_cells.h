@@ -1,6 +1,6 @@
-// One head's keys or values of one token as the arena stores them. int8 and e4m3 have a float32 scale of their own
-// behind the numbers: it depends on this token alone, so that neither chunks nor batches change a bit.
-// Source: e4m3 is that of arXiv 2209.05433, section 3, without its NaN: the largest number of a head becomes 448.
+// One head's keys or values of one token as the arena stores them. With int8 and e4m3, a float32 scale follows the
+// numbers. It depends on this token only, so that chunks and batches change no bit.
+// Source: e4m3 of arXiv 2209.05433, section 3, without NaN. The largest number of a head becomes 448.
 #pragma once
 #include "quant_gemm.h"
 
@@ -29,7 +29,7 @@ inline uint8_t to_e4m3(float value) {  // |value| <= 448; nearest, ties to even
     return uint8_t(sign | (code > 0x7e ? 0x7e : code));
 }
 
-// e4m3 is the upper part of a float16, but for an exponent that counts from 8 more.
+// e4m3 is the upper part of a float16, with an exponent bias that differs by 8.
 inline uint16_t half_of_e4m3(uint8_t code) { return uint16_t((code & 0x7f) << 7 | (code & 0x80) << 8); }
 
 inline float largest_of(const float* row, int count) {
@@ -38,20 +38,20 @@ inline float largest_of(const float* row, int count) {
     return most;
 }
 
-// Round one head [dim] to 8 bits, with its scale behind.
+// Round one head [dim] to 8 bits, followed by its scale.
 inline void store_kv_head(Number number, uint8_t* out, const float* row, int dim) {
     const float reach = number == Number::KV_I8 ? 127.0f : E4M3_LARGEST, most = largest_of(row, dim);
     const float factor = most > 0.0f && most < 1e38f ? reach / most : 0.0f, scale = most < 1e38f ? most / reach : 0.0f;
     for (int i = 0; i < dim; i++) {
         const float value = row[i] * factor;
-        const bool fits = std::fabs(value) <= reach;  // rounding may reach beyond, and NaN is no number
+        const bool fits = std::fabs(value) <= reach;  // rounding may exceed it, and NaN compares false
         const float kept = fits ? value : value > 0.0f ? reach : value < 0.0f ? -reach : 0.0f;
         out[i] = number == Number::KV_I8 ? uint8_t(int8_t(std::nearbyintf(kept))) : to_e4m3(kept);
     }
     std::memcpy(out + dim, &scale, 4);
 }
 
-// Read one head [dim] back.
+// Read one head [dim] as floats.
 inline void load_kv_head(Number number, const void* in, float* row, int dim) {
     if (number == Number::F32) return void(std::memcpy(row, in, size_t(dim) * 4));
     if (number == Number::BF16) {

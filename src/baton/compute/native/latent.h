@@ -1,5 +1,5 @@
-// Latent attention's own rows: queries put aside in their two parts, latents written, and products whose results are
-// rounded to what the next product takes.
+// The rows of latent attention: queries split into their two parts, latents written, and products with results rounded
+// to the type of the next product.
 #pragma once
 #include "gemm.h"
 #include "rows.h"
@@ -7,8 +7,8 @@
 namespace baton {
 namespace {
 
-// Rotate one token's queries and its latent. The rotated part of queries goes to its place behind kv_rank, the rest to
-// `nope` [token][head][nope_pad], from where it is projected; the latent goes into the slot of its block.
+// Rotate one token's queries and its latent. The rotated part of queries is written behind kv_rank, the rest to `nope`
+// [token][head][nope_pad], which is projected later. The latent is written to its slot in the KV block.
 void place_latent(const Sizes& sizes, const float* kv_norm, const LatentToken& from, Queries queries, Rows nope,
                   Number number, Number kv_number, uint8_t* slot) {
     const LatentSizes& l = sizes.latent;

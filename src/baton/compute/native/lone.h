@@ -1,6 +1,6 @@
-// Attention of so few rows that packing a tile of keys and values would cost more than multiplying it: a decode step.
-// Keys are transposed and values paired in registers, and used there. The sums are those of multiply() in gemm.h, in
-// the same order, so that a query's bits do not depend on which of the two computed it.
+// Attention of a few rows (a decode step), where packing a tile of keys and values would take longer than its products.
+// Keys are transposed and values paired in registers. The sums are in the same order as in multiply() of gemm.h, so
+// that both functions give the same bits.
 #pragma once
 #include "tile.h"
 #include "transpose.h"
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int LONE_ROWS_MAX = 8;
 
-// AMX sums pairs in another order than vector instructions: where products are its, all of them are.
+// AMX sums pairs in another order than vector instructions, so either all products use AMX or none.
 template <class In>
 inline bool is_lone(int rows) {
 #if defined(BATON_AMX)
@@ -98,7 +98,7 @@ inline void weigh_lone(int count, const typename In::Cell* weights, const void* 
                        int head_pad, Prefetch& next) {
     if constexpr (ROWS > 1)
         if (count < ROWS) return weigh_lone<In, ROWS - 1>(count, weights, rows, keys, out, head_pad, next);
-    constexpr int VECS = ROWS > 4 ? 2 : 4;  // sums take at most 16 registers
+    constexpr int VECS = ROWS > 4 ? 2 : 4;  // at most 16 registers of sums
     int dim = 0;
     for (; dim + VECS * LANES <= head_pad; dim += VECS * LANES)
         weigh_lone<In, ROWS, VECS>(weights, rows, keys, dim, out, head_pad, next);

@@ -11,11 +11,11 @@ namespace {
 
 constexpr size_t LARGE_PAGE = size_t{2} << 20;
 
-constexpr size_t SLAB_BYTES = size_t{64} << 20;  // what of it is never touched takes no memory
+constexpr size_t SLAB_BYTES = size_t{64} << 20;  // untouched pages of it take no memory
 constexpr size_t LINE_BYTES = 64;
 
 void* map(size_t bytes) {
-    // What is large begins with a large page: before that there would be small ones.
+    // Large mappings are aligned to a huge page, because small pages would fill the space before it.
     const size_t align = bytes >= LARGE_PAGE ? LARGE_PAGE : 0;
     void* data = mmap(nullptr, bytes + align, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED) throw std::bad_alloc();
@@ -24,7 +24,7 @@ void* map(size_t bytes) {
     uint8_t* aligned = first + (align - reinterpret_cast<uintptr_t>(first) % align) % align;
     if (aligned != first) munmap(first, size_t(aligned - first));
     if (aligned + bytes != end) munmap(aligned + bytes, size_t(end - aligned - bytes));
-    madvise(aligned, bytes, MADV_HUGEPAGE);  // refused where the system has none: only slower
+    madvise(aligned, bytes, MADV_HUGEPAGE);  // without huge pages it fails, and is only slower
     return aligned;
 }
 

@@ -1,4 +1,4 @@
-// Zeroed memory in large pieces that grow and are never given back while their owner lives.
+// Zeroed memory that grows, and is only freed with its owner.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -14,7 +14,7 @@ public:
     Memory(const Memory&) = delete;
     Memory& operator=(const Memory&) = delete;
 
-    // Make room for so many bytes. Growing loses what was there; what is new is zero. Throws std::bad_alloc.
+    // Provide at least this many bytes. Growing discards the old content and zeroes the memory. Throws std::bad_alloc.
     void* reserve(size_t bytes);
 
     template <class T>
@@ -27,8 +27,8 @@ private:
     size_t bytes_ = 0;
 };
 
-// Zeroed pieces that live as long as their owner, cut from slabs of large pages. Each in a mapping of its own would lie
-// in small pages, but for the few large ones that fit whole: and a core that reads on begins anew in every page.
+// Zeroed allocations from slabs of huge pages, freed with their owner. Separate mappings would mostly consist of small
+// pages, and the hardware prefetcher of a core stops at the end of every page.
 class Slabs {
 public:
     template <class T>

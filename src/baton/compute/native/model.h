@@ -1,4 +1,4 @@
-// A model's weights, packed, and the memory that its steps compute in.
+// A model's packed weights, and the memory of its steps.
 #pragma once
 #include <vector>
 
@@ -18,21 +18,21 @@ struct Model {
     int64_t cell_bytes() const { return number == Number::BF16 ? 2 : 4; }
 
     Sizes sizes;
-    Number number;  // in which products are computed
+    Number number;  // the type of products
     Arena arena;
     const Kernels& kernels;
     Team team;
     std::vector<Layer> layers;
-    std::vector<Mlps> mlps;  // of each layer
+    std::vector<Mlps> mlps;  // one per layer
     const float* final_norm = nullptr;
     Linear head;
-    Linear embedding;  // the head's panels where the two are tied
+    Linear embedding;  // the panels of the output projection if the two are tied
     Slabs weights;
 };
 
-// How one matrix is to be packed: `rows` of `inputs` numbers each.
-// interleaved: the first half of the rows is a gate, the second half what it gates; panels take 16 of each. Their number
-// is even: so every input of the product that follows is written, those too that only fill up to INPUTS_ALIGN.
+// How to pack one matrix of `rows` of `inputs` numbers.
+// interleaved: the first half of the rows is the gate, the second half the up projection; a panel has 16 rows of each.
+// The number of panels is even, so that every input of the next product is written, including the padding.
 struct Matrix {
     const void* data;
     const float* bias;
@@ -42,7 +42,7 @@ struct Matrix {
     int outputs() const { return interleaved ? padded(rows / 2, PANEL) * 2 : rows; }
 };
 
-// A quantized one: shape.data is a byte per number (its code), scales are per run of 32 (float16) or per row (float32).
+// A quantized matrix: shape.data has a byte (code) per number; scales are per run of 32 (float16) or per row (float32).
 struct QuantMatrix {
     Matrix shape;
     Number number;
@@ -53,7 +53,7 @@ struct QuantMatrix {
 Linear pack(Model& model, const Matrix& matrix, Number number);
 Linear pack_quant(Model& model, const QuantMatrix& matrix);
 const float* pack_bias(Model& model, const Matrix& matrix, int panels);
-int row_at(const Matrix& matrix, int place);  // the row that stands at a place of the panels; -1: padding
+int row_at(const Matrix& matrix, int place);  // the row at this place of the panels; -1: padding
 const float* keep(Model& model, const float* values, int count);
 
 }  // namespace baton

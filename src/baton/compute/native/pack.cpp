@@ -1,11 +1,11 @@
-// Put weights into panels, once, when a model is loaded.
+// Pack weights into panels when a model is loaded.
 #include <cstring>
 
 #include "model.h"
 
 namespace baton {
 
-// The row of the matrix that stands at a place of the panels, or NO_ROW where there is padding.
+// Return the row of the matrix at a place of the panels, or NO_ROW for padding.
 namespace {
 constexpr int NO_ROW = -1;
 }
@@ -20,12 +20,12 @@ int row_at(const Matrix& matrix, int place) {
 
 namespace {
 
-// `step` inputs of a row stand side by side: 1 for float32, 2 for bfloat16.
+// `step` inputs of a row are adjacent: 1 for float32, 2 for bfloat16.
 template <class Cell>
 void pack_panel(const Matrix& matrix, int panel, int inputs, int step, Cell* out) {
     for (int lane = 0; lane < PANEL; lane++) {
         const int row = row_at(matrix, panel * PANEL + lane);
-        if (row == NO_ROW) continue;  // the memory is zero
+        if (row == NO_ROW) continue;  // the memory is zeroed
         const Cell* in = static_cast<const Cell*>(matrix.data) + int64_t{row} * matrix.inputs;
         Cell* to = out + int64_t{panel} * PANEL * inputs + lane * step;
         for (int k = 0; k < matrix.inputs; k++) to[int64_t{k / step} * PANEL * step + k % step] = in[k];

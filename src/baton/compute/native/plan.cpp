@@ -6,8 +6,8 @@ namespace baton {
 namespace {
 
 constexpr int ITEM_ROWS = 96;         // queries x grouped heads that share one pass over the keys
-constexpr int SHARED_ROWS = 24;       // with so few, passes are bound by reading keys: splits may be shared out
-constexpr int ITEMS_PER_THREAD = 4;   // enough to end a layer together
+constexpr int SHARED_ROWS = 24;       // up to here the time is that of reading keys: splits may be separate items
+constexpr int ITEMS_PER_THREAD = 4;   // enough that threads finish a layer at the same time
 
 struct Block {  // some queries of one slice
     int slice, query, count, split, split_end;
@@ -40,7 +40,7 @@ AttentionPlan plan_attention(const Sizes& sizes, const std::vector<Slice>& slice
     for (const Block& b : blocks) {
         const int rows = b.count * group;
         plan.rows_max = std::max(plan.rows_max, rows);
-        // Queries of latent attention are many rows, and have one KV head: there is nothing else to share out.
+        // Latent attention has many query rows and one KV head, so only queries can be divided.
         const bool shared = few && (rows <= SHARED_ROWS || sizes.kv_heads == 1) && b.split_end - b.split > 1;
         const bool by_head = few || rows > SHARED_ROWS;
         const int heads = by_head ? 1 : sizes.kv_heads, splits = shared ? 1 : b.split_end - b.split;

@@ -1,17 +1,17 @@
-// Weights of 4 and 8 bits computed as they are stored, and rows of activations rounded to 8 bits.
-// 32 inputs share a scale (a run). A run's products are summed exactly, in integers; runs are added in order as floats.
-// Every row has its own scales, so that a row's result does not depend on its company.
-// Source: the formats Q8_0, Q4_0 and Q4_1 are those of ggml (ggml-common.h); the layout in panels is ours.
+// Weights of 4 and 8 bits, computed in stored form with rows of activations rounded to 8 bits.
+// A run is 32 inputs with a common scale. Products of a run are summed exactly in integers; runs are added in order as
+// floats. Every row has its own scales, so that a row's result does not depend on the other rows.
+// Source: the formats Q8_0, Q4_0 and Q4_1 of ggml (ggml-common.h). The layout in panels is our own.
 #pragma once
 #include "simd.h"
 
 namespace baton {
 namespace {
 
-constexpr int RUN = 32;       // inputs that share a scale
-constexpr int QUADS = RUN / 4;  // of inputs: what one dot instruction takes
+constexpr int RUN = 32;       // inputs with a common scale
+constexpr int QUADS = RUN / 4;  // groups of 4 inputs, one dot instruction each
 
-// A row of activations, one after the other: [inputs] int8, then per run its scale, the sum of its numbers, and both multiplied.
+// A row of activations: [inputs] int8, then for each run its scale, the sum of its numbers, and the product of both.
 struct QuantRow {
     const int8_t* numbers;
     const float* scales;
@@ -27,9 +27,9 @@ struct QuantRow {
     }
 };
 
-// How the weights of a panel lie. Per run: [32] float16 scales, [32] float16 minimums where there are, then
+// The layout of a panel of weights. Per run: [32] float16 scales, [32] float16 minimums if the format has them, then
 // 8 bits: [input / 4][32][4]; 4 bits: [input / 4 of the first 16][32][4], inputs 16 .. 31 in the upper halves.
-// A weight is scale * (code - ZERO) + minimum. Per-channel weights have no scale per run, but float32 [32] at the end.
+// A weight is scale * (code - ZERO) + minimum. Per-channel weights have float32 scales [32] at the end, none per run.
 template <int BITS, int ZERO_CODE, bool WITH_MINIMUM, bool PER_CHANNEL>
 struct QuantFormat {
     static constexpr int ZERO = ZERO_CODE;
@@ -39,7 +39,7 @@ struct QuantFormat {
     static constexpr int RUN_BYTES = CODES_AT + PANEL * RUN * BITS / 8;
 
     static int64_t panel_bytes(int inputs) { return int64_t{inputs / RUN} * RUN_BYTES + (PER_CHANNEL ? PANEL * 4 : 0); }
-    // Where the code of an input of a run stands, for one output of the panel.
+    // The place of the code of an input of a run, for one output of the panel.
     static int code_at(int lane, int input) { return CODES_AT + (input % (NIBBLES ? 16 : 32) / 4 * PANEL + lane) * 4 + input % 4; }
 };
 
@@ -48,7 +48,7 @@ using FormatQ8 = QuantFormat<8, 128, false, false>;
 using FormatQ4 = QuantFormat<4, 8, false, false>;
 using FormatQ4M = QuantFormat<4, 0, true, false>;
 
-// Call with the format of quantized weights. Nothing is called for dense ones.
+// Call `body` with the format of quantized weights. Dense weights make no call.
 template <class F>
 inline void with_format(Number number, F body) {
     switch (number) {

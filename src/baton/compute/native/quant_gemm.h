@@ -1,4 +1,4 @@
-// Products of quantized rows with quantized panels, for the instruction set that this file is compiled for.
+// Products of quantized rows with quantized panels, for the instruction set of the including file.
 #pragma once
 #include "quant.h"
 
@@ -78,7 +78,7 @@ inline void store_int8(int8_t* p, Vec x) { *p = x >= -127.0f && x <= 127.0f ? in
 
 // ---- activations -------------------------------------------------------------------------------------------------
 
-// One run of a row to int8: the largest number becomes 127. Returns the scale.
+// Round one run of a row to int8, the largest number to 127. Return the scale.
 template <class Cell>
 inline float quantize_run(const Cell* in, int8_t* out, int32_t* sum_of_run) {
     Vec top = zero();
@@ -95,7 +95,7 @@ inline float quantize_run(const Cell* in, int8_t* out, int32_t* sum_of_run) {
     return scale;
 }
 
-// Rows [first, first + count) of `in` (in `number`), `inputs` each, as QuantRows.
+// Round rows [first, first + count) of `in` (type `number`, [inputs] each) to QuantRows.
 void quantize_rows(Rows in, Number number, int inputs, int first, int count, void* out) {
     for (int row = first; row < first + count; row++) {
         int8_t* numbers = static_cast<int8_t*>(out) + row * QuantRow::bytes(inputs);
@@ -185,7 +185,7 @@ inline void multiply_quant(int count, const void* rows, int first, const uint8_t
     multiply_quant_rows<Format, ROWS>(rows, first, panel, inputs, c);
 }
 
-// Tiles of a panel's products with rows [first, first + count): finish(c, first of the tile, its rows).
+// Compute the products of a panel with rows [first, first + count) in tiles: finish(c, first row, rows).
 template <class Format, class F>
 inline void quant_panel_tiles(const Linear& w, Rows a, int first, int count, int panel, F finish) {
     alignas(64) float c[QUANT_ROWS_MAX * PANEL];
@@ -201,7 +201,7 @@ inline void quant_panel_tiles(const Linear& w, Rows a, int first, int count, int
     }
 }
 
-// One output's weights as floats.
+// Write one output's weights as floats.
 template <class Format>
 inline void quant_weight_row(const Linear& w, int output, float* out, int count) {
     const int lane = output % PANEL;

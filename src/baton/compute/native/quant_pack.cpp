@@ -1,4 +1,4 @@
-// Put quantized weights into panels, once, when a model is loaded.
+// Pack quantized weights into panels when a model is loaded.
 #include <cstring>
 
 #include "model.h"
@@ -12,7 +12,7 @@ void pack_quant_panel(const QuantMatrix& matrix, int panel, uint8_t* out) {
     const int runs = matrix.shape.inputs / RUN;
     for (int lane = 0; lane < PANEL; lane++) {
         const int row = row_at(matrix.shape, panel * PANEL + lane);
-        if (row < 0) continue;  // the memory is zero, and with it the scales
+        if (row < 0) continue;  // the memory is zeroed, and so are the scales
         const uint8_t* codes = static_cast<const uint8_t*>(matrix.shape.data) + int64_t{row} * matrix.shape.inputs;
         for (int run = 0; run < runs; run++) {
             uint8_t* to = out + int64_t{run} * Format::RUN_BYTES;

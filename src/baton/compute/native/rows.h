@@ -1,4 +1,4 @@
-// What happens to single rows between products: embedding, norm, rotation, the write into the KV blocks.
+// The operations on single rows between products: embedding, norm, rotation, and the write to KV blocks.
 #pragma once
 #include "kv_cells.h"
 
@@ -22,7 +22,7 @@ inline void store_row(Number number, void* out, int64_t at, const float* row, in
     else store_row(static_cast<float*>(out) + at, row, count);
 }
 
-// One head's keys or values into its place in a token's row.
+// Write one head's keys or values to its place in a token's row.
 inline void put_kv_head(Number number, uint8_t* out, const float* row, int dim) {
     if (number == Number::F32 || number == Number::BF16) store_row(number, out, 0, row, dim);
     else store_kv_head(number, out, row, dim);
@@ -45,8 +45,7 @@ inline void normalize(const float* row, const float* weight, float* out, int cou
     for (; i < count; i++) out[i] = row[i] * factor * weight[i];
 }
 
-// The first `hidden` numbers of rows [first, first + count) of x [tokens][stride], normalized, into the precision of
-// products.
+// Normalize the first `hidden` numbers of rows [first, first + count) of x [tokens][stride], in the type of products.
 void normalize_rows(const float* x, int64_t stride, int hidden, const float* weight, float eps, int first, int count,
                     Number number, Rows out) {
     for (int row = first; row < first + count; row++) {
@@ -80,7 +79,7 @@ void add_weighted(float* x, int hidden, const float* results, const int32_t* pla
     }
 }
 
-// One row of a linear layer's weights as floats: the embedding of a token where it shares the output projection.
+// Write one row of a linear layer's weights as floats: the embedding of a token if it is tied to the output projection.
 void weight_row(const Linear& w, int output, float* out, int count) {
     if (is_quantized(w.number))
         return with_format(w.number, [&](auto format) { quant_weight_row<decltype(format)>(w, output, out, count); });
@@ -95,7 +94,7 @@ void weight_row(const Linear& w, int output, float* out, int count) {
     for (int k = 0; k < count; k++) out[k] = from_bf16(cells[int64_t{k / 2} * PANEL * 2 + k % 2]);
 }
 
-// Turn a head to its position. angles: [head_dim], cosines and then sines. Dimension i pairs with i + head_dim / 2.
+// Rotate a head to its position. angles: [head_dim], cosines and then sines. Dimension i pairs with i + head_dim / 2.
 inline void rotate(float* head, const float* angles, int head_dim) {
     const int half = head_dim / 2;
     float *low = head, *high = head + half;
@@ -113,7 +112,7 @@ inline void rotate(float* head, const float* angles, int head_dim) {
     }
 }
 
-// Rotate one token's queries and keys, put queries aside and keys and values into the slot of their block.
+// Rotate one token's queries and keys, store the queries, and write keys and values to their slot in a KV block.
 void place_token(const Sizes& sizes, const Layer& layer, float* qkv, const float* angles, int token, Queries queries,
                  Number kv_number, uint8_t* keys, uint8_t* values) {
     const int dim = sizes.head_dim, group = sizes.group();

@@ -1,6 +1,6 @@
-// One vector of floats of the instruction set that this file is compiled for. LANES is 16, 8 or 1.
-// Everything is in an unnamed namespace: each translation unit has its own, compiled with its own flags.
-// Sums are written with fma() only, and the compiler may contract nothing else: the same bits in every use.
+// One vector of floats of the instruction set of the including file. LANES is 16, 8 or 1.
+// All code is in an unnamed namespace, because each translation unit compiles it with other flags.
+// Sums use fma() explicitly, and the compiler contracts no other operation, so every use gives the same bits.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -22,7 +22,7 @@ inline float from_bf16(bf16 x) {
     return value;
 }
 
-inline bf16 to_bf16(float value) {  // nearest, ties to even; a NaN stays one
+inline bf16 to_bf16(float value) {  // nearest, ties to even; NaN stays NaN
     uint32_t bits;
     std::memcpy(&bits, &value, 4);
     if ((bits & 0x7fffffff) > 0x7f800000) return bf16((bits >> 16) | 0x40);
@@ -68,7 +68,7 @@ inline Vec scale_by_power(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }
 inline Vec zero_below(Vec x, Vec of, float limit) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(of, all(limit), _CMP_GE_OQ), x);
 }
-// Keep lanes [from, to), fill the others.
+// Keep lanes [from, to), set the others to `fill`.
 inline Vec keep_lanes(Vec x, int from, int to, float other) {
     const uint32_t below_to = to >= LANES ? 0xffff : to <= 0 ? 0 : (1u << to) - 1;
     const uint32_t below_from = from >= LANES ? 0xffff : from <= 0 ? 0 : (1u << from) - 1;
@@ -171,7 +171,7 @@ inline Vec exponential(Vec x) {
     return zero_below(scale_by_power(value, power), x, -87.0f);
 }
 
-// x / (1 + e to the -x). Below -88 it is nothing; a product, so that what is not a number stays so.
+// x / (1 + e to the -x). Below -88 the factor is 0; it is multiplied, so that NaN stays NaN.
 inline Vec silu(Vec x) {
     const Vec share = div(all(1.0f), add(all(1.0f), exponential(sub(zero(), x))));
     return mul(x, zero_below(share, x, -88.0f));

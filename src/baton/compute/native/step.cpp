@@ -9,13 +9,13 @@
 namespace baton {
 namespace {
 
-constexpr int DENSE_PHASES = 13, EXPERTS_PHASES = 22, LATENT_PHASES = 5;  // of a layer; the last come on top
+constexpr int DENSE_PHASES = 13, EXPERTS_PHASES = 22, LATENT_PHASES = 5;  // of a layer; latent attention adds its own
 
 }  // namespace
 
 void Stepper::reserve(int rows) {
     const Sizes& s = model_.sizes;
-    const Layer& layer = model_.layers[0];  // attention has the same sizes in all
+    const Layer& layer = model_.layers[0];  // attention has the same sizes in all layers
     const int64_t cell = model_.cell_bytes(), hidden = padded(s.hidden, INPUTS_ALIGN), heads = layer.o.inputs;
     const int64_t narrow = padded(s.latent.q_rank, INPUTS_ALIGN);
     int gated = 0;
@@ -37,7 +37,7 @@ void Stepper::reserve(int rows) {
     if (s.is_latent()) reserve_latent(rows);
 }
 
-// Rows as a product takes them: quantized weights have them rounded first.
+// Return rows as a product takes them: rounded to 8 bits for quantized weights.
 Rows Stepper::rounded(const Linear& w, Rows in, int rows, int& phase) {
     if (!is_quantized(w.number)) return in;
     void* out = rounded_.reserve_of<uint8_t>(0);
@@ -57,7 +57,7 @@ void Stepper::multiply(const Linear& w, Rows in, int rows, float* out, int& phas
     });
 }
 
-// Rows of the residual stream, normalized.
+// Normalize rows of the residual stream.
 void Stepper::normalize(const float* weight, int rows, Number number, Rows out, int& phase) {
     const Sizes& s = model_.sizes;
     model_.team.phase(phase++, norm_items(rows), [&](int item) {
@@ -104,7 +104,7 @@ void Stepper::forward(const Batch& batch) {
         });
         for (int layer = 0; layer < m.sizes.layers; layer++) {
             attend_layer(batch, layer, phase, work + thread * work_floats_);
-            if (thread == 0) __atomic_store_n(batch.layers_done, layer + 1, __ATOMIC_RELEASE);  // others may lag behind
+            if (thread == 0) __atomic_store_n(batch.layers_done, layer + 1, __ATOMIC_RELEASE);  // others may be behind
             compute_layer(batch, layer, phase);
         }
         m.kernels.leave();
@@ -112,7 +112,7 @@ void Stepper::forward(const Batch& batch) {
     rows_ = batch.rows;
 }
 
-// Norm, queries, keys and values, attention, and its projection onto the residual stream.
+// Norm; queries, keys and values; attention; and its projection, added to the residual stream.
 void Stepper::attend_layer(const Batch& batch, int index, int& phase, float* memory) {
     Model& m = model_;
     const Kernels& k = m.kernels;
@@ -128,7 +128,7 @@ void Stepper::attend_layer(const Batch& batch, int index, int& phase, float* mem
                          s.is_latent() ? read_rows_ : attended_rows_, s.is_latent() ? s.value_pad() : s.head_dim,
                          m.number, parts_.reserve_of<float>(0)};
     m.team.phase(phase++, int(plan.items.size()), [&](int item) {
-        const size_t next = size_t(item + m.team.threads());  // threads take items in turn, more or less
+        const size_t next = size_t(item + m.team.threads());  // threads take items roughly in turn
         k.attend(call, plan.items[size_t(item)], next < plan.items.size() ? &plan.items[next] : nullptr, memory);
     });
     m.team.phase(phase++, int(plan.merges.size()),
@@ -141,7 +141,7 @@ void Stepper::attend_layer(const Batch& batch, int index, int& phase, float* mem
     });
 }
 
-// Norm, and the layer's MLP, or those that its router chooses for each token.
+// Norm; then the layer's MLP, or the experts that the router chooses for each token.
 void Stepper::compute_layer(const Batch& batch, int index, int& phase) {
     const Mlps& mlps = model_.mlps[size_t(index)];
     const float* norm = model_.layers[size_t(index)].mlp_norm;
@@ -152,7 +152,7 @@ void Stepper::compute_layer(const Batch& batch, int index, int& phase) {
     else pass(mlps.all[0], in, batch.rows, model_.kernels.linear_sum, x_, phase);
 }
 
-// Take rows, as products take them, through an MLP; `finish` puts them into `out` [rows][hidden].
+// Compute an MLP of rows in the form of products. `finish` writes them to `out` [rows][hidden].
 void Stepper::pass(const Mlp& mlp, Rows in, int rows, Product finish, float* out, int& phase) {
     Model& m = model_;
     const int64_t cell = m.cell_bytes();
@@ -175,7 +175,7 @@ void Stepper::place_row(const Batch& batch, int index, int row) {
                                model_.arena.number, slot(batch, index, 0, row), slot(batch, index, 1, row));
 }
 
-// Where a row's keys, values or latent go.
+// Return the place of a row's keys, values or latent.
 uint8_t* Stepper::slot(const Batch& batch, int layer, int plane, int row) const {
     const int position = batch.positions[size_t(row)], tokens = model_.arena.block_tokens;
     const Slice& slice = batch.slices[size_t(slice_of_row_[size_t(row)])];

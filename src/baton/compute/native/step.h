@@ -8,28 +8,28 @@
 
 namespace baton {
 
-// What a step is given. Arrays belong to the caller and are read only.
+// The input of a step. Arrays belong to the caller and are not changed.
 struct Batch {
     std::vector<Slice> slices;
     const int32_t* tokens;       // [rows] ids
     const float* angles;         // [positions][head_dim]: cosines, then sines
     std::vector<int32_t> positions;  // [rows]
     int rows = 0;
-    int32_t* layers_done;  // written after each layer, read by others meanwhile
+    int32_t* layers_done;  // written after each layer, and read by other threads
 };
 
 class Stepper {
 public:
     explicit Stepper(Model& model) : model_(model) {}
 
-    // Compute all rows; write their keys and values into their blocks. Their hidden states stay until the next step.
+    // Compute all rows, and write their keys and values to their blocks. Hidden states stay valid until the next step.
     void forward(const Batch& batch);
 
-    int rows() const { return rows_; }  // of the last step; none where it failed
+    int rows() const { return rows_; }  // of the last step; 0 if it failed
 
-    // Project some rows of the last step to the vocabulary: logits [count][vocab].
+    // Compute the logits [count][vocab] of some rows of the last step.
     void project(const int32_t* rows, int count, float* logits);
-    // Rows of the last step after the final norm: [count, hidden].
+    // Write rows of the last step after the final norm: [count][hidden].
     void read(const int32_t* rows, int count, float* hidden) const;
 
 private:

@@ -1,5 +1,5 @@
-// The part of a step that layers of experts have. Here too a row's bits depend on the row alone: it is multiplied by
-// the same kernels whatever company it has in a portion, and what it sums up stands in the order of its own choice.
+// The part of a step for layers with experts. A row's bits depend on this row only: the kernels give the same bits in
+// every portion, and the results of a token are summed in the order of the token's choice.
 #include <algorithm>
 #include <cstring>
 
@@ -8,7 +8,7 @@
 
 namespace baton {
 
-// Returns how many rows an MLP may be given: a token comes to as many experts as it has chosen.
+// Return the maximum number of rows of all experts together: every token has a row per chosen expert.
 int Stepper::reserve_experts(int rows) {
     const Model& m = model_;
     const int64_t hidden = padded(m.sizes.hidden, INPUTS_ALIGN);
@@ -31,7 +31,7 @@ int Stepper::portion_rows(const Mlps& mlps) const {
     return block_rows(std::max(expert.gate_up.inputs, expert.down.inputs), model_.cell_bytes());
 }
 
-// Score the experts in float32, whatever is computed in: a rounded tie would send a token elsewhere.
+// Score the experts in float32, because rounding could create ties and change the choice.
 void Stepper::route(const Mlps& mlps, const float* norm, int rows, int& phase) {
     Model& m = model_;
     Rows exact = in_;
@@ -52,13 +52,13 @@ void Stepper::route(const Mlps& mlps, const float* norm, int rows, int& phase) {
     m.team.phase(phase++, 1, [&](int) { deal_out(mlps, rows, portion_rows(mlps), deal_); });
 }
 
-// Every expert computes its tokens as rows of one product; a token sums up its results in the order of its choice.
+// Every expert computes its tokens as rows of one product. A token's results are summed in the order of its choice.
 void Stepper::pass_experts(const Mlps& mlps, Rows in, int rows, int& phase) {
     Model& m = model_;
     const Kernels& k = m.kernels;
-    const Mlp& any = mlps.all[0];  // all experts of a layer have one shape
+    const Mlp& any = mlps.all[0];  // all experts of a layer have the same shape
     const int hidden = m.sizes.hidden, dealt = rows * mlps.used;
-    // As many items as the worst choice would make: a thread that comes late must count the same as the others.
+    // The number of items for the worst choice, so that a late thread counts the same items as the others.
     const int portions = portions_max(mlps, rows, portion_rows(mlps));
     const auto each_portion = [&](int panels, auto compute) {
         m.team.phase(phase++, portions * panels, [&](int item) {
@@ -84,7 +84,7 @@ void Stepper::pass_experts(const Mlps& mlps, Rows in, int rows, int& phase) {
     });
 }
 
-// Copy every token's row, as products take it, to the places that it has.
+// Copy every token's row, in the form of products, to its places.
 Rows Stepper::gather(const Mlp& expert, Rows in, int places, int& phase) {
     const Linear& w = expert.gate_up;
     const int64_t row_bytes = is_quantized(w.number) ? model_.kernels.quant_row_bytes(w.inputs)

@@ -1,6 +1,6 @@
-// The part of a step that latent attention has. Queries are projected into the latent space, and what they read is
-// projected back from there, in every step and for every token. Expanding keys and values instead would take fewer
-// operations for a long chunk, but its sums are others: a token's bits would depend on the chunk that it came in.
+// The part of a step for latent attention, always in the absorbed form: queries are projected into the latent space,
+// and the attention output is projected back. Expanding keys and values would take fewer operations for a long chunk,
+// but gives other bits: a token's bits would depend on its chunk.
 #include "cut.h"
 #include "step.h"
 
@@ -17,7 +17,7 @@ void Stepper::reserve_latent(int rows) {
     read_rows_ = {read_.reserve(size_t(n * read * cell)), read};
 }
 
-// Put all rows' queries and latents into their places, from what the layer's qkv made of them.
+// Write all rows' queries and latents to their places, from the output of the layer's qkv.
 void Stepper::place_latents(const Batch& batch, int index, int& phase) {
     Model& m = model_;
     const Sizes& s = m.sizes;
@@ -44,13 +44,13 @@ void Stepper::place_latents(const Batch& batch, int index, int& phase) {
     project_heads(layer.latent.keys, nope_rows_, batch.rows, absorbed, s.head_pad(), query_rows_.number, phase);
 }
 
-// Project what was read of the latents back from there, into the rows that the output projection takes.
+// Project the attention output back from the latent space, into rows of the output projection.
 void Stepper::read_values(const Layer& layer, int rows, int& phase) {
     const Sizes& s = model_.sizes;
     project_heads(layer.latent.values, read_rows_, rows, attended_rows_, s.latent.value_dim, model_.number, phase);
 }
 
-// Multiply every head's part of the rows with the head's own matrix, to `out` [rows][heads][width] in `number`.
+// Multiply every head's part of the rows with the head's own matrix. `out`: [rows][heads][width] in `number`.
 void Stepper::project_heads(const std::vector<Linear>& heads, Rows in, int rows, Rows out, int width, Number number,
                             int& phase) {
     const int64_t in_cell = model_.cell_bytes(), out_cell = number == Number::BF16 ? 2 : 4;

@@ -1,4 +1,4 @@
-// The body of a file that compiles all kernels for one instruction set: define TABLE as its name and include this.
+// The body of a file that compiles all kernels for one instruction set: define TABLE as its name, then include this.
 #include <xmmintrin.h>
 
 #include "attention.h"
@@ -8,7 +8,7 @@
 namespace baton {
 namespace {
 
-// Denormal numbers are zeros in a step: they would be slow, and a sum of zeros could change one.
+// Steps treat denormal numbers as zero, because they are slow, and a sum with zero could change them.
 constexpr unsigned FLUSH_DENORMALS = 0x8040;
 thread_local unsigned mode_before;
 

@@ -15,12 +15,12 @@
 namespace baton {
 namespace {
 
-// About 10 microseconds: more than a phase's threads usually differ by, less than a slice of anybody else's time.
+// About 10 microseconds: longer than the usual difference between threads of a phase, shorter than a scheduler slice.
 constexpr int SPINS = 400;
-// How long we sleep before we look whether guests still run: longer than what systems do now and then on a core.
+// Sleep before the check whether guests still run: longer than short system tasks on a core.
 constexpr timespec DOZE{0, 300'000};
-// How long guests stay away after they had to be called home, at least and at most. A time and not a number of steps,
-// since one of a long prompt takes as long as a hundred that decode.
+// The minimum and maximum rest of guests after a recall. A time and not a number of steps, because a step of a long
+// prompt takes as long as a hundred decode steps.
 constexpr int64_t REST_NS = 4'000'000, REST_NS_MAX = 512'000'000;
 
 void futex(const std::atomic<uint32_t>* word, int operation, uint32_t value, const timespec* limit) {
@@ -47,9 +47,9 @@ bool rank(pthread_t thread, int policy) {
     return pthread_setschedparam(thread, policy, &none) == 0;
 }
 
-// Keeps the calling thread on a core for as long as it lives. Without, the system may leave the caller on a helper's
-// core, where the two take turns until it moves one of them, milliseconds later. A thread that cannot be told where it
-// was is left alone: it would not come back. So it is where a machine has more cores than a cpu_set_t has bits.
+// Pins the calling thread to a core while this object exists. Otherwise the system may leave the caller on a helper's
+// core, where the two take turns for milliseconds. A thread whose old cores are unknown is not pinned, because it could
+// not return to them: for example on a machine with more cores than bits in a cpu_set_t.
 class Pinned {
 public:
     explicit Pinned(const std::vector<int>& cores)
@@ -94,7 +94,7 @@ bool Waitable::spin_while(uint32_t seen) const {
 }
 
 void Waitable::sleep_while(uint32_t seen, const timespec* limit) const {
-    // A waker that changes the number after our look at it either sees us here or makes the kernel refuse to sleep.
+    // A waker that changes the number after it was read either sees this sleeper, or the kernel refuses to sleep.
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
     if (load() == seen) futex(&value_, FUTEX_WAIT, seen, limit);
     sleepers_.fetch_sub(1, std::memory_order_seq_cst);
@@ -108,7 +108,7 @@ Team::Team(const Places& places) : places_(places), rest_ns_(REST_NS) {
                 if (!places_.cores.empty()) pin(pthread_self(), places_.cores[size_t(thread)]);
                 help(thread);
             });
-    } catch (...) {  // the system has no room for another thread: those that run must not outlive us
+    } catch (...) {  // no more threads: those that run must end before this object
         end();
         throw;
     }
@@ -118,7 +118,7 @@ bool Team::invite(int core) {
     if (places_.cores.empty()) return false;
     std::promise<bool> ready;
     const int number = threads();
-    guests_.reserve(guests_.size() + 1);  // before there is a thread, which must not be lost where memory runs out
+    guests_.reserve(guests_.size() + 1);  // before the thread starts, so that no thread is lost if memory runs out
     helpers_.reserve(helpers_.size() + 1);
     std::thread guest([this, core, number, &ready] {
         here = Who::guest;
@@ -146,7 +146,7 @@ void Team::end() {
 
 void Team::run(int phases, const std::function<void(int)>& body) {
     if (threads() == 1) return body(0);
-    // Nobody is inside here, so everything may be set up for the next step.
+    // No thread is inside a step here, so the next step may be set up.
     if (phases_.size() < size_t(phases)) phases_ = std::vector<Phase>(size_t(phases));
     for (Phase& phase : phases_) {
         phase.claimed.store(0, std::memory_order_relaxed);
@@ -159,7 +159,7 @@ void Team::run(int phases, const std::function<void(int)>& body) {
     if (is_home()) send_out();
     else invited_.add(1);
     body(0);
-    // A helper announces itself before it looks whether it may come in: either it sees that it may not, or we see it.
+    // A helper announces itself before it checks whether it may enter: so it sees that it may not, or the caller sees it.
     open_.store(false, std::memory_order_seq_cst);
     for (uint32_t inside = inside_.load(); inside != 0; inside = inside_.load())
         if (!wait_while(inside_, inside)) call_home();
@@ -180,7 +180,7 @@ void Team::help(int thread) {
 
 // ---- guests ------------------------------------------------------------------------------------------------------
 
-// Returns whether there is hope: false where the number is still the same, and no guest ran for a moment of the wait.
+// Return whether waiting makes sense: false if the number is unchanged, and no guest ran during the wait.
 bool Team::wait_while(const Waitable& number, uint32_t seen) {
     if (!number.spin_while(seen)) return true;
     if (guests_.empty()) {
@@ -192,14 +192,14 @@ bool Team::wait_while(const Waitable& number, uint32_t seen) {
     return number.load() != seen || guests_ran_ns() != ran_ns;
 }
 
-// Wait for a phase's last items, but not for one that a guest holds who was put aside.
+// Wait for a phase's last items. Recall guests if a preempted guest holds one.
 void Team::wait_for_items(const Waitable& done, uint32_t seen) {
     if (here == Who::guest) done.wait_while(seen);
     else if (!wait_while(done, seen) && guests_at_work_.load() > 0) call_home();
 }
 
-// They go on where the caller is, which sleeps as long as they hold what it waits for: at ordinary rank where the
-// system lets them, for on a machine with more work than cores somebody else may want this one too.
+// Guests continue on the core of the caller, which sleeps until they finish their items. They get ordinary priority if
+// the system allows it, because other processes may compete for this core.
 void Team::call_home() {
     const std::lock_guard<std::mutex> lock(moving_);
     if (home_.exchange(true)) return;
@@ -210,11 +210,11 @@ void Team::call_home() {
     }
 }
 
-// A recall costs some ten microseconds, or a wait for a core: where they were out for less than they had rested before,
-// they rest longer now. Only the caller of run() comes here.
+// A recall costs about ten microseconds, or the wait for a core. If guests were out for less time than their last rest,
+// they rest longer. Only the caller of run() calls this.
 void Team::send_out() {
     const int64_t now = now_ns();
-    if (rest_until_ns_ == 0) {  // they were called since we looked last
+    if (rest_until_ns_ == 0) {  // they were recalled since the last check
         const bool was_worth_it = now - out_since_ns_ > rest_ns_;
         rest_ns_ = was_worth_it ? std::max(rest_ns_ / 2, REST_NS) : std::min(2 * rest_ns_, REST_NS_MAX);
         rest_until_ns_ = now + rest_ns_;
@@ -222,7 +222,7 @@ void Team::send_out() {
     if (now < rest_until_ns_) return;
     rest_until_ns_ = 0;
     out_since_ns_ = now;
-    const std::lock_guard<std::mutex> lock(moving_);  // who calls them home may not have come to all of them yet
+    const std::lock_guard<std::mutex> lock(moving_);  // the recalling thread may not have reached all guests yet
     for (size_t guest = 0; guest < guests_.size(); guest++) {
         rank(thread_of(guest), SCHED_IDLE);
         pin(thread_of(guest), guests_[guest]);

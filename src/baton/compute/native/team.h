@@ -1,10 +1,10 @@
-// A few threads that compute one step together. Work is claimed item by item; a phase ends when its items are done, not
-// when every thread has come: a thread that the system has put aside between items holds nobody up.
+// A few threads that compute one step together. Threads claim work item by item. A phase ends when its items are done,
+// not when every thread has arrived, so a thread that the system preempts between items delays no other thread.
 //
-// Guests are helpers on cores that belong to somebody else. They run there with Linux's idle policy, that is, only
-// while the owner sleeps; when it wakes, the kernel puts them aside at once, perhaps with an item in hand. Then they are
-// called home: onto the core of the caller, which waits for that item anyway. After a rest they are sent out again, into
-// the middle of a step too: whoever comes late finds the phases before done.
+// Guests are threads on cores of other workers. They run with Linux's policy SCHED_IDLE, while the owner sleeps. When
+// the owner wakes, the kernel preempts a guest at once, perhaps in the middle of an item. Guests are then recalled: moved
+// to the core of the caller, which waits for that item. After a rest they return to their cores, possibly during a step:
+// a late thread skips the phases that are done.
 #pragma once
 #include <pthread.h>
 
@@ -19,15 +19,15 @@
 
 namespace baton {
 
-// A number that threads wait for: spinning for some microseconds, then asleep.
+// A number that threads wait for: they spin for some microseconds, then sleep.
 class Waitable {
 public:
     uint32_t load() const { return value_.load(std::memory_order_seq_cst); }
-    uint32_t add(uint32_t amount);  // returns the number before; wakes sleepers
+    uint32_t add(uint32_t amount);  // return the number before; wake sleepers
     uint32_t add_quietly(uint32_t amount) { return value_.fetch_add(amount, std::memory_order_seq_cst); }
     void reset() { value_.store(0, std::memory_order_relaxed); }
-    void wait_while(uint32_t seen) const;  // until the number is another than `seen`, or sooner
-    bool spin_while(uint32_t seen) const;  // for some microseconds; returns whether it is still the same
+    void wait_while(uint32_t seen) const;  // until the number differs from `seen`, or earlier
+    bool spin_while(uint32_t seen) const;  // for some microseconds; return whether it still equals `seen`
     void sleep_while(uint32_t seen, const timespec* limit = nullptr) const;
     void wake();
 
@@ -41,32 +41,33 @@ struct alignas(64) Phase {
     alignas(64) Waitable done;
 };
 
-// Where a team's threads run.
+// The threads of a team, and their cores.
 struct Places {
-    int threads;              // of its own, the caller of run() included
-    std::vector<int> cores;   // one for each of these; empty: where the system puts them
+    int threads;              // without guests, including the caller of run()
+    std::vector<int> cores;   // one per thread; empty: chosen by the system
 };
 
 class Team {
 public:
-    // The caller keeps to the first core while it is in run(), and only then: threads that Python starts later would
-    // inherit it.
+    // The caller is pinned to the first core only during run(), because threads that Python starts later would inherit
+    // the pinning.
     explicit Team(const Places& places);
     ~Team();
     Team(const Team&) = delete;
     Team& operator=(const Team&) = delete;
 
-    // Take a guest to a core of somebody else's; not while run() is. Returns whether the system allows it: one of
-    // ordinary rank would take the core from its owner. Needs `cores`, to know where home is.
+    // Start a guest on a core of another worker. Not during run(). Return whether the system allows SCHED_IDLE: with
+    // ordinary priority it would take the core from its owner. Needs `cores`, to know the caller's core.
     bool invite(int core);
 
     int threads() const { return places_.threads + int(guests_.size()); }
-    int64_t recalls() const { return recalls_; }  // how often guests were called home
+    int64_t recalls() const { return recalls_; }  // how often guests were recalled
 
-    // Run body(thread) on the calling thread (0) and on those helpers that come in time. `phases`: most that it has.
+    // Run body(thread) on the calling thread (0) and on the helpers that arrive in time. `phases`: its maximum number.
     void run(int phases, const std::function<void(int)>& body);
 
-    // Called by body, with the same index and count by all: compute items [0, items), each once, all before it returns.
+    // Called by body with the same index and count in all threads. Compute items [0, items), each once; return when all
+    // are done.
     template <class F>
     void phase(int index, int items, F compute) {
         if (threads() == 1) {
@@ -100,27 +101,27 @@ private:
     pthread_t thread_of(size_t guest) const;
     int64_t guests_ran_ns() const;
     bool is_home() const { return home_.load(std::memory_order_relaxed); }
-    // Of a guest that has passed by a phase that was not done: it takes no more of this step, wherever others are.
+    // For a guest that left a phase before it was done: it takes no more items of this step.
     bool leaves() const { return is_leaving = is_leaving || is_home(); }
 
     enum class Who { caller, helper, guest };
-    static thread_local Who here;         // what the current thread is
-    static thread_local bool is_leaving;  // of a guest: has been called home in this step
+    static thread_local Who here;         // the role of the current thread
+    static thread_local bool is_leaving;  // of a guest: it was recalled in this step
 
     const Places places_;
-    std::vector<int> guests_;  // the core of each; their threads are the last of the helpers
+    std::vector<int> guests_;  // the core of each guest; their threads are the last helpers
     std::vector<Phase> phases_;
     const std::function<void(int)>* body_ = nullptr;
     Waitable started_;  // counts steps
-    Waitable invited_;  // counts how often guests were asked in
+    Waitable invited_;  // counts invitations of guests
     Waitable inside_;   // helpers that may be in a step's body
     std::atomic<bool> open_{false}, ended_{false};
-    std::atomic<int> guests_at_work_{0};   // that hold an item
-    std::atomic<bool> home_{false};       // guests are called home, and take no items
+    std::atomic<int> guests_at_work_{0};   // guests that hold an item
+    std::atomic<bool> home_{false};       // guests are recalled, and take no items
     std::atomic<int64_t> recalls_{0};
-    std::mutex moving_;                    // of whoever calls them home or sends them out
-    int64_t out_since_ns_ = 0;             // of guests
-    int64_t rest_until_ns_ = 0, rest_ns_;  // until when they rest (0: they are out, or just called), and for how long
+    std::mutex moving_;                    // held while guests are recalled or sent out
+    int64_t out_since_ns_ = 0;             // since guests are out
+    int64_t rest_until_ns_ = 0, rest_ns_;  // end of their rest (0: they are out, or just recalled), and its length
     std::vector<std::thread> helpers_;
 };
 

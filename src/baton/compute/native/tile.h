@@ -1,14 +1,14 @@
-// Where the keys and values of a tile lie, and how they come into the cache in time.
+// The places of a tile's keys and values, and their prefetch into the cache.
 #pragma once
 #include "types.h"
 
 namespace baton {
 namespace {
 
-// Where the keys of a tile lie: all KV heads of a token stand side by side, and its values one plane further, or in the
-// same place: a latent is both.
+// The places of a tile's keys. All KV heads of a token are adjacent. Its values are one plane further, or for a latent
+// in the same place.
 struct Tile {
-    int first_key, valid;  // keys from `valid` on are not there, or not yet
+    int first_key, valid;  // keys from `valid` on do not exist yet
     const uint8_t* keys[TILE_KEYS];
     int64_t plane_bytes;
 
@@ -26,23 +26,23 @@ struct Tile {
     }
 };
 
-// Brings the next tile into the cache in small portions, while the current one is computed: more at once than a core
-// can have on their way would only be waited for.
+// Prefetches the next tile in small portions while the current one is computed, because a core can have only few loads
+// in flight.
 class Prefetch {
 public:
-    // The bytes [from, to) of each of the tile's keys and values, while `heads` heads of the current one are computed.
-    // null: nothing follows.
+    // Prefetch bytes [from, to) of each key and value while `heads` heads of the current tile are computed.
+    // null: there is no next tile.
     Prefetch(const Tile* tile, int64_t from, int64_t to, int heads)
         : tile_(tile), from_(from), to_(to), head_rows_((2 * TILE_KEYS + heads - 1) / heads),
           rows_(tile == nullptr ? 0 : tile->plane_bytes == 0 ? tile->valid : 2 * tile->valid), left_(rows_) {}
 
-    // Fetch what is due in one of `parts` equal parts of a head's work: keys first, and then values, as they lie.
+    // Prefetch the portion of one of `parts` equal parts of a head's work: keys first, then values, in memory order.
     void part(int parts) {
         for (int due = (head_rows_ + parts - 1) / parts; due > 0 && left_ > 0; due--, left_--) {
             const int key = rows_ - left_;
             const uint8_t* row = key < tile_->valid ? tile_->keys[key]
                                                     : tile_->keys[key - tile_->valid] + tile_->plane_bytes;
-            // Into the second level: a tile is larger than the first.
+            // Into the second-level cache: a tile does not fit into the first.
             for (int64_t at = from_; at < to_; at += 64) __builtin_prefetch(row + at, 0, 2);
         }
     }

@@ -1,4 +1,4 @@
-// Keys and values of a tile in the order in which products take them: transposed, or in pairs.
+// Reorder the keys and values of a tile for products: transposed, or in pairs.
 #pragma once
 #include "simd.h"
 

@@ -1,4 +1,4 @@
-// The nouns that all parts of the native engine share: numbers, weights, a model, and one step's ragged batch.
+// The types that all parts of the native engine share: numbers, weights, model sizes, and a step's ragged batch.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -8,25 +8,25 @@ namespace baton {
 
 using bf16 = uint16_t;  // the upper half of a float32
 
-// What numbers are stored as. I8 to Q4M are weights only, see quant.h; the last two KV only, see kv_cells.h.
+// The types of stored numbers. I8 to Q4M are for weights only (quant.h), the last two for KV only (kv_cells.h).
 enum class Number : int32_t { F32 = 0, BF16 = 1, I8 = 2, Q8 = 3, Q4 = 4, Q4M = 5, KV_I8 = 6, KV_E4M3 = 7 };
 
 constexpr bool is_quantized(Number number) { return number >= Number::I8 && number <= Number::Q4M; }
 
-// Bytes of one head's keys (or values) of one token.
+// The bytes of one head's keys (or values) of one token.
 constexpr int64_t kv_head_bytes(Number number, int head_dim) {
     return number == Number::F32 ? head_dim * 4 : number == Number::BF16 ? head_dim * 2 : head_dim + 4;
 }
 
-// Weights stand in panels of 32 outputs, the same for every instruction set:
-// float32 as [panel][input][32], bfloat16 as [panel][input / 2][32][2] (pairs of inputs, as dot instructions want).
+// Weights are packed in panels of 32 outputs, the same for every instruction set:
+// float32 as [panel][input][32], bfloat16 as [panel][input / 2][32][2] (pairs of inputs for dot instructions).
 constexpr int PANEL = 32;
 constexpr int INPUTS_ALIGN = 32;  // inputs are padded with zeros to a multiple of this: one AMX tile of bfloat16
-// Keys are attended to in tiles that start at multiples of TILE_KEYS, summed up in splits that start at multiples of
-// SPLIT_KEYS. Both are fixed, so that how a sum is cut depends on positions alone: never on batch, chunk or threads.
+// Attention computes keys in tiles that start at multiples of TILE_KEYS, and sums in splits that start at multiples of
+// SPLIT_KEYS. Both are fixed, so that the order of sums depends on positions only, not on batch, chunk or threads.
 constexpr int TILE_KEYS = 64;
 constexpr int SPLIT_KEYS = 256;
-constexpr float NOTHING_SEEN = -1e30f;  // the maximum of no scores; finite, so that differences of it are
+constexpr float NOTHING_SEEN = -1e30f;  // the maximum of no scores; finite, so that its differences are
 
 constexpr int padded(int count, int align) { return (count + align - 1) / align * align; }
 
@@ -34,20 +34,20 @@ struct Linear {
     const void* panels = nullptr;
     const float* bias = nullptr;  // [panels * 32] in the panels' order, or null
     Number number = Number::F32;
-    Number rows_number = Number::F32;  // what rows come in; quantized weights have them rounded before the product
+    Number rows_number = Number::F32;  // the type of rows; for quantized weights, rows are rounded before the product
     int outputs = 0;  // without padding
     int inputs = 0;   // with padding
 
     int panel_count() const { return (outputs + PANEL - 1) / PANEL; }
 };
 
-// What a layer of latent attention has beside `qkv`, whose outputs there are the narrow query and the latent.
+// The weights of latent attention other than `qkv`, whose outputs are the narrow query and the latent.
 struct LatentLayer {
     const float* q_norm = nullptr;   // [q_rank], or null
     const float* kv_norm = nullptr;  // [kv_rank]
-    Linear queries;                  // from the narrow query, where q_rank is not 0
-    std::vector<Linear> keys;        // of each head, from nope_dim to kv_rank: a query in the latent space
-    std::vector<Linear> values;      // of each head, from kv_rank to value_dim: what was read there
+    Linear queries;                  // from the narrow query, if q_rank is not 0
+    std::vector<Linear> keys;        // per head, from nope_dim to kv_rank: projects a query into the latent space
+    std::vector<Linear> values;      // per head, from kv_rank to value_dim: projects the attention output back
 };
 
 struct Layer {
@@ -57,18 +57,18 @@ struct Layer {
     const float* k_norm = nullptr;
     Linear qkv, o;
     LatentLayer latent;
-    int window = 0;  // tokens back that a token sees, its own included; 0: all
+    int window = 0;  // the attention window in tokens, the own position included; 0: none
 };
 
-// Latent attention keeps one vector of a token for all heads, [kv_rank + rope_dim]: it is their key, and its first
-// kv_rank numbers are their value. To the model's sizes that is one KV head. All zero where heads have keys and values.
+// The sizes of latent attention, which caches one vector [kv_rank + rope_dim] per token for all heads. It is their key,
+// and its first kv_rank numbers are their value. It counts as one KV head. All zero without latent attention.
 // Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1.
-constexpr float LATENT_NORM_EPS = 1e-6f;  // whatever the model's other norms have, as in models/latent.py
+constexpr float LATENT_NORM_EPS = 1e-6f;  // for all models, as in torch/layers/latent.py
 struct LatentSizes {
-    int q_rank = 0;  // queries come through a bottleneck of this width; 0: straight from the hidden state
+    int q_rank = 0;  // the width of the bottleneck before queries; 0: none
     int kv_rank = 0, rope_dim = 0;
-    int nope_dim = 0;   // of a query that is projected into the latent space
-    int value_dim = 0;  // of a head's output, projected back from there
+    int nope_dim = 0;   // the part of a query that is projected into the latent space
+    int value_dim = 0;  // a head's output after the projection back
 
     int query_dim() const { return nope_dim + rope_dim; }
     int nope_pad() const { return padded(nope_dim, INPUTS_ALIGN); }
@@ -77,19 +77,19 @@ struct LatentSizes {
 struct Sizes {
     int layers, hidden, heads, kv_heads, head_dim, vocab;
     float rms_eps;
-    float score_scale;  // multiplies scores before the softmax
+    float score_scale;  // factor on scores before the softmax
     LatentSizes latent;
 
     bool is_latent() const { return latent.kv_rank > 0; }
     int group() const { return heads / kv_heads; }
     int head_pad() const { return padded(head_dim, INPUTS_ALIGN); }
     int rotary_dim() const { return is_latent() ? latent.rope_dim : head_dim; }
-    // Numbers of a value, which attention sums up.
+    // The numbers of a value that attention sums.
     int value_dim() const { return is_latent() ? latent.kv_rank : head_dim; }
     int value_pad() const { return padded(value_dim(), INPUTS_ALIGN); }
 };
 
-// KV blocks as the arena holds them: [block][layers][planes][block_tokens][kv_heads][head_dim].
+// The KV blocks of the arena: [block][layers][planes][block_tokens][kv_heads][head_dim].
 struct Arena {
     uint8_t* bytes = nullptr;
     int64_t blocks = 0;
@@ -112,7 +112,7 @@ struct Slice {
     const int32_t* blocks;
 };
 
-// Rows of activations in the precision that products are computed in. `stride` counts numbers.
+// Rows of activations in the type of products. `stride` counts numbers.
 struct Rows {
     void* data;
     int64_t stride;
@@ -123,11 +123,11 @@ struct AttentionItem {
     int slice, query, count;
     int head, head_end;
     int split, split_end;
-    int part;  // index among its query's parts where the splits are shared out; else WHOLE
+    int part;  // index among its query's parts if splits are separate items; else WHOLE
 };
 constexpr int WHOLE = -1;
 
-// Queries of one layer: [kv_head][token][group][head_pad], so that the heads that share keys stand together.
+// Queries of one layer: [kv_head][token][group][head_pad], so that heads with common keys are adjacent.
 struct Queries {
     void* data;
     Number number;
@@ -138,7 +138,7 @@ struct Queries {
     }
 };
 
-// One token's queries and latent, before they are rotated, and where it stands.
+// One token's queries and latent before rotation, and its position.
 struct LatentToken {
     float* queries;       // [heads][nope_dim + rope_dim]
     float* latent;        // [kv_rank + rope_dim]
@@ -146,7 +146,7 @@ struct LatentToken {
     int token;
 };
 
-// What all attention items of one layer share.
+// The arguments that all attention items of one layer share.
 struct Attention {
     const Sizes* sizes;
     const Arena* arena;
