@@ -13,7 +13,7 @@ import record
 import torch
 
 from baton.compute.models.model_config import Experts, Latent
-from baton.compute.torch.kernels.latent import LatentPlan, UpProjection, expands
+from baton.compute.torch.kernels.latent import LatentPlan, UpProjection, expansion_is_cheaper
 from baton.compute.torch.kernels.linear import make_linear
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 from baton.compute.torch.kernels.torch_sdpa import SdpaBackend
@@ -53,7 +53,7 @@ def latent_forms(repeats: int) -> dict[str, dict[str, float | bool]]:
         found[f"{count}_tokens"] = {
             **times,
             "largest_difference": float(difference),
-            "expands": expands(row, DEEPSEEK_LITE),
+            "expands": expansion_is_cheaper(row, DEEPSEEK_LITE),
         }
     return found
 

@@ -1,1 +1,1 @@
-"""What computes: model files, tokenizers and grammars, and the engines that run one forward pass a step."""
+"""The computing part: model files, tokenizers, grammars, and the engines that run one forward pass per step."""

@@ -1,7 +1,7 @@
-"""An engine whose outputs match their requests' grammars, whatever engine computes them.
+"""Constrained decoding: make the outputs of any engine match the grammars of their requests.
 
-The masks of a step are made in a thread of their own while the forward pass runs: the tokens that they depend on are
-known before it. llguidance and the kernels leave Python's lock alone meanwhile.
+A separate thread computes the token masks of a step during its forward pass, because they only depend on earlier
+tokens. llguidance and the kernels release Python's global interpreter lock (GIL) meanwhile.
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ from baton.compute.step_engine import StepEngine
 from baton.core.errors import RequestError
 from baton.core.step import Slice, Step, StepResult
 
-Made = list[bytes] | RequestError
+Masks = list[bytes] | RequestError
+"""The masks of one slice, one per drafted position, or the error that its request fails with."""
 
 
 @dataclass(frozen=True, slots=True)
 class _PendingRows:
-    """Implements `AllowedTokens`: one slice's part of what the thread makes."""
+    """Implements `AllowedTokens`: the masks of one slice, which the thread computes."""
 
-    made: Future[list[Made]]
+    masks: Future[list[Masks]]
     index: int
 
     def rows(self) -> Sequence[bytes]:
-        made = self.made.result()[self.index]
-        if isinstance(made, RequestError):
-            raise made
-        return made
+        masks = self.masks.result()[self.index]
+        if isinstance(masks, RequestError):
+            raise masks
+        return masks
 
 
 class ConstrainedEngine:
-    """A StepEngine around another one: tells it which tokens each slice may draw."""
+    """Implements `StepEngine` around another engine, and limits the tokens that it may sample for each slice."""
 
     def __init__(self, inner: StepEngine, card: ModelCard) -> None:
         self.layout = inner.layout
@@ -50,25 +51,25 @@ class ConstrainedEngine:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
 
     def warm_up(self) -> None:
-        """See `StepEngine.warm_up`."""
         self._inner.warm_up()
 
     def execute(self, step: Step) -> StepResult:
-        """See `StepEngine.execute`."""
-        asking = [index for index, part in enumerate(step.slices) if part.sample and part.sampling.grammar is not None]
-        return self._inner.execute(self._constrained(step, asking) if asking else step)
+        constrained = [
+            index for index, part in enumerate(step.slices) if part.sample and part.sampling.grammar is not None
+        ]
+        return self._inner.execute(self._with_masks(step, constrained) if constrained else step)
 
-    def _constrained(self, step: Step, asking: Sequence[int]) -> Step:
+    def _with_masks(self, step: Step, constrained: Sequence[int]) -> Step:
         slices = list(step.slices)
-        made = self._thread.submit(self._make, [slices[index] for index in asking])
-        for rank, index in enumerate(asking):
-            slices[index] = replace(slices[index], allowed=_PendingRows(made, rank))
+        masks = self._thread.submit(self._compute_masks, [slices[index] for index in constrained])
+        for order, index in enumerate(constrained):
+            slices[index] = replace(slices[index], allowed=_PendingRows(masks, order))
         return Step(tuple(slices))
 
-    def _make(self, parts: Sequence[Slice]) -> list[Made]:
-        return [self._rows(part) for part in parts]
+    def _compute_masks(self, parts: Sequence[Slice]) -> list[Masks]:
+        return [self._masks_of(part) for part in parts]
 
-    def _rows(self, part: Slice) -> Made:
+    def _masks_of(self, part: Slice) -> Masks:
         try:
             return self._masks.rows(part)
         except RequestError as error:

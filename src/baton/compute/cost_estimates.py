@@ -1,7 +1,7 @@
-"""What a step costs where nobody has measured it on this machine: a model's sizes over rates that were seen on another.
+"""Estimate the cost of a step from the sizes of a model and rates measured on another machine.
 
-A promised TPOT is held against these prices, so those of another model or engine would refuse what is in time. Who
-wants more than the right size measures (`benchmarks/engine_profile.py`) and names the profile in `cost`.
+The policies compare TPOT targets with these estimates, so they must be of this model and engine. For exact numbers,
+measure a profile (`benchmarks/engine_profile.py`) and name it in the configuration key `cost`.
 """
 
 from __future__ import annotations
@@ -19,50 +19,51 @@ from baton.core.config import WeightsChoice
 
 EngineKind = Literal["native", "torch", "cuda"]
 _WIRE_BYTES_PER_S = 2.3e9
-"""Between hosts: what `LinearCost` has for 46 KB a token."""
+"""The rate of transfers between hosts, that of `LinearCost` for 46 KB per token."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
-    """What one thread of an engine reads and multiplies in a second; a GPU is one thread."""
+class EngineRates:
+    """The rates of one thread of an engine. A GPU counts as one thread."""
 
     bytes_per_s: float
     flops_per_s: float
     request_s: float = 0.0
-    """For each decoding request, beside its products."""
+    """The time per decoding request, in addition to its products."""
     step_s: float = 0.0
+    """The time per step, in addition to its requests."""
 
 
-# One core of the CPU of benchmarks/results (native-steps-*.json, engines.json, engine-steps.json).
-_NATIVE_FLOAT32 = Rates(26e9, 110e9)
-_NATIVE_BFLOAT16 = Rates(25e9, 220e9)
-_NATIVE_QUANTIZED = Rates(15e9, 240e9)
-_TORCH = Rates(13.8e9, 117e9, request_s=0.003)
-_CUDA = Rates(1.5e12, 2e14, step_s=0.005)
-"""Half of what a GPU of 2023 can do, and the launches of a step: nobody has measured ours on one."""
+# Rates of one core of the CPU in benchmarks/results (native-steps-*.json, engines.json, engine-steps.json).
+_NATIVE_FLOAT32 = EngineRates(26e9, 110e9)
+_NATIVE_BFLOAT16 = EngineRates(25e9, 220e9)
+_NATIVE_QUANTIZED = EngineRates(15e9, 240e9)
+_TORCH = EngineRates(13.8e9, 117e9, request_s=0.003)
+_CUDA = EngineRates(1.5e12, 2e14, step_s=0.005)
+"""Half of the peak of a GPU of 2023, and the launches of a step. Not measured."""
 _PAIR_RATIO = 0.65
-"""Attention's share of the rate of products, where a prompt is computed (prefill of 2,048 tokens against 512)."""
+"""The rate of attention relative to products in prefill (measured with 2,048 tokens against 512)."""
 _MORE_THREADS = 0.4
-"""Exponent of the threads, in bytes a second: a step of one request on two of them reads 1.2 to 1.3 times as fast."""
+"""The exponent of the threads in bytes per second: two threads read 1.2 to 1.3 times as fast as one."""
 
 
 def estimated_costs(
     card: ModelCard, *, kind: EngineKind, dtype: Dtype, weights: WeightsChoice, threads: int, kv_token_bytes: int
 ) -> dict[str, float]:
-    """Return the keys of `LinearCost` for a model on one of our engines. Nothing for the hash engine: it is no model.
+    """Return the keys of `LinearCost` for a model on one of Baton's engines, or nothing for the hash engine.
 
-    threads: those of one worker, which say nothing of a GPU. kv_token_bytes: KV of a token, in all layers.
+    threads: of one worker; ignored for a GPU. kv_token_bytes: the KV of one token in all layers.
     """
     if card.format == "hash":
         return {}
     if kind == "cuda":
         threads = 1
     config, rates = read_config(card), _rates(kind, dtype, weights)
-    held, used = _parameters(config)
+    held, used = _parameter_counts(config)
     bytes_each = _weight_bytes(card, held, dtype, weights)
     bytes_per_s = rates.bytes_per_s * threads**_MORE_THREADS
     flops_per_s = rates.flops_per_s * threads
-    head = config.hidden * config.vocab_tokens  # of a prompt, only the last token passes it
+    head = config.hidden * config.vocab_tokens  # only the last token of a prompt needs it
     pair_flops = 4.0 * config.layers * config.heads * config.head_dim
     return {
         "step_overhead_s": rates.step_s + used * bytes_each / bytes_per_s,
@@ -74,7 +75,7 @@ def estimated_costs(
     }
 
 
-def _rates(kind: EngineKind, dtype: Dtype, weights: WeightsChoice) -> Rates:
+def _rates(kind: EngineKind, dtype: Dtype, weights: WeightsChoice) -> EngineRates:
     match kind:
         case "cuda":
             return _CUDA
@@ -87,7 +88,7 @@ def _rates(kind: EngineKind, dtype: Dtype, weights: WeightsChoice) -> Rates:
 
 
 def _weight_bytes(card: ModelCard, parameters: float, dtype: Dtype, weights: WeightsChoice) -> float:
-    """Bytes of one parameter, as it lies in memory."""
+    """Return the bytes of one parameter in memory."""
     match weights:
         case "dense":
             return 4.0 if dtype == "float32" else 2.0
@@ -97,8 +98,11 @@ def _weight_bytes(card: ModelCard, parameters: float, dtype: Dtype, weights: Wei
             return min(2.0, card.weight_bytes / parameters)
 
 
-def _parameters(config: ModelConfig) -> tuple[float, float]:
-    """Count the parameters of a model, and those that one token meets: an embedding that is no head is looked up."""
+def _parameter_counts(config: ModelConfig) -> tuple[float, float]:
+    """Return the number of parameters, and of those that one token uses.
+
+    A token does not use an embedding table that is not tied to the output projection: it looks up one row.
+    """
     held = used = 0.0
     chosen = config.experts.used / config.experts.count if config.experts is not None else 1.0
     for name, shape in expected_shapes(config).items():

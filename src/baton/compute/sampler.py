@@ -1,10 +1,10 @@
-"""Draw tokens from logits. Random only in (seed, position): never in the batch, the worker or the step.
+"""Sample tokens from logits. A random draw depends on (seed, position) only, not on the batch, the worker or the step.
 
-A row goes through: repetition penalty, presence and frequency penalties, logit bias, stop tokens masked before the
-minimum length, what the grammar forbids masked, temperature, top_k, top_p (over what top_k kept), min_p. Log
-probabilities are of the raw logits, before all of that: what the model said, not what the client made of it.
+The order of operations on a row is: repetition penalty, presence and frequency penalties, logit bias, mask of stop
+tokens before the minimum length, mask of the grammar, temperature, top_k, top_p (of the tokens left by top_k), min_p.
+Log probabilities are those of the raw logits, before all of these.
 
-Logits are an array of numpy, or a tensor of torch where they lie on a GPU. What is called here has one name in both.
+Logits are a numpy array, or a torch tensor on a GPU. Functions called here have the same name in both libraries.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from baton.core.step import Slice
 from baton.core.types import Sampling, TokenLogprob
 
 _RUN = 64
-"""Numbers of a row that are looked at together: a vocabulary is added up number by number only where it must be."""
+"""The numbers of a row that are summed together. Only one such run per row is summed number by number."""
 _BUCKET_BITS = 19
-"""Low bits of a float32 that a bucket of weights leaves out: those in one bucket differ by a sixteenth at most."""
+"""The low bits of a float32 that buckets of weights ignore: weights in one bucket differ by at most 1/16."""
 Drawn = tuple[int, TokenLogprob | None]
-"""A token, and its log probability if asked for."""
+"""A token, and its log probability if requested."""
 TEMPERATURE_MIN = 1e-30
-"""What float32 can still divide a logit by. A client's smaller one would be 0 / 0, and end the worker."""
+"""The smallest temperature that float32 can divide a logit by. A smaller one would give 0 / 0 and end the worker."""
 Numbers = Any
-"""An array of numpy or a tensor of torch: neither library has a type for both."""
+"""A numpy array or a torch tensor. There is no common type."""
 
 
 def sample(logits: Numbers, slices: Sequence[Slice]) -> list[Drawn]:
-    """Draw the next token of every slice, none of which has drafts. logits: [slices, vocab], float32; not changed."""
+    """Sample the next token of every slice. No slice has drafts. logits: [slices, vocab], float32; not changed."""
     return [drawn[0] for drawn in sample_drafted(logits, slices)]
 
 
 def sample_drafted(logits: Numbers, slices: Sequence[Slice]) -> list[list[Drawn]]:
-    """Draw the next tokens of every slice: one, and one more for each draft that comes true.
+    """Sample the next tokens of every slice: one, and one more for each accepted draft.
 
-    logits: [rows, vocab], float32; those of `drawn_rows` of each slice, in order. Left as they are. What is drawn at a
-    position depends on the tokens before it, the seed and the position only: a right draft changes no text.
-    Source: speculative decoding (Leviathan et al., ICML 2023), in the special case of a draft without probabilities.
+    logits: [rows, vocab], float32, the `drawn_rows` of each slice in order; not changed. A token depends only on the
+    tokens before it, the seed and the position, so drafts do not change the text.
+    Source: speculative decoding (Leviathan et al., ICML 2023), in the special case of drafts without probabilities.
     """
     likeliest: list[int] = logits.argmax(-1).tolist()  # the lowest id among equals
     drawn: list[list[Drawn]] = []
     row = 0
-    with _broken_models_allowed():
+    with _float_errors_ignored():
         for part in slices:
             drawn.append(_drawn_of(part, logits[row : row + 1 + part.drafts], likeliest[row : row + 1 + part.drafts]))
             row += 1 + part.drafts
@@ -54,18 +54,18 @@ def sample_drafted(logits: Numbers, slices: Sequence[Slice]) -> list[list[Drawn]
 
 
 def drawn_rows(part: Slice, first: int) -> range:
-    """Return the rows of a step's hidden states that predict what a slice asks for. `first`: the slice's first row."""
+    """Return the rows of a step's hidden states that predict the slice's next tokens. first: the slice's first row."""
     end = first + part.count
     return range(end - 1 - part.drafts, end)
 
 
-def _broken_models_allowed() -> np.errstate:
-    """Let numpy compute with infinities and with what is not a number, as torch does."""
+def _float_errors_ignored() -> np.errstate:
+    """Let numpy compute with infinities and NaN without warnings, as torch does."""
     return np.errstate(over="ignore", invalid="ignore", divide="ignore")
 
 
 def _drawn_of(part: Slice, logits: Numbers, likeliest: Sequence[int]) -> list[Drawn]:
-    """Draw for one slice. logits: [1 + drafts, vocab]."""
+    """Sample the next tokens of one slice. logits: [1 + drafts, vocab]."""
     drawn: list[Drawn] = []
     for draft in range(part.drafts + 1):
         view = part.at(draft)
@@ -78,9 +78,9 @@ def _drawn_of(part: Slice, logits: Numbers, likeliest: Sequence[int]) -> list[Dr
 
 
 def token_logprob(logits: Numbers, token: int, count: int) -> TokenLogprob:
-    """Return a token's log probability, and the `count` likeliest. logits: [vocab], raw."""
+    """Return a token's log probability, and those of the `count` most likely tokens. logits: [vocab], raw."""
     lib = _library(logits)
-    with _broken_models_allowed():
+    with _float_errors_ignored():
         above = logits - logits.max()
         logprobs = above - lib.log(lib.exp(above).sum())
         values, ids = largest(logprobs, count)
@@ -89,33 +89,33 @@ def token_logprob(logits: Numbers, token: int, count: int) -> TokenLogprob:
 
 
 def uniform(seed: int, position: int) -> float:
-    """Return a number in [0, 1) for this seed and position: a counter-based generator, so it has no state to move."""
+    """Return a random number in [0, 1) for this seed and position. The generator is counter-based and has no state."""
     digest = blake2b(f"{seed}:{position}".encode(), digest_size=8, person=b"baton-draw").digest()
     return (int.from_bytes(digest, "little") >> 11) / (1 << 53)
 
 
 def largest(scores: Numbers, count: int) -> tuple[Numbers, Numbers]:
-    """Return the `count` largest of [vocab] and their ids, descending, the lower id first among equals."""
+    """Return the `count` largest scores of [vocab] and their ids, descending; of equal scores the lower id first."""
     lib, count = _library(scores), min(count, len(scores))
     if count == 0:
         return scores[:0], lib.argsort(scores[:0])
-    (ids,) = lib.where(scores >= _reached_by(scores, count))  # ascending
-    if len(ids) < count:  # not a number somewhere: a broken model shall say nonsense, and not end its worker
+    (ids,) = lib.where(scores >= _threshold(scores, count))  # ascending
+    if len(ids) < count:  # NaN scores of a broken model must not end the worker
         (ids,) = lib.where(lib.ones_like(scores))
     order = lib.argsort(-scores[ids], stable=True)[:count]
     return scores[ids][order], ids[order]
 
 
 def _library(numbers: Numbers) -> Any:  # noqa: ANN401
-    """Return the module that computes with these numbers. Who holds a tensor has imported torch, and nobody else."""
+    """Return numpy or torch, whichever made these numbers. Only processes with a tensor have imported torch."""
     return np if isinstance(numbers, np.ndarray) else sys.modules["torch"]
 
 
-def _reached_by(scores: Numbers, count: int) -> Numbers:
-    """Return a number that at least `count` of the scores reach, and not many more."""
+def _threshold(scores: Numbers, count: int) -> Numbers:
+    """Return a threshold that at least `count` scores reach, and not many more."""
     if not isinstance(scores, np.ndarray):
         return scores.topk(count).values[-1]
-    if len(scores) >= 2 * _RUN * count:  # the largest of each run: so many of them are large
+    if len(scores) >= 2 * _RUN * count:  # `count` of the runs' maxima reach it, so at least `count` scores do
         scores = scores[: len(scores) // _RUN * _RUN].reshape(-1, _RUN).max(1)
     at = len(scores) - count
     return np.partition(scores, at)[at]
@@ -126,7 +126,7 @@ def _is_plain_greedy(part: Slice) -> bool:
 
 
 def _adjusts(part: Slice) -> bool:
-    """Tell whether anything changes this row's logits before the draw."""
+    """Return whether the sampling options change this row's logits."""
     sampling = part.sampling
     return (
         sampling.repetition_penalty != 1.0
@@ -159,7 +159,7 @@ def _draw(logits: Numbers, part: Slice) -> int:
 
 
 def _adjusted(logits: Numbers, part: Slice) -> Numbers:
-    """Apply penalties, bias and the minimum length to a copy of [vocab]."""
+    """Return a copy of logits [vocab] with penalties, bias and masks applied."""
     sampling, lib = part.sampling, _library(logits)
     scores = lib.asarray(logits, copy=True)
     tokens = lib.asarray(list(part.tokens[: part.start + part.count]), device=logits.device)
@@ -168,8 +168,8 @@ def _adjusted(logits: Numbers, part: Slice) -> Numbers:
         old = scores[seen]
         scores[seen] = lib.where(old > 0, old / sampling.repetition_penalty, old * sampling.repetition_penalty)
     if sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0:
-        written, counts = lib.unique(tokens[part.prompt_tokens :], return_counts=True)
-        scores[written] -= sampling.presence_penalty + sampling.frequency_penalty * counts
+        output, counts = lib.unique(tokens[part.prompt_tokens :], return_counts=True)
+        scores[output] -= sampling.presence_penalty + sampling.frequency_penalty * counts
     for token, bias in sampling.logit_bias:
         if token < len(scores):
             scores[token] += bias
@@ -179,7 +179,7 @@ def _adjusted(logits: Numbers, part: Slice) -> Numbers:
 
 
 def _constrained(scores: Numbers, logits: Numbers, row: bytes) -> Numbers:
-    """Mask what the grammar forbids. Where the minimum length then leaves nothing (the text is complete), it yields."""
+    """Mask the tokens that the grammar forbids. The grammar wins if it and the minimum length leave no token."""
     bits = np.unpackbits(np.frombuffer(row, dtype=np.uint8), bitorder="little", count=len(scores))
     forbidden = _library(scores).asarray(bits == 0, device=scores.device)
     masked = _without(scores, forbidden)
@@ -193,7 +193,7 @@ def _without(scores: Numbers, forbidden: Numbers) -> Numbers:
 
 
 def _kept(weights: Numbers, sampling: Sampling) -> Numbers:
-    """Return the weights with those at 0 that top_p and min_p do not leave. The largest is 1; float32, [count]."""
+    """Return the weights [count] with those removed by top_p and min_p set to 0. float32; the largest is 1."""
     if sampling.top_p < 1.0:
         weights = weights * _nucleus(weights, sampling.top_p)
     if sampling.min_p > 0.0:
@@ -202,22 +202,23 @@ def _kept(weights: Numbers, sampling: Sampling) -> Numbers:
 
 
 def _nucleus(weights: Numbers, top_p: float) -> Numbers:
-    """Tell which weights are above those that together make up `1 - top_p`, the lower id first among equals. [count].
+    """Return which weights [count] are in the smallest set of largest weights with a sum of `top_p` of the total.
 
-    Weights are counted into buckets by their leading bits, and only the bucket at the edge is sorted.
+    Of equal weights the lower id comes first. Weights are added to buckets by their leading bits, and only the bucket
+    at the edge is sorted.
     """
     lib = _library(weights)
-    if not bool(weights.sum() < float("inf")):  # not a number somewhere: see `largest`
+    if not bool(weights.sum() < float("inf")):  # NaN weights of a broken model: see `largest`
         return lib.ones_like(weights)
     keys = weights.view(lib.int32) >> _BUCKET_BITS
     sums = lib.bincount(keys, weights=lib.asarray(weights, dtype=lib.float64))
     from_above = lib.flip(lib.cumsum(lib.flip(sums, (0,)), 0), (0,))
-    target = top_p * from_above[0]  # of this very sum: added up in another order, it may be less than the target
+    target = top_p * from_above[0]  # of the same sum: a sum in another order may be less than the target
     edge = int(lib.where(from_above >= target)[0][-1])
     (at_edge,) = lib.where(keys == edge)
     at_edge = at_edge[lib.argsort(-weights[at_edge], stable=True)]
     inside = lib.asarray(weights[at_edge], dtype=lib.float64)
-    above = from_above[edge] - sums[edge] + lib.cumsum(inside, 0) - inside  # what stands above each of them
+    above = from_above[edge] - sums[edge] + lib.cumsum(inside, 0) - inside  # the sum of larger weights, for each
     kept = keys > edge
     kept[at_edge[above < target]] = True
     kept[weights.argmax()] = True
@@ -225,7 +226,7 @@ def _nucleus(weights: Numbers, top_p: float) -> Numbers:
 
 
 def _invert(weights: Numbers, point: float) -> int:
-    """Find the index at which the cumulated weights pass `point` (0..1) of their sum. Weightless ones are never hit."""
+    """Return the index where the cumulative weights pass `point` (0..1) of their sum. It never has weight 0."""
     lib = _library(weights)
     whole = len(weights) // _RUN * _RUN
     runs = weights[:whole].reshape(-1, _RUN).sum(1, dtype=lib.float64)
@@ -238,6 +239,6 @@ def _invert(weights: Numbers, point: float) -> int:
         index = int(lib.searchsorted(lib.cumsum(part, 0, dtype=lib.float64), target - before, side="right"))
         if index < len(part):
             return run * _RUN + index
-        weights = weights[: (run + 1) * _RUN]  # rounded away: the last of the run
-    (weighty,) = lib.where(weights)
-    return int(weighty[-1])
+        weights = weights[: (run + 1) * _RUN]  # rounding: take the last of the run
+    (positive,) = lib.where(weights)
+    return int(positive[-1])

@@ -11,14 +11,17 @@ from baton.decide.kv.layout import KVLayout
 
 
 class Progress:
-    """Written by the thread that computes, between two layers, and read while that is inside of one."""
+    """The number of layers that the current step has finished, in shared memory.
+
+    The computing thread writes it between two layers; any other thread may read it during the step.
+    """
 
     def __init__(self) -> None:
         self._word = np.zeros(1, dtype=np.int32)
 
     @property
     def layers(self) -> int:
-        """Layers of the step whose KV is complete, for all of its tokens."""
+        """The number of layers whose KV is complete for all tokens of the step."""
         return int(self._word[0])
 
     @layers.setter
@@ -27,27 +30,30 @@ class Progress:
 
     @property
     def address(self) -> int:
-        """Of the word, an int32: for an engine that is not written in Python."""
+        """The address of the counter, an int32, for an engine that is not written in Python."""
         return self._word.ctypes.data
 
 
 class StepEngine(Protocol):
-    """Computes steps. It owns weights and scratch memory; the KV blocks belong to the host's arena, which it is given.
+    """Computes steps. It owns weights and scratch memory; the KV blocks belong to the host's arena.
 
-    It keeps no state about requests: everything that a step needs is in the step and in the blocks that it names.
+    An engine keeps no state about requests: a step contains or names everything that it needs.
     """
 
     layout: KVLayout
     progress: Progress
-    """Counts up to all layers in each step, as they are done. Whoever watches a step sets it to 0 before."""
+    """The layers that the current step has finished. Set it to 0 before a step in order to observe that step."""
 
     def execute(self, step: Step) -> StepResult:
-        """Compute every slice: write the KV of its new tokens into its blocks, draw the next token where asked.
+        """Compute every slice: write the KV of its new tokens into its blocks, and sample the next token if asked.
 
-        Writes no byte outside of the slots of the slices' new tokens. Results stand in the order of the slices.
+        Writes only to the slots of the slices' new tokens. The results are in the order of the slices.
         """
         ...
 
     def warm_up(self) -> None:
-        """Pay once, before the first request, for what first use costs (kernel selection, memory). Touches no block."""
+        """Run the code once before the first request, so that kernels are selected and memory is allocated.
+
+        Touches no block of the arena.
+        """
         ...

@@ -9,7 +9,7 @@ from torch import Tensor
 from baton.compute.models.model_config import Latent
 from baton.compute.torch.kernels import latent as latent_kernel
 from baton.compute.torch.kernels.attention_backend import ReferenceBackend, visible
-from baton.compute.torch.kernels.latent import LatentPlan, UpProjection, expands, plan_latent
+from baton.compute.torch.kernels.latent import LatentPlan, UpProjection, expansion_is_cheaper, plan_latent
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 from baton.compute.torch.kernels.torch_sdpa import SdpaBackend
 from baton.decide.kv.layout import KVLayout
@@ -83,11 +83,10 @@ def test_tiles_and_few_heads_at_a_time_change_nothing(monkeypatch: pytest.Monkey
 def test_long_chunks_are_expanded_and_short_ones_absorbed() -> None:
     """With DeepSeek's sizes: a decode never, a first chunk always, a later one from about 170 tokens on."""
     blocks = torch.empty(0)
-    forms = {
-        count: expands(Row(first=0, count=count, start=8000, blocks=blocks), DEEPSEEK) for count in (1, 64, 200, 512)
-    }
+    rows = [Row(first=0, count=count, start=8000, blocks=blocks) for count in (1, 64, 200, 512)]
+    forms = {row.count: expansion_is_cheaper(row, DEEPSEEK) for row in rows}
     assert forms == {1: False, 64: False, 200: True, 512: True}
-    assert expands(Row(first=0, count=2, start=0, blocks=blocks), DEEPSEEK)
+    assert expansion_is_cheaper(Row(first=0, count=2, start=0, blocks=blocks), DEEPSEEK)
 
 
 def _plan(form: str, rows: list[Row], kv: PagedKV) -> LatentPlan:

@@ -19,7 +19,7 @@ from baton.compute.torch.kernels.paged_kv import PagedKV
 from baton.compute.torch.kernels.torch_sdpa import SdpaBackend
 from baton.compute.torch.layers.decoder import Decoder
 from baton.compute.torch.layers.tensor_loader import TensorLoader
-from baton.compute.torch.step_runner import Capture, EagerRunner, GraphRunner, NoCapture, Replay
+from baton.compute.torch.step_runner import EagerRunner, GraphCapture, GraphRunner, NoCapture, Replay
 from tests.numerics.test_architectures import CONFIGS, TOKENS
 from tests.unit.compute.models import part_of, poison, run, tiny_model
 
@@ -34,7 +34,7 @@ class TracedCapture:
         return torch.inference_mode()(make_fx(compute)())
 
 
-def _engine(model_path: Path, capture: Capture | None) -> tuple[TorchEngine, bytearray]:
+def _engine(model_path: Path, capture: GraphCapture | None) -> tuple[TorchEngine, bytearray]:
     card = resolve_model(str(model_path))
     layout, (config, weights) = card.layout(block_tokens=BLOCK_TOKENS, dtype="float32"), open_model(card)
     arena = bytearray(layout.block_bytes * BLOCKS)
@@ -65,7 +65,7 @@ def _decode_together(engine: StepEngine, counts: list[int]) -> list[list[int]]:
 @pytest.mark.parametrize("capture", [NoCapture(), TracedCapture()], ids=["no_capture", "traced"])
 @pytest.mark.parametrize("name", ["llama_tied", "mistral_window", "qwen3_biased_tied", "qwen2moe", "deepseek3"])
 def test_replayed_steps_say_what_eager_steps_say(
-    name: str, capture: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, capture: GraphCapture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batches of 3, 2 and 1 in graphs for 4, 2 and 1, past the first width; nobody else's block is touched."""
     monkeypatch.setattr(step_runner, "WIDTH_TOKENS_MIN", 16)

@@ -308,7 +308,7 @@ def test_every_known_way_of_cutting_brings_text_back(tmp_path: Path, pre: str) -
 
 
 def test_an_unknown_way_of_cutting_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="cuts text by 'tekken'"):
+    with pytest.raises(ModelError, match="has the pre-tokenizer 'tekken'"):
         tokenizer_from_gguf(_write_byte_level(tmp_path / "model.gguf", "tekken"))
 
 

@@ -1,1 +1,1 @@
-"""Model files as they lie on disk: configuration, weights, tokenizer, chat template, grammars of outputs."""
+"""Model files: configuration, weights, tokenizer and chat template; and the grammars of structured outputs."""

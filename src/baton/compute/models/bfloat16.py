@@ -1,17 +1,17 @@
-"""Weights as files store them, in numpy: float32, float16, and bfloat16 as its 16 bits, for which numpy has no type."""
+"""Convert weights in numpy from and to bfloat16. numpy has no such type, so its 16 bits are stored as uint16."""
 
 from __future__ import annotations
 
 import numpy as np
 
 BFLOAT16 = np.dtype(np.uint16)
-"""No weight is an unsigned integer, so what has this type is bfloat16: the upper half of a float32."""
+"""Weights of this type are bfloat16 (the upper half of a float32), because no weight is an unsigned integer."""
 PIECE_ITEMS = 1 << 16
-"""Long arrays are converted in pieces that stay in a core's cache."""
+"""Long arrays are converted in pieces of this size, which fit into a core's cache."""
 
 
 def to_float32(stored: np.ndarray) -> np.ndarray:
-    """Return numbers as float32, which holds all of them exactly (of float64, rounded). No copy where they are it."""
+    """Return numbers as float32, exactly (float64 is rounded). float32 is returned without a copy."""
     if stored.dtype != BFLOAT16:
         return stored.astype(np.float32, copy=False)
     halves = np.zeros((*stored.shape, 2), dtype=np.uint16)  # little-endian: the upper half comes second
@@ -20,7 +20,7 @@ def to_float32(stored: np.ndarray) -> np.ndarray:
 
 
 def to_bfloat16(stored: np.ndarray) -> np.ndarray:
-    """Return numbers as the bits of bfloat16, rounded to the nearest, ties to even. No copy where they are it."""
+    """Return numbers as bits of bfloat16, rounded to nearest, ties to even. bfloat16 is returned without a copy."""
     if stored.dtype == BFLOAT16:
         return stored
     source = np.ascontiguousarray(stored).reshape(-1)

@@ -1,4 +1,4 @@
-"""What a model is, as far as everybody but the forward pass needs to know. Read without torch and without weights."""
+"""The facts about a model that the server, the pool and the workers need. Read without torch and without weights."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ ModelFormat = Literal["safetensors", "gguf", "hash"]
 
 
 class ModelCard(Struct, frozen=True, kw_only=True):
-    """A model that can be served: where its files are, and its sizes."""
+    """A model that can be served: the place of its files, and its sizes."""
 
     name: str
-    """What clients call it: `/v1/models` lists it."""
+    """The name that clients use; `/v1/models` lists it."""
     path: str
-    """Folder with safetensors, or a .gguf file. Empty for the hash engine."""
+    """A folder with safetensors files, or a .gguf file. Empty for the hash engine."""
     format: ModelFormat
     architecture: str
     """One of `model_config.ARCHITECTURES`, or `hash`."""
@@ -25,18 +25,18 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     kv_heads: int
     head_dim: int
     kv_planes: Literal[1, 2] = 2
-    """See `KVLayout.planes`."""
+    """2 for keys and values, 1 for latent vectors; see `KVLayout.planes`."""
     vocab_tokens: int
     context_tokens: int
-    """Most tokens, prompt and output together, that one request may have."""
+    """The maximum number of tokens of one request, prompt and output together."""
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None = None
     window_tokens: int | None = None
-    """How far back the widest of its layers sees, a token's own position included. None: some layer sees everything."""
+    """The widest attention window of all layers, a token's own position included. None: a layer has no window."""
     embedding_dim: int = 0
-    """Values of the vector that it makes of a prompt. 0: it makes none."""
+    """The dimension of a prompt's embedding. 0: the model has no embeddings."""
     weight_bytes: int = 0
-    """Size of the weight files, for messages."""
+    """The size of the weight files."""
 
     def layout(
         self, *, block_tokens: int, dtype: KVDtype, tensor_parallel: int = 1, pipeline_parallel: int = 1

@@ -1,7 +1,7 @@
-"""Write a conversation the way its model was trained on: the model's own Jinja template, in a sandbox.
+"""Render a conversation as the text format of its model: the model's own Jinja template, run in a sandbox.
 
-A template comes with the model, but it is still a program: it cannot reach Python, and its loops, its strings and its
-output are bounded, so that a bad one costs a request and not the server.
+A template is a program that comes with the model. It cannot access Python, and its loops, strings and output are
+bounded, so that a bad template fails a request and not the server.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Message = Mapping[str, Any]
 
 
 class ChatTemplate(Protocol):
-    """How a model wants conversations written."""
+    """Renders conversations in the format of a model."""
 
     @property
     def source(self) -> str:
-        """The template itself: it tells how a model writes tool calls. Empty where there is none."""
+        """The text of the template, which shows how a model writes tool calls. Empty without a template."""
         ...
 
     def render(
@@ -37,15 +37,15 @@ class ChatTemplate(Protocol):
         tools: Sequence[Mapping[str, Any]] | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> str:
-        """Write a conversation as one text. Raises RequestError (400) if the model cannot follow it.
+        """Return a conversation as one text. Raises RequestError (400) if the template refuses the messages.
 
-        add_generation_prompt: end with the opening of the model's own turn. extra: further variables of the template.
+        add_generation_prompt: end with the start of the model's turn. extra: further variables of the template.
         """
         ...
 
 
 def load_chat_template(card: ModelCard) -> ChatTemplate:
-    """Find the template of a model. A model without one gets a template that refuses, so completions still work."""
+    """Return the template of a model. Without one, return a template that rejects chats; completions still work."""
     if card.format == "hash":
         return PlainTemplate()
     found = _from_gguf(Path(card.path)) if card.format == "gguf" else _from_folder(Path(card.path))
@@ -56,10 +56,10 @@ def load_chat_template(card: ModelCard) -> ChatTemplate:
 
 
 class PlainTemplate:
-    """`role: content`, a line per message: for the hash model, which was trained on nothing."""
+    """The template of the hash model: `role: content`, one line per message."""
 
     source = "tools, <tool_call>"
-    """It writes calls as Hermes does."""
+    """Tool calls are written in the format of Hermes."""
 
     def render(
         self,
@@ -71,12 +71,12 @@ class PlainTemplate:
     ) -> str:
         lines = [f"{message.get('role', 'user')}: {message.get('content') or ''}\n" for message in messages]
         names = ", ".join(str(tool["function"]["name"]) for tool in tools or ())
-        told = f"tools: {names}\n" if names else ""
-        return told + "".join(lines) + ("assistant: " if add_generation_prompt else "")
+        tools_line = f"tools: {names}\n" if names else ""
+        return tools_line + "".join(lines) + ("assistant: " if add_generation_prompt else "")
 
 
 class NoTemplate:
-    """Refuses: guessing a format gives a model that seems to be bad."""
+    """Rejects every conversation, because a model gives bad answers in a guessed format."""
 
     source = ""
 
@@ -144,7 +144,7 @@ class JinjaTemplate:
         return "".join(pieces)
 
 
-# ---- where templates are -----------------------------------------------------------------------------------------
+# ---- finding the template of a model -----------------------------------------------------------------------------
 
 
 def _from_gguf(path: Path) -> tuple[str, dict[str, str]] | None:
@@ -174,7 +174,7 @@ def _from_folder(folder: Path) -> tuple[str, dict[str, str]] | None:
 
 
 def _choose(value: object) -> str | None:
-    """Take the only template, or of several named ones the default."""
+    """Return the only template, or the one named `default` of several."""
     if isinstance(value, list):
         named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
         value = named.get("default")

@@ -1,4 +1,4 @@
-"""Read what config.json says of a mixture of experts and of latent attention. Each family has its own spelling."""
+"""Read the mixture of experts and the latent attention of a config.json. Each family of models has its own keys."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class _Latent(Struct, kw_only=True):
 
 
 def read_experts(where: Path, raw: Mapping[str, Any], architecture: str, layers: int) -> Experts | None:
-    """Return the mixture of experts of a config.json, None for a dense model. Raises ModelError for odd sizes."""
+    """Return the mixture of experts, or None for a dense model. Raises ModelError for invalid sizes."""
     if architecture not in ("mixtral", *QWEN, *DEEPSEEK):
         return None
     config = msgspec.convert(raw, _Experts)
@@ -71,7 +71,7 @@ def read_experts(where: Path, raw: Mapping[str, Any], architecture: str, layers:
 
 
 def check_experts(where: Path, experts: Experts) -> Experts | None:
-    """Refuse sizes that cannot be. Returns None where no layer has experts."""
+    """Return `experts`, or None if no layer has any. Raises ModelError for sizes that contradict each other."""
     if not experts.layers or experts.count == 0:
         return None
     in_group, rest = divmod(experts.count, experts.groups)
@@ -133,9 +133,9 @@ def _deepseek(where: Path, config: _Experts, architecture: str, layers: int) -> 
 
 
 def read_latent(where: Path, raw: Mapping[str, Any], architecture: str, score_temperature: float) -> Latent | None:
-    """Return the sizes of latent attention, None for a model without it.
+    """Return the sizes of latent attention, or None for a model without it. Raises ModelError for invalid sizes.
 
-    score_temperature: what yarn multiplies the usual scale of scores by (1 without it).
+    score_temperature: the factor of yarn on the usual scale of attention scores (1 without yarn).
     """
     if architecture not in DEEPSEEK:
         return None
@@ -153,11 +153,11 @@ def read_latent(where: Path, raw: Mapping[str, Any], architecture: str, score_te
 
 
 def check_latent(where: Path, latent: Latent) -> Latent:
-    """Refuse sizes that cannot be."""
+    """Return `latent`. Raises ModelError for sizes that are not positive, or an odd rope_dim."""
     sizes = (latent.kv_rank, latent.rope_dim, latent.nope_dim, latent.value_dim)
     if min(sizes) <= 0 or latent.rope_dim % 2 or (latent.q_rank is not None and latent.q_rank <= 0):
         raise ModelError(
             f"{where}: latent attention of rank {latent.kv_rank} with heads of {latent.nope_dim} + {latent.rope_dim} "
-            f"dimensions and values of {latent.value_dim} cannot be; use the model's own file"
+            f"dimensions and values of {latent.value_dim} is impossible; use the model's own file"
         )
     return latent

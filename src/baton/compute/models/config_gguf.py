@@ -16,11 +16,11 @@ from baton.compute.models.tensor_names import expected_shapes
 from baton.core.errors import ModelError
 
 YARN_LOG = "rope.scaling.yarn_log_multiplier"
-"""A tenth of what config.json calls mscale_all_dim. Source: convert_hf_to_gguf.py of llama.cpp."""
+"""Its value is a tenth of mscale_all_dim in config.json. Source: convert_hf_to_gguf.py of llama.cpp."""
 
 
 class GGUFKeys:
-    """Metadata under the architecture's own prefix, checked for being numbers."""
+    """Reads the metadata under the prefix of the architecture. Raises ModelError where a value is not a number."""
 
     def __init__(self, file: GGUFFile, architecture: str) -> None:
         self.file = file
@@ -42,7 +42,7 @@ class GGUFKeys:
 
 
 def experts_of(keys: GGUFKeys, layers: int) -> Experts | None:
-    """Return the mixture of experts that a file holds, None for a dense model."""
+    """Return the mixture of experts of a file, or None for a dense model. Raises ModelError for invalid sizes."""
     count = keys.integer("expert_count", 0)
     if not count:
         return None
@@ -58,7 +58,7 @@ def experts_of(keys: GGUFKeys, layers: int) -> Experts | None:
         used=keys.integer("expert_used_count"),
         intermediate=width,
         scoring="sigmoid" if sigmoid else "softmax",
-        # llama.cpp knows of each architecture but DeepSeek's whether it normalizes, and writes it into no file.
+        # Only files of DeepSeek state it. llama.cpp fixes it in code for every other architecture.
         normalized=bool(keys.integer("expert_weights_norm", 0)) if deepseek else keys.architecture != "qwen2moe",
         scale=keys.number("expert_weights_scale", 1.0) if deepseek else 1.0,
         groups=groups,
@@ -72,10 +72,10 @@ def experts_of(keys: GGUFKeys, layers: int) -> Experts | None:
 
 
 def latent_of(keys: GGUFKeys) -> Latent | None:
-    """Return the sizes of latent attention.
+    """Return the sizes of latent attention, or None for a model without it. Raises ModelError for invalid sizes.
 
-    Files before the middle of 2025 tell a head's sizes as key_length and value_length; newer ones keep those for the
-    absorbed form and add `_mla`.
+    Files before the middle of 2025 give the sizes of a head as key_length and value_length. Newer files use these keys
+    for the absorbed form, and add keys with the suffix `_mla` for a head.
     """
     if keys.architecture != "deepseek2":
         return None
@@ -99,7 +99,7 @@ ROPE_FREQS = "rope_freqs.weight"
 
 
 def read_config_gguf(file: GGUFFile) -> ModelConfig:
-    """Read the model's sizes. Raises ModelError for an architecture or an option that Baton does not compute."""
+    """Return the model's configuration. Raises ModelError for an architecture or option that Baton does not support."""
     architecture = file.metadata.get("general.architecture")
     if architecture not in GGUF_ARCHITECTURES:
         raise ModelError(
@@ -152,7 +152,7 @@ def read_config_gguf(file: GGUFFile) -> ModelConfig:
 
 
 def _family(architecture: str, experts: Experts | None) -> str:
-    """Tell apart what GGUF files have one name for."""
+    """Return Baton's name of an architecture: GGUF has one name for Llama and Mixtral, and for DeepSeek-V2 and V3."""
     if architecture == "llama" and experts is not None:
         return "mixtral"
     if architecture == "deepseek2" and experts is not None and experts.scoring == "sigmoid":
@@ -161,14 +161,14 @@ def _family(architecture: str, experts: Experts | None) -> str:
 
 
 def gguf_shapes(file: GGUFFile, config: ModelConfig) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
-    """Return (expected, found) shapes, both under Hugging Face names, for `resolve` to compare."""
+    """Return (expected, found) tensor shapes, both by Hugging Face name."""
     expected = expected_shapes(config)
     found = {name: _shape(file, gguf_name(name)) for name in expected}
     return expected, {name: shape for name, shape in found.items() if shape is not None}
 
 
 def _shape(file: GGUFFile, name: GGUFName) -> tuple[int, ...] | None:
-    """Return the shape that a tensor has once it is read. None: the file does not have it."""
+    """Return the shape of a tensor after it is read, or None if the file does not have it."""
     tensor = file.tensors.get(name.tensor)
     if tensor is None:
         keys, values = (file.tensors.get(part) for part in split_kv_b(name))
@@ -202,7 +202,7 @@ def _rope(keys: GGUFKeys) -> RopeScaling:
 
 
 def _attention_factor(keys: GGUFKeys, factor: float) -> float:
-    """DeepSeek tempers scores instead: see `latent_of`."""
+    """Return 1 for DeepSeek, where yarn scales the attention scores instead: see `latent_of`."""
     return 1.0 if keys.number(YARN_LOG, 0.0) else yarn_attention_factor(factor)
 
 

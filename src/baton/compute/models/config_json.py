@@ -1,4 +1,4 @@
-"""Read a model's sizes from a Hugging Face folder: config.json, and generation_config.json for its stop tokens."""
+"""Read a model's configuration from a Hugging Face folder: config.json, and stop tokens of generation_config.json."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Json = Mapping[str, Any]
 
 
 class _Config(Struct, kw_only=True):
-    """The keys of config.json that matter, old and new spellings; everything else in the file is ignored."""
+    """The keys of config.json that Baton reads, in old and new spellings. Other keys are ignored."""
 
     hidden_size: int
     intermediate_size: int
@@ -51,7 +51,7 @@ class _Config(Struct, kw_only=True):
 
 
 def read_config_json(folder: Path) -> ModelConfig:
-    """Read config.json. Raises ModelError for an architecture or an option that Baton does not compute."""
+    """Return the model's configuration. Raises ModelError for an architecture or option that Baton does not support."""
     raw = _read_json(folder / "config.json")
     try:
         return _model_config(folder, raw, msgspec.convert(raw, _Config))
@@ -122,7 +122,7 @@ def _refuse_unsupported(folder: Path, config: _Config) -> None:
     if config.quantization_config is not None:
         method = config.quantization_config.get("quant_method", "unknown")
         raise ModelError(
-            f"{where}: weights quantized by {method} are not read; use the original checkpoint or a GGUF file"
+            f"{where}: weights quantized by {method} are not supported; use the original checkpoint or a GGUF file"
         )
     if config.hidden_act != "silu":
         raise ModelError(f"{where}: hidden_act is {config.hidden_act}; Baton computes silu")
@@ -151,7 +151,7 @@ def _rope_theta(config: _Config) -> float:
 
 
 def _rope(folder: Path, config: _Config) -> tuple[RopeScaling, int]:
-    """Return the scaling and the context it reaches."""
+    """Return the rope scaling, and the context length (in tokens) that the model supports with it."""
     options: Json = config.rope_parameters or config.rope_scaling or {}
     kind = options.get("rope_type", options.get("type", "default"))
     context_tokens = config.max_position_embeddings
@@ -163,7 +163,7 @@ def _rope(folder: Path, config: _Config) -> tuple[RopeScaling, int]:
             return RopeScaling(kind="linear", factor=float(options["factor"])), context_tokens
         case "dynamic":
             # Its frequencies change with the length of the request, so cached keys would be wrong past the original
-            # context; up to it, it is no scaling at all.
+            # context. Up to that length there is no scaling.
             return RopeScaling(), min(original, context_tokens)
         case "llama3":
             scaling = RopeScaling(
@@ -197,15 +197,14 @@ def _yarn(options: Json, original: int, context_tokens: int) -> RopeScaling:
 
 
 def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all_dim: float | None = None) -> float:
-    """Return what cosine and sine are multiplied by. Source: YaRN (arXiv 2309.00071), section 3.4."""
-
+    """Return the factor on cosine and sine. Source: YaRN (arXiv 2309.00071), section 3.4."""
     if mscale and mscale_all_dim:
         return _temperature(factor, mscale) / _temperature(factor, mscale_all_dim)
     return _temperature(factor, 1.0)
 
 
 def yarn_score_temperature(factor: float, mscale_all_dim: float) -> float:
-    """Return what DeepSeek multiplies the scale of attention scores by: its yarn tempers them, not cosine and sine."""
+    """Return DeepSeek's factor on the scale of attention scores: its yarn scales these, not cosine and sine."""
     return _temperature(factor, mscale_all_dim) ** 2 if mscale_all_dim else 1.0
 
 
@@ -237,7 +236,7 @@ def _windows(architecture: str, config: _Config) -> tuple[int | None, ...]:
 
 
 def _eos_token_ids(folder: Path, config: _Config) -> tuple[int, ...]:
-    """Stop tokens of both files: chat models often name the end of a turn in generation_config.json only."""
+    """Return the stop tokens of both files: many chat models name the end of a turn in generation_config.json only."""
     ids = _as_ids(config.eos_token_id)
     path = folder / "generation_config.json"
     if path.exists():

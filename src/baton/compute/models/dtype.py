@@ -1,4 +1,4 @@
-"""Choose precisions without torch: the server must know them before any worker starts."""
+"""Choose the precision of a model and of its KV cache. No torch: the server chooses before a worker starts."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from baton.decide.kv.layout import KVDtype
 
 Dtype = Literal["float32", "bfloat16"]
 WeightKind = Literal["dense", "int8", "q8", "q4", "q4m"]
-"""int8: 8 bits and a scale per row. q8, q4: a scale per run of 32 inputs. q4m: and a minimum per run."""
+"""dense: floats. int8: 8 bits, a scale per row. q8, q4: 8 or 4 bits, a scale per 32 inputs. q4m: q4 and a minimum."""
 
 
 def resolve_dtype(choice: DtypeChoice, device: str, weights: WeightsChoice = "dense") -> Dtype:
-    """Say in which precision a model computes.
+    """Return the precision that a model computes in.
 
-    `auto` is float32 on a CPU: there the text is that of transformers in float32, and of the torch engine where no
-    native one can be built, which in bfloat16 differs in one greedy token of a hundred. bfloat16 takes about two thirds
-    of the time. On a GPU it is bfloat16. Quantized weights are rounded more coarsely than that, so beside them it is
-    bfloat16 everywhere.
+    `auto` is float32 on a CPU, because the text is then the same as that of transformers and of the torch engine. In
+    bfloat16 a step takes about two thirds of the time, and one greedy token of a hundred differs between engines.
+    `auto` is bfloat16 on a GPU, and with quantized weights, which are rounded more coarsely than bfloat16.
     """
     if choice != "auto":
         return choice
@@ -29,7 +28,7 @@ def resolve_dtype(choice: DtypeChoice, device: str, weights: WeightsChoice = "de
 
 
 def kv_dtype(card: ModelCard, choice: KVDtypeChoice, dtype: Dtype) -> KVDtype:
-    """Say in which precision the arena holds keys and values. The hash engine's are bytes, whatever was chosen."""
+    """Return the type of keys and values in the arena. The hash engine always stores bytes."""
     if card.format == "hash":
         return "uint8"
     return dtype if choice == "auto" else choice

@@ -1,6 +1,7 @@
-"""Make the fingerprint by which two hosts find out that their KV is of one model. No torch, and no weights but samples.
+"""Compute the fingerprint of a model. Two hosts exchange KV only if their fingerprints are equal. No torch.
 
-Two models that were trained on from the same one have the same names, shapes and types, so those alone would not do.
+Models fine-tuned from the same model have the same tensor names, shapes and types, so the fingerprint also contains
+samples of the weights.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from baton.core.errors import ModelError
 from baton.decide.kv.identity import KVIdentity
 
 SAMPLE_BYTES = 256
-"""Read from the middle of each tensor."""
+"""The number of bytes that are read from the middle of each tensor."""
 DIGEST_BYTES = 8
 VOCABULARY_KEYS = ("model", "pre", "tokens", "token_type", "scores", "merges")
-"""Of a GGUF file's `tokenizer.ggml`: what decides which tokens a text is."""
+"""The keys under `tokenizer.ggml` of a GGUF file that determine the tokens of a text."""
 
 
 def kv_identity(card: ModelCard) -> KVIdentity:
-    """Fingerprint a model. Reads headers and a sample per tensor: a fraction of a second.
+    """Return the fingerprint of a model. Reads headers and a sample per tensor, in a fraction of a second.
 
-    Raises ModelError where its files cannot be read.
+    Raises ModelError if the files cannot be read.
     """
     if card.format == "hash":
         shape = f"{card.layers} {card.kv_heads} {card.head_dim} {card.vocab_tokens} {card.window_tokens}"
@@ -41,8 +42,8 @@ def kv_identity(card: ModelCard) -> KVIdentity:
     return KVIdentity(
         model=card.name,
         architecture=config.architecture,
-        rope=_rope_in_words(config),
-        config=_digest(msgspec.json.encode(_without_rope_and_ends(config))),
+        rope=_rope_text(config),
+        config=_digest(msgspec.json.encode(_without_rope_and_limits(config))),
         tokenizer=_digest(*_vocabulary(card)),
         weights=_digest(*_samples(card)),
     )
@@ -56,8 +57,8 @@ def _digest(*parts: bytes) -> str:
     return digest.hexdigest()
 
 
-def _rope_in_words(config: ModelConfig) -> str:
-    """Name the base, and of the scaling whatever is not its default."""
+def _rope_text(config: ModelConfig) -> str:
+    """Return the rope settings as text: the base, and each scaling option that differs from its default."""
     words = [f"base {config.rope_theta:g}"]
     usual = msgspec.structs.asdict(RopeScaling())
     for name, value in msgspec.structs.asdict(config.rope).items():
@@ -67,8 +68,8 @@ def _rope_in_words(config: ModelConfig) -> str:
     return ", ".join(words)
 
 
-def _without_rope_and_ends(config: ModelConfig) -> ModelConfig:
-    """Leave out what is said elsewhere, and what no token's KV depends on."""
+def _without_rope_and_limits(config: ModelConfig) -> ModelConfig:
+    """Clear the fields that another part of the fingerprint covers, or that no KV depends on."""
     return msgspec.structs.replace(
         config, rope=RopeScaling(), rope_theta=0.0, context_tokens=0, eos_token_ids=(), bos_token_id=None
     )
@@ -86,7 +87,7 @@ def _vocabulary(card: ModelCard) -> Iterator[bytes]:
 
 
 def _samples(card: ModelCard) -> Iterator[bytes]:
-    """Yield of each tensor, by name: what the file says of it, and bytes from its middle."""
+    """Yield for each tensor, sorted by name: its header entry, and bytes from its middle."""
     path = Path(card.path)
     if card.format == "gguf":
         file = open_gguf(path)

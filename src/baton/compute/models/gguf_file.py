@@ -1,7 +1,7 @@
-"""Read a GGUF file's header: its metadata, and where its tensors lie. No weights are touched and no torch is needed.
+"""Read the header of a GGUF file: its metadata, and the place of its tensors. No weights are read. No torch.
 
-The `gguf` package has a reader too; it takes 2.3 s for a vocabulary of 49,000 tokens, this one 0.1 s, and a start of
-the server reads the header in every process. Block sizes and dequantization stay the package's.
+The reader of the `gguf` package takes 2.3 s for a vocabulary of 49,000 tokens, this one 0.1 s, and every process reads
+the header when it starts. Block sizes and dequantization come from the package.
 Source: the GGUF specification in the ggml repository (docs/gguf.md), versions 2 and 3.
 """
 
@@ -20,7 +20,7 @@ MetadataValue = int | float | bool | str | list["MetadataValue"]
 
 ALIGNMENT_BYTES = 32
 HEADER_ITEMS_MAX = 1 << 24
-"""More entries than this in one array or table means that the file is damaged."""
+"""The maximum number of entries in an array or table. A file that claims more is damaged."""
 STRING = 8
 ARRAY = 9
 SCALARS: dict[int, struct.Struct] = {
@@ -41,7 +41,7 @@ U32, U64 = SCALARS[4], SCALARS[10]
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:
-    """Where one tensor lies: `shape` is row-major (last dimension contiguous), `offset` counts from file start."""
+    """The place of one tensor. `shape` is row-major (last dimension contiguous), `offset` is in bytes of the file."""
 
     name: str
     shape: tuple[int, ...]
@@ -52,7 +52,7 @@ class GGUFTensor:
 
 @dataclass(frozen=True, slots=True)
 class GGUFFile:
-    """An open GGUF file. Its bytes stay mapped as long as somebody holds `data`."""
+    """An open GGUF file. Its bytes stay mapped while `data` is referenced."""
 
     path: Path
     metadata: dict[str, MetadataValue]
@@ -63,7 +63,7 @@ class GGUFFile:
 def open_gguf(path: Path) -> GGUFFile:
     """Map a file and read its header.
 
-    Raises ModelError if it is no GGUF file, or ends before its last tensor: download it again.
+    Raises ModelError if it is not a GGUF file, or ends before its last tensor.
     """
     try:
         with path.open("rb") as file:
@@ -86,7 +86,7 @@ def open_gguf(path: Path) -> GGUFFile:
 
 
 class _Cursor:
-    """Reads values one after the other; every way of running off the end becomes one clear error."""
+    """Reads values one after the other. Raises ModelError if the header ends too early."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path = path
@@ -139,7 +139,7 @@ class _Cursor:
         return values
 
     def _strings(self, count: int) -> list[bytes]:
-        """Read many strings, as `string` reads one: a vocabulary's, in a loop that calls nothing of ours."""
+        """Read many strings. Same result as calling `string` many times, but fast enough for a vocabulary."""
         data, end, at, size_at, found = self.data, len(self.data), self.at, U64.unpack_from, list[bytes]()
         try:
             for _ in range(count):

@@ -1,4 +1,4 @@
-"""What a GGUF file calls the tensors of a Hugging Face checkpoint. There, the experts of a layer are one tensor."""
+"""Translate Hugging Face tensor names to GGUF names. In GGUF, all experts of a layer are one tensor."""
 
 from __future__ import annotations
 
@@ -37,14 +37,17 @@ _CHOICE_BIAS = "mlp.gate.e_score_correction_bias"
 
 @dataclass(frozen=True, slots=True)
 class GGUFName:
-    """A tensor, and which of its first dimension is meant. None: all of it."""
+    """The name of a tensor, and the index of an expert in its first dimension. None: the whole tensor."""
 
     tensor: str
     expert: int | None = None
 
 
 def gguf_name(name: str) -> GGUFName:
-    """Translate a Hugging Face tensor name: `model.layers.3.mlp.up_proj.weight` is `blk.3.ffn_up.weight`."""
+    """Return the GGUF name of a Hugging Face tensor.
+
+    Example: `model.layers.3.mlp.up_proj.weight` is `blk.3.ffn_up.weight`.
+    """
     if name in _TOP_NAMES:
         return GGUFName(_TOP_NAMES[name])
     _, _, layer, rest = name.split(".", 3)
@@ -61,7 +64,7 @@ def gguf_name(name: str) -> GGUFName:
 
 
 def split_kv_b(name: GGUFName) -> tuple[str, str]:
-    """Return the two tensors that newer files have for `attn_kv_b`.
+    """Return the names of the two tensors that newer files have instead of `attn_kv_b`.
 
     `attn_k_b` is [heads, kv_rank, nope_dim], transposed for absorption; `attn_v_b` is [heads, value_dim, kv_rank].
     """

@@ -1,4 +1,4 @@
-"""Build `tokenizers` pipelines from the vocabularies that GGUF files carry."""
+"""Build `tokenizers` pipelines from the vocabularies in GGUF files."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ QWEN2_SPLIT = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
 GPT2_NAMES = ("default", "gpt-2")
 LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
 BOS_PRE_TOKENIZERS = LLAMA3_NAMES
-"""Vocabularies whose texts start with BOS where the file does not say."""
+"""Pre-tokenizers whose texts start with BOS if the file does not state it."""
 KNOWN_PRE_TOKENIZERS = (*GPT2_NAMES, "smollm", *LLAMA3_NAMES, "qwen2")
 
 
 def byte_level_backend(where: str, tokens: Sequence[str], merges: Sequence[str], pre: str) -> Tokenizer:
-    """Build byte-level BPE. `pre` names how text is cut before merging; an unknown one would cut it wrongly."""
+    """Build a byte-level BPE pipeline. `pre` names the pre-tokenizer, which splits text before merges are applied.
+
+    Raises ModelError for an unknown one, because another split would give wrong tokens.
+    """
     if pre not in KNOWN_PRE_TOKENIZERS:
         raise ModelError(
-            f"{where} cuts text by {pre!r}; Baton knows {', '.join(KNOWN_PRE_TOKENIZERS)}: "
+            f"{where} has the pre-tokenizer {pre!r}; Baton knows {', '.join(KNOWN_PRE_TOKENIZERS)}: "
             "use the model's safetensors folder with its tokenizer.json"
         )
     pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
@@ -52,9 +55,9 @@ def _pre_tokenizer(pre: str) -> pre_tokenizers.PreTokenizer:
 
 
 def sentencepiece_backend(tokens: Sequence[str], scores: Sequence[float], *, add_space_prefix: bool) -> Tokenizer:
-    """Build SentencePiece's BPE: the merge that makes the piece with the best score comes first; bytes as a fallback.
+    """Build a SentencePiece BPE pipeline. Merges into pieces with higher scores come first; bytes are the fallback.
 
-    The file has scores and no merges, so every way of making a piece from two others becomes a merge, in score order.
+    The file has scores but no merges, so every split of a piece into two other pieces becomes a merge.
     """
     vocabulary = {token: index for index, token in enumerate(tokens)}
     merges: list[tuple[float, int, str, str]] = []

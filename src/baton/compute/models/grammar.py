@@ -1,4 +1,4 @@
-"""Grammars as llguidance reads them: checked at the HTTP edge, compiled where tokens are drawn.
+"""Translate grammars of structured output for llguidance. The HTTP server checks them, the worker compiles them.
 
 Source: llguidance (Earley parser over a lexer of regular-expression derivatives), https://github.com/guidance-ai/llguidance.
 """
@@ -14,22 +14,22 @@ from baton.compute.models.tokenizer import Tokenizer
 from baton.core.types import Grammar
 
 JSON_WHITESPACE = r"[ ]?|\n[ ]{0,40}"
-"""Between the tokens of JSON: one line, or an indented page. Without a bound, a small model never gets to the value."""
+"""Whitespace allowed between JSON tokens. Without a bound, a small model writes spaces and never reaches the value."""
 REASON_CHARS_MAX = 300
 PLACES_MAX = 200
-"""Subschemas that are looked into to find the one that is wrong."""
+"""The maximum number of subschemas that are checked to find the invalid one."""
 
 _BEFORE = "\x02"
-"""Stands before a text that shall get no space in front. No piece but its own byte holds it."""
+"""Put before a text so that SentencePiece adds no space to the text. Only its own byte token contains it."""
 
 
-def limits() -> LLParserLimits:
-    """Bound the work on one grammar, so that no client's stalls the others: the defaults, with short messages."""
+def parser_limits() -> LLParserLimits:
+    """Return the limits of the work on one grammar, so that one request cannot stall the others."""
     return LLParserLimits(verbose_errors=False)
 
 
 def grammar_source(grammar: Grammar) -> str:
-    """Write a grammar as llguidance's source text. Raises ValueError with the reason."""
+    """Return a grammar as source text of llguidance. Raises ValueError with the reason if it is invalid."""
     match grammar.kind:
         case "json_schema":
             return LLMatcher.grammar_from_json_schema(grammar.text, {"whitespace_pattern": JSON_WHITESPACE})
@@ -40,16 +40,16 @@ def grammar_source(grammar: Grammar) -> str:
 
 
 def grammar_problem(grammar: Grammar) -> str:
-    """Say why a grammar cannot be used, on one line. Empty: it can."""
+    """Return the reason why a grammar is invalid, on one line, or an empty string if it is valid."""
     try:
         source = grammar_source(grammar)
     except ValueError as error:
         return _one_line(str(error))
-    return _one_line(LLMatcher.validate_grammar(source, limits=limits()))
+    return _one_line(LLMatcher.validate_grammar(source, limits=parser_limits()))
 
 
 def problem_path(schema: object, problem: str) -> str:
-    """Find the innermost subschema that has this problem by itself. Returns its path, such as `properties.a`."""
+    """Return the path of the innermost subschema that has this problem by itself, such as `properties.a`."""
     steps: list[str] = []
     left = PLACES_MAX
     shared = {key: schema[key] for key in ("$defs", "definitions") if isinstance(schema, dict) and key in schema}
@@ -90,16 +90,16 @@ def _one_line(text: str) -> str:
 
 
 def token_trie(tokenizer: Tokenizer, *, vocab_tokens: int, eos_token_ids: tuple[int, ...]) -> LLTokenizer:
-    """Tell llguidance the bytes of every token of a model: up to 0.2 s for 49,000 tokens.
+    """Return llguidance's table of the bytes of every token. Takes up to 0.2 s for 49,000 tokens.
 
-    Ids beyond the vocabulary, which have no text, are never allowed; neither is a special token where text is due.
+    Ids beyond the vocabulary have no text and are never allowed. A grammar's text never matches a special token.
     """
     wrapper = TokenizerWrapper(_Vocabulary(tokenizer, vocab_tokens, eos_token_ids[0]))
     return LLTokenizer(wrapper, eos_token=list(eos_token_ids))
 
 
 class _Vocabulary:
-    """What `TokenizerWrapper` asks for."""
+    """A tokenizer with the attributes that `TokenizerWrapper` of llguidance reads."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_tokens: int, eos_token: int) -> None:
         self.eos_token_id = eos_token
@@ -109,23 +109,23 @@ class _Vocabulary:
         self._tokenizer = tokenizer
 
     def __call__(self, text: bytes) -> list[int]:
-        """Return the tokens of bytes that the grammar forces. They go on from a text: no space is put before them."""
-        written = text.decode(errors="replace")
+        """Return the tokens of bytes that the grammar forces. They continue a text, so no space is added."""
+        decoded = text.decode(errors="replace")
         if not self._tokenizer.space_prefix:
-            tokens = self._tokenizer.encode(written, add_special=False)
+            tokens = self._tokenizer.encode(decoded, add_special=False)
         else:
-            tokens = self._tokenizer.encode(_BEFORE + written, add_special=False)
+            tokens = self._tokenizer.encode(_BEFORE + decoded, add_special=False)
             mark = _BEFORE.encode()
             end = next((index for index, token in enumerate(tokens) if self.tokens[token].endswith(mark)), -1)
             tokens = tokens[end + 1 :]
-        same = b"".join([self.tokens[token] for token in tokens]) == text
-        plain = same and not any(self._tokenizer.is_special(token) for token in tokens)
-        return tokens if plain else self._longest_first(text)
+        is_same = b"".join([self.tokens[token] for token in tokens]) == text
+        is_plain = is_same and not any(self._tokenizer.is_special(token) for token in tokens)
+        return tokens if is_plain else self._longest_first(text)
 
     def _longest_first(self, text: bytes) -> list[int]:
-        """Spell bytes that the tokenizer writes in another way, up to what no token spells.
+        """Return the longest matching tokens of bytes, up to the first byte that no token matches.
 
-        It may normalize them, or take text that looks like a special token for one.
+        Used where the tokenizer normalizes the bytes, or reads them as a special token.
         """
         special = set(self.special_token_ids)
         by_bytes = {data: token for token, data in enumerate(self.tokens) if data and token not in special}

@@ -1,7 +1,7 @@
-"""Which tokens a grammar allows next, for every request of a step: a cache of parsers, rebuilt from the tokens so far.
+"""Compute the tokens that a grammar allows next, for every request of a step, with a cache of parsers.
 
-A request that comes from another worker, or that was preempted, brings its tokens and its grammar as text. So there is
-nothing to hand over: the parser reads the output again, which takes some 2 us a token.
+A handoff or a preemption moves no parser state: the request has its tokens and its grammar as text, and the next
+worker's parser reads the output again, which takes about 2 us a token.
 """
 
 from __future__ import annotations
@@ -13,40 +13,43 @@ from typing import TypeVar
 
 from llguidance import LLMatcher, LLTokenizer
 
-from baton.compute.models.grammar import grammar_source, limits
+from baton.compute.models.grammar import grammar_source, parser_limits
 from baton.core.errors import RequestError
 from baton.core.step import Slice
 from baton.core.types import Grammar, RequestId
 
 COMPILED_MAX = 128
-"""Grammars that are kept compiled, the least recently used given up first."""
+"""The maximum number of compiled grammars. The least recently used one is dropped first."""
 FOLLOWED_MAX = 1024
-"""Requests whose parsers are kept. One more costs the oldest: it is rebuilt where it is needed again."""
+"""The maximum number of requests with a parser. The oldest parser is dropped first, and rebuilt when needed."""
 Key = TypeVar("Key")
 Kept = TypeVar("Kept")
 
 
 @dataclass(slots=True)
 class _Followed:
-    """A request's parser, and the output tokens that it has read."""
+    """A request's parser, and the output tokens that the parser has consumed."""
 
     grammar: Grammar
     matcher: LLMatcher
-    read: list[int] = field(default_factory=list[int])
+    consumed: list[int] = field(default_factory=list[int])
 
 
 class GrammarMasks:
-    """Follows the outputs of many requests. Not for two threads at once."""
+    """Follows the outputs of many requests. Not thread-safe."""
 
     def __init__(self, load_trie: Callable[[], LLTokenizer]) -> None:
-        """`load_trie` is called with the first grammar: who never sends one does not pay for it."""
+        """`load_trie` is called when the first request with a grammar arrives, because it takes a while."""
         self._load_trie = load_trie
         self._trie: LLTokenizer | None = None
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         self._followed: OrderedDict[RequestId, _Followed] = OrderedDict()
 
     def rows(self, part: Slice) -> list[bytes]:
-        """Return the masks for the slice's next tokens. See `AllowedTokens.rows`."""
+        """Return a mask (one bit per token) for the slice's next token, and one more for each allowed draft.
+
+        Raises RequestError if the grammar cannot be followed.
+        """
         grammar = part.sampling.grammar
         assert grammar is not None, f"{part.request_id} has no grammar"
         known = part.start + part.count - part.drafts
@@ -61,14 +64,14 @@ class GrammarMasks:
         return rows
 
     def _follow(self, request_id: RequestId, grammar: Grammar, output: Sequence[int]) -> _Followed:
-        """Bring a request's parser to the end of its output."""
+        """Return a request's parser, which has consumed the whole output."""
         followed = self._followed.pop(request_id, None)
-        if followed is None or followed.grammar != grammar or followed.read != output[: len(followed.read)]:
+        if followed is None or followed.grammar != grammar or followed.consumed != output[: len(followed.consumed)]:
             followed = _Followed(grammar, self._compile(grammar).deep_copy())
-        new = list(output[len(followed.read) :])
+        new = list(output[len(followed.consumed) :])
         if new and not followed.matcher.consume_tokens(new):
             _check(followed.matcher)
-        followed.read += new
+        followed.consumed += new
         _keep(self._followed, request_id, followed, FOLLOWED_MAX)
         return followed
 
@@ -77,7 +80,7 @@ class GrammarMasks:
         if matcher is None:
             if self._trie is None:
                 self._trie = self._load_trie()
-            matcher = LLMatcher(self._trie, grammar_source(grammar), log_level=0, limits=limits())
+            matcher = LLMatcher(self._trie, grammar_source(grammar), log_level=0, limits=parser_limits())
             _check(matcher)
         _keep(self._compiled, grammar, matcher, COMPILED_MAX)
         return matcher
@@ -96,7 +99,7 @@ def _row(matcher: LLMatcher) -> bytes:
 
 
 def _check(matcher: LLMatcher) -> None:
-    """Raise RequestError where the parser has given up: it would then let the text end anywhere."""
+    """Raise RequestError if the parser has failed, because it would then allow the text to end anywhere."""
     if matcher.is_error():
         reason = " ".join(matcher.get_error().split())[:200]
         raise RequestError(f"the output's grammar cannot be followed: {reason}; send a simpler one", status=500)

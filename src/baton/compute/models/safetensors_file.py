@@ -1,6 +1,6 @@
-"""Weights from safetensors files, whole or in shards: headers are checked first, tensors are mapped and not copied.
+"""Weights from safetensors files, whole or in shards. Tensors are mapped and not copied.
 
-Reading the headers touches no weights, so a damaged checkpoint is refused before a worker starts.
+Reading the headers touches no weights, so the server refuses a damaged checkpoint before it starts a worker.
 """
 
 from __future__ import annotations
@@ -21,7 +21,18 @@ from baton.core.errors import ModelError
 
 HEADER_BYTES_MAX = 100_000_000
 INDEX_NAME = "model.safetensors.index.json"
-ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+NUMPY_TYPES: dict[str, np.dtype] = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": BFLOAT16,
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "I16": np.dtype("<i2"),
+    "I8": np.dtype("i1"),
+    "U8": np.dtype("u1"),
+    "BOOL": np.dtype("?"),
+}
 
 
 class _TensorEntry(msgspec.Struct):
@@ -36,7 +47,7 @@ class _ShardIndex(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class SafeTensor:
-    """One tensor of a checkpoint: the file that holds it and where, its type and its shape."""
+    """One tensor of a checkpoint: its file, its place in the file, its type and its shape."""
 
     file: Path
     dtype: str
@@ -46,9 +57,9 @@ class SafeTensor:
 
 
 def read_checkpoint(folder: Path) -> dict[str, SafeTensor]:
-    """List every tensor of the checkpoint in a folder.
+    """Return every tensor of the checkpoint in a folder, by name.
 
-    Raises ModelError for a missing shard, a cut-off file, or an index that names what is not there.
+    Raises ModelError for a missing shard, a truncated file, or an index that names a missing tensor.
     """
     index_path = folder / INDEX_NAME
     if not index_path.exists():
@@ -77,7 +88,7 @@ def _files(folder: Path) -> list[Path]:
     files = sorted(folder.glob("*.safetensors"))
     if len(files) > 1:
         raise ModelError(
-            f"{folder} holds {len(files)} safetensors files and no {INDEX_NAME} that says what belongs together; "
+            f"{folder} holds {len(files)} safetensors files and no {INDEX_NAME} that lists its shards; "
             "download the index as well"
         )
     return files
@@ -115,9 +126,9 @@ def _check_entry(path: Path, name: str, entry: _TensorEntry, data_bytes: int) ->
     begin, end = entry.data_offsets
     if not 0 <= begin <= end <= data_bytes:
         raise _damaged(path, f"tensor {name} ends at data byte {end}, the file has {data_bytes}")
-    if entry.dtype not in ITEM_BYTES:
-        raise ModelError(f"{path}: tensor {name} has the type {entry.dtype}; Baton reads {', '.join(ITEM_BYTES)}")
-    size = ITEM_BYTES[entry.dtype]
+    if entry.dtype not in NUMPY_TYPES:
+        raise ModelError(f"{path}: tensor {name} has the type {entry.dtype}; Baton reads {', '.join(NUMPY_TYPES)}")
+    size = NUMPY_TYPES[entry.dtype].itemsize
     for dimension in entry.shape:
         size *= dimension
     if size != end - begin:
@@ -128,29 +139,15 @@ def _damaged(path: Path, why: str) -> ModelError:
     return ModelError(f"{path} is damaged or cut off: {why}; download the file again")
 
 
-NUMPY_TYPES: dict[str, np.dtype] = {
-    "F64": np.dtype("<f8"),
-    "F32": np.dtype("<f4"),
-    "F16": np.dtype("<f2"),
-    "BF16": BFLOAT16,
-    "I64": np.dtype("<i8"),
-    "I32": np.dtype("<i4"),
-    "I16": np.dtype("<i2"),
-    "I8": np.dtype("i1"),
-    "U8": np.dtype("u1"),
-    "BOOL": np.dtype("?"),
-}
-
-
 class SafetensorsWeights:
-    """A checkpoint whose headers were checked. Every shard is mapped once and stays so while this object lives."""
+    """The weights of a checkpoint. Every shard is mapped once, and stays mapped while this object exists."""
 
     def __init__(self, folder: Path) -> None:
         self._tensors = read_checkpoint(folder)
         self._bytes = {file: _mapped(file) for file in {tensor.file for tensor in self._tensors.values()}}
 
     def read(self, name: str, part: TensorSlice | None = None) -> np.ndarray:
-        """See `WeightReader.read`. Rows that a cut does not need are not read from the disk."""
+        """Return one tensor, or a part of it. Rows outside of the part are not read from the disk."""
         tensor = self._tensors[name]
         whole = self._view(tensor)
         return whole if part is None else whole[part.index]
@@ -160,12 +157,12 @@ class SafetensorsWeights:
 
     def _view(self, tensor: SafeTensor) -> np.ndarray:
         data = self._bytes[tensor.file][tensor.offset_bytes : tensor.offset_bytes + tensor.size_bytes]
-        # Old files begin their data anywhere: what lies at no address of its type is copied to one.
+        # Tensors of old files may be unaligned: numpy then copies them to an aligned address.
         return np.require(data.view(NUMPY_TYPES[tensor.dtype]), requirements="A").reshape(tensor.shape)
 
 
 def _mapped(file: Path) -> np.ndarray:
-    """Map a file for this process alone: the pages are the file's, and torch takes no array that it may not write."""
+    """Map a file copy-on-write, because torch warns of arrays that it must not write."""
     try:
         with file.open("rb") as opened:
             return np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY), dtype=np.uint8)

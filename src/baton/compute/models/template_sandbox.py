@@ -1,8 +1,8 @@
 """Jinja's sandbox for chat templates, with bounds on its loops and on the growth of its strings.
 
-The sandbox of jinja2 keeps a template from Python; it does not keep it from running for ever or from filling the
-memory. So every turn of a loop and every call of a macro counts a step, and what joins or repeats strings checks the
-length first. What is left (a filter on strings that are already large) is bounded by those lengths, squared at worst.
+jinja2's sandbox keeps a template from Python, but not from running forever or from filling the memory. Here, every
+pass of a loop and every call of a macro counts a step, and operations that join or repeat strings check the length
+first. Other operations (filters on strings that are already long) take at most quadratic time in those lengths.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from jinja2.visitor import NodeTransformer
 
 OUTPUT_CHARS_MAX = 16_000_000
 STEPS_MAX = 200_000
-"""Turns of all loops and calls of all macros in one rendering: under a second, and thousands of messages."""
+"""The maximum number of loop passes and macro calls of one rendering: under a second, thousands of messages."""
 STEP_NAME = "baton_step"
-"""The variable that a rendering must set to a `StepCounter.step` of its own."""
+"""The template variable that holds `StepCounter.step` of the current rendering."""
 PADDING_METHODS = frozenset(("center", "ljust", "rjust", "zfill", "expandtabs", "format", "format_map"))
-"""String methods that make a long text from a number; no chat template needs them."""
+"""String methods that make a long text from a number. Chat templates do not need them."""
 PADDING_FILTERS = ("center", "format", "indent", "wordwrap", "xmlattr", "pprint", "filesizeformat")
 
 
 class StepCounter:
-    """Ends a rendering that goes round and round."""
+    """Counts the steps of one rendering. Raises SecurityError above the maximum."""
 
     def __init__(self) -> None:
         self._steps = 0
@@ -45,7 +45,7 @@ def check_chars(chars: int) -> None:
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}` marks the model's own words for training; for serving it is just its content."""
+    """The tag `{% generation %}`, which marks the model's own words for training. Serving renders only its content."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 wants a plain set here
 
@@ -55,7 +55,7 @@ class _GenerationBlock(Extension):
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, with what chat templates expect, and with bounds on loops and on the growth of strings."""
+    """Jinja's sandbox with the functions that chat templates expect, and bounds on loops and on string lengths."""
 
     intercepted_binops = frozenset(("*", "**", "+"))
 
@@ -83,13 +83,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def joined(self, *parts: object) -> str:
-        """Do what `~` does, within bounds."""
+        """Concatenate as `~` does, after a check of the length."""
         texts = [str(part) for part in parts]
         check_chars(sum(map(len, texts)))
         return "".join(texts)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """Let every turn of a loop and every call of a macro count a step, and every `~` check its length."""
+        """Parse a template, and add a step count to every loop and macro, and a length check to every `~`."""
         tree = super()._parse(source, name, filename)
         for block in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
             counter = nodes.Name(STEP_NAME, "load", lineno=block.lineno)
@@ -100,7 +100,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _BoundedConcat(NodeTransformer):
-    """Turns `a ~ b` into a call of `Sandbox.joined`."""
+    """Replaces `a ~ b` by a call of `Sandbox.joined`."""
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Call:
         self.generic_visit(node)

@@ -1,4 +1,4 @@
-"""Every tensor that a model must have, by its name in a Hugging Face checkpoint, with its shape."""
+"""The names of a model's tensors in a Hugging Face checkpoint, and their shapes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
-    """What an architecture calls the parts of a mixture of experts, below `model.layers.N.`."""
+    """The names of the parts of a mixture of experts, below `model.layers.N.`."""
 
     router: str = "mlp.gate"
     experts: str = "mlp.experts"
@@ -23,7 +23,7 @@ class ExpertNames:
     choice_bias: str = "mlp.gate.e_score_correction_bias"
 
     def expert(self, index: int) -> tuple[str, str, str]:
-        """Return the names of one expert's gate, up and down projection."""
+        """Return the names of one expert's gate, up and down projections."""
         prefix = f"{self.experts}.{index}."
         return prefix + self.gate, prefix + self.up, prefix + self.down
 
@@ -40,7 +40,7 @@ def expert_names(architecture: str) -> ExpertNames:
 
 
 def expected_shapes(config: ModelConfig) -> Shapes:
-    """List every tensor that the model must have, with its shape."""
+    """Return the name and shape of every tensor that the model must have."""
     hidden = config.hidden
     shapes: Shapes = {"model.embed_tokens.weight": (config.vocab_tokens, hidden), "model.norm.weight": (hidden,)}
     if not config.tied_embeddings:

@@ -1,7 +1,7 @@
-"""Text to tokens and back, whatever file the vocabulary came from. No torch, no transformers.
+"""Convert text to tokens and back, for all file formats of vocabularies. No torch, no transformers.
 
-`decode` is defined by bytes: the bytes of all tokens one after the other, read as UTF-8, what is invalid replaced by
-U+FFFD. So the pieces of a `StreamDecoder` put together are always what `decode` gives.
+`decode` concatenates the bytes of all tokens and reads them as UTF-8; invalid bytes become U+FFFD. The pieces of a
+`StreamDecoder` concatenate to the same text.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from baton.core.errors import RequestError
 
 
 class Tokenizer(Protocol):
-    """What the server asks of a vocabulary."""
+    """A vocabulary, as the server uses it."""
 
     vocab_tokens: int
-    """Ids run from 0 to this, exclusive. A model's table may be padded beyond: those ids have no text."""
+    """Token ids are below this number. The model's table may have padding beyond it, with ids that have no text."""
     space_prefix: bool
-    """SentencePiece writes a word with the space before it, so the first one of a text has a space too many."""
+    """Whether the vocabulary (SentencePiece) puts a space before the first word of a text."""
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """Return the tokens of a text, special tokens written in it included.
+        """Return the tokens of a text. Special tokens that are written in the text are recognized.
 
-        `add_special`: also what the model wants around every text (its first token, mostly). False for a chat that
-        its template has rendered. Raises RequestError if the text is not valid Unicode (a lone surrogate).
+        `add_special`: add the model's special tokens, such as BOS. False for a chat, where the template adds them.
+        Raises RequestError if the text is not valid Unicode (a lone surrogate).
         """
         ...
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str: ...
 
     def token_bytes(self, token: int) -> bytes:
-        """Return the bytes that a token adds to a text; empty for an id that the vocabulary does not have."""
+        """Return the bytes that a token adds to a text, or no bytes for an id outside of the vocabulary."""
         ...
 
     def token_text(self, token: int) -> str:
-        """Return a token for the eye: its bytes as UTF-8, invalid ones replaced."""
+        """Return the bytes of a token as UTF-8 text, with invalid bytes replaced."""
         ...
 
     def is_special(self, token: int) -> bool:
-        """Tell a control token (start, end of turn, ...) from text."""
+        """Return whether a token is a control token (start, end of turn, ...) and not text."""
         ...
 
 
 def load_tokenizer(card: ModelCard) -> Tokenizer:
-    """Load the vocabulary that belongs to a model. Raises ModelError if it is missing or of an unknown kind."""
+    """Load the vocabulary of a model. Raises ModelError if it is missing or of an unknown kind."""
     if card.format == "hash":
         return ByteTokenizer()
     if card.format == "gguf":
@@ -58,7 +58,7 @@ def load_tokenizer(card: ModelCard) -> Tokenizer:
 
 
 def check_unicode(text: str) -> None:
-    """Raise RequestError (400) for text that cannot be written as UTF-8: JSON lets a client send half a character."""
+    """Raise RequestError (400) for text that UTF-8 cannot represent: JSON allows half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -75,7 +75,7 @@ class ByteTokenizer:
     _specials = ("<eos>", "<bos>", "<unk>")
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """One token per byte of UTF-8; nothing is added, so a prompt has as many tokens as bytes."""
+        """Return one token per byte of UTF-8. No special token is added."""
         check_unicode(text)
         return [BYTE_TOKENS_FROM + byte for byte in text.encode()]
 
@@ -95,15 +95,15 @@ class ByteTokenizer:
 
 
 def decode_tokens(tokenizer: Tokenizer, tokens: Sequence[int], *, skip_special: bool) -> str:
-    """Decode by way of a stream, so that there is one definition of a text."""
+    """Return the text of tokens, decoded by a `StreamDecoder`."""
     stream = StreamDecoder(tokenizer, skip_special=skip_special)
     return "".join([stream.push(token) for token in tokens]) + stream.flush()
 
 
 class StreamDecoder:
-    """Turns one request's tokens into text as they come. Text that is out is never taken back.
+    """Decodes the tokens of one request as they arrive. Returned text never changes.
 
-    Bytes of a character that is not whole yet are held back, at most three of them.
+    Bytes of an incomplete character, at most three, are held back.
     """
 
     def __init__(
@@ -114,9 +114,9 @@ class StreamDecoder:
         follows_text: bool = False,
         shown: frozenset[int] = frozenset(),
     ) -> None:
-        """`follows_text`: the tokens go on from a prompt, so SentencePiece's space before the first word is meant.
+        """`follows_text`: the tokens continue a prompt, so a space before the first word is part of the text.
 
-        `shown`: special tokens that are text all the same, such as the mark of a tool call.
+        `shown`: special tokens that are returned as text, such as the start of a tool call.
         """
         self._shown = shown
         self._tokenizer = tokenizer
@@ -125,7 +125,7 @@ class StreamDecoder:
         self._at_start = tokenizer.space_prefix and not follows_text
 
     def push(self, token: int) -> str:
-        """Return the text that this token completes, possibly none."""
+        """Return the text that this token completes, possibly empty."""
         if self._skip_special and self._tokenizer.is_special(token) and token not in self._shown:
             return ""
         data = self._tokenizer.token_bytes(token)
@@ -135,5 +135,5 @@ class StreamDecoder:
         return self._utf8.decode(data)
 
     def flush(self) -> str:
-        """Return what was held back, as a replacement character if it never became whole. Nothing comes after it."""
+        """Return the bytes held back, as a replacement character, and end the text."""
         return self._utf8.decode(b"", final=True)

@@ -1,4 +1,4 @@
-"""Tokenizers from a model's own files: tokenizer.json, or the vocabulary inside a GGUF file."""
+"""Load a tokenizer from the files of a model: tokenizer.json, or the vocabulary in a GGUF file."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from baton.core.errors import ModelError, RequestError
 
 SPACE_MARK = "▁"
 CONTROL, USER_DEFINED = 3, 4
-"""GGUF's token types that are matched as a whole before anything else."""
+"""The GGUF types of tokens that are matched as a whole, before the text is split."""
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Map the characters of byte-level BPE back to bytes: printable Latin-1 stands for itself, the rest from U+0100 on.
+    """Return the byte of each character in byte-level BPE: printable Latin-1 is itself, the rest starts at U+0100.
 
-    Source: GPT-2's encoder (Radford et al. 2019), which every byte-level vocabulary since has kept.
+    Source: GPT-2's encoder (Radford et al. 2019), which all later byte-level vocabularies use.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
@@ -33,14 +33,14 @@ BYTE_OF_CHAR = _byte_alphabet()
 
 
 Spelling = Literal["bytes", "pieces", "pieces after a space"]
-"""How tokens spell text: byte-level BPE; SentencePiece; SentencePiece that puts a space before every text."""
+"""The meaning of token strings: byte-level BPE; SentencePiece; SentencePiece with a space before every text."""
 
 
 class VocabularyTokenizer:
-    """A `tokenizers` pipeline for encoding; decoding by the bytes of each token."""
+    """Implements `Tokenizer`: encodes with a `tokenizers` pipeline, and decodes by the bytes of each token."""
 
     def __init__(self, backend: Backend, spelling: Spelling, *, bos_token_id: int | None, add_bos: bool | None) -> None:
-        """`add_bos`: whether texts start with `bos_token_id`. None: as the pipeline itself has it."""
+        """`add_bos`: whether texts start with `bos_token_id`. None: the pipeline decides."""
         backend.no_padding()
         backend.no_truncation()
         self.vocab_tokens = backend.get_vocab_size(with_added_tokens=True)
@@ -98,7 +98,7 @@ class VocabularyTokenizer:
 
 
 def tokenizer_from_folder(folder: Path, bos_token_id: int | None) -> VocabularyTokenizer:
-    """Load tokenizer.json, and what tokenizer_config.json says about the first token."""
+    """Load tokenizer.json, and the rules for the BOS token from tokenizer_config.json."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ModelError(
@@ -133,7 +133,7 @@ def _bos_from_config(backend: Backend, options: dict[str, Any], default: int | N
 
 
 def _spelling_of(path: Path, decoder: object) -> Spelling:
-    """Tell how tokens spell text from how the pipeline decodes them."""
+    """Return the meaning of token strings, derived from the decoder of the pipeline."""
     parts = decoder.get("decoders", [decoder]) if isinstance(decoder, dict) else []
     kinds = {str(part.get("type")): part for part in parts if isinstance(part, dict)}
     if "ByteLevel" in kinds:
@@ -143,7 +143,7 @@ def _spelling_of(path: Path, decoder: object) -> Spelling:
     if "ByteFallback" in kinds or "Replace" in kinds:
         return "pieces after a space" if "Strip" in kinds else "pieces"
     raise ModelError(
-        f"{path} decodes by {', '.join(sorted(kinds)) or 'nothing'}; Baton reads byte-level BPE and SentencePiece BPE"
+        f"{path} has the decoder {', '.join(sorted(kinds)) or 'none'}; Baton reads byte-level BPE and SentencePiece BPE"
     )
 
 
@@ -151,7 +151,7 @@ def _spelling_of(path: Path, decoder: object) -> Spelling:
 
 
 def tokenizer_from_gguf(path: Path) -> VocabularyTokenizer:
-    """Build the tokenizer that a GGUF file describes: byte-level BPE (`gpt2`) or SentencePiece BPE (`llama`)."""
+    """Build the tokenizer of a GGUF file: byte-level BPE (`gpt2`) or SentencePiece BPE (`llama`)."""
     file = open_gguf(path)
     model = file.metadata.get("tokenizer.ggml.model")
     tokens = [str(token) for token in _array(file, "tokens")]
@@ -190,6 +190,6 @@ def _array(file: GGUFFile, key: str) -> list[MetadataValue]:
 
 
 def _add_whole_tokens(backend: Backend, tokens: Sequence[str], kinds: Sequence[MetadataValue]) -> None:
-    """Keep control and user-defined tokens in one piece wherever they stand in a text."""
+    """Add control and user-defined tokens to the pipeline, so that it never splits them."""
     whole = [(text, kind) for text, kind in zip(tokens, kinds, strict=False) if kind in (CONTROL, USER_DEFINED)]
     backend.add_tokens([AddedToken(text, special=kind == CONTROL, normalized=False) for text, kind in whole])

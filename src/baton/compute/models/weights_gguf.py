@@ -1,7 +1,7 @@
 """Weights from a GGUF file, dequantized to float32 as the `gguf` package defines it.
 
-The three simple types that small models mostly use are computed here, in pieces that stay in a core's cache, which is
-several times faster; the result is the same to the last bit (a test holds it).
+The three types that small models use most are dequantized here, in pieces that fit into a core's cache. This is several
+times faster than the package, with bitwise the same result (a test checks it).
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class GGUFWeights:
         self._file = file
         self._bytes = np.frombuffer(file.data, dtype=np.uint8)
         heads = {"q_proj": config.heads, "k_proj": config.kv_heads}
-        # llama.cpp pairs dimension 2i with 2i + 1 for this architecture only, and stores the rows so.
+        # llama.cpp pairs rotary dimension 2i with 2i + 1 for these architectures, and stores the rows in that order.
         self._interleaved = heads if config.architecture in ("llama", "mistral", "mixtral") else {}
 
     def read(self, name: str, part: TensorSlice | None = None) -> np.ndarray:
-        """See `WeightReader.read`. A cut is made of what was dequantized whole."""
+        """Return one tensor, or a part of it. The whole tensor is dequantized in both cases."""
         whole = self._read(name)
         return whole if part is None else whole[part.index].copy()
 
@@ -61,7 +61,7 @@ class GGUFWeights:
         return rows.swapaxes(1, 2).reshape(tensor.shape)
 
     def read_quantized(self, name: str) -> QuantizedMatrix | None:
-        """See `WeightReader`. Rows are put in order whole, so no code changes."""
+        """Return one matrix with its codes. Only the order of whole rows changes, so the codes stay the same."""
         place = gguf_name(name)
         if place.tensor not in self._file.tensors:
             return None
@@ -77,13 +77,15 @@ class GGUFWeights:
         return matrix.rows_in_order(rows.swapaxes(1, 2).reshape(-1))
 
     def _joined_kv_b(self, place: GGUFName) -> np.ndarray:
-        """Put together what newer files split: [heads * (nope_dim + value_dim), kv_rank]."""
+        """Return kv_b of a file that splits it into two tensors: [heads * (nope_dim + value_dim), kv_rank]."""
         keys, values = (to_float32(self._dequantized(self._file.tensors[part])) for part in split_kv_b(place))
         return np.concatenate((keys.swapaxes(1, 2), values), 1).reshape(-1, keys.shape[1])
 
     def _dequantized(self, tensor: GGUFTensor) -> np.ndarray:
         data = self._bytes[tensor.offset : tensor.offset + tensor.size_bytes]
-        if tensor.type in PLAIN_TYPES:  # copied: torch takes no array that it may not write, and the file is read-only
+        if (
+            tensor.type in PLAIN_TYPES
+        ):  # a copy: torch warns of arrays that it must not write, and the file is mapped read-only
             return data.copy().view(PLAIN_TYPES[tensor.type]).reshape(tensor.shape)
         if tensor.type in SIMPLE_TYPES:
             block_bytes, unpack = SIMPLE_TYPES[tensor.type]
@@ -92,14 +94,14 @@ class GGUFWeights:
             values = quants.dequantize(data.reshape(math.prod(tensor.shape[:-1]), -1), tensor.type)
         except NotImplementedError as error:
             raise ModelError(
-                f"{self._file.path}: tensor {tensor.name} has type {tensor.type.name}, which `gguf` cannot read; "
+                f"{self._file.path}: tensor {tensor.name} has type {tensor.type.name}, which `gguf` cannot dequantize; "
                 "use a file with F16, BF16, Q8_0, Q6_K, Q4_K, Q4_1 or Q4_0"
             ) from error
         return values.reshape(tensor.shape)
 
 
 def _part(tensor: GGUFTensor, expert: int | None) -> GGUFTensor:
-    """Cut one expert out of a stack, or give a row vector its first dimension back."""
+    """Return the entry of one expert in a stacked tensor, or of a row vector with its first dimension restored."""
     if expert is not None:
         size_bytes = tensor.size_bytes // tensor.shape[0]
         offset = tensor.offset + expert * size_bytes
@@ -110,7 +112,7 @@ def _part(tensor: GGUFTensor, expert: int | None) -> GGUFTensor:
 
 
 def _in_pieces(blocks: np.ndarray, unpack: Callable[[np.ndarray, np.ndarray], None]) -> np.ndarray:
-    """Unpack [blocks, bytes of a block] to [blocks, 32] float32, on as many cores as this process may use."""
+    """Unpack [blocks, bytes of a block] to [blocks, 32] float32, on all cores that this process may use."""
     values = np.empty((len(blocks), BLOCK_ITEMS), dtype=np.float32)
     size, shares = PIECE_ITEMS // BLOCK_ITEMS, usable_cores()
 
@@ -124,20 +126,20 @@ def _in_pieces(blocks: np.ndarray, unpack: Callable[[np.ndarray, np.ndarray], No
 
 
 def _q8_0(blocks: np.ndarray, out: np.ndarray) -> None:
-    """Scale (float16), 32 signed bytes."""
+    """Q8_0 block: a scale (float16), then 32 signed bytes."""
     out[:] = blocks[:, 2:].view(np.int8)
     out *= _halves(blocks[:, :2])
 
 
 def _q4_0(blocks: np.ndarray, out: np.ndarray) -> None:
-    """Scale (float16), 32 numbers of four bits, 8 stands for zero."""
+    """Q4_0 block: a scale (float16), then 32 numbers of four bits; 8 stands for zero."""
     _nibbles(blocks[:, 2:], out)
     out -= 8.0
     out *= _halves(blocks[:, :2])
 
 
 def _q4_1(blocks: np.ndarray, out: np.ndarray) -> None:
-    """Scale and minimum (float16), 32 numbers of four bits."""
+    """Q4_1 block: a scale and a minimum (float16), then 32 numbers of four bits."""
     _nibbles(blocks[:, 4:], out)
     out *= _halves(blocks[:, :2])
     out += _halves(blocks[:, 2:4])
@@ -148,18 +150,18 @@ SIMPLE_TYPES: dict[GGMLQuantizationType, tuple[int, Callable[[np.ndarray, np.nda
     GGMLQuantizationType.Q4_0: (2 + BLOCK_ITEMS // 2, _q4_0),
     GGMLQuantizationType.Q4_1: (4 + BLOCK_ITEMS // 2, _q4_1),
 }
-"""Bytes of a block, and what unpacks many of them."""
+"""The bytes of a block, and the function that unpacks many blocks."""
 
 
 def _halves(data: np.ndarray) -> np.ndarray:
-    """Read a float16 of each block: [blocks, 1], float32."""
+    """Return the float16 of each block: [blocks, 1], float32."""
     return np.ascontiguousarray(data).view("<f2").astype(np.float32)
 
 
 def _nibbles(packed: np.ndarray, out: np.ndarray) -> None:
-    """Unpack [blocks, 16] bytes to [blocks, 32]: low halves are the first 16 numbers, high halves the last 16.
+    """Unpack [blocks, 16] bytes to [blocks, 32]: the low halves are the first 16 numbers, the high halves the last 16.
 
-    Eight bytes at a time, as one integer.
+    Eight bytes are unpacked at a time, as one integer.
     """
     words = np.ascontiguousarray(packed).view(np.uint64)  # [blocks, 2]
     halves = np.concatenate((words & LOW_HALVES, (words >> np.uint64(4)) & LOW_HALVES), 1)  # [blocks, 4]

@@ -1,5 +1,5 @@
-"""A whole forward pass as one call into C++: the decision is ADR 6, this is the code.
+"""The native engine: a whole forward pass is one call into C++ (ADR 6).
 
-C++ is one noun a file: types, simd, gemm, rows, attention (compiled once per instruction set through table.h), plan,
-pack, team, step, api. Python builds it (build.py) and calls it (library.py).
+Each C++ file holds one noun: types, simd, gemm, rows, attention (compiled once per instruction set through table.h),
+plan, pack, team, step, api. Python compiles them (build.py) and calls them (library.py).
 """

@@ -1,6 +1,6 @@
-"""How the native engine is compiled: `python -m baton.compute.native.build`, or when it is first loaded.
+"""Compile the native engine: at its first load, or by `python -m baton.compute.native.build`. No torch.
 
-The command compiles the copies of `baton.move` too, so that nothing is left to do at the first start. No torch here.
+The command also compiles the copy library of `baton.move`, so that the first start compiles nothing.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ ENGINE = NativeSources(
         "isa_amx": (*_AVX512, "-mavx512bf16", "-mavx512vnni", "-mamx-tile", "-mamx-bf16"),
     },
 )  # fmt: skip
-"""-ffp-contract=off: a sum is rounded as it is written, in every use; that a row's bits never depend on its company
-rests on it. gcc warns of its own headers' deliberately undefined vectors, so that warning is off."""
+"""-ffp-contract=off: sums are rounded as written, so that a row's bits do not depend on other rows of its batch.
+-Wno-maybe-uninitialized: gcc warns of deliberately undefined vectors in its own headers.
+"""
 
 library_path = ENGINE.library_path
 has_to_be_built = ENGINE.has_to_be_built

@@ -1,4 +1,4 @@
-"""StepEngine on the native library: a step is one call, its result does not depend on anything but the request."""
+"""The step engine on the native library. A step is one call; a request's result does not depend on other requests."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from baton.core.types import BlockId, RequestId, Sampling, TokenLogprob
 from baton.decide.kv.layout import KVLayout
 
 LOGPROB_ROWS = 64
-"""Prompt log probabilities are computed for so many positions at a time: a vocabulary of float32 each."""
+"""The positions whose prompt log probabilities are computed at a time: each takes a vocabulary of float32."""
 ANGLE_POSITIONS = 4096
-"""Angles are made for so many positions at a time, always the same ones together: so they have the same bits."""
+"""Angles are computed in runs of this many positions, always the same runs, so that they have the same bits."""
 
 
 class NativeEngine:
-    """Owns a handle of the library. Keeps nothing between steps but weights."""
+    """Implements `StepEngine`. Owns a handle of the library, and keeps only weights between steps."""
 
     def __init__(
         self, library: NativeLibrary, handle: int, config: ModelConfig, layout: KVLayout, memory: memoryview
     ) -> None:
-        """Take over `handle`, whose weights are set. memory: the whole arena, writable."""
+        """Take ownership of `handle`. memory: the whole arena, writable."""
         self.layout = layout
         self.progress = Progress()
         self._library = library
@@ -35,7 +35,7 @@ class NativeEngine:
         self._config = config
         self._arena = np.frombuffer(memory, dtype=np.uint8)
         self._angles = AngleTable(config)
-        self._room = np.empty(0, dtype=np.float32)
+        self._logits_buffer = np.empty(0, dtype=np.float32)
         self._use(self._arena)
 
     def __del__(self) -> None:
@@ -61,7 +61,7 @@ class NativeEngine:
         return StepResult(tuple(results))
 
     def warm_up(self) -> None:
-        """Touch weights and code paths once, before the first request. Writes into memory of its own, not the arena."""
+        """Run a step once, before the first request. Writes to scratch memory, not to the arena."""
         scratch = np.zeros(self.layout.block_bytes, dtype=np.uint8)
         tokens = [0] * self.layout.block_tokens
         part = Slice(
@@ -81,7 +81,7 @@ class NativeEngine:
             self._use(self._arena)
 
     def invite(self, cores: Sequence[int]) -> None:
-        """Let steps use cores of other workers, while those sleep. Where the system refuses, they keep to their own."""
+        """Allow steps to use idle cores of other workers. Cores that the system refuses are not used."""
         guests = self._library.guests(self.handle)
         for core in cores:
             guests.invite(core)
@@ -90,14 +90,14 @@ class NativeEngine:
         self._library.set_arena(self.handle, arena.ctypes.data, arena.size // self.layout.block_bytes)
 
     def _forward(self, slices: Sequence[Slice]) -> list[int]:
-        """Run the step. Returns the first row of each slice."""
+        """Run the step, and return the first row of each slice."""
         counts = _int32([part.count for part in slices])
         tables = [part.block_table[: self._blocks(part)] for part in slices]
         tokens = _int32([token for part in slices for token in part.tokens[part.start : part.start + part.count]])
         starts = _int32([part.start for part in slices])
         blocks = _int32([block for table in tables for block in table])
         block_counts = _int32([len(table) for table in tables])
-        angles = self._angles.to(max(part.start + part.count for part in slices))
+        angles = self._angles.up_to(max(part.start + part.count for part in slices))
         arrays = (tokens, counts, starts, blocks, block_counts, angles)
         addresses = (*(array.ctypes.data for array in arrays), self.progress.address)
         self._library.forward(self.handle, NativeStep(len(slices), len(tokens), len(blocks), len(angles), *addresses))
@@ -107,30 +107,30 @@ class NativeEngine:
         return -(-(part.start + part.count) // self.layout.block_tokens)
 
     def _sample(self, slices: Sequence[Slice], firsts: Sequence[int]) -> list[list[Drawn]]:
-        asking = [(part, first) for part, first in zip(slices, firsts, strict=True) if part.sample]
-        if not asking:
+        sampled = [(part, first) for part, first in zip(slices, firsts, strict=True) if part.sample]
+        if not sampled:
             return []
-        rows = [row for part, first in asking for row in drawn_rows(part, first)]
-        return sample_drafted(self._logits(rows), [part for part, _ in asking])
+        rows = [row for part, first in sampled for row in drawn_rows(part, first)]
+        return sample_drafted(self._logits(rows), [part for part, _ in sampled])
 
     def _logits(self, rows: Sequence[int]) -> np.ndarray:
-        """Project rows of the last step: [rows, vocab], float32. The next call writes into the same memory."""
+        """Return the logits of rows of the last step: [rows, vocab], float32, valid until the next call."""
         indices = _int32(rows)
         vocab = self._config.vocab_tokens
-        if self._room.size < len(rows) * vocab:
-            self._room = np.empty(len(rows) * vocab, dtype=np.float32)
-        logits = self._room[: len(rows) * vocab].reshape(len(rows), vocab)
+        if self._logits_buffer.size < len(rows) * vocab:
+            self._logits_buffer = np.empty(len(rows) * vocab, dtype=np.float32)
+        logits = self._logits_buffer[: len(rows) * vocab].reshape(len(rows), vocab)
         self._library.project(self.handle, indices.ctypes.data, len(rows), logits.ctypes.data)
         return logits
 
     def _embedding(self, row: int) -> bytes:
-        """Return the final hidden state of one row of the last step, as long as 1."""
+        """Return the final hidden state [hidden] of one row of the last step, normalized to length 1."""
         indices, hidden = _int32([row]), np.empty(self._config.hidden, dtype="<f4")
         self._library.read(self.handle, indices.ctypes.data, 1, hidden.ctypes.data)
         return (hidden / np.linalg.norm(hidden)).tobytes()
 
     def _prompt_logprobs(self, part: Slice, first: int) -> Iterator[TokenLogprob]:
-        """Yield those of prompt tokens start + 1 .. start + count: each is predicted by the token before it."""
+        """Yield the log probabilities of prompt tokens start + 1 .. start + count, without the end of the prompt."""
         count = min(part.count, part.prompt_tokens - 1 - part.start)
         for begin in range(0, count, LOGPROB_ROWS):
             size = min(LOGPROB_ROWS, count - begin)
@@ -141,22 +141,22 @@ class NativeEngine:
 
 
 class AngleTable:
-    """Cosines and sines of all positions so far: [positions, rotary_dim] of float32, cosines in the first half."""
+    """A growing table of cosines and sines: [positions, rotary_dim], float32, cosines in the first half."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._frequencies = inverse_frequencies(config)  # [rotary_dim / 2]
         self._factor = np.float32(config.rope.attention_factor)
         self._table = np.empty((0, config.rotary_dim), dtype=np.float32)
 
-    def to(self, positions: int) -> np.ndarray:
-        """Return the table for at least so many positions."""
+    def up_to(self, positions: int) -> np.ndarray:
+        """Return the table with at least this many positions."""
         while len(self._table) < positions:
             start = len(self._table)
-            self._table = np.concatenate((self._table, self._piece(start, start + ANGLE_POSITIONS)))
+            self._table = np.concatenate((self._table, self._run(start, start + ANGLE_POSITIONS)))
         return self._table
 
-    def _piece(self, start: int, end: int) -> np.ndarray:
-        """Angles are products in float32, as models were trained; their functions are rounded from float64."""
+    def _run(self, start: int, end: int) -> np.ndarray:
+        """Compute angles as float32 products, as in training, and round their functions from float64."""
         positions = np.arange(start, end, dtype=np.float32)
         angles = (positions[:, None] * self._frequencies).astype(np.float64)
         return np.concatenate((np.cos(angles), np.sin(angles)), 1).astype(np.float32) * self._factor

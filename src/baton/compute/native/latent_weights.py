@@ -1,4 +1,4 @@
-"""Latent attention's weights as the native library takes them: rotary rows in order, and each head's way both ways."""
+"""Read the weights of latent attention for the native library: rotary rows in order, up projections per head."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from baton.compute.models.model_config import Latent, ModelConfig
 from baton.compute.models.quantized import QuantizedMatrix
 from baton.compute.models.rope import rotary_order
 from baton.compute.native.library import NativeLatent, NativeMatrix
-from baton.compute.native.matrices import Held, MatrixReader
+from baton.compute.native.matrices import HeldArrays, MatrixReader
 
 
 class LatentMatrices:
-    """Reads what attention needs of a layer. The prefix is always `model.layers.N.self_attn.`."""
+    """Reads the attention weights of a layer. `prefix` is always `model.layers.N.self_attn.`."""
 
-    def __init__(self, config: ModelConfig, latent: Latent, reader: MatrixReader, held: Held) -> None:
+    def __init__(self, config: ModelConfig, latent: Latent, reader: MatrixReader, held: HeldArrays) -> None:
         self._config = config
         self._latent = latent
         self._reader = reader
@@ -25,7 +25,7 @@ class LatentMatrices:
         self._key_order = rotary_order(config.head_dim, latent)  # [kv_rank + rope_dim]
 
     def qkv(self, prefix: str) -> NativeMatrix:
-        """Read what takes the hidden state: the narrow query (or all queries), and below it the latent."""
+        """Read the projections of the hidden state: to the query bottleneck (or all queries), then to the latent."""
         narrow = self._latent.q_rank
         first = f"{prefix}{'q_proj' if narrow is None else 'q_a_proj'}"
         order = self._query_order if narrow is None else np.arange(narrow)
@@ -34,25 +34,25 @@ class LatentMatrices:
         return self._held.matrix(_in_order(found, order), self._bias(prefix, order))
 
     def _bias(self, prefix: str, order: np.ndarray) -> np.ndarray | None:
-        """Return that of `qkv`. Queries without a bottleneck have none."""
+        """Return the bias of `qkv`, zero for queries without a bottleneck."""
         if not self._config.qkv_bias:
             return None
-        latent = self._reader.exact(f"{prefix}kv_a_proj_with_mqa.bias")
+        latent = self._reader.float32(f"{prefix}kv_a_proj_with_mqa.bias")
         if self._latent.q_rank is not None:
-            first = self._reader.exact(f"{prefix}q_a_proj.bias")
+            first = self._reader.float32(f"{prefix}q_a_proj.bias")
         else:
             first = np.zeros(len(order) - len(latent), dtype=np.float32)
         return np.concatenate((first, latent))[order]
 
-    def beside(self, prefix: str) -> NativeLatent:
-        """Read the rest. The ways from heads to latents and back are dense: codes of one share scales across it."""
+    def norms_and_up_projections(self, prefix: str) -> NativeLatent:
+        """Read the other weights. The up projections of heads are dense, because quantized ones share scales."""
         latent, held, narrow = self._latent, self._held, self._latent.q_rank is not None
         up = self._reader.dense(f"{prefix}kv_b_proj.weight")
         up = up.reshape(self._config.heads, -1, latent.kv_rank)  # [heads, nope_dim + value_dim, kv_rank]
         keys, values = up[:, : latent.nope_dim].swapaxes(1, 2), up[:, latent.nope_dim :]
         found = NativeLatent(
-            q_norm=held.address(self._reader.exact(f"{prefix}q_a_layernorm.weight")) if narrow else None,
-            kv_norm=held.address(self._reader.exact(f"{prefix}kv_a_layernorm.weight")),
+            q_norm=held.address(self._reader.float32(f"{prefix}q_a_layernorm.weight")) if narrow else None,
+            kv_norm=held.address(self._reader.float32(f"{prefix}kv_a_layernorm.weight")),
             keys=held.matrix(keys.reshape(-1, latent.nope_dim)),
             values=held.matrix(values.reshape(-1, latent.kv_rank)),
         )

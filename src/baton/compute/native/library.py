@@ -1,4 +1,4 @@
-"""The C interface of api.cpp, through ctypes: structures field by field as there, and functions that raise."""
+"""The C interface of api.cpp through ctypes: the same structures, and functions that raise on errors."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from baton.decide.kv.layout import KVDtype
 from baton.move.compiling import NativeUnavailableError
 
 NUMBERS: dict[KVDtype, int] = {"float32": 0, "bfloat16": 1}
-"""`enum class Number`: what products can be computed in."""
+"""Codes of `enum class Number` for the types of products."""
 KV_NUMBERS: dict[KVDtype, int] = {**NUMBERS, "int8": 6, "fp8": 7}
-"""`enum class Number` of what KV can be stored in."""
+"""Codes of `enum class Number` for the types of stored KV."""
 WEIGHT_NUMBERS: dict[WeightKind, int] = {"dense": 1, "int8": 2, "q8": 3, "q4": 4, "q4m": 5}
-"""`enum class Number` of weights; dense ones are in the model's number."""
+"""Codes of `enum class Number` for weights. Dense weights have the type of products."""
 
 
 class NativeLatentSizes(Structure):
-    """`BatonLatentSizes`: all zero where heads have keys and values. q_rank is 0 where queries have no bottleneck."""
+    """`BatonLatentSizes`: all zero without latent attention. q_rank is 0 if queries have no bottleneck."""
 
     _fields_ = (
         ("q_rank", c_int32),
@@ -54,7 +54,7 @@ class NativeModel(Structure):
 
 
 class NativeMatrix(Structure):
-    """`BatonMatrix`: [rows, inputs] in the model's number (or a byte each, with scales), and its bias or null."""
+    """`BatonMatrix`: [rows, inputs] in the type of products, or bytes with scales; and its bias or null."""
 
     _fields_ = (
         ("data", c_void_p),
@@ -68,7 +68,7 @@ class NativeMatrix(Structure):
 
 
 class NativeLayer(Structure):
-    """`BatonLayer`. q_norm and k_norm may be null; window is 0 where a token sees all."""
+    """`BatonLayer`. q_norm and k_norm may be null. window is 0 without an attention window."""
 
     _fields_ = (
         ("input_norm", c_void_p),
@@ -82,7 +82,7 @@ class NativeLayer(Structure):
 
 
 class NativeLatent(Structure):
-    """`BatonLatent`. q_norm may be null, and then `queries` has no data; keys and values are dense, head by head."""
+    """`BatonLatent`. If q_norm is null, `queries` has no data. keys and values are dense, one head after the other."""
 
     _fields_ = (
         ("q_norm", c_void_p),
@@ -100,7 +100,7 @@ class NativeMlp(Structure):
 
 
 class NativeRouter(Structure):
-    """`BatonRouter`: scores, [experts, hidden] in float32, and below them perhaps the gate of the shared MLP.
+    """`BatonRouter`: scores [experts, hidden] in float32, and below them the gate of the shared MLP, if there is one.
 
     choice_bias: [experts] of float32, or null.
     """
@@ -138,12 +138,12 @@ class NativeStep(Structure):
 
 
 class NativeLibrary:
-    """The loaded library. Calls release the interpreter's lock, as ctypes does."""
+    """The loaded library. Calls release the GIL, as ctypes does."""
 
     def __init__(self, path: Path, kernels: str = "") -> None:
-        """kernels: the instruction set to use; empty takes the best that this machine has.
+        """kernels: the instruction set to use. Empty: the best one of this machine.
 
-        Raises NativeUnavailableError where the best is plain C++, since torch is faster, and where the file is none.
+        Raises NativeUnavailableError if the best one is plain C++, because torch is faster, or the file is invalid.
         """
         try:
             self._dll = ctypes.CDLL(str(path))
@@ -168,21 +168,21 @@ class NativeLibrary:
     def _best(self) -> str:
         best = self.usable_kernels()[0]
         if best == "PLAIN":
-            raise NativeUnavailableError("this CPU has no AVX2, without which the native engine is the slower one")
+            raise NativeUnavailableError("this CPU has no AVX2, without which the native engine is slower than torch")
         return best
 
     def usable_kernels(self) -> list[str]:
-        """Name the instruction sets that this machine has, the best first; the last is PLAIN, which all have."""
+        """Return the names of this machine's instruction sets, the best first. The last one is always PLAIN."""
         names: list[str] = []
         while (name := self._dll.baton_usable_kernels(c_int32(len(names)))) is not None:
             names.append(name.decode())
         return names
 
     def new(self, model: NativeModel) -> int:
-        """Make an engine without weights; `free` ends it. Raises ModelError where memory or threads run out."""
+        """Create an engine without weights, to be freed by `free`. Raises ModelError if memory or threads run out."""
         handle = c_void_p()
         _raise(self._dll.baton_new(ctypes.byref(model), ctypes.byref(handle)))
-        assert handle.value is not None, "a call without a message made an engine"
+        assert handle.value is not None, "the library returned neither an engine nor an error"
         return handle.value
 
     def free(self, handle: int) -> None:
@@ -192,11 +192,14 @@ class NativeLibrary:
         self._dll.baton_set_arena(c_void_p(handle), c_void_p(address), c_int64(blocks))
 
     def weights(self, handle: int) -> NativeWeights:
-        """Name the place that an engine's weights go to, before its first step."""
+        """Return the interface that sets an engine's weights. Use it before the first step."""
         return NativeWeights(self._dll, handle)
 
     def forward(self, handle: int, step: NativeStep) -> None:
-        """Compute a step; its hidden states stay until the next. Raises ModelError, and then nothing was written."""
+        """Compute a step. Its hidden states stay valid until the next step.
+
+        Raises ModelError for an invalid step, and then nothing is written.
+        """
         _raise(self._dll.baton_forward(c_void_p(handle), ctypes.byref(step)))
 
     def project(self, handle: int, rows: int, count: int, logits: int) -> None:
@@ -204,60 +207,60 @@ class NativeLibrary:
         _raise(self._dll.baton_project(c_void_p(handle), c_void_p(rows), c_int32(count), c_void_p(logits)))
 
     def read(self, handle: int, rows: int, count: int, hidden: int) -> None:
-        """Write `count` rows of the last step after the final norm: [count, hidden] of float32."""
+        """Write `count` rows of the last step after the final norm: [count, hidden], float32."""
         _raise(self._dll.baton_read(c_void_p(handle), c_void_p(rows), c_int32(count), c_void_p(hidden)))
 
     def guests(self, handle: int) -> NativeGuests:
-        """Name the cores of others that an engine's steps may use: none at first."""
+        """Return the interface that lets an engine's steps use cores of other workers."""
         return NativeGuests(self._dll, handle)
 
 
 class NativeWeights:
-    """Where an engine's weights go: layer by layer, its ends last. They are copied; all functions raise ModelError."""
+    """Sets an engine's weights, layer by layer. The library copies them. All functions raise ModelError."""
 
     def __init__(self, dll: ctypes.CDLL, handle: int) -> None:
         self._dll = dll
         self._handle = c_void_p(handle)
 
     def set_layer(self, index: int, layer: NativeLayer) -> None:
-        """Give a layer its norms and its attention."""
+        """Set the norms and the attention of a layer."""
         _raise(self._dll.baton_set_layer(self._handle, c_int32(index), ctypes.byref(layer)))
 
     def set_latent(self, index: int, latent: NativeLatent) -> None:
-        """Give a layer of latent attention what it has beside its qkv."""
+        """Set the weights of latent attention other than qkv."""
         _raise(self._dll.baton_set_latent(self._handle, c_int32(index), ctypes.byref(latent)))
 
     def set_router(self, index: int, router: NativeRouter) -> None:
-        """Make a layer one of experts."""
+        """Set the router of a layer with experts."""
         _raise(self._dll.baton_set_router(self._handle, c_int32(index), ctypes.byref(router)))
 
     def add_mlp(self, index: int, mlp: NativeMlp) -> None:
-        """Give a layer its MLP; or one expert after the other, and then the MLP that all tokens pass beside them."""
+        """Add the MLP of a layer; or one expert after the other, and then the shared MLP."""
         _raise(self._dll.baton_add_mlp(self._handle, c_int32(index), ctypes.byref(mlp)))
 
     def set_ends(self, final_norm: int, head: NativeMatrix, embedding: NativeMatrix | None) -> None:
-        """Give a model its output projection, and its embedding where that is another matrix."""
+        """Set the final norm, the output projection, and the embedding if it is another matrix. Call this last."""
         pointer = None if embedding is None else ctypes.byref(embedding)
         _raise(self._dll.baton_set_ends(self._handle, c_void_p(final_norm), ctypes.byref(head), pointer))
 
 
 class NativeGuests:
-    """The cores of others that an engine's steps may use."""
+    """The cores of other workers that an engine's steps may use (guest cores)."""
 
     def __init__(self, dll: ctypes.CDLL, handle: int) -> None:
         self._dll = dll
         self._handle = handle
 
     def invite(self, core: int) -> bool:
-        """Use one more core while its owner leaves it idle, by a thread of the idle class. Not while a step runs.
+        """Use one more core while its owner is idle, by a thread of the scheduling class SCHED_IDLE.
 
-        Returns whether the system allows it; the engine must have been made with `cores`.
+        Return whether the system allows it. The engine must be created with `cores`. Not while a step runs.
         """
         allowed: bool = self._dll.baton_invite(c_void_p(self._handle), c_int32(core))
         return allowed
 
     def recalls(self) -> int:
-        """Count the steps so far that went on without their guests: the owners of the cores had woken."""
+        """Return the number of steps that continued without guest cores, because their owners became active."""
         found: int = self._dll.baton_recalls(c_void_p(self._handle))
         return found
 

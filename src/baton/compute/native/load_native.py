@@ -1,4 +1,4 @@
-"""Load the native engine: which models it serves, and how they are computed."""
+"""Load a model for the native engine, and check whether the engine supports it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from baton.decide.kv.layout import KVLayout
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2moe", "qwen3moe", "deepseek2", "deepseek3")
 HEAD_DIM_MAX = 1024
-"""As in native/rows.h."""
+"""Equal to the constant in native/rows.h."""
 
 
 def native_problem(card: ModelCard, layout: KVLayout, device: str) -> str:
-    """Say why the native engine does not serve this model with this layout; empty where it does."""
+    """Return the reason why the native engine does not support this model with this layout, or an empty string."""
     if device != "cpu":
         return f"the native engine computes on the CPU, and the device is {device}"
     if card.architecture not in ARCHITECTURES:
@@ -48,7 +48,7 @@ def load_native_engine(
     dtype: Dtype,
     threads: int,
 ) -> NativeEngine:
-    """See `load_engine`. Weights are computed in `dtype`."""
+    """Load a model with dense weights. dtype: the type of weights and products. See `load_engine` for the others."""
     return _load(card, layout, memory, library, _Computed(dtype, threads, "dense"))
 
 
@@ -61,14 +61,17 @@ def load_quantized_engine(
     weights: WeightsChoice,
     threads: int,
 ) -> NativeEngine:
-    """See `load_engine`. Products are of integers; what is between them is float32 where KV is, else bfloat16."""
+    """Load a model with quantized weights and integer products. See `load_engine` for the arguments.
+
+    Values between products are float32 if KV is, else bfloat16.
+    """
     dtype: Dtype = "float32" if layout.dtype == "float32" else "bfloat16"
     return _load(card, layout, memory, library, _Computed(dtype, threads, weights))
 
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
-    """How a model is computed."""
+    """The precision and the threads of an engine."""
 
     dtype: Dtype
     threads: int
@@ -116,6 +119,6 @@ def _latent_sizes(latent: Latent | None) -> NativeLatentSizes:
 
 
 def _cores(threads: int) -> ctypes.Array[ctypes.c_int32] | None:
-    """Name a core for each thread where this process owns exactly as many; else the system places them."""
+    """Return a core per thread if this process has exactly as many cores. None: the system places the threads."""
     mine = sorted(os.sched_getaffinity(0))
     return (ctypes.c_int32 * threads)(*mine) if len(mine) == threads else None

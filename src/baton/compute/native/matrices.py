@@ -1,4 +1,4 @@
-"""A matrix on its way into the native library: read in the form that it is computed in, held until it is copied."""
+"""Read matrices for the native library, and keep them alive until the library has copied them."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from baton.core.config import WeightsChoice
 
 
 class MatrixReader:
-    """Reads matrices in the form that they are computed in: dense, as the file stores them, or rounded to 8 bits."""
+    """Reads matrices in the form of their products: dense, with the codes of the file, or rounded to 8 bits."""
 
     def __init__(self, reader: WeightReader, dtype: Dtype, weights: WeightsChoice) -> None:
         self._reader = reader
         self._computed = {"float32": to_float32, "bfloat16": to_bfloat16}[dtype]
         self._weights = weights
 
-    def exact(self, name: str) -> np.ndarray:
+    def float32(self, name: str) -> np.ndarray:
         return to_float32(self._reader.read(name))
 
     def dense(self, name: str) -> np.ndarray:
-        """Read a matrix that is computed dense whatever form the others have."""
+        """Read a matrix that is dense even if `weights` asks for quantized matrices."""
         return self._computed(self._reader.read(name))
 
     def matrix(self, names: list[str]) -> np.ndarray | QuantizedMatrix:
-        """Stack matrices that read the same input: [rows, inputs]."""
+        """Read matrices with the same inputs, and concatenate their rows: [rows, inputs]."""
         parts = [f"{name}.weight" for name in names]
         if self._weights == "dense":
             return _joined([self.dense(part) for part in parts])
@@ -44,24 +44,24 @@ class MatrixReader:
 
 
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Put matrices on top of each other. One alone is not copied."""
+    """Concatenate the rows of matrices. A single matrix is not copied."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _aligned(stored: np.ndarray) -> np.ndarray:
-    """Return weights as float32, their inputs filled up with zeros to whole runs."""
+    """Return weights as float32, with inputs padded by zeros to whole runs."""
     weight, missing = to_float32(stored), -stored.shape[1] % RUN_INPUTS
     return np.pad(weight, ((0, 0), (0, missing))) if missing else weight
 
 
-class Held:
-    """Arrays that the library has pointers to and has not copied yet."""
+class HeldArrays:
+    """Keeps arrays alive while the library has pointers to them."""
 
     def __init__(self) -> None:
         self._alive: list[np.ndarray] = []
 
     def matrix(self, found: np.ndarray | QuantizedMatrix, bias: np.ndarray | None = None) -> NativeMatrix:
-        """Point at a matrix [rows, inputs], and at its bias [rows] in float32."""
+        """Return pointers to a matrix [rows, inputs] and its bias [rows], float32."""
         quantized = found if isinstance(found, QuantizedMatrix) else None
         weight = found.codes if isinstance(found, QuantizedMatrix) else found
         minimums = None if quantized is None else quantized.minimums
@@ -76,11 +76,11 @@ class Held:
         )
 
     def address(self, array: np.ndarray) -> int:
-        """Return where an array's numbers lie, one after the other."""
+        """Return the address of an array's numbers in contiguous memory."""
         kept = np.ascontiguousarray(array)
         self._alive.append(kept)
         return kept.ctypes.data
 
     def release(self) -> None:
-        """The library has copied everything."""
+        """Drop all arrays. Call this when the library has copied them."""
         self._alive.clear()

@@ -1,4 +1,4 @@
-"""Give the native library a model's weights: a layer's attention or one MLP at a time, which it copies."""
+"""Load a model's weights into the native library: the attention of a layer or one MLP at a time."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from baton.compute.models.model_config import Experts, ModelConfig
 from baton.compute.models.tensor_names import ExpertNames, expert_names
 from baton.compute.native.latent_weights import LatentMatrices
 from baton.compute.native.library import NativeLayer, NativeMatrix, NativeMlp, NativeRouter, NativeWeights
-from baton.compute.native.matrices import Held, MatrixReader
+from baton.compute.native.matrices import HeldArrays, MatrixReader
 
 
 class NativeWeightLoader:
-    """Reads tensors and hands them to the library."""
+    """Reads tensors and passes them to the library, which copies them."""
 
     def __init__(self, target: NativeWeights, config: ModelConfig, reader: MatrixReader) -> None:
         self._target = target
         self._config = config
         self._reader = reader
-        self._held = Held()
+        self._held = HeldArrays()
         self._latent = None if config.latent is None else LatentMatrices(config, config.latent, reader, self._held)
 
     def set_all(self) -> None:
@@ -38,7 +38,7 @@ class NativeWeightLoader:
             self._target.set_layer(index, self._layer(index, attention, qkv))
         else:
             self._target.set_layer(index, self._layer(index, attention, self._latent.qkv(attention)))
-            self._target.set_latent(index, self._latent.beside(attention))
+            self._target.set_latent(index, self._latent.norms_and_up_projections(attention))
 
     def _layer(self, index: int, attention: str, qkv: NativeMatrix) -> NativeLayer:
         config, prefix = self._config, f"model.layers.{index}."
@@ -71,7 +71,7 @@ class NativeWeightLoader:
 
     def _router(self, prefix: str, experts: Experts, names: ExpertNames) -> NativeRouter:
         scores = [names.router, *([names.shared_gate] if experts.shared_gate else [])]
-        rows = np.concatenate([self._reader.exact(f"{prefix}{name}.weight") for name in scores])
+        rows = np.concatenate([self._reader.float32(f"{prefix}{name}.weight") for name in scores])
         return NativeRouter(
             scores=self._held.matrix(rows),
             experts=experts.count,
@@ -91,8 +91,8 @@ class NativeWeightLoader:
         self._held.release()
 
     def _matrix(self, names: list[str], *, biased: bool) -> NativeMatrix:
-        bias = np.concatenate([self._reader.exact(f"{name}.bias") for name in names]) if biased else None
+        bias = np.concatenate([self._reader.float32(f"{name}.bias") for name in names]) if biased else None
         return self._held.matrix(self._reader.matrix(names), bias)
 
     def _vector(self, name: str) -> int:
-        return self._held.address(self._reader.exact(name))
+        return self._held.address(self._reader.float32(name))

@@ -1,1 +1,1 @@
-"""One model over several rank processes: what each of them computes, and how they agree."""
+"""One model on several rank processes: the part of each rank, and the exchange between them."""

@@ -1,7 +1,7 @@
-"""What one rank of a parallel worker computes: layers of its stage, and of each of them its heads and its width.
+"""The part of a model that one rank of a parallel worker computes: the layers of its stage, and its part of each layer.
 
-Heads and the MLP's width are cut as Megatron-LM does (arXiv 1909.08053): the first product of a pair by its outputs,
-the second by its inputs, so that a layer needs two sums over ranks. No torch here: the server asks for refusals too.
+Heads and the MLP's width are divided as in Megatron-LM (arXiv 1909.08053): the first product of a pair by outputs, the
+second by inputs, so that a layer needs two sums over ranks. No torch: the server checks models for ranks, too.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from baton.decide.kv.layout import SCALE_BYTES, KVLayout, Shard, share
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
-    """Where a rank stands: rank `stage * tensor + column` of `tensor * pipeline`."""
+    """The position of a rank: number `stage * tensor + column` of `tensor * pipeline` ranks."""
 
     rank: int
     tensor: int
-    """Ranks that share a stage."""
+    """The number of ranks in a stage (tensor parallelism)."""
     pipeline: int
-    """Stages."""
+    """The number of stages (pipeline parallelism)."""
 
     @property
     def stage(self) -> int:
@@ -32,35 +32,36 @@ class RankPlace:
 
     @property
     def column(self) -> int:
-        """Its number within its stage."""
+        """The rank's number in its stage."""
         return self.rank % self.tensor
 
     @property
     def first_stage(self) -> bool:
-        """It has the embedding and the output projection: tokens go in there, and logits come out."""
+        """Whether the rank is in the first stage, which has the embedding and the output projection."""
         return self.stage == 0
 
     def part(self, items: int) -> range:
-        """Return this rank's part of what its stage shares."""
+        """Return this rank's part of items that the ranks of a stage share."""
         return share(items, self.tensor, self.column)
 
     def vocab(self, tokens: int) -> range:
-        """Return this rank's rows of the vocabulary; all ranks but the last have equally many."""
+        """Return this rank's rows of the vocabulary. Every rank has ceil(tokens / tensor) rows, the last ones fewer."""
         each = -(-tokens // self.tensor)
         return range(min(self.column * each, tokens), min((self.column + 1) * each, tokens))
 
 
 def rank_place(layout: KVLayout, rank: int) -> RankPlace:
+    """Return the position of a rank number."""
     return RankPlace(rank=rank, tensor=layout.tensor_parallel, pipeline=layout.pipeline_parallel)
 
 
 def rank_shard(layout: KVLayout, place: RankPlace) -> Shard:
-    """Return what the rank has of every block."""
+    """Return the rank's part of every block."""
     return layout.shards[place.rank]
 
 
 def rank_layout(layout: KVLayout, place: RankPlace) -> KVLayout:
-    """Return the layout of the rank's part of a block, as the block of a smaller model."""
+    """Return the layout of the rank's part of a block, as the layout of a smaller model."""
     shard = rank_shard(layout, place)
     return msgspec.structs.replace(
         layout, layers=len(shard.layers), kv_heads=len(shard.heads), tensor_parallel=1, pipeline_parallel=1
@@ -68,7 +69,7 @@ def rank_layout(layout: KVLayout, place: RankPlace) -> KVLayout:
 
 
 def rank_config(config: ModelConfig, layout: KVLayout, place: RankPlace) -> ModelConfig:
-    """Return the smaller model that the rank computes."""
+    """Return the configuration of the rank's part, as that of a smaller model."""
     shard = rank_shard(layout, place)
     layers, experts = shard.layers, config.experts
     if experts is not None:
@@ -90,7 +91,10 @@ def rank_config(config: ModelConfig, layout: KVLayout, place: RankPlace) -> Mode
 
 
 def rank_problems(card: ModelCard, layout: KVLayout, weights: str = "dense") -> list[str]:
-    """Say why the ranks of a layout cannot compute a model. Empty: they can. `weights`: see `Config.weights`."""
+    """Return the reasons why the ranks of a layout cannot compute a model. Empty if they can.
+
+    weights: see `Config.weights`.
+    """
     if layout.ranks == 1:
         return []
     found, ranks = layout.problems(), layout.tensor_parallel
@@ -99,10 +103,10 @@ def rank_problems(card: ModelCard, layout: KVLayout, weights: str = "dense") -> 
         found.append(f"KV in {layout.dtype} {alone}; use --kv-dtype bfloat16 or float32, or leave --tp and --pp at 1")
     if weights != "dense":
         found.append(f"--weights {weights} {alone}; use --weights dense, or leave --tp and --pp at 1")
-    return found if card.format == "hash" else found + _width_refusals(read_config(card), ranks)
+    return found if card.format == "hash" else found + _width_problems(read_config(card), ranks)
 
 
-def _width_refusals(config: ModelConfig, ranks: int) -> list[str]:
+def _width_problems(config: ModelConfig, ranks: int) -> list[str]:
     found: list[str] = []
     if config.heads % ranks:
         found.append(f"{config.heads} query heads cannot be shared by {ranks} ranks; use a divisor of {config.heads}")

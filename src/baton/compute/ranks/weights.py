@@ -1,4 +1,4 @@
-"""A rank's part of the weights, read as those of the smaller model that it computes."""
+"""Read one rank's part of the weights, as the weights of a smaller model."""
 
 from __future__ import annotations
 
@@ -14,38 +14,40 @@ from baton.decide.kv.layout import Shard
 
 LAYERS = "model.layers."
 WIDTHS_OUT = ("gate_proj", "up_proj", "w1", "w3")
+"""Modules whose outputs are divided among ranks."""
 WIDTHS_IN = ("down_proj", "w2")
+"""Modules whose inputs are divided among ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankWeights:
-    """See `WeightReader`. Keeps no more than the rank computes with."""
+    """Implements `WeightReader`. Reads only the rank's part of each tensor."""
 
     whole: WeightReader
     config: ModelConfig
-    """Of the whole model."""
+    """The configuration of the whole model."""
     place: RankPlace
     shard: Shard
 
     def read(self, name: str, part: TensorSlice | None = None) -> np.ndarray:
-        """See `WeightReader.read`. `name` counts the layers of the stage from 0."""
+        """Return the rank's part of a tensor. `name` counts the layers of the stage from 0."""
         assert part is None, f"{name} is already a part"
         prefix, _, rest = name.removeprefix(LAYERS).partition(".")
         if not name.startswith(LAYERS):
-            return self._read_end(name)
+            return self._read_outer(name)
         name = f"{LAYERS}{int(prefix) + self.shard.layers.start}.{rest}"
         module, kind = name.split(".")[-2:]
         if module in ("o_proj", *WIDTHS_IN) and kind == "bias":
-            bias = self.whole.read(name)  # every rank would add it to the sum: one of them has it
+            bias = self.whole.read(name)  # the ranks' results are summed, so only one rank adds it
             return bias if self.place.column == 0 else np.zeros_like(bias)
-        return self.whole.read(name, self._cut(name, module))
+        return self.whole.read(name, self._slice(name, module))
 
     def read_quantized(self, name: str) -> QuantizedMatrix | None:
-        """See `WeightReader`. Ranks compute in floats."""
+        """Return None: ranks compute with dense weights."""
         return None
 
-    def _read_end(self, name: str) -> np.ndarray:
-        """Read the embedding or the output projection, filled up with zeros to what each rank has, or a norm."""
+    def _read_outer(self, name: str) -> np.ndarray:
+        """Read the final norm, or the rank's rows of the embedding or output projection, padded with zeros."""
         if name == "model.norm.weight":
             return self.whole.read(name)
         part, tokens = self.place.vocab(self.config.vocab_tokens), self.config.vocab_tokens
@@ -53,23 +55,23 @@ class RankWeights:
         missing = -(-tokens // self.place.tensor) - len(part)
         return np.pad(rows, ((0, missing), (0, 0))) if missing else rows
 
-    def _cut(self, name: str, module: str) -> TensorSlice | None:
-        """Find the rank's part of a tensor of a layer. None: it has all of it."""
+    def _slice(self, name: str, module: str) -> TensorSlice | None:
+        """Return the rank's part of a tensor of a layer. None: the whole tensor."""
         config, latent = self.config, self.config.latent
         each = config.heads // self.place.tensor
         queries = range(self.place.column * each, (self.place.column + 1) * each)
         match module:
             case "q_proj" | "q_b_proj":
                 return TensorSlice(
-                    0, _scaled(queries, config.head_dim if latent is None else latent.nope_dim + latent.rope_dim)
+                    0, _rows_of(queries, config.head_dim if latent is None else latent.nope_dim + latent.rope_dim)
                 )
             case "kv_b_proj":
                 assert latent is not None, f"{name} belongs to latent attention"
-                return TensorSlice(0, _scaled(queries, latent.nope_dim + latent.value_dim))
+                return TensorSlice(0, _rows_of(queries, latent.nope_dim + latent.value_dim))
             case "k_proj" | "v_proj":
-                return TensorSlice(0, _scaled(self.shard.heads, config.head_dim))
+                return TensorSlice(0, _rows_of(self.shard.heads, config.head_dim))
             case "o_proj":
-                return TensorSlice(1, _scaled(queries, config.value_dim))
+                return TensorSlice(1, _rows_of(queries, config.value_dim))
             case _ if module in WIDTHS_OUT:
                 return TensorSlice(0, self.place.part(self._width(name)))
             case _ if module in WIDTHS_IN:
@@ -86,6 +88,5 @@ class RankWeights:
         return self.config.intermediate
 
 
-def _scaled(heads: range, dim: int) -> range:
-    """Return the rows of some heads."""
+def _rows_of(heads: range, dim: int) -> range:
     return range(heads.start * dim, heads.stop * dim)

@@ -1,1 +1,1 @@
-"""The engine on PyTorch: the forward pass of a decoder over paged KV, on a CPU or a GPU."""
+"""The PyTorch engine: the forward pass of a decoder over paged KV, on a CPU or a GPU."""

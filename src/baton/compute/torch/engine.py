@@ -1,4 +1,4 @@
-"""StepEngine on torch: real models, on a CPU or a GPU."""
+"""The step engine on PyTorch, for a CPU or a GPU."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from baton.core.types import BlockId, RequestId, Sampling, TokenLogprob
 from baton.decide.kv.layout import KVLayout
 
 LOGPROB_ROWS = 64
-"""Prompt log probabilities are computed for so many positions at a time: a vocabulary of float32 each."""
+"""The positions whose prompt log probabilities are computed at a time: each takes a vocabulary of float32."""
 
 
 class TorchEngine:
-    """Runs a model over an arena's blocks. Keeps nothing between steps but weights."""
+    """Implements `StepEngine`: runs a model over an arena's blocks. Keeps only weights between steps."""
 
     def __init__(
         self, model: Decoder, kv: PagedKV, runner: StepRunner, device: torch.device, layout: KVLayout | None = None
     ) -> None:
-        """layout: the arena's, where `kv` is one rank's part of it. None: it is that of `kv`."""
+        """layout: of the whole arena, if `kv` is one rank's part of it. None: the layout of `kv`."""
         self.layout: KVLayout = layout or kv.layout
         self.progress = model.progress
         self._model = model
@@ -39,10 +39,13 @@ class TorchEngine:
         return self._execute(step, self._kv) if step.slices else StepResult()
 
     def warm_up(self) -> None:
-        """Touch weights and code paths once, before the first request. Writes into memory of its own, not the arena."""
+        """Run a chunk and a decode step once, before the first request. Writes to scratch memory, not to the arena."""
         scratch = scratch_block(self._kv.layout, self._device)
         tokens = [0] * self.layout.block_tokens
-        for start, count in ((0, len(tokens) - 1), (len(tokens) - 1, 1)):  # a chunk, then a token: both kernels
+        for start, count in (
+            (0, len(tokens) - 1),
+            (len(tokens) - 1, 1),
+        ):  # a chunk, then one token
             part = Slice(
                 request_id=RequestId("warm-up"),
                 tokens=tokens[: start + count],
@@ -75,25 +78,25 @@ class TorchEngine:
         return StepResult(tuple(results))
 
     def _sample(self, slices: tuple[Slice, ...], rows: list[Row], hidden: Tensor) -> list[list[Drawn]]:
-        asking = [(part, row) for part, row in zip(slices, rows, strict=True) if part.sample]
-        if not asking:
+        sampled = [(part, row) for part, row in zip(slices, rows, strict=True) if part.sample]
+        if not sampled:
             return []
-        wanted = [index for part, row in asking for index in drawn_rows(part, row.first)]
-        return sample_drafted(self._logits(hidden, wanted), [part for part, _ in asking])
+        picked = [index for part, row in sampled for index in drawn_rows(part, row.first)]
+        return sample_drafted(self._logits(hidden, picked), [part for part, _ in sampled])
 
     def _logits(self, hidden: Tensor, picked: Sequence[int]) -> Numbers:
-        """Project rows to the vocabulary: [picked, vocab]. What lies in host memory is numpy's to draw from."""
+        """Project rows to logits [picked, vocab]: a torch tensor on a GPU, a numpy array on a CPU."""
         logits = self._runner.logits(hidden, picked)
         return logits if logits.is_cuda else logits.numpy()
 
     def _embedding(self, row: Row, hidden: Tensor) -> bytes:
-        """Return the last token's final hidden state, as long as 1: it has seen the whole prompt."""
+        """Return the last token's final hidden state [hidden], normalized to length 1, as little-endian float32."""
         last = row.first + row.count - 1
         vector = functional.normalize(self._model.final(hidden[last : last + 1])[0].float(), dim=0)
         return vector.cpu().numpy().astype("<f4").tobytes()
 
     def _prompt_logprobs(self, part: Slice, row: Row, hidden: Tensor) -> Iterator[TokenLogprob]:
-        """Yield those of prompt tokens start + 1 .. start + count: each is predicted by the token before it."""
+        """Yield the log probabilities of prompt tokens start + 1 .. start + count, without the end of the prompt."""
         count = min(row.count, part.prompt_tokens - 1 - part.start)
         for first in range(0, count, LOGPROB_ROWS):
             size = min(LOGPROB_ROWS, count - first)

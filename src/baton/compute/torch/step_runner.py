@@ -1,4 +1,4 @@
-"""How a step gets from tokens to hidden states: operation by operation, or replayed as one graph."""
+"""Compute the hidden states of a step: operation by operation, or by replaying a CUDA graph."""
 
 from __future__ import annotations
 
@@ -16,57 +16,61 @@ from baton.compute.torch.layers.attention import PlannedStep, positions_of
 from baton.compute.torch.layers.decoder import Decoder
 
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
-"""Requests that a graph is captured for; a smaller batch is filled up with its first request."""
+"""The batch sizes (requests) of captured graphs. A smaller batch is padded with copies of its first request."""
 WIDTH_TOKENS_MIN = 1024
 WIDTH_FACTOR = 4
-"""Longest request that a graph is captured for: 1,024 tokens, 4,096, 16,384, ..."""
+"""The context lengths of captured graphs are 1,024 tokens, 4,096, 16,384, ..."""
 WARM_UPS = 2
-"""Runs before a capture: libraries choose kernels and take memory in the first ones, which a graph may not hold."""
+"""Runs before a capture, in which libraries select kernels and allocate memory. A capture must not contain this."""
 
 Replay = Callable[[], Tensor]
 
 
 class StepRunner(Protocol):
+    """Computes the hidden states and the logits of steps."""
+
     def hidden(self, tokens: Sequence[int], rows: Sequence[Row], kv: PagedKV) -> Tensor:
-        """Compute a step's tokens and write their KV. Returns [tokens, hidden], valid until the next call."""
+        """Compute a step and write its KV. Return hidden states [tokens, hidden], valid until the next call."""
         ...
 
     def logits(self, hidden: Tensor, picked: Sequence[int]) -> Tensor:
-        """Project some rows of what `hidden` returned to the vocabulary: [picked, vocab], float32."""
+        """Return the logits of some rows of the hidden states: [picked, vocab], float32."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class EagerRunner:
-    """Launches every operation of every step by itself."""
+    """Implements `StepRunner`: launches every operation separately."""
 
     model: Decoder
     backend: AttentionBackend
     device: torch.device
 
     def hidden(self, tokens: Sequence[int], rows: Sequence[Row], kv: PagedKV) -> Tensor:
-        """See `StepRunner.hidden`."""
         return self.model.forward(torch.tensor(tokens, device=self.device), rows, kv, self.backend)
 
     def logits(self, hidden: Tensor, picked: Sequence[int]) -> Tensor:
-        """See `StepRunner.logits`."""
         return self.model.logits(hidden[torch.tensor(picked, device=self.device)])
 
 
-class Capture(Protocol):
-    """Turns a computation on tensors that stay where they are into something that is cheap to repeat."""
+class GraphCapture(Protocol):
+    """Records a computation on fixed tensors, so that repeating it is cheap."""
 
-    def capture(self, compute: Replay) -> Replay: ...
+    def capture(self, compute: Replay) -> Replay:
+        """Return a function that repeats `compute`. May run `compute` a few times, so it must be repeatable."""
+        ...
 
 
 class CudaCapture:
-    """One launch per step instead of hundreds. Source: CUDA programming guide, CUDA graphs."""
+    """Implements `GraphCapture` with CUDA graphs: one launch per step instead of hundreds.
+
+    Source: CUDA programming guide, CUDA graphs.
+    """
 
     def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()  # one for all graphs: no two of them run at a time
+        self._pool = torch.cuda.graph_pool_handle()  # shared, because graphs do not run at the same time
 
     def capture(self, compute: Replay) -> Replay:
-        """See `Capture.capture`. Runs `compute` a few times: it must give the same when it is repeated."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -85,15 +89,14 @@ class CudaCapture:
 
 
 class NoCapture:
-    """Where there are no graphs: the computation itself, on the same fixed tensors."""
+    """Implements `GraphCapture` without graphs, for tests on a CPU: runs the computation itself."""
 
     def capture(self, compute: Replay) -> Replay:
-        """See `Capture.capture`."""
         return compute
 
 
 @dataclass(frozen=True, slots=True)
-class _Bucket:
+class _GraphInputs:
     """The fixed tensors that one graph reads."""
 
     tokens: Tensor  # [batch]
@@ -101,7 +104,7 @@ class _Bucket:
     tables: DecodeTables
 
     def fill(self, tokens: Tensor, rows: Sequence[Row]) -> None:
-        """Put a step's numbers in."""
+        """Copy the values of a step into the tensors."""
         kv, host = self.step.kv, torch.device("cpu")
         tables = decode_tables(rows, host)
         self.tokens.copy_(tokens)
@@ -113,55 +116,53 @@ class _Bucket:
 
 @dataclass(slots=True)
 class GraphRunner:
-    """Replays steps in which every request computes one token; leaves all others to `eager`.
+    """Implements `StepRunner`: replays steps of one token per request as graphs, and runs other steps by `eager`.
 
-    A graph is captured when its size comes for the first time. It writes into the arena that it was captured with.
+    A graph is captured when its size occurs for the first time. It always writes to the arena of its capture.
     """
 
     eager: EagerRunner
     kv: PagedKV
     kernel: DecodeKernel
-    capture: Capture
-    _graphs: dict[tuple[int, int], tuple[_Bucket, Replay]] = field(default_factory=dict)
+    capture: GraphCapture
+    _graphs: dict[tuple[int, int], tuple[_GraphInputs, Replay]] = field(default_factory=dict)
 
     def hidden(self, tokens: Sequence[int], rows: Sequence[Row], kv: PagedKV) -> Tensor:
-        """See `StepRunner.hidden`."""
         if kv is not self.kv or len(rows) > BATCH_BUCKETS[-1] or any(row.count > 1 for row in rows):
             return self.eager.hidden(tokens, rows, kv)
         size = next(bucket for bucket in BATCH_BUCKETS if bucket >= len(rows))
-        # The first request stands in for those that are missing: it writes the same numbers into the same slots.
-        filled = [*rows, *[rows[0]] * (size - len(rows))]
-        numbers = torch.tensor([*tokens, *[tokens[0]] * (size - len(rows))])
+        # Copies of the first request pad the batch: they write the same numbers to the same slots.
+        padded = [*rows, *[rows[0]] * (size - len(rows))]
+        padded_tokens = torch.tensor([*tokens, *[tokens[0]] * (size - len(rows))])
         blocks = self._width(max(len(row.blocks) for row in rows))
         if (size, blocks) not in self._graphs:
-            bucket = self._bucket(size, blocks)
-            bucket.fill(numbers, filled)
-            self._graphs[size, blocks] = (bucket, self.capture.capture(lambda: self._compute(bucket)))
-        bucket, replay = self._graphs[size, blocks]
-        bucket.fill(numbers, filled)
+            inputs = self._inputs(size, blocks)
+            inputs.fill(padded_tokens, padded)
+            self._graphs[size, blocks] = (inputs, self.capture.capture(lambda: self._compute(inputs)))
+        inputs, replay = self._graphs[size, blocks]
+        inputs.fill(padded_tokens, padded)
         return replay()[: len(rows)]
 
     def logits(self, hidden: Tensor, picked: Sequence[int]) -> Tensor:
-        """See `StepRunner.logits`."""
         return self.eager.logits(hidden, picked)
 
-    def _compute(self, bucket: _Bucket) -> Tensor:
+    def _compute(self, inputs: _GraphInputs) -> Tensor:
         model = self.eager.model
-        return model.compute(bucket.tokens, model.attention.begin_decode(bucket.step))
+        return model.compute(inputs.tokens, model.attention.begin_decode(inputs.step))
 
-    def _bucket(self, size: int, blocks: int) -> _Bucket:
+    def _inputs(self, size: int, blocks: int) -> _GraphInputs:
         layout, device = self.kv.layout, self.eager.device
         tables = DecodeTables(
             blocks=torch.zeros((size, blocks), dtype=torch.int32, device=device),
             lengths=torch.ones(size, dtype=torch.int32, device=device),
         )
-        whole = torch.zeros(size, dtype=torch.int64, device=device)
+        zeros = torch.zeros(size, dtype=torch.int64, device=device)
         slots = torch.zeros((layout.layers * layout.planes, size), dtype=torch.int64, device=device)
-        step = PlannedStep(whole.clone(), slots, self.kv, self.kernel.plan(tables, self.kv))
-        return _Bucket(whole, step, tables)
+        step = PlannedStep(zeros.clone(), slots, self.kv, self.kernel.plan(tables, self.kv))
+        return _GraphInputs(zeros, step, tables)
 
     def _width(self, blocks: int) -> int:
-        """Return how many blocks the tables have that hold so many."""
+        """Return the number of blocks per request in the smallest graph that fits this many."""
         tokens = WIDTH_TOKENS_MIN
         while tokens < blocks * self.kv.layout.block_tokens:
             tokens *= WIDTH_FACTOR

@@ -1,11 +1,12 @@
-"""What decoding requests need, as Triton kernels: paged attention (splits of every request, then their merge), experts.
+"""Triton kernels for decode steps: paged attention (splits of each request, then their merge), and experts.
 
-Runs under TRITON_INTERPRET=1 on CPU tensors as well, where products must be float32: the interpreter multiplies the
-bit patterns of bfloat16 numbers (triton-lang/triton issue 11584), so what products are computed in is a parameter.
+They also run on CPU tensors with TRITON_INTERPRET=1, but with products in float32 only, because the interpreter
+multiplies the bit patterns of bfloat16 numbers (triton-lang/triton issue 11584). So the type
+of products is a parameter.
 Sources: FlashAttention-2 (arXiv 2307.08691) for the loop, Flash-Decoding (Dao et al., 2023) for the splits.
 """
 
-# ruff: noqa: ANN001, PLR0913, PLR0915 (a kernel's arguments are what is launched: no types, and many)
+# ruff: noqa: ANN001, PLR0913, PLR0915 (the arguments of a kernel are many, and have no types)
 import triton
 import triton.language as tl
 
@@ -17,10 +18,11 @@ def split_kernel(
     ROPE_PAD: tl.constexpr, LATENT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     SPLIT: tl.constexpr, SPLITS: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr, DOT: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Attend to one split of one request: its normalized sum into parts, its base-2 log-sum-exp into sums.
+    """Attend to one split of one request. Write its normalized sum to parts, its base-2 log-sum-exp to sums.
 
-    DIM: of a head, or of the latent vector without its ROPE dimensions. BLOCK_ROWS: token rows of a block over all
-    layers and planes. first_row: of this layer inside a block. row_stride: numbers of one token row.
+    DIM: the dimensions of a head, or of the latent vector without its ROPE dimensions. BLOCK_ROWS: the token rows of a
+    block over all layers and planes. first_row: the first row of this layer in a block. row_stride: the numbers of one
+    token row.
     """
     token = tl.program_id(0).to(tl.int64)
     tiles: tl.constexpr = (GROUP + HEADS - 1) // HEADS
@@ -59,7 +61,7 @@ def split_kernel(
             scores += tl.dot(q_rope, tl.trans(k_rope), input_precision="ieee")
         scores = tl.where(seen[None, :], scores * scale_log2, float("-inf"))
         higher = tl.maximum(peak, tl.max(scores, 1))
-        base = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet: no difference of infinities
+        base = tl.where(higher == float("-inf"), 0.0, higher)  # no key seen yet: -inf - -inf would be NaN
         weights = tl.exp2(scores - base[:, None])
         decay = tl.exp2(peak - base)
         if LATENT:
@@ -82,7 +84,7 @@ def merge_kernel(
     HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, OUT_DIM: tl.constexpr, SPLIT: tl.constexpr,
     SPLITS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Merge the splits of one head of one request, in their order."""
+    """Merge the splits of one head of one request, in order."""
     token = tl.program_id(0).to(tl.int64)
     place = token * HEADS + tl.program_id(1)
     length = tl.load(lengths + token)
@@ -106,7 +108,7 @@ def expert_rows_kernel(
     rows, weights, experts, out, inputs, outputs, repeat,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Multiply one row with OUTPUTS rows of its expert's matrix, INPUTS numbers at a time, in float32."""
+    """Multiply one row with OUTPUTS rows of its expert's matrix in float32, INPUTS numbers at a time."""
     product = tl.program_id(0).to(tl.int64)
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     matrix = weights + tl.load(experts + product) * outputs * inputs

@@ -18,37 +18,37 @@ from baton.compute.torch.kernels.torch_sdpa import SdpaBackend
 from baton.compute.triton.kernels import expert_rows_kernel, merge_kernel, split_kernel
 
 BLOCK_KEYS = 32
-"""Keys of one turn of the inner loop."""
+"""The keys of one pass of the inner loop."""
 BLOCK_HEADS_MAX = 32
-"""Query heads of one program: as many as share a KV head, at least the 16 rows of a matrix instruction."""
+"""The maximum number of query heads of one program. They share a KV head."""
 DOT_MIN = 16
+"""The minimum size of a dimension of a matrix instruction."""
 TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 @dataclass(frozen=True, slots=True)
 class TritonDecodeKernel:
-    """See `DecodeKernel`."""
+    """Implements `DecodeKernel`."""
 
     products: torch.dtype
-    """What matrix products take: the model's type on a GPU, float32 in the interpreter."""
+    """The input type of matrix products: the model's type on a GPU, float32 in Triton's interpreter."""
     rope_dim: int = 0
-    """Latent attention: the last dimensions of a vector, which are key only."""
+    """Latent attention: the number of last dimensions of a vector that belong to the key only. Else 0."""
 
     def plan(self, tables: DecodeTables, kv: PagedKV) -> TritonDecodePlan:
-        """See `DecodeKernel.plan`."""
         return TritonDecodePlan(tables, kv, self)
 
 
 @dataclass(frozen=True, slots=True)
 class TritonDecodePlan:
-    """See `AttentionPlan`."""
+    """Implements `AttentionPlan`."""
 
     tables: DecodeTables
     kv: PagedKV
     kernel: TritonDecodeKernel
 
     def run(self, layer: int, queries: Tensor, window: int | None) -> Tensor:
-        """See `AttentionPlan.run`. Of latent attention, the last rope_dim values of a head are zero."""
+        """Run attention. With latent attention, the last rope_dim values of each head of the result are zero."""
         layout, queries = self.kv.layout, queries.contiguous()
         tokens, heads, width = queries.shape
         group, dim = heads // layout.kv_heads, width - self.kernel.rope_dim
@@ -76,12 +76,11 @@ class TritonDecodePlan:
 
 @dataclass(frozen=True, slots=True)
 class TritonBackend:
-    """Decoding requests through the kernels here, chunks through torch's fused attention."""
+    """Implements `AttentionBackend`: decoding requests by Triton kernels, chunks by torch's fused attention."""
 
     kernel: TritonDecodeKernel
 
     def plan(self, rows: Sequence[Row], kv: PagedKV) -> TritonPlan:
-        """See `AttentionBackend.plan`."""
         decodes, chunks = [row for row in rows if row.count == 1], [row for row in rows if row.count > 1]
         device = kv.data.device
         return TritonPlan(
@@ -93,14 +92,13 @@ class TritonBackend:
 
 @dataclass(frozen=True, slots=True)
 class TritonPlan:
-    """See `AttentionPlan`."""
+    """Implements `AttentionPlan`."""
 
     decodes: TritonDecodePlan | None
     tokens: Tensor  # [decodes] rows of the step
     chunks: AttentionPlan | None
 
     def run(self, layer: int, queries: Tensor, window: int | None) -> Tensor:
-        """See `AttentionPlan.run`."""
         if self.chunks is None and self.decodes is not None:
             return self.decodes.run(layer, queries, window)
         assert self.chunks is not None, "a step has a chunk or a decoding request"
@@ -111,16 +109,16 @@ class TritonPlan:
 
 
 def _padded(size: int) -> int:
-    """Matrix instructions take powers of two, from 16 on."""
+    """Return the next size that a matrix instruction takes: a power of two, at least 16."""
     return max(DOT_MIN, triton.next_power_of_2(size))
 
 
 OUTPUTS, INPUTS = 32, 128
-"""Numbers of a matrix that one program reads at a time: 32 rows of it, 128 each."""
+"""The part of a matrix that one program reads at a time: 32 rows of 128 numbers."""
 
 
 class TritonRowProduct:
-    """See `RowProduct`."""
+    """Implements `RowProduct`."""
 
     def __call__(self, rows: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         rows, experts = rows.contiguous(), experts.contiguous()

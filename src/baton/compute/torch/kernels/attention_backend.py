@@ -13,10 +13,10 @@ from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 
 
 class AttentionPlan(Protocol):
-    """Everything about one step that is the same in all layers."""
+    """The preparation of one step, which all layers share."""
 
     def run(self, layer: int, queries: Tensor, window: int | None) -> Tensor:
-        """Attend to the keys and values of a layer, those of this step already written.
+        """Return the attention of a step's queries to the keys and values of a layer. This step's are already written.
 
         queries: [tokens, heads, head_dim], in the order of the step's rows. Query head h reads KV head
         h // (heads / kv_heads). A token at position p sees positions <= p, and > p - window where there is one.
@@ -26,11 +26,13 @@ class AttentionPlan(Protocol):
 
 
 class AttentionBackend(Protocol):
+    """Plans the attention of steps."""
+
     def plan(self, rows: Sequence[Row], kv: PagedKV) -> AttentionPlan: ...
 
 
 class ReferenceBackend:
-    """Slow and plain. Computes in float32 whatever the types are."""
+    """Computes the formula of attention directly, one request and one head at a time, in float32. For tests."""
 
     def plan(self, rows: Sequence[Row], kv: PagedKV) -> ReferencePlan:
         return ReferencePlan(rows, kv)
@@ -46,7 +48,7 @@ class ReferencePlan:
         group = queries.shape[1] // self.kv.layout.kv_heads
         for row in self.rows:
             planes = self.kv.data[row.blocks, layer].unbind(1)  # [blocks, block_tokens, kv_heads, head_dim] each
-            keys, values = planes[0], planes[-1]  # the same where a token has one latent vector
+            keys, values = planes[0], planes[-1]  # the same plane if the cache holds latent vectors
             tokens = slice(row.first, row.first + row.count)
             for head in range(queries.shape[1]):
                 k = keys.flatten(0, 1)[: row.total, head // group].float()  # [total, head_dim]
@@ -59,7 +61,7 @@ class ReferencePlan:
 
 
 def visible(start: int, end: int, key_start: int, key_end: int, window: int | None) -> Tensor:
-    """Tell which keys [key_start, key_end) each query [start, end) sees: [queries, keys] of bool."""
+    """Return which keys [key_start, key_end) each query [start, end) sees: [queries, keys], bool."""
     queries = torch.arange(start, end)[:, None]
     keys = torch.arange(key_start, key_end)[None]
     seen = keys <= queries

@@ -1,6 +1,7 @@
-"""Products of rows with the weights of experts, a different expert for each row: what few tokens need.
+"""Products of rows with the weights of experts, a different expert for each row. Fast for a few tokens.
 
-No row waits for another, nothing is counted on the host (so a CUDA graph can hold it), and a row's sum is its own.
+The host does not count rows per expert, so a CUDA graph can contain the products. A row's result does not depend on
+the other rows.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class RowProduct(Protocol):
 
 
 class TorchRowProduct:
-    """Gathers the weights of every product: the oracle of the kernel, and slow."""
+    """Gathers the weights of every product. Slow: the reference of the Triton kernel."""
 
     def __call__(self, rows: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         repeated = rows.repeat_interleave(len(experts) // len(rows), 0)

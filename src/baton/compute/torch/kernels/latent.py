@@ -1,8 +1,8 @@
-"""Multi-head latent attention over paged latents, in its two forms. They agree; what they cost does not.
+"""Multi-head latent attention over paged latents, in two forms with equal results and different cost.
 
-Absorbed: queries are projected into the latent space, and all heads read one vector per token that is key and value:
-as little memory traffic as can be, so decoding uses it. Expanded: keys and values of every head are projected from the
-latents first: fewer operations per pair of query and key, so long chunks use it.
+Absorbed: queries are projected into the latent space, and all heads read one vector per token as key and value. This
+reads the least memory, so decoding uses it. Expanded: keys and values of every head are projected from the latents
+first. This takes fewer operations per pair of query and key, so long chunks use it.
 Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1.2 and appendix C.
 """
 
@@ -20,43 +20,47 @@ from baton.compute.torch.kernels.attention_backend import AttentionBackend, Atte
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 
 TILE_QUERIES = 512
-"""A chunk is masked in tiles of so many queries, so a mask stays small."""
+"""The queries of one mask. Chunks are masked in tiles so that a mask stays small."""
 EXPANDED_BYTES = 64 << 20
-"""Heads of a chunk are expanded together until their keys and values are this large."""
+"""The maximum size of the expanded keys and values of the heads that are computed together."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpProjection:
-    """One layer's way from the latent space to keys and values."""
+    """One layer's projection from the latent space to keys and values."""
 
     keys: Tensor  # [heads, nope_dim, kv_rank]
     values: Tensor  # [heads, kv_rank, value_dim]
 
 
-def expands(row: Row, latent: Latent) -> bool:
-    """Tell which form has fewer operations: what expanding saves per pair, against what it costs per cached key."""
+def expansion_is_cheaper(row: Row, latent: Latent) -> bool:
+    """Return whether the expanded form takes fewer operations than the absorbed form.
+
+    Expansion saves operations per pair of query and key, and costs a projection per cached key.
+    """
     absorbed_pair = (latent.kv_rank + latent.rope_dim) + latent.kv_rank
     expanded_pair = (latent.nope_dim + latent.rope_dim) + latent.value_dim
-    projection = latent.kv_rank * (latent.nope_dim + latent.value_dim)  # per key, or absorbed per query
+    projection = latent.kv_rank * (latent.nope_dim + latent.value_dim)  # per key if expanded, per query if absorbed
     return row.count * row.total * (absorbed_pair - expanded_pair) > (row.total - row.count) * projection
 
 
 @dataclass(frozen=True, slots=True)
 class LatentPlan:
-    """One step's slices, each in the form that suits it."""
+    """The latent attention of one step, each slice in its cheaper form."""
 
     latent: Latent
     kv: PagedKV
     short: AttentionPlan | None
-    """Absorbed attention of the tokens in `short_tokens`, over a layout of one plane."""
+    """Absorbed attention of the tokens in `short_tokens`. None: no slice uses it."""
     short_tokens: Tensor  # [tokens of short] rows of the step
     chunks: Sequence[Row]
+    """Slices in the expanded form."""
 
     def run(self, layer: int, nope: Tensor, rope: Tensor, up: UpProjection) -> Tensor:
-        """Attend to a layer's latents, those of this step already written.
+        """Return the attention of queries to a layer's latents: [tokens, heads * value_dim], in the queries' type.
 
-        nope: [tokens, heads, nope_dim]. rope: [tokens, heads, rope_dim], rotated.
-        Returns [tokens, heads * value_dim], in the queries' type.
+        nope: queries without positions [tokens, heads, nope_dim]. rope: rotated queries [tokens, heads, rope_dim].
+        The latents of this step are already written.
         """
         out = nope.new_empty(*nope.shape[:2], self.latent.value_dim)
         if self.short is not None:
@@ -71,13 +75,13 @@ class LatentPlan:
     def _absorbed(self, plan: AttentionPlan, layer: int, nope: Tensor, rope: Tensor, up: UpProjection) -> Tensor:
         width = self.latent.kv_rank + self.latent.rope_dim
         projected = torch.bmm(nope.transpose(0, 1), up.keys).transpose(0, 1)  # [tokens, heads, kv_rank]
-        # A plan scales by width ** -0.5; scores of latent attention have another scale.
+        # The plan scales scores by width ** -0.5, so the queries are scaled to give `score_scale` in total.
         queries = torch.cat((projected, rope), -1) * (self.latent.score_scale * width**0.5)
         read = plan.run(layer, queries, None).view(queries.shape)[..., : self.latent.kv_rank]
         return torch.bmm(read.transpose(0, 1), up.values).transpose(0, 1)
 
     def _expanded(self, row: Row, layer: int, queries: Tensor, up: UpProjection) -> Tensor:
-        """Return [heads, count, value_dim]."""
+        """Return [heads, count, value_dim] of one slice. queries: [heads, count, nope_dim + rope_dim]."""
         kv, latent = self.kv, self.latent
         scratch = kv.data.new_empty(len(row.blocks) * kv.layout.block_tokens * kv.layout.head_dim)
         cached = kv.gather(kv.planes(row.blocks) + layer, scratch).view(-1, kv.layout.head_dim)[: row.total]
@@ -94,7 +98,10 @@ class LatentPlan:
         return torch.cat(parts)
 
     def _causal(self, row: Row, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Attend in tiles of queries. The fused kernel wants values as wide as keys: they are padded, and cut again."""
+        """Return causal attention in tiles of queries.
+
+        The fused kernel needs values as wide as keys, so values are padded, and the result is sliced.
+        """
         width = max(0, keys.shape[-1] - values.shape[-1])
         padded = functional.pad(values, (0, width))
         tiles: list[Tensor] = []
@@ -115,12 +122,12 @@ class LatentPlan:
 
 
 def plan_latent(rows: Sequence[Row], kv: PagedKV, backend: AttentionBackend, latent: Latent) -> LatentPlan:
-    """Choose a form for every slice."""
+    """Plan a step with the cheaper form of every slice."""
     short: list[Row] = []
     picked: list[Tensor] = []
     first = 0
     for row in rows:
-        if not expands(row, latent):
+        if not expansion_is_cheaper(row, latent):
             short.append(replace(row, first=first))
             picked.append(torch.arange(row.first, row.first + row.count))
             first += row.count
@@ -129,5 +136,5 @@ def plan_latent(rows: Sequence[Row], kv: PagedKV, backend: AttentionBackend, lat
         kv=kv,
         short=backend.plan(short, kv) if short else None,
         short_tokens=torch.cat(picked).to(kv.data.device) if picked else torch.empty(0, dtype=torch.int64),
-        chunks=[row for row in rows if expands(row, latent)],
+        chunks=[row for row in rows if expansion_is_cheaper(row, latent)],
     )

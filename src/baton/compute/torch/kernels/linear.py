@@ -1,4 +1,4 @@
-"""Linear layers. On a CPU weights are packed once for oneDNN: 1.4 to 2.7 times faster than matmul for 2-32 rows."""
+"""Linear layers. On a CPU, weights are packed once for oneDNN: 1.4 to 2.7 times as fast as matmul for 2-32 rows."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from torch import Tensor
 from torch.nn import functional
 
 PACK_ROWS_HINT = 16
-"""oneDNN chooses the packing by how many rows it expects; measured best, or equal, for 2 to 512 rows."""
+"""The number of rows that oneDNN packs for. Measured best, or equal to the best, for 2 to 512 rows."""
 
 
 class Linear(Protocol):
     def __call__(self, rows: Tensor) -> Tensor:
-        """[rows, inputs] to [rows, outputs]."""
+        """Return the product of [rows, inputs] with the weight, and its bias added: [rows, outputs]."""
         ...
 
 
 class DenseLinear:
-    """Any device, any type: the oracle of the packed one."""
+    """Works on any device, in any type. The reference of the packed one."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._weight = weight  # [outputs, inputs]
@@ -30,7 +30,7 @@ class DenseLinear:
 
 
 class PackedLinear:
-    """Holds the weight in oneDNN's blocked layout only, so it costs no memory on top."""
+    """Holds the weight only in oneDNN's blocked layout, so it needs no extra memory."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS_HINT)
@@ -42,7 +42,7 @@ class PackedLinear:
 
 
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """Choose by what this build and this machine can do: packed on a CPU with oneDNN, else dense."""
+    """Return a linear layer: packed on a CPU if oneDNN supports the type, else dense."""
     packable = weight.dtype is torch.float32 or (
         weight.dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     )

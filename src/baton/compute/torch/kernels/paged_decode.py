@@ -1,7 +1,7 @@
-"""Attention of a step of one token per request, from tensors of fixed size: what a CUDA graph can replay.
+"""Attention of decode steps (one token per request) from tensors of fixed size, so that a CUDA graph can replay it.
 
-Work is cut at absolute positions of a request, every SPLIT_TOKENS of them, and merged in their order: so a token's
-result depends on its own request only, whatever stands beside it. Source: Flash-Decoding (Dao et al., 2023).
+The keys of a request are split at absolute positions, every SPLIT_TOKENS, and merged in order. So a token's result
+does not depend on the other requests of the batch. Source: Flash-Decoding (Dao et al., 2023).
 """
 
 from __future__ import annotations
@@ -18,47 +18,47 @@ from baton.compute.torch.kernels.attention_backend import AttentionPlan
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 
 SPLIT_TOKENS = 512
-"""Keys of one piece of work. Fixed, and not chosen by the batch: the order of sums must not change with it."""
+"""The keys of one split. Independent of the batch, so that the batch does not change the order of sums."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeTables:
-    """Where the requests' keys lie. Entries after a request's last block may be anything that is a block."""
+    """The places of the requests' keys. Entries after a request's last block may be any valid block."""
 
     blocks: Tensor  # [tokens, blocks] int32
     lengths: Tensor  # [tokens] int32, the new token included
 
 
 class DecodeKernel(Protocol):
+    """Plans the attention of decode steps."""
+
     def plan(self, tables: DecodeTables, kv: PagedKV) -> AttentionPlan:
-        """Prepare a step. The plan reads the tables when it runs, not now: they may be filled in anew."""
+        """Prepare a step. The plan reads the tables only when it runs, so a graph may refill them between runs."""
         ...
 
 
 def decode_tables(rows: Sequence[Row], device: torch.device) -> DecodeTables:
-    """Make the tables of rows that have one token each."""
+    """Return the tables of rows with one token each."""
     assert all(row.count == 1 for row in rows), f"{[row.count for row in rows]} tokens, and not one each"
     blocks = pad_sequence([row.blocks for row in rows], batch_first=True).to(device=device, dtype=torch.int32)
     return DecodeTables(blocks, torch.tensor([row.total for row in rows], dtype=torch.int32, device=device))
 
 
 class TorchDecodeKernel:
-    """Runs on any device that torch has, with the same cuts as the others: their oracle, and slow."""
+    """Implements `DecodeKernel` on any device, with the same splits. Slow: the reference of the Triton kernel."""
 
     def plan(self, tables: DecodeTables, kv: PagedKV) -> TorchDecodePlan:
-        """See `DecodeKernel.plan`."""
         return TorchDecodePlan(tables, kv)
 
 
 @dataclass(frozen=True, slots=True)
 class TorchDecodePlan:
-    """See `AttentionPlan`."""
+    """Implements `AttentionPlan`."""
 
     tables: DecodeTables
     kv: PagedKV
 
     def run(self, layer: int, queries: Tensor, window: int | None) -> Tensor:
-        """See `AttentionPlan.run`."""
         layout, lengths = self.kv.layout, self.tables.lengths[:, None]
         planes = self.kv.data[self.tables.blocks.long(), layer]  # [tokens, blocks, planes, block_tokens, kv_heads, dim]
         stored = planes.transpose(1, 2).flatten(2, 3)  # [tokens, planes, keys, kv_heads, head_dim]
@@ -75,7 +75,7 @@ class TorchDecodePlan:
 
 
 def _merged(scores: Tensor, values: Tensor) -> Tensor:
-    """Sum up one split after the other. Returns [tokens, kv_heads, group, head_dim]."""
+    """Return the weighted sum of values, one split after the other: [tokens, kv_heads, group, head_dim]."""
     peak = scores.amax(-1, keepdim=True)
     total = torch.zeros_like(peak)
     out = values.new_zeros(*scores.shape[:-1], values.shape[-1])

@@ -1,4 +1,4 @@
-"""A step as the kernels see it: ragged rows of tokens, and where their KV lies in the arena."""
+"""A step as the kernels see it: a ragged batch of tokens, and the place of their KV in the arena."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ TORCH_DTYPES: dict[KVDtype, torch.dtype] = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One slice inside the batch: its tokens are rows [first, first + count), at positions [start, total)."""
+    """One slice in the batch: its tokens are rows [first, first + count), at positions [start, total)."""
 
     first: int
     count: int
     start: int
-    blocks: Tensor  # [blocks of the request] ids, int64, on the host: many small copies to a device would cost more
+    blocks: Tensor  # [blocks] ids, int64, on the host: a small copy to a GPU per request would be slow
 
     @property
     def total(self) -> int:
@@ -35,20 +35,20 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class BlockPart:
-    """Where one rank's KV lies in the blocks of an arena. All ranks' planes are equally large."""
+    """The place of one rank's KV in the blocks of an arena. The planes of all ranks have the same size."""
 
     offset_bytes: int
     block_bytes: int
-    """From one block of the arena to the next."""
+    """The distance from one block of the arena to the next."""
 
 
 class PagedKV:
-    """The arena as tensors. Three views of the same bytes: whole, as rows of one block, as rows of one token."""
+    """The arena as tensors: three views of the same bytes (whole, a row per block and plane, a row per token)."""
 
     def __init__(self, memory: memoryview | Tensor, layout: KVLayout, part: BlockPart | None = None) -> None:
-        """`memory`: the mapped arena of a CPU host, or a tensor of bytes on the device. It must be writable.
+        """memory: the mapped arena of a CPU host, or a tensor of bytes on the device. It must be writable.
 
-        part: where `layout` lies in every block of the arena. None: it is all of the block.
+        part: the place of `layout` in every block of the arena. None: the whole block.
         """
         place = part or BlockPart(0, layout.block_bytes)
         data = memory if isinstance(memory, Tensor) else torch.frombuffer(memory, dtype=torch.uint8)
@@ -68,7 +68,7 @@ class PagedKV:
         self._planes = planes[:, None]  # [layers * planes, 1]
 
     def slots(self, rows: Sequence[Row]) -> Tensor:
-        """Find where each token of the batch is written: [layers * planes, tokens] indices of token rows."""
+        """Return the token rows that the batch is written to: [layers * planes, tokens] indices."""
         block_tokens = self.layout.block_tokens
         parts: list[Tensor] = []
         for row in rows:
@@ -78,34 +78,34 @@ class PagedKV:
         return torch.cat(parts).to(self.data.device) + self._planes * block_tokens
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store one layer's new keys and values, each [tokens, kv_heads, head_dim], cast to the arena's type."""
+        """Write one layer's new keys and values, each [tokens, kv_heads, head_dim], cast to the arena's type."""
         dtype = self._token_rows.dtype
         self._token_rows.index_copy_(0, slots[2 * layer], keys.flatten(1).to(dtype))
         self._token_rows.index_copy_(0, slots[2 * layer + 1], values.flatten(1).to(dtype))
 
     def write_latents(self, layer: int, slots: Tensor, latents: Tensor) -> None:
-        """Store one layer's new latent vectors, [tokens, head_dim], where the layout has a single plane."""
+        """Write one layer's new latent vectors [tokens, head_dim] to a layout with a single plane."""
         self._token_rows.index_copy_(0, slots[layer], latents.to(self._token_rows.dtype))
 
     def planes(self, blocks: Tensor) -> Tensor:
-        """Find the rows of layer 0 of some blocks: [planes, ...blocks]. Add planes * layer for another layer."""
+        """Return the row indices of layer 0 of blocks: [planes, ...blocks]. For another layer, add planes * layer."""
         first = blocks.to(self.data.device) * self._block_planes + self._first_plane
         return torch.stack([first + plane for plane in range(self.layout.planes)])
 
     def gather(self, planes: Tensor, out: Tensor) -> Tensor:
-        """Copy whole blocks next to each other: [planes, ...] to [planes, ..., block_tokens, kv_heads, head_dim]."""
+        """Copy rows of blocks [planes, ...] to `out`: [planes, ..., block_tokens, kv_heads, head_dim]."""
         flat = out[: planes.numel() * self._block_rows.shape[1]].view(-1, self._block_rows.shape[1])
         torch.index_select(self._block_rows, 0, planes.reshape(-1), out=flat)
         return flat.view(*planes.shape, *self.layout.shape[2:])
 
 
 def scratch_block(layout: KVLayout, device: torch.device) -> PagedKV:
-    """Make an arena of one block: what is computed before the first request is written there."""
+    """Return an arena of one block, which the warm-up before the first request writes to."""
     return PagedKV(torch.zeros(layout.block_bytes, dtype=torch.uint8, device=device), layout)
 
 
 def ragged_rows(slices: Sequence[Slice], layout: KVLayout) -> list[Row]:
-    """Lay the slices' tokens one after the other, without padding."""
+    """Return the slices' places in a batch without padding."""
     rows: list[Row] = []
     first = 0
     for part in slices:

@@ -1,8 +1,8 @@
-"""Attention on torch's fused kernel. Runs everywhere torch does; made for the CPU.
+"""Attention with torch's fused kernel (scaled_dot_product_attention), on any device and optimized for the CPU.
 
-Blocks are gathered into scratch memory that stays in the second-level cache, then read once by the kernel. KV heads
-are never expanded: the query heads that share one are folded into the kernel's query dimension (decode), or read it
-through a stride of zero (prefill). Index tensors and masks are made once per step and kind of layer.
+Blocks are gathered into scratch memory that fits into the second-level cache, then read once by the kernel. KV heads
+are not copied per query head. Decode folds the query heads of a KV head into the kernel's query dimension; prefill
+reads the KV head through a stride of zero. Index tensors and masks are made once per step and kind of layer.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from baton.compute.torch.kernels.attention_backend import visible
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 
 SCRATCH_BYTES = 4 << 20
-"""Decode requests are batched until their gathered KV of one layer is this large: more would fall out of the cache."""
+"""The maximum size of a decode batch's gathered KV of one layer. More would not fit into the cache."""
 LENGTH_RATIO_MIN = 0.5
-"""A decode batch is padded to its longest request; one shorter than this share of it starts another batch."""
+"""The minimum length of a request relative to the longest in its decode batch, which the batch is padded to."""
 TILE_QUERIES = 512
-"""A chunk with keys before it is masked in tiles of so many queries, so a mask stays small."""
+"""The queries of one mask. Chunks with cached keys are masked in tiles so that a mask stays small."""
 
 
 class SdpaBackend:
+    """Implements `AttentionBackend`."""
+
     def plan(self, rows: Sequence[Row], kv: PagedKV) -> SdpaPlan:
         return SdpaPlan(rows, kv)
 
@@ -37,33 +39,35 @@ class _DecodeBatch:
     tokens: Tensor  # [batch] rows of the step
     planes: Tensor  # [planes, batch, blocks]
     keys: int
-    """Keys of the longest request; those after are cut off."""
-    mask: Tensor | None  # [batch, 1, 1, keys], 0 or -inf. None: all have the same length and see everything
+    """The keys of the longest request; the rest of its last block is not read."""
+    mask: Tensor | None  # [batch, 1, 1, keys], 0 or -inf. None: every request sees all keys
     stale: Tensor | None
-    """Gathered slots, of [planes * batch * blocks * block_tokens], that the request did not write: whatever lies there,
-    and it may be NaN, must not reach a product. None: a single request, whose keys simply end before."""
+    """Indices of gathered slots [planes * batch * blocks * block_tokens] that hold no KV of their request.
+
+    They are set to zero, because they may contain NaN. None: a single request, whose keys end before them.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """Queries of one chunk that are computed in one call."""
+    """The queries of one chunk that one call computes."""
 
     first: int
     count: int
     keys: int
-    mask: Tensor | None  # [count, keys]. None: plain causal from the first token
+    mask: Tensor | None  # [count, keys]. None: causal from the first token
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """A request with several new tokens."""
+    """The tiles of a request with several new tokens."""
 
     planes: Tensor  # [planes, blocks]
     tiles: tuple[_Tile, ...]
 
 
 class SdpaPlan:
-    """One step's batches and chunks, per kind of layer (full attention, or one window)."""
+    """Implements `AttentionPlan` with batches and chunks for each kind of layer (full attention, or a window)."""
 
     def __init__(self, rows: Sequence[Row], kv: PagedKV) -> None:
         self._kv = kv
@@ -96,7 +100,7 @@ class SdpaPlan:
         return batches, chunks
 
     def _decode_groups(self, window: int | None) -> list[list[Row]]:
-        """Cut the decoding requests, longest first, into batches of like length that fit into the scratch memory."""
+        """Group the decoding requests, longest first, into batches of similar length that fit into scratch memory."""
         layout = self._kv.layout
         layer_block_bytes = layout.block_bytes // layout.layers
         groups: list[list[Row]] = []

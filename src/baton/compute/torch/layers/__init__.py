@@ -1,1 +1,1 @@
-"""Models as data flow: a decoder of layers, and the kinds of attention and of MLP that a layer may have."""
+"""The decoder, and the kinds of attention and MLP that its layers may have."""

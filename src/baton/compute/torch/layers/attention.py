@@ -1,4 +1,4 @@
-"""What a decoder asks of its attention, whichever kind it is."""
+"""The port for the attention of a decoder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """A step's tensors, made on the host or, where a step is replayed, filled in before each replay."""
+    """The tensors of one step. For a step replayed as a graph they are fixed, and refilled before each replay."""
 
     positions: Tensor  # [tokens]
     slots: Tensor  # [layers * planes, tokens]
@@ -24,23 +24,28 @@ class PlannedStep:
 
 
 class AttentionPass(Protocol):
-    """One step through the attention of all layers."""
+    """The attention of all layers in one step."""
 
     def attend(self, layer: int, hidden: Tensor) -> Tensor:
-        """Write a layer's new KV, attend, project. hidden: [tokens, hidden], normalized. Returns the same shape."""
+        """Write a layer's new KV, and return its projected attention [tokens, hidden].
+
+        hidden: normalized hidden states [tokens, hidden].
+        """
         ...
 
 
 class Attention(Protocol):
     """The attention weights of all layers."""
 
-    def begin(self, rows: Sequence[Row], kv: PagedKV, backend: AttentionBackend) -> AttentionPass: ...
+    def begin(self, rows: Sequence[Row], kv: PagedKV, backend: AttentionBackend) -> AttentionPass:
+        """Plan a step and begin it."""
+        ...
 
     def begin_decode(self, step: PlannedStep) -> AttentionPass:
-        """Begin a step of one token per request, whose plan is there already."""
+        """Begin a step of one token per request, which is already planned."""
         ...
 
 
 def positions_of(rows: Sequence[Row], device: torch.device) -> Tensor:
-    """Return the position of every token of a ragged batch: [tokens]."""
+    """Return the positions of all tokens of a batch: [tokens]."""
     return torch.cat([torch.arange(row.start, row.total) for row in rows]).to(device)

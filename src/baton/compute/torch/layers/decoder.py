@@ -1,7 +1,7 @@
-"""The forward pass of every model that is served: one decoder, driven by ModelConfig.
+"""The forward pass of every supported model: one decoder, controlled by ModelConfig.
 
-All slices' tokens stand in one ragged batch [tokens, hidden]; no layer sees padding. KV goes straight to the arena's
-blocks, and attention reads it from there.
+The tokens of all slices form one ragged batch [tokens, hidden] without padding. Attention writes KV to the arena's
+blocks, and reads it from there.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class _DecoderLayer:
 
 
 class Decoder:
-    """Weights, and two methods: hidden states of a ragged batch, logits of some of them.
+    """Computes the hidden states of a ragged batch, and the logits of some of its rows.
 
-    Of a parallel worker it is one rank's part: `config` and `loader` are then those of the part.
+    In a parallel worker it is one rank's part of a model; `config` and `loader` then describe that part.
     """
 
     def __init__(self, config: ModelConfig, loader: TensorLoader, collectives: Collectives | None = None) -> None:
         self.config = config
         self.progress = Progress()
-        """Of the layers of this rank. On a GPU they are launched then, and not done."""
+        """Counts the layers of this rank. On a GPU it counts launched layers, which may not be finished."""
         self._collectives = collectives or SingleRank()
         first_stage = self._collectives.place.first_stage
         self._vocab = load_vocab_layers(config, loader, self._collectives) if first_stage else None
@@ -51,20 +51,20 @@ class Decoder:
         self._norm = loader.tensor("model.norm.weight")
 
     def forward(self, tokens: Tensor, rows: Sequence[Row], kv: PagedKV, backend: AttentionBackend) -> Tensor:
-        """Compute every token of the batch and write its KV. tokens: [tokens]. Returns [tokens, hidden]."""
+        """Compute a batch and write its KV. tokens: [tokens]. Return hidden states [tokens, hidden]."""
         return self.compute(tokens, self.attention.begin(rows, kv, backend))
 
     def compute(self, tokens: Tensor, attention: AttentionPass) -> Tensor:
-        """See `forward`: the same once the step's attention is planned."""
+        """Compute a batch whose attention is planned. tokens: [tokens]. Return hidden states [tokens, hidden]."""
         return self.run_layers(self.embed(tokens), attention)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Look up tokens: [tokens, hidden]. On ranks of the first stage only."""
-        assert self._vocab is not None, "tokens are looked up by the first stage"
+        """Return the embeddings of tokens [tokens]: [tokens, hidden]. Only on ranks of the first stage."""
+        assert self._vocab is not None, "only the first stage has the embedding table"
         return self._vocab.embed(tokens)
 
     def run_layers(self, hidden: Tensor, attention: AttentionPass) -> Tensor:
-        """Take hidden states [tokens, hidden] through the layers."""
+        """Run hidden states [tokens, hidden] through the layers, and return them in the same shape."""
         eps, all_reduce = self.config.rms_eps, self._collectives.all_reduce
         for index, layer in enumerate(self._layers):
             hidden = hidden + all_reduce(attention.attend(index, rms_norm(hidden, layer.input_norm, eps)))
@@ -73,12 +73,12 @@ class Decoder:
         return hidden
 
     def final(self, hidden: Tensor) -> Tensor:
-        """Normalize some rows of hidden states, as the output projection reads them: [rows, hidden]."""
+        """Apply the final norm, which the output projection expects, to rows of hidden states [rows, hidden]."""
         return rms_norm(hidden, self._norm, self.config.rms_eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Project some rows of hidden states to the vocabulary: [rows, vocab], float32."""
-        assert self._vocab is not None, "logits are computed by the first stage"
+        """Return the logits of rows of hidden states [rows, hidden]: [rows, vocab], float32."""
+        assert self._vocab is not None, "only the first stage has the output projection"
         return self._vocab.project(self.final(hidden))
 
 

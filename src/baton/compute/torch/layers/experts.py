@@ -1,7 +1,7 @@
-"""A mixture of experts: a router picks a few small MLPs for each token.
+"""A mixture of experts: a router chooses a few small MLPs for each token.
 
-Every expert computes the tokens that chose it as one matrix; a token's results are summed in the order of its own
-choice. So nothing about a token depends on what the others chose, except how many rows a product has.
+Every expert computes its tokens as one matrix. The results of a token are summed in the order of the token's choice, so
+other tokens influence only the number of rows of a product.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from baton.compute.torch.layers.mlp import GatedMlp, load_mlp
 from baton.compute.torch.layers.tensor_loader import TensorLoader
 
 STACKED_TOKENS_MAX = 128
-"""Row by row, every product reads its expert's weights for itself: with more tokens, many read the same."""
+"""The maximum number of tokens computed row by row, where each row reads its expert's weights separately."""
 WEIGHT_SUM_MIN = 1e-20
 """Added to a sum of weights before dividing by it. Source: DeepSeek-V3's published model code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """Scores in float32, whatever the model computes in: a rounded tie would send a token elsewhere."""
+    """Chooses experts for tokens. Scores are float32, because rounding could create ties and change the choice."""
 
     weight: Tensor  # [experts, hidden]
     choice_bias: Tensor | None  # [experts]
@@ -50,7 +50,7 @@ class Router:
         return chosen, weights * self.experts.scale
 
     def _in_best_groups(self, choice: Tensor) -> Tensor:
-        """Rule out every expert whose group is not among a token's best."""
+        """Set the scores [tokens, experts] of experts outside of a token's best groups to -inf."""
         if self.experts.groups == self.experts.groups_used:
             return choice
         grouped = choice.view(len(choice), self.experts.groups, -1)  # [tokens, groups, experts of a group]
@@ -61,13 +61,16 @@ class Router:
 
 
 def _best(scores: Tensor, count: int) -> Tensor:
-    """Return the places of the highest scores, those first; of equals the first one, which `topk` does not promise."""
+    """Return the indices of the `count` highest scores, in descending order.
+
+    Of equal scores the lower index comes first, which `topk` does not guarantee.
+    """
     return scores.argsort(dim=-1, descending=True, stable=True)[..., :count]
 
 
 @dataclass(frozen=True, slots=True)
 class SharedExpert:
-    """The MLP that every token passes. `gate`: what its output is scaled by (Qwen2-MoE)."""
+    """The MLP that computes every token. The sigmoid of `gate` scales its output (Qwen2-MoE)."""
 
     mlp: GatedMlp
     gate: Linear | None  # to 1
@@ -81,19 +84,18 @@ class ExpertBank(Protocol):
     """The small MLPs of one layer."""
 
     def __call__(self, hidden: Tensor, chosen: Tensor) -> Tensor:
-        """Compute tokens [tokens, hidden] with their experts [tokens, used]. Returns [tokens, used, hidden]."""
+        """Compute tokens [tokens, hidden] with their experts [tokens, used]: [tokens, used, hidden]."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SeparateExperts:
-    """Expert by expert, each with the tokens that chose it. The host counts them, so it waits for the device."""
+    """Implements `ExpertBank` expert by expert. The host counts the tokens of each, so it waits for the device."""
 
     experts: Sequence[GatedMlp]
 
     def __call__(self, hidden: Tensor, chosen: Tensor) -> Tensor:
-        """See `ExpertBank`."""
-        order = chosen.flatten().argsort(stable=True)  # [tokens * used] places in `chosen`, by expert
+        order = chosen.flatten().argsort(stable=True)  # [tokens * used] indices into `chosen`, sorted by expert
         gathered = hidden[order // chosen.shape[1]]
         computed = torch.empty_like(gathered)
         first = 0
@@ -106,14 +108,13 @@ class SeparateExperts:
 
 @dataclass(frozen=True, slots=True)
 class StackedExperts:
-    """Few tokens row by row, without waiting for anything; more of them expert by expert."""
+    """Implements `ExpertBank`: few tokens row by row without waiting for the device, many tokens expert by expert."""
 
     gate_up: Tensor  # [experts, 2 * intermediate, hidden]
     down: Tensor  # [experts, hidden, intermediate]
     product: RowProduct
 
     def __call__(self, hidden: Tensor, chosen: Tensor) -> Tensor:
-        """See `ExpertBank`."""
         if len(hidden) > STACKED_TOKENS_MAX:
             parts = zip(self.gate_up, self.down, strict=True)
             return SeparateExperts([GatedMlp(DenseLinear(one), DenseLinear(two)) for one, two in parts])(hidden, chosen)
@@ -124,7 +125,7 @@ class StackedExperts:
 
 @dataclass(frozen=True, slots=True)
 class ExpertMlp:
-    """See `Mlp`."""
+    """Implements `Mlp` with a mixture of experts."""
 
     router: Router
     experts: ExpertBank
@@ -138,7 +139,7 @@ class ExpertMlp:
 
 
 def load_experts(config: ModelConfig, experts: Experts, loader: TensorLoader, prefix: str) -> ExpertMlp:
-    """prefix: `model.layers.N.`."""
+    """Load the mixture of experts of one layer. prefix: `model.layers.N.`."""
     names = expert_names(config.architecture)
     shared = f"{prefix}{names.shared}."
     bias = loader.float32(prefix + names.choice_bias) if experts.biased_choice else None
@@ -153,7 +154,7 @@ def load_experts(config: ModelConfig, experts: Experts, loader: TensorLoader, pr
 
 
 def _load_bank(loader: TensorLoader, parts: Sequence[tuple[str, str, str]]) -> ExpertBank:
-    """parts: the names of every expert's gate, up and down projection."""
+    """Load all experts. parts: the names of each expert's gate, up and down projections."""
     if loader.row_product is None:
         return SeparateExperts([load_mlp(loader, gate, up, down) for gate, up, down in parts])
     gate_up = [loader.stacked(f"{gate}.weight", f"{up}.weight") for gate, up, _ in parts]

@@ -1,4 +1,4 @@
-"""Grouped-query attention: every token caches a key and a value per KV head. Source: arXiv 2305.13245."""
+"""Grouped-query attention: the cache holds a key and a value per KV head and token. Source: arXiv 2305.13245."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from baton.compute.torch.layers.tensor_loader import TensorLoader
 
 @dataclass(frozen=True, slots=True)
 class _GroupedLayer:
-    """Projections that read the same input are one matrix."""
+    """The weights of one layer. Projections of the same input are one matrix."""
 
     qkv: Linear  # to [heads + 2 * kv_heads] * head_dim
     q_norm: Tensor | None  # [head_dim]
@@ -29,7 +29,7 @@ class _GroupedLayer:
 
 
 class GroupedAttention:
-    """See `Attention`."""
+    """Implements `Attention`."""
 
     def __init__(self, config: ModelConfig, loader: TensorLoader) -> None:
         self.config = config
@@ -37,20 +37,18 @@ class GroupedAttention:
         self._rotary = Rotary(config, dtype=loader.dtype, device=loader.device)
 
     def begin(self, rows: Sequence[Row], kv: PagedKV, backend: AttentionBackend) -> GroupedPass:
-        """See `Attention.begin`."""
         return self.begin_decode(
             PlannedStep(positions_of(rows, kv.data.device), kv.slots(rows), kv, backend.plan(rows, kv))
         )
 
     def begin_decode(self, step: PlannedStep) -> GroupedPass:
-        """See `Attention.begin_decode`."""
         cos, sin = self._rotary.at(step.positions)
         return GroupedPass(self, step, cos, sin)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedPass:
-    """See `AttentionPass`."""
+    """Implements `AttentionPass`."""
 
     attention: GroupedAttention
     step: PlannedStep
@@ -58,7 +56,6 @@ class GroupedPass:
     sin: Tensor
 
     def attend(self, layer: int, hidden: Tensor) -> Tensor:
-        """See `AttentionPass.attend`."""
         config, weights = self.attention.config, self.attention.layers[layer]
         qkv = weights.qkv(hidden).view(len(hidden), -1, config.head_dim)  # [tokens, heads + 2 * kv_heads, head_dim]
         qk, values = qkv.split((config.heads + config.kv_heads, config.kv_heads), 1)

@@ -1,4 +1,4 @@
-"""Multi-head latent attention: every token caches one compressed vector. Source: DeepSeek-V2 (arXiv 2405.04434)."""
+"""Multi-head latent attention: the cache holds one vector per token. Source: DeepSeek-V2 (arXiv 2405.04434)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from baton.compute.torch.layers.rope import Rotary, rotate
 from baton.compute.torch.layers.tensor_loader import TensorLoader
 
 LATENT_NORM_EPS = 1e-6
-"""Of the norms inside attention, whatever the model's others have. Source: DeepSeek's published model code."""
+"""The epsilon of norms inside attention, for all models. Source: DeepSeek's published model code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class _LatentLayer:
 
 
 class LatentAttention:
-    """See `Attention`."""
+    """Implements `Attention`."""
 
     def __init__(self, config: ModelConfig, latent: Latent, loader: TensorLoader) -> None:
         self.heads = config.heads
@@ -46,12 +46,10 @@ class LatentAttention:
         self._rotary = Rotary(config, dtype=loader.dtype, device=loader.device)
 
     def begin(self, rows: Sequence[Row], kv: PagedKV, backend: AttentionBackend) -> LatentPass:
-        """See `Attention.begin`."""
         plan = plan_latent(rows, kv, backend, self.latent)
         return self._begin(positions_of(rows, kv.data.device), kv.slots(rows), plan)
 
     def begin_decode(self, step: PlannedStep) -> LatentPass:
-        """See `Attention.begin_decode`."""
         tokens = torch.arange(len(step.positions), device=step.positions.device)
         return self._begin(step.positions, step.slots, LatentPlan(self.latent, step.kv, step.plan, tokens, ()))
 
@@ -62,7 +60,7 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True)
 class LatentPass:
-    """See `AttentionPass`."""
+    """Implements `AttentionPass`."""
 
     attention: LatentAttention
     plan: LatentPlan
@@ -71,7 +69,6 @@ class LatentPass:
     sin: Tensor
 
     def attend(self, layer: int, hidden: Tensor) -> Tensor:
-        """See `AttentionPass.attend`."""
         latent, weights = self.attention.latent, self.attention.layers[layer]
         narrow = hidden
         if weights.q_a is not None and weights.q_a_norm is not None:
@@ -89,21 +86,22 @@ def _load(config: ModelConfig, latent: Latent, loader: TensorLoader, prefix: str
     head_dim = latent.nope_dim + latent.rope_dim
     bottleneck = latent.q_rank is not None
     q_b = loader.tensor(f"{prefix}{'q_b_proj' if bottleneck else 'q_proj'}.weight").unflatten(0, (config.heads, -1))
+    q_b = _in_rotary_order(q_b.transpose(0, 1), latent).transpose(0, 1)  # [heads, head_dim, q_rank or hidden]
     kv_a = f"{prefix}kv_a_proj_with_mqa"
-    kv_a_bias = _rotary_last(loader.tensor(f"{kv_a}.bias"), latent) if config.qkv_bias else None
+    kv_a_bias = _in_rotary_order(loader.tensor(f"{kv_a}.bias"), latent) if config.qkv_bias else None
     kv_b = loader.tensor(f"{prefix}kv_b_proj.weight").unflatten(0, (config.heads, latent.nope_dim + latent.value_dim))
     keys, values = kv_b.split((latent.nope_dim, latent.value_dim), 1)  # [heads, nope_dim or value_dim, kv_rank]
     return _LatentLayer(
         q_a=loader.linear(f"{prefix}q_a_proj", biased=config.qkv_bias) if bottleneck else None,
         q_a_norm=loader.tensor(f"{prefix}q_a_layernorm.weight") if bottleneck else None,
-        q_b=make_linear(_rotary_last(q_b.transpose(0, 1), latent).transpose(0, 1).reshape(config.heads * head_dim, -1)),
-        kv_a=make_linear(_rotary_last(loader.tensor(f"{kv_a}.weight"), latent), kv_a_bias),
+        q_b=make_linear(q_b.reshape(config.heads * head_dim, -1)),
+        kv_a=make_linear(_in_rotary_order(loader.tensor(f"{kv_a}.weight"), latent), kv_a_bias),
         kv_a_norm=loader.tensor(f"{prefix}kv_a_layernorm.weight"),
         up=UpProjection(keys.contiguous(), values.transpose(1, 2).contiguous()),
         o=loader.linear(f"{prefix}o_proj", biased=config.o_bias),
     )
 
 
-def _rotary_last(rows: Tensor, latent: Latent) -> Tensor:
+def _in_rotary_order(rows: Tensor, latent: Latent) -> Tensor:
     """Reorder the last rope_dim rows of a projection so that dimension i pairs with i + rope_dim / 2."""
     return rows[torch.from_numpy(rotary_order(len(rows), latent))]

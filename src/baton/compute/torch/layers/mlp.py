@@ -1,4 +1,4 @@
-"""The part of a layer that looks at one token at a time: a gated MLP. Source: GLU variants (arXiv 2002.05202)."""
+"""The gated MLP of a layer. Source: GLU variants (arXiv 2002.05202)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from baton.compute.torch.layers.tensor_loader import TensorLoader
 
 class Mlp(Protocol):
     def __call__(self, hidden: Tensor) -> Tensor:
-        """[tokens, hidden] to the same shape. A token's result depends on that token only."""
+        """Compute [tokens, hidden] to the same shape. A token's result does not depend on other tokens."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Rotary positions on torch: the angles of a step, and turning by them."""
+"""Rotary positions on torch: the angles of a step, and the rotation by them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton.compute.models.rope import inverse_frequencies
 
 
 class Rotary:
-    """Cosines and sines, made for the positions of a step: a table of a long context would cost more than it saves."""
+    """Computes cosines and sines for the positions of a step. A table of a long context would be slower to read."""
 
     def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
         half = torch.from_numpy(inverse_frequencies(config))
@@ -20,13 +20,16 @@ class Rotary:
         self._dtype = dtype
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosine and signed sine (minus in the first half), each [tokens, 1, rotary_dim]."""
+        """Return cosine and sine of positions [tokens], each [tokens, 1, rotary_dim].
+
+        The sine is negated in the first half, as `rotate` needs it.
+        """
         angles = (positions[:, None].float() * self._frequencies)[:, None]
         cos, sin = angles.cos() * self._factor, angles.sin() * (self._signs * self._factor)
         return cos.to(self._dtype), sin.to(self._dtype)
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn queries and keys [tokens, heads, rotary_dim] to their positions: i pairs with i + rotary_dim / 2."""
+    """Rotate queries or keys [tokens, heads, rotary_dim]. Dimension i pairs with i + rotary_dim / 2."""
     swapped = heads.roll(heads.shape[-1] // 2, -1)
     return torch.addcmul(heads * cos, swapped, sin)
