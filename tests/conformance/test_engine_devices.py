@@ -1,4 +1,4 @@
-"""The torch engine over an arena that is a tensor of its device: the same text and log probabilities as on the host."""
+"""The torch engine over a tensor on its device gives the text and log probabilities of the host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.compute.models import VOCAB, all_logprobs, engine_of, generate, 
 BLOCKS, BLOCK_TOKENS = 64, 4
 PROMPT = [5, 17, 42, 8, 8, 90, 33, 61, 12, 77, 4, 29, 55, 3, 68, 20, 91]
 TOLERANCE = 2e-3
-"""Largest difference of a log probability: float32 on both sides, other kernels, TF32 off."""
+"""The largest difference of a log probability, in float32 with other kernels and without TF32."""
 
 cuda = pytest.param(
     "cuda",
@@ -42,7 +42,7 @@ def _on(device: str, card: ModelCard) -> TorchEngine:
 
 
 @pytest.mark.parametrize("device", ["cpu", cuda])
-def test_a_device_says_what_the_host_says(device: str, card: ModelCard) -> None:
+def test_a_device_gives_the_results_of_the_host(device: str, card: ModelCard) -> None:
     ours, host = _on(device, card), engine_of(card, blocks=BLOCKS, block_tokens=BLOCK_TOKENS)[0]
     ours.warm_up()
     assert generate(ours, PROMPT, range(16), 20) == generate(host, PROMPT, range(16), 20)

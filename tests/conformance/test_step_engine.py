@@ -1,4 +1,4 @@
-"""What every StepEngine owes to the batcher above it and to the arena below it."""
+"""The contract of every StepEngine with the batcher and the arena."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def cards(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelCard]:
 
 @pytest.fixture(params=["hash", "torch", "native", "native_experts", "ranks"])
 def made(request: pytest.FixtureRequest, cards: dict[str, ModelCard]) -> Iterator[Made]:
-    """`ranks`: two tensor ranks in each of two stages."""
+    """Make each engine. `ranks`: two tensor ranks in each of two stages."""
     card, kind = cards[request.param], {"hash": None, "native_experts": "native"}.get(request.param, request.param)
     with ExitStack() as stack:
         yield _made(card, kind) if kind != "ranks" else _ranks(card, stack)
@@ -69,7 +69,7 @@ def _made(card: ModelCard, kind: Literal["torch", "native"] | None) -> Made:
 
 
 def test_a_prompt_in_chunks_gives_the_text_of_a_prompt_at_once(made: Made) -> None:
-    """Chunk borders, also inside a block, leave no trace."""
+    """Chunk borders, even inside a block, do not change results."""
     whole = generate(made.engine, PROMPT, range(16), 12)
     for cuts in ([4, 8], [1, 2, 3], [7, 18], [5, 6, 13]):
         table = list(range(20, 36))
@@ -81,7 +81,7 @@ def test_a_prompt_in_chunks_gives_the_text_of_a_prompt_at_once(made: Made) -> No
 
 
 def test_progress_counts_every_layer_of_a_step(made: Made) -> None:
-    """Of one rank: its own layers."""
+    """A rank counts its own layers."""
     if made.engine.layout.ranks > 1:
         pytest.skip("ranks are not done together: nobody watches them")
     made.engine.progress.layers = 0
@@ -90,14 +90,14 @@ def test_progress_counts_every_layer_of_a_step(made: Made) -> None:
 
 
 def test_block_ids_do_not_matter(made: Made) -> None:
-    """The same request in other blocks, in any order, says the same."""
+    """A request in other blocks, in any order, gives the same text."""
     shuffled = random.Random(3).sample(range(BLOCKS), 16)
     expected = generate(made.engine, PROMPT, range(16), 12)
     assert generate(made.engine, PROMPT, shuffled, 12) == expected
 
 
-def test_company_in_the_batch_does_not_matter(made: Made) -> None:
-    """Decoding and prefilling side by side gives each what it gets alone."""
+def test_other_requests_of_a_batch_do_not_matter(made: Made) -> None:
+    """Decode and prefill in one batch give each request its result alone."""
     prompts = [PROMPT[:size] for size in (1, 3, 4, 5, 13, 19)]
     tables = [range(8 * index, 8 * index + 8) for index in range(len(prompts))]
     alone = [generate(made.engine, prompt, table, 3) for prompt, table in zip(prompts, tables, strict=True)]
@@ -115,7 +115,7 @@ def test_company_in_the_batch_does_not_matter(made: Made) -> None:
 
 
 def test_no_byte_is_written_outside_the_slots_of_the_new_tokens(made: Made) -> None:
-    """Not in other blocks, and not in the rest of its own."""
+    """Neither in other blocks, nor in other slots of its own blocks."""
     layout = made.engine.layout
     noise = random.Random(1).randbytes(len(made.arena))
     for start, end in ((0, 6), (6, 7), (7, len(PROMPT))):
@@ -131,8 +131,8 @@ def test_no_byte_is_written_outside_the_slots_of_the_new_tokens(made: Made) -> N
             assert same == ((block, slot) not in touched), (block, slot)
 
 
-def test_what_lies_in_unwritten_slots_does_not_matter(made: Made) -> None:
-    """Blocks come with old bytes, or with NaN: neither reaches a token."""
+def test_the_content_of_unwritten_slots_does_not_matter(made: Made) -> None:
+    """Blocks contain old bytes or NaN, which affect no token."""
     expected = generate(made.engine, PROMPT, range(16), 8)
     for filling in (b"\x00", b"\x7f"):
         made.arena[:] = filling * len(made.arena)
@@ -154,8 +154,8 @@ def test_a_shared_prefix_need_not_be_computed_again(made: Made) -> None:
         assert [first, *_continue(made.engine, [*row, first], table, 5)] == expected
 
 
-def test_another_engine_goes_on_where_one_stopped(made: Made) -> None:
-    """All that a request is lies in its tokens and its blocks: the handoff, and the rescue after a crash."""
+def test_another_engine_continues_a_request(made: Made) -> None:
+    """The tokens and blocks of a request are its whole state, as handoff and failover need it."""
     expected = generate(made.engine, PROMPT, range(16), 12)
     other, arena = made.again()
     arena[:] = made.arena
@@ -164,7 +164,7 @@ def test_another_engine_goes_on_where_one_stopped(made: Made) -> None:
 
 
 def test_a_changed_block_changes_what_follows(made: Made) -> None:
-    """Attention reads what lies in the blocks, all of it: a wrong byte anywhere is not masked by luck."""
+    """Attention reads all KV of the blocks, so a wrong byte anywhere changes the result."""
     run(made.engine, part_of(PROMPT, range(16)))
     sampling = Sampling(temperature=0.0, top_logprobs=0)
     last = part_of([*PROMPT, 7], range(16), start=len(PROMPT), sampling=sampling)
@@ -182,8 +182,8 @@ def test_a_changed_block_changes_what_follows(made: Made) -> None:
     assert run(made.engine, last)[0] == before
 
 
-def test_results_stand_in_the_order_of_the_slices(made: Made) -> None:
-    """Short before long, decode before prefill, and those that ask for nothing get nothing."""
+def test_results_are_in_the_order_of_the_slices(made: Made) -> None:
+    """Short before long, decode before prefill. Slices that do not sample have no token."""
     alone = {size: generate(made.engine, PROMPT[:size], range(8), 1)[0] for size in (1, 2, 9, 19)}
     sizes = (2, 19, 1, 9)
     parts = [part_of(PROMPT[:size], range(8 * i, 8 * i + 8)) for i, size in enumerate(sizes)]
@@ -203,7 +203,7 @@ def test_warm_up_touches_no_block(made: Made) -> None:
 
 
 def test_sampling_depends_on_seed_and_position_only(made: Made) -> None:
-    """A drawn text repeats under its seed, alone or in a batch, and differs under another."""
+    """A sampled text repeats with its seed, alone or in a batch, and differs with another seed."""
     hot = Sampling(temperature=1.5, seed=11)
     expected = generate(made.engine, PROMPT, range(16), 10, hot)
     assert generate(made.engine, PROMPT, range(20, 36), 10, hot) == expected
@@ -214,7 +214,7 @@ def test_sampling_depends_on_seed_and_position_only(made: Made) -> None:
 
 
 def test_no_stop_token_before_the_minimum(made: Made) -> None:
-    """Whatever would be drawn: below `output_tokens_min` it is no stop token."""
+    """Below `output_tokens_min`, no stop token is sampled."""
     stops = tuple(range(0, 96, 2))
     sampling = Sampling(temperature=1.0, stop_token_ids=stops, output_tokens_min=20)
     drawn = generate(made.engine, PROMPT, range(16), 20, sampling)
@@ -225,7 +225,7 @@ def test_no_stop_token_before_the_minimum(made: Made) -> None:
 
 
 def test_logprobs_are_those_of_the_drawn_token(made: Made) -> None:
-    """Descending, a distribution at most, and the greedy token is the likeliest."""
+    """They are descending, sum to at most 1, and the greedy token is the most likely."""
     sampling = Sampling(temperature=0.0, top_logprobs=5)
     result = run(made.engine, part_of(PROMPT, range(16), sampling=sampling))[0]
     assert result.logprob is not None
@@ -253,7 +253,7 @@ def test_prompt_logprobs_do_not_depend_on_chunks(made: Made) -> None:
 
 
 def _continue(engine: StepEngine, tokens: list[int], table: object, count: int) -> list[int]:
-    """Go on with a request of which all but the last token is computed."""
+    """Continue a request whose tokens are computed except for the last."""
     row = list(tokens)
     for _ in range(count):
         part = Slice(
@@ -285,7 +285,7 @@ def _slots(engine: StepEngine) -> Iterator[tuple[int, int, int, int]]:
 
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(seed=5, top_p=0.9, frequency_penalty=0.5)])
 def test_drafts_change_nothing_but_the_number_of_steps(made: Made, sampling: Sampling) -> None:
-    """Right ones are drawn on from, the first wrong one ends the slice; what they left in the blocks is harmless."""
+    """Correct drafts are accepted, the first wrong one ends the slice, and its KV does no harm."""
     truth = generate(made.engine, PROMPT, range(16), 12, sampling)
     table = range(20, 36)
     run(made.engine, part_of(PROMPT[:-1], table, sampling=sampling, prompt_tokens=len(PROMPT)))

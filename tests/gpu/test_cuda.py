@@ -42,7 +42,7 @@ torch.cuda.synchronize()
 
 
 def test_device_memory_is_shared_between_processes() -> None:
-    """Torch takes it over without a copy, in both."""
+    """Torch uses the memory without a copy in both processes."""
     size = 4 << 20
     arena = create_cuda_arena([(CudaDriver(0), size)])
     data = torch.as_tensor(arena.memory, device="cuda:0")
@@ -102,8 +102,8 @@ def _compare(heads: tuple[int, int, int], dtype: str, *, rope_dim: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama_tied", "mistral_window", "qwen2moe", "deepseek3"])
-def test_decoding_on_a_gpu_says_what_the_host_says(name: str, tmp_path: Path) -> None:
-    """Batches of two sizes, so that one graph is captured beside another's use."""
+def test_decoding_on_a_gpu_gives_the_results_of_the_host(name: str, tmp_path: Path) -> None:
+    """Batches of two sizes, so that a graph is captured after another was used."""
     tiny_model(CONFIGS[name]).save_pretrained(tmp_path)
     card = resolve_model(str(tmp_path))
     layout = card.layout(block_tokens=BLOCK_TOKENS, dtype="float32")
@@ -127,7 +127,7 @@ def _decode(engine: TorchEngine) -> list[list[int]]:
 
 
 def test_a_server_on_a_gpu_hands_off_within_device_memory() -> None:
-    """A prefill and a decode worker over one arena on the device: the text of a CPU server, and no byte copied."""
+    """A prefill and a decode worker share an arena on the device: the text of a CPU server, without copies."""
     bodies = [{"prompt": f"The number {index} comes after", "max_tokens": 12, "temperature": 0} for index in range(6)]
     answers = []
     for device in ("cuda", "cpu"):

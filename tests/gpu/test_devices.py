@@ -52,7 +52,7 @@ def arena() -> Iterator[CudaArena]:
     made.close()
 
 
-def test_copies_out_and_in_are_of_the_bytes_that_torch_sees(arena: CudaArena) -> None:
+def test_copies_out_and_in_have_the_bytes_of_torch(arena: CudaArena) -> None:
     data = torch.as_tensor(arena.memory, device="cuda:0")
     content = torch.randint(0, 256, (SIZE_BYTES,), dtype=torch.uint8)
     data.copy_(content)
@@ -97,7 +97,7 @@ def test_kv_goes_over_tcp_from_one_arena_to_another(arena: CudaArena) -> None:
 
 
 def test_a_host_on_a_gpu_decodes_what_a_host_on_the_cpu_prefilled() -> None:
-    """And the other way round: the text of one worker."""
+    """In both directions, with the text of one worker."""
     with serving("--dtype", "float32", "--device", "cpu", "--mixed", "1") as server, server.client() as client:
         expected = text_of(ask(client, BODY))
     for devices in (("cpu", "cuda"), ("cuda", "cpu"), ("cuda", "cuda")):
@@ -125,8 +125,8 @@ def test_ranks_add_up_over_nccl() -> None:
 
 
 @several
-def test_ranks_on_two_gpus_say_what_one_says() -> None:
-    """SmolLM2 has 9 heads: two stages share it, two tensor ranks cannot."""
+def test_ranks_on_two_gpus_give_the_text_of_one() -> None:
+    """SmolLM2 has 9 heads, so it can have two stages, but not two tensor ranks."""
     texts = []
     for more in ((), ("--pp", "2")):
         arguments = ("--device", "cuda", "--dtype", "float32", "--prefill", "1", "--decode", "1", *more)

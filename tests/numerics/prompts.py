@@ -1,4 +1,4 @@
-"""Prompts of every kind, for comparing the embedded model with transformers. All text in here was written for it."""
+"""Prompts of every kind, to compare the embedded model with transformers. All text was written for this purpose."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ Message = dict[str, str]
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt. `text` is what the model reads: for a chat, rendered in SmolLM2's format, special tokens included."""
+    """One prompt. `text` is the input of the model; a chat is rendered in SmolLM2's format, with special tokens."""
 
     name: str
     text: str
     messages: tuple[Message, ...] = ()
-    """Where it is a chat: what to send to /v1/chat/completions instead. It renders to `text`."""
+    """The messages of a chat, for /v1/chat/completions. They render to `text`."""
 
 
 DEFAULT_SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 
 
 def _chat(name: str, *turns: str, system: str | None = None) -> Prompt:
-    """Turns alternate between user and assistant, and end with the user."""
+    """Make a chat. Turns alternate between user and assistant, and end with the user."""
     roles = ("user", "assistant")
     messages = [{"role": roles[index % 2], "content": turn} for index, turn in enumerate(turns)]
     if system is not None:
@@ -32,7 +32,7 @@ def _chat(name: str, *turns: str, system: str | None = None) -> Prompt:
 
 
 def long_text(paragraphs: int) -> str:
-    """Write a diary of a lighthouse, about 66 tokens a paragraph, no two alike."""
+    """Return a diary of a lighthouse: about 66 tokens per paragraph, all different."""
     weather = ("fog", "a hard wind from the west", "clear skies", "rain until noon", "the first snow")
     guests = ("a painter", "two fishermen", "nobody at all", "the doctor with her dog", "a boat full of singers")
     repairs = ("the lamp", "the north window", "the stairs", "the radio", "the bell on the jetty")

@@ -142,7 +142,7 @@ def test_log_probabilities_equal_those_of_transformers(name: str, tmp_path: Path
     ],
 )
 def test_decoding_in_chunks_equals_the_whole_pass(name: str, tmp_path: Path) -> None:
-    """Token by token after chunks of odd sizes, past the window, beside a longer and a shorter request."""
+    """Token by token after chunks of odd sizes, past the window, with a longer and a shorter request in the batch."""
     model = tiny_model(CONFIGS[name])
     model.save_pretrained(tmp_path)
     engine, _ = engine_of(resolve_model(str(tmp_path)), kind="torch")
@@ -162,7 +162,7 @@ def test_decoding_in_chunks_equals_the_whole_pass(name: str, tmp_path: Path) -> 
 
 
 def test_a_sharded_checkpoint_is_the_same_model(tmp_path: Path) -> None:
-    """Shards and their index give what one file gives."""
+    """Shards with an index give the same model as one file."""
     model = tiny_model(CONFIGS["llama_untied"])
     model.save_pretrained(tmp_path / "whole")
     model.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
@@ -189,7 +189,7 @@ def test_the_old_spelling_of_rope_options_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", "float16"])
 def test_kv_may_be_stored_in_half_precision(kv_dtype: str, tmp_path: Path) -> None:
-    """Stored rounded, computed in float32: close to the exact model, and chunks still leave no trace."""
+    """KV is rounded when stored. Results are close to the exact model, and do not depend on chunks."""
     model = tiny_model(CONFIGS["llama_tied"])
     model.save_pretrained(tmp_path)
     engine, _ = engine_of(resolve_model(str(tmp_path)), kv_dtype=kv_dtype)

@@ -1,4 +1,4 @@
-"""The vector of a prompt is the final hidden state of its last token, as transformers computes it."""
+"""The embedding of a prompt is the final hidden state of its last token, as in transformers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EMBED = Sampling(temperature=0.0, embedding=True)
     ],
 )
 def test_the_vector_equals_the_last_hidden_state(name: str, kind: Literal["torch"] | None, tmp_path: Path) -> None:
-    """Whole, in chunks, and beside requests that want no vector."""
+    """In one chunk, in several, and with requests that want no embedding."""
     model = tiny_model(CONFIGS[name])
     model.save_pretrained(tmp_path)
     card = resolve_model(str(tmp_path))

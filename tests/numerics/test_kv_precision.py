@@ -1,4 +1,4 @@
-"""KV in int8 and fp8: the arena, read by torch, holds what a float32 arena does, rounded; and bits are invariant."""
+"""KV in int8 and fp8: the stored KV, read by torch, equals float32 KV after rounding, and bits are invariant."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TOKENS = [random.Random(6).randrange(3, 96) for _ in range(90)]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Heads of 20 numbers: no whole number of vectors of any instruction set."""
+    """Heads of 20 numbers, no multiple of the vector length of any instruction set."""
     folder = tmp_path_factory.mktemp("model")
     tiny_model(transformers.LlamaConfig(**TINY | {"head_dim": 20})).save_pretrained(folder)
     return str(folder)
@@ -47,7 +47,7 @@ def engine_with(folder: str, kv: KVDtype, kernels: str = "", threads: int = 2) -
 
 
 def logits(engine: NativeEngine, *parts: tuple[list[int], int, int]) -> Tensor:
-    """Compute (tokens, start, first block) as one step; the logits of each part's last token."""
+    """Compute (tokens, start, first block) as one step, and return the logits of each part's last token."""
     blocks = -(-len(TOKENS) // BLOCK_TOKENS)
     slices = [part_of(tokens, range(first, first + blocks), start=start) for tokens, start, first in parts]
     firsts = engine._forward(slices)
@@ -56,7 +56,7 @@ def logits(engine: NativeEngine, *parts: tuple[list[int], int, int]) -> Tensor:
 
 
 def first_layer(engine: NativeEngine, arena: bytearray) -> Tensor:
-    """Read layer 0 of the first two blocks: [2 blocks, 2 planes, tokens, kv_heads, head_dim] of float32."""
+    """Return layer 0 of the first two blocks: [2 blocks, 2 planes, tokens, kv_heads, head_dim], float32."""
     layout = engine.layout
     raw = torch.frombuffer(arena, dtype=torch.uint8)[: 2 * layout.block_bytes]
     heads = raw.view(2, layout.layers, 2, BLOCK_TOKENS, layout.kv_heads, layout.head_bytes)[:, 0]
@@ -69,9 +69,7 @@ def first_layer(engine: NativeEngine, arena: bytearray) -> Tensor:
 
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize(("kv", "step"), [("int8", 1 / 254), ("fp8", 1 / 16)])
-def test_the_arena_holds_what_torch_reads_as_the_same_numbers_rounded(
-    folder: str, kv: KVDtype, step: float, kernels: str
-) -> None:
+def test_stored_kv_equals_float32_kv_after_rounding(folder: str, kv: KVDtype, step: float, kernels: str) -> None:
     """Layer 0 sees no KV before it is stored, so both arenas are given the same numbers. step: half a code, relative.
 
     Logits of this random model move by up to a fifth of the largest with three bits of mantissa.
@@ -89,10 +87,8 @@ def test_the_arena_holds_what_torch_reads_as_the_same_numbers_rounded(
 
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("kv", ["bfloat16", "int8", "fp8"])
-def test_kv_that_is_converted_has_the_bytes_that_the_engine_would_have_written(
-    folder: str, kv: KVDtype, kernels: str
-) -> None:
-    """In layer 0, which sees the same numbers whatever the arena keeps. Read back, they are what the engine reads."""
+def test_converted_kv_has_the_bytes_of_the_engine(folder: str, kv: KVDtype, kernels: str) -> None:
+    """Layer 0 computes the same numbers for every KV type. Converted back, they are what the engine reads."""
     exact_engine, exact_arena = engine_with(folder, "float32", kernels)
     engine, arena = engine_with(folder, kv, kernels)
     logits(exact_engine, (TOKENS, 0, 0)), logits(engine, (TOKENS, 0, 0))
@@ -107,12 +103,12 @@ def test_kv_that_is_converted_has_the_bytes_that_the_engine_would_have_written(
 
 
 def first_bytes(engine: NativeEngine, arena: bytearray) -> Tensor:
-    """Layer 0 of every block."""
+    """Return layer 0 of every block."""
     return torch.frombuffer(arena, dtype=torch.uint8).view(BLOCKS, engine.layout.layers, -1)[:, 0]
 
 
 @pytest.mark.parametrize("kv", ["int8", "fp8"])
-def test_neither_chunks_nor_company_nor_threads_change_a_bit(folder: str, kv: KVDtype) -> None:
+def test_chunks_batches_and_threads_change_no_bit(folder: str, kv: KVDtype) -> None:
     engine, _ = engine_with(folder, kv)
     alone = logits(engine, (TOKENS, 0, 0))[0]
     for start in range(0, len(TOKENS), 15):
@@ -121,13 +117,13 @@ def test_neither_chunks_nor_company_nor_threads_change_a_bit(folder: str, kv: KV
     assert torch.equal(logits(engine_with(folder, kv, threads=1)[0], (TOKENS, 0, 0))[0], alone)
 
 
-def test_a_block_is_as_large_as_its_numbers_and_scales(folder: str) -> None:
+def test_a_block_has_the_size_of_its_numbers_and_scales(folder: str) -> None:
     card = resolve_model(folder)
     assert card.layout(block_tokens=4, dtype="int8").block_bytes == 4 * 3 * 2 * 2 * (20 + 4)
     assert card.layout(block_tokens=4, dtype="bfloat16").block_bytes == 4 * 3 * 2 * 2 * 20 * 2
 
 
-def test_the_torch_engine_says_what_it_cannot_store(folder: str) -> None:
+def test_the_torch_engine_names_kv_types_that_it_cannot_store(folder: str) -> None:
     card = resolve_model(folder)
     layout = card.layout(block_tokens=4, dtype="fp8")
     with pytest.raises(ModelError, match="no KV cache in fp8"):

@@ -1,4 +1,4 @@
-"""The native engine against transformers: every instruction set that runs here, every option of what it serves."""
+"""The native engine equals transformers, with every instruction set of this machine and every model option."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.numerics.test_architectures import CONFIGS, LATENT, TOKENS
 from tests.unit.compute.models import TINY, VOCAB, all_logprobs, huggingface_logprobs, tiny_model
 
 FLOAT32_TOLERANCE = 2e-4
-"""Absolute, on log probabilities. The orders of sums differ, nothing else does."""
+"""The absolute tolerance of log probabilities. Only the orders of sums differ."""
 STEEP_TOLERANCE = 4e-4
-"""The same for a model whose scores are so steep that the torch engine is 1.4e-4 away from transformers, too."""
+"""The tolerance for a model with large scores, where the torch engine also differs by 1.4e-4 from transformers."""
 BFLOAT16_TOLERANCE = 0.3
-"""The same where weights and activations, or KV, are rounded to 8 bits; the models are random and steep."""
+"""The tolerance with weights and activations, or KV, rounded to 8 bits; the random models have large scores."""
 LATENT_TOLERANCE = 0.6
-"""The same for latent attention in 8 bits, whose queries come out of two such products, one after the other."""
+"""The tolerance for latent attention in 8 bits, with two successive products for queries."""
 DEEPSEEK_WIDE = transformers.DeepseekV3Config(
     **LATENT
     | {
@@ -43,7 +43,7 @@ DEEPSEEK_WIDE = transformers.DeepseekV3Config(
     n_group=1,
     topk_group=1,
 )
-"""Latents and heads as wide as DeepSeek's."""
+"""The sizes of DeepSeek's latents and heads."""
 SERVED = CONFIGS | {"deepseek_wide": DEEPSEEK_WIDE}
 
 KERNELS = NativeLibrary(library_path()).usable_kernels()
@@ -63,7 +63,7 @@ def _engine(folder: Path, kernels: str, dtype: Dtype = "float32", kv_dtype: KVDt
 
 @pytest.mark.parametrize("name", SERVED)
 def test_float32_log_probabilities_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
-    """At every position, for the whole vocabulary, on every instruction set that this machine has."""
+    """At every position, for the whole vocabulary, with every instruction set of this machine."""
     model = tiny_model(SERVED[name])
     model.save_pretrained(tmp_path)
     expected = huggingface_logprobs(model, TOKENS)
@@ -73,8 +73,8 @@ def test_float32_log_probabilities_equal_those_of_transformers(name: str, tmp_pa
         np.testing.assert_allclose(mine, expected, atol=tolerance, rtol=0, err_msg=kernels)
 
 
-def test_a_gate_beyond_what_an_exponential_can_hold_lets_nothing_through(tmp_path: Path) -> None:
-    """e to the 88.7 is the largest in float32; here every third gate or so is below -88.7."""
+def test_a_gate_below_the_range_of_the_exponential_is_0(tmp_path: Path) -> None:
+    """exp(88.7) is the largest number in float32. About every third gate is below -88.7 here."""
     model = tiny_model(CONFIGS["llama_untied"])
     gates: list[torch.Tensor] = []
     with torch.no_grad():
@@ -96,7 +96,7 @@ def test_a_gate_beyond_what_an_exponential_can_hold_lets_nothing_through(tmp_pat
     "name", ["llama_wide_heads", "qwen3", "mistral_window", "qwen2moe_every_expert", "deepseek3_every_expert"]
 )
 def test_every_precision_is_near_the_exact_model(name: str, dtype: Dtype, kv_dtype: KVDtype, tmp_path: Path) -> None:
-    """Of experts, where every token comes to all: else a rounded score would send one elsewhere, and rightly so."""
+    """Every token uses all experts, because rounded scores may change the choice."""
     model = tiny_model(CONFIGS[name])
     model.save_pretrained(tmp_path)
     expected = huggingface_logprobs(model, TOKENS)
@@ -110,10 +110,10 @@ def test_every_precision_is_near_the_exact_model(name: str, dtype: Dtype, kv_dty
 @pytest.mark.parametrize(
     ("config", "firsts", "twins"), [(ONE_OF_SEVEN, [2], [5]), (ONE_OF_FOUR_GROUPS, [2, 3], [6, 7])]
 )
-def test_of_experts_with_equal_scores_the_first_is_chosen(
+def test_the_first_of_native_experts_with_equal_scores_is_chosen(
     config: transformers.PretrainedConfig, firsts: list[int], twins: list[int], dtype: Dtype, tmp_path: Path
 ) -> None:
-    """As in the torch engine: experts 2 and 5 have the same row in the router, so no token comes to 5. So of groups."""
+    """Experts 2 and 5 have the same row in the router, so no token uses 5. The same holds for groups."""
     model = tiny_model(config)
     layers = [layer.mlp for layer in model.model.layers]
 
@@ -141,7 +141,7 @@ def test_of_experts_with_equal_scores_the_first_is_chosen(
 def test_experts_and_latents_of_8_bits_are_near_the_exact_model(
     name: str, tolerance: float, weights: WeightsChoice, kv_dtype: KVDtype, tmp_path: Path
 ) -> None:
-    """A file of floats: `stored` rounds it to 8 bits per run."""
+    """The file has float weights, which `stored` rounds to 8 bits per run."""
     model = tiny_model(CONFIGS[name])
     model.save_pretrained(tmp_path)
     card = resolve_model(str(tmp_path))

@@ -32,7 +32,7 @@ from tests.unit.compute.models import TINY, VOCAB, tiny_model
 
 KERNELS = NativeLibrary(library_path()).usable_kernels()
 LENGTHS = (1, 2, 63, 64, 65, 130, 256, 257, 300, 530)
-"""Around the borders of attention's tiles (64 keys) and splits (256)."""
+"""Lengths around the borders of attention's tiles (64 keys) and splits (256)."""
 SEEN = Sampling(temperature=0.0, top_logprobs=VOCAB)
 CONFIGS = {
     "grouped": transformers.LlamaConfig(**TINY | {"max_position_embeddings": 1024, "head_dim": 32}),
@@ -66,7 +66,7 @@ CONFIGS = {
 
 @dataclass
 class Request:
-    """Tokens that are forced, not drawn; its blocks; what was seen at each position and how far it is."""
+    """A request with fixed tokens, its blocks, the results at each position, and its progress."""
 
     tokens: list[int]
     table: list[int]
@@ -75,13 +75,13 @@ class Request:
 
 @dataclass
 class Run:
-    """One engine with its arena, and the bits that it made."""
+    """One engine with its arena, and its results."""
 
     engine: NativeEngine
     arena: np.ndarray
 
     def step(self, requests: Sequence[Request], counts: Sequence[int]) -> list[bytes]:
-        """Compute the next tokens of some requests. Returns the log probabilities after the last of each, as bytes."""
+        """Compute the next tokens of requests, and return the log probabilities after the last of each, as bytes."""
         parts = tuple(
             Slice(
                 request_id=RequestId("r"),
@@ -101,7 +101,7 @@ class Run:
         return [np.array(sorted(part.logprob.top)).tobytes() for part in results if part.logprob is not None]
 
     def kv(self, request: Request) -> bytes:
-        """Return the KV of all its tokens, in order: independent of block size and block ids."""
+        """Return the KV of all tokens in order, independent of block size and block ids."""
         layout = self.engine.layout
         planes = (layout.layers, layout.planes)
         row_bytes = layout.token_bytes // layout.layers // layout.planes
@@ -120,7 +120,7 @@ def _run(card: ModelCard, kernels: str, dtype: Dtype, *, threads: int, block_tok
 
 
 def _alone(run: Run, tokens: Sequence[int]) -> tuple[list[bytes], bytes]:
-    """Compute a request token by token: what is seen at each position, and its KV."""
+    """Compute a request token by token, and return the results at each position and the KV."""
     request = Request(list(tokens), list(range(-(-len(tokens) // run.engine.layout.block_tokens))))
     return [run.step([request], [1])[0] for _ in tokens], run.kv(request)
 
@@ -139,7 +139,7 @@ def card(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_bits_do_not_depend_on_company_chunks_threads_or_blocks(card: ModelCard, kernels: str, dtype: Dtype) -> None:
+def test_bits_do_not_depend_on_batch_chunks_threads_or_blocks(card: ModelCard, kernels: str, dtype: Dtype) -> None:
     rng = random.Random(f"{kernels} {dtype}")
     lengths = LENGTHS if kernels != "PLAIN" else LENGTHS[:6]
     prompts = [[rng.randrange(VOCAB) for _ in range(length)] for length in lengths]
@@ -162,10 +162,10 @@ def test_bits_do_not_depend_on_company_chunks_threads_or_blocks(card: ModelCard,
 
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize(("weights", "kv_dtype"), [("stored", "int8"), ("int8", "fp8")])
-def test_bits_of_8_bit_weights_and_kv_depend_on_nothing_else_either(
+def test_bits_of_8_bit_weights_and_kv_depend_on_the_request_only(
     weights: WeightsChoice, kv_dtype: KVDtype, kernels: str, tmp_path: Path
 ) -> None:
-    """Past a split of attention, in blocks of two sizes, and over a prefix that another engine has made."""
+    """Past a split of attention, in blocks of two sizes, and over a prefix computed by another engine."""
     tiny_model(CONFIGS["grouped"]).save_pretrained(tmp_path)
     card = resolve_model(str(tmp_path))
 
@@ -196,13 +196,13 @@ def test_bits_of_8_bit_weights_and_kv_depend_on_nothing_else_either(
 
 
 def _chunk(rng: random.Random, left: int) -> int:
-    """Often one token, often all that is left, else anything."""
+    """Return a chunk size: often 1, often all remaining tokens, else a random one."""
     return rng.choice((1, min(left, rng.randint(1, 40)), rng.randint(1, left), left))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_bits_do_not_depend_on_a_prefix_that_was_found(card: ModelCard, dtype: Dtype) -> None:
-    """Another engine, with other threads, goes on over blocks that the first one made."""
+def test_bits_do_not_depend_on_a_prefix_hit(card: ModelCard, dtype: Dtype) -> None:
+    """Another engine with other threads continues over blocks of the first one."""
     rng = random.Random(5)
     prompt = [rng.randrange(VOCAB) for _ in range(330)]
     first = _run(card, KERNELS[0], dtype, threads=1, block_tokens=16, blocks=30)
@@ -218,8 +218,8 @@ def test_bits_do_not_depend_on_a_prefix_that_was_found(card: ModelCard, dtype: D
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_numbers_that_overflow_reach_no_other_request(name: str, dtype: Dtype, tmp_path: Path) -> None:
-    """Token 0 is not a number from the first layer on; a request without it has the bits that it has alone."""
+def test_overflow_does_not_affect_other_requests(name: str, dtype: Dtype, tmp_path: Path) -> None:
+    """Token 0 gives NaN from the first layer on. A request without it has the same bits as alone."""
     model = tiny_model(CONFIGS[name])
     with torch.no_grad():
         model.model.embed_tokens.weight[0] = torch.inf

@@ -1,4 +1,4 @@
-"""Weights of 4 and 8 bits: against what their codes stand for, and the same bits whatever the batch."""
+"""Weights of 4 and 8 bits equal their dequantized form, and give the same bits in every batch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KERNELS = NativeLibrary(library_path()).usable_kernels()
 
 
 def engine_with(weights: str, kernels: str, threads: int = 2) -> NativeEngine:
-    """The embedded model, whose file holds Q4_1 and Q8_0. KV in float32: only the weights' form differs."""
+    """Load the embedded model (Q4_1 and Q8_0) with KV in float32, so that only the form of weights differs."""
     card = resolve_model("smollm2-135m")
     layout = card.layout(block_tokens=BLOCK_TOKENS, dtype="float32")
     memory = memoryview(bytearray(layout.block_bytes * 16))
@@ -35,7 +35,7 @@ def engine_with(weights: str, kernels: str, threads: int = 2) -> NativeEngine:
 
 
 def logits(engine: NativeEngine, *parts: tuple[list[int], int, int]) -> Tensor:
-    """Compute (tokens, start, first block) as one step; the logits of each part's last token."""
+    """Compute (tokens, start, first block) as one step, and return the logits of each part's last token."""
     slices = [part_of(tokens, range(block, block + 4), start=start) for tokens, start, block in parts]
     firsts = engine._forward(slices)
     rows = [first + part.count - 1 for first, part in zip(firsts, slices, strict=True)]
@@ -48,16 +48,16 @@ def dense() -> Tensor:
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_stored_weights_give_what_their_codes_stand_for(kernels: str, dense: Tensor) -> None:
-    """The same weights; only activations are rounded, to 8 bits per run of 32: logits of deviation 2 move by 0.15."""
+def test_stored_weights_equal_their_dequantized_form(kernels: str, dense: Tensor) -> None:
+    """Only activations are rounded, to 8 bits per run of 32. This moves logits (deviation 2) by 0.15."""
     found = logits(engine_with("stored", kernels), (TOKENS, 0, 0))[0]
     assert (found - dense).square().mean().sqrt() < 0.25
     assert found.argmax() == dense.argmax()
 
 
 @pytest.mark.parametrize("weights", ["stored", "int8"])
-def test_a_request_has_the_same_bits_whatever_it_shares_a_step_with(weights: str) -> None:
-    """Alone, in chunks, beside others in other order, on one thread: bit for bit."""
+def test_bits_do_not_depend_on_other_requests_of_a_step(weights: str) -> None:
+    """Alone, in chunks, with others in another order, on one thread: bitwise equal."""
     engine = engine_with(weights, "")
     others = [([*TOKENS[index:], index + 7], 0, 4 * index) for index in range(1, 4)]
     alone = logits(engine, (TOKENS, 0, 0))[0]
@@ -71,7 +71,7 @@ def test_a_request_has_the_same_bits_whatever_it_shares_a_step_with(weights: str
 
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_1"])
-def test_codes_of_a_file_stand_for_what_the_gguf_package_says(name: str) -> None:
+def test_codes_of_a_file_equal_the_weights_of_the_gguf_package(name: str) -> None:
     weight = np.random.default_rng(1).standard_normal((6, 128)).astype(np.float32)
     type_ = GGMLQuantizationType[name]
     data = quants.quantize(weight, type_)
@@ -81,7 +81,7 @@ def test_codes_of_a_file_stand_for_what_the_gguf_package_says(name: str) -> None
 
 
 def test_q4_k_keeps_its_codes_and_rounds_only_its_scales() -> None:
-    """Any bytes are a valid super-block, apart from factors that are not finite."""
+    """All bytes are a valid super-block, except for factors that are not finite."""
     data = np.random.default_rng(2).integers(0, 256, (3, 2 * 144), dtype=np.uint8)
     for block in (0, 144):
         data[:, block : block + 4] = np.array([0.01, 0.02], dtype=np.float16).view(np.uint8)

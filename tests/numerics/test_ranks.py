@@ -64,8 +64,8 @@ def test_every_architecture_gives_the_log_probabilities_of_one_rank(name: str, t
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (4, 1), (8, 1), (1, 2), (1, 3), (2, 2), (4, 3)])
-def test_chunks_and_company_leave_no_trace(tensor: int, pipeline: int, tmp_path: Path) -> None:
-    """8 heads on 4 KV heads: shared, held twice, and stage by stage; prompts in chunks beside decoding requests."""
+def test_chunks_and_other_requests_do_not_change_results_of_ranks(tensor: int, pipeline: int, tmp_path: Path) -> None:
+    """8 heads on 4 KV heads: divided, duplicated, and in stages. Prompts in chunks with decoding requests."""
     tiny_model(EIGHT_HEADS).save_pretrained(tmp_path)
     card = resolve_model(str(tmp_path))
     alone = engine_of(card, kind="torch")[0]
@@ -88,8 +88,8 @@ def test_chunks_and_company_leave_no_trace(tensor: int, pipeline: int, tmp_path:
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(3, 1), (1, 2), (9, 1)])
-def test_the_embedded_model_says_what_it_says_on_one_rank(tensor: int, pipeline: int) -> None:
-    """SmolLM2 has 9 query heads on 3 KV heads: three ranks share them, nine hold each KV head three times."""
+def test_the_embedded_model_gives_the_text_of_one_rank(tensor: int, pipeline: int) -> None:
+    """SmolLM2 has 9 query heads on 3 KV heads. Three ranks divide them; of nine ranks, three hold each KV head."""
     card = resolve_model("smollm2-135m")
     prompt = [504, 2367, 282, 260, 1718, 6413, 314, 9681, 411, 253, 1123, 28, 2028, 2]
     count = 4 if tensor == 9 else 12
@@ -104,12 +104,12 @@ def test_the_embedded_model_says_what_it_says_on_one_rank(tensor: int, pipeline:
 
 
 def _top(result) -> np.ndarray:
-    """The log probability of each prompt token, and of the best twenty beside it."""
+    """Return the log probabilities of each prompt token, and of the best twenty."""
     return np.array([[entry.logprob, *sorted(logprob for _, logprob in entry.top)] for entry in result.prompt_logprobs])
 
 
 def test_an_arena_holds_only_what_its_ranks_wrote(tmp_path: Path) -> None:
-    """Every rank's part of a block is what the heads and layers of one rank's block are; nothing is left unwritten."""
+    """Every rank's part equals the same heads and layers of a single rank's block. No byte is left unwritten."""
     tiny_model(EIGHT_HEADS).save_pretrained(tmp_path)
     card = resolve_model(str(tmp_path))
     engine, whole = engine_of(card, kind="torch")
@@ -130,8 +130,8 @@ def test_an_arena_holds_only_what_its_ranks_wrote(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(2, 2), (8, 1), (1, 3)])
-def test_kv_that_is_converted_says_the_same_on_the_other_side(tensor: int, pipeline: int, tmp_path: Path) -> None:
-    """Prefill on several ranks, decode on one in another arena with other blocks, and the other way round."""
+def test_converted_kv_gives_the_same_text(tensor: int, pipeline: int, tmp_path: Path) -> None:
+    """Prefill on several ranks, decode on one in another arena with other blocks, and vice versa."""
     tiny_model(EIGHT_HEADS).save_pretrained(tmp_path)
     card = resolve_model(str(tmp_path))
     engine, whole = engine_of(card, kind="torch", block_tokens=8)
@@ -159,7 +159,7 @@ def bring(
 
 
 def continue_text(engine: StepEngine, table: Sequence[BlockId], first: int | None, count: int) -> list[int]:
-    """Decode after the 43 tokens of a prompt, of which nothing is computed here."""
+    """Decode after the 43 tokens of a prompt, which are already computed."""
     tokens = [*TOKENS[:43], first or 0]
     for _ in range(count):
         part = part_of(tokens, table, start=len(tokens) - 1, prompt_tokens=43)
@@ -167,7 +167,7 @@ def continue_text(engine: StepEngine, table: Sequence[BlockId], first: int | Non
     return tokens[44:]
 
 
-def test_what_only_the_native_engine_has_is_refused_before_ranks_start(tmp_path: Path) -> None:
+def test_native_options_are_refused_before_ranks_start(tmp_path: Path) -> None:
     tiny_model(CONFIGS["llama_tied"]).save_pretrained(tmp_path)
     card = resolve_model(str(tmp_path))
     layout = card.layout(block_tokens=4, dtype="int8", tensor_parallel=2, pipeline_parallel=1)
@@ -200,7 +200,7 @@ def test_a_model_that_cannot_be_shared_is_refused_with_numbers(
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (8, 1), (2, 3)])
 def test_ranks_with_an_arena_each_keep_their_parts_of_every_block(tensor: int, pipeline: int, tmp_path: Path) -> None:
-    """As on GPUs: the text is the same, and the parts of a block in a row are that block of ranks that share one."""
+    """As on GPUs. The text is the same, and the concatenated parts of a block equal the block of a shared arena."""
     tiny_model(EIGHT_HEADS).save_pretrained(tmp_path)
     card = resolve_model(str(tmp_path))
     with parallel_engine(card, tensor=tensor, pipeline=pipeline, blocks=16) as (engine, arena, layout):
@@ -222,7 +222,7 @@ def test_ranks_on_gpus_need_a_torch_with_nccl() -> None:
         connect_ranks(RankPlace(rank=0, tensor=2, pipeline=1), HashStore(), torch.device("cuda:0"))
 
 
-def test_ranks_take_the_torch_engine_and_say_why(tmp_path: Path) -> None:
+def test_ranks_use_the_torch_engine_with_a_reason(tmp_path: Path) -> None:
     tiny_model(CONFIGS["llama_tied"]).save_pretrained(tmp_path)
     card = resolve_model(str(tmp_path))
     choice = choose_engine(card, card.layout(block_tokens=4, dtype="float32", tensor_parallel=2))
@@ -237,7 +237,7 @@ class _Gone:
 
 
 def test_a_worker_whose_ranks_are_out_of_step_ends(tmp_path: Path) -> None:
-    """It must not try its requests again one by one: the others may still wait within the step that failed."""
+    """It must not retry its requests one by one, because the other ranks may still wait in the failed step."""
     tiny_model(CONFIGS["llama_tied"]).save_pretrained(tmp_path)
     card = resolve_model(str(tmp_path))
     layout = card.layout(block_tokens=4, dtype="float32")

@@ -1,4 +1,4 @@
-"""The embedded model, real weights, against transformers in float32: the same greedy tokens."""
+"""The embedded model with real weights gives the same greedy tokens as transformers in float32."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.compute.models import engine_of, part_of, run
 
 OUTPUT_TOKENS = 12
 COMPARED = [prompt for prompt in PROMPTS if len(prompt.text) < 400][::2]
-"""Half of the short ones: all of them, and the long ones, are compared through the server."""
+"""Half of the short prompts. The tests through the server compare all of them, and the long ones."""
 BLOCK_TOKENS = 16
 CHUNK_TOKENS = 24
 
@@ -37,7 +37,7 @@ def tokenizer() -> Tokenizer:
 def test_greedy_tokens_equal_those_of_transformers(
     engine: StepEngine, tokenizer: Tokenizer, reference: transformers.PreTrainedModel
 ) -> None:
-    """All decoded in one batch. transformers reads each text once, and would have said every token of it."""
+    """All prompts are decoded in one batch. transformers reads each text once, and must predict each token of it."""
     prompts = _tokens(tokenizer, COMPARED)
     texts = _generate(engine, prompts)
     for prompt, tokens, text in zip(COMPARED, prompts, texts, strict=True):
@@ -48,7 +48,7 @@ def test_greedy_tokens_equal_those_of_transformers(
 
 
 def test_chats_render_as_transformers_renders_them(tokenizer: Tokenizer) -> None:
-    """The template in the GGUF file, through our sandbox."""
+    """With the template of the GGUF file, in the sandbox."""
     path = Path(_card().path)
     theirs = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     template = load_chat_template(_card())

@@ -1,4 +1,4 @@
-"""Guessing ahead with the real model: one request with and without, greedy and drawn, and under a grammar."""
+"""Speculative decoding with the real model: a request with and without drafts, greedy, sampled, and with a grammar."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def card() -> ModelCard:
 
 @pytest.fixture(scope="module")
 def engine(card: ModelCard) -> StepEngine:
-    """The engine that this machine's server takes, in float32."""
+    """The engine that a server on this machine would use, in float32."""
     layout = card.layout(block_tokens=BLOCK_TOKENS, dtype="float32")
     return load_engine(card, layout, memoryview(bytearray(layout.block_bytes * BLOCKS)), dtype="float32", threads=1)
 
 
 def _run(engine: StepEngine, prompt: list[int], sampling: Sampling, tokens_max: int) -> tuple[list[int], int]:
-    """Return the text, and how many guesses came true."""
+    """Return the text, and the number of accepted drafts."""
     rules = BatcherPolicies(
         batching=MixedChunked(),
         fairness=FirstComeFirstServed(),

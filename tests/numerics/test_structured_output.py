@@ -1,4 +1,4 @@
-"""The real model under a schema: a byte-level vocabulary of 49,152 tokens from a GGUF file."""
+"""Structured output of the real model, with a byte-level vocabulary of 49,152 tokens from a GGUF file."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_a_choice_is_made_token_by_token(smollm_server: RunningServer) -> None:
     assert choice["message"]["content"] in ("Café Zürich", "naïve 😀", "no")
 
 
-def test_a_model_whose_template_knows_no_tools_calls_one_all_the_same(smollm_server: RunningServer) -> None:
-    """The tools are described in words, the call is constrained to their schema, and its result goes back."""
+def test_a_model_whose_template_has_no_tools_calls_one(smollm_server: RunningServer) -> None:
+    """The prompt describes the tools, the call follows their schema, and its result is sent back."""
     place = {"type": "string", "maxLength": 20}
     schema = {"type": "object", "properties": {"city": place}, "required": ["city"], "additionalProperties": False}
     tool = {"type": "function", "function": {"name": "weather", "description": "Weather now", "parameters": schema}}

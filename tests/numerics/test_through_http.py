@@ -1,4 +1,4 @@
-"""The embedded model through HTTP, prefill and decode apart: token for token what transformers says, in float32."""
+"""The embedded model through HTTP with separate prefill and decode gives the tokens of transformers in float32."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ CONCURRENCY = 6
 pytestmark = pytest.mark.timeout(900)
 
 Answer = tuple[str, int]
-"""Text, and how many tokens it has."""
+"""A text, and its number of tokens."""
 
 
 @pytest.fixture(scope="module")
 def expected(reference: transformers.PreTrainedModel) -> dict[str, Answer]:
-    """What transformers generates greedily from the same dequantized weights.
+    """Return the greedy texts of transformers with the same dequantized weights.
 
     On one thread: two that wait for each other take many times as long when anything else runs.
     """
@@ -65,10 +65,10 @@ def _answers(server: RunningServer) -> dict[str, Answer]:
     return asyncio.run(ask_all())
 
 
-def test_one_prefill_and_one_decode_worker_say_what_transformers_says(
+def test_one_prefill_and_one_decode_worker_give_the_text_of_transformers(
     smollm_server: RunningServer, expected: dict[str, Answer]
 ) -> None:
-    """Twice: the second time most prompts come from the prefix cache, and the text is the same."""
+    """Twice: the second time most prompts hit the prefix cache, and the text is the same."""
     assert _answers(smollm_server) == expected
     hits_before = smollm_server.metric("baton_prefix_hit_tokens_total")
     assert _answers(smollm_server) == expected
@@ -77,13 +77,13 @@ def test_one_prefill_and_one_decode_worker_say_what_transformers_says(
 
 
 @pytest.mark.parametrize("topology", [("--prefill", "2", "--decode", "2"), ("--mixed", "1")], ids=" ".join)
-def test_other_topologies_say_the_same(topology: tuple[str, ...], expected: dict[str, Answer]) -> None:
+def test_other_topologies_give_the_same_text(topology: tuple[str, ...], expected: dict[str, Answer]) -> None:
     with serving("--dtype", "float32", *topology) as server:
         assert _answers(server) == expected
 
 
 def test_a_handoff_takes_less_than_a_decode_step(smollm_server: RunningServer) -> None:
-    """Between two processes; no step of anybody else is in the way. Medians of one run."""
+    """Between two idle processes. Medians of one run."""
     with smollm_server.client() as client:
         timings = [
             client.post("/v1/completions", json={"prompt": f"Number {index} is", "max_tokens": 4}).json()["timings"]
@@ -95,7 +95,7 @@ def test_a_handoff_takes_less_than_a_decode_step(smollm_server: RunningServer) -
 
 
 def test_turn_two_of_a_chat_reuses_the_answer_of_turn_one(smollm_server: RunningServer) -> None:
-    """The answer was decoded by another process than the one that now finds it in the cache."""
+    """Another process decoded the answer than the one that finds it in the cache."""
     messages = [{"role": "user", "content": "Name five animals that live in the sea, with a word about each."}]
     with smollm_server.client() as client:
         body = {"messages": messages, "max_tokens": 80, "temperature": 0}

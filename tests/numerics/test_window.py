@@ -1,4 +1,4 @@
-"""Models that see a window only, against transformers, with nothing left of what lies behind the window."""
+"""Models with sliding windows equal transformers, without the KV behind the window."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def folder(model: transformers.PreTrainedModel, tmp_path_factory: pytest.TempPat
 
 
 def huggingface_text(model: transformers.PreTrainedModel, prompt: list[int]) -> list[int]:
-    """Greedy, the whole text in one pass for every token: no cache that could drop too much or too little."""
+    """Generate greedily, with one pass over the whole text per token, so that no cache can drop KV."""
     tokens = list(prompt)
     with torch.no_grad():
         for _ in range(OUTPUT_TOKENS):
@@ -50,8 +50,8 @@ def huggingface_text(model: transformers.PreTrainedModel, prompt: list[int]) -> 
     return tokens[len(prompt) :]
 
 
-def test_how_far_a_model_sees_is_that_of_its_widest_layer(folder: Path, tmp_path: Path) -> None:
-    """One layer that sees everything, and the model does."""
+def test_the_window_of_a_model_is_that_of_its_widest_layer(folder: Path, tmp_path: Path) -> None:
+    """If one layer has no window, the model has none."""
     assert resolve_model(str(folder)).window_tokens == SEEN
     mixed = transformers.Qwen2Config(**TINY, use_sliding_window=True, sliding_window=9, max_window_layers=1)
     tiny_model(mixed).save_pretrained(tmp_path)
@@ -59,10 +59,10 @@ def test_how_far_a_model_sees_is_that_of_its_widest_layer(folder: Path, tmp_path
 
 
 @pytest.mark.parametrize("kind", ["torch", "native"])
-def test_the_text_is_that_of_transformers_though_all_behind_the_window_is_noise(
+def test_noise_behind_the_window_does_not_change_the_text(
     kind: Kind, model: transformers.PreTrainedModel, folder: Path
 ) -> None:
-    """NaN, in every block that a pool would let go, before every step: whoever looks at one token of it says NaN."""
+    """Before every step, each block that the pool would release is filled with NaN, which spreads to any reader."""
     engine, arena = engine_of(resolve_model(str(folder)), kind=kind, block_tokens=BLOCK_TOKENS)
     block_bytes = engine.layout.block_bytes
     tokens, start = list(PROMPT), 0
@@ -78,7 +78,7 @@ def test_the_text_is_that_of_transformers_though_all_behind_the_window_is_noise(
 
 
 def serve(engine: StepEngine, pool: HostPool, prompts: dict[str, list[int]]) -> dict[str, list[int]]:
-    """Run requests on one worker over one pool until all have ended."""
+    """Run requests on one worker over one pool until all are finished."""
     batcher = new_batcher(W, BatchLimits(step_tokens_max=16, requests_max=4), BLOCK_TOKENS)
     texts: dict[str, list[int]] = {name: [] for name in prompts}
     for name, prompt in prompts.items():
@@ -110,10 +110,10 @@ def serve(engine: StepEngine, pool: HostPool, prompts: dict[str, list[int]]) -> 
     raise AssertionError(f"no end: {texts}")
 
 
-def test_requests_longer_than_the_arena_say_what_they_say_alone(
+def test_requests_longer_than_the_arena_give_their_text_alone(
     model: transformers.PreTrainedModel, folder: Path
 ) -> None:
-    """100 tokens each in 48, side by side: blocks go from one to the other as their windows move on."""
+    """Requests of 100 tokens each share 48 slots, because blocks behind a window are reused."""
     blocks = WINDOW.room_tokens(BLOCK_TOKENS) // BLOCK_TOKENS + 4
     engine, _ = engine_of(resolve_model(str(folder)), blocks=blocks, block_tokens=BLOCK_TOKENS)
     pool = HostPool(
@@ -129,7 +129,7 @@ def test_requests_longer_than_the_arena_say_what_they_say_alone(
     assert texts == {name: huggingface_text(model, prompt) for name, prompt in prompts.items()}
 
 
-def test_a_prompt_whose_beginning_is_gone_goes_on_from_its_last_window(
+def test_a_prompt_with_a_dropped_beginning_continues_from_its_last_window(
     model: transformers.PreTrainedModel, folder: Path
 ) -> None:
     engine, _ = engine_of(resolve_model(str(folder)), blocks=16, block_tokens=BLOCK_TOKENS)

@@ -1,4 +1,4 @@
-"""Small models made on the spot, and engines over arenas of plain memory: shared by the engine's tests."""
+"""Small random models, and engines over arenas of plain memory, for the tests of engines."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TINY = {
 
 
 def tiny_model(config: transformers.PretrainedConfig, seed: int = 0) -> transformers.PreTrainedModel:
-    """Make a random model whose biases and norms are not the trivial ones."""
+    """Make a random model with random biases and norms."""
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
@@ -67,7 +67,7 @@ def engine_of(
     kv_dtype: KVDtype = "float32",
     kind: Literal["torch", "native"] | None = None,
 ) -> tuple[StepEngine, bytearray]:
-    """Load a model over an arena of its own; return both. kind: which engine; None takes what the server takes."""
+    """Load a model over a new arena, and return both. kind: the engine; None takes the server's choice."""
     layout = card.layout(block_tokens=block_tokens, dtype="uint8" if card.format == "hash" else kv_dtype)
     arena = bytearray(layout.block_bytes * blocks)
     choice = EngineChoice(kind="torch") if kind == "torch" else choose_engine(card, layout)
@@ -78,7 +78,7 @@ def engine_of(
 def part_of(
     tokens: Sequence[int], table: Sequence[int], *, start: int = 0, end: int | None = None, **options: object
 ) -> Slice:
-    """Build the slice [start, end) of a request; it asks for a token where it reaches the last one."""
+    """Build the slice [start, end) of a request. It samples if it contains the last token."""
     end = len(tokens) if end is None else end
     values: dict[str, object] = {
         "request_id": RequestId("r"),
@@ -99,7 +99,7 @@ def run(engine: StepEngine, *parts: Slice) -> list[SliceResult]:
 def generate(
     engine: StepEngine, prompt: Sequence[int], table: Sequence[int], count: int, sampling: Sampling = GREEDY
 ) -> list[int]:
-    """Generate `count` tokens, one request alone."""
+    """Generate `count` tokens of one request."""
     tokens = list(prompt)
     start = 0
     while len(tokens) < len(prompt) + count:
@@ -139,7 +139,7 @@ def poison(arena: bytearray) -> None:
 def write_gguf(
     model: transformers.PreTrainedModel, folder: Path, path: Path, *, rope_freqs: Sequence[float] | None = None
 ) -> None:
-    """Write a Llama model as llama.cpp would: its names, query and key rows interleaved. Values stay float32."""
+    """Write a Llama model as llama.cpp does: its names, and interleaved query and key rows. Values stay float32."""
     model.save_pretrained(folder)
     config = read_config(resolve_model(str(folder)))
     writer = gguf.GGUFWriter(path, "llama")

@@ -1,5 +1,5 @@
-"""Ask the native engine for more threads than there is memory for: `native_crowd.py`, in a process of its own, whose
-memory is limited. Prints what is said.
+"""Ask the native engine for more threads than memory allows: `native_crowd.py`, in a separate process with limited
+memory. Prints the error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.unit.compute.native_models import Shape, Weights
 
 THREADS = 1000
 SPARE_BYTES = 64 << 20
-"""Room for the stacks of some threads, and not of all."""
+"""Memory for the stacks of some threads, but not of all."""
 
 
 def main() -> None:

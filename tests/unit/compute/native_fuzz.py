@@ -1,8 +1,9 @@
-"""Drive the bare native library with random models and random steps: `native_fuzz LIBRARY SEEDS`, as a module and in a
-process of its own, for the library may be built with sanitizers. No torch here: what is judged is the library alone.
+"""Run the bare native library with random models and random steps: `native_fuzz LIBRARY SEEDS`.
 
-Every instruction set must give what PLAIN gives, and the same bits as for a request alone, whole and on one thread; and
-no byte of the arena may change outside of the new tokens' slots.
+It runs as a module in a separate process, because the library may be built with sanitizers. No torch.
+
+Every instruction set must give the results of PLAIN, and the same bits as for a request alone, in one chunk and on one
+thread. No byte of the arena may change outside of the new tokens' slots.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tests.unit.compute.native_models import DENSE, FLOAT32, Shape, Weights
 from tests.unit.compute.native_refusals import refuses_what_is_not_there
 
 Part = tuple[list[int], int, list[int]]
-"""Tokens of a slice, the position of the first, and the block table."""
+"""The tokens of a slice, the position of the first, and the block table."""
 
 
 @dataclass
@@ -55,14 +56,14 @@ class Given:
         )
 
     def step(self, layers_done: np.ndarray) -> NativeStep:
-        """Name the arrays, which must outlive what is returned."""
+        """Return pointers to the arrays, which must outlive the result."""
         arrays = (self.tokens, self.counts, self.starts, self.blocks, self.block_counts, self.angles, layers_done)
         lengths = (len(self.counts), len(self.tokens), len(self.blocks), len(self.angles))
         return NativeStep(*lengths, *(array.ctypes.data for array in arrays))
 
 
 class Engine:
-    """One handle of the library over an arena of its own."""
+    """One handle of the library over its own arena."""
 
     def __init__(
         self, library: NativeLibrary, weights: Weights, blocks: int, threads: int, cores: list[int] | None = None
@@ -103,11 +104,11 @@ class Engine:
         library.set_arena(self.handle, self.arena.ctypes.data, blocks)
 
     def step(self, slices: list[Part]) -> np.ndarray:
-        """Compute (tokens, start, block table) of each slice. Returns the logits after every token: [rows, vocab]."""
+        """Compute (tokens, start, block table) of each slice, and return the logits of every token: [rows, vocab]."""
         return self.compute(Given.of(slices, self.shape.rotary_dim))
 
     def compute(self, given: Given) -> np.ndarray:
-        """Compute a step that may be none. Raises ModelError."""
+        """Compute a step that may be invalid. Raises ModelError."""
         self.library.forward(self.handle, given.step(self.layers_done))
         return self.project(range(len(given.tokens)))
 
@@ -132,7 +133,7 @@ class Engine:
 
 
 def play(path: Path, kernels: list[str], seed: int) -> None:
-    """One random model, a few random steps on every instruction set, against PLAIN and against a copy of the arena."""
+    """Compare random steps of one random model on every instruction set with PLAIN, and with a copy of the arena."""
     rng = random.Random(seed)
     s = Shape.draw(rng)
     if seed % 3 == 0:  # often enough that a router leaves experts out
@@ -190,7 +191,7 @@ def play(path: Path, kernels: list[str], seed: int) -> None:
 def judge_company(
     engine: Engine, weights: Weights, request: tuple[list[int], list[int]], seen: np.ndarray, what: str
 ) -> None:
-    """Logits and KV of a request that had company have the bits that they have alone, whole and on one thread."""
+    """Check that logits and KV of a request in a batch have the bits of the request alone on one thread."""
     tokens, table = request
     alone = Engine(engine.library, weights, len(table), 1)
     expected = alone.step([(tokens, 0, list(range(len(table))))])

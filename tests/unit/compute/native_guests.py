@@ -1,8 +1,8 @@
-"""Let the native engine use a neighbour's core: `native_guests.py`, in a process of its own, since it pins itself.
+"""Let the native engine use a neighbour's core: `native_guests.py`, in a separate process, because it pins itself.
 
-The neighbour is a child that owns the second core: it sleeps at first, then it wakes a thousand times a second and
-computes for a while. Prints one line of JSON: where the guest is and at which rank, how much it computed for us while
-the neighbour slept, how often it was called home since, and whether a logit ever differed from those of one thread.
+The neighbour is a child process that owns the second core. It sleeps at first, then wakes a thousand times a second to
+compute. Prints one line of JSON: the core and the priority of the guest, its CPU time while the neighbour slept, the
+number of recalls after that, and whether a logit ever differed from those of one thread.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ SHAPE = Shape(
 TOKENS = 48
 QUIET_STEPS = 200
 STEPS_MAX = 20_000
-"""Within so many steps a neighbour that wakes all the time has woken with the guest at work."""
+"""The maximum number of steps until the neighbour wakes while the guest works."""
 PULSE_S = 0.001
 WORK = 10_000
-"""Loop turns of the neighbour at each pulse: some tenths of a millisecond."""
+"""Loop passes of the neighbour at each pulse: some tenths of a millisecond."""
 
 
 def begin(number: int, frame: FrameType | None) -> None:

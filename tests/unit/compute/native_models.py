@@ -1,4 +1,4 @@
-"""Random models for the bare native library, of sizes that are seldom round, and the structures that it is given."""
+"""Random models of odd sizes for the bare native library, and its input structures."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ FLOAT32, BFLOAT16 = 0, 1
 DENSE, INT8, Q8, Q4, Q4M = 0, 2, 3, 4, 5  # forms of weights
 KV_INT8, KV_E4M3 = 6, 7
 TOLERANCE = {FLOAT32: 2e-4, BFLOAT16: 0.15}
-"""Largest difference of a logit; they are of the order of one. Only the orders of sums and roundings differ."""
+"""The largest difference of a logit, which is about 1. Only the orders of sums and roundings differ."""
 COARSE_TOLERANCE = 1.0
-"""Where numbers are rounded to 8 bits, a last bit may turn into a whole code."""
+"""With 8-bit rounding, a difference of the last bit may change a code."""
 
 
 @dataclass
 class Shape:
-    """A random model's sizes, few of them round."""
+    """The sizes of a random model."""
 
     heads: int
     kv_heads: int
@@ -43,7 +43,7 @@ class Shape:
     biased: bool
     normed: bool
     steep: float
-    """Factor of gates: many are far beyond what an exponential can hold."""
+    """Factor on gates: many are far outside of the range of the exponential."""
     experts: int = 0
     used: int = 0
     shared: bool = False
@@ -76,7 +76,7 @@ class Shape:
         return shape
 
     def draw_experts(self, rng: random.Random) -> None:
-        """Where sums are rounded coarsely, a token comes to all experts: else two sets would send it elsewhere."""
+        """With coarse rounding, a token uses all experts, so that instruction sets choose the same ones."""
         self.experts = rng.choice((0, 1, 5, 40))
         self.used = rng.randint(1, min(self.experts, 8)) if self.experts else 0
         if self.tolerance > TOLERANCE[FLOAT32]:
@@ -85,14 +85,14 @@ class Shape:
         self.draw_groups(rng)
 
     def draw_groups(self, rng: random.Random) -> None:
-        """As DeepSeek's routers choose: groups first, by sigmoid and with a bias or by softmax."""
+        """Choose like DeepSeek's routers: groups first; by sigmoid with a bias, or by softmax."""
         self.sigmoid = rng.random() < 0.5
         self.groups = rng.choice([count for count in (1, 2, 4, 5) if self.experts % count == 0])
         needed = -(-self.used * self.groups // max(1, self.experts))
         self.groups_used = rng.randint(max(1, needed), self.groups)
 
     def draw_latent(self, rng: random.Random) -> None:
-        """One vector of a token for all heads, and no window."""
+        """Latent attention: one vector per token for all heads, and no window."""
         self.latent = NativeLatentSizes(
             q_rank=rng.choice((0, 5, 32, 70)),
             kv_rank=rng.choice((2, 24, 64, 90)),
@@ -106,7 +106,7 @@ class Shape:
 
     @property
     def planes(self) -> int:
-        """Of all layers in a block."""
+        """The bytes of all layers in a block."""
         return len(self.windows) * (2 if self.latent is None else 1)
 
     @property
@@ -115,7 +115,7 @@ class Shape:
 
     @property
     def attended(self) -> tuple[int, int]:
-        """What qkv makes of a token, and what the output projection takes."""
+        """The outputs of qkv, and the inputs of the output projection."""
         width, cached = self.heads * self.head_dim, self.kv_heads * self.head_dim
         if self.latent is None:
             return width + 2 * cached, width
@@ -135,7 +135,7 @@ class Shape:
 
 @dataclass
 class Weights:
-    """Arrays of one model, and the structures that point at them."""
+    """The arrays of one model, and the structures that point to them."""
 
     shape: Shape
     rng: np.random.Generator
@@ -210,7 +210,7 @@ class Weights:
         return self.hold(self.rng.uniform(0.5, 1.5, count).astype(np.float32))
 
     def matrix(self, rows: int, inputs: int, *, biased: bool | None = None, gates: int = 0) -> NativeMatrix:
-        """gates: as many rows, the first ones, are steep."""
+        """Make a random matrix. gates: the number of first rows with large values."""
         if self.shape.form != DENSE:
             return self.quantized(rows, -(-inputs // 32) * 32, biased=biased, gates=gates)
         return self.dense(rows, inputs, biased=biased, gates=gates)
@@ -224,7 +224,7 @@ class Weights:
         return NativeMatrix(data=self.hold(values), bias=bias, rows=rows, inputs=inputs)
 
     def quantized(self, rows: int, inputs: int, *, biased: bool | None, gates: int) -> NativeMatrix:
-        """Random codes, with scales that make weights of the order of dense ones."""
+        """Make random codes, with scales that give weights of the size of dense ones."""
         form, bits = self.shape.form, 4 if self.shape.form in (Q4, Q4M) else 8
         codes = self.rng.integers(0, 1 << bits, (rows, inputs), dtype=np.uint8)
         size = 3.0 / np.sqrt(inputs) / (1 << bits)

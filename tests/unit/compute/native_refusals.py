@@ -1,4 +1,4 @@
-"""Every number that a native step is given, made wrong: what the library would read or write is nothing of ours."""
+"""Make every number of a native step invalid, and check that the library refuses the step."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from tests.unit.compute.native_fuzz import Engine, Given
 
 EXTREMES = (-(1 << 31), (1 << 31) - 1)
-"""Of 32-bit numbers: sums of these do not fit into one."""
+"""32-bit numbers whose sums do not fit into 32 bits."""
 
 
 def refuses_what_is_not_there(engine: Engine, given: Given) -> None:
-    """Whatever of a step's numbers is wrong is an error, and nothing is written. given: a step that is right."""
+    """Check that any invalid number of a step is an error, and nothing is written. given: a valid step."""
     before = engine.arena.copy()
     for wrong in _wrong(given, engine.shape.vocab, engine.blocks):
         assert _refuses(lambda wrong=wrong: engine.compute(wrong)), f"{wrong} was taken"
@@ -34,7 +34,7 @@ def refuses_what_is_not_there(engine: Engine, given: Given) -> None:
 
 
 def _wrong(given: Given, vocab: int, blocks: int) -> Iterator[Given]:
-    """Change one number of a step, each to everything that it must not be."""
+    """Yield copies of a step with one number changed to each kind of invalid value."""
     for index in {0, len(given.tokens) - 1}:
         for token in (vocab, -1, *EXTREMES):
             yield _changed(given, "tokens", index, token)
@@ -57,7 +57,7 @@ def _changed(given: Given, field: str, index: int, value: int) -> Given:
 
 
 def _wrong_lengths(step: NativeStep) -> Iterator[tuple[str, int]]:
-    """Say of an array that it is longer or shorter than what the slices need; no more slices than there are."""
+    """Yield lengths of arrays that are longer or shorter than the slices need."""
     for name, value in (("rows", step.rows), ("entries", step.entries)):
         for other in (value - 1, value + 1, 0, -1, *EXTREMES):
             yield name, other

@@ -1,7 +1,7 @@
-"""Watch the native engine's threads from outside: `native_threads.py`, in a process of its own, since it pins itself.
+"""Observe the native engine's threads: `native_threads.py`, in a separate process, because it pins itself.
 
-Prints one line of JSON: how many threads an engine of one thread starts, on which cores those of an engine of two are,
-and how much CPU time a helper takes while nothing is asked of it.
+Prints one line of JSON: the number of threads that an engine of one thread starts, the cores of the threads of an
+engine of two, and the CPU time of a helper between steps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.unit.compute.native_fuzz import Engine
 from tests.unit.compute.native_models import Shape, Weights
 
 WORK = 300_000
-"""Loop turns of the main thread during which the helper is watched: some ten milliseconds."""
+"""Loop passes of the main thread while the helper is observed: some ten milliseconds."""
 
 
 def threads() -> set[int]:
@@ -27,12 +27,12 @@ def threads() -> set[int]:
 
 
 def state_of(thread: int) -> str:
-    """R runs, S sleeps."""
+    """Return R for a running thread, S for a sleeping one."""
     return Path(f"/proc/self/task/{thread}/stat").read_text().rsplit(")", 1)[1].split()[0]
 
 
 def ran_ns(thread: int) -> int:
-    """Nanoseconds on a CPU so far."""
+    """Return the CPU time of a thread in nanoseconds."""
     return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[0])
 
 

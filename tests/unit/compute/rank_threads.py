@@ -1,4 +1,4 @@
-"""A parallel worker whose ranks are threads of this process, over gloo: the engine's half, without processes."""
+"""A parallel worker whose ranks are threads of this process, over gloo. Tests the engine without rank processes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Queues:
 def parallel_engine(
     card: ModelCard, *, tensor: int = 1, pipeline: int = 1, blocks: int = 64, block_tokens: int = 4
 ) -> Iterator[tuple[StepEngine, bytearray, KVLayout]]:
-    """Run an engine in float32 over an arena of its own for the length of a with block."""
+    """Run a float32 engine over a new arena while a with block runs."""
     layout = card.layout(block_tokens=block_tokens, dtype="float32", tensor_parallel=tensor, pipeline_parallel=pipeline)
     arena = bytearray(layout.block_bytes * blocks)
     with engine_over(card, layout, lambda rank: RankArena.of(memoryview(arena), layout, rank)) as engine:
@@ -44,7 +44,7 @@ def parallel_engine(
 
 @contextmanager
 def engine_over(card: ModelCard, layout: KVLayout, arena_of: Callable[[int], RankArena]) -> Iterator[StepEngine]:
-    """Run an engine in float32 over these arenas for the length of a with block."""
+    """Run a float32 engine over these arenas while a with block runs."""
     store = HashStore()
     channel = _Queues([queue.SimpleQueue() for _ in range(layout.ranks - 1)])
 

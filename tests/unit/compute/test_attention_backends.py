@@ -41,12 +41,12 @@ def test_types_may_differ_between_arena_and_queries(kv_dtype: str, dtype: torch.
 
 @pytest.mark.parametrize("case", CASES)
 def test_one_latent_per_token_is_key_and_value(case: str) -> None:
-    """A layout of one plane: what multi-head latent attention reads while it decodes."""
+    """A layout of one plane, as latent attention reads it in decode steps."""
     _compare(CASES[case], window=None, group=3, kv_dtype="float32", dtype=torch.float32, planes=1)
 
 
 def test_tiles_and_small_scratch_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limits that a short test would not reach: every chunk in tiles of 4 queries, every decode on its own."""
+    """Small limits: every chunk in tiles of 4 queries, every decoding request in its own batch."""
     monkeypatch.setattr(torch_sdpa, "TILE_QUERIES", 4)
     monkeypatch.setattr(torch_sdpa, "SCRATCH_BYTES", 1)
     for window in (None, 6):
@@ -68,7 +68,7 @@ def test_a_packed_linear_layer_equals_a_dense_one(dtype: torch.dtype, bias_scale
 def _compare(
     sizes: list[tuple[int, int]], *, window: int | None, group: int, kv_dtype: str, dtype: torch.dtype, planes: int = 2
 ) -> None:
-    """sizes: (new tokens, tokens before) of each request. Everything that no token wrote is NaN."""
+    """Compare with the formula. sizes: (new tokens, tokens before) of each request. Unwritten slots are NaN."""
     torch.manual_seed(1)
     layout = KVLayout(layers=LAYERS, kv_heads=2, head_dim=8, block_tokens=16, dtype=kv_dtype, planes=planes)
     counts = [-(-(count + start) // 16) for count, start in sizes]

@@ -1,4 +1,4 @@
-"""Weights as numpy reads them: the numbers that torch would have read, to the last bit."""
+"""Weights read by numpy have the same bits as those read by torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_every_bfloat16_is_widened_as_torch_does() -> None:
 
 
 def test_float32_is_rounded_to_bfloat16_as_torch_does() -> None:
-    """Ties, the largest, the smallest, infinities and what is no number, in more than one piece."""
+    """Ties, the largest, the smallest, infinities and NaN, in more than one piece."""
     rng = np.random.default_rng(0)
     bits = rng.integers(0, 1 << 32, PIECE_ITEMS + 1000, dtype=np.uint64).astype(np.uint32)
     bits[::3] = bits[::3] & 0xFFFF0000 | 0x8000  # a tie
@@ -47,7 +47,7 @@ def test_a_checkpoint_holds_what_was_saved_in_every_type(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("padding", range(4))
 def test_data_may_begin_at_any_byte(padding: int, tmp_path: Path) -> None:
-    """The format asks for no alignment, and torch and C++ for that of a number."""
+    """The format requires no alignment, but torch and C++ require that of the type."""
     numbers = np.arange(12, dtype=np.float32).reshape(3, 4)
     header = json.dumps({"a": {"dtype": "F32", "shape": [3, 4], "data_offsets": [0, 48]}}).encode() + b" " * padding
     path = tmp_path / "model.safetensors"

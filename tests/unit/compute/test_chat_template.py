@@ -1,4 +1,4 @@
-"""Chat templates: as models mean them, and no danger to the server."""
+"""Chat templates render as their models expect, and cannot harm the server."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _folder_card(folder: Path) -> ModelCard:
         ("{{ enable_thinking }}", "False"),
     ],
 )
-def test_what_templates_use(source: str, expected: str) -> None:
+def test_supported_template_features(source: str, expected: str) -> None:
     template = JinjaTemplate(source, {"bos_token": "<s>"})
     assert template.render(HELLO, extra={"enable_thinking": False}) == expected
 
@@ -74,7 +74,7 @@ def test_what_templates_use(source: str, expected: str) -> None:
         ("{% include 'other' %}", "loader"),
     ],
 )
-def test_what_a_template_refuses_or_may_not_do_is_a_400(source: str, message: str) -> None:
+def test_a_refusal_or_a_forbidden_operation_of_a_template_is_a_400(source: str, message: str) -> None:
     with pytest.raises(RequestError, match=message) as caught:
         JinjaTemplate(source, {}).render(HELLO)
     assert (caught.value.status, caught.value.param) == (400, "messages")
@@ -98,8 +98,8 @@ def test_what_a_template_refuses_or_may_not_do_is_a_400(source: str, message: st
         "{{ range(10000000000) | list }}",
     ],
 )
-def test_a_template_that_would_never_end_ends(source: str) -> None:
-    """Loops, recursion and growing strings run into a bound; the server answers 400 and goes on."""
+def test_an_endless_template_is_stopped(source: str) -> None:
+    """Loops, recursion and growing strings are bounded. The server answers 400."""
     with pytest.raises((RequestError, ModelError)):
         JinjaTemplate(source, {}).render(HELLO)
 
@@ -110,7 +110,7 @@ def test_a_broken_template_is_found_at_the_start() -> None:
 
 
 def test_the_template_of_a_folder(tmp_path: Path) -> None:
-    """chat_template.jinja goes before tokenizer_config.json; of several named ones the default counts."""
+    """chat_template.jinja has priority over tokenizer_config.json. Of several named templates, `default` is used."""
     config = {
         "bos_token": {"content": "<s>"},
         "eos_token": "</s>",
@@ -126,8 +126,8 @@ def test_the_template_of_a_folder(tmp_path: Path) -> None:
     assert load_chat_template(_folder_card(tmp_path)).render(HELLO) == "file<s>"
 
 
-def test_a_model_without_template_says_so(tmp_path: Path) -> None:
-    """Guessing a format would only make the model look bad."""
+def test_a_model_without_a_template_rejects_chats(tmp_path: Path) -> None:
+    """A model gives bad answers in a guessed format."""
     with pytest.raises(RequestError, match="no chat template; use /v1/completions"):
         load_chat_template(_folder_card(tmp_path)).render(HELLO)
 

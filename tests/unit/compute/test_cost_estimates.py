@@ -1,4 +1,4 @@
-"""Prices that nobody measured here are those of the model and of the engine that serves it, near to measured ones."""
+"""Cost estimates depend on the model and its engine, and are close to measured costs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def cost(card: ModelCard, dtype: Dtype, *, threads: int = 1, weights: WeightsCho
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_they_are_within_a_third_of_what_was_measured(card: ModelCard, dtype: Dtype, threads: int) -> None:
+def test_estimates_are_within_a_third_of_measurements(card: ModelCard, dtype: Dtype, threads: int) -> None:
     figures = json.loads((RESULTS / f"native-steps-{dtype}.json").read_text())["figures"]
     steps = figures[f"native, {dtype}, {threads} threads"]["steps"]
     prices = cost(card, dtype, threads=threads)
@@ -56,14 +56,14 @@ def test_smaller_weights_are_read_sooner(card: ModelCard) -> None:
     assert overheads == sorted(overheads, reverse=True)
 
 
-def test_the_hash_engine_has_none() -> None:
+def test_the_hash_engine_has_no_estimates() -> None:
     assert (
         estimated_costs(hash_card(), kind="torch", dtype="float32", weights="dense", threads=1, kv_token_bytes=1) == {}
     )
 
 
 @pytest.mark.parametrize("has_compiler", [True, False])
-def test_a_server_fills_in_what_its_configuration_leaves_open(
+def test_a_server_estimates_costs_that_its_configuration_omits(
     card: ModelCard, has_compiler: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("baton.serve.host.build.can_be_built", lambda: has_compiler)
@@ -76,9 +76,7 @@ def test_a_server_fills_in_what_its_configuration_leaves_open(
     assert found["handoff_token_s"] == 0.5, "what was said stays"
 
 
-def test_who_may_use_one_core_is_not_priced_as_if_all_were_theirs(
-    card: ModelCard, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_estimates_use_no_more_threads_than_the_cpu_quota(card: ModelCard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.serve.host.build.cpu_quota", lambda: 1.0)
     monkeypatch.setattr("baton.serve.host.build.can_be_built", lambda: True)
     config = Config(topology=Topology(mixed=1), dtype="float32", device="cpu")
@@ -86,7 +84,7 @@ def test_who_may_use_one_core_is_not_priced_as_if_all_were_theirs(
     assert found["prefill_token_s"] == cost(card, "float32", threads=1).prefill_token_s
 
 
-def test_what_the_native_engine_does_not_serve_has_the_prices_of_the_torch_engine(
+def test_models_without_native_support_get_estimates_of_the_torch_engine(
     card: ModelCard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("baton.serve.host.build.can_be_built", lambda: True)
@@ -96,7 +94,7 @@ def test_what_the_native_engine_does_not_serve_has_the_prices_of_the_torch_engin
     assert found["step_overhead_s"] > cost(card, "float32").step_overhead_s
 
 
-def test_cores_make_no_gpu_faster(card: ModelCard) -> None:
+def test_cores_do_not_change_the_estimates_of_a_gpu(card: ModelCard) -> None:
     one, many = (
         estimated_costs(card, kind="cuda", dtype="bfloat16", weights="dense", threads=threads, kv_token_bytes=1)
         for threads in (1, 64)
@@ -104,7 +102,7 @@ def test_cores_make_no_gpu_faster(card: ModelCard) -> None:
     assert one == many
 
 
-def test_another_model_of_costs_stays_as_it_is(card: ModelCard) -> None:
+def test_another_cost_model_is_not_changed(card: ModelCard) -> None:
     config = Config(cost={"model": "roofline", "llm": "llama3-8b", "hardware": "H100-80G-SXM"})
     computing = choose_computing(config, card)
     assert priced(config, card, computing) == config

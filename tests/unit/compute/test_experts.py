@@ -1,4 +1,4 @@
-"""Mixture of experts: the router against its definition, and tokens that do not disturb each other."""
+"""Mixture of experts: the router equals its definition, and tokens do not affect each other."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _router(experts: Experts) -> Router:
 
 
 def _by_definition(router: Router, token: Tensor) -> dict[int, float]:
-    """Choose for one token, in plain Python: expert to weight."""
+    """Return the chosen experts of one token and their weights, in plain Python."""
     experts = router.experts
     logits = [float(row @ token) for row in router.weight]
     exps = [float(torch.tensor(value).exp()) for value in logits]
@@ -69,15 +69,15 @@ def test_the_router_chooses_by_its_definition(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_of_equal_scores_the_first_experts_are_chosen(kind: str) -> None:
-    """So that every engine, on every device, sends a token to the same ones."""
+def test_the_first_of_experts_with_equal_scores_is_chosen(kind: str) -> None:
+    """So every engine, on every device, chooses the same experts."""
     router = Router(torch.zeros(COUNT, HIDDEN), None, KINDS[kind])
     chosen, _ = router.choose(torch.randn(50, HIDDEN))
     assert chosen.tolist() == [list(range(KINDS[kind].used))] * 50
 
 
-def test_a_token_does_not_depend_on_what_others_choose() -> None:
-    """Beside 40 tokens that all crowd one expert, beside 40 random ones, and alone."""
+def test_a_token_does_not_depend_on_the_experts_of_other_tokens() -> None:
+    """With 40 tokens that all choose one expert, with 40 random ones, and alone."""
     router = _router(KINDS["normalized"])
     experts = [_linear_mlp() for _ in range(COUNT)]
     mlp = ExpertMlp(router, SeparateExperts(experts), None)

@@ -1,4 +1,4 @@
-"""The fingerprint of a model: the same for the same files, and different where KV would be."""
+"""The fingerprint of a model is equal for equal files, and differs if the KV would differ."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def edit_config(folder: Path, **values: object) -> None:
 
 
 def nudge_a_weight(folder: Path) -> None:
-    """As little as training on for a while could do."""
+    """Change a weight a little, as fine-tuning does."""
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.1.self_attn.k_proj.weight"] *= 1.0 + 2.0**-7
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
@@ -52,7 +52,7 @@ def nudge_a_weight(folder: Path) -> None:
         (nudge_a_weight, "weights"),
     ],
 )
-def test_each_part_of_a_model_that_its_kv_depends_on_shows(
+def test_each_change_that_affects_kv_changes_the_fingerprint(
     folder: Path, tmp_path: Path, change: Callable[[Path], object], what: str
 ) -> None:
     copy = tmp_path / "copy"
@@ -63,7 +63,7 @@ def test_each_part_of_a_model_that_its_kv_depends_on_shows(
     assert disagreement.startswith(what)
 
 
-def test_rotary_positions_are_said_in_words(folder: Path, tmp_path: Path) -> None:
+def test_rotary_positions_are_readable_text(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "copy")
     scaling = {
         "rope_type": "llama3",
@@ -79,7 +79,7 @@ def test_rotary_positions_are_said_in_words(folder: Path, tmp_path: Path) -> Non
     assert identity_of(tmp_path / "copy").rope == said
 
 
-def test_a_gguf_file_has_one_too_and_it_is_not_that_of_other_weights(folder: Path, tmp_path: Path) -> None:
+def test_gguf_files_with_other_weights_have_another_fingerprint(folder: Path, tmp_path: Path) -> None:
     paths = [tmp_path / "one.gguf", tmp_path / "two.gguf"]
     for seed, path in enumerate(paths):
         write_gguf(tiny_model(transformers.LlamaConfig(**TINY), seed), tmp_path / str(seed), path)

@@ -1,4 +1,4 @@
-"""GGUF files: every quantization that is promised, the order of rows, and files that are damaged."""
+"""GGUF files: every supported quantization, the order of rows, and damaged files."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from tests.unit.compute.models import (
 WIDE = TINY | {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1, "tie_word_embeddings": True}
 PROMISED = [Quant.F32, Quant.F16, Quant.BF16, Quant.Q8_0, Quant.Q4_0, Quant.Q4_1, Quant.Q4_K, Quant.Q6_K]
 HALF_SCALES = {Quant.Q4_K: (0, 2), Quant.Q6_K: (208,)}
-"""Where the float16 scales lie in a block of the types that the package reads and does not write."""
+"""The places of the float16 scales in a block, for types that the package can read but not write."""
 
 
 @pytest.mark.parametrize("quant", PROMISED, ids=lambda quant: quant.name)
-def test_weights_are_what_the_gguf_package_says(quant: Quant, tmp_path: Path) -> None:
-    """To the last bit, for every tensor of a model in this type; query and key rows in Hugging Face's order."""
+def test_dequantized_weights_equal_those_of_the_gguf_package(quant: Quant, tmp_path: Path) -> None:
+    """Bitwise, for every tensor of a model in this type. Query and key rows are in Hugging Face's order."""
     path, written = tmp_path / "model.gguf", {}
     config = transformers.LlamaConfig(**WIDE)
     writer = gguf.GGUFWriter(path, "llama")
@@ -117,7 +117,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=st.floats(0, 1, exclude_max=True))
 def test_a_file_cut_anywhere_is_refused(small: bytes, tmp_path: Path, cut: float) -> None:
-    """A download that broke off is never half loaded."""
+    """A truncated download is never loaded."""
     path = tmp_path / "cut.gguf"
     path.write_bytes(small[: int(cut * (len(small) - 32))])
     with pytest.raises(ModelError, match=r"cut\.gguf"):
@@ -127,14 +127,14 @@ def test_a_file_cut_anywhere_is_refused(small: bytes, tmp_path: Path, cut: float
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(where=st.integers(0, 1500), value=st.integers(0, 255))
 def test_a_damaged_header_is_an_error_and_never_a_crash(small: bytes, tmp_path: Path, where: int, value: int) -> None:
-    """Any byte of the header may be wrong: a ModelError, or a model whose text changed (a name, say)."""
+    """A wrong byte of the header gives a ModelError, or a model with other text (such as a name)."""
     path = tmp_path / "odd.gguf"
     path.write_bytes(small[:where] + bytes((value,)) + small[where + 1 :])
     with contextlib.suppress(ModelError):
         assert resolve_model(str(path)).format == "gguf"
 
 
-def test_no_gguf_at_all(tmp_path: Path) -> None:
+def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "page.gguf"
     path.write_bytes(b"<html>not found</html>")
     with pytest.raises(ModelError, match="not a GGUF file"):
@@ -156,7 +156,7 @@ def test_a_future_version_is_refused(small: bytes, tmp_path: Path) -> None:
         (b"token_embd.weight", b"token_EMBD.weight", "token_embd"),
     ],
 )
-def test_what_is_missing_is_named(small: bytes, tmp_path: Path, old: bytes, new: bytes, message: str) -> None:
+def test_an_error_names_the_missing_entry(small: bytes, tmp_path: Path, old: bytes, new: bytes, message: str) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(small.replace(old, new, 1))
     with pytest.raises(ModelError, match=message):
@@ -190,7 +190,7 @@ def _shapes(config: transformers.LlamaConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _quantized(rng: np.random.Generator, shape: tuple[int, ...], kind: Quant) -> np.ndarray:
-    """Make raw rows of a type: by the package, or (K-quants, which it only reads) random blocks with tame scales."""
+    """Make raw rows of a type: by the package, or random blocks with small scales for types that it cannot write."""
     if kind not in HALF_SCALES:
         return gguf.quants.quantize(rng.standard_normal(shape, dtype=np.float32), kind)
     items, size = gguf.GGML_QUANT_SIZES[kind]
@@ -202,7 +202,7 @@ def _quantized(rng: np.random.Generator, shape: tuple[int, ...], kind: Quant) ->
 
 
 def test_expected_shapes_are_those_of_transformers(tmp_path: Path) -> None:
-    """Names and shapes, for every architecture: what is missing or misshapen is found by them."""
+    """Names and shapes are compared for every architecture."""
     for name, config in CONFIGS.items():
         folder = tmp_path / name
         transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)

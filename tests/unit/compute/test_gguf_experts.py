@@ -1,4 +1,4 @@
-"""GGUF files of mixtures of experts and of latent attention: written as llama.cpp's converter does, read by us."""
+"""GGUF files of mixtures of experts and latent attention, written as llama.cpp's converter writes them."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _add_latent_sizes(
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_gives_what_transformers_computes(name: str, tmp_path: Path) -> None:
+def test_a_gguf_file_gives_the_log_probabilities_of_transformers(name: str, tmp_path: Path) -> None:
     architecture, config = FILES[name]
     model = tiny_model(config)
     path = _write(model, architecture, tmp_path, split="split" in name)
@@ -136,7 +136,7 @@ def test_a_file_gives_what_transformers_computes(name: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("quant", [Quant.Q8_0, Quant.Q4_0, Quant.F16], ids=lambda quant: quant.name)
 def test_one_expert_is_cut_out_of_a_quantized_stack(quant: Quant, tmp_path: Path) -> None:
-    """The bytes of one expert and no other's, at every place of the stack."""
+    """Reading an expert uses the bytes of this expert only, for every index."""
     config = transformers.Qwen3MoeConfig(**CONFIGS["qwen3moe"].to_dict() | {"hidden_size": 64, "norm_topk_prob": True})
     path = _write(tiny_model(config), "qwen3moe", tmp_path, split=False)
     ours = read_config(resolve_model(str(path)))
@@ -155,7 +155,7 @@ def test_one_expert_is_cut_out_of_a_quantized_stack(quant: Quant, tmp_path: Path
             np.testing.assert_array_equal(codes.dense(), expected[expert])
 
 
-def test_sizes_that_cannot_be_are_refused(tmp_path: Path) -> None:
+def test_invalid_sizes_are_refused(tmp_path: Path) -> None:
     """More experts per token than there are."""
     path = _write(tiny_model(FILES["qwen2moe"][1]), "qwen2moe", tmp_path, split=False)
     data, key = path.read_bytes(), b"qwen2moe.expert_used_count\x04\x00\x00\x00"

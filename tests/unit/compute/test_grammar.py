@@ -1,4 +1,4 @@
-"""What a grammar allows: the same from whatever token a parser starts, and nothing once it has given up."""
+"""Masks of a grammar do not depend on where a parser starts, and a failed parser fails the request."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _allowed(masks: GrammarMasks, part: Slice) -> list[str]:
     return [TOKENIZER.token_text(token) for token in range(VOCAB_TOKENS) if row[token // 8] >> token % 8 & 1]
 
 
-def test_each_token_narrows_what_may_come_next() -> None:
+def test_each_token_narrows_the_allowed_tokens() -> None:
     masks = _masks()
     assert _allowed(masks, _part("")) == ["a", "b", "c"]
     assert _allowed(masks, _part("ab")) == ["-"]
@@ -54,8 +54,8 @@ def test_each_token_narrows_what_may_come_next() -> None:
     assert _allowed(masks, _part("ab-7")) == ["<eos>", *"0123456789"]
 
 
-def test_a_request_goes_on_where_another_worker_left_it() -> None:
-    """Its tokens are enough: a parser that never saw it, and one that saw it differently, say the same."""
+def test_another_worker_continues_a_constrained_request() -> None:
+    """A new parser, and one that saw other tokens of the request, give the same mask."""
     here, there = _masks(), _masks()
     _allowed(here, _part("ab"))
     assert _allowed(there, _part("ab-12")) == _allowed(here, _part("ab-12"))
@@ -65,7 +65,7 @@ def test_a_request_goes_on_where_another_worker_left_it() -> None:
 
 
 def test_caches_are_bounded_and_nothing_depends_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """INV-9. With room for one request and one grammar, two of each still get what they get alone."""
+    """INV-9. With caches of one request and one grammar, two of each get the same masks as alone."""
     monkeypatch.setattr(grammar_masks, "COMPILED_MAX", 1)
     monkeypatch.setattr(grammar_masks, "FOLLOWED_MAX", 1)
     masks, digits = _masks(), Grammar(kind="regex", text="[0-9]{2}")
@@ -85,8 +85,8 @@ def test_an_output_that_does_not_match_fails_its_request_instead_of_going_on_unc
     assert _allowed(masks, _part("ab")) == ["-"]
 
 
-def test_one_request_with_a_broken_grammar_does_not_stop_its_neighbour() -> None:
-    """The engine raises for the step; alone, the other one is computed."""
+def test_a_request_with_a_broken_grammar_does_not_stop_another() -> None:
+    """The engine raises for the step. The other request is computed alone."""
     card = hash_card()
     layout = card.layout(block_tokens=16, dtype="uint8")
     engine = load_engine(card, layout, memoryview(bytearray(4 * layout.block_bytes)))
@@ -96,8 +96,8 @@ def test_one_request_with_a_broken_grammar_does_not_stop_its_neighbour() -> None
     assert token == TOKENIZER.encode("-")[0]
 
 
-def test_special_tokens_are_no_text() -> None:
-    """A string may contain the letters of an end token, never the token itself."""
+def test_special_tokens_are_not_text() -> None:
+    """A string may contain the letters of an end token, but not the token."""
     anything = Grammar(kind="json_schema", text='{"type": "string"}')
     allowed = _allowed(_masks(), _part('"a', grammar=anything))
     assert "x" in allowed
@@ -108,7 +108,7 @@ def test_special_tokens_are_no_text() -> None:
 @pytest.mark.parametrize("top_p", [1.0, 0.5])
 @pytest.mark.parametrize("output_tokens_min", [0, 9])
 def test_the_sampler_draws_only_what_is_allowed(temperature: float, top_p: float, output_tokens_min: int) -> None:
-    """Whatever the bias, the penalties, top_p and the minimum length say."""
+    """For any bias, penalties, top_p and minimum length."""
     eos = TOKENIZER.encode("c")[0]
 
     class Rows:
@@ -133,7 +133,7 @@ def test_the_sampler_draws_only_what_is_allowed(temperature: float, top_p: float
         assert token in ((7,) if output_tokens_min else (7, eos))
 
 
-def test_where_only_the_end_is_left_the_minimum_length_yields() -> None:
+def test_the_grammar_wins_over_the_minimum_length() -> None:
     sampling = Sampling(
         stop_token_ids=(EOS_TOKEN,), output_tokens_min=50, grammar=Grammar(kind="choice", text='["ab"]')
     )
@@ -161,30 +161,30 @@ def test_where_only_the_end_is_left_the_minimum_length_yields() -> None:
         ("json_schema", '{"not": {"type": "null"}}', "Unimplemented keys"),
     ],
 )
-def test_a_grammar_that_cannot_be_used_says_why_on_one_line(kind: str, text: str, reason: str) -> None:
+def test_an_invalid_grammar_gives_its_reason_on_one_line(kind: str, text: str, reason: str) -> None:
     problem = grammar_problem(Grammar(kind=kind, text=text))
     assert problem
     assert reason in problem
     assert "\n" not in problem
 
 
-def test_the_wrong_part_of_a_schema_is_found() -> None:
+def test_the_invalid_part_of_a_schema_is_found() -> None:
     wrong = {"type": "array", "items": {"anyOf": [{"type": "null"}, {"type": "objekt"}]}}
     schema = {"type": "object", "properties": {"fine": {"type": "string"}, "rows": wrong}}
     problem = grammar_problem(Grammar(kind="json_schema", text=json.dumps(schema)))
     assert problem_path(schema, problem) == "properties.rows.items.anyOf.1"
 
 
-def test_json_goes_forward() -> None:
-    """White space between tokens is bounded, so that a text comes to its end."""
+def test_whitespace_in_json_is_bounded() -> None:
+    """Without a bound, a model may write spaces forever."""
     masks, schema = _masks(), Grammar(kind="json_schema", text='{"type": "object"}')
     assert " " in _allowed(masks, _part("{", grammar=schema))
     assert " " not in _allowed(masks, _part("{ ", grammar=schema))
     assert "\n" not in _allowed(masks, _part("{\n ", grammar=schema))
 
 
-def test_drafts_get_masks_as_far_as_the_grammar_allows_them() -> None:
-    """The parser of the request itself stays where its output ends: what was guessed wrongly leaves no trace."""
+def test_drafts_get_masks_up_to_the_first_forbidden_one() -> None:
+    """The parser of the request stays at the end of its output, so rejected drafts do not change it."""
     masks = _masks()
     part = _part("ab-12")
     guessed = Slice(**{name: getattr(part, name) for name in part.__slots__ if name != "drafts"}, drafts=3)
@@ -203,14 +203,14 @@ def test_a_draft_that_ends_the_text_is_the_last_one() -> None:
 
 
 class _Normalizing(ByteTokenizer):
-    """Writes another text than it was given, as a tokenizer with Unicode normalization may."""
+    """Changes text, as a tokenizer with Unicode normalization does."""
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         return super().encode(text.upper(), add_special=add_special)
 
 
 def test_a_tokenizer_that_changes_its_text_does_not_change_the_grammar() -> None:
-    """What is forced is spelt from the tokens' own bytes then."""
+    """Forced text is then written with tokens of the same bytes."""
     trie = token_trie(_Normalizing(), vocab_tokens=VOCAB_TOKENS, eos_token_ids=(EOS_TOKEN,))
     masks, forced = GrammarMasks(lambda: trie), Grammar(kind="choice", text='["one and only"]')
     for end in range(len("one and only")):

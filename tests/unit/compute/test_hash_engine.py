@@ -1,4 +1,4 @@
-"""The model made of hashes: what only it promises, on top of the conformance suite."""
+"""The hash engine: its properties beyond the conformance suite."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _decode(engine: StepEngine, count: int) -> list[int]:
 
 
 def test_the_text_does_not_depend_on_the_block_size() -> None:
-    """So KV that is converted between two layouts must say the same."""
+    """So KV converted between two layouts must give the same text."""
     texts = {
         tuple(generate(engine_of(hash_card(), block_tokens=size)[0], PROMPT, range(60), 40)) for size in (1, 4, 16, 64)
     }
@@ -47,7 +47,7 @@ def test_the_text_does_not_depend_on_the_block_size() -> None:
 
 
 def test_more_layers_work_as_well() -> None:
-    """Any layout of bytes: for tests of transfers layer by layer."""
+    """Any layout of bytes works, for tests of layer-wise transfers."""
     layout = KVLayout(layers=3, kv_heads=2, head_dim=5, block_tokens=8, dtype="uint8")
     arena = bytearray(layout.block_bytes * 16 + 11)
     engine = load_engine(hash_card(), layout, memoryview(arena))
@@ -57,7 +57,7 @@ def test_more_layers_work_as_well() -> None:
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (8, 1), (1, 3), (4, 2)])
 def test_the_text_does_not_depend_on_how_ranks_share_a_block(tensor: int, pipeline: int) -> None:
-    """And every byte of every rank matters, those of heads that are held twice included."""
+    """Every byte of every rank matters, including those of heads that two ranks hold."""
     size = {"layers": 3, "kv_heads": 4, "head_dim": 2, "block_tokens": 4, "dtype": "uint8"}
     texts: list[list[int]] = []
     for ranks in ({}, {"tensor_parallel": tensor, "pipeline_parallel": pipeline}):

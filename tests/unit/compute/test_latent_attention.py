@@ -1,4 +1,4 @@
-"""Latent attention: absorbed and expanded, against the formula in float64 and so against each other."""
+"""Latent attention: the absorbed and the expanded form equal the formula in float64."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CASES = {
 
 
 def _batch(sizes: list[tuple[int, int]]) -> tuple[list[Row], PagedKV]:
-    """sizes: (new tokens, tokens before) of each request. Everything that no token wrote is NaN."""
+    """Make a batch. sizes: (new tokens, tokens before) of each request. Unwritten slots are NaN."""
     layout = KVLayout(layers=LAYERS, kv_heads=1, head_dim=WIDTH, block_tokens=BLOCK_TOKENS, dtype="float32", planes=1)
     counts = [-(-(count + start) // BLOCK_TOKENS) for count, start in sizes]
     kv = PagedKV(torch.full((layout.block_bytes * (sum(counts) + 3),), 255, dtype=torch.uint8), layout)
@@ -61,7 +61,7 @@ def _formula(rows: list[Row], kv: PagedKV, layer: int, nope: Tensor, rope: Tenso
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("form", ["absorbed", "absorbed_reference", "expanded", "chosen"])
-def test_every_form_is_the_formula(case: str, form: str) -> None:
+def test_every_form_equals_the_formula(case: str, form: str) -> None:
     torch.manual_seed(5)
     rows, kv = _batch(CASES[case])
     tokens = sum(row.count for row in rows)
@@ -74,10 +74,10 @@ def test_every_form_is_the_formula(case: str, form: str) -> None:
 
 
 def test_tiles_and_few_heads_at_a_time_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limits that a short test would not reach."""
+    """Small limits, so that a short test reaches them."""
     monkeypatch.setattr(latent_kernel, "TILE_QUERIES", 4)
     monkeypatch.setattr(latent_kernel, "EXPANDED_BYTES", 1)
-    test_every_form_is_the_formula("mixed", "expanded")
+    test_every_form_equals_the_formula("mixed", "expanded")
 
 
 def test_long_chunks_are_expanded_and_short_ones_absorbed() -> None:

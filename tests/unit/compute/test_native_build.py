@@ -1,4 +1,4 @@
-"""Where the native engine comes from, and what serves where it cannot: the torch engine, with one line why."""
+"""The build of the native engine, and the fallback to the torch engine with a reason."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def card(tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
 
 
 def _fake_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
-    """Put a compiler that is a shell script alone on PATH, and the cache into an empty folder."""
+    """Make a shell script the only compiler on PATH, and use an empty cache folder."""
     compiler = folder / "g++"
     compiler.write_text(f"#!/bin/sh\n{body}\n")
     compiler.chmod(0o755)
@@ -46,7 +46,7 @@ def test_without_a_compiler_torch_serves(
 def test_a_library_that_is_there_serves_without_a_compiler(
     card: ModelCard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An image is built where a compiler is, and runs where none is."""
+    """An image is built with a compiler, and runs without one."""
     built = library_path()
     monkeypatch.setenv("PATH", str(tmp_path))
     choice = choose_engine(card, card.layout(block_tokens=16, dtype="float32"))
@@ -65,7 +65,7 @@ def test_a_library_that_cannot_be_loaded_is_named_and_torch_serves(
 def test_with_a_compiler_that_fails_torch_serves_and_nothing_is_left(
     card: ModelCard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The compiler's own words are told; the next start tries again."""
+    """The compiler's message is part of the reason. The next start tries again."""
     _fake_compiler(tmp_path, monkeypatch, 'echo "x.cpp:1: error: no such flag" >&2; exit 1')
     choice = choose_engine(card, card.layout(block_tokens=16, dtype="float32"))
     assert choice.kind == "torch"
@@ -74,7 +74,7 @@ def test_with_a_compiler_that_fails_torch_serves_and_nothing_is_left(
 
 
 def test_a_library_that_is_there_is_not_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Built once, found after that, whatever the compiler."""
+    """The library is built once, then found in the cache."""
     _fake_compiler(tmp_path, monkeypatch, ': > "$(eval echo \\${$#})"')
     assert has_to_be_built()
     first = library_path()
@@ -83,8 +83,8 @@ def test_a_library_that_is_there_is_not_built_again(tmp_path: Path, monkeypatch:
     assert library_path() == first
 
 
-def test_what_the_native_engine_does_not_serve_goes_to_torch(card: ModelCard) -> None:
-    """Each refusal names what is wrong."""
+def test_models_without_native_support_use_torch(card: ModelCard) -> None:
+    """Each reason names the problem."""
     other = msgspec.structs.replace(card, architecture="of tomorrow")
     wide = msgspec.structs.replace(card, head_dim=1026)
     for refused, dtype, device, word in (

@@ -1,4 +1,4 @@
-"""A worker's steps use the core of a neighbour that sleeps, and give it back when the neighbour wakes."""
+"""A worker's steps use the core of a sleeping neighbour, and leave it when the neighbour wakes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def seen() -> dict[str, object]:
     return json.loads(done.stdout)
 
 
-def test_a_guest_computes_on_the_neighbours_core_at_the_lowest_rank(seen: dict[str, object]) -> None:
-    """Linux gives the idle class a core only while nobody else wants it: the owner waits for nothing of ours."""
+def test_a_guest_computes_on_the_neighbours_core_at_idle_priority(seen: dict[str, object]) -> None:
+    """Linux runs SCHED_IDLE threads on a core only while it is idle, so the owner never waits for a guest."""
     assert seen["guest_on"] == [seen["theirs"]]
     assert seen["main_on"] == [seen["ours"]]
     assert seen["guest_is_idle_class"]
@@ -31,8 +31,8 @@ def test_a_guest_computes_on_the_neighbours_core_at_the_lowest_rank(seen: dict[s
     assert seen["quiet_ns"] > 0
 
 
-def test_a_guest_that_is_put_aside_with_work_in_hand_is_called_home(seen: dict[str, object]) -> None:
-    """Else our step would wait for as long as the neighbour computes. After a rest the guest is out again (above)."""
+def test_a_preempted_guest_with_unfinished_work_is_recalled(seen: dict[str, object]) -> None:
+    """Otherwise the step would wait until the neighbour sleeps again."""
     assert isinstance(seen["recalls"], int)
     assert seen["recalls"] > 0
 
@@ -41,5 +41,5 @@ def test_no_bit_depends_on_a_guest(seen: dict[str, object]) -> None:
     assert seen["same"]
 
 
-def test_a_guest_takes_no_time_while_nothing_is_asked(seen: dict[str, object]) -> None:
+def test_a_guest_takes_no_cpu_time_between_steps(seen: dict[str, object]) -> None:
     assert seen["idle_ns"] == 0

@@ -1,6 +1,6 @@
-"""The native engine under the address and undefined-behaviour sanitizers, with AMX played in software.
+"""The native engine under the address and undefined-behaviour sanitizers, with emulated AMX.
 
-One build serves both: what AMX tiles compute is held against plain C++, on machines that have no AMX.
+The same build compares the emulated AMX kernels with plain C++, on machines without AMX.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SANITIZED = (
     "--param=asan-instrumentation-with-call-threshold=0",
     "-DBATON_EMULATE_AMX",
 )
-"""Checked out of line, and without what the address sanitizer sees as well: half a minute less to compile."""
+"""Checks are out of line, and omit those of the address sanitizer: compiles half a minute faster."""
 
 
 RECORD = ROOT / "tests" / "data" / "native_sanitized.txt"
@@ -53,7 +53,7 @@ def library(tmp_path_factory: pytest.TempPathFactory, seeds: Seeds) -> Path:
 
 
 def _fuzz(library: Path) -> subprocess.CompletedProcess[str]:
-    """Play random models in a process that has the sanitizer's allocator from its first byte."""
+    """Run random models in a process that uses the sanitizer's allocator from its start."""
     found = subprocess.run([find_compiler(), "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
     environment = {
         **os.environ,
@@ -65,7 +65,7 @@ def _fuzz(library: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
 
 
-def test_no_read_or_write_goes_astray(library: Path, seeds: Seeds) -> None:
+def test_no_invalid_read_or_write(library: Path, seeds: Seeds) -> None:
     """Random models, ragged steps and block tables on every instruction set: equal to plain C++, and clean.
 
     A processor without AVX-512 plays its own sets only, and records nothing.

@@ -1,4 +1,4 @@
-"""Threads of the native engine: none where one suffices, a core each, and asleep while nothing is asked."""
+"""Threads of the native engine: none for an engine of one thread, one core each, and asleep between steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ int pthread_getaffinity_np(pthread_t thread, size_t size, cpu_set_t* set) {
     return EINVAL;
 }
 """
-"""A system that does not tell where a thread may run, as where the set has too few bits, and leaves rubbish in it."""
+"""A preloaded library whose sched_getaffinity fails and leaves garbage, as if the set had too few bits."""
 
 
 def _output_of(script: str, **environment: str) -> str:
@@ -44,18 +44,18 @@ def seen() -> dict[str, object]:
 
 
 def test_an_engine_of_one_thread_starts_none(seen: dict[str, object]) -> None:
-    """So two workers of one thread each, pinned to a core each, have nothing to wait for in each other."""
+    """So two workers of one thread, each pinned to a core, do not wait for each other."""
     assert seen["started_by_one"] == 0
 
 
-def test_an_idle_helper_takes_no_time_at_all(seen: dict[str, object]) -> None:
-    """Once asleep it does not run until a step begins: not a nanosecond."""
+def test_an_idle_helper_takes_no_cpu_time(seen: dict[str, object]) -> None:
+    """A sleeping helper does not run until the next step."""
     assert seen["idle_ns"] == 0
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this process may use one core only")
 def test_a_helper_is_pinned_and_the_caller_is_not(seen: dict[str, object]) -> None:
-    """Threads that Python starts later inherit the caller's cores, and shall have all of them."""
+    """Threads that Python starts later inherit the caller's cores, and must be able to use all of them."""
     cores = seen["cores"]
     assert isinstance(cores, list)
     assert seen["helper_on"] == cores[1:]
@@ -63,8 +63,8 @@ def test_a_helper_is_pinned_and_the_caller_is_not(seen: dict[str, object]) -> No
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this process may use one core only")
-def test_a_caller_that_cannot_be_told_where_it_was_is_not_moved(tmp_path: Path) -> None:
-    """Else it would be sent back to wherever its memory happens to say."""
+def test_a_caller_with_unknown_cores_is_not_pinned(tmp_path: Path) -> None:
+    """Otherwise it would be moved to random cores after the step."""
     source, library = tmp_path / "blind.c", tmp_path / "blind.so"
     source.write_text(BLIND)
     subprocess.run([find_compiler(), "-x", "c", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
@@ -72,6 +72,6 @@ def test_a_caller_that_cannot_be_told_where_it_was_is_not_moved(tmp_path: Path) 
     assert seen["main_on"] == sorted(os.sched_getaffinity(0))
 
 
-def test_threads_that_the_system_does_not_give_are_an_error() -> None:
-    """It is told and the process lives: had those that did start no end, it would be terminated."""
+def test_a_failure_to_start_threads_is_an_error() -> None:
+    """The process continues. It would be terminated if threads that did start were not joined."""
     assert _output_of("native_crowd").startswith("the native engine refused a call: ")

@@ -1,4 +1,4 @@
-"""Weights that do not belong together are refused when the last of them come, not read past their end in a step."""
+"""Weights of contradicting sizes are refused when the last ones are set, before a step reads past their end."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_router_and_its_experts_that_do_not_match_are_refused(
     ("groups", "used_groups", "best"), [(4, 2, 1), (0, 1, 1), (3, 4, 1), (3, 0, 1), (3, 1, 1), (6, 6, 2), (3, 3, 0)]
 )
 def test_groups_that_the_experts_do_not_fill_are_refused(groups: int, used_groups: int, best: int) -> None:
-    """Six experts, of which a token comes to three."""
+    """Six experts, three per token."""
     shape = Shape.draw(random.Random(1))
     shape.experts, shape.used, shape.shared, shape.groups, shape.groups_used = 6, 3, False, 1, 1
     weights = Weights(shape, np.random.default_rng(1))
@@ -52,8 +52,8 @@ def test_groups_that_the_experts_do_not_fill_are_refused(groups: int, used_group
         Engine(NativeLibrary(library_path()), weights, 4, 1)
 
 
-def test_attention_that_has_not_the_sizes_of_the_model_is_refused() -> None:
-    """Without its projections a latent would be projected by nothing."""
+def test_attention_of_other_sizes_than_the_model_is_refused() -> None:
+    """Latent attention without its projections cannot be computed."""
     shape = Shape.draw(random.Random(1))
     shape.draw_latent(random.Random(1))
     weights = Weights(shape, np.random.default_rng(1))

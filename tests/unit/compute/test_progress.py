@@ -1,4 +1,4 @@
-"""Layers that the engine's word calls done hold their KV for good, while the step computes on."""
+"""The KV of layers that an engine reports as finished does not change while the step continues."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SIZES = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": LAYE
 
 
 @pytest.mark.parametrize("kind", ["native", "torch"])
-def test_what_is_done_does_not_change_any_more(kind: Literal["native", "torch"], tmp_path: Path) -> None:
-    """Another thread reads each layer out of the blocks as soon as the word allows it, as a wire does."""
+def test_kv_of_finished_layers_does_not_change(kind: Literal["native", "torch"], tmp_path: Path) -> None:
+    """Another thread reads each layer from the blocks as soon as it is finished, as a layer-wise transfer does."""
     tiny_model(transformers.LlamaConfig(**(TINY | SIZES), tie_word_embeddings=True)).save_pretrained(tmp_path)
     blocks = TOKENS // BLOCK_TOKENS
     engine, arena = engine_of(resolve_model(str(tmp_path)), blocks=blocks, block_tokens=BLOCK_TOKENS, kind=kind)

@@ -1,4 +1,4 @@
-"""Where the ranks of a worker find each other: open to processes of this host alone."""
+"""The rendezvous of the ranks of a worker accepts processes of this host only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton.compute.ranks.process_groups import host_rendezvous, join_rendezvous
 
 
 def test_ranks_meet_on_loopback_only() -> None:
-    """A store's own socket listens at every address: whoever reached the port could tell ranks where others are."""
+    """The store's own socket would listen at every address, and any client could give ranks wrong addresses."""
     meeting = host_rendezvous()
     join_rendezvous(meeting.port).set("rank", "1")
     assert meeting.get("rank") == b"1"

@@ -1,4 +1,4 @@
-"""What the user may type as a model, and what is said about everything that cannot be served."""
+"""The accepted names of models, and the errors for models that cannot be served."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _edit(path: Path, **changes: object) -> None:
 
 
 def test_the_embedded_model() -> None:
-    """The alias finds the weights inside the package, which is not imported: what it depends on is not installed."""
+    """The alias finds the weights in the package without importing it, because its dependencies are not installed."""
     card = resolve_model("smollm2-135m")
     assert (card.format, card.architecture, card.layers, card.kv_heads, card.head_dim) == ("gguf", "llama", 30, 3, 64)
     assert (card.context_tokens, card.vocab_tokens, card.eos_token_ids, card.bos_token_id) == (8192, 49152, (2,), 1)
@@ -60,7 +60,7 @@ def test_a_folder(folder: Path) -> None:
 
 
 def test_stop_tokens_of_both_files(folder: Path) -> None:
-    """Chat models often name the end of a turn in generation_config.json only."""
+    """Many chat models name the end of a turn in generation_config.json only."""
     _edit(folder / "config.json", eos_token_id=[2, 7])
     _edit(folder / "generation_config.json", eos_token_id=[9, 2])
     assert resolve_model(str(folder)).eos_token_ids == (2, 7, 9)
@@ -87,7 +87,7 @@ def test_stop_tokens_of_both_files(folder: Path) -> None:
     ],
 )
 def test_a_config_that_cannot_be_served(folder: Path, changes: dict[str, object], message: str) -> None:
-    """What is wrong, with both numbers where two disagree."""
+    """The message names the problem, with both numbers if two disagree."""
     _edit(folder / "config.json", **changes)
     with pytest.raises(ModelError, match=message):
         resolve_model(str(folder))
@@ -113,7 +113,7 @@ def test_an_empty_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.00.pth", "model.pt", "last.ckpt"])
 def test_pickles_are_refused_and_never_opened(tmp_path: Path, name: str) -> None:
-    """In a folder or by name: the message says how to convert. The file would raise if it were unpickled."""
+    """In a folder or by name. The message gives the conversion. The file would raise if it were unpickled."""
     (tmp_path / name).write_bytes(b"cos\nabort\n(tR.")
     for model in (tmp_path, tmp_path / name):
         with pytest.raises(ModelError, match="safe_serialization=True"):
@@ -127,7 +127,7 @@ def test_safetensors_beside_a_pickle_are_used(folder: Path) -> None:
 
 @pytest.mark.parametrize("keep", [0, 4, 8, 100, 1500, -1])
 def test_a_cut_off_safetensors_file(folder: Path, keep: int) -> None:
-    """Wherever it ends, it is noticed from the header alone."""
+    """The header is enough to notice it."""
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(ModelError, match="damaged or cut off"):
@@ -156,7 +156,7 @@ def test_missing_shards_are_named(tmp_path: Path) -> None:
         resolve_model(str(tmp_path))
 
 
-def test_an_index_that_names_what_is_not_there(tmp_path: Path) -> None:
+def test_an_index_that_names_a_missing_tensor(tmp_path: Path) -> None:
     tiny_llama().save_pretrained(tmp_path, max_shard_size="20KB")
     path = tmp_path / "model.safetensors.index.json"
     index = json.loads(path.read_text())
@@ -191,7 +191,7 @@ def test_a_type_that_cannot_be_read(folder: Path) -> None:
         ("../up/and/away", "no such folder"),
     ],
 )
-def test_names_that_lead_nowhere(model: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_names_are_refused(model: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelError, match=message):
         resolve_model(model)
@@ -208,7 +208,7 @@ def test_a_folder_of_several_gguf_files(tmp_path: Path) -> None:
 
 
 def _cached(cache: Path, folder: Path) -> None:
-    """Lay a folder into a hub cache as a finished download of org/tiny would lie there."""
+    """Copy a folder into a hub cache like a finished download of org/tiny."""
     root = cache / "models--org--tiny"
     (root / "refs").mkdir(parents=True)
     (root / "refs" / "main").write_text("0" * 40)
@@ -217,7 +217,7 @@ def _cached(cache: Path, folder: Path) -> None:
 
 
 def test_a_downloaded_model_is_used_without_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hub is not asked about what lies in its cache."""
+    """A complete copy in the cache is used offline."""
     import huggingface_hub.constants as hub
 
     tiny_llama().save_pretrained(tmp_path / "made")
@@ -227,8 +227,8 @@ def test_a_downloaded_model_is_used_without_the_network(tmp_path: Path, monkeypa
     assert resolve_model("org/tiny").name == "org/tiny"
 
 
-def test_an_unreachable_hub_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also when the cache holds a download that broke off."""
+def test_an_unreachable_hub_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the cache has an incomplete download."""
     import huggingface_hub.constants as hub
 
     tiny_llama().save_pretrained(tmp_path / "made")

@@ -1,4 +1,4 @@
-"""Drawing tokens: reproducible, inside the support that was asked for, and equal to a slow and plain oracle."""
+"""Sampling is reproducible, follows the sampling options, and equals a simple reference."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.compute.models import part_of
 
 VOCAB = 40
 LIBRARIES: dict[str, Callable[[np.ndarray], Numbers]] = {"numpy": np.asarray, "torch": torch.from_numpy}
-"""Logits are drawn from where they lie: in host memory by numpy, on a GPU by torch."""
+"""Logits in host memory are sampled by numpy, on a GPU by torch."""
 if torch.cuda.is_available():
     LIBRARIES["cuda"] = lambda array: torch.from_numpy(array).cuda()
 rows = st.lists(st.floats(-20, 20, width=32), min_size=VOCAB, max_size=VOCAB).map(
@@ -49,7 +49,7 @@ def _draw(logits: Numbers, tokens: list[int], prompt_tokens: int, sampling: Samp
 def _oracle(
     logits: np.ndarray, tokens: list[int], prompt_tokens: int, sampling: Sampling
 ) -> tuple[list[float], list[int]]:
-    """Return weights by id and the ids that may be drawn, in plain Python."""
+    """Return weights by id, and the allowed ids, in plain Python."""
     scores = [float(value) for value in logits]
     for token in set(tokens):
         r = sampling.repetition_penalty
@@ -80,10 +80,10 @@ def _oracle(
 @pytest.mark.parametrize("library", LIBRARIES)
 @settings(max_examples=300, deadline=None)
 @given(logits=rows, prompt=prompts, output=prompts, sampling=samplings)
-def test_what_is_drawn_is_what_the_oracle_allows(
+def test_sampled_tokens_are_allowed_by_the_reference(
     library: str, logits: np.ndarray, prompt: list[int], output: list[int], sampling: Sampling
 ) -> None:
-    """Every option at once. The oracle sums in another order, so a token at the very edge may go either way."""
+    """All options together. The reference sums in another order, so a token at the edge may differ."""
     tokens = [*prompt, *output]
     drawn = _draw(LIBRARIES[library](logits), tokens, len(prompt), sampling)
     weights, allowed = _oracle(logits, tokens, len(prompt), sampling)
@@ -97,10 +97,10 @@ def test_what_is_drawn_is_what_the_oracle_allows(
 @pytest.mark.parametrize("library", LIBRARIES)
 @settings(max_examples=100, deadline=None)
 @given(logits=rows, tokens=prompts, sampling=samplings, others=st.lists(st.tuples(rows, samplings), max_size=4))
-def test_a_draw_depends_on_nothing_but_its_row(
+def test_a_sample_depends_only_on_its_row(
     library: str, logits: np.ndarray, tokens: list[int], sampling: Sampling, others: list[tuple[np.ndarray, Sampling]]
 ) -> None:
-    """The same row, seed and position draw the same token in any company, at any place in the batch."""
+    """The same row, seed and position give the same token at any place of any batch."""
     alone = _draw(LIBRARIES[library](logits), tokens, 1, sampling)
     mine = part_of(tokens, [], sampling=sampling, prompt_tokens=1)
     beside = [part_of([1, 2], [], sampling=other, prompt_tokens=1) for _, other in others]
@@ -148,10 +148,10 @@ def test_greedy_takes_the_lowest_id_among_equals() -> None:
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 8.0])
 @pytest.mark.parametrize("options", [{}, {"top_p": 0.05}, {"top_p": 0.95}, {"top_k": 40}, {"top_k": 40, "top_p": 0.9}])
-def test_a_large_vocabulary_is_drawn_from_as_if_it_were_sorted(
+def test_sampling_from_a_large_vocabulary_equals_sorting(
     library: str, spread: float, options: dict[str, float]
 ) -> None:
-    """Runs and buckets are a shorter way to the same: equal weights, nearly equal ones, and a few that have it all."""
+    """Runs and buckets give the result of sorting: for equal, nearly equal, and very unequal weights."""
     logits = (np.random.default_rng(3).standard_normal(20_011) * spread).astype(np.float32)
     weights = np.exp((logits - logits.max()).astype(np.float64))
     order = np.argsort(-weights, kind="stable")[: int(options.get("top_k", 0)) or None]
@@ -167,8 +167,8 @@ def test_a_large_vocabulary_is_drawn_from_as_if_it_were_sorted(
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_a_top_p_next_to_1_leaves_what_no_top_p_does(library: str) -> None:
-    """It takes all but the last bit of the sum, which rounding may take too: every third such draw ended its worker."""
+def test_a_top_p_next_to_1_keeps_all_tokens(library: str) -> None:
+    """Rounding may lose the last bit of the sum. A regression test: such requests ended their worker."""
     numbers = np.random.default_rng(0)
     for seed in range(20):
         logits = LIBRARIES[library]((numbers.standard_normal(20_011) * 3).astype(np.float32))
@@ -178,8 +178,8 @@ def test_a_top_p_next_to_1_leaves_what_no_top_p_does(library: str) -> None:
 
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"top_p": 0.5}, {"temperature": 0.0}, {"top_logprobs": 2}])
-def test_not_a_number_is_no_crash(options: dict[str, float], library: str) -> None:
-    """A broken model says nonsense; its worker lives on for the others."""
+def test_nan_logits_do_not_crash(options: dict[str, float], library: str) -> None:
+    """The worker of a broken model continues with other requests."""
     logits = np.full((1, VOCAB), np.nan, dtype=np.float32)
     token, _ = sample(LIBRARIES[library](logits), [part_of([1], [], sampling=Sampling(**options))])[0]
     assert 0 <= token < VOCAB
@@ -187,17 +187,15 @@ def test_not_a_number_is_no_crash(options: dict[str, float], library: str) -> No
 
 @pytest.mark.parametrize("temperature", [1e-30, 1e-60, 5e-324])
 @pytest.mark.parametrize("options", [{}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}, {"top_p": 0.9, "min_p": 0.1}])
-def test_a_temperature_too_small_for_float32_is_greedy_and_no_crash(
-    temperature: float, options: dict[str, float]
-) -> None:
-    """One such request used to end the worker, and as often as it was tried again."""
+def test_a_temperature_too_small_for_float32_is_greedy(temperature: float, options: dict[str, float]) -> None:
+    """A regression test: one such request ended the worker."""
     logits = np.linspace(-9, 9, 1000, dtype=np.float32)
     assert _draw(logits, [1, 2], 2, Sampling(temperature=temperature, **options)) == 999
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_logprobs_are_of_the_raw_logits(library: str) -> None:
-    """Before penalties, bias and temperature: what the model said."""
+    """Before penalties, bias and temperature."""
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(2))
     sampling = Sampling(temperature=0.0, logit_bias=((11, 50.0),), top_logprobs=3)
     token, logprob = sample(LIBRARIES[library](logits.numpy()), [part_of([4], [], sampling=sampling)])[0]

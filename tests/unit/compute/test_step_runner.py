@@ -1,4 +1,4 @@
-"""Decode steps replayed from fixed tensors give what the same steps give operation by operation."""
+"""Decode steps replayed from fixed tensors equal steps run operation by operation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 
 class TracedCapture:
-    """What a CUDA graph does, on a CPU: the operations of one run, recorded and repeated without any Python."""
+    """Records and repeats the operations of one run, as a CUDA graph does, on a CPU."""
 
     def capture(self, compute: Replay) -> Replay:
         return torch.inference_mode()(make_fx(compute)())
@@ -64,10 +64,10 @@ def _decode_together(engine: StepEngine, counts: list[int]) -> list[list[int]]:
 
 @pytest.mark.parametrize("capture", [NoCapture(), TracedCapture()], ids=["no_capture", "traced"])
 @pytest.mark.parametrize("name", ["llama_tied", "mistral_window", "qwen3_biased_tied", "qwen2moe", "deepseek3"])
-def test_replayed_steps_say_what_eager_steps_say(
+def test_replayed_steps_equal_eager_steps(
     name: str, capture: GraphCapture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Batches of 3, 2 and 1 in graphs for 4, 2 and 1, past the first width; nobody else's block is touched."""
+    """Batches of 3, 2 and 1 in graphs for 4, 2 and 1, beyond the first width. Other blocks do not change."""
     monkeypatch.setattr(step_runner, "WIDTH_TOKENS_MIN", 16)
     tiny_model(CONFIGS[name]).save_pretrained(tmp_path)
     replayed, arena = _engine(tmp_path, capture)
@@ -78,7 +78,7 @@ def test_replayed_steps_say_what_eager_steps_say(
     assert arena[free:] == expected[free:] == b"\xff" * (len(arena) - free)
 
 
-def test_what_no_graph_holds_goes_operation_by_operation(tmp_path: Path) -> None:
+def test_steps_without_a_graph_run_eagerly(tmp_path: Path) -> None:
     """Chunks, and batches beyond the largest bucket."""
     tiny_model(CONFIGS["llama_tied"]).save_pretrained(tmp_path)
     engine, _ = _engine(tmp_path, NoCapture())

@@ -1,4 +1,4 @@
-"""Text to tokens and back: equal to transformers, whole in every stream, never a crash on odd input."""
+"""Tokenizers equal transformers, stream whole characters, and never crash on unusual input."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def smollm() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def reference() -> transformers.PreTrainedTokenizerBase:
-    """transformers reads everything in the file but `pre`: digits are cut one by one, as in the published tokenizer."""
+    """transformers ignores `pre` of the file, so single digits are split here, as in the published tokenizer."""
     path = Path(resolve_model("smollm2-135m").path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
@@ -75,7 +75,7 @@ def any_tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 def test_tokens_equal_those_of_transformers(
     text: str, smollm: Tokenizer, reference: transformers.PreTrainedTokenizerBase
 ) -> None:
-    """The vocabulary built from GGUF metadata cuts as the original does, and decodes as it does."""
+    """The vocabulary from GGUF metadata encodes and decodes like the original."""
     tokens = smollm.encode(text)
     assert tokens == reference.encode(text)
     for skip in (True, False):
@@ -96,8 +96,8 @@ def test_any_text_equals_transformers(
 
 @settings(max_examples=100, deadline=None)
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
-def test_text_comes_back(any_tokenizer: Tokenizer, text: str) -> None:
-    """Encoding loses nothing that the vocabulary has bytes for (SmolLM2's lacks some that valid text seldom has)."""
+def test_decoding_returns_the_encoded_text(any_tokenizer: Tokenizer, text: str) -> None:
+    """Encoding keeps all bytes of the vocabulary (SmolLM2's lacks some bytes that valid text rarely has)."""
     assume(_writable(any_tokenizer, text))
     kept = any_tokenizer.encode(text, add_special=False)
     assert any_tokenizer.decode(kept, skip_special=False) == text
@@ -105,8 +105,8 @@ def test_text_comes_back(any_tokenizer: Tokenizer, text: str) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
-def test_a_stream_put_together_is_the_decoded_text(any_tokenizer: Tokenizer, data: st.DataObject) -> None:
-    """For any tokens, also those that cut a character in the middle; and no piece is taken back."""
+def test_streamed_pieces_concatenate_to_the_decoded_text(any_tokenizer: Tokenizer, data: st.DataObject) -> None:
+    """For any tokens, including those that split a character. Returned pieces never change."""
     tokens = data.draw(st.lists(st.integers(0, any_tokenizer.vocab_tokens - 1), max_size=30))
     skip = data.draw(st.booleans())
     stream = StreamDecoder(any_tokenizer, skip_special=skip)
@@ -117,7 +117,7 @@ def test_a_stream_put_together_is_the_decoded_text(any_tokenizer: Tokenizer, dat
 @settings(max_examples=100, deadline=None)
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
 def test_a_stream_never_shows_half_a_character(any_tokenizer: Tokenizer, text: str) -> None:
-    """Of valid text every piece is valid text: no replacement character that was not there."""
+    """Every piece of valid text is valid, without new replacement characters."""
     assume(_writable(any_tokenizer, text))
     stream = StreamDecoder(any_tokenizer, skip_special=False)
     out = ""
@@ -133,7 +133,7 @@ def _writable(tokenizer: Tokenizer, text: str) -> bool:
 
 
 def test_token_bytes_make_up_the_text(any_tokenizer: Tokenizer) -> None:
-    """What log probabilities report as bytes is what the text is made of; an id outside has none."""
+    """The bytes of tokens, as log probabilities report them, form the text. Other ids have no bytes."""
     tokens = any_tokenizer.encode("naïve 👋 text", add_special=False)
     joined = b"".join(any_tokenizer.token_bytes(token) for token in tokens).decode()
     assert joined.removeprefix(" ") == "naïve 👋 text"
@@ -141,8 +141,8 @@ def test_token_bytes_make_up_the_text(any_tokenizer: Tokenizer) -> None:
     assert any_tokenizer.token_text(any_tokenizer.vocab_tokens + 7) == ""
 
 
-def test_a_lone_surrogate_is_the_clients_mistake(any_tokenizer: Tokenizer) -> None:
-    """JSON can carry half a character; it is refused and not a crash."""
+def test_a_lone_surrogate_is_a_400(any_tokenizer: Tokenizer) -> None:
+    """JSON can contain half of a surrogate pair. It is refused."""
     with pytest.raises(RequestError, match="surrogate"):
         any_tokenizer.encode("half \ud83d a smile")
 
@@ -174,7 +174,7 @@ def _write_sentencepiece(path: Path, *, space_prefix: bool = True) -> None:
 
 
 def _merge_best_first(text: str) -> list[str]:
-    """Do what SentencePiece does, slowly: join the neighbours whose piece has the best score, leftmost first."""
+    """Merge like SentencePiece: join the neighbours with the best score, the leftmost first."""
     scores = {piece: -rank for rank, piece in enumerate(PIECES)}
     parts = list("▁" + text.replace(" ", "▁"))
     while True:
@@ -188,14 +188,14 @@ def _merge_best_first(text: str) -> list[str]:
 @settings(max_examples=200, deadline=None)
 @given(text=st.text("abcdeé ", min_size=1, max_size=20))
 def test_scores_become_merges(text: str) -> None:
-    """Merges made from scores cut a text as SentencePiece's own search does."""
+    """Merges made from scores split a text like SentencePiece's search."""
     scores = [-float(rank) for rank in range(len(PIECES))]
     backend = sentencepiece_backend(["<unk>", *PIECES], [0.0, *scores], add_space_prefix=True)
     assert backend.encode(text).tokens == _merge_best_first(text)
 
 
-def test_sentencepiece_has_bytes_bos_and_a_space_too_many(tmp_path: Path) -> None:
-    """A word is written with the space before it: kept inside a text and after a prompt, dropped at the start."""
+def test_sentencepiece_bytes_bos_and_leading_space(tmp_path: Path) -> None:
+    """The space before a word is kept inside a text and after a prompt, and dropped at the start."""
     _write_sentencepiece(tmp_path / "model.gguf")
     tokenizer = tokenizer_from_gguf(tmp_path / "model.gguf")
     tokens = tokenizer.encode("abc 你</s>")
@@ -237,10 +237,10 @@ def _save_byte_level(folder: Path, *, adds_bos: bool, options: dict[str, object]
         (True, {"bos_token": "<s>", "add_bos_token": True}, True),
     ],
 )
-def test_the_first_token_is_as_the_files_say(
+def test_bos_follows_the_model_files(
     tmp_path: Path, adds_bos: bool, options: dict[str, object], expected: bool
 ) -> None:
-    """tokenizer_config.json overrules the pipeline; a chat that its template rendered gets nothing added."""
+    """tokenizer_config.json overrides the pipeline. Nothing is added to a rendered chat."""
     _save_byte_level(tmp_path, adds_bos=adds_bos, options=options)
     tokenizer = tokenizer_from_folder(tmp_path, 0)
     assert (tokenizer.encode("hello")[0] == 0) == expected
@@ -249,7 +249,7 @@ def test_the_first_token_is_as_the_files_say(
 
 
 def test_a_sentencepiece_tokenizer_json(tmp_path: Path) -> None:
-    """Llama 2's kind of pipeline: pieces with a mark for spaces, bytes as a fallback."""
+    """A pipeline like Llama 2's: pieces with a space mark, and bytes as the fallback."""
     backend = sentencepiece_backend(
         ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES],
         [0.0] * 257 + [-1.0] * len(PIECES),
@@ -266,8 +266,8 @@ def test_a_sentencepiece_tokenizer_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["abc de", " abc", "  de"])
-def test_sentencepiece_without_a_space_in_front(tmp_path: Path, text: str) -> None:
-    """Some models put no space before a text: then one that is there is the text's own, and stays."""
+def test_sentencepiece_without_a_leading_space(tmp_path: Path, text: str) -> None:
+    """Some models add no space before a text, so a leading space belongs to the text and stays."""
     _write_sentencepiece(tmp_path / "model.gguf", space_prefix=False)
     tokenizer = tokenizer_from_gguf(tmp_path / "model.gguf")
     assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -283,7 +283,7 @@ def test_sentencepiece_without_a_space_in_front(tmp_path: Path, text: str) -> No
     ("content", "message"),
     [(None, "no tokenizer.json"), ("{", "cannot read"), ("{}", "cannot read"), ("[1]", "cannot read")],
 )
-def test_a_missing_or_broken_file_says_what_to_do(tmp_path: Path, content: str | None, message: str) -> None:
+def test_a_missing_or_broken_file_names_the_remedy(tmp_path: Path, content: str | None, message: str) -> None:
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(ModelError, match=message):
@@ -299,15 +299,15 @@ def test_an_unknown_decoder_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pre", ["default", "gpt-2", "llama-bpe", "qwen2", "smollm"])
-def test_every_known_way_of_cutting_brings_text_back(tmp_path: Path, pre: str) -> None:
-    """Digits by threes in Llama 3, one by one in Qwen and SmolLM; nothing is lost in any."""
+def test_every_known_pre_tokenizer_keeps_the_text(tmp_path: Path, pre: str) -> None:
+    """Llama 3 splits digits by three, Qwen and SmolLM one by one. No text is lost."""
     tokenizer = tokenizer_from_gguf(_write_byte_level(tmp_path / "model.gguf", pre))
     for text in ("hello 12345", "it's\n\n  so", "naïve 👋"):
         assert tokenizer.decode(tokenizer.encode(text)) == text
     assert (tokenizer.encode("a")[0] == 0) == (pre == "llama-bpe")
 
 
-def test_an_unknown_way_of_cutting_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_pre_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="has the pre-tokenizer 'tekken'"):
         tokenizer_from_gguf(_write_byte_level(tmp_path / "model.gguf", "tekken"))
 

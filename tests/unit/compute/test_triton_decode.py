@@ -1,4 +1,4 @@
-"""The Triton kernels on CPU tensors in Triton's interpreter against the oracles, and compiled for a GPU without one."""
+"""The Triton kernels equal the reference in Triton's interpreter on CPU tensors, and compile for a GPU."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from baton.decide.kv.layout import KVLayout
 
 ROOT = Path(__file__).resolve().parents[3]
 TOLERANCE = 3e-5
-"""Of sums of up to 150 products of numbers around 1, in float32."""
+"""The tolerance of float32 sums of up to 150 products of numbers around 1."""
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason='triton is not installed: pip install -e ".[triton]"'
 )
 
 
 def _run(module: str, tmp_path: Path, **environment: str) -> dict[str, float]:
-    """Run a module of cases in a process of its own, which chooses its Triton before it imports it."""
+    """Run a module of cases in a separate process, which selects the interpreter before it imports triton."""
     command = [sys.executable, "-m", f"tests.unit.compute.{module}"]
     settings = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1", **environment}
     done = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, check=False)
@@ -44,14 +44,14 @@ def test_the_kernels_equal_the_formula_in_the_interpreter(tmp_path: Path) -> Non
 
 @needs_triton
 def test_the_kernels_compile_for_an_h200(tmp_path: Path) -> None:
-    """Not run: that needs the GPU. Shared memory fits, for grouped and for latent attention."""
+    """They are not run. Shared memory fits, for grouped and latent attention."""
     found = _run("triton_compile", tmp_path)
     assert found.keys() == {"grouped bf16", "grouped fp32", "latent bf16", "merge", "experts"}
 
 
 @pytest.mark.parametrize("window", [None, 1, 40])
 def test_the_torch_decode_kernel_equals_the_formula(window: int | None) -> None:
-    """Lengths at the edges of blocks and splits; whatever lies after a request's last block is not read."""
+    """Lengths at the edges of blocks and splits. Entries after a request's last block are not read."""
     torch.manual_seed(2)
     layout = KVLayout(layers=2, kv_heads=2, head_dim=8, block_tokens=16, dtype="float32")
     lengths = [1, 16, 17, 512, 513, 700]

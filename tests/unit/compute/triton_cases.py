@@ -20,7 +20,7 @@ LAYERS, BLOCK_TOKENS = 2, 16
 
 
 def batch(lengths: list[int], layout: KVLayout) -> tuple[list[Row], PagedKV]:
-    """Requests over scattered blocks; what no token wrote is NaN."""
+    """Make requests over scattered blocks. Unwritten slots are NaN."""
     counts = [-(-length // BLOCK_TOKENS) for length in lengths]
     kv = PagedKV(torch.full((layout.block_bytes * (sum(counts) + 3),), 255, dtype=torch.uint8), layout)
     ids = torch.randperm(sum(counts) + 3)[: sum(counts)].split(counts)
@@ -58,7 +58,7 @@ def case(name: str, lengths: list[int], heads: tuple[int, int, int], *, rope_dim
 
 
 def expert_rows() -> None:
-    """Sizes that no block divides; two products of every row, then one."""
+    """Sizes that are no multiples of a tile. Two products per row, then one."""
     torch.manual_seed(4)
     weights, experts = torch.randn(5, 45, 150), torch.tensor([4, 0, 1, 1, 3, 0])
     worst = 0.0
@@ -70,7 +70,7 @@ def expert_rows() -> None:
 
 
 def alone_and_together() -> None:
-    """A request's result has the same bits beside others as alone."""
+    """A request's result has the same bits in a batch as alone."""
     torch.manual_seed(4)
     layout = KVLayout(layers=LAYERS, kv_heads=2, head_dim=16, block_tokens=BLOCK_TOKENS, dtype="float32")
     rows, kv = batch([700, 3, 1200], layout)

@@ -14,7 +14,7 @@ from baton.compute.triton.launch import BLOCK_KEYS, INPUTS, OUTPUTS
 
 TARGET = GPUTarget("cuda", 90, 32)
 SHARED_BYTES_MAX = 232_448
-"""What one program may have on an H100 or H200."""
+"""The shared memory of one program on an H100 or H200."""
 INTEGERS = ("first_row", "window", "table_width", "row_stride", "inputs", "outputs", "repeat")
 
 
