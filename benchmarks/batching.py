@@ -40,7 +40,7 @@ FIGURES = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
 
 
 def fitted() -> dict[str, float]:
-    """Measure a few steps of the engine, and return what `LinearCost` takes: the minimum of three of each kind."""
+    """Return the arguments of `LinearCost` from a few engine steps: the minimum of three of each kind."""
     card = resolve_model("smollm2-135m")
     layout = card.layout(block_tokens=16, dtype="bfloat16")
     engine = load_engine(card, layout, memoryview(bytearray(layout.block_bytes * 320)), dtype="bfloat16", threads=2)
@@ -63,7 +63,7 @@ def fitted() -> dict[str, float]:
 
 
 def trace(path: Path, *, rate_rps: float, requests: int) -> None:
-    """Write a trace in Mooncake's format; no two prompts share a block."""
+    """Write a trace in Mooncake's format, in which prompts share no blocks."""
     rng = random.Random(0)
     at_s, lines = 0.0, []
     for index in range(requests):
@@ -95,7 +95,7 @@ def run(policy: str, folder: Path, cost: dict[str, float], seed: int) -> dict[st
 
 
 def middle(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """Take the median over repeats of every figure."""
+    """Return the median of every figure over the repeats."""
     shown: dict[str, Any] = {
         name: {at: statistics.median(result[name][at] for result in results) for at in ("p50", "p90", "p99")}
         for name in FIGURES

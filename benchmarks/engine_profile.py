@@ -1,9 +1,9 @@
-"""Measure steps of our engine over a grid and fit the cost model. `baton.decide.cost.fitted` loads both files.
+"""Measure steps of the engine over a grid, and fit the cost model. `baton.decide.cost.fitted` loads both files.
 
 python benchmarks/engine_profile.py [--threads 2] [--dtype bfloat16] [--weights dense] [--rounds 4]
 
-Writes benchmarks/results/NAME-steps.json (a StepProfile) and NAME-fit.json (a FittedCost with its error on every fifth
-step, which it was not fitted to). Rounds go over the whole grid; the least time of each step is kept.
+Writes benchmarks/results/NAME-steps.json (a StepProfile) and NAME-fit.json (a FittedCost, and its error on every fifth
+step, which is not used for the fit). Each round measures the whole grid, and the shortest time of each step counts.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Case:
 
 
 def grid(rng: random.Random) -> list[Case]:
-    """List every decode batch at every context, every chunk, and a sample of both together; in random order."""
+    """Return every decode batch at every context, every chunk, and a sample of combined steps, in random order."""
     decodes = [Case(batch, context, 0, 0) for batch in BATCHES[1:] for context in CONTEXTS_TOKENS]
     chunks = [Case(0, 0, chunk, cached) for chunk in CHUNKS_TOKENS[1:] for cached in CACHED_TOKENS]
     mixed = [
@@ -71,7 +71,7 @@ def grid(rng: random.Random) -> list[Case]:
 
 
 def step_of(case: Case, tokens: list[int]) -> Step:
-    """Build the step. Every request has blocks of its own; the chunk's are the last."""
+    """Build the step. Every request has its own blocks; those of the chunk are the last."""
     parts = [_slice(index, tokens[: case.context_tokens + 1], case.context_tokens) for index in range(case.decodes)]
     if case.chunk_tokens:
         parts.append(_slice(REQUESTS_MAX - 1, tokens[: case.cached_tokens + case.chunk_tokens], case.cached_tokens))

@@ -1,4 +1,4 @@
-"""How long single steps of the bare engine take, and the linear cost model that follows from them.
+"""Measure single steps of the engine, and derive a linear cost model.
 
 python benchmarks/engine_steps.py [--threads 1 2] [--dtype float32 bfloat16] [--repeats 7]
 """
@@ -24,7 +24,7 @@ BLOCK_TOKENS = 16
 
 
 def measure(threads: int, dtype: str, repeats: int) -> dict[str, dict[str, float]]:
-    """Time prefill steps of 512 and 2,048 tokens and decode steps of 1, 8 and 32 requests, seconds each."""
+    """Return the seconds of prefill steps of 512 and 2,048 tokens, and of decode steps of 1, 8 and 32 requests."""
     card = resolve_model("smollm2-135m")
     layout = card.layout(block_tokens=BLOCK_TOKENS, dtype=dtype)  # type: ignore[arg-type]
     blocks_each = -(-(CONTEXT_TOKENS + 64) // BLOCK_TOKENS)

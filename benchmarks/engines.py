@@ -1,10 +1,11 @@
-"""Our engine beside others on the same weights: decode steps and prefill, in turns, with the machine's limits.
+"""Compare Baton's native engine with other engines on the same weights: decode steps and prefill, in turns.
 
 python benchmarks/engines.py [--peers FOLDER] [--work FOLDER] [--weights bfloat16 int8 int4] [--rounds 5]
-python benchmarks/engines.py --install FOLDER      makes a virtual environment for every peer (minutes)
+python benchmarks/engines.py --install FOLDER      creates a virtual environment per peer (minutes)
 
-Every engine is a process of its own that owns all cores in its turn and is stopped (SIGSTOP) between turns. A round
-gives each engine one turn per case; the table shows the fastest of all turns, which other load disturbed least.
+Every engine is a separate process. It has all cores during its turn, and is stopped (SIGSTOP) between turns. A round
+gives each engine one turn per case. The table shows the fastest turn, which other load disturbed least, and the limits
+of the machine.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ class Runner:
     kind: PeerKind
     weights: str
     process: subprocess.Popen[str] | None
-    """None where its model could not be made."""
+    """None if its model could not be made."""
     model: str = ""
     version: str = ""
     seconds: dict[str, list[float]] = field(default_factory=dict)
-    """Of each case: the median step of each turn."""
+    """The median step of each turn, for each case."""
     failed: str = ""
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
-        """Let it compute, and nobody else: it is stopped before and after. None when it has ended."""
+        """Run one turn of the process, which is stopped before and after. Return None if it ended."""
         if self.process is None or self.failed:
             return None
         os.killpg(self.process.pid, signal.SIGCONT)
@@ -66,7 +67,7 @@ class Runner:
         return json.loads(answer)
 
     def load(self, threads: int) -> None:
-        """Let it load its model."""
+        """Wait until the process has loaded its model."""
         job = Job(
             model=self.model,
             weights=self.weights,

@@ -1,6 +1,6 @@
-"""Paged decode attention on a GPU: microseconds, and GB/s of KV read, of our Triton kernels and of torch's attention.
+"""Measure paged decode attention on a GPU (microseconds, GB/s of KV): Baton's Triton kernels and torch's attention.
 
-python benchmarks/gpu_decode.py [--repeats 20]      (through `make gpu`; elsewhere it says what is missing)
+python benchmarks/gpu_decode.py [--repeats 20]      (by `make gpu`; without a GPU it prints what is missing)
 
 Every repeat runs over another set of blocks, so that the second-level cache does not answer for the memory.
 """
@@ -29,14 +29,14 @@ BATCHES = {"b1_64k": [65536], "b64_512": [512] * 64, "b128_4k": [4096] * 128, "r
 
 
 def missing() -> str:
-    """Say what this machine lacks; empty where it has all."""
+    """Return what this machine lacks, or an empty string."""
     if not torch.cuda.is_available():
         return f"torch {torch.__version__} finds no CUDA device"
     return "" if importlib.util.find_spec("triton") else "triton is not installed"
 
 
 def measure(sizes: dict[str, int], lengths: Sequence[int], repeats: int) -> dict[str, dict[str, float]]:
-    """Time one layer of one batch. Returns per backend: seconds (median) and GB/s."""
+    """Time one layer of one batch, and return median seconds and GB/s per backend."""
     try:
         from baton.compute.triton.launch import TritonBackend, TritonDecodeKernel
     except ImportError as error:

@@ -1,9 +1,9 @@
-"""What a grammar costs per token: compiling a schema, one mask, one token read, over SmolLM2's 49,152 tokens.
+"""Measure grammars with SmolLM2's 49,152 tokens: compiling a schema, a mask, and consuming a token.
 
 python benchmarks/grammars.py [--repeats 20]
 
-Measures llguidance, which Baton uses, and xgrammar where it is installed. `step` is what a mask adds to drawing one
-token: the thread that makes it, the masking of the logits, and the draw.
+Measures llguidance, which Baton uses, and xgrammar if it is installed. `step` is the time that a mask adds to sampling
+one token: the thread that computes it, masking the logits, and the draw.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ TOKENS = TOKENIZER.encode(TEXT, add_special=False)
 
 
 def llguidance_s(repeats: int) -> dict[str, dict[str, float]]:
-    """Seconds to compile, for one mask, and for a whole output read again (a failover)."""
+    """Return the seconds of compiling, of one mask, and of consuming a whole output again (a failover)."""
     started_s = time.perf_counter()
     trie = token_trie(TOKENIZER, vocab_tokens=CARD.vocab_tokens, eos_token_ids=CARD.eos_token_ids)
     vocabulary_s = time.perf_counter() - started_s
@@ -73,7 +73,7 @@ def llguidance_s(repeats: int) -> dict[str, dict[str, float]]:
 
 
 def step_s(repeats: int) -> dict[str, dict[str, float]]:
-    """Seconds of drawing one token, free and constrained, from logits that are there."""
+    """Return the seconds of sampling one token from given logits, without and with a grammar."""
     logits = np.random.default_rng(0).standard_normal((1, CARD.vocab_tokens), dtype=np.float32)
     engine = ConstrainedEngine(_Drawing(logits), CARD)  # type: ignore[arg-type]
     engine.execute(Step((_part(3),)))
@@ -115,7 +115,7 @@ def xgrammar_s(repeats: int) -> dict[str, dict[str, float]]:
 
 
 class _Drawing:
-    """A step engine that has its logits already."""
+    """A step engine with given logits."""
 
     layout = CARD.layout(block_tokens=16, dtype="float32")
 

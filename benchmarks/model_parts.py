@@ -1,4 +1,4 @@
-"""Parts of the torch engine that dense models do not have: latent attention in its two forms, a mixture of experts.
+"""Measure parts of the torch engine for models that are not dense: latent attention and a mixture of experts.
 
 python benchmarks/model_parts.py [--repeats 5]      one thread, float32
 """
@@ -30,7 +30,7 @@ MIXTURE = Experts(layers=(0,), count=32, used=4, intermediate=WIDTH, normalized=
 
 
 def latent_forms(repeats: int) -> dict[str, dict[str, float | bool]]:
-    """Time one layer of DeepSeek-V2-Lite's attention for one request after a prefix, in both forms, interleaved."""
+    """Time one layer of DeepSeek-V2-Lite's attention after a prefix, in both forms, in turns."""
     layout = KVLayout(layers=1, kv_heads=1, head_dim=576, block_tokens=BLOCK_TOKENS, dtype="float32", planes=1)
     blocks = torch.arange((PREFIX_TOKENS + 1024) // BLOCK_TOKENS)
     kv = PagedKV(torch.zeros(layout.block_bytes * len(blocks), dtype=torch.uint8), layout)
@@ -82,7 +82,7 @@ def experts(repeats: int) -> dict[str, dict[str, float]]:
 
 
 def interleaved(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Run each call in turn; the least of each, seconds: other processes share the machine."""
+    """Run the calls in turns, and return the minimum of each in seconds."""
     least = dict.fromkeys(calls, float("inf"))
     for _ in range(repeats + 1):
         for name, call in calls.items():

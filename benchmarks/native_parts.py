@@ -1,16 +1,15 @@
-"""Where the time of a decode step goes in the native engine, and how another version of its library compares.
+"""Divide the time of a decode step of the native engine into parts, and compare two versions of the library.
 
 python benchmarks/native_parts.py [--threads 1 2] [--batch 1 8 32] [--rounds 30] [--clock wall|cpu] [--against COMMIT]
 
-Parts are told apart by leaving them out: a step without earlier tokens has no attention to speak of, one that samples
-nothing no output projection; and where all requests have the same prefix, attention finds its keys and values in the
-second-level cache. Each part stands beside a limit of its own, as in native_steps.py: the larger of bytes over
-bandwidth and products over rate. The arena is a worker's: shared memory, which has small pages. bfloat16. `--clock cpu`
-is for a busy machine and one thread: it leaves out the time that others had the core. By the wall's clock a difference
-of two steps says nothing there, and may even be negative.
+A part is the difference to a step without it. A step without earlier tokens has almost no attention, and one that
+does not sample has no output projection. If all requests have the same prefix, attention reads keys and values from the
+second-level cache. Each part has a limit as in native_steps.py: the larger of bytes / bandwidth and products / rate.
+The arena is that of a worker: shared memory with small pages. The type is bfloat16. `--clock cpu` is for a busy machine
+and one thread: it omits the time of other processes, which makes differences of wall times meaningless.
 
-With --against, the library of that commit is built too, and the two take turns, step by step in one process: what
-others do on the machine meets both. Its interface (library.py) must be today's.
+With --against, the library of that commit is built, too. The two take turns, step by step in one process, so that other
+load affects both. The interface (library.py) of both commits must be the same.
 """
 
 from __future__ import annotations
@@ -57,11 +56,11 @@ DTYPE = "bfloat16"
 ROOT = Path(__file__).resolve().parents[1]
 NATIVE = "src/baton/compute/native"
 HALVES = 0x3DCC
-"""A bfloat16 number: memory that was never written costs nothing to read."""
+"""A bfloat16 number to fill the arena with, because reading memory that was never written takes no time."""
 
 
 def library_of(commit: str, folder: Path) -> Path:
-    """Build the native library of a commit, or of this tree where there is none named."""
+    """Build the native library of a commit, or of this tree if no commit is given."""
     if not commit:
         return ENGINE.library_path()
     archive = subprocess.run(["git", "archive", commit, NATIVE], cwd=ROOT, check=True, stdout=subprocess.PIPE)
@@ -70,7 +69,7 @@ def library_of(commit: str, folder: Path) -> Path:
 
 
 def load(libraries: dict[str, str], threads: int) -> dict[str, StepEngine]:
-    """One engine of each library, all over one arena."""
+    """Create one engine per library, all over one arena."""
     card = resolve_model(DENSE_MODEL)
     layout = card.layout(block_tokens=BLOCK_TOKENS, dtype=DTYPE)
     arena = create_arena(layout.block_bytes * REQUESTS_MAX * _blocks_each())
@@ -90,7 +89,7 @@ def _blocks_each() -> int:
 
 
 def steps(batch: int) -> dict[str, list[Slice]]:
-    """A decode step; the same that draws nothing; that with one prefix for all; and that after no other token."""
+    """Return a decode step, one without sampling, one with a common prefix, and one without earlier tokens."""
     rng = random.Random(batch)
     prompts = [[rng.randrange(TOKEN_MAX) for _ in range(CONTEXT_TOKENS + 1)] for _ in range(batch)]
     whole = [slice_of(index, tokens, CONTEXT_TOKENS, _blocks_each()) for index, tokens in enumerate(prompts)]
@@ -104,7 +103,7 @@ def steps(batch: int) -> dict[str, list[Slice]]:
 def least_s(
     engines: dict[str, StepEngine], batch: int, rounds: int, clock: Callable[[], float]
 ) -> dict[str, dict[str, float]]:
-    """Seconds of each step on each engine, in turns in an order of their own in every round; the least of them."""
+    """Return the shortest time (seconds) of each step on each engine. Each round has its own order of turns."""
     rng = random.Random(0)
     turns = [(name, kind, parts) for name in engines for kind, parts in steps(batch).items()]
     least = {name: dict.fromkeys(steps(batch), float("inf")) for name in engines}
@@ -118,7 +117,7 @@ def least_s(
 
 
 def parts_of(least: dict[str, float]) -> dict[str, float]:
-    """From the four steps to the parts of one, seconds."""
+    """Return the parts of a step in seconds, from the four steps."""
     return {
         "products": least["alone"],
         "attention": least["unsampled"] - least["alone"],
@@ -129,7 +128,7 @@ def parts_of(least: dict[str, float]) -> dict[str, float]:
 
 
 def parts_needs(found: dict[str, Needs]) -> dict[str, Needs]:
-    """Tell what each part needs, in the order of the table."""
+    """Return the bytes and products of each part, in the order of the table."""
     return {
         "products": found["products"],
         "attention": found["attention"],
@@ -162,7 +161,7 @@ def measure(libraries: dict[str, str], args: argparse.Namespace) -> dict[str, An
 
 
 def rendered(threads: int, rows: list[dict[str, Any]]) -> str:
-    """A table of milliseconds and shares of the limit."""
+    """Return a table of milliseconds and shares of the limit."""
     names = list(rows[0]["seconds"])
     heads = ["threads", "batch", "part", "limit, ms", *(f"{name}, ms (share of the limit)" for name in names)]
     lines = [

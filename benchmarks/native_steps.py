@@ -1,16 +1,15 @@
-"""Steps of the native engine against what the machine can do at the same moment, and against the torch engine.
+"""Compare steps of the native engine with the limits of the machine at the same time, and with the torch engine.
 
 python benchmarks/native_steps.py [--threads 1 2] [--dtype float32 bfloat16] [--repeats 5] [--torch] [--rounds 1]
                                   [--experts | --latent]
 
-With --torch the two engines take turns, a process each, `rounds` times; of each step, the round that took the least CPU
-time counts. --experts takes a random mixture of experts, made like Mixtral, instead of SmolLM2-135M; --latent a random
-model with latent attention and experts, made like DeepSeek-V2-Lite.
+With --torch, the two engines take turns in separate processes, `rounds` times. The round with the least CPU time counts
+for each step. --experts uses a random mixture of experts like Mixtral instead of SmolLM2-135M. --latent uses a random
+model with latent attention and experts, like DeepSeek-V2-Lite.
 
-A limit is the larger of two times: bytes that must be read over the bandwidth, products over the rate of products, both
-measured between the steps (native_limits.cpp). `share` is limit / step, by the clock. `cpu_share` is the same by CPU
-time, of limits as of steps: on a busy machine it leaves out the time that others had the cores, though not the memory
-bandwidth that they took.
+A limit is the larger of two times: bytes to read / bandwidth, and products / rate of products. Both rates are measured
+between the steps (native_limits.cpp). `share` is limit / step by wall time. `cpu_share` is the same by CPU time of
+limits and steps. On a busy machine it omits the time of other processes, but not the memory bandwidth that they use.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ MIXTURE = SMALL | {
     "num_local_experts": 8,
     "num_experts_per_tok": 2,
 }
-"""A small config.json of Mixtral's kind: 253 million weights, 212 in the layers, of which a token meets 61."""
+"""A small config.json like Mixtral's: 253 million weights, 212 in the layers, of which a token uses 61."""
 LATENT = SMALL | {
     "architectures": ["DeepseekV2ForCausalLM"],
     "intermediate_size": 4096,
@@ -83,14 +82,14 @@ LATENT = SMALL | {
     "moe_intermediate_size": 704,
     "first_k_dense_replace": 1,
 }
-"""One of DeepSeek-V2-Lite's kind, with its attention and half of its other widths: 202 million weights."""
+"""A config.json like DeepSeek-V2-Lite's, with its attention and half of its other widths: 202 million weights."""
 RANDOM = {"experts": ("random mixture of experts", MIXTURE), "latent": ("random latent attention", LATENT)}
-"""What is made instead of read: what it is, and its config.json."""
+"""The random models: their description, and their config.json."""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What must be read and multiplied."""
+    """The bytes to read, and the products to compute."""
 
     bytes_read: float
     flops: float
@@ -101,7 +100,7 @@ class Needs:
 
 @dataclass
 class Case:
-    """One kind of step: what it must read and multiply, and how long it took."""
+    """One kind of step: its bytes and products, and its measured times."""
 
     parts: list[Slice]
     needs: Needs
@@ -110,7 +109,7 @@ class Case:
 
 
 def cases(config: ModelConfig, dtype: str) -> dict[str, Case]:
-    """Prefill of 512 and 2,048 tokens; decode of 1, 8 and 32 requests after 500 tokens."""
+    """Return prefill steps of 512 and 2,048 tokens, and decode steps of 1, 8 and 32 requests after 500 tokens."""
     rng = random.Random(0)
     blocks_each = -(-(CONTEXT_TOKENS + 1) // BLOCK_TOKENS)
     found: dict[str, Case] = {}
@@ -139,7 +138,7 @@ def slice_of(index: int, tokens: list[int], start: int, blocks: int) -> Slice:
 
 
 def needs(config: ModelConfig, dtype: str, parts: list[Slice]) -> dict[str, Needs]:
-    """Tell what the layers' products, attention and the output projection need."""
+    """Return the bytes and products of the layers, of attention and of the output projection."""
     attention, cached, per_pair = _attention(config)
     head = config.hidden * config.vocab_tokens
     rows, layers = sum(part.count for part in parts), config.layers
@@ -159,9 +158,9 @@ def total(parts: dict[str, Needs]) -> Needs:
 
 
 def _attention(config: ModelConfig) -> tuple[int, int, int]:
-    """Of one layer: its weights, what is cached of a token, and products of a query with a key and its value.
+    """Return the weights of one layer, its cached numbers per token, and its products per query and cached token.
 
-    Latent attention is counted as it is computed natively, absorbed.
+    Latent attention is counted in its absorbed form, which the native engine computes.
     """
     latent, hidden, heads = config.latent, config.hidden, config.heads
     if latent is None:
@@ -175,7 +174,7 @@ def _attention(config: ModelConfig) -> tuple[int, int, int]:
 
 
 def _mlps(config: ModelConfig, rows: int) -> tuple[float, float]:
-    """Weights of all MLPs that a step must read (of experts, if choices are even), and those that a row meets."""
+    """Return the weights of MLPs that a step reads (for evenly chosen experts), and those that a row uses."""
     routed = 0 if config.experts is None else len(config.experts.layers)
     whole = 3.0 * config.hidden * config.intermediate * (config.layers - routed)
     if config.experts is None:
@@ -210,7 +209,7 @@ def load(model: str, dtype: str, threads: int, engine: str) -> tuple[StepEngine,
 
 
 def measure(model: str, dtype: str, threads: int, repeats: int, kind: str) -> dict[str, Any]:
-    """Run all cases and the limits in turn."""
+    """Measure all cases and the limits in turns."""
     config = read_config(resolve_model(model))
     engine, name = load(model, dtype, threads, kind)
     engine.warm_up()
@@ -239,7 +238,7 @@ def compiled_limits(folder: Path) -> Path:
 
 
 def raised(limits: dict[str, float], program: Path, threads: int, dtype: str) -> dict[str, float]:
-    """Measure what the machine can do now. Returns the best seen so far."""
+    """Measure the limits of the machine now, and return the best so far."""
     size = str(CELL_BYTES[dtype] * 134_500_000)
     done = subprocess.run([str(program), str(threads), size], capture_output=True, check=True, text=True)
     seen = msgspec.json.decode(done.stdout)
@@ -308,7 +307,7 @@ def main() -> None:
 
 
 def quicker(one: dict[str, Any] | None, other: dict[str, Any]) -> dict[str, Any]:
-    """Of each step take the round in which it took the least CPU time: what others did there slowed it down least."""
+    """Return for each step the round with the least CPU time, which other load disturbed least."""
     if one is None:
         return other
     best = {

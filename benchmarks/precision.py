@@ -1,8 +1,8 @@
-"""What precisions of weights and KV cost in quality, and what they save: perplexity, greedy agreement, memory, time.
+"""Compare precisions of weights and KV: perplexity, greedy agreement, memory and time.
 
 python benchmarks/precision.py [--tokens 1024] [--steps 48] [--threads 2]
 
-The text ships with Python: docstrings of modules of its standard library, in the order that MODULES names them.
+The text is part of Python: docstrings of modules of the standard library, in the order of MODULES.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ FORMS: tuple[tuple[WeightsChoice, str, KVDtype], ...] = (
     ("stored", "bfloat16", "int8"),
     ("stored", "bfloat16", "fp8"),
 )
-"""Weights, what is computed in, KV. The first is what the others are compared with."""
+"""The types of weights, products and KV. The others are compared with the first."""
 
 
 def docstrings() -> str:
-    """Read, without importing, every docstring of some modules."""
+    """Return every docstring of MODULES, without importing them."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     found: list[str] = []
     for name in MODULES:
@@ -55,7 +55,7 @@ def docstrings() -> str:
 
 
 class Measured:
-    """One engine over an arena of its own, and a request that uses all of it."""
+    """One engine over its own arena, and a request that uses all of it."""
 
     def __init__(self, card: ModelCard, form: tuple[WeightsChoice, str, KVDtype], tokens: int, threads: int) -> None:
         weights, dtype, kv = form
@@ -86,7 +86,7 @@ class Measured:
         return self._engine.execute(Step((part,))).slices[0]
 
     def perplexity(self, tokens: list[int]) -> float:
-        """Compute e to the mean surprise of every token but the first, read in chunks."""
+        """Return the perplexity of all tokens but the first, computed in chunks."""
         surprises: list[float] = []
         for start in range(0, len(tokens), CHUNK_TOKENS):
             seen = tokens[: start + CHUNK_TOKENS]
@@ -105,7 +105,7 @@ class Measured:
         return math.exp(sum(surprises) / len(surprises))
 
     def greedy(self, prompt: list[int], steps: int) -> tuple[list[int], list[float]]:
-        """Decode. Returns the tokens, and how long each step took in seconds."""
+        """Decode, and return the tokens and the seconds of each step."""
         text, times = list(prompt), []
         start = 0
         for _ in range(steps):
@@ -117,7 +117,7 @@ class Measured:
         return text[len(prompt) :], times[1:]
 
     def forced(self, text: list[int], first: int) -> list[int]:
-        """Say what it would draw at each place of a text from `first` on: one step per token."""
+        """Return the greedy token at each position of a text from `first` on, with one step per token."""
         self.step(text[: first - 1], 0, Sampling(temperature=0.0), first)
         return [
             self.step(text[:end], end - 1, Sampling(temperature=0.0), first).token or 0

@@ -1,9 +1,9 @@
-"""What it costs, or saves, to compute one model with several rank processes on this machine.
+"""Measure one model on several rank processes of this machine.
 
 python benchmarks/ranks.py [--shapes 1x1 2x1 1x2 2x2] [--threads N] [--layers N] [--repeats 5]
 
-A random Llama of SmolLM2-135M's size, but with 8 query heads on 4 KV heads, so that two ranks can share them. A shape
-is tensor x pipeline. Every shape is a process of its own with its ranks; all have the same cores.
+A random Llama of SmolLM2-135M's size, but with 8 query heads on 4 KV heads, so that two ranks can divide them. A shape
+is tensor x pipeline. Every shape runs in a separate process with its ranks, on the same cores.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def make_model(folder: Path, layers: int) -> None:
 
 
 def measure(folder: str, parallel: ParallelConfig, threads: int, repeats: int) -> dict[str, object]:
-    """Time prefill steps of 512 tokens and decode steps of 1 and 8 requests; tell what each rank has in memory."""
+    """Time prefill steps of 512 tokens and decode steps of 1 and 8 requests, and measure each rank's memory."""
     card = resolve_model(folder)
     kv = KVConfig(blocks=8 * BLOCKS_EACH, block_tokens=BLOCK_TOKENS)
     config = Config(
@@ -144,7 +144,7 @@ def _timed(engine: StepEngine, parts: list[Slice]) -> float:
 
 
 def _private_bytes(pid: str) -> int:
-    """Memory that this process alone has: weights and scratch, neither the arena nor mapped files."""
+    """Return the private memory of this process: weights and scratch, without the arena and mapped files."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
 

@@ -1,9 +1,9 @@
-"""What drawing tokens costs beside a step: CPU time of 32 rows of SmolLM2's vocabulary, by what clients ask for.
+"""Measure the CPU time of sampling 32 rows of SmolLM2's vocabulary, for several sampling options.
 
 python benchmarks/sampling.py [--rows 32] [--repeats 7]
 
-Logits are normal with a deviation of 3.5, about as wide as a small model's: some thousand tokens make up 95 %. A draw
-is one thread's work, after the step and before the next one. Each figure is the least of the repeats.
+Logits are normally distributed with a deviation of 3.5, like those of a small model: about a thousand tokens have 95 %
+of the probability. One thread samples, between two steps. Each figure is the minimum of the repeats.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What guessing ahead brings: output tokens per second and per step of one request, by how much its text repeats.
+"""Measure speculative decoding: output tokens per second and per step of one request, for texts that repeat or not.
 
 python benchmarks/speculation.py [--repeats 3] [--dtype bfloat16] [--threads 2]
 
-The batcher and the engine in this process, no server. Settings take turns; figures are medians. `same_text`: whether
-every setting wrote the same text, which it has to with an engine whose bits do not depend on the batch.
+The batcher and the engine run in this process, without a server. Settings take turns, and figures are medians.
+`same_text`: whether every setting gave the same text, as an engine must whose bits do not depend on the batch.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ QUESTIONS = {
 
 
 class House:
-    """One request at a time, through the real batcher."""
+    """Runs one request at a time through the real batcher."""
 
     def __init__(self, dtype: str, threads: int) -> None:
         self._card = resolve_model("smollm2-135m")
@@ -64,7 +64,7 @@ class House:
         self._template = load_chat_template(self._card)
 
     def run(self, question: str, tokens_max: int, sampling: Sampling) -> dict[str, Any]:
-        """Answer one question. Times begin with the first token, so that the prompt does not count."""
+        """Answer one question. Times start at the first token, without the prompt."""
         prompt = self._tokenizer.encode(
             self._template.render([{"role": "user", "content": question}]), add_special=False
         )

@@ -1,1 +1,1 @@
-"""Engines to compare with, each in a process (and a virtual environment) of its own; see benchmarks/engines.py."""
+"""Engines to compare with, each in a separate process and virtual environment; see benchmarks/engines.py."""

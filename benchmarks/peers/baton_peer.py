@@ -1,4 +1,4 @@
-"""Our engine, one process, as a worker with all cores runs it. Sampling and its Python are inside the measured step."""
+"""Baton's engine in one process, like a worker with all cores. The measured step includes sampling in Python."""
 
 from __future__ import annotations
 

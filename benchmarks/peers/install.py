@@ -1,4 +1,4 @@
-"""Which peers there are, how each is installed into an environment of its own, and how its model is made."""
+"""The list of peers, their installation into separate environments, and the preparation of their models."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ class PeerKind:
     name: str
     script: str
     packages: tuple[str, ...]
-    """Empty: it runs in our own environment."""
+    """Packages to install. Empty: it runs in Baton's environment."""
     weights: tuple[str, ...]
-    """At which precisions of the weights it is compared."""
+    """The precisions of weights that it is compared at."""
     unwanted: tuple[str, ...] = ()
-    """Packages that come with it, do not fit the CPU build of torch, and are not needed."""
+    """Dependencies to remove, because they do not fit the CPU build of torch and are not needed."""
     settings: tuple[str, ...] = ()
-    """Its own environment variables: each lets it use all cores (`{cores}`: their numbers), or keeps it in one process.
-    """
+    """Environment variables that let it use all cores (`{cores}`: their numbers), or keep it in one process."""
 
 
 PEERS = (
@@ -60,7 +59,7 @@ def python_of(kind: PeerKind, folder: Path) -> Path:
 
 
 def missing(kind: PeerKind, folder: Path) -> str:
-    """Say how to install a peer that is not there, or only in part; empty where it is."""
+    """Return how to install a peer that is missing or incomplete, or an empty string."""
     python, names = python_of(kind, folder), [package.partition("[")[0] for package in kind.packages]
     ask = "import importlib.metadata, sys; [importlib.metadata.version(name) for name in sys.argv[1:]]"
     if (
@@ -72,7 +71,7 @@ def missing(kind: PeerKind, folder: Path) -> str:
 
 
 def install(folder: Path) -> None:
-    """Make an environment for each peer, or complete it. llama-cpp-python compiles for this machine: minutes."""
+    """Create or complete an environment for each peer. llama-cpp-python is compiled for this machine (minutes)."""
     for kind in PEERS:
         if not missing(kind, folder):
             continue

@@ -1,4 +1,4 @@
-"""The machine's limits, measured between the turns of the engines: bytes read a second, products a second."""
+"""Measure the limits of the machine between the turns of the engines: bytes and products per second."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from pathlib import Path
 import torch
 
 READ_SIZES_BYTES = (96 << 20, 160 << 20, 288 << 20, 576 << 20)
-"""Near what a decode step reads: 4-bit, 8-bit, bfloat16 and float32 weights. Smaller is partly served by the cache."""
+"""Sizes near those of a decode step with 4-bit, 8-bit, bfloat16 and float32 weights. Smaller ones fit partly into
+the cache."""
 DOT_ROUNDS = 1_500_000
 MATRIX_SIZES = ((512, 576, 1536), (1024, 1024, 1024), (2048, 2048, 2048))
 
 
 class Limits:
-    """Best rates seen so far. `measure` once a round: the best of all rounds is the limit."""
+    """The best rates so far. Call `measure` once per round; the best of all rounds is the limit."""
 
     def __init__(self, folder: Path, threads: int) -> None:
         library = folder / "limits.so"
@@ -61,6 +62,6 @@ class Limits:
         return best
 
     def read_rate(self, size_bytes: float) -> float:
-        """Return bytes a second for the measured size that is nearest."""
+        """Return bytes per second for the nearest measured size."""
         nearest = min(self.read_bytes_per_s, key=lambda size: abs(math.log(size / size_bytes)))
         return self.read_bytes_per_s[nearest]

@@ -1,4 +1,4 @@
-"""llama.cpp through llama-cpp-python's low-level binding: one batch of one token a sequence, logits of each."""
+"""llama.cpp through llama-cpp-python's low-level binding: a batch of one token per sequence, with logits of each."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 from protocol import Job, serve
 
 UBATCH_TOKENS = 512
-"""llama.cpp's own default."""
+"""The default of llama.cpp."""
 BF16 = 30
-"""ggml_type of bfloat16, which the binding has no name for. Source: ggml.h."""
+"""The ggml_type of bfloat16, which has no name in the binding. Source: ggml.h."""
 KV_TYPES = {"float32": llama_cpp.GGML_TYPE_F32, "bfloat16": BF16}
 
 
@@ -91,7 +91,7 @@ class LlamaCppPeer:
 
 @llama_cpp.llama_log_callback
 def _quiet(level: int, text: bytes, data: ctypes.c_void_p) -> None:
-    """Drop what the library prints."""
+    """Discard the output of the library."""
 
 
 if __name__ == "__main__":

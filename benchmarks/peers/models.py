@@ -1,4 +1,4 @@
-"""Write the embedded model's weights once in every format that the peers read, rounded to bfloat16 in all of them."""
+"""Write the embedded model's weights in every format of the peers, rounded to bfloat16 in all of them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _config_json(reader: gguf.GGUFReader) -> dict[str, Any]:
 
 
 def _values(tensor: gguf.ReaderTensor, config: dict[str, Any]) -> torch.Tensor:
-    """Dequantize to bfloat16; queries' and keys' rows go back from llama.cpp's pairs to Hugging Face's halves."""
+    """Dequantize to bfloat16, with query and key rows in Hugging Face's order instead of llama.cpp's pairs."""
     values = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy())
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     for part, count in heads.items():
@@ -86,7 +86,7 @@ def _hugging_face_name(name: str) -> str:
 
 
 def write_gguf(path: Path, weights: str) -> Path:
-    """Write the embedded GGUF again with its matrices in bfloat16 or Q8_0; norms stay float32."""
+    """Write the embedded GGUF file with matrices in bfloat16 or Q8_0. Norms stay float32."""
     if path.exists():
         return path
     reader = gguf.GGUFReader(resolve_model("smollm2-135m").path)
@@ -113,9 +113,9 @@ def write_gguf(path: Path, weights: str) -> Path:
 
 
 def model_of(engine: str, weights: str, work: Path, python: Path, log: IO[str]) -> Path:
-    """Return what an engine reads for a precision of the weights; made once in `work`.
+    """Return the model of an engine at a precision of weights. It is made once, in `work`.
 
-    Raises CalledProcessError where the engine's own exporter fails; its words are in `log`.
+    Raises CalledProcessError if the engine's exporter fails; its output is in `log`.
     """
     embedded = Path(resolve_model("smollm2-135m").path)
     if engine == "baton":

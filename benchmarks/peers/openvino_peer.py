@@ -1,4 +1,4 @@
-"""OpenVINO GenAI: continuous batching over paged attention. Prompts of decode steps come back from its prefix cache."""
+"""OpenVINO GenAI: continuous batching over paged attention. Prompts of decode steps come from its prefix cache."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class OpenVinoPeer:
         return seconds
 
     def decode(self, prompts: list[list[int]]) -> list[float]:
-        """Steps that compute prompts come first; once every request has a token, a step decodes the whole batch."""
+        """Run the steps that compute prompts, then decode the whole batch once every request has a token."""
         handles = [self._add(prompt, self._job.steps + len(prompts) + 2) for prompt in prompts]
         waiting = list(handles)
         while waiting:

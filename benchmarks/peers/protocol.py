@@ -1,7 +1,7 @@
-"""What a peer process is told and what it answers: one JSON object a line, on its own standard input and output.
+"""The messages with a peer process: one JSON object per line on its standard input and output.
 
-Runs under the peer's Python, so it needs nothing but the standard library. The peer owns both cores while it answers,
-and is stopped (SIGSTOP) between its turns: no thread of it spins while another is measured.
+It runs under the peer's Python, so it only needs the standard library. A peer has all cores while it answers, and is
+stopped (SIGSTOP) between its turns, so that its threads do not spin while another peer is measured.
 """
 
 from __future__ import annotations
@@ -15,41 +15,41 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 VOCAB_TOKENS = 49000
-"""Random prompts are drawn from the ordinary tokens of SmolLM2's vocabulary."""
+"""The ordinary tokens of SmolLM2's vocabulary, for random prompts."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a peer loads."""
+    """The model and the cases of a peer."""
 
     model: str
-    """A folder or a file in the peer's own format."""
+    """A folder or a file in the peer's format."""
     weights: str
-    """`float32`, `bfloat16`, `int8` or `int4`: what the comparison is made at."""
+    """The precision of weights: `float32`, `bfloat16`, `int8` or `int4`."""
     context_tokens: int
-    """Tokens of a request before its decode steps are measured."""
+    """The prompt tokens of a request whose decode steps are measured."""
     steps: int
-    """Decode steps that are measured in one turn."""
+    """The decode steps measured in one turn."""
     batch_max: int
     threads: int
 
 
 class Peer(Protocol):
-    """An engine under measurement. Times are seconds of one process that owns the machine."""
+    """A measured engine. Times are seconds of a process that has the machine for itself."""
 
     version: str
 
     def prefill(self, prompt: list[int]) -> float:
-        """Compute a prompt that nothing is cached of, up to its first token. Returns seconds."""
+        """Compute a prompt that is not cached, up to its first token. Return seconds."""
         ...
 
     def decode(self, prompts: list[list[int]]) -> list[float]:
-        """Decode all prompts in one batch, `steps` steps. Returns the seconds of each step."""
+        """Decode all prompts in one batch for `steps` steps. Return the seconds of each step."""
         ...
 
 
 def serve(open_peer: Callable[[Job], Peer]) -> None:
-    """Answer on standard output until standard input ends. What the peer prints itself goes to standard error."""
+    """Answer on standard output until standard input ends. Other output of the peer goes to standard error."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     job = Job(**json.loads(sys.stdin.readline()))

@@ -1,4 +1,4 @@
-"""The table of a comparison: milliseconds or tokens per second, ratio to the best peer, percent of the limit."""
+"""Format a comparison: milliseconds or tokens per second, ratio to the best peer, percent of the limit."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 MATRIX_WEIGHTS = 134.5e6
-"""Numbers in SmolLM2-135M's matrices, the tied embedding once: what a decode step reads."""
+"""The numbers of SmolLM2-135M's matrices that a decode step reads (the tied embedding once)."""
 LAYER_WEIGHTS = 106.2e6
-"""Without the output projection, which a prefill computes for one token only."""
+"""The numbers without the output projection, which a prefill computes for one token only."""
 KV_VALUES_PER_TOKEN = 2 * 30 * 3 * 64
 HEADS_DIM = 9 * 64
 LAYERS = 30
@@ -17,7 +17,7 @@ WEIGHT_BYTES = {"float32": 538e6, "bfloat16": 269e6, "int8": 142.9e6, "int4": 96
 
 
 def limit_s(case: str, weights: str, limits: dict[str, Any]) -> float:
-    """Say what a case must take at least: the longer of its bytes read and its products computed.
+    """Return the minimum time of a case: the larger of the times of its bytes and its products.
 
     KV is bfloat16 (float32 with float32 weights); products count at the rate of the activations' float type.
     """
@@ -67,7 +67,7 @@ def _cell(case: str, spread: dict[str, float] | None) -> str:
 
 
 def _our_rows(engines: list[dict[str, Any]], cases: list[str], limits: dict[str, Any]) -> list[str]:
-    """Say how we stand: against the best peer, and against the limit."""
+    """Return the results of Baton relative to the best peer and to the limit."""
     ours = next((engine["seconds"] for engine in engines if engine["engine"] == "baton"), {})
     peers = [engine["seconds"] for engine in engines if engine["engine"] != "baton"]
     ratios, shares = [], []

@@ -1,4 +1,4 @@
-"""Hugging Face transformers: PyTorch eager with its default attention. Prompts are kept in a cache that is cropped."""
+"""Hugging Face transformers: PyTorch eager with its default attention. Prompts stay in a cache, which is cropped."""
 
 from __future__ import annotations
 

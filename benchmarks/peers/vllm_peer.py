@@ -1,4 +1,4 @@
-"""vLLM's CPU build, its engine stepped in this process. Prompts of decode steps come back from its prefix cache."""
+"""vLLM's CPU build, with the engine in this process. Prompts of decode steps come from its prefix cache."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class VllmPeer:
         return time.perf_counter() - started
 
     def decode(self, prompts: list[list[int]]) -> list[float]:
-        """Steps that compute prompts come first; once every request has a token, a step decodes the whole batch."""
+        """Run the steps that compute prompts, then decode the whole batch once every request has a token."""
         names = [self._add(prompt, self._job.steps + len(prompts) + 2) for prompt in prompts]
         waiting = set(names)
         while waiting:
