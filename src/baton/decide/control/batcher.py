@@ -1,8 +1,8 @@
 """The scheduler of one worker, as a state machine: commands in, steps out, results in, reports out.
 
-`apply` takes what the server and the host pool say, `plan` decides the next step, `commit` books its result, and
-`take_report` hands out everything that has to be said. It never waits: a request that lacks blocks is left out of the
-step, and the question for more is asked one step ahead.
+`apply` takes commands of the server and the host pool, `plan` decides the next step, `commit` records its result, and
+`take_report` returns the accumulated report. It never blocks: a request without blocks is left out of the step, and
+requests for more blocks are sent ahead of need.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Batcher:
         policies: BatcherPolicies,
         hash_tokens: int | None = None,
     ) -> None:
-        """`hash_tokens`: how many tokens each of a request's hashes is of; None: of a block."""
+        """`hash_tokens`: number of tokens per hash of a request. None: one block."""
         self.worker: WorkerId = view.id
         self.host: HostId = view.host
         self.role: Role = view.role
@@ -69,13 +69,13 @@ class Batcher:
 
     @property
     def is_idle(self) -> bool:
-        """It has no request."""
+        """True while the worker has no request."""
         return not self._lanes
 
     # ---- commands in
 
     def apply(self, commands: Sequence[WorkerCommand]) -> None:
-        """Take what the server and the host pool say, between two steps. Words about abandoned attempts are dropped."""
+        """Apply commands between two steps. Commands for abandoned attempts are ignored."""
         for command in commands:
             match command:
                 case StartRequest():
@@ -85,7 +85,9 @@ class Batcher:
                     if lane is not None:
                         self._forget(lane)
                         tokens, worker = lane.computed_tokens, self.worker
-                        self._say(RequestDropped(request_id, attempt, worker, preempted=False, computed_tokens=tokens))
+                        self._add_event(
+                            RequestDropped(request_id, attempt, worker, preempted=False, computed_tokens=tokens)
+                        )
                 case BlocksGranted():
                     self._grant(command)
                 case PreemptRequest(request_id=request_id, attempt=attempt):
@@ -102,7 +104,7 @@ class Batcher:
         old = self._lanes.get(command.request.id)
         if old is not None:
             if old.attempt >= command.attempt:
-                return  # said twice
+                return  # duplicate or stale command
             self._forget(old)
         lane = Lane(
             request=command.request,
@@ -142,7 +144,7 @@ class Batcher:
     def _grant(self, command: BlocksGranted) -> None:
         lane = self._find(command.request_id, command.attempt)
         if lane is None or lane.state == "waiting":
-            return  # an answer from before a preemption
+            return  # the request ended or was preempted after it asked
         if lane.state == "ready":
             if len(command.block_table) > len(lane.table):
                 lane.table = command.block_table
@@ -165,7 +167,7 @@ class Batcher:
         elif lane.state == "asking":
             self._fairness.joined(lane.request)
         lane.empty()
-        self._say(RequestDropped(lane.request.id, lane.attempt, self.worker, preempted=True))
+        self._add_event(RequestDropped(lane.request.id, lane.attempt, self.worker, preempted=True))
 
     def _forget(self, lane: Lane) -> None:
         del self._lanes[lane.request.id]
@@ -173,33 +175,33 @@ class Batcher:
             self._fairness.left(lane.request)
         (self._ready if lane.state == "ready" else self._waiting).remove(lane)
 
-    def _say(self, event: BatcherEvent) -> None:
+    def _add_event(self, event: BatcherEvent) -> None:
         self._report.events.append(event)
         self._report.is_load_new = True
 
     # ---- steps out
 
     def plan(self) -> Step:
-        """Decide the next forward pass. A step without slices means that there is nothing to do now."""
+        """Return the next step. A step without slices means that there is no work."""
         return self._step(self._choose())
 
     def plan_run(self) -> Step | DecodeRun:
-        """Decide as `plan` does; where all that are chosen decode, as far ahead as the next steps are alike.
+        """Return the next step, or a run of equal decode steps if all chosen requests decode.
 
-        Needs a batching policy that is a pure function of what it is given. A command that comes meanwhile ends it.
+        Requires a batching policy that is a pure function of its arguments. A command that arrives ends the run.
         """
         chosen = self._choose()
-        guesses = self._policies.speculation.tokens_max > 0
-        if chosen and chosen[0][1] == 1 and not guesses and not self._asks_later():
+        speculates = self._policies.speculation.tokens_max > 0
+        if chosen and chosen[0][1] == 1 and not speculates and not self._asks_later():
             run = plan_decode_run([self._ready[index] for index, _ in chosen])
             if run is not None:
                 for lane in run.lanes:
-                    lane.started = True  # no news: all of them have tokens
+                    lane.started = True  # not reported: all of them have output tokens
                 return run
         return self._step(chosen) if chosen else EMPTY_STEP
 
     def ask_in_run(self, run: DecodeRun) -> None:
-        """Ask for those who need more room after `asks_after` steps of a run of which no step is booked."""
+        """Ask for the blocks that a run needs after `asks_after` steps. No step of the run is committed yet."""
         for lane in run.lanes:
             length = len(lane.tokens) + run.asks_after
             if length >= lane.grow_at_tokens:
@@ -207,10 +209,7 @@ class Batcher:
         run.asks_after = asks_after(run.lanes)
 
     def widen(self, run: DecodeRun, granted: BlocksGranted) -> bool:
-        """Give a lane of a run of which no step is booked more room.
-
-        False where the grant is for another lane: nothing changes then.
-        """
+        """Apply a grant of blocks to a run of which no step is committed. Return False if it is for another lane."""
         lane = self._find(granted.request_id, granted.attempt)
         if lane is None or lane not in run.lanes:
             return False
@@ -219,7 +218,7 @@ class Batcher:
         return True
 
     def _choose(self) -> list[tuple[int, int]]:
-        """Ask for the blocks that are needed soon; let the policy choose who is in the step with how many tokens."""
+        """Ask for the blocks that are needed soon, and let the batching policy choose the step."""
         if self._waiting:
             self._ask_for_first_blocks()
         for lane in self._ready:
@@ -232,16 +231,16 @@ class Batcher:
         return Step(tuple(self._slice(self._ready[index], count, drafts.get(index, ())) for index, count in chosen))
 
     def _asks_later(self) -> bool:
-        """Tell whether a waiting lane may ask in the next steps though nothing but decoding happens."""
+        """Return whether a waiting lane may ask for blocks during the next steps."""
         if not self._waiting or len(self._lanes) - len(self._waiting) >= self._limits.requests_max:
             return False
         return any(lane.state == "waiting" for lane in self._waiting)
 
     def _ask_for_first_blocks(self) -> None:
-        """Ask for the requests that could be in the next steps, oldest first; not for more than those.
+        """Ask for the first blocks of requests that can be in the next steps, oldest first.
 
-        Asked late, a request hits what was sealed meanwhile. For the same reason one waits while a neighbour in this
-        batcher computes the better part of its prompt; and where turns may change, few ask ahead of theirs.
+        Asking late gives more prefix hits, since other requests seal blocks meanwhile. So a request waits while another
+        one in this batcher computes most of its prompt. If the fairness order can change, few requests ask ahead.
         """
         asking = [lane for lane in self._waiting if lane.state == "asking"]
         most = (0 if asking else ASKS_AHEAD_MAX) if self._fairness.version else self._limits.requests_max
@@ -264,7 +263,7 @@ class Batcher:
             tokens += lane.remaining_tokens
 
     def _in_turn(self) -> Iterator[Lane]:
-        """Yield the lanes that wait and have not asked, in fairness's order: which may change with each that asks."""
+        """Yield the lanes that have not asked yet, in the fairness order, which may change after each one asks."""
         left = [lane for lane in self._waiting if lane.state == "waiting"]
         while left:
             if self._keys_version != self._fairness.version:
@@ -280,7 +279,7 @@ class Batcher:
 
     def _ask(self, lane: Lane, length_tokens: int, prefix: tuple[BlockHash, ...] = ()) -> None:
         lane.expect(lane.blocks_for(length_tokens + self._growth_tokens))
-        self._say(BlocksWanted(lane.request.id, lane.attempt, self.worker, lane.asked_blocks, prefix))
+        self._add_event(BlocksWanted(lane.request.id, lane.attempt, self.worker, lane.asked_blocks, prefix))
 
     def _slice(self, lane: Lane, count: int, drafts: Sequence[int]) -> Slice:
         self._report.start(lane)
@@ -300,14 +299,14 @@ class Batcher:
     # ---- results in, reports out
 
     def commit(self, step: Step, result: StepResult) -> None:
-        """Book a step's result: computed tokens, sealed blocks, new tokens, ends."""
+        """Record the result of a step: computed tokens, sealed blocks, sampled tokens and finished requests."""
         for part, outcome in zip(step.slices, result.slices, strict=True):
             self._book(self._lanes[part.request_id], part, outcome)
 
     def commit_run(self, run: DecodeRun, steps: int, ended: Mapping[RequestId, int]) -> None:
-        """Book steps of a run. `ended`: whom the last of them ends, with the token that does it.
+        """Record steps of a run. `ended`: requests that end with the last step, and their last tokens.
 
-        The tokens are not told: whoever jumps over steps knows what each was (`Lane.said`) and when it came.
+        Tokens are not reported: the simulator, which skips these steps, knows them (`Lane.said`) and their times.
         """
         for lane in run.lanes:
             lane.decode_on(steps, ended.get(lane.request.id))
@@ -319,13 +318,13 @@ class Batcher:
                 self._end(lane)
 
     def fail(self, part: Slice, reason: str) -> None:
-        """Give up the request of a slice that the engine cannot compute."""
+        """Fail the request of a slice that the engine cannot compute."""
         lane = self._lanes[part.request_id]
         self._forget(lane)
-        self._say(RequestFailed(part.request_id, lane.attempt, self.worker, reason))
+        self._add_event(RequestFailed(part.request_id, lane.attempt, self.worker, reason))
 
     def _book(self, lane: Lane, part: Slice, outcome: SliceResult) -> None:
-        """Book a slice: what it computed, the token that it drew, and one more for every draft that came true."""
+        """Record a slice: its computed tokens, the sampled token, and one more token per accepted draft."""
         count = part.count - part.drafts
         if count > 1:
             self._report.is_load_new = True
@@ -336,7 +335,10 @@ class Batcher:
             return
         self._report.drafted_tokens += part.drafts
         lane.drafter.note(part.drafts, len(outcome.further))
-        for token, logprob in outcome.further:  # no draft is a stop token or beyond the limit: only the last may end it
+        for (
+            token,
+            logprob,
+        ) in outcome.further:  # a draft is never a stop token or beyond the limit, so only the last token can end it
             self._report.accepted_tokens += 1
             lane.computed_tokens += 1
             self._book_token(lane, SliceResult(token=token, logprob=logprob))
@@ -358,31 +360,31 @@ class Batcher:
         self._end(lane)
 
     def _end(self, lane: Lane) -> None:
-        """Say so where the newest token is the last one, here or at all."""
+        """Report the end of the request, or of its part on this worker, if the newest token was the last."""
         reason = lane.finish_reason()
         if reason is not None:
             self._forget(lane)
-            self._say(RequestFinished(lane.request.id, lane.attempt, self.worker, reason, lane.output_tokens))
+            self._add_event(RequestFinished(lane.request.id, lane.attempt, self.worker, reason, lane.output_tokens))
         elif lane.until == "first_token":
             self._hand_off(lane)
 
     def _hand_off(self, lane: Lane) -> None:
         self._forget(lane)
-        self._say(PrefillFinished(lane.request.id, lane.attempt, self.worker, lane.computed_tokens))
+        self._add_event(PrefillFinished(lane.request.id, lane.attempt, self.worker, lane.computed_tokens))
 
     def take_report(self, *, now_s: float, step_s: float = 0.0, unbooked_tokens: int = 0) -> StepReport | None:
-        """Hand out all that there is to say since the last time; None for nothing.
+        """Return everything to report since the last call; None if there is nothing.
 
-        `unbooked_tokens`: what a run under way has computed so far.
+        `unbooked_tokens`: tokens that the current run has computed and not committed.
         """
         report = self._report
         if not (step_s or report.events or report.tokens):
-            report.is_load_new = False  # who only waits is told when it asks, and who has started, with its step
+            report.is_load_new = False  # reported with the next step or request for blocks
             return None
         return report.take(self.view(now_s, unbooked_tokens), step_s)
 
     def view(self, now_s: float, unbooked_tokens: int = 0) -> WorkerView:
-        """Describe the load."""
+        """Return the current load."""
         queued_tokens, context_tokens = load_of(self._lanes.values())
         return WorkerView(
             id=self.worker,

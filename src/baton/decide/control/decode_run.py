@@ -1,7 +1,7 @@
-"""Steps that are alike, as one piece: the same requests decode one token each, and nobody joins or leaves.
+"""Runs of equal decode steps: the same requests decode one token each, and none joins or leaves.
 
-A simulation jumps over such steps in closed form. Everything that a step could decide differs only where a run ends, so
-booking a run gives the books that booking its steps one by one gives.
+The simulator skips such steps in closed form. Decisions can change only at the end of a run, so committing a run gives
+the same state as committing its steps one by one.
 """
 
 from __future__ import annotations
@@ -14,27 +14,28 @@ from baton.decide.control.lane import Lane
 
 @dataclass(slots=True)
 class DecodeRun:
-    """What a batcher plans instead of a step, where all that are chosen decode. Counts from its first step."""
+    """A plan of several equal decode steps. Counts start at its first step."""
 
     lanes: Sequence[Lane]
-    """Who decodes, in the order of the step."""
+    """The decoding requests, in the order of the step."""
     steps: int
-    """Steps until a request is as long as its client allowed. Whoever plays the run may know that one ends earlier."""
+    """Steps until a request reaches its maximum length. The simulator may end the run earlier."""
     asks_after: int
-    """Steps after which somebody asks for more room. Not less than `steps` where nobody does."""
+    """Steps after which a request asks for more blocks. At least `steps` if none does."""
     room_steps: int
-    """Steps that everybody has room for. It grows as room is granted; after so many, the run is over."""
+    """Steps for which every request has blocks; more grants extend it. The run ends after this many steps."""
     context_tokens: int
-    """Tokens whose KV the first step reads, the new ones included."""
+    """Tokens whose KV the first step reads, including the new ones."""
     names_blocks: bool
-    """Blocks that become full are sealed under a name. If not, there is nothing to say of a step that ends nobody."""
+    """True if full blocks are sealed. If False, a step that ends no request has nothing to report."""
 
 
 def plan_decode_run(lanes: Sequence[Lane]) -> DecodeRun | None:
-    """See how long these lanes can decode alike. None where one of them computes a prompt, or is to be handed off.
+    """Return the longest run of these lanes. None if one of them computes a prompt or is to be handed off.
 
-    A run is booked late, and so are the blocks that it seals. That makes no difference as long as nobody else gives the
-    same names: true of what a request decodes for the first time. An earlier attempt may have left such blocks.
+    Blocks that a run seals are recorded late. This is safe if no other request can seal the same hashes, which holds
+    for tokens that are decoded for the first time. A later attempt may find such blocks, so its run ends at the next
+    block boundary.
     """
     left: list[int] = []
     asks: list[int] = []
@@ -54,10 +55,10 @@ def plan_decode_run(lanes: Sequence[Lane]) -> DecodeRun | None:
 
 
 def room_steps(lanes: Sequence[Lane]) -> int:
-    """Count the steps that each of these lanes has room for."""
+    """Return the number of steps for which every lane has blocks."""
     return min([len(lane.table) * lane.block_tokens - lane.computed_tokens for lane in lanes])
 
 
 def asks_after(lanes: Sequence[Lane]) -> int:
-    """Count the steps after which the first of these lanes asks for more room."""
+    """Return the number of steps after which the first lane asks for more blocks."""
     return min([lane.grow_at_tokens - len(lane.tokens) for lane in lanes])

@@ -1,4 +1,4 @@
-"""Guess what a request says next from what it has said and read: prompt lookup, by the last few tokens."""
+"""Draft tokens for speculative decoding by prompt lookup: find the last tokens earlier in the request's own text."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from baton.core.config import SpeculationConfig
 
 
 class Drafter:
-    """Guesses for one request: what followed the last time that its text read like this.
+    """Drafts for one request: the tokens that followed the previous occurrence of its newest tokens.
 
-    Good where an answer repeats its prompt or itself: edits, quotations, tables, code. It costs a dictionary entry per
-    token and run length, and a longer step where it was wrong; so after a wrong guess the next ones are shorter.
+    Useful if an answer repeats its prompt or itself: edits, quotations, tables, code. The price is a dictionary entry
+    per token and run length, and a longer step if a draft is wrong. So drafts are shorter after a wrong one.
     Source: prompt lookup decoding (Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding).
     """
 
@@ -19,16 +19,16 @@ class Drafter:
         self._sizes = range(config.ngram_max, config.ngram_min - 1, -1)
         self._tokens_max = config.tokens_max
         self._length = config.tokens_max
-        """Guesses that are made at most, from the last success."""
+        """Current maximum draft length."""
         self._next: dict[tuple[int, ...], int] = {}
-        """Run of tokens to the index of the token that followed it last."""
+        """Maps a run of tokens to the index of the token that followed it last."""
         self._known = 0
-        """Tokens whose runs are remembered."""
+        """Number of tokens that are indexed."""
 
     def guess(self, tokens: Sequence[int], most: int, stop_token_ids: Sequence[int]) -> list[int]:
-        """Return up to `most` tokens that may follow, none of which ends the text.
+        """Return up to `most` likely next tokens, none of which is a stop token.
 
-        `tokens`: what the last call had, and what came since.
+        `tokens`: all tokens so far; extends those of the last call.
         """
         self._learn(tokens)
         count = min(most, self._length)
@@ -40,7 +40,7 @@ class Drafter:
         return guessed[:end]
 
     def note(self, drafted: int, accepted: int) -> None:
-        """Learn from a verified guess how long the next one may be."""
+        """Record the result of a draft, which sets the length of the next one."""
         if drafted:
             self._length = self._tokens_max if accepted == drafted else min(accepted + 1, self._tokens_max)
 
@@ -53,6 +53,6 @@ class Drafter:
 
 
 def _copied(tokens: Sequence[int], start: int, count: int) -> list[int]:
-    """Copy from `start` on; past the end, what was copied goes on being copied (a repetition)."""
+    """Copy tokens from `start` on; past the end, the copied tokens repeat."""
     period = len(tokens) - start
     return [tokens[start + offset % period] for offset in range(count)]

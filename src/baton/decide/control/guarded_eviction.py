@@ -1,4 +1,4 @@
-"""A user's own order of eviction, held to its contract: the pool, and with it the server, does not end with it."""
+"""Guard around a user's eviction order: an error in it must not end the pool and the server."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from baton.decide.control.advice import PolicyFailure, asked
 from baton.decide.kv.blocks import BlockFacts, EvictionOrder
 from baton.decide.policy.eviction import LeastRecentlyUsed
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
 class GuardedEviction:
-    """Asks the user's order until it raises, or gives up what is not cached; then the oldest block goes first."""
+    """Uses a user's eviction order until it raises or evicts a block that is not cached; then LRU replaces it."""
 
     def __init__(self, own: EvictionOrder, broke: Callable[[str], None]) -> None:
-        """`broke` is told once, in words, why the order is not asked any more. It may raise."""
+        """`broke`: called once with the reason when the user's order is replaced. It may raise."""
         self._own: EvictionOrder | None = own
         self._broke = broke
         self._instead = LeastRecentlyUsed()
@@ -42,30 +42,30 @@ class GuardedEviction:
             self._instead.remove(block)
         except (KeyError, TypeError) as error:
             raise ValueError(f"it gave up block {block!r}, which is not cached") from error
-        return BlockId(int(block))  # what equals a cached block may still be no index, such as 3.0
+        return BlockId(int(block))  # a value that equals a block id may be no index, such as 3.0
 
     def __len__(self) -> int:
         return len(self._instead)
 
-    def _ask(self, ask: Callable[[EvictionOrder], Answer]) -> Answer | None:
+    def _ask(self, ask: Callable[[EvictionOrder], Result]) -> Result | None:
         own = self._own
         if own is None:
             return None
         answer = asked(own, lambda: ask(own))
         if not isinstance(answer, PolicyFailure):
             return answer
-        self._put_aside(answer.reason)
+        self._replace(answer.reason)
         return None
 
-    def _put_aside(self, why: str) -> None:
+    def _replace(self, why: str) -> None:
         self._own = None
         self._broke(f"{why}; the least recently used block is given up instead, from now on")
 
 
 def eviction_maker(plugin: Plugin, broke: Callable[[str], None]) -> Callable[[], EvictionOrder]:
-    """Make the order that is configured, once for every pool and tier. Raises ConfigError where it does not fit.
+    """Return a function that makes the configured eviction order. Raise ConfigError if it is invalid.
 
-    `broke`: told when one of a user's own breaks its contract; see `GuardedEviction`.
+    `broke`: called when a user's order breaks its contract; see `GuardedEviction`.
     """
     make = plugin_maker(plugin.use, plugin.options, expects=EvictionOrder)
     return make if is_ours(plugin.use) else lambda: GuardedEviction(make(), broke)

@@ -1,4 +1,4 @@
-"""One request inside a batcher: its tokens, how many of them are computed, and where their KV lies."""
+"""One request inside a batcher: its tokens, the number of computed tokens, and its block table."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from baton.decide.control.drafts import Drafter
 from baton.decide.kv.hashing import block_hash, names_of, root_hash
 
 LaneState = Literal["waiting", "asking", "ready"]
-"""waiting: holds no block and has not asked. asking: the pool owes an answer. ready: holds blocks."""
+"""waiting: has no blocks and has not asked. asking: waits for the pool's answer. ready: has blocks."""
 ASKS_AHEAD_MAX = 4
-"""Requests that ask for their first blocks at a time where the order of those who wait may change. The pool answers
-them by arrival: with many of them and no room, a client who was served less would wait behind all."""
+"""Maximum number of requests that ask for first blocks at a time if the fairness order can change. The pool answers by
+arrival: with many requests and no room, a tenant that was served less would wait behind all of them."""
 LOOKAHEAD_TOKENS = 4
-"""A decoding request asks for more blocks this many tokens before it needs them, so that the answer is never late."""
+"""A decoding request asks for blocks this many tokens before it needs them, so that the answer is in time."""
 
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """There is no prefill and no decode here, only tokens that exist and tokens that are computed."""
+    """A request in a batcher. It has no prefill or decode phase, only known tokens and computed tokens."""
 
     request: Request
     attempt: int
@@ -40,33 +40,33 @@ class Lane:
     sealed_blocks: int = 0
     asked_blocks: int = 0
     grow_at_tokens: int = 0
-    """It asks for more blocks once it is this long. See `expect`."""
+    """Length in tokens at which it asks for more blocks. Set by `expect`."""
     started: bool = False
     hash_runs: int = 1
-    """Runs that tokens are hashed in, to a block. See `names_of`."""
+    """Number of hashed runs per block; see `names_of`."""
     hashes: list[BlockHash] = field(default_factory=list[BlockHash])
-    """Of the full runs of `tokens`, as far as they were asked for."""
+    """Hashes of the full runs of `tokens`, computed on demand."""
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     stream: LayerStream | None = None
-    """See `Slice.stream`."""
+    """Layer streaming of the last chunk; see `Slice.stream`."""
     drafter: Drafter | None = None
-    """Set with the first guess."""
+    """Created with the first draft."""
     said: array[int] | None = None
-    """What it decodes in every step that does not end it, as whoever plays its runs knows: an array of one token."""
+    """Simulation only: the token (one element) that it samples in every step but the last."""
     tokens_max: int = field(init=False)
-    """Tokens that the request can reach. The last output token is never computed, but its room is counted."""
+    """Maximum length in tokens. The last output token is never computed, but its room is counted."""
 
     def __post_init__(self) -> None:
         self.tokens_max = self.request.prompt_tokens + self.request.output_tokens_max
 
     @property
     def remaining_tokens(self) -> int:
-        """See `Candidate.remaining_tokens`. Where another worker draws the next token, the last one is left to it."""
+        """Known tokens that are not computed yet, except the last prompt token if the decode worker computes it."""
         return len(self.tokens) - self.computed_tokens - (self.until == "prompt")
 
     @property
     def is_left(self) -> bool:
-        """Another worker draws the next token, and has here all that it needs for that."""
+        """True if this worker has computed its part and the decode worker samples the first token."""
         return self.until == "prompt" and self.remaining_tokens == 0
 
     @property
@@ -82,7 +82,7 @@ class Lane:
         return len(self.tokens) - self.request.prompt_tokens
 
     def prefix(self) -> tuple[BlockHash, ...]:
-        """Hashes that may be taken as a hit: never the whole prompt, since the last token must be computed to go on."""
+        """Return the hashes that may be used as a prefix hit. The last token of a prompt must always be computed."""
         if not self.request.shares_blocks:
             return ()
         if self.request.sampling.prompt_logprobs and self.output_tokens == 0:
@@ -93,14 +93,14 @@ class Lane:
         return -(-min(tokens, self.tokens_max) // self.block_tokens)
 
     def expect(self, blocks: int) -> None:
-        """Note how many blocks it has, or has asked for, and from that when it has to ask for more."""
+        """Record the number of blocks that it has or has asked for, and when it must ask for more."""
         self.asked_blocks = blocks
         room_tokens = blocks * self.block_tokens
         enough = room_tokens >= self.tokens_max
         self.grow_at_tokens = (self.tokens_max if enough else room_tokens - LOOKAHEAD_TOKENS) + 1
 
     def hold(self, table: Sequence[BlockId], computed_tokens: int) -> None:
-        """Take over a block table of which `computed_tokens` leading tokens hold KV."""
+        """Take a block table whose first `computed_tokens` tokens have KV."""
         self.table = tuple(table)
         self.computed_tokens = min(computed_tokens, len(self.tokens) - 1)
         self.sealed_blocks = computed_tokens // self.block_tokens
@@ -108,14 +108,14 @@ class Lane:
         self.state = "ready"
 
     def empty(self) -> None:
-        """Forget the blocks: everything has to be computed again, or found again in the cache."""
+        """Drop the blocks after a preemption: tokens are computed again or found in the cache."""
         self.table = ()
         self.computed_tokens = self.sealed_blocks = self.asked_blocks = 0
         self.prompt_logprobs = ()
         self.state = "waiting"
 
     def seal(self) -> tuple[int, tuple[BlockHash, ...]]:
-        """Name the blocks that have become full. Returns the first one's index and the hashes."""
+        """Seal the blocks that have become full. Return the index of the first one and the hashes."""
         full = self.computed_tokens >= (self.sealed_blocks + 1) * self.block_tokens
         if not full or not self.request.shares_blocks:
             return self.sealed_blocks, ()
@@ -124,15 +124,15 @@ class Lane:
         return first, names[first:]
 
     def decode_on(self, steps: int, last: int | None) -> None:
-        """Take what so many steps have decoded, one token each. `last`: in place of the last of them."""
-        assert self.said is not None, f"nobody knows what {self.request.id} decodes"
+        """Append the tokens of `steps` decode steps. `last`: replaces the last one."""
+        assert self.said is not None, f"the simulator has not set the tokens of {self.request.id}"
         self.computed_tokens += steps
         self.tokens.extend(self.said * steps)
         if last is not None:
             self.tokens[-1] = last
 
     def _names(self, tokens: int) -> tuple[BlockHash, ...]:
-        """Name the full blocks of the first `tokens` tokens; what was named before is not hashed again."""
+        """Return the hashes of the full blocks of the first `tokens` tokens. Hashes are cached."""
         runs = tokens // self.block_tokens * self.hash_runs
         run_tokens = self.block_tokens // self.hash_runs
         while len(self.hashes) < runs:
@@ -142,47 +142,47 @@ class Lane:
         return names_of(self.hashes[:runs], self.hash_runs)
 
     def known_names(self, first: int, end: int | None = None) -> tuple[BlockHash, ...]:
-        """Names of blocks [first, end) as far as they were asked for. None: up to the last full one."""
+        """Return the cached hashes of blocks [first, end). `end` None: up to the last full block."""
         full = len(self.tokens) // self.block_tokens if end is None else end
         return names_of(self.hashes[first * self.hash_runs : full * self.hash_runs], self.hash_runs)
 
     def finish_reason(self) -> FinishReason | None:
-        """Tell whether the newest token ends the request."""
+        """Return why the newest token ends the request, or None if it does not."""
         if self.tokens[-1] in self.request.sampling.stop_token_ids:
             return "stop"
         return "length" if self.output_tokens >= self.request.output_tokens_max else None
 
     def is_worth_waiting(self, soon: Set[BlockHash]) -> bool:
-        """Tell whether to wait until `soon` are computed: a hit on half of the prompt is worth a step's delay.
+        """Return whether to wait until the blocks `soon` are computed: a hit on half of the prompt is worth a step.
 
-        One on the chat template that all prompts share is not.
+        A hit on the chat template, which all prompts share, is not.
         """
         shared = sum(name in soon for name in self.prefix())
         return 2 * shared * self.block_tokens >= self.remaining_tokens
 
 
 def in_order(lane: Lane) -> tuple[tuple[float, ...], RequestId]:
-    """Sort lanes: by fairness's key, then by id."""
+    """Return the sort key of a lane: the fairness key, then the id."""
     return (lane.key, lane.request.id)
 
 
 def load_of(lanes: Iterable[Lane]) -> tuple[int, int]:
-    """Sum up the prompt tokens that these lanes have yet to compute, and those whose KV they hold."""
+    """Return the prompt tokens that these lanes have left to compute, and the tokens whose KV they hold."""
     queued_tokens = context_tokens = 0
     for lane in lanes:
         remaining_tokens = len(lane.tokens) - lane.computed_tokens
         if remaining_tokens > 1:
             queued_tokens += remaining_tokens
-        context_tokens += lane.computed_tokens  # none in a lane that waits
+        context_tokens += lane.computed_tokens  # 0 in a waiting lane
     return queued_tokens, context_tokens
 
 
 def drafts_for(
     lanes: Sequence[Lane], chosen: Sequence[tuple[int, int]], limits: BatchLimits, config: SpeculationConfig
 ) -> dict[int, list[int]]:
-    """Guess on for those of a step that decode, as far as the step and their blocks have room. Returns by index.
+    """Return drafts for the decoding lanes of a step, by index, as far as the step and their blocks have room.
 
-    `chosen`: (index of the lane, tokens of it). With more than `config.requests_max` of them decoding, none is guessed.
+    `chosen`: pairs (index of the lane, tokens). No drafts if more than `config.requests_max` lanes decode.
     """
     if config.tokens_max == 0:
         return {}

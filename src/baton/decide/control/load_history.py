@@ -1,4 +1,4 @@
-"""What went through a cluster, for days: its latest windows as they were counted, older ones a minute long."""
+"""Load history of a cluster over days: recent windows at full resolution, older ones merged to a minute."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import overload
 from baton.core.types import LoadWindow
 
 FINE_WINDOWS_MAX = 4096
-"""Latest windows that stay as they are: a little over an hour at one a second."""
+"""Number of recent windows at full resolution: a little over an hour at one per second."""
 COARSE_S = 60.0
-"""Older windows are put together until they are this long. One that is longer by itself stays as it is."""
+"""Older windows are merged up to this length. A single longer window stays as it is."""
 COARSE_WINDOWS_MAX = 8 * 24 * 60
-"""Windows older than that: a week and a day. What comes before is forgotten (INV-9)."""
+"""Maximum number of merged windows: a week and a day. Older ones are dropped (INV-9)."""
 
 
 @dataclass(slots=True)
 class LoadHistory(Sequence[LoadWindow]):
-    """Windows, the oldest first. No request is in two of them, so whoever adds up any run of them is right."""
+    """Windows, the oldest first. Each request is counted in one window only, so sums over windows are exact."""
 
     _coarse: deque[LoadWindow] = field(default_factory=lambda: deque[LoadWindow](maxlen=COARSE_WINDOWS_MAX))
     _fine: deque[LoadWindow] = field(default_factory=deque[LoadWindow])
 
     def append(self, window: LoadWindow) -> None:
-        """Add what has just ended."""
+        """Add the window that has just ended."""
         self._fine.append(window)
         if len(self._fine) > FINE_WINDOWS_MAX:
             self._thin_out(self._fine.popleft())
@@ -62,7 +62,7 @@ class LoadHistory(Sequence[LoadWindow]):
 
 
 def joined(early: LoadWindow, late: LoadWindow) -> LoadWindow:
-    """Put a window and the next one together. Times are means over the requests of both, promises the tightest."""
+    """Merge a window and the next one. Latencies are means over the requests of both, SLOs the tightest."""
     return LoadWindow(
         end_s=late.end_s,
         window_s=early.window_s + late.window_s,
@@ -80,7 +80,7 @@ def joined(early: LoadWindow, late: LoadWindow) -> LoadWindow:
 
 
 def _timed_requests(window: LoadWindow) -> int:
-    """Count those whose TPOT a window has, as far as it tells: none where all that finished had one token."""
+    """Return the number of requests in a window's mean TPOT; 0 if all finished requests had one token."""
     return window.finished_requests if window.tpot_s else 0
 
 
@@ -90,5 +90,5 @@ def _mean(early: float, early_requests: int, late: float, late_requests: int) ->
 
 
 def _tightest(early_s: float, late_s: float) -> float:
-    """0 promises nothing."""
+    """Return the lower SLO; 0 means no SLO."""
     return min(early_s or late_s, late_s or early_s)

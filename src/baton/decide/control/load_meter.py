@@ -1,4 +1,4 @@
-"""Counts what goes through a cluster between two ticks."""
+"""Counts the load of a cluster between two ticks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Sums:
 
 @dataclass(slots=True)
 class LoadMeter:
-    """Told by the driver, who alone sees tokens; read by roles, scaling and forecasts."""
+    """Counters of the current window. The driver, which sees the tokens, feeds them; roles and scaling read them."""
 
     taken_s: float = 0.0
     """End of the last window."""
@@ -40,12 +40,12 @@ class LoadMeter:
             sums.slo_tpot_s = min(sums.slo_tpot_s or request.slo.tpot_s, request.slo.tpot_s)
 
     def prefilled(self, ttft_s: float) -> None:
-        """A first token has come, that long after its request."""
+        """Record a first token and its TTFT."""
         self._sums.prefilled_requests += 1
         self._sums.ttft_s += ttft_s
 
     def closed(self, outcome: Outcome, *, output_tokens: int, decode_s: float) -> None:
-        """A request is over, `decode_s` after its first token."""
+        """Record the end of a request, `decode_s` after its first token."""
         if outcome == "rejected":
             self._sums.rejected_requests += 1
         if outcome != "finished":
@@ -57,7 +57,7 @@ class LoadMeter:
             self._sums.tpot_s += decode_s / (output_tokens - 1)
 
     def take(self, now_s: float) -> LoadWindow:
-        """Close the window."""
+        """Close the window and return it."""
         sums, self._sums = self._sums, _Sums()
         start_s, self.taken_s = self.taken_s, now_s
         return LoadWindow(

@@ -1,4 +1,4 @@
-"""What a batcher has to say since its last report."""
+"""Builds the report of a batcher."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton.decide.control.lane import Lane
 
 @dataclass(slots=True)
 class ReportBuilder:
-    """Collected while commands and steps are booked, and handed out as one message."""
+    """Collects events and tokens of commands and steps, and returns them as one message."""
 
     tokens: list[OutputToken] = field(default_factory=list[OutputToken])
     events: list[BatcherEvent] = field(default_factory=list[BatcherEvent])
@@ -22,23 +22,25 @@ class ReportBuilder:
     accepted_tokens: int = 0
 
     def start(self, lane: Lane) -> None:
-        """A lane is in a step; that is news once, and none of one that goes on: its next token tells."""
+        """Report that a lane is in its first step. A request with output tokens is not reported: its next token is."""
         if not lane.started:
             lane.started = True
             if not lane.output_tokens:
                 self.started.append(lane.request.id)
 
     def draw(self, lane: Lane, outcome: SliceResult) -> None:
-        """A lane has a token more."""
-        assert outcome.token is not None, f"{lane.request.id} has drawn no token"
+        """Add the token that a lane has sampled."""
+        assert outcome.token is not None, f"{lane.request.id} has sampled no token"
         request_id, index = lane.request.id, lane.output_tokens - 1
-        told = lane.prompt_logprobs if index == 0 else ()
+        prompt_logprobs = lane.prompt_logprobs if index == 0 else ()
         self.tokens.append(
-            OutputToken(request_id, lane.attempt, index, outcome.token, outcome.logprob, told, outcome.embedding)
+            OutputToken(
+                request_id, lane.attempt, index, outcome.token, outcome.logprob, prompt_logprobs, outcome.embedding
+            )
         )
 
     def take(self, view: WorkerView, step_s: float) -> StepReport:
-        """Hand out all of it, and begin anew. `view`: the load as it is now."""
+        """Return the report and start a new one. `view`: the current load."""
         report = StepReport(
             worker=view.id,
             tokens=tuple(self.tokens),

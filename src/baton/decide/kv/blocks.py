@@ -1,7 +1,7 @@
-"""The blocks of one host: which are free, which are pinned and how often, which are cached under which hash.
+"""State of the blocks of one host: free, pinned (with counts), or cached under a hash.
 
-Every block is in exactly one state: *free* (its content means nothing), *used* (pinned by at least one request) or
-*cached* (sealed, pinned by nobody, findable by its hash). free + used + cached = total after every call (INV-4).
+Every block is in exactly one state: *free* (its content is undefined), *used* (pinned by at least one request) or
+*cached* (sealed, not pinned, found by its hash). free + used + cached = total after every call (INV-4).
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from baton.core.types import BlockHash, BlockId
 from baton.decide.kv.window import Window, behind_blocks, longest_hit
 
 Writes = Literal["cached", "sealed"]
-"""When a block is looked at for the tiers below."""
+"""When a block becomes a candidate for a write to the tiers."""
 
 
 @dataclass(slots=True)
 class BlockFacts:
-    """What is known of a sealed block: what a choice of which to give up may look at."""
+    """Metadata of a sealed block, used by eviction orders."""
 
     name: BlockHash
     parent: BlockHash | None = None
-    """Name of the block before it, where that is known. None: it is the first of its prompt, or nobody knows."""
+    """Hash of the previous block. None: this is the first block of its prompt, or the previous block is not known."""
     start_tokens: int = 0
-    """Tokens that stand before it: what has to be there, or to be computed, before it is of use."""
+    """Number of tokens before the block. They must be cached or computed before the block is useful."""
     tenant: str = ""
-    """Whose request sealed it."""
+    """Tenant of the request that sealed it."""
     uses: int = 1
-    """Requests that have stood on it, the one that sealed it included."""
+    """Number of requests that have used it, including the one that sealed it."""
     is_backed: bool = False
-    """A tier below holds it too: giving it up here loses nothing."""
+    """A tier holds a copy, so an eviction loses no data."""
 
 
 class Hit(Struct, frozen=True, gc=False):
-    """Leading blocks of a prompt that need not be computed, of which those behind a window need not be held either."""
+    """A prefix hit: leading blocks that need no prefill. Blocks behind an attention window need not be held."""
 
     behind: int
-    """Leading blocks that nobody looks at: not held here."""
+    """Leading blocks behind the window. They are not held."""
     blocks: list[BlockId]
-    """Those after them."""
+    """The blocks after them."""
 
     @property
     def count(self) -> int:
@@ -51,42 +51,42 @@ class Hit(Struct, frozen=True, gc=False):
 
 @runtime_checkable
 class EvictionOrder(Protocol):
-    """Decides which cached block is given up first. Holds every cached block exactly once."""
+    """Order in which cached blocks are evicted. Holds every cached block exactly once."""
 
     def add(self, block: BlockId, facts: BlockFacts) -> None:
-        """A block has just become cached. The facts may be kept, and change only while it is not cached."""
+        """Add a block that has become cached. `facts` may be kept: they change only while the block is not cached."""
         ...
 
     def remove(self, block: BlockId) -> None:
-        """A cached block is used again."""
+        """Remove a cached block that is used again."""
         ...
 
     def pop(self) -> BlockId:
-        """Take out the block to give up. Called only while there is one."""
+        """Remove and return the block to evict. Called only if there is one."""
         ...
 
     def __len__(self) -> int: ...
 
 
 class Blocks:
-    """Counts and names; no bytes and no requests. The callers decide who may take what."""
+    """Pins and hashes of the blocks of one arena or tier. Holds no bytes and knows no requests."""
 
     def __init__(self, total: int, eviction: EvictionOrder) -> None:
         self.total = total
         self._eviction = eviction
         self._free = cast("list[BlockId]", list(range(total - 1, -1, -1)))
         self._places: list[int] = list(range(total - 1, -1, -1))
-        """Where in `_free` each block was put when it was last let go of one by one."""
+        """Index in `_free` at which each block was last put by `_release`. Detects a double release."""
         self._pins: list[int] = [1] * total
-        """Of a free block 1: that of whoever takes it. So nothing is counted for blocks that only one request has."""
+        """Pin counts. A free block has 1, so that `take` and `unpin` need no count for blocks of a single request."""
         self._facts: list[BlockFacts | None] = [None] * total
         self._by_hash: dict[BlockHash, BlockId] = {}
         self._shared = 0
-        """Pins beyond the first one of a block."""
+        """Number of pins beyond the first pin of each block."""
         self.fresh: list[BlockId] | None = None
-        """Where it is a list: blocks that have become cached are added, for whoever takes them out."""
+        """Blocks that have become cached since the tiers last cleared the list. None: the host has no tiers."""
         self.fresh_when: Writes = "cached"
-        """`sealed`: they are added when they are sealed, too."""
+        """`sealed`: blocks are also added when they are sealed."""
 
     @property
     def free(self) -> int:
@@ -102,31 +102,31 @@ class Blocks:
 
     @property
     def available(self) -> int:
-        """Blocks that `take` can give: free ones, and cached ones that it may evict."""
+        """Number of blocks that `take` can return: free blocks and cached blocks."""
         return len(self._free) + len(self._eviction)
 
     def hit(self, hashes: Sequence[BlockHash], window: Window | None, block_tokens: int, first: int = 0) -> Hit:
-        """Find the most leading blocks of a prompt that need not be computed. Pins nothing. See `longest_hit`."""
+        """Return the longest prefix hit without pinning it. Blocks before `first` are not needed; see `longest_hit`."""
         by_hash = self._by_hash
         count = longest_hit((name in by_hash for name in hashes), window, block_tokens, first)
         behind = max(first, behind_blocks(window, count * block_tokens, block_tokens))
         return Hit(behind, [by_hash[name] for name in hashes[behind:count]])
 
     def find(self, name: BlockHash) -> BlockId | None:
-        """Find the block of a name."""
+        """Return the block with this hash, or None."""
         return self._by_hash.get(name)
 
     @property
     def named(self) -> int:
-        """Sealed blocks, pinned or not."""
+        """Number of sealed blocks, pinned or not."""
         return len(self._by_hash)
 
     def unpinned(self, blocks: Iterable[BlockId]) -> int:
-        """Count those of the blocks that nobody pins: taking them as a prefix hit makes fewer available."""
+        """Count the blocks without a pin. Using them as a prefix hit reduces `available` by this number."""
         return [self._pins[block] for block in blocks].count(0)
 
     def pin(self, blocks: Iterable[BlockId], uses: int = 1) -> None:
-        """Let one more request read these sealed blocks. 0 uses: something that is no request, and is not counted."""
+        """Pin sealed blocks for one more reader. `uses` is 0 for readers that are not requests, such as tier writes."""
         for block in blocks:
             if self._pins[block] == 0:
                 self._eviction.remove(block)
@@ -138,24 +138,24 @@ class Blocks:
                 facts.uses += uses
 
     def forget(self, block: BlockId) -> BlockHash | None:
-        """Take a block's name away: what it holds is not what the name says. Returns the name, if it had one.
+        """Remove a block's hash, since its content is invalid. Return the hash, if it had one.
 
-        Whoever pins the block still does; it is free when nobody does.
+        Existing pins stay; the block is freed with its last pin.
         """
         facts = self._facts[block]
         if facts is None:
             return None
         if self._pins[block] == 0:
             self._eviction.remove(block)
-            self._let_go(block)
+            self._release(block)
         del self._by_hash[facts.name]
         self._facts[block] = None
         return facts.name
 
     def take(self, count: int) -> tuple[list[BlockId], list[BlockHash]]:
-        """Pin `count` blocks without content for one request; evict as needed. Needs count <= available.
+        """Pin `count` empty blocks for one request and evict cached blocks as needed. Requires count <= available.
 
-        Returns the blocks and the hashes of what was evicted for them.
+        Return the blocks and the hashes of evicted blocks.
         """
         assert count <= self.available, f"asked for {count} blocks of {self.available} available"
         taken = self._free[: -count - 1 : -1]
@@ -167,8 +167,8 @@ class Blocks:
         return taken, evicted
 
     def seal(self, block: BlockId, facts: BlockFacts) -> bool:
-        """Name a full block. False where another block has the name, or this one has another: nothing changes then."""
-        assert self._pins[block] > 0, f"block {block} is sealed by nobody"
+        """Seal a full block under its hash. Return False if the hash is taken or the block is sealed already."""
+        assert self._pins[block] > 0, f"block {block} is sealed without a pin"
         if facts.name in self._by_hash or self._facts[block] is not None:
             return False
         self._by_hash[facts.name] = block
@@ -178,17 +178,17 @@ class Blocks:
         return True
 
     def facts(self, block: BlockId) -> BlockFacts | None:
-        """Return what is known of a sealed block. None: it has no name."""
+        """Return the metadata of a sealed block. None: the block is not sealed."""
         return self._facts[block]
 
     def unpin(self, blocks: Sequence[BlockId]) -> None:
-        """Take back one request's pins. A sealed block becomes cached, another one free.
+        """Remove one request's pins. A sealed block without pins becomes cached, any other block free.
 
-        Back to front, so that of one request the deepest block is evicted first: a prefix is worth more than its end.
+        Runs back to front, so that the deepest block of a request is evicted first: more prompts share the front.
         """
         pins, facts = self._pins, self._facts
         if not self._by_hash and not self._shared:
-            self._free.extend(reversed(blocks))  # none has a name, and none is shared: there is nothing to look at
+            self._free.extend(reversed(blocks))  # fast path: no block is sealed or shared
             assert self.available <= self.total, "blocks are unpinned more often than they were pinned"
             return
         for block in reversed(blocks):
@@ -197,7 +197,7 @@ class Blocks:
                 assert left > 0, f"block {block} is unpinned more often than it was pinned"
                 self._shared -= 1
             elif (known := facts[block]) is None:
-                self._let_go(block)
+                self._release(block)
             else:
                 self._eviction.add(block, known)
                 if self.fresh is not None:
@@ -209,10 +209,10 @@ class Blocks:
         assert facts is not None, f"cached block {block} has no name"
         del self._by_hash[facts.name]
         self._facts[block] = None
-        self._let_go(block)
+        self._release(block)
         return facts.name
 
-    def _let_go(self, block: BlockId) -> None:
+    def _release(self, block: BlockId) -> None:
         free, place = self._free, self._places[block]
         assert place >= len(free) or free[place] != block, f"block {block} is unpinned more often than it was pinned"
         self._places[block] = len(free)
@@ -220,11 +220,11 @@ class Blocks:
         self._pins[block] = 1
 
     def check(self, pins_expected: Sequence[int]) -> None:
-        """Assert INV-4 and that the pins are exactly those of the requests. For tests, checkers and idle time."""
+        """Assert INV-4 and that the pins match those of the requests. For tests, checkers and idle time."""
         free = set(self._free)
         for block, (expected, pins) in enumerate(zip(pins_expected, self._pins, strict=True)):
             assert pins == (1 if block in free else expected), f"pins of block {block} are not those of the requests"
-        assert self._shared == sum(pins - 1 for pins in self._pins if pins), "pins of several are not counted"
+        assert self._shared == sum(pins - 1 for pins in self._pins if pins), "the count of shared pins is wrong"
         assert len(free) == len(self._free), "a block is free twice"
         for block in range(self.total):
             named = self._facts[block] is not None
@@ -233,4 +233,4 @@ class Blocks:
         cached = sum(facts is not None and not pins for facts, pins in zip(self._facts, self._pins, strict=True))
         assert cached == len(self._eviction), "the eviction order does not hold exactly the cached blocks"
         by_hash = {facts.name: block for block, facts in enumerate(self._facts) if facts is not None}
-        assert by_hash == self._by_hash, "the index names a wrong block"
+        assert by_hash == self._by_hash, "the hash index has a wrong block"

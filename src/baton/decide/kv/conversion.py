@@ -1,7 +1,7 @@
-"""Conversion between KV layouts: from two layouts, two block tables and a range of tokens to a plan of copies.
+"""Conversion between KV layouts: two layouts, two block tables and a range of tokens give a plan of copies.
 
-Both layouts are arrays of the same cells (one head of one token in one plane of one layer). How a source block meets
-target blocks is worked out once for each way in which it can; the blocks of a long prompt only shift it.
+Both layouts are arrays of the same cells (one head of one token in one plane of one layer). The overlap of a source
+block with target blocks is computed once per alignment; the blocks of a long prompt reuse it at other offsets.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from baton.decide.kv.precision import loss
 
 
 class KVForm(Struct, frozen=True, kw_only=True):
-    """What a host's KV is of, and how it lies. Two hosts tell each other theirs when they meet."""
+    """Model identity and layout of a host's KV. Two hosts exchange it when they connect."""
 
     identity: KVIdentity
     layout: KVLayout
 
 
 class IncompatibleKV(Struct, frozen=True):
-    """There is no way from one form to the other."""
+    """No conversion exists between two KV forms."""
 
     reason: str
-    """What disagrees, both values, and what to do."""
+    """Error message: the property that differs, both values, and what to do."""
 
 
 def negotiate(source: KVForm, target: KVForm, *, lossy_allowed: bool) -> Conversion | IncompatibleKV:
-    """Find out how KV of one host becomes KV of another, or why it cannot.
+    """Return the conversion from one host's KV to another's, or the reason why none exists.
 
-    `lossy_allowed`: whether the configuration lets numbers be rounded on the way.
+    `lossy_allowed`: the configuration allows rounding (`hosts.lossy`).
     """
     ours, theirs = source.layout, target.layout
     problems = [*source.identity.disagreements(target.identity), *_disagreements(ours, theirs)]
@@ -52,9 +52,7 @@ def negotiate(source: KVForm, target: KVForm, *, lossy_allowed: bool) -> Convers
     lost = loss(ours.dtype, theirs.dtype)
     pair = f"the source keeps it in {ours.dtype}, the target in {theirs.dtype}"
     if lost is None:
-        return IncompatibleKV(
-            f"cannot convert KV: {pair}, and no number becomes the other; give both hosts one --kv-dtype"
-        )
+        return IncompatibleKV(f"cannot convert KV: {pair}, and no conversion exists; give both hosts one --kv-dtype")
     if lost and not lossy_allowed:
         return IncompatibleKV(
             f"cannot convert KV without loss: {pair}; give both one --kv-dtype, or allow lossy conversion"
@@ -74,15 +72,15 @@ def _disagreements(source: KVLayout, target: KVLayout) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """The way from one layout to another: makes the plan of each copy."""
+    """A conversion from one layout to another. Makes the plan of each copy."""
 
     source: KVLayout
     target: KVLayout
     loss: str = ""
-    """What it loses, in words for a response's `timings`. Empty: nothing."""
+    """Description of the rounding, for `timings` of a response. Empty: lossless."""
     cutting: Cutting = field(default_factory=Cutting)
     _whole: dict[int, Part] = field(default_factory=dict[int, Part], compare=False, repr=False)
-    """By the slot of the target that the first token of a whole source block meets."""
+    """Cache of parts for whole source blocks, by the target slot of their first token."""
 
     def plan(
         self,
@@ -92,10 +90,10 @@ class Conversion:
         *,
         tables_from: int = 0,
     ) -> CopyPlan:
-        """Plan to bring the KV of `tokens` (positions in the request, not empty) over. Nothing else is written.
+        """Return the plan that copies the KV of `tokens` (positions in the request, not empty) and nothing else.
 
-        Each table begins with the block that holds token `tables_from` on its host. What is cut out of a block costs
-        a piece per plane: see `spare_end`.
+        Each table begins with the block that holds token `tables_from` on its host. A partial block needs one piece
+        per plane; see `spare_end`.
         """
         for where, layout, table in (("source", self.source, source_blocks), ("target", self.target, target_blocks)):
             first = tables_from // layout.block_tokens * layout.block_tokens
@@ -112,9 +110,9 @@ class Conversion:
         return assembly.finish()
 
     def spare_end(self, end: int) -> int:
-        """Where a range that ends at `end` may end instead, if nothing behind it in the last target block is of use.
+        """Return a block-aligned end for a range that ends at `end`, if the rest of the last target block is unused.
 
-        A whole block is one run, the first tokens of one are a piece per plane.
+        A whole block is one run; a partial block needs one piece per plane.
         """
         return min(-(-end // layout.block_tokens) * layout.block_tokens for layout in (self.source, self.target))
 
@@ -128,25 +126,25 @@ class Conversion:
 
 @dataclass(slots=True)
 class _Assembly:
-    """A plan in the making: parts, shifted to where their blocks lie, and joined where these adjoin."""
+    """Builds a plan: shifts parts to the offsets of their blocks, and joins adjacent runs."""
 
     source: KVLayout
     target: KVLayout
     source_blocks: Sequence[BlockId]
     target_blocks: Sequence[BlockId]
     joined_bytes: int
-    """See `Cutting`."""
+    """`Cutting.joined_bytes`."""
     parts: dict[int, Part] = field(default_factory=dict[int, Part])
-    """Those that were added, by identity."""
+    """The added parts by `id()`. The references keep these ids unique."""
     reads: list[Read] = field(default_factory=list[Read])
     landings: list[Landing] = field(default_factory=list[Landing])
     staging_bytes: int = 0
     alike: dict[tuple[int, int], list[StridedCopy]] = field(default_factory=dict[tuple[int, int], list[StridedCopy]])
-    """Staged copies that differ only in where they are: by their part, and their number in it."""
+    """Staged copies that differ only in their offsets, by part and position in it."""
 
     def add(self, part: Part, source_index: int, target_index: int) -> None:
-        """Shift a part to where its source block lies, and the target blocks that it meets, by index in the tables."""
-        self.parts[id(part)] = part  # alive, its identity stays its own
+        """Add a part at the offsets of its source and target blocks, given by index in the tables."""
+        self.parts[id(part)] = part
         base_bytes = self.source_blocks[source_index] * self.source.block_bytes
         for read in part.reads:
             add_read(self.reads, base_bytes + read.offset_bytes, read.size_bytes)
@@ -164,7 +162,7 @@ class _Assembly:
         self.staging_bytes += part.staged_bytes
 
     def _land(self, landing: Landing) -> None:
-        """Append a landing; one that goes on where the last one ends makes that longer."""
+        """Append a landing, or extend the last one if it is adjacent."""
         if self.landings:
             last = self.landings[-1]
             follows = last.offset_bytes + last.size_bytes == landing.offset_bytes
@@ -190,7 +188,7 @@ class _Assembly:
 
 
 def _joined(alike: list[StridedCopy], cell_bytes: tuple[int, int], bytes_max: int) -> list[StridedCopy]:
-    """Join copies that are equally far apart, one after the other, to one with a loop more."""
+    """Join consecutive copies at a constant distance into one copy with an additional loop."""
     joined: list[StridedCopy] = []
     size_bytes = alike[0].cells * prod(loop.count for loop in alike[0].loops) * cell_bytes[0]
     most = bytes_max // size_bytes

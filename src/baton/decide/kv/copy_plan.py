@@ -1,7 +1,7 @@
-"""A plan of copies as plain data: what is read of a source, where it lands, and how it is put into the target.
+"""A plan of copies as plain data: reads from the source, landings, and copies into the target.
 
-Offsets count from the start of the arena, or of the staging buffer. `kv/conversion.py` makes plans, and
-`transfer/convert.py` executes them.
+Offsets count from the start of the arena or of the staging buffer. `decide/kv/conversion.py` makes plans;
+`move/transport/convert.py` executes them.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from baton.decide.kv.layout import KVDtype
 
 
 class Read(Struct, frozen=True, array_like=True):
-    """A run of bytes of the source's arena. No byte of a block that the plan does not name is in it."""
+    """A run of bytes of the source's arena. It contains only bytes of blocks in the plan."""
 
     offset_bytes: int
     size_bytes: int
 
 
 class Landing(Struct, frozen=True, array_like=True):
-    """Where the next bytes of what is read belong: in the staging buffer, or in the target's arena for good."""
+    """Destination of the next bytes that are read: the staging buffer, or their final place in the target's arena."""
 
     offset_bytes: int
     size_bytes: int
     source_bytes: int
-    """Where they are in the source's arena."""
+    """Offset in the source's arena."""
     staged: bool
 
 
 class Loop(Struct, frozen=True, array_like=True):
-    """One dimension of a copy: how many, and how far apart in each of the three memories."""
+    """One dimension of a copy: the number of elements, and their distance in each of the three memories."""
 
     count: int
     source_bytes: int
@@ -43,20 +43,20 @@ class StridedCopy(Struct, frozen=True, array_like=True):
     source_bytes: int
     """Offset of the first cell in the source's arena."""
     staged_bytes: int
-    """Offset of the same in the staging buffer: copies read from one or from the other."""
+    """Offset of the same cell in the staging buffer. A copy reads from the arena or from the buffer."""
     target_bytes: int
     cells: int
-    """Cells of a run, without a gap in any of the three memories."""
+    """Cells of a run, contiguous in all three memories."""
     loops: tuple[Loop, ...]
     """Outermost first."""
 
 
 class CopyPlan(Struct, frozen=True, kw_only=True):
-    """Everything that has to be done to bring some tokens' KV from one arena into another.
+    """All reads and copies that bring the KV of some tokens from one arena into another.
 
-    `reads` one after the other are as many bytes as `landings` are, in the same order, but cut differently. When they
-    have landed, `copies` bring what was staged into the target. Whoever sees the source's memory needs no staging: it
-    does what `landings` and `copies` say from there.
+    `reads` and `landings` are the same bytes in the same order, cut differently. After the landings, `copies` move
+    staged bytes into the target. A process that maps the source's memory needs no staging: it runs `landings` and
+    `copies` directly from there.
     """
 
     reads: tuple[Read, ...]

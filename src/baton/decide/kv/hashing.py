@@ -1,4 +1,4 @@
-"""Chained block hashes: a block's name says what it holds and everything that stands before it."""
+"""Chained block hashes: the hash of a block covers its tokens and all tokens before it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from baton.core.types import BlockHash, Request, pack_tokens
 
 HASH_BYTES = 16
 _TOKEN_BYTES = 4
-"""Of one token, as `pack_tokens` writes it."""
+"""Bytes of one token as written by `pack_tokens`."""
 
 
 def root_hash(cache_salt: str) -> BlockHash:
-    """The parent of a first block. Requests with different salts never share a block."""
+    """Return the parent hash of a first block. Requests with different salts never share a block."""
     return BlockHash(blake2b(cache_salt.encode(), digest_size=HASH_BYTES, person=b"baton-root").digest())
 
 
 def block_hash(parent: BlockHash, tokens: Sequence[int]) -> BlockHash:
-    """Name a full block by its parent's name and its own tokens."""
+    """Return the hash of a full block from its parent's hash and its own tokens."""
     return _named(parent, pack_tokens(tokens))
 
 
@@ -27,7 +27,7 @@ def _named(parent: BlockHash, packed: bytes) -> BlockHash:
 
 
 def block_hashes(tokens: Sequence[int], *, block_tokens: int, cache_salt: str = "") -> tuple[BlockHash, ...]:
-    """Hash every full block of `tokens`, in order. The tail, if any, has no hash yet."""
+    """Return the hash of every full block of `tokens`, in order. The tail has no hash."""
     parent = root_hash(cache_salt)
     hashes: list[BlockHash] = []
     packed = pack_tokens(tokens)
@@ -39,27 +39,27 @@ def block_hashes(tokens: Sequence[int], *, block_tokens: int, cache_salt: str = 
 
 
 def runs_per_block(block_tokens: int, hash_tokens: int) -> int:
-    """Count the hashed runs of a block, where tokens are hashed in other runs than the host's blocks are cut in.
+    """Return the number of hashed runs per block, if tokens are hashed in runs shorter than the host's blocks.
 
-    Only whole runs make a name: whoever picks the runs for a cluster takes a divisor of every host's block size.
+    `hash_tokens` must divide the block size of every host.
     """
     runs, rest = divmod(block_tokens, hash_tokens)
-    assert rest == 0 < runs, f"a block of {block_tokens} tokens is no whole number of hashed runs of {hash_tokens}"
+    assert rest == 0 < runs, f"a block of {block_tokens} tokens is not a multiple of the hashed runs of {hash_tokens}"
     return runs
 
 
 def prefix_of(request: Request, *, block_runs: int, block_tokens: int) -> tuple[BlockHash, ...]:
-    """Name the full blocks of a prompt that others may go on from, on a host whose blocks are cut so.
+    """Return the hashes of the full blocks of a prompt that can be used as a prefix hit on a host.
 
-    Never all of the prompt: whoever goes on in these blocks computes its last token, and others read them.
+    Never covers the whole prompt: its last token must be computed, and not into a shared block.
     """
     return names_of(request.block_hashes, block_runs)[: (request.prompt_tokens - 1) // block_tokens]
 
 
 def names_of(hashes: Sequence[BlockHash], runs: int) -> tuple[BlockHash, ...]:
-    """Name the full blocks of tokens that are hashed in shorter runs, `runs` to a block: by the hash of the last one.
+    """Return the block hashes of tokens that are hashed in shorter runs: the hash of the last run of each block.
 
-    It is chained over all before it, so it names the block as well as a hash of the block would. A prefix that hosts of
-    several block sizes hold has the same names on all of them, of which those with larger blocks know every nth.
+    Hashes are chained, so this one identifies the block. Hosts with different block sizes share the hashes of a common
+    prefix: a host with blocks of n runs knows every nth hash.
     """
     return tuple(hashes[runs - 1 :: runs])

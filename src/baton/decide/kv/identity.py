@@ -1,4 +1,4 @@
-"""What must agree before one host can use another's KV: numbers that another model made are noise, and look like KV."""
+"""Identity of the model that produced KV. KV of another model looks valid but is noise, so hosts compare identities."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from msgspec import Struct
 
 
 class KVIdentity(Struct, frozen=True, kw_only=True):
-    """The fingerprint of a model, as far as its KV depends on it. Hashes are hexadecimal."""
+    """Fingerprint of everything in a model that its KV depends on. Hashes are hexadecimal."""
 
     model: str
-    """For messages: two names of the same files are one model."""
+    """Name for messages. It is not compared: the same files may have two names."""
     architecture: str
     rope: str
-    """Rotary positions in words: base, and how it is scaled. Empty: the model has none."""
+    """Rotary position embedding as text: base and scaling. Empty: the model has none."""
     config: str
-    """Hash of everything else that its configuration says about a forward pass."""
+    """Hash of all other configuration values that affect the forward pass."""
     tokenizer: str
-    """Hash of the vocabulary: the same text must be the same tokens."""
+    """Hash of the vocabulary: equal text must give equal tokens."""
     weights: str
-    """Hash of what the weight files say about themselves (names, shapes, types), and of samples of every tensor."""
+    """Hash of the tensor names, shapes and types, and of samples of every tensor."""
 
     def disagreements(self, other: KVIdentity) -> list[str]:
-        """Say what differs, with both values. Empty: KV of one is KV of the other, but for how it lies."""
+        """Return every property that differs, with both values. Empty: KV is interchangeable apart from its layout."""
         pairs = (
             ("architecture", self.architecture, other.architecture),
             ("rotary positions", self.rope, other.rope),

@@ -1,4 +1,4 @@
-"""How KV bytes lie in a block. Two workers may share an arena only if their layouts are equal."""
+"""Layout of KV bytes in a block. Workers share an arena only if their layouts are equal."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from msgspec import Struct
 KVDtype = Literal["float32", "bfloat16", "float16", "uint8", "int8", "fp8"]
 DTYPE_BYTES: dict[KVDtype, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1, "int8": 1, "fp8": 1}
 SCALE_BYTES: dict[KVDtype, int] = {"int8": 4, "fp8": 4}
-"""Numbers of 8 bits have a float32 scale per token and head, right behind the head's numbers."""
+"""8-bit types have a float32 scale per token and head, stored after the head's values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """What one rank of a parallel worker has of every block: these layers, these heads."""
+    """The part of every block that one rank of a parallel worker holds: some layers and heads."""
 
     offset_bytes: int
-    """Where it begins in the block."""
+    """Start of the part in the block."""
     size_bytes: int
     layers: range
     heads: range
 
 
 class KVLayout(Struct, frozen=True, kw_only=True):
-    """One natural layout: a block is contiguous over layers: [layers, planes, block_tokens, kv_heads, head_dim].
+    """A block is contiguous over all layers: [layers, planes, block_tokens, kv_heads, head_dim].
 
-    A parallel worker's block is the blocks of its ranks in a row, stage by stage, each in that layout.
+    The block of a parallel worker is the concatenation of its ranks' shards, stage by stage, each in that layout.
     """
 
     layers: int
@@ -36,24 +36,23 @@ class KVLayout(Struct, frozen=True, kw_only=True):
     block_tokens: int
     dtype: KVDtype
     planes: Literal[1, 2] = 2
-    """2: keys, then values. 1: one latent vector per token, from which both are read (multi-head latent attention)."""
+    """2: keys, then values. 1: one latent vector per token for both (multi-head latent attention)."""
     tensor_parallel: int = 1
-    """Ranks that share the heads. Where they outnumber them, and for a latent, which no rank can do without a part of,
-    heads are held several times."""
+    """Ranks that share the heads. Heads are replicated if there are more ranks than heads; a latent is held by every
+    rank."""
     pipeline_parallel: int = 1
-    """Stages that share the layers, the earlier ones taking what does not divide."""
+    """Stages that share the layers. Earlier stages take the remainder."""
     order: Literal["token_major", "head_major"] = "token_major"
-    """What lies together within a plane: `[block_tokens, kv_heads]` or `[kv_heads, block_tokens]`. Our engines are
-    token-major."""
+    """Order in a plane: `[block_tokens, kv_heads]` or `[kv_heads, block_tokens]`. Baton's engines use `token_major`."""
 
     @property
     def ranks(self) -> int:
-        """Processes that compute one step together."""
+        """Number of processes that compute one step together."""
         return self.tensor_parallel * self.pipeline_parallel
 
     @property
     def rank_heads(self) -> int:
-        """Heads that one rank holds."""
+        """Number of heads per rank."""
         return max(1, self.kv_heads // self.tensor_parallel)
 
     @property
@@ -72,12 +71,12 @@ class KVLayout(Struct, frozen=True, kw_only=True):
 
     @property
     def shape(self) -> tuple[int, int, int, int, int]:
-        """Dimensions of one block where no rank shares it: [layers, planes, block_tokens, kv_heads, head_dim]."""
+        """Dimensions of one block of a single rank: [layers, planes, block_tokens, kv_heads, head_dim]."""
         return (self.layers, self.planes, self.block_tokens, self.kv_heads, self.head_dim)
 
     @property
     def shards(self) -> tuple[Shard, ...]:
-        """Each rank's part of a block, stage by stage: that of rank `stage * tensor_parallel + r` has this index."""
+        """Each rank's part of a block; rank r of a stage has the index `stage * tensor_parallel + r`."""
         shards: list[Shard] = []
         offset_bytes = 0
         for stage in range(self.pipeline_parallel):
@@ -91,7 +90,7 @@ class KVLayout(Struct, frozen=True, kw_only=True):
         return tuple(shards)
 
     def problems(self) -> list[str]:
-        """Say why this layout cannot be. Empty: it can."""
+        """Return every reason why this layout is invalid. Empty: it is valid."""
         counts = {
             "layers": self.layers,
             "kv_heads": self.kv_heads,
@@ -100,7 +99,7 @@ class KVLayout(Struct, frozen=True, kw_only=True):
             "tensor_parallel": self.tensor_parallel,
             "pipeline_parallel": self.pipeline_parallel,
         }
-        found = [f"{name} is {count}; it is 1 or more" for name, count in counts.items() if count < 1]
+        found = [f"{name} is {count}, but must be at least 1" for name, count in counts.items() if count < 1]
         if found:
             return found
         heads, ranks = self.kv_heads, self.tensor_parallel
@@ -112,7 +111,7 @@ class KVLayout(Struct, frozen=True, kw_only=True):
 
 
 def share(items: int, parts: int, part: int) -> range:
-    """Divide items evenly, the earlier parts taking one more where that does not work out."""
+    """Return the items of one of `parts` equal parts; earlier parts take the remainder."""
     size, more = divmod(items, parts)
     first = part * size + min(part, more)
     return range(first, first + size + (part < more))

@@ -1,4 +1,4 @@
-"""What a host's arena has by name, and the news of that."""
+"""The blocks of one arena with their hashes, and the prefix-cache events that routing needs."""
 
 from __future__ import annotations
 
@@ -19,54 +19,54 @@ from baton.decide.kv.window import Window, behind_blocks
 
 @dataclass(frozen=True, slots=True)
 class NamedBlocks:
-    """Blocks get names here and lose them."""
+    """Seals, pins and releases the blocks of requests in one arena."""
 
     host: HostId
     block_tokens: int
     block_runs: int
-    """Hashed runs of tokens that a block has."""
+    """Number of hashed token runs per block."""
     blocks: Blocks
     tiers: Tiers | None
     window: Window | None
 
     def hit(self, prefix: Sequence[BlockHash], first: int = 0) -> Hit:
-        """Find the most leading blocks that need not be computed. Those before `first` nobody looks at."""
+        """Return the longest prefix hit without pinning it. Blocks before `first` are not needed."""
         if not prefix:
             return Hit(first, [])
         return self.blocks.hit(prefix, self.window, self.block_tokens, first)
 
     def adopt(self, holding: Holding, hit: Hit, prefix: Sequence[BlockHash]) -> None:
-        """Give an empty holding the blocks of a hit."""
+        """Pin the blocks of a hit for an empty holding."""
         self.blocks.pin(hit.blocks)
         holding.table, holding.behind = (BlockId(0),) * hit.behind + tuple(hit.blocks), hit.behind
         holding.names, holding.preempted = list(prefix[: hit.count]), False
         holding.computed_tokens = hit.count * self.block_tokens if hit.blocks else 0
 
     def _slide(self, holding: Holding) -> None:
-        """Let go of what nobody will look at again."""
+        """Unpin blocks that have left the attention window."""
         behind = behind_blocks(self.window, holding.computed_tokens, self.block_tokens)
         if behind > holding.behind:
             self.blocks.unpin(holding.table[holding.behind : behind])
             holding.behind = behind
 
     def lease(self, holding: Holding) -> None:
-        """Keep a holding's blocks for a wire, whatever becomes of the holding."""
+        """Pin a holding's blocks for a copy, independently of the holding's lifetime."""
         self.blocks.pin(holding.held, uses=0)
         holding.leased += holding.held
         holding.leases += 1
 
     def end_lease(self, holding: Holding) -> None:
-        """A wire reads no more. What was kept goes when none does."""
+        """End one lease. The last one unpins the blocks."""
         holding.leases -= 1
         if not holding.leases:
             self.blocks.unpin(holding.leased)
             holding.leased = ()
 
     def preempt(self, holding: Holding) -> None:
-        """Take the blocks of a request that will come back for them.
+        """Take the blocks of a preempted request, which will need them again.
 
-        What the fastest tier lacks of them is written before all that waits. Where they shall be computed again,
-        nothing is: they are written when the request has ended, as others are.
+        Blocks that the fastest tier lacks are written first. With preemption `recompute` none is written now; they are
+        written like any others after the request has ended.
         """
         fresh, tiers = self.blocks.fresh, self.tiers
         if tiers is not None and tiers.preemption == "recompute":
@@ -79,24 +79,24 @@ class NamedBlocks:
         holding.preempted = True
 
     def empty(self, holding: Holding) -> None:
-        """Take a holding's blocks from it. What is sealed of them stays as cache."""
+        """Unpin all blocks of a holding. Sealed ones stay cached."""
         self.blocks.unpin(holding.held)
         holding.table, holding.names = (), []
         holding.behind = holding.computed_tokens = holding.wanted = 0
         holding.preempting = holding.reading = False
 
     def name(self, holding: Holding, first: int, hashes: Sequence[BlockHash]) -> list[BlocksStored]:
-        """Seal the blocks `first` .. of a request under their hashes, and let go of what nobody sees any more."""
+        """Seal the blocks of a request from index `first` on, and unpin those that have left the window."""
         if first <= len(holding.names):
             holding.names[first:] = hashes
-        told = self._seal(holding, first, hashes)
+        events = self._seal(holding, first, hashes)
         self._slide(holding)
-        return told
+        return events
 
     def _seal(self, holding: Holding, first: int, hashes: Sequence[BlockHash]) -> list[BlocksStored]:
-        """Seal the blocks `first` .. of a request under their hashes, as far as it holds them.
+        """Seal the blocks of a request from index `first` on, as far as it holds them.
 
-        Tells of those that were not here.
+        Return an event for hashes that are new in this arena.
         """
         table, tenant, behind = holding.table, holding.request.tenant, holding.behind
         if first < behind:
@@ -113,12 +113,12 @@ class NamedBlocks:
         return [BlocksStored(self.host, tuple(stored), self.block_runs)] if stored else []
 
     def take(self, count: int) -> tuple[list[BlockId], list[BlocksRemoved]]:
-        """Take blocks for a request. Tells of what was given up for them; a tier may have it."""
+        """Take empty blocks for a request. Return them, and an event for evicted blocks. Tiers may still have them."""
         taken, lost = self.blocks.take(count)
         return taken, [BlocksRemoved(self.host, tuple(lost))] if lost else []
 
     def view(self) -> HostView:
-        """Count the blocks of the arena by state."""
+        """Return the number of blocks in each state."""
         return HostView(
             id=self.host,
             blocks_total=self.blocks.total,
@@ -128,7 +128,7 @@ class NamedBlocks:
         )
 
     def check(self, pins: Sequence[int]) -> None:
-        """Assert that the pins are those of requests, which are given, and of writes to the tiers."""
+        """Assert that the pins are those of requests (`pins`) plus those of writes to tiers."""
         expected = list(pins)
         for block in self.tiers.pinned() if self.tiers is not None else ():
             expected[block] += 1
@@ -149,7 +149,7 @@ def empty_blocks(
     tiers: Sequence[Tier],
     preemption: Preemption,
 ) -> NamedBlocks:
-    """Make the blocks of a host's empty arena, with these tiers below it, if any."""
+    """Return the blocks of an empty arena, with these tiers below it."""
     blocks = Blocks(blocks_total, BackedBlocksFirst(eviction) if tiers else eviction())
     below: Tiers | None = None
     if tiers:

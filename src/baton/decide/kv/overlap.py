@@ -1,4 +1,4 @@
-"""How a source block meets target blocks: which of its bytes are read, and where its cells belong, wherever all lie."""
+"""Overlap of a source block with target blocks: the bytes to read, and the destination of each cell."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from baton.decide.kv.layout import KVLayout, Shard
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cutting:
-    """How reads and copies are cut. A transport pays 1 to 5 us for each read, at 2 to 7 GB/s."""
+    """Thresholds for merging reads and copies. A transport pays 1 to 5 us per read, at 2 to 7 GB/s."""
 
     gap_bytes: int = 16 * 1024
-    """A gap up to this size inside a block is read along."""
+    """Reads with a gap up to this size inside a block are merged."""
     in_place_bytes: int = 64 * 1024
-    """Runs of this size on average are received where they belong; smaller ones are staged, read in fewer pieces."""
+    """Runs of at least this mean size are received in place. Smaller runs are staged, which needs fewer reads."""
     joined_bytes: int = 1024 * 1024
-    """Copies are joined up to this size. Several read the same blocks, one for each rank, and find them in a cache."""
+    """Maximum size of joined copies. Copies for several ranks read the same blocks, which stay in the CPU cache."""
 
 
 class BlockCopy(NamedTuple):
-    """A copy out of one source block into one target block; its offsets count from the starts of both."""
+    """A copy from one source block into one target block. Offsets count from the start of each block."""
 
     target_block: int
-    """Counts from the first target block that the part meets."""
+    """Index, counted from the first target block of the part."""
     copy: StridedCopy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What becomes of some slots of a source block. Offsets count from its start, and from that of its staging."""
+    """Reads and copies for some slots of a source block. Offsets count from the start of the block or its staging."""
 
     reads: tuple[Read, ...]
     copies: tuple[BlockCopy, ...]
     staged_bytes: int
-    """0: every copy is one run, in the order of the reads, and is received where it belongs."""
+    """0: every copy is one run, in the order of the reads, and is received in place."""
 
 
 class _Lattice(NamedTuple):
-    """Where the cells of a shard lie: an origin, and how far apart planes, slots and heads are."""
+    """Offsets of the cells of a shard: an origin, and the distances between planes, slots and heads."""
 
     origin_bytes: int
     plane_bytes: int
@@ -54,7 +54,7 @@ class _Lattice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Slab:
-    """Some slots of a shard as they are read: runs of `size_bytes`, so far apart in the block, and when staged."""
+    """The runs of some slots of a shard: their number, size, and distance in the block and in the staging buffer."""
 
     count: int
     size_bytes: int
@@ -67,7 +67,7 @@ class _Slab:
 
 
 def part_of(source: KVLayout, target: KVLayout, slots: range, target_slot: int, cutting: Cutting) -> Part:
-    """Work out what becomes of `slots` of a source block whose first one meets `target_slot` of a target block."""
+    """Return reads and copies for `slots` of a source block. The first slot maps to `target_slot` of a target block."""
     reads: list[Read] = []
     copies: list[BlockCopy] = []
     staged_bytes = 0
@@ -85,9 +85,10 @@ def part_of(source: KVLayout, target: KVLayout, slots: range, target_slot: int, 
 
 
 def folded(loops: Iterable[Loop], cells: int, cell_bytes: tuple[int, int]) -> tuple[int, tuple[Loop, ...]]:
-    """Join loops that are one in all three memories: they come innermost first, and are returned outermost first.
+    """Merge loops that are contiguous in all three memories. Takes loops innermost first, returns them outermost first.
 
-    `cells`: of a run inside of all loops, returned with what has become part of it. `cell_bytes`: of source and target.
+    `cells`: length of the innermost run; returned with the loops that became part of it. `cell_bytes`: of source and
+    target.
     """
     kept: list[Loop] = []
     source_bytes, target_bytes = cell_bytes
@@ -109,7 +110,7 @@ def _apart(loop: Loop) -> tuple[int, int, int]:
 
 
 def _one_holder_each(layout: KVLayout) -> list[Shard]:
-    """Of ranks that hold the same heads of the same layers, take the first: the others hold the same bytes."""
+    """Return one shard per distinct set of layers and heads: replicas hold the same bytes."""
     holders = {(shard.layers, shard.heads): shard for shard in reversed(layout.shards)}
     return sorted(holders.values(), key=lambda shard: shard.offset_bytes)
 
@@ -123,7 +124,7 @@ def _lattice(layout: KVLayout, shard: Shard) -> _Lattice:
 
 
 def _slab(layout: KVLayout, shard: Shard, slots: range, gap_bytes: int) -> _Slab:
-    """Find the runs of a shard that some slots are: one in each plane (of each head, where heads are outside)."""
+    """Return the runs of some slots in a shard: one per plane, or one per plane and head if head-major."""
     heads, cell_bytes = len(shard.heads), layout.head_bytes
     row_bytes = heads * cell_bytes if layout.order == "token_major" else cell_bytes
     size_bytes, apart_bytes = len(slots) * row_bytes, layout.block_tokens * row_bytes
@@ -142,7 +143,7 @@ def _add_reads(reads: list[Read], shard: Shard, slab: _Slab, first_bytes: int) -
 
 
 def add_read(reads: list[Read], offset_bytes: int, size_bytes: int) -> None:
-    """Append a read; one that begins where the last one ends makes that longer."""
+    """Append a read, or extend the last one if it is adjacent."""
     if reads and reads[-1].offset_bytes + reads[-1].size_bytes == offset_bytes:
         last = reads.pop()
         offset_bytes, size_bytes = last.offset_bytes, last.size_bytes + size_bytes
@@ -150,7 +151,7 @@ def add_read(reads: list[Read], offset_bytes: int, size_bytes: int) -> None:
 
 
 def _staged_lattice(layout: KVLayout, slab: _Slab, first_slot: int, staged_bytes: int) -> _Lattice:
-    """Place the cells of a slab in the staging buffer, from `staged_bytes` on."""
+    """Return the offsets of a slab's cells in the staging buffer, starting at `staged_bytes`."""
     heads, cell_bytes, apart_bytes = layout.rank_heads, layout.head_bytes, slab.staged_apart_bytes
     if layout.order == "token_major":
         slot_bytes = heads * cell_bytes
@@ -161,7 +162,7 @@ def _staged_lattice(layout: KVLayout, slab: _Slab, first_slot: int, staged_bytes
 def _copies(
     source: KVLayout, target: KVLayout, shard: Shard, staged: _Lattice, slots: range, target_slot: int
 ) -> list[BlockCopy]:
-    """Copy a source shard's cells to every rank of the target that holds them, target block by target block."""
+    """Return the copies of a source shard's cells to every target rank that holds them, per target block."""
     found: list[BlockCopy] = []
     for target_block, (slot, first, count) in enumerate(_cuts(slots, target_slot, target.block_tokens)):
         for holder in target.shards:
@@ -184,7 +185,7 @@ def _copies(
 
 
 def _cuts(slots: range, target_slot: int, block_tokens: int) -> list[tuple[int, int, int]]:
-    """Cut slots where target blocks end: (first slot, its slot in the target block, how many)."""
+    """Split slots at the ends of target blocks: (first slot, its slot in the target block, count)."""
     cuts: list[tuple[int, int, int]] = []
     slot = slots.start
     while slot < slots.stop:
@@ -199,7 +200,7 @@ def _shared(one: range, other: range) -> range:
 
 
 def _as_runs(source: KVLayout, target: KVLayout, copies: list[BlockCopy]) -> list[BlockCopy]:
-    """Join copies that go on where the last one ends. Empty: some are no runs, or bytes go to several places."""
+    """Join adjacent copies into runs. Empty if a copy is strided, converts values, or has several destinations."""
     held_once = len(_one_holder_each(target)) == len(target.shards)
     if source.dtype != target.dtype or not held_once or any(copy.loops for _, copy in copies):
         return []

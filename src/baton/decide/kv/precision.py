@@ -1,23 +1,23 @@
-"""What becomes of KV numbers that change their type: which pairs lose nothing, and in words what the others lose."""
+"""Precision of KV conversions: the lossless pairs of types, and a description of the rounding of all others."""
 
 from __future__ import annotations
 
 from baton.decide.kv.layout import KVDtype
 
 BITS: dict[KVDtype, int] = {"float32": 24, "float16": 11, "bfloat16": 8, "int8": 7, "fp8": 4}
-"""Significant bits. Bytes of the hash engine are no numbers: they become nothing else."""
+"""Significant bits. uint8 (hash engine) is not a number and cannot be converted."""
 WIDER: dict[KVDtype, frozenset[KVDtype]] = {
     "bfloat16": frozenset({"float32"}),
     "float16": frozenset({"float32"}),
     "int8": frozenset({"float32"}),
     "fp8": frozenset({"float32"}),
 }
-"""Types that hold every number of a type as its reader has it, scale included. Those of 8 bits and their scale need up
-to 31 bits: float32 has the 24 that an engine's own product of the two has."""
+"""Types that represent every value of a type without loss, scale included. The product of an 8-bit value and its scale
+needs up to 31 bits, but engines compute it in float32, so float32 is lossless."""
 
 
 def loss(source: KVDtype, target: KVDtype) -> str | None:
-    """Say in words what KV numbers lose on their way to another type. Empty: nothing. None: there is no such way."""
+    """Describe the rounding of a conversion between KV types. Empty: lossless. None: no conversion exists."""
     if source == target or target in WIDER.get(source, ()):
         return ""
     if source not in BITS or target not in BITS:

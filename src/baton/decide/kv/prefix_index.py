@@ -1,4 +1,4 @@
-"""Which host holds which blocks, as far as the coordinator knows. Fed by the hosts' own events."""
+"""The coordinator's index of the blocks that each host holds, updated by events of the hosts."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from baton.core.types import BlockHash, HostId
 from baton.decide.kv.window import Window, behind_blocks
 
 _SETS_MAX = 4096
-"""Sets of hosts that are kept once for all blocks that have them."""
+"""Maximum number of interned sets of hosts."""
 
 
 class PrefixIndex:
-    """A hint for routing, bounded by the blocks of the hosts. A stale entry costs a recompute, never a wrong token.
+    """A hint for routing, bounded by the blocks of all hosts. A stale entry costs a recompute, never a wrong token.
 
-    By block, not by host: a prompt is looked up in the time that its longest hit takes, however many hosts there are.
-    A block's hosts are the bits of one number: docs/handoff-and-tiers.md says what a million blocks take.
+    The index maps each block to its hosts, so a lookup takes time proportional to the longest hit, for any number of
+    hosts. The hosts of a block are the bits of one integer. docs/handoff-and-tiers.md states the memory use.
     """
 
     def __init__(self) -> None:
         self._holders: dict[BlockHash, int] = {}
         self._bits: dict[HostId, int] = {}
-        """Of every host that holds a block, its bit."""
+        """The bit of every host that holds a block."""
         self._hosts: dict[int, HostId] = {}
         self._blocks: dict[HostId, int] = {}
-        """How many blocks each host holds. A host without any has no bit either."""
+        """Number of blocks per host. A host without blocks has no bit."""
         self._sets: dict[int, int] = {}
-        """Numbers that stand for sets of hosts, each to itself: equal ones share one object."""
+        """Interned integers that stand for sets of hosts, so that equal sets share one object."""
 
     def store(self, host: HostId, hashes: Iterable[BlockHash]) -> None:
-        """Note that the host can serve these blocks."""
+        """Record that the host holds these blocks."""
         bit = self._bit(host)
         holders, added = self._holders, 0
         for name in hashes:
@@ -40,7 +40,7 @@ class PrefixIndex:
         self._count(host, added)
 
     def remove(self, host: HostId, hashes: Iterable[BlockHash]) -> None:
-        """Note that the host has given these blocks up."""
+        """Record that the host has evicted these blocks."""
         bit = self._bits.get(host)
         if bit is None:
             return
@@ -57,19 +57,19 @@ class PrefixIndex:
         self._count(host, -gone)
 
     def forget(self, host: HostId) -> None:
-        """Note that the host is gone."""
+        """Remove a host that has left."""
         self.remove(host, list(self._holders))
 
     def __len__(self) -> int:
-        """Count the different blocks."""
+        """Return the number of distinct blocks."""
         return len(self._holders)
 
     def hit_blocks(
         self, hashes: Sequence[BlockHash], window: Window | None = None, block_tokens: int = 1
     ) -> dict[HostId, int]:
-        """Count the leading blocks of a prompt that each host holds. Hosts without any are left out.
+        """Return the number of leading blocks of a prompt that each host holds. Hosts without a hit are left out.
 
-        `window`: how far back the model sees; then the last of these blocks are enough. None: to the first token.
+        `window`: the attention window of the model; only blocks inside it must be held. None: all blocks.
         """
         if window is not None:
             return self._hits_behind(hashes, window, block_tokens)
@@ -91,10 +91,10 @@ class PrefixIndex:
         return hits | dict.fromkeys(self._named(leading), len(hashes))
 
     def _hits_behind(self, hashes: Sequence[BlockHash], window: Window, block_tokens: int) -> dict[HostId, int]:
-        """As `longest_hit`, for all hosts in one pass."""
+        """Compute `longest_hit` for all hosts in one pass."""
         hits: dict[HostId, int] = {}
         begun: dict[int, int] = {}
-        """Where the run of blocks begins that a host, by its bit, holds just now."""
+        """Start of the current run of held blocks, by the bit of the host."""
         before = 0
         for count, name in enumerate((*hashes, None)):
             held = self._holders.get(name, 0) if name is not None else 0
@@ -106,7 +106,7 @@ class PrefixIndex:
         return hits
 
     def _named(self, hosts: int) -> list[HostId]:
-        """Name the hosts of a set, in the order of their bits."""
+        """Return the hosts of a set in the order of their bits."""
         return [self._hosts[bit] for bit in _bits(hosts)]
 
     def _bit(self, host: HostId) -> int:

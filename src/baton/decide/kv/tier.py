@@ -1,4 +1,4 @@
-"""One tier below an arena: which blocks it has, which it is given or asked for now, which it gives up. No bytes."""
+"""Metadata of one tier below an arena: its blocks, current writes and reads, and evictions. Holds no bytes."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from baton.decide.kv.tier_speed import TierSpeed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierRules:
-    """How large a tier is, how fast, and how much of it is used at once."""
+    """Size, speed and limits of a tier."""
 
     name: str
     blocks_max: int
     is_sized: bool = True
-    """False: the other side decides how many blocks it keeps; so many are remembered."""
+    """False: the store decides how many blocks it keeps; `blocks_max` then bounds the metadata."""
     latency_s: float = 0.0
-    """From asking for a block to its first byte, as far as is known before the first read."""
+    """Assumed time to the first byte before the first read."""
     block_load_s: float = 0.0
-    """What each block adds: its bytes by the tier's bytes/s. Known as well."""
+    """Assumed time per block before the first read: its bytes / bandwidth."""
     load_s_max: float = 2.5
-    """Longest read that is begun: one that lasts twice as long is answered for by whoever moves the bytes."""
+    """Longest predicted read that is started. The mover fails a read that takes twice as long."""
     shared_as: str = ""
-    """Names the store where it is one of several hosts, which then share its book: what one has put there, another can
-    take. Empty: it is this host's alone."""
+    """Name of a store that several hosts share. They share its metadata too, so one host can read blocks that another
+    has written. Empty: the store belongs to this host."""
     when: Writes = "cached"
-    """Blocks are written when nobody uses them any more, or as soon as they are sealed. The eagerest of a host's tiers
-    decides for all of them."""
+    """Write blocks once no request uses them (`cached`), or as soon as they are sealed (`sealed`). `sealed` applies to
+    all tiers of a host if one of them says so."""
     writing_blocks_max: int = 256
-    """Blocks of one host that are written at once, and so cannot be given up by its arena."""
+    """Maximum number of blocks of one host in current writes. They stay pinned in the arena."""
     waiting_blocks_max: int = 4096
-    """Blocks that wait to be written. Past that, the one that waits longest is not written."""
+    """Maximum number of blocks that wait to be written. Beyond it, the oldest waiting block is skipped."""
     batch_blocks: int = 64
-    """Most blocks of one write."""
+    """Maximum number of blocks per write."""
 
     def move_s(self, blocks: int) -> float:
-        """Predict how long it takes to write or read so many blocks, with nothing else under way."""
+        """Predict the time to write or read this many blocks on an idle tier."""
         return self.latency_s + blocks * self.block_load_s if blocks else 0.0
 
 
 class Tier:
-    """Places of a tier, each with the name of what lies there. A block has a place from the moment it is written.
+    """The places of one tier and the hashes of their blocks. A block has a place from the start of its write.
 
-    The order in which blocks are given up is an eviction policy, as the arena's.
+    Eviction uses an eviction policy, as the arena does.
     """
 
     def __init__(self, rules: TierRules, eviction: Callable[[], EvictionOrder]) -> None:
@@ -55,11 +55,11 @@ class Tier:
         self._writing: set[BlockHash] = set()
         self.speed = TierSpeed(rules.latency_s, rules.block_load_s)
         self.blocks_max = rules.blocks_max
-        """Places that there are: fewer than the rules say, once its store has told so."""
+        """Number of places. Lower than in the rules after the store has reported less room."""
         self.loading = 0
-        """Blocks that are being read."""
+        """Number of blocks in current reads."""
         self.stored = self.refused = self.loaded = self.missed = self.skipped = 0
-        """See `TierView`."""
+        """Counters of blocks, as reported in `TierView`."""
 
     @property
     def name(self) -> str:
@@ -67,20 +67,20 @@ class Tier:
 
     @property
     def writing(self) -> int:
-        """Blocks that are being written."""
+        """Number of blocks in current writes."""
         return len(self._writing)
 
     def has(self, name: BlockHash) -> bool:
-        """The block can be read."""
+        """Return whether the block can be read."""
         return name not in self._writing and self.places.find(name) is not None
 
     def knows(self, name: BlockHash) -> bool:
-        """The block can be read, or is being written."""
+        """Return whether the block can be read or is being written."""
         return self.places.find(name) is not None
 
     @property
     def readable_blocks(self) -> int:
-        """Count the blocks that one read may ask for, so that it ends in time."""
+        """Maximum number of blocks of one more read that still ends within `load_s_max`."""
         left_s = self.rules.load_s_max - self.speed.load_s(self.loading)
         if left_s <= 0.0:
             return 0
@@ -88,14 +88,14 @@ class Tier:
         return int(left_s / block_s) if block_s * self.rules.blocks_max > left_s else self.rules.blocks_max
 
     def touch(self, name: BlockHash) -> None:
-        """Note that a request has used the block."""
+        """Record a use of the block, for eviction."""
         place = self.places.find(name)
         if place is not None and name not in self._writing:
             self.places.pin((place,))
             self.places.unpin((place,))
 
     def begin_write(self, facts: BlockFacts) -> tuple[BlockId, list[BlockHash]] | None:
-        """Take a place for a block. Returns it and what is given up for it; None: every place is in use."""
+        """Reserve a place for a block. Return it and the hashes evicted for it. None: every place is pinned."""
         if not self.places.available:
             return None
         (place,), gone = self.places.take(1)
@@ -104,7 +104,7 @@ class Tier:
         return place, gone
 
     def end_write(self, names: Sequence[BlockHash], places: Sequence[BlockId], kept: Sequence[bool]) -> None:
-        """The blocks are there, or are not kept."""
+        """End a write. `kept`: whether the store has kept each block."""
         self._writing.difference_update(names)
         for place, is_kept in zip(places, kept, strict=True):
             if not is_kept:
@@ -114,14 +114,14 @@ class Tier:
         self.places.unpin(places)
 
     def begin_load(self, names: Iterable[BlockHash]) -> list[BlockId]:
-        """Keep blocks that it has until they are read. Returns their places."""
+        """Pin blocks of the tier for a read. Return their places."""
         places = [place for name in names if (place := self.places.find(name)) is not None]
         self.places.pin(places)
         self.loading += len(places)
         return places
 
     def end_load(self, places: Sequence[BlockId], whole: Sequence[bool]) -> list[BlockHash]:
-        """Let go of what was read. Returns those that this has shown to be gone or damaged, and that are forgotten."""
+        """End a read. Return the hashes of blocks that were missing or damaged; they are removed from the tier."""
         self.loading -= len(places)
         missed = [place for place, is_whole in zip(places, whole, strict=True) if not is_whole]
         lost = [name for place in missed if (name := self.places.forget(place)) is not None]
@@ -131,7 +131,7 @@ class Tier:
         return lost
 
     def fill(self, names: Iterable[BlockHash]) -> list[BlockHash]:
-        """Note what an earlier run has left, oldest first. Returns what does not fit."""
+        """Record blocks that the store already has, oldest first. Return the hashes that do not fit."""
         gone: list[BlockHash] = []
         for name in names:
             if self.knows(name):
@@ -147,11 +147,11 @@ class Tier:
         return gone
 
     def shrink(self, blocks_max: int) -> list[BlockHash]:
-        """Have fewer places, as far as the rest is not in use now. Returns what is given up for that."""
+        """Reduce the number of places, except for pinned ones. Return the evicted hashes."""
         count = min(self.blocks_max - max(0, blocks_max), self.places.available)
         if count <= 0:
             return []
-        _, gone = self.places.take(count)  # for ever
+        _, gone = self.places.take(count)  # these places stay pinned for good
         self.blocks_max -= count
         return gone
 
@@ -170,5 +170,5 @@ class Tier:
 
 
 def tier_named(tiers: Iterable[Tier], name: str) -> Tier | None:
-    """Find a tier. None: there is none of that name."""
+    """Return the tier with this name, or None."""
     return next((tier for tier in tiers if tier.name == name), None)

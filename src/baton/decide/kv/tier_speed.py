@@ -1,21 +1,21 @@
-"""How long a tier takes to read, learned from the reads that were made."""
+"""Prediction of a tier's read time, fitted to measured reads."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 KEEP_RATIO = 0.9
-"""What a read weighs after the next one: the last ten or so make the estimate."""
+"""Decay of a read's weight per later read: about the last ten reads determine the estimate."""
 DOUBT_RATIO = 0.98
-"""What all reads weigh after one that was not made because of them: who never reads again never learns better."""
+"""Decay per read that was skipped as too slow. Without it a tier that was slow once would never be retried."""
 _GIVEN_WEIGHT = 0.001
-"""Of each of the two readings that stand for what was given, against 1 of one that was made."""
+"""Weight of each of the two points that represent the configured speed. A measured read has weight 1."""
 _GIVEN_BLOCKS = (1, 64)
 
 
 @dataclass(slots=True)
 class _Sums:
-    """Weighted sums of a line fit: of 1, n, n * n, t and n * t."""
+    """Weighted sums of a linear fit: of 1, n, n * n, t and n * t."""
 
     one: float = 0.0
     n: float = 0.0
@@ -37,16 +37,16 @@ class _Sums:
 
 @dataclass(slots=True)
 class TierSpeed:
-    """A line through (blocks, seconds): latency, and what each block adds. Blocks that are read before count as blocks.
+    """A line through (blocks, seconds), where blocks includes those queued before the read.
 
-    Fitted by least squares of relative deviations, with weights that decay. It begins as what was given, which goes on
-    to count a little: two points make a line even where all reads are of one size.
+    Fitted by least squares of relative errors with decaying weights. It starts with the configured speed, which keeps a
+    small weight: its two points determine a line even if all reads have one size.
     """
 
     latency_s: float
-    """From asking for a block to its first byte."""
+    """Time to the first byte."""
     block_s: float
-    """What each block adds."""
+    """Time per block."""
     _given: _Sums = field(default_factory=_Sums)
     _made: _Sums = field(default_factory=_Sums)
 
@@ -55,17 +55,17 @@ class TierSpeed:
             self._given.add(blocks, self.load_s(blocks), _GIVEN_WEIGHT / blocks**2)
 
     def load_s(self, blocks: int) -> float:
-        """Predict how long it takes until the last of so many blocks is there."""
+        """Predict the time until the last of this many blocks is read."""
         return self.latency_s + blocks * self.block_s
 
     def learn(self, blocks: int, took_s: float) -> None:
-        """Note a read: how many blocks were behind it and in it, and how long it took."""
+        """Record a read: its blocks, including those queued before it, and its duration."""
         self._made.scale(KEEP_RATIO)
         self._made.add(blocks, took_s, 1.0 / blocks**2)
         self._fit()
 
     def doubt(self) -> None:
-        """Note that a read was not made because it would take so long: believe a little less that it would."""
+        """Record a read that was skipped as too slow: reduce the weight of the measured reads slightly."""
         self._made.scale(DOUBT_RATIO)
         self._fit()
 

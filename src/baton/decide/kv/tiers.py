@@ -1,8 +1,8 @@
-"""The tiers below one host's arena: what is written to them and when, what they can serve, what was lost.
+"""The tiers below one host's arena: writes, reads and evictions.
 
-Part of the host's pool, which tells it what becomes cached and asks it what is there. Blocks that nobody uses any more
-are written to every tier that lacks them; while that lasts they stay in the arena. What a tier says is a hint: a block
-that is gone or damaged when it is read is a miss, and forgotten.
+This is a part of the host pool. Cached blocks are written to every tier that lacks them, and stay in the arena during
+the write. The metadata of a tier is a hint: a block that is missing or damaged when it is read counts as a miss and is
+removed from the metadata.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from baton.decide.kv.tier import Tier, tier_named
 from baton.decide.kv.window import Window
 
 ARENA_PARTS = 8
-"""At most one in so many blocks of the arena is kept for a write to each tier, however large the writes may be."""
+"""Writes to each tier pin at most 1/8 of the arena."""
 
 
 class BackedBlocksFirst:
-    """Give up blocks that a tier below has, before those that are nowhere else; among either in the inner order."""
+    """Evict blocks that a tier holds before blocks without a copy; within each group in the inner order."""
 
     def __init__(self, inner: Callable[[], EvictionOrder]) -> None:
         self._backed, self._only = inner(), inner()
@@ -66,28 +66,29 @@ class _Write:
     names: tuple[BlockHash, ...]
     blocks: tuple[BlockId, ...]
     places: tuple[BlockId, ...]
-    """Of the tier."""
+    """Places in the tier."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one load reads from one tier."""
+    """The part of a read that one tier serves."""
 
     tier: Tier
     indices: tuple[int, ...]
-    """Among the blocks of the load."""
+    """Indices of its blocks in the whole read."""
     places: tuple[BlockId, ...]
     behind: int
-    """Blocks that the tier was asked for before, and these."""
+    """Number of blocks in reads of the tier when this one started, including its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadablePrefix:
-    """How far a prompt can be read."""
+    """A prefix that is available after a read."""
 
     blocks: int
-    """Leading ones, those in the arena included."""
+    """Number of leading blocks, including those in the arena."""
     load_s: float
+    """Predicted duration of the read."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,16 +100,16 @@ class Tiers:
     tiers: Sequence[Tier]
     block_tokens: int = 1
     window: Window | None = None
-    """How far back the model sees. None: to the first token."""
+    """Attention window of the model. None: no window."""
     preemption: Preemption = "cheaper"
-    """How requests that give way get back what the arena loses of them."""
+    """How preempted requests restore their KV."""
     resting: set[str] = field(default_factory=set[str])
-    """Tiers whose stores are left alone by this host: nothing is written and nothing read. Others may reach them."""
+    """Tiers that this host does not read or write for now (circuit breaker). Other hosts may still use them."""
     _waiting: dict[str, BlockQueue] = field(default_factory=dict[str, BlockQueue])
-    """By tier: blocks that are to be written to it, in the order in which they became cached: of a request, deepest
-    first. So its head is let go last, here and in the tier, and given up last."""
+    """By tier: blocks to write, in the order in which they became cached. Of a request the deepest block is first, so
+    its front is unpinned and evicted last, in the arena and in the tier."""
     _puts: Puts = field(init=False)
-    """What is written before what waits, and who waits for that."""
+    """Urgent writes, and the requests that wait for them."""
     _writes: dict[int, _Write] = field(default_factory=dict[int, _Write])
     _loads: dict[int, list[_Part]] = field(default_factory=dict[int, list[_Part]])
     _begun: int = 0
@@ -121,7 +122,7 @@ class Tiers:
         self._puts = Puts(self.arena.total)
 
     def handle(self, event: TierEvent) -> list[KeepingCommand]:
-        """Apply one event. Answers to what is not under way change nothing."""
+        """Apply one event and return the commands. Results of unknown reads and writes are ignored."""
         match event:
             case BlocksKept():
                 self._end_write(event)
@@ -147,15 +148,15 @@ class Tiers:
 
     @property
     def fastest(self) -> Tier | None:
-        """The fastest tier that is not left alone."""
+        """The fastest tier that is not resting."""
         return next((tier for tier in self.tiers if tier.name not in self.resting), None)
 
     def has(self, name: BlockHash) -> bool:
-        """Some tier can serve the block."""
+        """Return whether a tier can serve the block."""
         return any(tier.has(name) for tier in self.tiers)
 
     def find(self, hashes: Iterable[BlockHash]) -> list[Tier]:
-        """Find, for the longest run of these that the tiers can serve, which tier serves each: the fastest."""
+        """Return the fastest tier that can serve each block, for the longest leading run that tiers can serve."""
         found: list[Tier] = []
         for name in hashes:
             tier = next((tier for tier in self.tiers if tier.name not in self.resting and tier.has(name)), None)
@@ -165,13 +166,13 @@ class Tiers:
         return found
 
     def held_blocks(self, hashes: Sequence[BlockHash]) -> int:
-        """Count the leading ones of these that the arena holds, or that nobody looks at any more."""
+        """Return the number of leading blocks that the arena holds or that are behind the window."""
         return self.arena.hit(hashes, self.window, self.block_tokens).count
 
     def reach(self, hashes: Sequence[BlockHash]) -> list[ReadablePrefix]:
-        """Say how far a prompt can be read behind what the arena holds, and how long that takes: the shortest first.
+        """Return the prefixes that reads can make available beyond the arena, the shortest first.
 
-        One for each run of blocks in one tier. Tiers are read side by side; a read that would take too long is cut.
+        There is one per run of blocks in the same tier. Tiers are read in parallel; a read that is too long is cut.
         """
         blocks, load_s = self.held_blocks(hashes), 0.0
         asked: Counter[str] = Counter()
@@ -190,17 +191,17 @@ class Tiers:
         return found
 
     def decline(self, hashes: Sequence[BlockHash]) -> None:
-        """Note that a prompt is not read, though a tier may have some of it."""
+        """Record that a prompt is not read although a tier may hold a part of it."""
         held = self.held_blocks(hashes)
         for tier in self.find(hashes[held : held + 1]):
             tier.speed.doubt()
 
     def pinned(self) -> Iterable[BlockId]:
-        """Blocks of the arena that are being written, once for each write."""
+        """Return the arena blocks in current writes, once per write."""
         return (block for write in self._writes.values() for block in write.blocks)
 
     def write_back(self) -> list[KeepingCommand]:
-        """Begin to write what has become cached since the last call, and what waited, as much as may be under way."""
+        """Start writes of newly cached and waiting blocks, up to the limits, and return the commands."""
         fresh, self.arena.fresh = self.arena.fresh or [], []
         for block in fresh:
             facts = self.arena.facts(block)
@@ -210,13 +211,13 @@ class Tiers:
         return [*commands, *self._puts.ended()]
 
     def shared_with(self, other: Tiers) -> Tier | None:
-        """Find the fastest tier that another host has too and both can reach: what is put there can be taken here."""
+        """Return the fastest tier that both hosts share and can reach: blocks put by one can be read by the other."""
         resting = self.resting | other.resting
         shared = [tier for tier in self.tiers if tier.rules.shared_as and tier in other.tiers]
         return next((tier for tier in shared if tier.name not in resting), None)
 
     def abandon(self) -> None:
-        """The host is gone: what it wrote into a tier that others use too is not there."""
+        """End all reads and writes of a host that has left. Its unfinished writes to shared tiers count as failed."""
         for write in self._writes.values():
             write.tier.end_write(write.names, write.places, [False] * len(write.places))
         for part in [part for parts in self._loads.values() for part in parts]:
@@ -226,7 +227,7 @@ class Tiers:
         self._puts.clear()
 
     def _put(self, event: PutWanted) -> None:
-        """Queue blocks before all others. Those that another host writes now are left to it."""
+        """Queue urgent writes, except for blocks that are already being written to the tier."""
         tier = tier_named(self.tiers, event.tier)
         assert tier is not None, f"blocks are to be put into {event.tier}, which {self.host} does not have"
         writing = {name for write in self._writes.values() if write.tier is tier for name in write.names}
@@ -260,7 +261,7 @@ class Tiers:
     def _write_to(self, tier: Tier) -> list[KeepingCommand]:
         commands: list[KeepingCommand] = []
         rules = tier.rules
-        if tier.name in self.resting:  # what waits goes on waiting, as far as there is room for it; nobody waits for it
+        if tier.name in self.resting:  # blocks stay queued, but requests must not wait for a resting tier
             self._puts.rest(tier.name)
             return []
         room = min(rules.writing_blocks_max, max(1, self.arena.total // ARENA_PARTS)) - self._writing_to(tier)
@@ -275,7 +276,7 @@ class Tiers:
         return commands
 
     def _writing_to(self, tier: Tier) -> int:
-        """Count the blocks that this host writes to a tier now. It does not hear when those of other hosts end."""
+        """Return the number of blocks that this host is writing to a tier. Writes of other hosts are not known here."""
         return sum(len(write.names) for write in self._writes.values() if write.tier is tier)
 
     def _begin_write(self, tier: Tier, wanted: Sequence[tuple[BlockHash, BlockId]]) -> list[KeepingCommand]:
@@ -302,7 +303,7 @@ class Tiers:
         return [*commands, StoreBlocks(self._begun, self.host, tier.name, tuple(names), tuple(blocks))]
 
     def _in_order(self, tier: Tier, wanted: Sequence[tuple[BlockHash, BlockId]]) -> list[tuple[BlockId, BlockFacts]]:
-        """Heads of chains first; without what was given up meanwhile, or is there by now."""
+        """Sort blocks by depth, the fronts of prompts first, without evicted blocks and blocks the tier has by now."""
         found: list[tuple[BlockId, BlockFacts]] = []
         for name, block in wanted:
             facts = self.arena.facts(block)
@@ -311,7 +312,7 @@ class Tiers:
         return sorted(found, key=lambda pair: pair[1].start_tokens)
 
     def _drop(self, tier: Tier, gone: Sequence[BlockHash]) -> list[KeepingCommand]:
-        """Blocks are no longer in this tier."""
+        """Record that a tier has lost blocks."""
         if not gone:
             return []
         for name in gone:
@@ -319,7 +320,7 @@ class Tiers:
         return [DropBlocks(self.host, tier.name, tuple(gone))]
 
     def _unback(self, name: BlockHash) -> None:
-        """Note that a tier has lost a block."""
+        """Update the arena's metadata of a block that a tier has lost."""
         block = self.arena.find(name)
         facts = self.arena.facts(block) if block is not None else None
         if facts is not None:
@@ -340,7 +341,9 @@ class Tiers:
                 facts.is_backed = True
         fresh = list(self.arena.fresh or [])
         self.arena.unpin(write.blocks)
-        self.arena.fresh = fresh  # written just now: a store that keeps nothing is not asked again at once
+        self.arena.fresh = (
+            fresh  # without the blocks just written, or a store that keeps nothing would be asked forever
+        )
 
     def _load(self, event: LoadWanted) -> LoadBlocks:
         found = self.find(event.hashes)
@@ -367,7 +370,7 @@ class Tiers:
         for part in self._loads.pop(event.number, []):
             whole, took_s = [event.whole[index] for index in part.indices], event.took_s.get(part.tier.name)
             lost = part.tier.end_load(part.places, whole)
-            # What is not there is not there at once: that says nothing of how long reading takes.
+            # A miss returns at once, so it says nothing about the speed of the tier.
             if took_s is not None and (all(whole) or took_s > part.tier.speed.load_s(part.behind)):
                 part.tier.speed.learn(part.behind, took_s)
             commands += self._drop(part.tier, lost)
