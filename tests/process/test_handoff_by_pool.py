@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,6 +14,7 @@ from pathlib import Path
 from baton.core.types import BlockHash
 from baton.move.store import node_wire as wire
 from baton.move.store.node import StoreNode
+from baton.serve.live.log_file import read_log
 from tests.hosting import RunningHost, cluster
 from tests.process.test_host_tiers import BLOCK_TOKENS, BODY, WHOLE_TOKENS, wait_for_hosts
 from tests.serving import RunningServer
@@ -50,15 +53,25 @@ def plain_node() -> StoreNode:
 
 @contextmanager
 def by_pool(
-    tmp_path: Path, open_node: Callable[[], StoreNode] = plain_node, options: str = ""
+    tmp_path: Path,
+    *args: str,
+    open_node: Callable[[], StoreNode] = plain_node,
+    options: str = "",
+    own_tiers: bool = False,
 ) -> Iterator[tuple[RunningServer, StoreNode, dict[str, RunningHost]]]:
     """Two hosts, one that prefills and one that decodes, and a pool by which every handoff goes."""
     node = open_node()
     config = tmp_path / "baton.toml"
-    config.write_text(f"[[tiers]]\nurl = 'pool://{node.address}{options}'\n[policy.handoff]\nuse = 'pool-handoff'\n")
+    pool = f"[[tiers]]\nurl = 'pool://{node.address}{options}'\n"
+    config.write_text(f"{pool}[policy.handoff]\nuse = 'pool-handoff'\n")
     try:
         hosts = {"a": ("--prefill", "1"), "b": ("--decode", "1")}
-        with cluster("hash", hosts, "--config", str(config)) as (server, running):
+        if own_tiers:
+            hosts = {
+                name: (*flags, "--tier", f"file://{tmp_path / name}?bytes=64e6&io=buffered")
+                for name, flags in hosts.items()
+            }
+        with cluster("hash", hosts, "--config", str(config), *args) as (server, running):
             yield server, node, running
     finally:
         with suppress(OSError):  # a test may have closed it
@@ -80,11 +93,28 @@ def test_decode_takes_from_the_pool_what_prefill_has_put_there(tmp_path: Path, h
         assert server.metric("baton_handoff_bytes_total") == 0
 
 
+def test_every_decision_is_replayed(tmp_path: Path) -> None:
+    """INV-7, live: two hosts with a tier each, a pool of both, and a host that is killed under a request."""
+    log = tmp_path / "decisions.log"
+    with by_pool(tmp_path, "--log", str(log), own_tiers=True) as (server, _, running), server.client() as client:
+        for first in ("one", "two"):
+            body = {**HANDED, "prompt": f"{first} {HANDED['prompt']}"}
+            client.post("/v1/completions", json=body).raise_for_status()
+        running["b"].process.kill()
+        client.post("/v1/completions", json=HANDED).raise_for_status()
+    commands = {type(command).__name__ for decision in read_log(log)[1] for command in decision.commands}
+    assert {"ToPool", "StoreBlocks", "LoadBlocks", "WayChosen", "BeginRequest", "ToWorker"} <= commands
+    command = [sys.executable, "-m", "baton.cli.main", "replay", str(log)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
+    assert "the same decisions" in done.stdout
+
+
 def test_decode_takes_while_prefill_still_puts(tmp_path: Path, hash_server: RunningServer) -> None:
     """The end of the prompt is not put before decode's host has read of its beginning, and nothing goes directly."""
     with hash_server.client() as client:
         expected = client.post("/v1/completions", json=HANDED).json()["choices"][0]["text"]
-    with by_pool(tmp_path, HeldNode, "?via=tcp") as (server, node, _), server.client() as client:
+    with by_pool(tmp_path, open_node=HeldNode, options="?via=tcp") as (server, node, _), server.client() as client:
         answer = client.post("/v1/completions", json=HANDED).raise_for_status().json()
         assert answer["choices"][0]["text"] == expected
         assert isinstance(node, HeldNode)

@@ -60,8 +60,8 @@ def test_a_run_leaves_a_page_a_trace_and_a_log_that_replays(
     assert "the same decisions" in capsys.readouterr().out
     assert main(["explain", "request-3", "--log", str(log)]) == 0
     assert "closed: finished" in capsys.readouterr().out
-    assert main(["replay", str(log), "--policy", "round-robin"]) == 0
-    assert "answered otherwise" in capsys.readouterr().out
+    assert main(["replay", str(log), "--simulate", "--policy", "round-robin"]) == 0
+    assert "simulated, round-robin" in capsys.readouterr().out
 
 
 def test_cells_leave_one_page_one_trace_and_a_log_each(
