@@ -1,12 +1,12 @@
-"""Every error that a caller may meet.
+"""The exceptions of Baton.
 
 BatonError
-├── ConfigError       the user can fix it: bad arguments, a bad file. The message lists every problem. Exit code 2
-├── ModelError        a model that cannot be loaded: unknown architecture, missing tensor, refused format
-├── RequestError      a client's request is wrong; carries the parameter and the HTTP status
-├── ArenaError        the host refuses the memory that the KV cache needs
-├── TransferError     KV bytes did not come over from another host: the request is computed again, or elsewhere
-├── StoreError        a tier below the arena cannot be opened: the server does not start. One that fails later is a miss
+├── ConfigError       invalid arguments or an invalid file; the message lists every problem. Exit code 2
+├── ModelError        a model that cannot be loaded: unknown architecture, missing tensor, unsupported format
+├── RequestError      an invalid request of a client; carries the parameter and the HTTP status
+├── ArenaError        the host cannot provide the memory for the KV cache
+├── TransferError     a copy of KV bytes from another host failed: they are recomputed
+├── StoreError        a tier cannot be opened, so the server does not start. Later failures of a tier count as misses
 └── WorkerError       a worker process could not start, or died
 """
 
@@ -14,19 +14,19 @@ from __future__ import annotations
 
 
 class BatonError(Exception):
-    """Something that the person in front of Baton can act on."""
+    """An error that a user or operator can act on."""
 
 
 class ConfigError(BatonError):
-    """The configuration is wrong. One problem per line; all of them at once."""
+    """The configuration is invalid. The message has one line per problem and lists all of them."""
 
 
 class ModelError(BatonError):
-    """The model cannot be served. The message says what to use instead."""
+    """The model cannot be served. The message names an alternative."""
 
 
 class RequestError(BatonError):
-    """A client's request cannot be served as it is.
+    """A client's request is invalid.
 
     `status` is the HTTP status, `param` the offending field, `code` OpenAI's machine-readable code.
     """
@@ -43,12 +43,12 @@ class ArenaError(BatonError):
 
 
 class TransferError(BatonError):
-    """KV bytes did not come over from another host."""
+    """A copy of KV bytes from another host failed."""
 
 
 class StoreError(BatonError):
-    """A tier below the arena cannot be used. The message says what to set."""
+    """A tier cannot be used. The message names the setting to change."""
 
 
 class WorkerError(BatonError):
-    """A worker process failed. The message holds the end of its output."""
+    """A worker process failed. The message contains the end of its output."""

@@ -1,4 +1,4 @@
-"""Files that a person wrote: their text as keys and values, and what is wrong with one said beside its name."""
+"""Read user-written files (TOML, YAML, JSON), with the file's name in every error message."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Form = Literal["toml", "yaml", "json"]
 
 
 def placed(place: object, error: Exception) -> list[str]:
-    """Say every problem of an error beside the place that it is about: a file, or a section of one."""
+    """Return the lines of an error, each with the name of the file or section in front."""
     return [f"{place}: {line}" for line in str(error).splitlines()]
 
 
 @contextmanager
 def in_file(path: object, what: str) -> Generator[None]:
-    """Put a file's name beside whatever is found wrong with it meanwhile, on every line.
+    """Add a file's name to every error that the block raises.
 
-    `what`: what the file is read for, with its article, such as `the cluster`. Raises ConfigError for a file that
-    cannot be read, for text that is none, and for every ConfigError of the block.
+    `what`: the purpose of the file with its article, such as `the cluster`. Raise ConfigError for a file that cannot
+    be read, for invalid UTF-8, and for every ConfigError of the block.
     """
     try:
         yield
@@ -36,16 +36,16 @@ def in_file(path: object, what: str) -> Generator[None]:
 
 
 def form_of(path: Path) -> Form:
-    """Tell by its name how a file of keys and values is written: TOML, where the name says nothing else."""
+    """Return the format of a file by its suffix; TOML by default."""
     known: dict[str, Form] = {".yaml": "yaml", ".yml": "yaml", ".json": "json"}
     return known.get(path.suffix, "toml")
 
 
 def keys_of(text: str, form: Form, *, example: str) -> dict[str, Any]:
-    """Decode a file that has to be keys with values, such as `example`. Raises ConfigError where it is not."""
+    """Decode a file whose top level is a table of keys, such as `example`. Raise ConfigError if it is not."""
     decode = {"toml": msgspec.toml.decode, "yaml": msgspec.yaml.decode, "json": msgspec.json.decode}[form]
     try:
-        raw: object = decode(text)  # JSON is not read as YAML: there, 1e1 is a word
+        raw: object = decode(text)  # JSON has its own decoder, since YAML reads 1e1 as text
     except msgspec.DecodeError as error:
         raise ConfigError(f"not a {form.upper()} file: {error}") from error
     if not isinstance(raw, dict):

@@ -20,16 +20,14 @@ Port = TypeVar("Port")
 def load_plugin(spec: str, options: Mapping[str, Any], *, expects: type[Port]) -> Port:
     """Return an instance of a built-in policy (`slo-chunked`) or of a user's `module:Class`, checked against its port.
 
-    The constructor gets `options` as keyword arguments.
-
-    `expects` is a class or a `runtime_checkable` protocol. Raises ConfigError, which names what is wrong and what
-    exists instead: show it and exit with code 2.
+    `options` are the keyword arguments of the constructor. `expects` is a class or a `runtime_checkable` protocol.
+    Raise ConfigError with the problem and the known names.
     """
     return plugin_maker(spec, options, expects=expects)()
 
 
 def plugin_maker(spec: str, options: Mapping[str, Any], *, expects: type[Port]) -> Callable[[], Port]:
-    """Return a function that makes instances of a plug-in. The plug-in and its options are checked now, and once."""
+    """Return a function that makes instances of a plug-in. The plug-in and its options are checked once, now."""
     cls = _find_class(spec)
     _check_options(spec, cls, options)
 
@@ -46,9 +44,9 @@ def plugin_maker(spec: str, options: Mapping[str, Any], *, expects: type[Port]) 
 
 
 def source_digests(specs: Iterable[str]) -> dict[str, str]:
-    """Digest the source of every plug-in that is not ours: SHA-256 of its module's file, in hex.
+    """Return the SHA-256 of the module file of every plug-in that is not built in, in hex.
 
-    Modules that it imports itself are not looked at, and one without a file has none. Raises ConfigError where it
+    Imports of the module are not included, and a module without a file has no digest. Raise ConfigError if a plug-in
     cannot be imported.
     """
     digests: dict[str, str] = {}
@@ -63,12 +61,12 @@ def source_digests(specs: Iterable[str]) -> dict[str, str]:
 
 
 def is_ours(spec: str) -> bool:
-    """Return whether a name is that of a built-in policy, and not of a user's own class."""
+    """Return whether a plug-in is a built-in policy."""
     return spec in BUILT_IN
 
 
 def check_port(spec: str, made: object, expects: type[Port]) -> Port:
-    """Check that what was made of a plug-in fills a port. Raises ConfigError with what it lacks."""
+    """Return `made` if it implements the port. Raise ConfigError with the missing methods otherwise."""
     if not isinstance(made, expects):
         missing = ", ".join(_missing_methods(made, expects))
         raise ConfigError(f"plug-in {spec} is no {expects.__name__}: it lacks {missing or 'its interface'}")
@@ -84,7 +82,7 @@ def _find_class(spec: str) -> type[Any]:
         )
     if spec not in BUILT_IN and module_name.startswith("baton."):
         name = SHORT_NAMES.get(class_name)
-        advice = f"write {name!r} instead" if name else f"known are {', '.join(sorted(BUILT_IN))}"
+        advice = f"write {name!r} instead" if name else f"known: {', '.join(sorted(BUILT_IN))}"
         raise ConfigError(f"plug-in {spec}: built-in policies are named without their module: {advice}")
     module = _import(spec, module_name)
     found = vars(module).get(class_name)
@@ -111,7 +109,7 @@ def _import(spec: str, module_name: str) -> ModuleType:
 
 
 def _check_options(spec: str, cls: type[Any], options: Mapping[str, Any]) -> None:
-    """List every unknown and every missing option at once."""
+    """Raise ConfigError with every unknown and every missing option."""
     parameters = inspect.signature(cls).parameters.values()
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     known = [p.name for p in named]

@@ -1,4 +1,4 @@
-"""Ports that policies, the planner and the simulator share."""
+"""The port of cost models, shared by policies, planner and simulator."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from baton.core.types import StepShape
 
 
 class CostModel(Protocol):
-    """Predict how long things take. One model for policies, planner and simulator."""
+    """Predicts the duration of steps and handoffs."""
 
     def prefill_s(self, *, new_tokens: int, cached_tokens: int) -> float:
-        """Seconds to compute `new_tokens` of one prompt, alone, after `cached_tokens` that need no work."""
+        """Return the seconds to compute `new_tokens` of one prompt alone, after `cached_tokens` cached tokens."""
         ...
 
     def step_s(self, shape: StepShape) -> float:
-        """Seconds of one forward pass."""
+        """Return the seconds of one step."""
         ...
 
     def decode_run_s(self, *, requests: int, context_tokens: int, steps: int) -> Sequence[float]:
-        """Seconds of each of the next steps of a batch that only decodes.
+        """Return the seconds of each of the next `steps` steps of a batch that only decodes.
 
-        `context_tokens` is what the first of them reads; each later one reads `requests` tokens more. Every value is
-        exactly `step_s` of that step's shape, so that a simulation may jump over steps without a difference.
+        `context_tokens`: context of the first step; each later step reads `requests` tokens more. Every value equals
+        `step_s` of that step's shape exactly, so the simulator can skip steps without changing its results.
         """
         ...
 
     def handoff_s(self, *, tokens: int, same_host: bool) -> float:
-        """Seconds until another worker can go on with a request of `tokens` tokens, nothing else on the wire.
+        """Return the seconds to hand off a request of `tokens` tokens over an idle link.
 
-        Of a worker alone, or of workers that are alike: `handoff_between_s` knows two ends.
+        This is for two workers of one kind; `handoff_between_s` is for workers of different kinds.
         """
         ...
 
     def on(self, kind: str) -> CostModel:
-        """Return the model of a worker's hardware, by `WorkerView.kind`. Where all are alike: this one."""
+        """Return the cost model for a `WorkerView.kind`. Where all workers are alike: this model."""
         ...
 
 
 def handoff_between_s(cost: CostModel, kinds: Collection[str], *, tokens: int, same_host: bool) -> float:
-    """Seconds of a handoff between workers of these kinds (`WorkerView.kind`): at the wire of the slower end.
+    """Return the seconds of a handoff between workers of these kinds (`WorkerView.kind`): the slower end decides.
 
-    Without kinds, as where the source's workers are gone: what the cost model says of a handoff between any two.
+    Without kinds, for example if the workers of the source have left: the cost model's value for any two workers.
     """
     if not kinds:
         return cost.handoff_s(tokens=tokens, same_host=same_host)

@@ -1,7 +1,7 @@
-"""What one forward pass is given and what it gives back.
+"""Input and result of one step.
 
-Lives in one process. Structs all the same: there is a slice and a result for every request of every step, and a frozen
-dataclass takes several times as long to make.
+They stay in one process, but are structs: every request of every step needs a slice and a result, and a frozen
+dataclass takes several times as long to create.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from baton.core.types import BlockId, RequestId, Sampling, StepShape, TokenLogpr
 
 
 class AllowedTokens(Protocol):
-    """What a grammar lets through next. Computed beside the step, so that only its slow cases are waited for."""
+    """The tokens that a grammar allows next. Computed in parallel to the step."""
 
     def rows(self) -> Sequence[bytes]:
-        """Return a row for every token that the slice asks for: one bit per token id, the lowest bit of a byte first.
+        """Return one row per sampled token of the slice: one bit per token id, the lowest bit of each byte first.
 
-        Fewer rows than tokens: what follows them is a draft that the grammar does not allow.
-        Raises RequestError where the grammar is too complex to go on: then this request fails, and no other.
+        If there are fewer rows than tokens, the grammar does not allow the drafts after them. Raise RequestError if the
+        grammar is too complex: then only this request fails.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class AllowedRow:
-    """One of the rows of several tokens."""
+    """One row of several."""
 
     allowed: AllowedTokens
     index: int
@@ -41,37 +41,38 @@ class AllowedRow:
 
 @dataclass(frozen=True, slots=True)
 class LayerStream:
-    """The KV of a prompt's last chunk is sent on while it is computed, in so many groups of layers."""
+    """Streaming of the KV of a prompt's last chunk during its step."""
 
     attempt: int
     groups: int
+    """Number of layer groups in which the KV is sent."""
 
 
 class Slice(Struct, frozen=True, kw_only=True, gc=False):
-    """`count` tokens of one request in one step: many while its prompt is computed, one while it decodes."""
+    """`count` tokens of one request in one step: many during its prompt, one while it decodes."""
 
     request_id: RequestId
     tokens: Sequence[int]
     """Every token of the request so far, prompt and output. Shared with the batcher: read, never write."""
     start: int
-    """Tokens whose KV the block table already holds; the first token of this slice is `tokens[start]`."""
+    """Number of tokens whose KV is in the block table. The first token of this slice is `tokens[start]`."""
     count: int
     block_table: Sequence[BlockId]
-    """Token i's KV lies in block `block_table[i // block_tokens]`, slot `i % block_tokens`."""
+    """The KV of token i is in block `block_table[i // block_tokens]`, slot `i % block_tokens`."""
     sample: bool
-    """True when this slice reaches the last token: the result then holds the next one."""
+    """True if this slice ends with the last known token, so that the next one is sampled."""
     sampling: Sampling
     prompt_tokens: int
     allowed: AllowedTokens | None = None
-    """Set where the sampling has a grammar, by `baton.compute.constrained`. None: every token."""
+    """Set by `baton.compute.constrained` if the request has a grammar. None: all tokens."""
     drafts: int = 0
-    """The last so many of its tokens are guesses. A token is drawn before each of them and after the last one, and the
-    drawing ends where it differs from the guess."""
+    """Number of drafted tokens at the end of the slice. A token is sampled at each draft and after the last one, until
+    one differs from its draft."""
     stream: LayerStream | None = None
-    """Set where whoever computes the slice that ends the prompt shall tell how many layers of it are done."""
+    """Set if the engine reports finished layers of the last chunk of the prompt."""
 
     def at(self, draft: int) -> Slice:
-        """Return the slice as it would be if it ended with its first `draft` guesses, 0 .. drafts."""
+        """Return the slice with only its first `draft` drafts (0 .. drafts)."""
         if self.drafts == 0:
             return self
         allowed = None if self.allowed is None else AllowedRow(self.allowed, draft)
@@ -79,7 +80,7 @@ class Slice(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Step(Struct, frozen=True, gc=False):
-    """One forward pass: slices of different requests, in one batch, without padding."""
+    """One forward pass over slices of different requests, without padding."""
 
     slices: tuple[Slice, ...]
 
@@ -89,11 +90,11 @@ class Step(Struct, frozen=True, gc=False):
 
     @property
     def streamed(self) -> tuple[tuple[RequestId, int], ...]:
-        """Requests whose prompt this step ends and sends on layer by layer, with their attempts."""
+        """Requests (with attempts) whose prompt ends in this step and whose KV is streamed by layer."""
         return tuple((part.request_id, stream.attempt) for part, stream in self._streamed)
 
     def layer_ends(self, layers: int) -> list[int]:
-        """List how many of the engine's layers are done where a group of them is: the last group is the smallest."""
+        """Return the number of finished layers at the end of each layer group. Earlier groups take the remainder."""
         groups = min(layers, max((stream.groups for _, stream in self._streamed), default=1))
         size, more = divmod(layers, groups)
         return [group * size + min(group, more) for group in range(1, groups + 1)]
@@ -104,7 +105,7 @@ class Step(Struct, frozen=True, gc=False):
 
     @property
     def shape(self) -> StepShape:
-        """Sum up what a cost model looks at."""
+        """The sums that cost models use."""
         prefill_tokens = chunks = decodes = context_tokens = 0
         pairs = 0.0
         for part in self.slices:
@@ -125,21 +126,21 @@ class Step(Struct, frozen=True, gc=False):
 
 
 EMPTY_STEP = Step(())
-"""There is nothing to do now."""
+"""No work."""
 
 
 class SliceResult(Struct, frozen=True, kw_only=True, gc=False):
-    """What a step found out about one slice."""
+    """The result of one slice."""
 
     token: int | None = None
-    """The next token where the slice asked for one."""
+    """The sampled token, if `Slice.sample` is set."""
     logprob: TokenLogprob | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    """If asked for: of tokens start+1 .. start+count (those inside the prompt), in order."""
+    """If requested: of tokens start+1 .. start+count (those inside the prompt), in order."""
     embedding: bytes = b""
-    """If asked for, with the next token: see `OutputToken.embedding`."""
+    """If requested, together with `token`: see `OutputToken.embedding`."""
     further: tuple[tuple[int, TokenLogprob | None], ...] = ()
-    """The tokens after the next one, for as long as drafts came true."""
+    """The tokens sampled after `token`, one per accepted draft."""
 
 
 class StepResult(Struct, frozen=True, gc=False):

@@ -1,4 +1,4 @@
-"""Values that every package speaks: identities, requests, sampling, views of the cluster."""
+"""Types that all packages share: ids, requests, sampling parameters, views of the cluster."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ HostId = NewType("HostId", str)
 BlockId = NewType("BlockId", int)
 BlockHash = NewType("BlockHash", bytes)
 TokenBytes = NewType("TokenBytes", bytes)
-"""Token ids as little-endian uint32: four bytes a token, encoded and decoded without a loop in Python."""
+"""Token ids as little-endian uint32, encoded and decoded without a loop in Python."""
 
 Role = Literal["prefill", "decode", "mixed"]
 ROLES: tuple[Role, ...] = ("prefill", "decode", "mixed")
 Until = Literal["prompt", "first_token", "end"]
-"""How far a worker runs a request: up to its last known token, which it leaves to whoever draws the next one; to its
-next token (after either the KV is handed off); or to its end."""
+"""How far a worker runs a request. `prompt`: all known tokens but the last, which the decode worker computes.
+`first_token`: until the next token is sampled. `end`: until the request ends. The first two end with a handoff."""
 FinishReason = Literal["stop", "length"]
 
 
 def pack_tokens(tokens: Iterable[int]) -> TokenBytes:
-    """Encode token ids for a wire or a log."""
+    """Encode token ids for a message or a log."""
     return TokenBytes(array("I", tokens).tobytes())
 
 
 def unpack_tokens(data: bytes) -> array[int]:
-    """Decode what `pack_tokens` made: four bytes a token, not an object each."""
+    """Decode token ids into an array of four bytes per token."""
     return array("I", data)
 
 
@@ -43,18 +43,18 @@ class Slo(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Grammar(Struct, frozen=True, kw_only=True):
-    """What an output has to match. It travels as text; whoever draws the tokens compiles it."""
+    """A constraint on the output. Sent as text and compiled by the worker that samples."""
 
     kind: Literal["json_schema", "regex", "choice", "grammar", "lark"]
-    """`choice`: a JSON list of texts. `grammar`: Lark or GBNF, as a client writes it. `lark`: our own."""
+    """`choice`: a JSON list of texts. `grammar`: Lark or GBNF from a client. `lark`: Lark from Baton itself."""
     text: str
 
 
 class Sampling(Struct, frozen=True, kw_only=True):
-    """How the next token is drawn. Values are checked at the HTTP edge; here they are in range."""
+    """Sampling parameters. Values are validated at the HTTP edge."""
 
     temperature: float = 1.0
-    """0 is greedy: the token with the highest logit, the lowest id among equals."""
+    """0: greedy, the token with the highest logit, the lowest id on a tie."""
     top_p: float = 1.0
     top_k: int = 0
     """0 keeps every token."""
@@ -65,25 +65,25 @@ class Sampling(Struct, frozen=True, kw_only=True):
     logit_bias: tuple[tuple[int, float], ...] = ()
     """Pairs (token id, bias added to its logit)."""
     seed: int = 0
-    """With the position, the only source of randomness: a moved request draws what it would have drawn."""
+    """Together with the position, the only source of randomness, so that a request continues identically elsewhere."""
     top_logprobs: int | None = None
-    """None: no log probabilities. 0: of the chosen token only. k: of the k likeliest as well."""
+    """None: no log probabilities. 0: of the sampled token only. k: also of the k most likely tokens."""
     prompt_logprobs: bool = False
-    """Also report the log probability of every prompt token after the first. Such a request takes no prefix hit."""
+    """Also return the log probability of every prompt token after the first. Such a request uses no prefix hit."""
     embedding: bool = False
-    """Also report what the model made of the whole prompt, as a vector. Comes with the first output token."""
+    """Also return an embedding of the prompt, with the first output token."""
     stop_token_ids: tuple[int, ...] = ()
     """End of sequence (unless the client ignores it) and the client's own stop tokens."""
     output_tokens_min: int = 0
-    """No stop token is drawn before this many output tokens."""
+    """No stop token is sampled before this many output tokens."""
     grammar: Grammar | None = None
-    """Only tokens that can lead to a match are drawn, and the end only at one. None: free text."""
+    """Restricts sampling to tokens that can lead to a match. None: free text."""
 
 
 class Request(Struct, frozen=True, kw_only=True, gc=False):
-    """What a client asked for. Deliberately has no output length: nobody knows it yet.
+    """A client's request as policies see it. It has no output length, so that no policy can use the true one.
 
-    The prompt's tokens are not here: decisions need their number and their block hashes, workers get them beside it.
+    The tokens of the prompt are not included: decisions need only their number and block hashes.
     """
 
     id: RequestId
@@ -95,17 +95,17 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     sampling: Sampling = Sampling()
     slo: Slo | None = None
     tenant: str = ""
-    """Who is asking: the client's share in fair queues. Empty: anonymous."""
+    """Tenant, for fair queues and quotas. Empty: anonymous."""
     priority: int = 0
-    """Lower is served earlier."""
+    """Lower values are served earlier."""
     cache_salt: str = ""
-    """Requests share cached blocks only under one salt."""
+    """Requests share cached blocks only if their salts are equal."""
     shares_blocks: bool = True
-    """False: its blocks get no names. Nobody finds them, it finds none, and nothing of it is hashed."""
+    """False: its blocks are not hashed, so it neither uses nor leaves cached blocks."""
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):
-    """The log probability of one token, and of the likeliest at its position (natural logarithm)."""
+    """Log probability (natural) of one token, and of the most likely tokens at its position."""
 
     token: int
     logprob: float
@@ -113,22 +113,22 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
 
 
 class OutputToken(Struct, frozen=True, array_like=True, gc=False):
-    """One generated token on its way from a worker to its client."""
+    """One generated token, sent from a worker to the client's stream."""
 
     request_id: RequestId
     attempt: int
     index: int
-    """0 for the first output token. Makes a repeated or lost token visible."""
+    """0 for the first output token. Reveals duplicate and lost tokens."""
     token: int
     logprob: TokenLogprob | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    """With the first token, if asked for: one entry per prompt token but the first."""
+    """With the first token, if requested: one entry per prompt token but the first."""
     embedding: bytes = b""
-    """With the first token, if asked for: float32 values, little-endian, of unit length. Empty: not asked for."""
+    """With the first token, if requested: a unit vector of little-endian float32 values."""
 
 
 class WorkerView(Struct, frozen=True, kw_only=True, gc=False):
-    """A worker's load as it last reported it. May be stale: `observed_at_s` says how stale."""
+    """A worker's load at its last report, at `observed_at_s`."""
 
     id: WorkerId
     host: HostId
@@ -136,41 +136,41 @@ class WorkerView(Struct, frozen=True, kw_only=True, gc=False):
     running_requests: int = 0
     waiting_requests: int = 0
     queued_tokens: int = 0
-    """Prompt tokens that it was given and has not computed."""
+    """Prompt tokens that the worker has accepted and not computed."""
     queued_requests: int = 0
-    """Requests that they belong to."""
+    """Number of requests with such tokens."""
     context_tokens: int = 0
-    """Tokens of all running requests: what a decode step reads."""
+    """Tokens of all running requests: the context of a decode step."""
     observed_at_s: float = 0.0
     newest_request: RequestId | None = None
-    """What it was told to start last, as far as this report knows: all that was given to it later is not in it."""
+    """The last request that the worker had received at this report. Later requests are not counted in it."""
     kind: str = ""
-    """Hardware and engine profile, as `CostModel.on` knows it. Empty: all workers are alike."""
+    """Hardware and engine profile, as used by `CostModel.on`. Empty: all workers are alike."""
     kv_tokens_max: int = 0
-    """Tokens of KV that its host's arena holds. 0: not told."""
+    """Size of its host's arena in KV tokens. 0: unknown."""
     step_tokens_max: int = 0
-    """Most tokens of one of its steps. 0: not told."""
+    """Maximum tokens per step. 0: unknown."""
     requests_max: int = 0
-    """Most requests of one of its steps. 0: not told."""
+    """Maximum requests per step. 0: unknown."""
 
 
 class StepShape(Struct, frozen=True, kw_only=True, gc=False):
-    """What one forward pass computes, in the sums that its duration depends on."""
+    """The sums that determine the duration of a step."""
 
     prefill_tokens: int = 0
-    """Prompt tokens computed."""
+    """Prompt tokens in the step."""
     prefill_chunks: int = 0
-    """Requests that they belong to."""
+    """Number of requests with prompt tokens."""
     prefill_pairs: float = 0.0
-    """(query, key) pairs that attention looks at for them: n * c + n * (n + 1) / 2 for n tokens after c cached ones."""
+    """(query, key) pairs of attention over prompts: n * c + n * (n + 1) / 2 for n tokens after c cached ones."""
     decode_requests: int = 0
-    """Requests that compute one token."""
+    """Number of requests that decode."""
     context_tokens: int = 0
-    """Tokens whose KV they read, the new ones included."""
+    """Tokens whose KV the decodes read, including the new ones."""
 
 
 def prefill_pairs(new_tokens: int, cached_tokens: int) -> float:
-    """Count the (query, key) pairs of a chunk. See `StepShape.prefill_pairs`."""
+    """Return the number of (query, key) pairs of a chunk, for `StepShape.prefill_pairs`."""
     return new_tokens * cached_tokens + new_tokens * (new_tokens + 1) / 2
 
 
@@ -185,87 +185,88 @@ class HostView(Struct, frozen=True, kw_only=True):
 
 
 class TierHit(Struct, frozen=True, array_like=True):
-    """How much of a prompt a host has once so much was read from the tiers below its arena."""
+    """A prefix that a host can make available by reading from its tiers."""
 
     tokens: int
-    """Leading prompt tokens, those in the arena included."""
+    """Leading prompt tokens, including those in the arena."""
     load_s: float
-    """Until they are in the arena, as measured: behind what is read already."""
+    """Predicted time until they are in the arena, after the reads that are queued already."""
 
 
 class FlightView(Struct, frozen=True, kw_only=True):
-    """One request that a worker has, as the coordinator knows it. How long its answer gets, nobody knows."""
+    """A request on a worker, as the coordinator knows it."""
 
     request: Request
     worker: WorkerId
     started_at_s: float
-    """When that worker was told to go on with it."""
+    """When the request was sent to that worker."""
 
 
 class LoadWindow(Struct, frozen=True, kw_only=True):
-    """What went through the cluster between two ticks: the history that roles, scaling and forecasts decide from."""
+    """Load of the cluster between two ticks: the input of roles, scaling and forecasts."""
 
     end_s: float
     window_s: float
     arrived_requests: int = 0
     arrived_tokens: int = 0
-    """Prompt tokens of what arrived."""
+    """Prompt tokens of the requests that arrived."""
     rejected_requests: int = 0
     prefilled_requests: int = 0
-    """First tokens that came out."""
+    """Number of first tokens."""
     ttft_s: float = 0.0
-    """Mean of those. 0 where there was none."""
+    """Mean TTFT of these. 0 if there was none."""
     finished_requests: int = 0
     output_tokens: int = 0
-    """Of what finished."""
+    """Output tokens of the finished requests."""
     tpot_s: float = 0.0
-    """Mean over what finished with two tokens or more. 0 where there was none."""
+    """Mean TPOT of finished requests with two tokens or more. 0 if there was none."""
     slo_ttft_s: float = 0.0
-    """Tightest TTFT that was promised to anything that arrived. 0: nothing was promised."""
+    """Tightest TTFT SLO of the requests that arrived. 0: none had an SLO."""
     slo_tpot_s: float = 0.0
-    """The same of TPOT."""
+    """Tightest TPOT SLO of the requests that arrived. 0: none had an SLO."""
 
 
 class BoundLoad(Struct, frozen=True, array_like=True):
-    """Requests that will decode on a worker, and whose prompts are still computed elsewhere."""
+    """Requests that will decode on a worker and whose prompts are still computed elsewhere."""
 
     requests: int
     tokens: int
-    """Of their prompts, whose KV is on its way."""
+    """Tokens of their prompts."""
 
 
 _PLACE = attrgetter("host", "kind")
 
 
 class ClusterView(Struct, frozen=True, kw_only=True, gc=False):
-    """Everything that a policy may know about the cluster."""
+    """The state of the cluster for one decision about one request."""
 
     workers: tuple[WorkerView, ...]
     prefix_hit_tokens: dict[HostId, int]
-    """Leading prompt tokens of the request in question that a host's arena holds. A hint: it may be stale."""
+    """Leading prompt tokens of the request in each host's arena. A hint that may be stale."""
     expected_output_tokens: float = 0.0
-    """Output tokens that the request in question is predicted to have, from those that finished. 0: none has yet."""
+    """Predicted output tokens of the request. 0: no request has finished yet."""
     waiting_requests: int = 0
     """Requests in the coordinator's waiting room."""
 
     tier_hits: dict[HostId, tuple[TierHit, ...]] = {}
-    """What the tiers of a host can add to that, the shortest first. Hosts whose tiers add nothing are left out.
+    """Prefixes beyond `prefix_hit_tokens` that the tiers of a host can provide, the shortest first. Hosts without any
+    are left out.
 
-    Each ends where another tier begins, so the best place to stop reading is one of them, or where the arena ends."""
+    Each one ends at the boundary between two tiers, so the best amount to read is one of them, or nothing."""
     starting: dict[Role, int] = {}
-    """Workers that were asked for and have not joined yet."""
+    """Workers that were requested and have not joined yet."""
     bound: dict[WorkerId, BoundLoad] = {}
-    """What is to decode on a worker soon: its own view does not count it yet. Workers without any are left out."""
+    """Requests that will decode on a worker and are not in its own view yet. Workers without any are left out."""
     first_token_by: Literal["prefill", "decode"] = "prefill"
-    """Who draws the first token of the request in question, where its prompt is handed off."""
+    """The worker that samples the first token of the request if its prompt is handed off."""
     is_sent_ahead: bool = False
-    """Its KV goes to where it will be decoded while the prompt is computed."""
+    """The KV of the request is streamed to its decode host while the prompt is computed."""
 
     def having(self, role: Role) -> list[WorkerView]:
-        """Workers that may do this role's work: its own, and mixed ones."""
+        """Return the workers that may do this role's work: workers with the role, and mixed ones."""
         roles = (role, "mixed")
         return [worker for worker in self.workers if worker.role in roles]
 
     def kinds_on(self, host: HostId | None) -> set[str]:
-        """Kinds of the workers that share a host, and so its wire. Empty where it has none, or there is no host."""
+        """Return the kinds of the workers on a host, which share its link. Empty if there is no host or worker."""
         return {kind for at, kind in set(map(_PLACE, self.workers)) if at == host}

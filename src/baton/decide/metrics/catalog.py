@@ -15,12 +15,12 @@ class Label:
 
     name: str
     values: tuple[str, ...] = ()
-    """All that it can be. Empty: any name that a deployment gives (a worker, a host)."""
+    """All possible values. Empty: names of a deployment, such as workers and hosts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counter:
-    """Only grows. Where all label values are known, every combination is exposed from the start, at 0."""
+    """A value that only grows. If all label values are known, every combination is exposed from the start, at 0."""
 
     name: str
     help: str
@@ -30,7 +30,7 @@ class Counter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gauge:
-    """Goes up and down; set from views of the cluster."""
+    """A value that goes up and down, set from views of the cluster."""
 
     name: str
     help: str
@@ -46,7 +46,7 @@ class Histogram:
     help: str
     unit: str
     buckets: tuple[float, ...]
-    """Upper bounds, ascending, in the metric's unit; a last bucket without bound is added."""
+    """Upper bounds, ascending, in the metric's unit. A last bucket without a bound is added."""
     labels: tuple[Label, ...] = ()
 
 
