@@ -1,7 +1,7 @@
 """A language model made of hashes: the KV of a token is a hash, the next token is a hash of all KV before it.
 
-It drives the real worker, arena, transports and server without weights and without torch, in microseconds; any block
-that is lost, swapped, stale or cut off changes the text. Nothing in it depends on the block size.
+It runs in the real worker, arena, transports and server without weights and without torch, in microseconds. Any block
+that is lost, swapped, stale or truncated changes the text. The text does not depend on the block size.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ BYTE_TOKENS_FROM = 3
 VOCAB_TOKENS = BYTE_TOKENS_FROM + 256
 CONTEXT_TOKENS = 4096
 EOS_ONE_IN = 64
-"""One token in so many ends the text, so that lengths vary like those of a chat."""
+"""One token in 64 ends the text, so that lengths vary as in a chat."""
 EMBEDDING_DIM = 16
 TEXT_TOKENS = tuple(BYTE_TOKENS_FROM + byte for byte in range(ord(" "), ord("~") + 1))
-"""What it says: printable ASCII, so that every token is a visible character."""
+"""The tokens of the text: printable ASCII, so that every token is a visible character."""
 
 
 WINDOW_TOKENS = 256
-"""How far back the windowed hash model sees."""
+"""The attention window of the windowed hash model."""
 
 
 def windowed_hash_card() -> ModelCard:
-    """Describe the hash model that sees a window only, as models with sliding attention in all layers do."""
+    """Return the card of the hash model with an attention window, like models with sliding attention in all layers."""
     return hash_card("hash-window", window_tokens=WINDOW_TOKENS)
 
 
 def hash_card(name: str = "hash", *, window_tokens: int | None = None) -> ModelCard:
-    """Describe the hash model: one layer, one head of 16 bytes, so K and V of a token are 32 bytes."""
+    """Return the card of the hash model: one layer with one head of 16 bytes, so K and V of a token are 32 bytes."""
     return ModelCard(
         name=name,
         path="",
@@ -60,7 +60,7 @@ def hash_card(name: str = "hash", *, window_tokens: int | None = None) -> ModelC
 
 
 class HashEngine:
-    """StepEngine over a layout of bytes. Deterministic: same tokens, same sampling, same text, on any machine."""
+    """Implements `StepEngine` over a layout of bytes. The same tokens and sampling always give the same text."""
 
     def __init__(
         self,
@@ -69,9 +69,9 @@ class HashEngine:
         vocab_tokens: int = VOCAB_TOKENS,
         window_tokens: int | None = None,
     ) -> None:
-        """`memory` is the whole arena; bytes after its last whole block are left alone.
+        """`memory` is the whole arena. Bytes after its last whole block are not used.
 
-        `window_tokens`: the next token is a hash of the last so many tokens' KV, and nothing before is read.
+        `window_tokens`: the next token is a hash of the KV of this many last tokens. None: of all tokens.
         """
         assert layout.dtype == "uint8", f"the hash engine writes bytes, the layout has {layout.dtype}"
         assert vocab_tokens > TEXT_TOKENS[-1], f"{vocab_tokens} tokens cannot spell printable text"
@@ -85,16 +85,16 @@ class HashEngine:
         self._shards = [(shard, _view(arena, shard, layout)) for shard in layout.shards]
 
     def warm_up(self) -> None:
-        """See `StepEngine.warm_up`. There is nothing to warm."""
+        """Do nothing: the engine has no kernels and no weights."""
 
     def execute(self, step: Step) -> StepResult:
-        """Write the KV of every slice's tokens, then hash the context of those that ask for a token."""
+        """Write the KV of every slice's tokens, then hash the context of the slices that sample."""
         self.compute_layers(step, self.layout.layers)
         self.progress.layers = self.layout.layers
         return StepResult(tuple(self._result(part) for part in step.slices))
 
     def compute_layers(self, step: Step, end: int) -> None:
-        """Write the KV of the step's tokens for the layers before `end`: what a real engine has done by then."""
+        """Write the KV of the step's tokens for the layers before `end`, like a real engine in the middle of a step."""
         for part in step.slices:
             for position in range(part.start, part.start + part.count):
                 self._write(part, position, end)
@@ -109,7 +109,7 @@ class HashEngine:
                 blocks[part.block_table[block], :layers, :, slot] = mine[:layers]
 
     def _token_kv(self, token: int, position: int) -> np.ndarray:
-        """Hash one token where it stands: [layers, planes, kv_heads, head_dim], whatever the layout has made of it."""
+        """Return the KV of a token at a position: [layers, planes, kv_heads, head_dim], for any layout of blocks."""
         layout = self.layout
         digest = shake_128(f"{position}:{token}".encode()).digest(self._planes * self._width)
         shape = (layout.layers, layout.planes, layout.kv_heads, layout.head_dim)
@@ -130,7 +130,7 @@ class HashEngine:
         )
 
     def _drawn(self, part: Slice) -> list[tuple[int, TokenLogprob | None]]:
-        """Draw the next token, and one more for every draft that comes true."""
+        """Sample the next token, and one more for each accepted draft."""
         drawn: list[tuple[int, TokenLogprob | None]] = []
         wanted = part.sampling.top_logprobs
         for draft in range(part.drafts + 1):
@@ -143,16 +143,16 @@ class HashEngine:
         return drawn
 
     def _context_digest(self, part: Slice) -> bytes:
-        """Hash all KV of the tokens that are seen, plane by plane in order: blind to how blocks and ranks cut it.
+        """Return a hash of the KV of all visible tokens, independent of block size and ranks.
 
-        A head that several ranks hold must be the same in all: where it is not, the text is another one.
+        If ranks hold different copies of the same head, the hash differs, and so does the text.
         """
         layout, total = self.layout, part.start + part.count
         seen = total if self._window_tokens is None else min(total, self._window_tokens)
         first_block, skipped = divmod(total - seen, layout.block_tokens)
         table = np.asarray(part.block_table[first_block : -(-total // layout.block_tokens)])
         digest = blake2b(digest_size=16)
-        if len(self._shards) == 1:  # nothing to merge: digest the gathered bytes without another copy
+        if len(self._shards) == 1:  # one rank: hash the gathered bytes without another copy
             digest.update(np.ascontiguousarray(_seen(self._shards[0][1][table], skipped, seen)).data)
             return digest.digest()
         kv = np.zeros((layout.layers, layout.planes, seen, layout.kv_heads, layout.head_dim), np.uint8)
@@ -170,25 +170,25 @@ class HashEngine:
 
 
 def _seen(blocks: np.ndarray, skipped: int, seen: int) -> np.ndarray:
-    """Join the tokens of consecutive blocks and cut off those not seen: [layers, planes, seen, kv_heads, head_dim]."""
+    """Return the KV of the visible tokens of consecutive blocks: [layers, planes, seen, kv_heads, head_dim]."""
     kv = blocks.transpose(1, 2, 0, 3, 4, 5)  # [layers, planes, blocks, block_tokens, kv_heads, head_dim]
     return kv.reshape(*kv.shape[:2], -1, *kv.shape[4:])[:, :, skipped : skipped + seen]
 
 
 def _view(arena: np.ndarray, shard: Shard, layout: KVLayout) -> np.ndarray:
-    """One rank's part of every block: [blocks, layers, planes, block_tokens, kv_heads, head_dim]."""
+    """Return one rank's part of every block: [blocks, layers, planes, block_tokens, kv_heads, head_dim]."""
     shape = (len(shard.layers), layout.planes, layout.block_tokens, len(shard.heads), layout.head_dim)
     return arena[:, shard.offset_bytes : shard.offset_bytes + shard.size_bytes].reshape(len(arena), *shape)
 
 
 def _unit_vector(context: bytes) -> bytes:
-    """Make up what stands for the hidden state of a context: little-endian float32 of unit length."""
+    """Return an artificial embedding of a context: little-endian float32 of unit length."""
     values = np.frombuffer(shake_128(context).digest(2 * EMBEDDING_DIM), dtype="<i2").astype(np.float64)
     return (values / np.linalg.norm(values)).astype("<f4").tobytes()
 
 
 def _draw(context: bytes, part: Slice) -> int:
-    """Choose the next token: from the context alone when greedy, from seed and position as well when sampled."""
+    """Return the next token: a function of the context if greedy, of context, seed and temperature if sampled."""
     sampling = part.sampling
     seed = f"{sampling.seed}:{sampling.temperature}" if sampling.temperature > 0 else "greedy"
     number = int.from_bytes(blake2b(context + seed.encode(), digest_size=8).digest(), "little")
@@ -204,7 +204,7 @@ def _draw(context: bytes, part: Slice) -> int:
 
 
 def _draw_allowed(row: bytes, number: int, *, ends: bool, banned: Sequence[int]) -> int:
-    """Choose among what a grammar allows: printable text where it can be, the end where there is nothing else."""
+    """Return a token that the grammar allows: printable text if possible, else the end of the text."""
     allowed = [token for token in range(VOCAB_TOKENS) if row[token // 8] >> token % 8 & 1]
     text = [token for token in allowed if token in TEXT_TOKENS and token not in banned]
     if EOS_TOKEN in allowed and (not text or (ends and EOS_TOKEN not in banned)):
@@ -214,7 +214,7 @@ def _draw_allowed(row: bytes, number: int, *, ends: bool, banned: Sequence[int])
 
 
 def _made_up_logprob(token: int, digest: bytes, count: int) -> TokenLogprob:
-    """Invent a distribution that adds up: the token has half of it, the next quarter goes to a neighbour, and so on."""
+    """Return an artificial distribution: the token has probability 1/2, the others 1/4, 1/8 and so on."""
     first = token + digest[0] % 7
     others = [BYTE_TOKENS_FROM + (first + step) % 256 for step in range(1, count + 1)]
     ranked = [token, *(other for other in others if other != token)][:count]
