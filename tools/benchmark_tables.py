@@ -11,55 +11,58 @@ STEPS = ("decode_1", "decode_8", "decode_32", "prefill_512", "prefill_2048")
 STEP_NAMES = ("decode, batch 1", "batch 8", "batch 32", "prefill 512", "prefill 2,048")
 
 
-def serving_rows() -> tuple[list[str], list[list[str]]]:
-    """Return heads and rows of the serving table: one row per server and concurrency."""
-    heads = ["Server", "Concurrency", "Output tokens/s", "TTFT p50, ms", "TPOT p50, ms", "ITL p99, ms"]
-    rows = [
-        [
-            server,
-            load_name,
-            f"{figures['output_tokens_per_s']:.0f}",
-            ms(figures["ttft_s"]["p50"]),
-            ms(figures["tpot_s"]["p50"]),
-            ms(figures["itl_s"]["p99"]) if "itl_s" in figures else "",
-        ]
-        for server, loads in serving_loads().items()
-        for load_name, figures in loads.items()
-    ]
-    return heads, rows
+LOADS = ("concurrency 1", "concurrency 8", "concurrency 32")
+SERVING_HEADS = ["At concurrency 1 / 8 / 32", "Output tokens/s", "TTFT p50, ms", "ITL p99, ms"]
 
 
 def serving_source() -> str:
-    """Return the result that the serving table is made of: the comparison where it was measured."""
-    return "serving-comparison" if load("serving-comparison") else "serving"
+    """Return the result that the serving table is made of: the one beside vLLM where it was measured."""
+    return "serving-peers" if load("serving-peers") else "serving"
 
 
-def serving_loads() -> dict[str, dict[str, Any]]:
-    """Return figures by server and concurrency."""
-    comparison = load("serving-comparison")
-    if comparison:
-        return {server: figures["load"] for server, figures in comparison["servers"].items()}
-    result = load("serving")
-    return {
-        key.removeprefix("load, "): {name.removeprefix("concurrency "): row for name, row in figures.items()}
-        for key, figures in result.items()
-        if key.startswith("load, ")
-    }
+def serving_rows() -> tuple[list[str], list[list[str]]]:
+    """Return heads and rows of the serving table: one row per server."""
+    result = load(serving_source())
+    if serving_source() == "serving":
+        heads = [*SERVING_HEADS[:3], "TPOT p99, ms"]
+        return heads, [_serving_row(result, kind) for kind in ("1 prefill + 1 decode", "1 mixed")]
+    keys = (("output_throughput", ".0f"), ("median_ttft_ms", ",.0f"), ("p99_itl_ms", ",.0f"))
+    rows = [
+        [
+            server,
+            *(" / ".join(f"{result[server][kind][key]:{form}}" for kind in LOADS) for key, form in keys),
+            f"{result[server]['goodput']['request_goodput']:.2f}",
+        ]
+        for server in ("baton 1P1D", "baton mixed", "vllm serve")
+    ]
+    return [*SERVING_HEADS, "Goodput, requests/s"], rows
+
+
+def _serving_row(result: dict[str, Any], kind: str) -> list[str]:
+    loads = [result[f"load, {kind}"][name] for name in LOADS]
+    cells = (
+        [f"{row['output_tokens_per_s']:.0f}" for row in loads],
+        [ms(row["ttft_s"]["p50"]) for row in loads],
+        [ms(row["tpot_s"]["p99"]) for row in loads],
+    )
+    return [kind, *(" / ".join(row) for row in cells)]
+
+
+def serving_note() -> str:
+    """Return what was measured, in a sentence."""
+    if serving_source() == "serving":
+        return f"{load('serving')['what']}."
+    slo = load("serving-peers")["slo"]
+    return (
+        "SmolLM2-135M-Instruct in bfloat16 through HTTP, load of `vllm bench serve`: 256 tokens in, 64 out. Goodput: "
+        f"TTFT <= {slo['ttft_ms'] / 1000:g} s and TPOT <= {slo['tpot_ms']} ms, 400 +-50 % tokens in, 80 out, bursty, "
+        f"{slo['offered_rps']:g} requests/s offered."
+    )
 
 
 def serving() -> list[str]:
-    source = serving_source()
     heads, rows = serving_rows()
-    lines = section("Latency and throughput over load", source, heads, rows, load(source)["what"] + ".")
-    comparison = load("serving-comparison")
-    if comparison:
-        goodput = [
-            [name, f"{figures['goodput']['goodput_rps']:.2f}", percent(figures["goodput"]["attainment_ratio"])]
-            for name, figures in comparison["servers"].items()
-        ]
-        heads = ["Server", "Goodput, requests/s", "SLO attainment"]
-        lines += section("Goodput under an SLO", source, heads, goodput, comparison["goodput_what"] + ".")
-    return lines
+    return section("Latency, throughput and goodput over load", serving_source(), heads, rows, serving_note())
 
 
 def overhead() -> list[str]:

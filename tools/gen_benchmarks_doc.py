@@ -11,7 +11,7 @@ from collections.abc import Callable
 import benchmark_published as published
 import benchmark_simulator as sim
 import benchmark_tables as tables
-from benchmark_results import is_stale, load, origin
+from benchmark_results import is_stale, origin
 from docgen import publish, publish_block, table
 
 GENERATOR = "gen_benchmarks_doc.py"
@@ -89,14 +89,9 @@ def render() -> str:
 
 def readme_block() -> str:
     """Return the serving table of README.md."""
-    source = tables.serving_source()
     heads, rows = tables.serving_rows()
-    lines = [f"{load(source)['what']}.", "", table(heads, rows), ""]
-    comparison = load("serving-comparison")
-    if comparison:
-        goodput = [f"{name} {row['goodput']['goodput_rps']:.2f}" for name, row in comparison["servers"].items()]
-        lines += [f"Goodput in requests/s ({comparison['goodput_what']}): {', '.join(goodput)}.", ""]
-    return "\n".join([*lines, origin(source).replace("](../", "](")])
+    lines = [tables.serving_note(), "", table(heads, rows), ""]
+    return "\n".join([*lines, origin(tables.serving_source()).replace("](../", "](")])
 
 
 if __name__ == "__main__":

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Literal
 
+import benchmark_published
+import benchmark_results
 import check
 import docgen
 import gen_cli_doc
@@ -77,6 +81,21 @@ def test_an_outdated_page_is_told_with_the_difference(capsys: pytest.CaptureFixt
     assert "run `make docs`" in told
     assert "+line" in told
     assert not (docgen.ROOT / "docs" / "no-such-page.md").exists()
+
+
+def test_a_result_is_stale_without_its_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its table is then left out of the page."""
+    monkeypatch.setattr(benchmark_results, "RESULTS", tmp_path)
+    (tmp_path / "kept.json").write_text('{"command": "python benchmarks/record.py --x"}')
+    (tmp_path / "gone.json").write_text('{"command": "python benchmarks/no_such.py"}')
+    assert not benchmark_results.is_stale("kept")
+    assert benchmark_results.is_stale("gone")
+    assert benchmark_results.is_stale("never_measured")
+
+
+def test_every_row_of_published_results_names_its_function() -> None:
+    rows = tomllib.loads(benchmark_published.ROWS_FILE.read_text())["row"]
+    assert {row["simulated"] for row in rows} == set(benchmark_published.SIMULATED)
 
 
 def test_a_failed_check_shows_what_it_said(capsys: pytest.CaptureFixture[str]) -> None:
