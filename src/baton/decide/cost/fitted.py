@@ -8,20 +8,24 @@ size of a step: a few tokens ride along while the weights are read, many pay for
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
+import numpy as np
 from msgspec import Struct
 
 from baton.core.errors import ConfigError
 from baton.core.types import StepShape, prefill_pairs
 from baton.core.validation import Price, Seconds, out_of_range
-from baton.decide.cost.least_squares import fit_nonnegative
 
 BANDS = (8, 32, 128, 512)
 """Where the price of a token may change."""
 PROFILE_VERSION = 1
 _REWEIGHTINGS = 3
+ROUNDS_MAX = 1000
+"""Bound on the rounds of the solver, which needs a few per unknown."""
 HELD_OUT_EVERY = 5
 """Every fifth point is not fitted to: the error is told on those."""
 
@@ -196,6 +200,19 @@ def _fit(log: StepProfile, points: Sequence[StepPoint], scales_s: Sequence[float
         context_token_s=prices[4],
         band_s=tuple(prices[5:]),
     )
+
+
+def fit_nonnegative(rows: Sequence[Sequence[float]], wanted: Sequence[float]) -> list[float]:
+    """Return the x >= 0 that minimizes |rows x - wanted|. Raise ConfigError if SciPy is not installed."""
+    try:
+        optimize: Any = importlib.import_module("scipy.optimize")
+    except ImportError as error:
+        raise ConfigError("fitting a cost model needs SciPy: pip install 'baton[plan]'") from error
+    matrix = np.array(rows, dtype=float)
+    scales = np.sqrt((matrix**2).sum(axis=0))
+    scales[scales == 0.0] = 1.0  # prices differ by orders of magnitude, so columns are scaled to length 1
+    solution, _ = optimize.nnls(matrix / scales, np.array(wanted, dtype=float), maxiter=ROUNDS_MAX)
+    return (solution / scales).tolist()
 
 
 def fit_error(cost: FittedCost, points: Sequence[StepPoint]) -> FitError:

@@ -17,11 +17,11 @@ from baton.decide.cost.fitted import (
     StepPoint,
     StepProfile,
     fit_cost,
+    fit_nonnegative,
     load_fitted,
     load_step_profile,
     save_fitted,
 )
-from baton.decide.cost.least_squares import fit_nonnegative
 
 TRUTH = FittedCost(
     start_s=0.004, band_s=(0.0001, 0.0002, 0.0004, 0.0005, 0.0005), sequence_s=0.0003, decode_s=0.0002,
