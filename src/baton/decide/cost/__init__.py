@@ -1,1 +1,1 @@
-"""How long a step, a handoff, a load takes. One model for policies, planner and simulator."""
+"""Cost models: durations of steps and handoffs, for policies, planner and simulator."""

@@ -1,4 +1,4 @@
-"""Seconds of attention's own kernels: prompts by (query, key) pairs, decoding requests by the KV that they read."""
+"""Time of attention kernels: prompts by (query, key) pairs, decodes by the KV that they read."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from baton.decide.cost.model import FORMAT_BYTES, ModelShape
 from baton.decide.cost.parallel import Parallel, Precision, kv_token_gpu_bytes
 
 VALUE_BYTES = 2
-"""Of an activation."""
+"""Bytes of an activation (bf16)."""
 LATENT_COMPUTE_RATIO = 0.67
-"""Of the peak FLOP/s, by decode attention over a latent. Source: FlashMLA, 660 TFLOP/s on H800."""
+"""Share of the peak FLOP/s that decode attention over a latent reaches. Source: FlashMLA, 660 TFLOP/s on H800."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,10 @@ class AttentionCost:
     precision: Precision
 
     def prompt_s(self, *, tokens: float, chunks: float, pairs: float) -> float:
-        """Seconds for the chunks of a step. The kernel's efficiency is that of a chunk of mean length.
+        """Return the seconds for the chunks of a step, with the kernel efficiency of a chunk of mean length.
 
-        A short chunk after a long prefix has little to be parallel over in that formula, which was fitted on whole
-        prompts: it costs at most what its tokens would as decoding requests, and kernels that split the KV reach that.
+        The efficiency was fitted to whole prompts and is too low for a short chunk after a long prefix. So the result
+        is at most the time of the same tokens as decodes, which kernels that split the KV reach.
         """
         if tokens <= 0:
             return 0.0
@@ -40,7 +40,7 @@ class AttentionCost:
         return min(long_s, pairs * self.context_token_s) + chunks * kernels.attention_s / 2
 
     def _expand_flops(self, tokens: float, mean: float, pairs: float) -> float:
-        """MLA computes keys and values of the cached prefix from its latent again."""
+        """Return the FLOP to expand the latent of the cached prefix into keys and values (MLA only)."""
         latent = self.model.latent
         if latent is None:
             return 0.0
@@ -48,9 +48,9 @@ class AttentionCost:
         return 2 * cached * latent.kv_lora * self.model.heads * (latent.nope + latent.v)
 
     def ring_s(self, *, tokens: float, beside_s: float) -> float:
-        """Seconds by which attention over prompt tokens waits for their KV on the other context-parallel parts.
+        """Return the seconds that attention over prompt tokens waits for KV of the other context-parallel ranks.
 
-        It goes round them in a ring, under the attention over what is there already, which takes `beside_s`.
+        The KV is passed in a ring, and overlaps the attention over KV that is already present (`beside_s`).
         Source: Context Parallelism for Scalable Million-Token Inference (arXiv 2411.01783), ring pass-KV attention.
         """
         others = self.parallel.cp - 1
@@ -61,7 +61,7 @@ class AttentionCost:
         return others * self.hardware.p2p_latency_s + max(0.0, passed_s - beside_s)
 
     def merge_s(self, queries: float) -> float:
-        """Seconds in which what each context-parallel part found for the decoding tokens becomes one."""
+        """Return the seconds to merge the decode attention results of the context-parallel ranks."""
         if self.parallel.cp == 1 or queries <= 0:
             return 0.0
         latent = self.model.latent
@@ -71,18 +71,18 @@ class AttentionCost:
 
     @property
     def _layer_kv_bytes(self) -> float:
-        """Of a token in one layer, on a GPU that has it."""
+        """Bytes of one token's KV in one layer, on a GPU that holds it."""
         layers = -(-self.model.layers // self.parallel.pp)
         return kv_token_gpu_bytes(self.model, self.parallel, self.precision.kv) / layers
 
     @property
     def decode_start_s(self) -> float:
-        """Seconds of decode attention over no context."""
+        """Fixed seconds of decode attention, without context."""
         return self.hardware.kernels.attention_s
 
     @property
     def context_token_s(self) -> float:
-        """Seconds for each token of context that decoding requests read."""
+        """Seconds per token of context that decodes read."""
         model, parallel, kernels = self.model, self.parallel, self.hardware.kernels
         each = FORMAT_BYTES[self.precision.kv]
         bytes_per_s = kernels.decode_ratio * self.hardware.memory_bytes_per_s * parallel.cp

@@ -1,4 +1,4 @@
-"""Models and GPUs by name. The figures lie in `data/`, with their sources in the README there."""
+"""Catalogue of models and GPUs. The figures are in `data/`, their sources in the README there."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ _NUMBERS = (
 
 
 def data_text(name: str) -> str:
-    """Read a data file of this package."""
+    """Return the text of a data file of this package."""
     return resources.files("baton.decide.cost").joinpath("data", name).read_text(encoding="utf-8")
 
 
 @cache
 def models() -> dict[str, ModelShape]:
-    """Every model that is known by name."""
+    """Return every model of the catalogue by name."""
     return {shape.name: shape for shape in msgspec.json.decode(data_text("models.json"), type=list[ModelShape])}
 
 
 @cache
 def hub_names() -> dict[str, str]:
-    """Where the models that are known by name lie on the Hugging Face hub."""
+    """Return the Hugging Face hub name of each model of the catalogue."""
     return msgspec.json.decode(data_text("hub.json"), type=dict[str, str])
 
 
 def hub_name(name: str) -> str | None:
-    """The hub name of a model of the catalogue. None: not known."""
+    """Return the hub name of a model of the catalogue, or None."""
     return hub_names().get(name)
 
 
 def model_shape(name: str) -> ModelShape:
-    """Find a model by its name or its hub name. Raises ConfigError with the nearest known one."""
+    """Return a model by its name or its hub name. Raise ConfigError with the nearest known one."""
     known = models()
     plain = name.lower().rpartition("/")[2]
     for written, ours in _MODEL_ALIASES.items():
@@ -61,7 +61,7 @@ def model_shape(name: str) -> ModelShape:
 
 @cache
 def all_hardware() -> dict[str, Hardware]:
-    """Every GPU that is known by name."""
+    """Return every GPU of the catalogue by name."""
     kernels = {item.name: item for item in msgspec.json.decode(data_text("kernels.json"), type=list[Kernels])}
     links = {item.name: item for item in msgspec.json.decode(data_text("links.json"), type=list[Links])}
     rows = csv.DictReader(data_text("hardware.csv").splitlines())
@@ -96,12 +96,12 @@ def _plain(name: str) -> str:
 
 
 def is_known(name: str) -> bool:
-    """Whether a GPU of this name is in the catalogue."""
+    """Return whether the catalogue has a GPU of this name."""
     return _plain(name) in _hardware_names()
 
 
 def hardware(name: str) -> Hardware:
-    """Find a GPU by any of its usual names. Raises ConfigError with the nearest known one."""
+    """Return a GPU by any of its usual names. Raise ConfigError with the nearest known one."""
     found = _hardware_names().get(_plain(name))
     if found is None:
         known = all_hardware()

@@ -1,4 +1,4 @@
-"""A model's shape from the `config.json` that Hugging Face models come with."""
+"""Read a model's shape from a Hugging Face `config.json`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton.core.errors import ConfigError
 from baton.decide.cost.model import ExpertShape, LatentShape, ModelShape
 
 _UNGATED = ("opt", "bloom", "gpt2", "gpt_neox", "falcon", "phi")
-"""Families whose MLP has two matrices."""
+"""Families whose MLP has no gate, and so two matrices."""
 _NAMES = {
     "layers": ("num_hidden_layers", "n_layer"),
     "d": ("hidden_size", "n_embed", "n_embd"),
@@ -21,7 +21,7 @@ _FFN = ("intermediate_size", "ffn_dim", "n_inner")
 
 
 def shape_from_config(text: str, *, name: str) -> ModelShape:
-    """Read the sizes. Raises ConfigError with every key that is missing or that does not fit the others."""
+    """Return the shape. Raise ConfigError with every key that is missing or inconsistent."""
     try:
         raw = msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.MsgspecError as error:

@@ -1,4 +1,4 @@
-"""A measured curve: straight lines between points."""
+"""A measured curve with linear interpolation."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Values at increasing places. Before the first: the first value. Past the last: the last line goes on."""
+    """Values at increasing places. Constant before the first place; extrapolated linearly past the last."""
 
     places: tuple[float, ...]
     values: tuple[float, ...]
 
     def at(self, place: float) -> float:
-        """The value at a place."""
+        """Return the value at a place."""
         if place <= self.places[0] or len(self.places) == 1:
             return self.values[0]
         right = min(bisect_left(self.places, place), len(self.places) - 1)
@@ -26,7 +26,7 @@ class Curve:
 
 
 def rising_curve(points: Iterable[tuple[float, float]]) -> Curve:
-    """Make a curve that never falls: of points at one place the mean, and noise that falls is levelled up."""
+    """Return a curve that never falls: averages points at one place, and raises falling values to the previous one."""
     places: dict[float, list[float]] = {}
     for place, value in points:
         places.setdefault(place, []).append(value)

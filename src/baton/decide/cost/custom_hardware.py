@@ -1,4 +1,4 @@
-"""A GPU that the catalogue does not have, as its owner describes it: checked, and made whole from a known one."""
+"""A user-described GPU: validated, and completed from a GPU of the catalogue."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from baton.decide.cost.catalog import all_hardware, hardware, is_known
 from baton.decide.cost.hardware import Hardware
 
 NEEDED = ("bf16_flops", "memory_bytes", "memory_bytes_per_s")
-"""What has to be said of a GPU that is like no other."""
+"""Required keys if `like` is not given."""
 NEVER_BORROWED = ("fp8_flops", "int8_flops", "usd_per_hour", "node_w")
-"""What is not taken from the nearest GPU where none was named: it has no fp8 arithmetic unless somebody says so."""
-_BELIEVED: dict[str, Range] = {
+"""Keys that are not taken from the nearest GPU: without `like`, fp8 must be stated explicitly."""
+_RANGES: dict[str, Range] = {
     "bf16_flops": Range(least=1e12, such_as="FLOP/s, such as 312e12"),
     "fp8_flops": Range(least=1e12, such_as="FLOP/s, such as 624e12"),
     "int8_flops": Range(least=1e12, such_as="OP/s, such as 624e12"),
@@ -30,16 +30,16 @@ _BELIEVED: dict[str, Range] = {
     "usd_per_hour": Range(least=0, such_as="USD of one GPU and hour, such as 2.5"),
     "node_w": Range(least=1, such_as="watts of a whole node, such as 6500"),
 }
-"""By key. Who writes 989 means teraFLOP/s."""
+"""Allowed range per key. The lower bounds catch wrong units, such as 989 for 989e12 FLOP/s."""
 
 
 class CustomHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One kind of GPU in its usual node. Keys are those of `Hardware`; None: as in `like`."""
+    """One kind of GPU in its usual node. Keys are those of `Hardware`; None: the value of `like`."""
 
     name: str
     like: str = ""
-    """A GPU of the catalogue that it resembles. Empty: the nearest by arithmetic and memory bandwidth, of which links,
-    power and the efficiency of kernels are borrowed where they are not said."""
+    """A similar GPU of the catalogue, for missing values. Empty: the nearest one by arithmetic and memory bandwidth,
+    for missing links, power and kernel efficiency."""
     bf16_flops: float | None = None
     fp8_flops: float | None = None
     int8_flops: float | None = None
@@ -55,17 +55,17 @@ class CustomHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def said(self) -> dict[str, Any]:
-        """The figures that it has."""
+        """The values that are set."""
         values = structs.asdict(self)
-        return {key: values[key] for key in _BELIEVED if values[key] is not None}
+        return {key: values[key] for key in _RANGES if values[key] is not None}
 
     @property
     def plain(self) -> dict[str, Any]:
-        """As it stands in a file."""
+        """The description as plain data, as in a file."""
         return {"name": self.name, **({"like": self.like} if self.like else {}), **self.said}
 
     def problems(self) -> list[str]:
-        """Everything that is wrong with it, apart from what it is like."""
+        """Return every problem, except an unknown `like`."""
         where = f"hardware {self.name}:"
         found = ["hardware needs a name"] if not self.name else []
         if is_known(self.name):
@@ -74,9 +74,9 @@ class CustomHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 f'like = "{self.name}" for what is as there'
             )
         found += [
-            _BELIEVED[key].problem(f"{where} {key}", value)
+            _RANGES[key].problem(f"{where} {key}", value)
             for key, value in self.said.items()
-            if not _BELIEVED[key].takes(value)
+            if not _RANGES[key].takes(value)
         ]
         missing = [key for key in NEEDED if key not in self.said]
         if missing and not self.like:
@@ -88,7 +88,7 @@ class CustomHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def described(own: CustomHardware) -> Hardware:
-    """The GPU, whole. Raises ConfigError with every problem, one per line."""
+    """Return the completed GPU. Raise ConfigError with every problem, one per line."""
     problems = own.problems()
     try:
         base = hardware(own.like) if own.like else None
@@ -102,8 +102,8 @@ def described(own: CustomHardware) -> Hardware:
         base = nearest_hardware(bf16_flops=said["bf16_flops"], memory_bytes_per_s=said["memory_bytes_per_s"])
         said = dict.fromkeys(NEVER_BORROWED) | said
     elif "gpu_w" in said or "gpus_per_node" in said:
-        said = {"node_w": None} | said  # a known node's power is that of other GPUs
-    borrowed = [key for key in _BELIEVED if key not in said]
+        said = {"node_w": None} | said  # the power of the known node does not apply
+    borrowed = [key for key in _RANGES if key not in said]
     note = (
         f"{own.name}: kernel efficiencies of {base.kernels.name}, all-reduce of {base.links.name}, scaled to its peaks"
     )
@@ -112,7 +112,7 @@ def described(own: CustomHardware) -> Hardware:
 
 
 def nearest_hardware(*, bf16_flops: float, memory_bytes_per_s: float) -> Hardware:
-    """The GPU of the catalogue whose arithmetic and memory bandwidth are off by the smallest factors."""
+    """Return the GPU of the catalogue with the closest arithmetic and memory bandwidth (in factors)."""
 
     def factors(gpu: Hardware) -> float:
         arithmetic, memory = bf16_flops / gpu.bf16_flops, memory_bytes_per_s / gpu.memory_bytes_per_s

@@ -1,4 +1,4 @@
-"""What an engine adds to its kernels: a factor and an overhead per step, measured, named and versioned."""
+"""Measured overhead of engines: a factor and a fixed time per step, by name and version."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from baton.decide.cost.hardware import Hardware
 
 
 class Phase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A step takes `factor` times its kernels, and `overhead_s` more."""
+    """A step takes `factor` times its kernels plus `overhead_s`."""
 
     factor: Factor
     overhead_s: Seconds = 0.0
 
 
 class EngineProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One engine, as measured with one model on one kind of GPU; or a generic one."""
+    """One engine, measured with one model on one kind of GPU, or a generic profile."""
 
     name: str
     version: str
     llm: str = ""
-    """Empty: of any model."""
+    """Empty: any model."""
     hardware: str = ""
     tp: Number = 0
     prompt: Phase
     prompt_large: Phase | None = None
-    """Of steps with more than `large_tokens`, where the measurements jump."""
+    """For steps with more than `large_tokens` tokens, where the measurements jump."""
     large_tokens: Number = 2048
     decode: Phase
     request_s: Price = 0.0
-    """Each decoding request adds this."""
+    """Seconds per decoding request."""
     layer_s: Price = 0.0
-    """Each layer adds this to every step."""
+    """Seconds per layer and step."""
     prompt_layer_s: Price = 0.0
-    """A step with prompt tokens takes at least this per layer where the host launches kernels one by one."""
+    """Minimum seconds per layer of a step with prompt tokens, if the host launches kernels one by one."""
     graph_tokens: Number = 0
-    """Steps of up to so many tokens are replayed as CUDA graphs, so that the host does not launch anything."""
+    """Steps of up to this many tokens run as CUDA graphs, without kernel launches by the host."""
     note: str = ""
-    """What it was borrowed from, where no profile fits exactly."""
+    """The measured profile that this one was taken from, if none matches exactly."""
 
     def prompt_phase(self, tokens: int) -> Phase:
-        """What holds for a step with this many prompt tokens."""
+        """Return the factor and overhead of a step with this many prompt tokens."""
         if self.prompt_large is not None and tokens > self.large_tokens:
             return self.prompt_large
         return self.prompt
@@ -54,14 +54,15 @@ class EngineProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 @cache
 def profiles() -> tuple[EngineProfile, ...]:
-    """All that are known."""
+    """Return all known profiles."""
     return tuple(msgspec.json.decode(data_text("engines.json"), type=list[EngineProfile]))
 
 
 def engine_profile(name: str, *, llm: str, gpu: Hardware, tp: int) -> EngineProfile:
-    """Find an engine's profile; without one for this model, GPU and tp, the nearest, which says so in its `note`.
+    """Return an engine's profile for this model, GPU and tp, or the nearest one with a `note` about it.
 
-    Near means: same kind of kernels first, then the same tp, then a model of similar size. Raises ConfigError.
+    Nearest: the same kernels first, then the same tp, then a model of similar size. Raise ConfigError for an unknown
+    engine.
     """
     named = [profile for profile in profiles() if profile.name == name]
     if not named:

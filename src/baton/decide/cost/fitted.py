@@ -1,9 +1,9 @@
-"""A cost model fitted to the measured steps of an engine: the one to trust for the machine that was measured.
+"""A cost model fitted to measured steps of an engine. Use it for the machine that was measured.
 
     step = start + sum over bands of tokens (price per token in the band) + sequences + pairs + context
 
-Prices are never negative, so a step never gets cheaper by more work. Bands let the price of a token change with the
-size of a step: a few tokens ride along while the weights are read, many pay for arithmetic.
+Prices are never negative, so more work never makes a step cheaper. Bands let the price of a token depend on the size of
+the step: few tokens cost little beside reading the weights, many are limited by arithmetic.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from baton.core.types import StepShape, prefill_pairs
 from baton.core.validation import Price, Seconds, out_of_range
 
 BANDS = (8, 32, 128, 512)
-"""Where the price of a token may change."""
+"""Token counts at which the price of a token changes."""
 PROFILE_VERSION = 1
 _REWEIGHTINGS = 3
 ROUNDS_MAX = 1000
 """Bound on the rounds of the solver, which needs a few per unknown."""
 HELD_OUT_EVERY = 5
-"""Every fifth point is not fitted to: the error is told on those."""
+"""Every fifth point is held out of the fit, to measure its error."""
 
 
 class StepPoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One measured step: a `StepShape`'s fields and its seconds."""
+    """One measured step: the fields of `StepShape` and its seconds."""
 
     prefill_tokens: int = 0
     prefill_chunks: int = 0
@@ -42,7 +42,7 @@ class StepPoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def shape(self) -> StepShape:
-        """What was computed."""
+        """The shape of the step."""
         return StepShape(
             prefill_tokens=self.prefill_tokens,
             prefill_chunks=self.prefill_chunks,
@@ -63,7 +63,7 @@ class StepProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class FitError(Struct, frozen=True, kw_only=True):
-    """How far a fit is from steps that it has not seen, relative to them."""
+    """Relative error of a fit on held-out steps."""
 
     points: int
     mean_ratio: float
@@ -72,24 +72,24 @@ class FitError(Struct, frozen=True, kw_only=True):
 
 
 class FittedCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Seconds of steps as fitted. Implements `CostModel`; saved and loaded as JSON."""
+    """A fitted cost model. Implements `CostModel`; saved and loaded as JSON."""
 
     engine: str = ""
     llm: str = ""
     machine: str = ""
     start_s: Seconds
-    """A step with nothing in it."""
+    """Seconds of an empty step."""
     band_s: tuple[Price, ...]
-    """Per token, below `BANDS[0]`, between each two, and past the last."""
+    """Seconds per token in each band: below `BANDS[0]`, between neighbours, and above the last."""
     sequence_s: Price
-    """Per request in the step: logits and sampling."""
+    """Seconds per request in the step, for logits and sampling."""
     decode_s: Price
-    """Per decoding request, beyond what a prompt token costs."""
+    """Additional seconds per decoding request."""
     pair_s: Price
     context_token_s: Price
     handoff_local_s: Seconds = 0.0005
     handoff_token_s: Price = 0.0
-    """Per token between hosts, where it was measured or is known."""
+    """Seconds per token of a handoff between hosts, if known."""
     error: FitError | None = None
 
     def prefill_s(self, *, new_tokens: int, cached_tokens: int) -> float:
@@ -117,12 +117,11 @@ class FittedCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.handoff_local_s + (0.0 if same_host else self.handoff_token_s * tokens)
 
     def on(self, kind: str) -> FittedCost:
-        """See `CostModel.on`. All workers are alike."""
         return self
 
 
 def load_step_profile(text: str) -> StepProfile:
-    """Read measured steps. Raises ConfigError with what is wrong and what a profile looks like."""
+    """Decode a step profile. Raise ConfigError if it is invalid or has too few points."""
     try:
         log = msgspec.json.decode(text, type=StepProfile)
     except msgspec.MsgspecError as error:
@@ -137,7 +136,7 @@ def load_step_profile(text: str) -> StepProfile:
 
 
 def load_fitted(text: str) -> FittedCost:
-    """Read a saved fit. Raises ConfigError."""
+    """Decode a saved fit. Raise ConfigError if it is invalid."""
     try:
         cost = msgspec.json.decode(text, type=FittedCost)
     except msgspec.MsgspecError as error:
@@ -146,10 +145,7 @@ def load_fitted(text: str) -> FittedCost:
 
 
 def checked(cost: FittedCost) -> FittedCost:
-    """Return a fit that came from outside.
-
-    Raises ConfigError where it does not have a price for every band, or a price that is none.
-    """
+    """Return a fit after validation. Raise ConfigError if a price is missing or out of range."""
     if len(cost.band_s) != len(BANDS) + 1:
         raise ConfigError(
             f"a fitted cost model needs {len(BANDS) + 1} prices in band_s, this one has {len(cost.band_s)}"
@@ -166,16 +162,15 @@ def checked(cost: FittedCost) -> FittedCost:
 
 
 def save_fitted(cost: FittedCost) -> str:
-    """Write a fit as JSON, as `load_fitted` reads it."""
+    """Return a fit as JSON, for `load_fitted`."""
     return msgspec.json.format(msgspec.json.encode(cost), indent=2).decode() + "\n"
 
 
 def fit_cost(log: StepProfile) -> FittedCost:
-    """Fit a log, and tell the error on every fifth point, which the fit has not seen.
+    """Fit a profile and measure the error on every fifth point, which is held out.
 
-    Least squares of relative errors: a short step counts as much as a long one. Relative to what a first fit says of
-    a step, not to what was measured: steps that took too long by chance would count less than those that were lucky,
-    and the fit would be too quick. The prices come from the fit on the other points, so that the error is theirs.
+    The fit minimizes relative errors, so short steps count as much as long ones. Errors are relative to a first fit and
+    not to the measurements: otherwise steps that were fast by chance would weigh more, and the fit would be too low.
     """
     seen = [point for index, point in enumerate(log.points) if index % HELD_OUT_EVERY]
     held_out = [point for index, point in enumerate(log.points) if index % HELD_OUT_EVERY == 0]
@@ -186,7 +181,7 @@ def fit_cost(log: StepProfile) -> FittedCost:
 
 
 def _fit(log: StepProfile, points: Sequence[StepPoint], scales_s: Sequence[float]) -> FittedCost:
-    """Fit with each point's error counted relative to its scale."""
+    """Fit with the error of each point divided by its scale."""
     rows = [[value / scale_s for value in _features(point)] for point, scale_s in zip(points, scales_s, strict=True)]
     prices = fit_nonnegative(rows, [point.step_s / scale_s for point, scale_s in zip(points, scales_s, strict=True)])
     return FittedCost(
@@ -216,7 +211,7 @@ def fit_nonnegative(rows: Sequence[Sequence[float]], wanted: Sequence[float]) ->
 
 
 def fit_error(cost: FittedCost, points: Sequence[StepPoint]) -> FitError:
-    """Compare a fit with measured steps."""
+    """Return the relative errors of a fit on measured steps."""
     ratios = sorted(abs(cost.step_s(point.shape) / point.step_s - 1) for point in points)
     return FitError(
         points=len(ratios),
@@ -233,7 +228,7 @@ def _features(point: StepPoint) -> list[float]:
 
 
 def _bands(tokens: int) -> tuple[float, ...]:
-    """Tokens in each band: 40 of them are 8, 24, 8, 0 and 0."""
+    """Return the tokens in each band. Example: 40 tokens are 8, 24, 8, 0 and 0."""
     first, second, third, fourth = BANDS
     return (
         float(min(tokens, first)),

@@ -1,4 +1,4 @@
-"""How long a handoff takes: bytes over a link, descriptors, latency, and what of it hides under the prefill.
+"""Duration of a handoff: bytes over a link, descriptors, latency, and the part that overlaps the prefill.
 
 Source: LMCache's measurement of 7,500 tokens of Llama-3.1-8B over NVLink (20 ms in blocks of 16 tokens, 8 ms in 128)
 gives 157 GB/s and 0.46 us a descriptor; Splitwise's layer-wise transfer leaves 5 to 8 ms exposed.
@@ -13,34 +13,34 @@ from msgspec import Struct
 from baton.core.validation import Bandwidth, Count, Number, Seconds
 
 Streaming = Literal["whole", "layerwise"]
-"""When KV is sent: after the prefill, or layer by layer under it."""
+"""When KV is sent: after the prefill, or layer by layer during it."""
 
 DESCRIPTOR_S = 0.46e-6
 RESIDUE_S = 0.006
-"""What a layer-wise transfer leaves exposed beside the last layer's bytes."""
+"""Exposed time of a layer-wise transfer beside the bytes of the last layer."""
 
 
 class HandoffLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The way of KV between two workers."""
+    """The link for KV between two workers."""
 
     bytes_per_s: Bandwidth
-    """Of the whole worker: all its GPUs send."""
+    """Bandwidth of the whole worker: all of its GPUs send."""
     latency_s: Seconds = 0.0005
-    """Of a transfer of nothing: messages, tickets, the next step of decode."""
+    """Time of an empty transfer: messages, tickets, the next decode step."""
     block_tokens: Count = 128
-    """Tokens sent as one run, after collation."""
+    """Tokens sent as one run."""
     block_descriptors: Number = 1
-    """Transfers per run: 1 where a block is contiguous over all layers, 2 x layers where it is not."""
+    """Transfers per run: 1 if a block is contiguous over all layers, else 2 x layers."""
     streaming: Streaming = "whole"
     residue_s: Seconds = RESIDUE_S
 
     def transfer_s(self, *, tokens: int, token_bytes: float) -> float:
-        """Seconds for the KV of `tokens`, nothing else on the wire."""
+        """Return the seconds to send the KV of `tokens` over an idle link."""
         descriptors = -(-tokens // self.block_tokens) * self.block_descriptors
         return tokens * token_bytes / self.bytes_per_s + descriptors * DESCRIPTOR_S + self.latency_s
 
     def exposed_s(self, *, tokens: int, token_bytes: float, layers: int, prefill_s: float) -> float:
-        """Seconds of it that a request waits after a prefill of `prefill_s`."""
+        """Return the seconds of the transfer that remain after a prefill of `prefill_s`."""
         transfer_s = self.transfer_s(tokens=tokens, token_bytes=token_bytes)
         if self.streaming == "whole":
             return transfer_s
@@ -48,18 +48,15 @@ class HandoffLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 def buffer_bytes(*, layers: int, tokens: int, kv_heads: int, head_dim: int, value_bytes: float) -> int:
-    """Size of a fixed transfer buffer for `tokens` of KV, rounded up to 256 MiB.
-
-    2 x layers x tokens x kv_heads x head_dim x bytes.
-    """
+    """Return the size of a transfer buffer for the KV of `tokens`, rounded up to 256 MiB."""
     unit = 256 * 2**20
     wanted = 2 * layers * tokens * kv_heads * head_dim * value_bytes
     return int(-(-wanted // unit)) * unit
 
 
 def break_even_bytes_per_s(*, token_bytes: float, saved_s: float, tokens: int) -> float:
-    """Bandwidth at which fetching the KV of `tokens` takes as long as computing it, `saved_s`.
+    """Return the bandwidth at which fetching the KV of `tokens` takes as long as computing it (`saved_s`).
 
-    Below it, moving KV is slower than computing it again. Source: Mooncake (FAST '25), equation 2.
+    Below it a recompute is faster. Source: Mooncake (FAST '25), equation 2.
     """
     return token_bytes * tokens / saved_s

@@ -1,4 +1,4 @@
-"""What a GPU can do: its peaks, its links, its price, and how much of the peaks kernels reach on it."""
+"""Properties of a GPU: peaks, links, price, and the efficiency of kernels on it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from msgspec import Struct
 from baton.decide.cost.model import Format
 
 IDLE_RATIO, MEMORY_POWER_RATIO, COMPUTE_POWER_RATIO = 0.30, 0.71, 0.70
-"""Share of a GPU's rated power: doing nothing, added by full memory bandwidth, added by full arithmetic.
+"""Share of a GPU's rated power: idle, added by full memory bandwidth, added by full arithmetic.
 
 Fitted to the average power of Splitwise's profile (Llama-2-70B on A100: 0.43 at TP 8, 0.59 at TP 4, 0.73 at TP 2 while
 decoding; 1.0 at the peak of a prompt).
@@ -15,40 +15,40 @@ decoding; 1.0 at the peak of a prompt).
 
 
 class Kernels(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What measured kernels reach of a GPU's peaks.
+    """Measured efficiency of kernels, as shares of a GPU's peaks.
 
     Source: fits over AIConfigurator's operator data (kernels of vLLM 0.14, bf16).
     """
 
     name: str
     compute_ratio: float
-    """Of the peak FLOP/s, by large matrix products."""
+    """Share of the peak FLOP/s of large matrix products."""
     memory_ratio: float
-    """Of the peak memory bandwidth, by small ones."""
+    """Share of the peak memory bandwidth of small matrix products."""
     launch_s: float
-    """One matrix product of no size."""
+    """Fixed time of a matrix product."""
     norm: int
-    """How compute and memory time add up: (a^norm + b^norm)^(1/norm). 0: the larger of the two."""
+    """Combination of compute and memory time: (a^norm + b^norm)^(1/norm). 0: the larger of the two."""
     prompt_ratio: float
-    """Of the peak FLOP/s, by attention over a long prompt."""
+    """Share of the peak FLOP/s of attention over a long prompt."""
     prompt_half_tokens: float
-    """Prompt length at which attention reaches half of that."""
+    """Prompt length at which attention reaches half of `prompt_ratio`."""
     decode_ratio: float
-    """Of the peak memory bandwidth, by attention of decoding requests."""
+    """Share of the peak memory bandwidth of decode attention."""
     attention_s: float
-    """One attention kernel of no size."""
+    """Fixed time of an attention kernel."""
 
 
 class Links(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All-reduce inside a node, measured: by number of GPUs, start-up seconds and bytes per second."""
+    """Measured all-reduce inside a node: start-up seconds and bytes per second by number of GPUs."""
 
     name: str
     intra_node_bytes_per_s: float
-    """Of the GPUs that it was measured on; others are scaled by theirs."""
+    """Link bandwidth of the measured GPUs. Results for other GPUs are scaled by their bandwidth."""
     reduce: dict[str, tuple[float, float]]
 
     def all_reduce_s(self, size_bytes: float, gpus: int) -> float:
-        """Seconds of an all-reduce among `gpus` of one node. Between measured counts: the next larger one's figures."""
+        """Return the seconds of an all-reduce among `gpus` of one node, with the figures of the next measured count."""
         if gpus <= 1:
             return 0.0
         counts = sorted(int(count) for count in self.reduce)
@@ -76,14 +76,14 @@ class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Per GPU, one direction."""
     p2p_latency_s: float = 1e-5
     usd_per_hour: float | None = None
-    """Of one GPU with its share of the node. None: no published price at hand."""
+    """Price of one GPU with its share of the node. None: unknown."""
     node_w: float | None = None
-    """Rated power of a whole node, where it is known."""
+    """Rated power of a whole node. None: unknown."""
     note: str = ""
-    """Where its constants are borrowed from, if they are."""
+    """The GPU that its constants are taken from, if it was not measured itself."""
 
     def flops(self, weights: Format) -> float:
-        """Peak FLOP/s of matrix products with such weights. A format that it cannot multiply runs in bf16."""
+        """Return the peak FLOP/s of matrix products with such weights. Unsupported formats run in bf16."""
         if weights == "fp8" and self.fp8_flops is not None:
             return self.fp8_flops
         if weights == "int8" and self.int8_flops is not None:
@@ -92,16 +92,16 @@ class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def gpu_share_w(self) -> float:
-        """Rated power of one GPU with its share of CPUs, fans and network: what a rack must provide for it."""
+        """Rated power of one GPU with its share of CPUs, fans and network."""
         return self.node_w / self.gpus_per_node if self.node_w is not None else 1.6 * self.gpu_w
 
     def power_w(self, *, compute_ratio: float, memory_ratio: float) -> float:
-        """Draw of one GPU at this share of its peaks, at most its rating."""
+        """Return the power draw of one GPU at this share of its peaks, at most its rating."""
         share = IDLE_RATIO + COMPUTE_POWER_RATIO * compute_ratio + MEMORY_POWER_RATIO * memory_ratio
         return self.gpu_w * min(1.0, share)
 
     def all_reduce_s(self, size_bytes: float, gpus: int) -> float:
-        """Seconds of an all-reduce among `gpus`. Past one node, a second one between nodes follows the one inside."""
+        """Return the seconds of an all-reduce among `gpus`: first inside each node, then between nodes."""
         inside = min(gpus, self.gpus_per_node)
         scale = self.intra_node_bytes_per_s / self.links.intra_node_bytes_per_s
         inside_s = self.links.all_reduce_s(size_bytes / scale, inside)
@@ -112,5 +112,5 @@ class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return inside_s + 2 * self.p2p_latency_s + between_bytes / self.inter_node_bytes_per_s
 
     def between_bytes_per_s(self, gpus: int) -> float:
-        """What one of `gpus` that exchange data reaches: the inner link inside a node, the outer one past it."""
+        """Return the bandwidth per GPU among `gpus`: the intra-node link, or the inter-node link for several nodes."""
         return self.intra_node_bytes_per_s if gpus <= self.gpus_per_node else self.inter_node_bytes_per_s

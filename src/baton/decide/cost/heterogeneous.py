@@ -1,4 +1,4 @@
-"""A cluster whose workers differ: one cost model per kind of worker."""
+"""Cost model of a cluster with several kinds of workers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from baton.core.types import StepShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeterogeneousCost:
-    """Asks the model of a worker's kind.
+    """One cost model per kind of worker.
 
-    A question without a worker goes to the first kind; a handoff whose ends are not known goes at the slowest wire.
+    Predictions without a kind use the first one; a handoff between unknown workers uses the slowest link.
     """
 
     kinds: Mapping[str, CostModel]
@@ -36,5 +36,4 @@ class HeterogeneousCost:
         return max(cost.handoff_s(tokens=tokens, same_host=same_host) for cost in self.kinds.values())
 
     def on(self, kind: str) -> CostModel:
-        """See `CostModel.on`. A kind that it does not know is answered with the first."""
         return self.kinds.get(kind, self._first)

@@ -1,6 +1,6 @@
-"""Seconds of a transformer's layers on one GPU of a worker: matrix products, experts, elementwise work, exchange.
+"""Time of a transformer's layers on one GPU of a worker: matrix products, experts, elementwise work, exchange.
 
-All take the number of tokens and know nothing of requests. What depends on requests (attention) is in `attention.py`.
+All of it depends on the number of tokens only. Attention, which depends on requests, is in `attention.py`.
 Source: operator fits over AIConfigurator's data, checked against Vidur's linear operators.
 """
 
@@ -14,16 +14,16 @@ from baton.decide.cost.model import FORMAT_BYTES, ModelShape
 from baton.decide.cost.parallel import Parallel, Precision
 
 ELEMENTWISE_S = 8e-6
-"""Norms, activations, rotations and residual sums of a layer with no tokens."""
+"""Fixed time per layer of norms, activations, rotations and residual sums."""
 ELEMENTWISE_RATIO = 0.8
-"""Of the peak memory bandwidth, by elementwise kernels."""
+"""Share of the peak memory bandwidth of elementwise kernels."""
 VALUE_BYTES = 2
 """Activations are bf16."""
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A matrix product [tokens, k] x [k, n], one GPU's share of it."""
+    """One GPU's share of a matrix product [tokens, k] x [k, n]."""
 
     n: float
     k: float
@@ -31,24 +31,24 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """One worker's layers."""
+    """The layers of one worker."""
 
     model: ModelShape
     hardware: Hardware
     parallel: Parallel
     precision: Precision
     measured: Curve | None = None
-    """Seconds of a layer's products and elementwise work by tokens. None: from the hardware's peaks."""
+    """Measured seconds of a layer's products and elementwise work by tokens. None: from the hardware's peaks."""
 
     @property
     def stage_ratio(self) -> float:
-        """The longest pipeline stage's share of the layers."""
+        """Share of the layers in the longest pipeline stage."""
         return -(-self.model.layers // self.parallel.pp) / self.model.layers
 
     def stage_s(self, rank_tokens: float, stage_tokens: float) -> float:
-        """Seconds of the layers of one stage, attention's own kernels left out.
+        """Return the seconds of the layers of one stage, without attention kernels.
 
-        `rank_tokens` is what one tensor-parallel group computes, `stage_tokens` what all groups do that share experts.
+        `rank_tokens`: tokens of one tensor-parallel group. `stage_tokens`: tokens of all groups that share experts.
         """
         if rank_tokens <= 0:
             return 0.0
@@ -68,18 +68,18 @@ class LayerCost:
         return self.stage_ratio * whole_s
 
     def alone_s(self, tokens: float) -> float:
-        """Seconds of one dense layer's products and elementwise work."""
+        """Return the seconds of one dense layer's products and elementwise work."""
         products = [*self._attention_products(), *self._mlp_products(self.model.ffn)]
         return self._products_s(products, tokens) + self._elementwise_s(tokens)
 
     def head_s(self, sequences: float) -> float:
-        """Seconds of the logits of so many positions."""
+        """Return the seconds to compute the logits of this many positions."""
         if sequences <= 0:
             return 0.0
         return self._product_s(Product(self.model.vocab / self.parallel.tp, self.model.d), sequences)
 
     def send_s(self, rank_tokens: float) -> float:
-        """Seconds until the next stage has the activations."""
+        """Return the seconds to send the activations to the next stage."""
         if self.parallel.pp == 1:
             return 0.0
         size_bytes = rank_tokens * self.model.d * VALUE_BYTES / self.parallel.tp
@@ -101,7 +101,7 @@ class LayerCost:
         )
         down = Product(latent.kv_lora + latent.rope, model.d)
         up = Product(heads * (latent.nope + latent.v), latent.kv_lora)
-        """Expanding the latent for a prompt; absorbing it into query and output for decode is the same work."""
+        # Expands the latent for prompts. Absorbing it into query and output for decodes is the same work.
         return [*q, down, up, Product(model.d, heads * latent.v)]
 
     def _mlp_products(self, ffn: int) -> list[Product]:
@@ -138,7 +138,7 @@ class LayerCost:
         return self.hardware.all_reduce_s(VALUE_BYTES * tokens * self.model.d, self.parallel.tp)
 
     def _experts_s(self, rank_tokens: float, stage_tokens: float) -> float:
-        """Routed experts of the fullest GPU, the shared ones, and getting the tokens to them and back."""
+        """Return the seconds of routed experts on the fullest GPU, shared experts, and the exchange of tokens."""
         model, experts, parallel = self.model, self.model.experts, self.parallel
         assert experts is not None
         split = parallel.stage_gpus / parallel.ep
@@ -154,7 +154,7 @@ class LayerCost:
         return router_s + routed_s + shared_s + self._exchange_s(rank_tokens)
 
     def _exchange_s(self, rank_tokens: float) -> float:
-        """All-to-all there and back, or the all-reduce of a worker whose GPUs all have all tokens."""
+        """Return the seconds of both all-to-alls, or of the all-reduce if every GPU has all tokens."""
         model, experts, parallel, hardware = self.model, self.model.experts, self.parallel, self.hardware
         if parallel.dp * parallel.cp == 1:
             return self._all_reduce_s(rank_tokens)
@@ -167,7 +167,7 @@ class LayerCost:
         if nodes <= 1:
             return 2 * hardware.p2p_latency_s + inside_bytes / hardware.intra_node_bytes_per_s
         visited = nodes * (1 - (1 - 1 / nodes) ** experts.active) * (nodes - 1) / nodes
-        """A token crosses to a node once, however many of its experts are there."""
+        # A token is sent to each node once, for all of its experts there.
         if experts.nodes_max:
             visited = min(visited, experts.nodes_max)
         outside_s = row_bytes * visited / hardware.inter_node_bytes_per_s

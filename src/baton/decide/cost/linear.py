@@ -1,4 +1,4 @@
-"""A cost model that is linear in tokens, requests and context: enough to rank choices, quick to fit."""
+"""A cost model that is linear in tokens, requests and context: sufficient to rank choices, and easy to fit."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ import numpy as np
 from baton.core.types import StepShape, prefill_pairs
 
 _ARRAY_STEPS_MIN = 64
-"""From here on an array is quicker than a loop. Both compute the same numbers."""
+"""Runs of at least this many steps use an array, which is faster than a loop. Both give the same numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearCost:
-    """Step time = overhead + prompt tokens + attention pairs + decoding requests + context read, each with its price.
+    """Step time: overhead + prompt tokens + attention pairs + decoding requests + context, each times its price.
 
     The defaults are SmolLM2-135M in float32 on one CPU core, rounded from `benchmarks/results/engine-steps.json`.
     """
 
     step_overhead_s: float = 0.039
-    """A step with nothing in it: the weights are read once whatever the batch."""
+    """Time of an empty step: the weights are read once for any batch."""
     prefill_token_s: float = 0.0023
     prefill_pair_s: float = 0.00000086
-    """One query looking at one key while a prompt is computed."""
+    """Time per (query, key) pair of prompt attention."""
     decode_request_s: float = 0.0053
     context_token_s: float = 0.000004
-    """Reading one token's KV in attention."""
+    """Time to read one token's KV in attention."""
     handoff_local_s: float = 0.0005
     handoff_token_s: float = 0.00002
-    """Only between hosts: on one host no byte moves."""
+    """Time per token between hosts. A handoff on one host moves no bytes."""
 
     def prefill_s(self, *, new_tokens: int, cached_tokens: int) -> float:
         if new_tokens == 0:
@@ -60,5 +60,4 @@ class LinearCost:
         return self.handoff_local_s + (0.0 if same_host else self.handoff_token_s * tokens)
 
     def on(self, kind: str) -> LinearCost:
-        """See `CostModel.on`. All workers are alike."""
         return self

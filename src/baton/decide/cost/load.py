@@ -1,9 +1,9 @@
-"""A cost model from plain data: the `cost` section of a cluster file, every problem at once.
+"""Build a cost model from plain data: the `cost` section of a configuration or cluster file.
 
     {model: roofline, llm: llama2-70b, hardware: A100-80G-SXM, tp: 8, engine: splitwise-vllm}
     {llm: llama2-70b, kinds: {a100: {model: roofline, hardware: A100-80G-SXM, tp: 8}, h100: {...}}}
 
-With `kinds`, the keys beside it hold for every kind that does not say otherwise, and a worker's kind picks its model.
+With `kinds`, the keys beside it are defaults for every kind, and the kind of a worker selects its model.
 """
 
 from __future__ import annotations
@@ -32,19 +32,18 @@ _REMOVED_KEYS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedCost:
-    """A cost model, and what is known about each kind of worker."""
+    """A cost model with the properties of each kind of worker."""
 
     cost: CostModel
     kinds: Mapping[str, KindFacts]
-    """By kind. Without `kinds` in the section: one, the empty name."""
+    """By kind. A section without `kinds` has one kind, with an empty name."""
 
 
 def inline_files(raw: Mapping[str, Any], *, folder: Path) -> dict[str, Any]:
-    """Put what the files say that the section names into the section itself: a fitted model's, a model's sizes.
+    """Return a section in which files (fits and model sizes) are replaced by their content.
 
-    Workers, hosts that join and a replay get the section later and elsewhere, where those files say something else, as
-    step logs do that are begun anew, or are not there at all (INV-7). What is wrong with the rest, `load_cost` says.
-    Raises ConfigError for a file that is no fit, or no model.
+    Workers, joining hosts and replays use the section later or elsewhere, where the files may differ or be missing
+    (INV-7). Raise ConfigError for an invalid file; `load_cost` validates the rest.
     """
     kinds = raw.get("kinds")
     if not isinstance(kinds, Mapping):
@@ -72,10 +71,10 @@ def _inline_kind(section: Mapping[str, Any], folder: Path, where: str) -> dict[s
 
 
 def load_cost(raw: Mapping[str, Any], *, folder: Path, where: str = "cost") -> LoadedCost:
-    """Build the cost model that a section describes; `file` in it is relative to `folder`. `where`: the section's name.
+    """Build the cost model that a section describes. Files are relative to `folder`; `where` is the section's name.
 
-    Raises ConfigError with every problem of every kind, one per line: unknown keys, models, GPUs and engines with the
-    nearest known ones, degrees that do not divide, and models that do not fit, with what does.
+    Raise ConfigError with every problem of every kind, one per line: unknown keys, models, GPUs and engines with the
+    nearest known ones, parallel degrees that do not divide, and models that do not fit, with alternatives.
     """
     if "kinds" not in raw:
         cost, facts = _load_kind(dict(raw), folder, where)

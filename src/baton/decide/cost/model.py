@@ -1,4 +1,4 @@
-"""What a language model asks of hardware: weights, matrix products, attention and KV bytes, from its shape alone."""
+"""Requirements of a language model, computed from its shape: weights, matrix products, attention and KV bytes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Literal
 from msgspec import Struct
 
 Format = Literal["bf16", "fp8", "int8", "int4"]
-"""How numbers are stored. int4 is weights only: computed in bf16 after unpacking."""
+"""Number formats. int4 is for weights only: they are unpacked and computed in bf16."""
 KVFormat = Literal["bf16", "fp8", "int8"]
-"""How the numbers of KV are stored."""
+"""Number formats of KV."""
 
 FORMAT_BYTES: dict[Format, float] = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.53}
-"""Bytes per number. int4 with a 16-bit scale for every group of 128 and some zero points."""
+"""Bytes per number. int4 includes a 16-bit scale per group of 128, and zero points."""
 
 
 class LatentShape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,19 +36,19 @@ class ExpertShape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ffn: int
     """Width of one expert."""
     shared: int = 0
-    """Experts that every token visits."""
+    """Shared experts, which every token visits."""
     dense_layers: int = 0
     """Leading layers with an ordinary MLP of the model's `ffn`."""
     nodes_max: int = 0
-    """Nodes that the experts of one token may lie on. 0: no limit."""
+    """Maximum number of nodes over which the experts of one token are spread. 0: no limit."""
 
     def idle_ratio(self, tokens: float) -> float:
-        """Share of the routed experts that none of so many tokens chooses, choosing evenly: they stay unread."""
+        """Return the share of routed experts that no token chooses, for uniform choices. Their weights are not read."""
         return (1 - self.active / self.experts) ** tokens
 
 
 class ModelShape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A decoder-only transformer in the sizes that its cost depends on."""
+    """The sizes of a decoder-only transformer that determine its cost."""
 
     name: str
     layers: int
@@ -64,13 +64,13 @@ class ModelShape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tied: bool = False
     """Embedding and head share their weights."""
     context_tokens_max: int = 0
-    """What it was trained for. 0: not told."""
+    """Training context. 0: unknown."""
     latent: LatentShape | None = None
     experts: ExpertShape | None = None
 
     @property
     def expert_layers(self) -> int:
-        """Layers whose MLP is experts."""
+        """Number of layers with experts."""
         return self.layers - self.experts.dense_layers if self.experts else 0
 
     @property
@@ -96,7 +96,7 @@ class ModelShape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def embedding_params(self) -> int:
-        """Embedding, and the head where it is not the same."""
+        """Weights of the embedding, and of the head unless they are tied."""
         return self.vocab * self.d * (1 if self.tied else 2)
 
     def _params(self, experts_each: int) -> int:
@@ -109,46 +109,46 @@ class ModelShape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def params(self) -> int:
-        """All weights. Norms, biases and learned positions are left out: under half a percent."""
+        """All weights, without norms, biases and learned positions (less than half a percent)."""
         return self._params(self.experts.experts if self.experts else 0)
 
     def read_params(self, tokens: float) -> float:
-        """Weights that a step of so many tokens reads: of the routed experts, only those that get one."""
+        """Return the weights that a step of this many tokens reads, including only experts that a token chooses."""
         experts = self.experts
         unread = self.expert_layers * experts.experts * experts.idle_ratio(tokens) if experts else 0.0
         return self.params - unread * self.expert_params
 
     @property
     def active_params(self) -> int:
-        """Weights that one token meets."""
+        """Weights that are used for one token."""
         return self._params(self.experts.active if self.experts else 0)
 
     def kv_values(self) -> int:
-        """Numbers that one token keeps in the cache of one layer."""
+        """Return the KV values of one token in one layer."""
         if self.latent is not None:
             return self.latent.kv_lora + self.latent.rope
         return 2 * self.kv_heads * self.head_dim
 
     def kv_token_bytes(self, kv_format: KVFormat = "bf16") -> float:
-        """Bytes that one token keeps in the cache, over all layers."""
+        """Return the KV bytes of one token over all layers."""
         return self.layers * self.kv_values() * FORMAT_BYTES[kv_format]
 
     def pair_flops(self) -> float:
-        """FLOP per layer of one query looking at one key of a prompt.
+        """Return the FLOP per layer and (query, key) pair of a prompt.
 
-        MLA expands its latent for prompts: 192 values to compare and 128 to add up per head, not 576 and 512.
+        MLA expands its latent for prompts: 192 values to compare and 128 to sum per head, not 576 and 512.
         """
         if self.latent is not None:
             return 2.0 * self.heads * (self.latent.nope + self.latent.rope + self.latent.v)
         return 4.0 * self.heads * self.head_dim
 
     def prompt_flops(self, tokens: int) -> float:
-        """FLOP of a whole prompt, embedding and head left out."""
+        """Return the FLOP of a whole prompt, without embedding and head."""
         each = 2.0 * (self.active_params - self.embedding_params)
         return each * tokens + self.layers * self.pair_flops() * tokens**2 / 2
 
     def problems(self) -> list[str]:
-        """Everything that is wrong with the sizes. Empty: it can be computed with."""
+        """Return every problem of the sizes. Empty: they are valid."""
         sizes = {"layers": self.layers, "d": self.d, "ffn": self.ffn, "heads": self.heads, "vocab": self.vocab}
         sizes |= {"kv_heads": self.kv_heads, "head_dim": self.head_dim}
         found = [f"{self.name}: {name} is {size}, but must be at least 1" for name, size in sizes.items() if size < 1]

@@ -1,4 +1,4 @@
-"""How one worker is spread over GPUs, and whether a model fits them."""
+"""Parallelism of one worker over GPUs, and the memory check for a model."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from baton.decide.cost.hardware import Hardware
 from baton.decide.cost.model import FORMAT_BYTES, Format, KVFormat, ModelShape
 
 MEMORY_RATIO = 0.9
-"""Share of a GPU's memory that an engine uses; the rest is the driver's, the allocator's and the graphs'."""
+"""Share of a GPU's memory that an engine uses. The rest is for the driver, the allocator and CUDA graphs."""
 ACTIVATION_TOKENS = 2048
-"""Tokens of a step whose activations are kept free beside weights and KV."""
+"""Memory is reserved for the activations of a step of this many tokens."""
 
 
 class Precision(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How weights and KV are stored."""
+    """Formats of weights and KV."""
 
     weights: Format = "bf16"
     kv: KVFormat = "bf16"
@@ -24,15 +24,15 @@ class Parallel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The GPUs of one worker: tp x pp x cp x dp of them."""
 
     tp: int = 1
-    """Tensor parallel: every matrix is split; two all-reduces a layer."""
+    """Tensor parallel: every matrix is split; two all-reduces per layer."""
     pp: int = 1
-    """Pipeline stages, each with its share of the layers."""
+    """Pipeline parallel: stages that share the layers."""
     cp: int = 1
-    """Context (sequence) parallel: a prompt's tokens, and the KV that decode reads, are split; weights are not."""
+    """Context parallel: prompt tokens and KV are split, weights are not."""
     dp: int = 1
-    """Attention data parallel: each part of the worker serves its own requests, all share the experts."""
+    """Attention data parallel: each rank serves its own requests; all ranks share the experts."""
     ep: int = 1
-    """GPUs of a stage that the experts are divided among; the rest of tp x cp x dp splits each expert."""
+    """Expert parallel: GPUs of a stage over which experts are distributed. tp x cp x dp / ep GPUs split each expert."""
 
     @property
     def gpus(self) -> int:
@@ -45,7 +45,7 @@ class Parallel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.tp * self.cp * self.dp
 
     def problems(self, model: ModelShape) -> list[str]:
-        """Everything that does not divide. Empty: the model can be cut this way."""
+        """Return every degree that does not divide the model. Empty: the parallelism is possible."""
         degrees = (("tp", self.tp), ("pp", self.pp), ("cp", self.cp), ("dp", self.dp), ("ep", self.ep))
         found = [f"{name} is {degree}, but must be at least 1" for name, degree in degrees if degree < 1]
         if found:
@@ -70,7 +70,7 @@ class Parallel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def experts_gpus_max(stage_gpus: int, experts: int) -> int:
-    """Most GPUs of a stage that experts can be divided among, at least one on each and all used alike."""
+    """Return the maximum `ep`: it divides the GPUs of the stage and leaves at least one expert per GPU."""
     return max(degree for degree in range(1, min(stage_gpus, experts) + 1) if stage_gpus % degree == 0)
 
 
@@ -80,20 +80,20 @@ def _near(model: ModelShape, parallel: Parallel) -> str:
 
 
 class MemorySplit(Struct, frozen=True, kw_only=True):
-    """What one GPU of a worker holds."""
+    """Use of the memory of one GPU of a worker."""
 
     weights_bytes: float
     activations_bytes: float
     kv_bytes: float
-    """Left for KV; negative where the weights do not fit."""
+    """Memory left for KV. Negative if the weights do not fit."""
     kv_tokens: int
-    """Tokens whose KV the whole worker holds."""
+    """KV tokens of the whole worker."""
 
 
 def split_memory(
     model: ModelShape, hardware: Hardware, parallel: Parallel, precision: Precision, draft: ModelShape | None = None
 ) -> MemorySplit:
-    """Divide a worker's memory into weights, activations and KV; those of a draft model beside it are among them."""
+    """Divide a worker's memory into weights, activations and KV, including those of a draft model."""
     weights_bytes = _weights_bytes(model, parallel, precision)
     activations_bytes = 2 * ACTIVATION_TOKENS * (4 * model.d + 2 * model.ffn / parallel.tp)
     kv_bytes = kv_token_gpu_bytes(model, parallel, precision.kv)
@@ -109,12 +109,12 @@ def split_memory(
 
 
 def draft_parallel(draft: ModelShape, parallel: Parallel) -> Parallel:
-    """A draft model runs on the target's GPUs, on as many of them as divide its heads."""
+    """Return the parallelism of a draft model: as many of the target's GPUs as divide its heads."""
     return Parallel(tp=max(degree for degree in range(1, parallel.tp + 1) if draft.heads % degree == 0))
 
 
 def kv_token_gpu_bytes(model: ModelShape, parallel: Parallel, kv: KVFormat) -> float:
-    """Bytes that a token takes on each GPU that holds some of it. Latents, and heads past their number, are copied."""
+    """Return the KV bytes of a token per GPU. Latents are replicated, and so are heads if there are more ranks."""
     layers = -(-model.layers // parallel.pp)
     if model.latent is not None:
         return layers * model.kv_values() * FORMAT_BYTES[kv]
@@ -122,7 +122,7 @@ def kv_token_gpu_bytes(model: ModelShape, parallel: Parallel, kv: KVFormat) -> f
 
 
 def _weights_bytes(model: ModelShape, parallel: Parallel, precision: Precision) -> float:
-    """Bytes on the fullest GPU: the stage with the most layers, and half of the embeddings where there are stages."""
+    """Return the weight bytes on the fullest GPU: the longest stage, with embedding or head if there are several."""
     each = FORMAT_BYTES[precision.weights]
     share = -(-model.layers // parallel.pp) / model.layers
     experts = model.experts
@@ -136,9 +136,9 @@ def _weights_bytes(model: ModelShape, parallel: Parallel, precision: Precision) 
 def worker_problems(
     model: ModelShape, hardware: Hardware, parallel: Parallel, precision: Precision, draft: ModelShape | None = None
 ) -> list[str]:
-    """Everything in the way of such a worker, with the nearest that works. Empty: it can be built.
+    """Return every reason why such a worker cannot be built, with the nearest alternative. Empty: it can.
 
-    One rule for whoever describes a worker and for the planner, which tries many.
+    Used for cluster files and by the planner.
     """
     problems = parallel.problems(model)
     if problems:
@@ -164,7 +164,7 @@ def _widest(model: ModelShape, hardware: Hardware) -> int:
 def _fit_problem(
     model: ModelShape, hardware: Hardware, parallel: Parallel, precision: Precision, draft: ModelShape | None
 ) -> str | None:
-    """Say that a model does not fit, with the numbers and the nearest thing that works. None: it fits."""
+    """Return an error message with the numbers and the nearest alternative if a model does not fit, else None."""
     have = split_memory(model, hardware, parallel, precision, draft)
     if have.kv_tokens > 0:
         return None
@@ -182,7 +182,7 @@ def _fit_problem(
 def _nearest_fit(
     model: ModelShape, hardware: Hardware, parallel: Parallel, precision: Precision, draft: ModelShape | None
 ) -> str:
-    """Of what can be built: the least tp, the least pp and the least coarse weights that fit, each for itself."""
+    """Describe the alternatives that fit: the lowest tp, the lowest pp, and the most precise weights."""
     found: list[str] = []
     tps = [degree for degree in (2, 4, 8, 16) if degree * parallel.cp <= hardware.gpus_per_node]
     wider = (structs.replace(parallel, tp=tp) for tp in tps if tp > parallel.tp and model.heads % tp == 0)

@@ -31,12 +31,12 @@ from baton.decide.cost.parallel import Parallel, Precision
 ONE_GPU = Parallel()
 PLAIN = Precision()
 MEMO_MAX = 65_536
-"""Entries of a memo before it starts anew: more than the token counts that a batch limit allows."""
+"""A cache is cleared at this many entries, which is more than the token counts that a batch limit allows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflineCost:
-    """Seconds of steps of one worker. Implements `CostModel`."""
+    """Cost model of one worker from hardware peaks. Implements `CostModel`."""
 
     model: ModelShape
     hardware: Hardware
@@ -44,11 +44,11 @@ class RooflineCost:
     precision: Precision = PLAIN
     engine: EngineProfile
     wire: HandoffLink | None = None
-    """To other hosts. None: the hardware's inter-node links, all of the worker's at once."""
+    """Link to other hosts. None: the inter-node links of all of the worker's GPUs."""
     query_tokens: int = 1
-    """Tokens that a decoding request computes in a step: 1, or 1 + the drafted ones."""
+    """Tokens per decoding request and step: 1, or 1 + drafted tokens."""
     measured_layer: Curve | None = None
-    """Seconds of one layer without attention and exchange by tokens, where they were measured."""
+    """Measured seconds of one layer without attention and exchange, by tokens. None: computed from the peaks."""
     _layer: LayerCost = field(init=False)
     _attention: AttentionCost = field(init=False)
     _wires: tuple[HandoffLink, HandoffLink] = field(init=False)
@@ -56,7 +56,7 @@ class RooflineCost:
     _decodes_s: dict[int, tuple[float, float]] = field(init=False, default_factory=dict[int, tuple[float, float]])
 
     def __post_init__(self) -> None:
-        """Derive what stays the same from step to step."""
+        """Create the parts that do not change between steps."""
         parts = (self.model, self.hardware, self.parallel, self.precision)
         object.__setattr__(self, "_layer", LayerCost(*parts, self.measured_layer))
         object.__setattr__(self, "_attention", AttentionCost(*parts))
@@ -72,10 +72,10 @@ class RooflineCost:
         return self.step_s(StepShape(prefill_tokens=new_tokens, prefill_chunks=1, prefill_pairs=pairs))
 
     def step_s(self, shape: StepShape) -> float:
-        """See `CostModel.step_s`.
+        """Return the seconds of a step.
 
-        A step with both kinds of work is its decode step, and what the prompt tokens add to its kernels at the prompts'
-        factor; never less than the prompts alone.
+        A mixed step is its decode step plus the kernels that the prompt tokens add, times the prompt factor, and at
+        least the time of the prompts alone.
         """
         requests, engine = shape.decode_requests, self.engine
         if shape.prefill_tokens == 0:
@@ -105,7 +105,7 @@ class RooflineCost:
         return [fixed_s + token_s * read for read in reads]
 
     def handoff_s(self, *, tokens: int, same_host: bool) -> float:
-        """See `CostModel.handoff_s`. Layer-wise streaming hides under the prefill of the same tokens."""
+        """Return the seconds of a handoff. Layer-wise streaming overlaps the prefill of the same tokens."""
         wire = self._wires[1 if same_host else 0]
         prefill_s = 0.0 if wire.streaming == "whole" else self.prefill_s(new_tokens=tokens, cached_tokens=0)
         return wire.exposed_s(
@@ -113,7 +113,6 @@ class RooflineCost:
         )
 
     def on(self, kind: str) -> RooflineCost:
-        """See `CostModel.on`. All workers are alike."""
         return self
 
     @property
@@ -122,11 +121,11 @@ class RooflineCost:
         return self.model.kv_token_bytes(self.precision.kv)
 
     def layer_s(self, tokens: int) -> float:
-        """Seconds of one layer's kernels for so many tokens, without attention and exchange: what profilers measure."""
+        """Return the seconds of one layer's kernels without attention and exchange, as profilers measure them."""
         return self._layer.alone_s(tokens)
 
     def peak_ratios(self, shape: StepShape) -> tuple[float, float]:
-        """Shares of the GPUs' peak arithmetic and of their peak memory bandwidth that a step uses."""
+        """Return the shares of peak arithmetic and peak memory bandwidth that a step uses."""
         step_s, gpus = self.step_s(shape), self.parallel.gpus
         tokens = shape.prefill_tokens + shape.decode_requests * self.query_tokens
         flops = 2.0 * self.model.active_params * tokens
@@ -138,12 +137,12 @@ class RooflineCost:
         return compute_ratio, memory_ratio
 
     def power_w(self, shape: StepShape) -> float:
-        """Draw of the whole worker during such a step."""
+        """Return the power draw of the whole worker during such a step."""
         compute_ratio, memory_ratio = self.peak_ratios(shape)
         return self.parallel.gpus * self.hardware.power_w(compute_ratio=compute_ratio, memory_ratio=memory_ratio)
 
     def _decode(self, requests: int) -> tuple[float, float]:
-        """A step of `requests` decoding requests alone, as seconds with no context and seconds per token of it."""
+        """Return the fixed seconds of a decode step, and the seconds per token of context."""
         known = self._decodes_s.get(requests)
         if known is None:
             if len(self._decodes_s) >= MEMO_MAX:
@@ -166,7 +165,7 @@ class RooflineCost:
         return engine.decode.factor * kernels_s + fixed_s, engine.decode.factor * pp * stage_layers * token_s / micro
 
     def _kernels_s(self, shape: StepShape) -> float:
-        """Kernels of a step with prompt tokens."""
+        """Return the seconds of the kernels of a step with prompt tokens."""
         parallel, attention = self.parallel, self._attention
         tokens, chunks = float(shape.prefill_tokens), max(1, shape.prefill_chunks)
         queries = shape.decode_requests * self.query_tokens
@@ -186,7 +185,7 @@ class RooflineCost:
         return rounds * stage_s + self._layer.head_s((chunks + queries) / parallel.dp)
 
     def _stage_s(self, prompt_tokens: float, chunks: int, queries: float) -> float:
-        """One stage's layers without attention, and sending on. Prompts are split over cp and, whole, over dp."""
+        """Return the seconds of one stage's layers without attention, and of sending. Only cp splits a prompt."""
         parallel = self.parallel
         ranked = prompt_tokens / parallel.cp / min(parallel.dp, chunks) + queries / min(parallel.dp, max(1.0, queries))
         key = (ranked, prompt_tokens + queries)

@@ -1,4 +1,4 @@
-"""The keys of a cost section, model by model, and what is built from them."""
+"""The keys of a `cost` section for each cost model, and the construction of the models."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from baton.decide.cost.table import TableSetting, distserve_table, splitwise_sim
 
 
 class KindFacts(Struct, frozen=True, kw_only=True):
-    """What else a section says about workers of one kind. 0 where the cost model does not know."""
+    """Properties of one kind of worker. 0: the cost model does not know the value."""
 
     gpus: int = 0
     kv_tokens_max: int = 0
-    """Tokens whose KV fits beside the weights."""
+    """KV tokens that fit beside the weights."""
     kv_token_bytes: float = 0.0
     usd_per_hour: float = 0.0
-    """Of the whole worker."""
+    """Price of the whole worker."""
     power_w: float = 0.0
-    """Rated, of the whole worker with its share of the node."""
+    """Rated power of the whole worker with its share of the node."""
     notes: tuple[str, ...] = ()
-    """What was borrowed because it has not been measured."""
+    """Values that were taken from other hardware or engines because they have not been measured."""
 
 
 Built = tuple[CostModel, KindFacts]
@@ -61,9 +61,9 @@ class RooflineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """`model: roofline`."""
 
     llm: str | ModelShape
-    """A name, a path to a `config.json`, or the sizes themselves."""
+    """Name of a model, path of a `config.json`, or the sizes."""
     hardware: str | CustomHardware
-    """A name, or a description."""
+    """Name of a GPU, or its description."""
     tp: Count = 1
     pp: Count = 1
     cp: Count = 1
@@ -75,7 +75,7 @@ class RooflineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     wire: HandoffLink | None = None
     draft: DraftSpec | None = None
     usd_per_hour: Dollars | None = None
-    """Of one GPU. None: the catalogue's."""
+    """Price of one GPU. None: that of the catalogue."""
 
 
 class TableSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,9 +88,9 @@ class TableSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tp: Count = 1
     pp: Count = 1
     engine: str = ""
-    """Of distserve: distserve or vllm. Of vidur: as for roofline."""
+    """For the profile distserve: distserve or vllm. For vidur: as for roofline."""
     prompt_factor: Factor = 1.0
-    """1.3 for a GPU capped at 70 % of its power (Splitwise)."""
+    """Factor on prompt time: 1.3 for a GPU capped at 70 % of its power (Splitwise)."""
     wire: HandoffLink | None = None
 
 
@@ -105,7 +105,7 @@ class SplitwiseSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class LinearSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`model: linear`: the prices of `LinearCost`, which says what each means."""
+    """`model: linear`: the prices of `LinearCost`, which documents them."""
 
     step_overhead_s: Overhead = 0.039
     prefill_token_s: Price = 0.0023
@@ -123,9 +123,9 @@ class FittedSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`model: fitted`."""
 
     file: str = ""
-    """A fit as `save_fitted` writes it, a step profile, a worker's step log, or the folder of them (`step_log`)."""
+    """A saved fit, a step profile, a worker's step log, or the folder of step logs (`step_log`)."""
     fit: FittedCost | None = None
-    """Instead of `file`: what was read there."""
+    """The fit itself, instead of `file`."""
 
 
 AnySpec = RooflineSpec | TableSpec | SplitwiseSpec | LinearSpec | FittedSpec
@@ -145,7 +145,7 @@ def _fitted(spec: FittedSpec, folder: Path) -> FittedCost:
 
 
 def build(spec: AnySpec, folder: Path) -> Built:
-    """Build the cost model; files are relative to `folder`. Raises ConfigError with every problem."""
+    """Build a cost model. Files are relative to `folder`. Raise ConfigError with every problem."""
     match spec:
         case LinearSpec():
             return spec.model(), KindFacts()
@@ -161,12 +161,12 @@ def build(spec: AnySpec, folder: Path) -> Built:
 
 
 def is_model_file(llm: str) -> bool:
-    """A model is named by its `config.json`, not as the catalogue names it."""
+    """Return whether a model is given as a `config.json` and not by name."""
     return llm.endswith(".json")
 
 
 def read_model(llm: str | ModelShape, folder: Path) -> ModelShape:
-    """Find a model: by its name, its `config.json`, or its sizes. Raises ConfigError."""
+    """Return a model by its name, `config.json`, or sizes. Raise ConfigError if it is unknown or invalid."""
     if isinstance(llm, ModelShape):
         problems = llm.problems()
         if problems:
@@ -180,7 +180,7 @@ def read_model(llm: str | ModelShape, folder: Path) -> ModelShape:
 
 
 def _named(llm: str | ModelShape, gpu: str | CustomHardware, folder: Path) -> tuple[ModelShape, Hardware]:
-    """Both, or both problems at once."""
+    """Return the model and the GPU. Raise ConfigError with the problems of both."""
     problems: list[str] = []
     try:
         model = read_model(llm, folder)
@@ -224,7 +224,7 @@ def _roofline(spec: RooflineSpec, folder: Path) -> Built:
 
 
 def _draft_model(draft: DraftSpec | None) -> tuple[ModelShape | None, list[str]]:
-    """The draft's model, and everything that is wrong with the draft. Neither where there is no draft."""
+    """Return the draft's model, and its problems. Without a draft: None and no problems."""
     if draft is None:
         return None, []
     try:
@@ -244,7 +244,7 @@ def _drafted(cost: RooflineCost, draft: DraftSpec, small: ModelShape) -> Specula
 
 
 def facts_of(cost: RooflineCost, draft: ModelShape | None = None) -> KindFacts:
-    """What a worker is, beside how long it takes. `draft`: the model that drafts beside it."""
+    """Return the properties of a worker. `draft`: its draft model."""
     gpu, gpus = cost.hardware, cost.parallel.gpus
     return KindFacts(
         gpus=gpus,
@@ -257,7 +257,7 @@ def facts_of(cost: RooflineCost, draft: ModelShape | None = None) -> KindFacts:
 
 
 def _setting(spec: TableSpec | SplitwiseSpec, folder: Path) -> tuple[TableSetting, KindFacts]:
-    """The facts are those of the same worker under the roofline: a table knows no memory."""
+    """Return the setting of a table, and the worker's properties by the roofline model, since tables have no memory."""
     model, gpu = _named(spec.llm, spec.hardware, folder)
     pp = spec.pp if isinstance(spec, TableSpec) else 1
     likeness = RooflineCost(model=model, hardware=gpu, parallel=Parallel(tp=spec.tp, pp=pp), engine=IDEAL)
@@ -289,7 +289,7 @@ def _table(spec: TableSpec, folder: Path) -> Built:
 
 
 def _vidur(spec: TableSpec, setting: TableSetting) -> RooflineCost:
-    """Vidur's measured layers; attention, exchange and head from the roofline."""
+    """Return a roofline model with Vidur's measured layers."""
     curve = vidur_layer(llm=setting.llm, gpu=setting.hardware, tp=setting.tp)
     profile = engine_profile(spec.engine or "ideal", llm=setting.llm, gpu=hardware(setting.hardware), tp=setting.tp)
     parallel = Parallel(tp=spec.tp, pp=spec.pp)

@@ -1,4 +1,4 @@
-"""Decode with drafted tokens: the target model checks several at once and keeps those that it would have drawn."""
+"""Cost model of speculative decoding with a draft model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton.core.types import StepShape
 
 
 def accepted_tokens(*, draft_tokens: int, acceptance_ratio: float) -> float:
-    """Tokens that a step yields on average: the accepted ones, and the one that the target adds.
+    """Return the mean number of tokens per check: accepted drafts and the one that the target adds.
 
     Source: Leviathan et al. (2023), (1 - a^(n+1)) / (1 - a) for independent acceptance.
     """
@@ -19,14 +19,14 @@ def accepted_tokens(*, draft_tokens: int, acceptance_ratio: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeCost:
-    """Seconds per token of a target that checks `draft_tokens` of a draft model. Implements `CostModel`.
+    """Cost of a target model that checks `draft_tokens` of a draft model. Implements `CostModel`.
 
-    A step of decode counts as the share of a check that one token costs, so that a simulated step is still a token.
-    Prompts, and steps with prompt tokens in them, run without drafts.
+    A decode step costs the share of a check per output token, so that a simulated step still yields one token. Steps
+    with prompt tokens run without drafts.
     """
 
     target: CostModel
-    """Without drafts."""
+    """The target without drafts."""
     check: CostModel
     """The target with `query_tokens` = 1 + draft_tokens."""
     draft: CostModel
@@ -58,5 +58,4 @@ class SpeculativeCost:
         return self.target.handoff_s(tokens=tokens, same_host=same_host)
 
     def on(self, kind: str) -> SpeculativeCost:
-        """See `CostModel.on`. All workers are alike."""
         return self

@@ -1,4 +1,4 @@
-"""A fitted cost model straight from what workers wrote down of their steps (`step_log` of `baton serve`)."""
+"""Fit a cost model to the step logs of workers (`step_log` of `baton serve`)."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from baton.core.files import in_file
 from baton.decide.cost.fitted import FittedCost, StepPoint, StepProfile, fit_cost, load_fitted, load_step_profile
 
 POINTS_MIN = 50
-"""Steps of which fewer say nothing: seven prices are fitted, and every fifth step is kept to tell the error."""
+"""Minimum number of steps for a fit: ten prices are fitted, and every fifth step is held out."""
 
 
 class LoggedStep(StepPoint, frozen=True, kw_only=True):
-    """A line of the log. `step_s` is the whole turn: commands, plan, forward pass, report."""
+    """A line of a step log. `step_s` covers commands, plan, forward pass and report."""
 
     at_s: float
-    """When the turn began, on the clock of the host."""
+    """Start of the step, on the host's clock."""
     engine_s: float
     """The forward pass alone."""
 
 
 def read_fitted(path: Path) -> FittedCost:
-    """Read a saved fit, or fit what lies there: a step profile, a worker's step log, a folder of step logs.
+    """Read a saved fit, or fit a step profile, a worker's step log, or a folder of step logs.
 
-    Raises ConfigError for a file that is none of them, or that has too few steps.
+    Raise ConfigError for any other file, or for too few steps.
     """
     with in_file(path, "the prices of steps"):
         if path.is_dir():
@@ -56,7 +56,7 @@ def _fit(path: Path, logs: list[Path]) -> FittedCost:
 
 
 def read_step_log(path: Path) -> list[LoggedStep]:
-    """Read a worker's steps. A last line that was cut off is left out. Raises ConfigError for what is no such log."""
+    """Read a worker's step log without an incomplete last line. Raise ConfigError if it is not a step log."""
     lines = path.read_bytes().split(b"\n")[:-1]
     try:
         return [msgspec.json.decode(line, type=LoggedStep) for line in lines]

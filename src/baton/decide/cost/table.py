@@ -15,14 +15,14 @@ from baton.decide.cost.curve import Curve, rising_curve
 from baton.decide.cost.handoff import HandoffLink
 
 PROMPT_TOKENS, GENERATED_TOKENS = 512, 64
-"""Splitwise's batches: prompts of this length, timed over 128 tokens, so half of them generated on average."""
+"""Splitwise's batches: prompts of this length, timed over 128 output tokens, of which half exist on average."""
 MIXED_FACTOR = 1.1
-"""Splitwise's simulator: a step with both kinds of work takes a prompt step's time, and a tenth more."""
+"""Splitwise's simulator: a mixed step takes 1.1 times its prompt step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSetting:
-    """What was measured, and what the measurement does not say."""
+    """The measured setting, and values that the measurement does not include."""
 
     llm: str
     hardware: str
@@ -30,12 +30,12 @@ class TableSetting:
     wire: HandoffLink
     kv_token_bytes: float
     prompt_factor: float = 1.0
-    """1.3 for an H100 that is capped at 70 % of its power."""
+    """Factor on prompt time: 1.3 for an H100 capped at 70 % of its power."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableCost:
-    """A step as a curve over prompt tokens, one over decoding requests, and a price per token of context.
+    """A curve over prompt tokens, a curve over decoding requests, and a price per token of context.
 
     Source: Splitwise (ISCA '24), `perf_model.csv`: vLLM of 2023, DGX-A100 and DGX-H100.
     """
@@ -45,14 +45,14 @@ class TableCost:
     decode: Curve
     """Seconds by decoding requests, each with `PROMPT_TOKENS` + `GENERATED_TOKENS` of context."""
     context_token_s: float
-    """Each token of context beyond that."""
+    """Seconds per token of context beyond that."""
     mixed_factor: float = MIXED_FACTOR
     prompt_factor: float = 1.0
     kv_token_bytes: float
     wire: HandoffLink
 
     def prefill_s(self, *, new_tokens: int, cached_tokens: int) -> float:
-        """See `CostModel.prefill_s`. Cached tokens are free: the measurements have none."""
+        # Cached tokens are free, since the measurements have none.
         if new_tokens == 0:
             return 0.0
         return self.step_s(StepShape(prefill_tokens=new_tokens, prefill_chunks=1))
@@ -77,16 +77,15 @@ class TableCost:
         return _handoff_s(self, tokens, same_host=same_host)
 
     def on(self, kind: str) -> TableCost:
-        """See `CostModel.on`. All workers are alike."""
         return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitwiseSimCost:
-    """The published simulator's step, with its flaw: what it measured by prompt x batch, it looks up by requests.
+    """The published simulator's step, including its error: it looks up decodes by requests instead of prompt x batch.
 
-    So a step of decode hardly depends on its batch (Llama-2-70B on A100 tp 8, 64 requests: 42.8 ms, measured 71.6).
-    Only to reproduce the paper's figures; `TableCost` is the same data read right.
+    So a decode step hardly depends on its batch (Llama-2-70B on A100 tp 8, 64 requests: 42.8 ms, measured 71.6). Use it
+    only to reproduce the paper's figures; `TableCost` uses the same data correctly.
     """
 
     prompt: Curve
@@ -113,29 +112,29 @@ class SplitwiseSimCost:
         return _handoff_s(self, tokens, same_host=same_host)
 
     def on(self, kind: str) -> SplitwiseSimCost:
-        """See `CostModel.on`. All workers are alike."""
         return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistServeCost:
-    """Step times as DistServe's simulator has them: a prompt is quadratic in its length, decode linear in two regimes.
+    """Step times of DistServe's simulator: quadratic in the prompt length, linear for decodes in two regimes.
 
-    The two decode fits do not meet: at `decode_large` requests a step can get cheaper. A prompt after cached tokens
-    is (n + c)^2 - c^2 where the fit has n^2. Decode pays the second regime from 95 requests on.
+    The two decode fits do not meet: at `decode_large` requests a step can become cheaper. A prompt after cached tokens
+    uses (n + c)^2 - c^2 where the fit has n^2. The second regime starts at 95 requests.
     Source: DistServe (OSDI '24), `simdistserve/estimators/profile_data`.
     """
 
     prompt: tuple[float, float, float]
-    """Seconds: of a step, per token, per squared token."""
+    """Seconds per step, per token, and per squared token."""
     decode: tuple[float, float, float]
-    """Seconds: of a step, per token of context, per request."""
+    """Seconds per step, per token of context, and per request."""
     decode_many: tuple[float, float, float]
     decode_large: int = 95
     pp: int = 1
     engine_s: float = 0.002
-    """What the simulator adds to every step; and to each token of context `engine_token_s`."""
+    """Seconds that the simulator adds to every step."""
     engine_token_s: float = 1e-7
+    """Seconds that the simulator adds per token of context."""
     kv_token_bytes: float
     wire: HandoffLink
 
@@ -146,7 +145,7 @@ class DistServeCost:
         return self.step_s(StepShape(prefill_tokens=new_tokens, prefill_chunks=1, prefill_pairs=pairs))
 
     def step_s(self, shape: StepShape) -> float:
-        """See `CostModel.step_s`. A step with both kinds of work is the sum of both."""
+        # A mixed step is the sum of its prompt step and its decode step.
         if shape.prefill_tokens == 0:
             fixed_s, token_s = self._decode(shape.decode_requests)
             return fixed_s + token_s * shape.context_tokens
@@ -173,12 +172,11 @@ class DistServeCost:
         return _handoff_s(self, tokens, same_host=same_host)
 
     def on(self, kind: str) -> DistServeCost:
-        """See `CostModel.on`. All workers are alike."""
         return self
 
 
 def _handoff_s(cost: TableCost | SplitwiseSimCost | DistServeCost, tokens: int, *, same_host: bool) -> float:
-    """On one host the published simulators move nothing."""
+    # On one host the published simulators copy no bytes.
     if same_host:
         return cost.wire.latency_s
     return cost.wire.transfer_s(tokens=tokens, token_bytes=cost.kv_token_bytes)
@@ -193,7 +191,7 @@ def _rows(name: str) -> tuple[Row, ...]:
 
 
 def _matching(name: str, wanted: dict[str, str]) -> list[Row]:
-    """Rows of a data file. Raises ConfigError with what it has when nothing matches."""
+    """Return the matching rows of a data file. Raise ConfigError with the available ones if none matches."""
     rows = _rows(name)
     found = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
     if not found:
@@ -204,7 +202,7 @@ def _matching(name: str, wanted: dict[str, str]) -> list[Row]:
 
 
 def splitwise_table(setting: TableSetting) -> TableCost:
-    """Read Splitwise's profile. Raises ConfigError where it has no such setting."""
+    """Return a cost model from Splitwise's profile. Raise ConfigError if it lacks the setting."""
     rows = _matching("splitwise.csv", {"llm": setting.llm, "hardware": setting.hardware, "tp": str(setting.tp)})
     read = [
         (int(row["prompt_tokens"]), int(row["batch"]), float(row["prompt_ms"]) / 1e3, float(row["token_ms"]) / 1e3)
@@ -224,7 +222,7 @@ def splitwise_table(setting: TableSetting) -> TableCost:
 
 
 def splitwise_sim(setting: TableSetting) -> SplitwiseSimCost:
-    """Read the curves that the published simulator makes of the profile. Raises ConfigError where there are none."""
+    """Return the curves of Splitwise's published simulator. Raise ConfigError if it lacks the setting."""
     rows = _matching("splitwise-sim.csv", {"llm": setting.llm, "hardware": setting.hardware, "tp": str(setting.tp)})
     return SplitwiseSimCost(
         prompt=_from_zero([(float(row["batch_tokens"]), float(row["prompt_ms"]) / 1e3) for row in rows]),
@@ -236,14 +234,14 @@ def splitwise_sim(setting: TableSetting) -> SplitwiseSimCost:
 
 
 def _from_zero(points: list[tuple[float, float]]) -> Curve:
-    """Let the first line go on down to zero, as the published simulator does."""
+    """Extrapolate the first line to zero, as the published simulator does."""
     (x0, y0), (x1, y1) = points[:2]
     whole = [(0.0, max(0.0, y0 - (y1 - y0) / (x1 - x0) * x0)), *points]
     return Curve(tuple(place for place, _ in whole), tuple(value for _, value in whole))
 
 
 def distserve_table(setting: TableSetting, *, engine: str, pp: int) -> DistServeCost:
-    """Read DistServe's fits for A100-80G. Raises ConfigError where there are none."""
+    """Return a cost model from DistServe's fits for A100-80G. Raise ConfigError if it lacks the setting."""
     rows = _matching("distserve.csv", {"engine": engine, "llm": setting.llm, "tp": str(setting.tp)})
     fits = {row["phase"]: row for row in rows}
 
@@ -262,6 +260,6 @@ def distserve_table(setting: TableSetting, *, engine: str, pp: int) -> DistServe
 
 
 def vidur_layer(*, llm: str, gpu: str, tp: int) -> Curve:
-    """Read seconds of one layer without attention, by tokens, as Vidur measured it. Raises ConfigError without data."""
+    """Return Vidur's measured seconds of one layer without attention, by tokens. Raise ConfigError without data."""
     rows = _matching("vidur.csv", {"llm": llm, "hardware": gpu, "tp": str(tp)})
     return rising_curve((float(row["tokens"]), float(row["layer_ms"]) / 1e3) for row in rows)
