@@ -26,8 +26,8 @@ WATCHED = {
     "compute/": "execute",
 }
 """A file, or a folder that ends in /, and the function that is noted there."""
-EDGE, FIRST = "serve/http/arrival.py", "serve/http/generate.py"
-"""The walk begins where the first file has called the second."""
+FIRST = ("serve/http/generate.py", "__call__")
+"""The HTTP handler, with which a walk begins."""
 LAST = "execute"
 PROGRAM = """
 import json, os, sys, threading, time
@@ -42,7 +42,7 @@ def note(frame, event, argument):
         return
     path = path[len(SOURCE) + 1:]
     name = frame.f_code.co_name
-    if not (path == {first!r} or any(path.startswith(p) and name == n for p, n in WATCHED)):
+    if not ((path, name) == {first!r} or any(path.startswith(p) and name == n for p, n in WATCHED)):
         return
     stack = []
     while frame is not None:
@@ -96,13 +96,13 @@ def _ask(server: subprocess.Popen[str]) -> None:
 
 def walk(noted: list[tuple[float, Stack]]) -> list[str]:
     """Return the files from the HTTP handler to the first step after it, without repetitions in a row."""
-    first = next(at for at, stack in noted if stack[-1][0] == FIRST and any(file == EDGE for file, _ in stack))
+    first = next(at for at, stack in noted if stack[-1] == FIRST)
     last = next(at for at, stack in noted if at > first and stack[-1][1] == LAST)
     seen: set[tuple[str, str]] = set()
     path: list[str] = []
     before: Stack = []
     for at, stack in noted:
-        if not first <= at <= last or stack[-1] in seen or (stack[-1][0] == FIRST and at > first):
+        if not first <= at <= last or stack[-1] in seen or (stack[-1] == FIRST and at > first):
             continue
         seen.add(stack[-1])
         common = 0

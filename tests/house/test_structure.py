@@ -9,7 +9,7 @@ import structure
 import walk
 from docgen import compact
 
-EDGE, FIRST = (walk.EDGE, "run"), (walk.FIRST, "answer")
+EDGE, FIRST = ("serve/edge.py", "run"), walk.FIRST
 
 
 def test_a_walk_goes_back_to_the_common_frame() -> None:
@@ -23,8 +23,8 @@ def test_a_walk_goes_back_to_the_common_frame() -> None:
     ]
     path = walk.walk(noted)
     assert path == [
-        walk.EDGE,
-        walk.FIRST,
+        "serve/edge.py",
+        walk.FIRST[0],
         "serve/driver.py",
         "decide/coordinator.py",
         "serve/driver.py",
