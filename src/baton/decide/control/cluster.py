@@ -181,7 +181,7 @@ class Cluster:
         view = self.workers.get(said.worker)
         for event in said.events:
             if view is not None:
-                if isinstance(event, PrefillFinished):
+                if isinstance(event, PrefillFinished) and self.transfers.copies_layers:
                     # The layers that remain are read from blocks that the pool may release once it hears of the end.
                     self._carry_out(self.transfers.handle(Computed(view.host, event), now_s), now_s)
                 commands = self._ask_pool(view.host, event, now_s)
@@ -190,7 +190,8 @@ class Cluster:
             match event:
                 case PrefillFinished(request_id=request_id):
                     self._ask_coordinator(event, now_s)
-                    self._carry_out(self.transfers.handle(Settle(request_id), now_s), now_s)
+                    if self.transfers.copies_layers:
+                        self._carry_out(self.transfers.handle(Settle(request_id), now_s), now_s)
                 case RequestFinished() | RequestFailed() | RequestDropped(preempted=False):
                     self._ask_coordinator(event, now_s)
                 case BlocksSealed():
@@ -201,7 +202,9 @@ class Cluster:
             self._ask_coordinator(WorkerReported(said.view), now_s)
 
     def _ask_coordinator(self, event: CoordinatorEvent, now_s: float) -> None:
-        self._carry_out(self._coordinate(event, now_s), now_s)
+        commands = self._coordinate(event, now_s)
+        if commands:
+            self._carry_out(commands, now_s)
 
     def _coordinate(self, event: CoordinatorEvent, now_s: float) -> list[CoordinatorCommand]:
         commands = self.coordinator.handle(event, now_s)

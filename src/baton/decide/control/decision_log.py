@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -25,6 +25,7 @@ from baton.core.messages import (
     StartPrefill,
     WorkerReported,
 )
+from baton.core.types import Request
 from baton.core.ways import WayChosen
 from baton.decide.control.cluster import Cluster
 from baton.decide.control.cluster_messages import ClusterEvent, HostAdded, LoggedCommand, ToPool, WorkerSaid
@@ -69,27 +70,37 @@ class Decision(Struct, frozen=True, tag=True):
 
 
 _PROGRESS = (PrefillFinished, RequestFinished, RequestFailed)
-_Said = TypeVar("_Said", bound=ClusterEvent | LoggedCommand)
 
 
 def decided(now_s: float, event: ClusterEvent, commands: Iterable[LoggedCommand]) -> Decision:
     """Make a log entry without any `cache_salt`: that is its tenant's secret, and the log has other readers.
 
-    Decisions depend on block hashes only, so the replay of the entry decides the same.
+    Decisions depend on block hashes only, so the replay of the entry decides the same. Commands repeat neither the
+    hashes of a request nor the names of blocks to land in: the entry of its arrival and those of its worker have them.
     """
-    return Decision(now_s, _unsalted(event), tuple(map(_unsalted, commands)))
+    if isinstance(event, RequestArrived) and event.request.cache_salt:
+        event = replace(event, request=replace(event.request, cache_salt=""))
+    return Decision(now_s, event, tuple(map(_brief, commands)))
 
 
-def _unsalted(said: _Said) -> _Said:
-    if isinstance(said, RequestArrived | StartPrefill | StartDecode | SendAhead):
-        return replace(said, request=replace(said.request, cache_salt="")) if said.request.cache_salt else said
-    if isinstance(said, WayChosen) and said.handoff.request.cache_salt:
-        return replace(said, handoff=replace(said.handoff, request=replace(said.handoff.request, cache_salt="")))
-    if isinstance(said, ToPool):
-        event = said.event
-        if isinstance(event, LandingWanted | LeaseWanted | StartPrefill | StartDecode) and event.request.cache_salt:
-            return replace(said, event=replace(event, request=replace(event.request, cache_salt="")))
-    return said
+def _brief(command: LoggedCommand) -> LoggedCommand:
+    """Shorten what a command says of its request."""
+    match command:
+        case StartPrefill() | StartDecode() | SendAhead():
+            return replace(command, request=_known(command.request))
+        case WayChosen(handoff=handoff):
+            return replace(command, handoff=replace(handoff, request=_known(handoff.request)))
+        case ToPool(event=LandingWanted() | LeaseWanted() as event):
+            return replace(command, event=replace(event, request=_known(event.request), prefix=()))
+        case ToPool(event=StartPrefill() | StartDecode() as event):
+            return replace(command, event=replace(event, request=_known(event.request)))
+        case _:
+            return command
+
+
+def _known(request: Request) -> Request:
+    """Return the request without what only its arrival tells."""
+    return replace(request, block_hashes=(), cache_salt="")
 
 
 def coordinator_events(event: ClusterEvent) -> Iterator[CoordinatorEvent]:
@@ -125,7 +136,7 @@ def replay(cluster: Cluster, decisions: Iterable[Decision]) -> tuple[int, Differ
     index = 0
     for index, recorded in enumerate(decisions, 1):
         cluster.handle(recorded.event, recorded.now_s)
-        replayed = tuple(cluster.decided)
+        replayed = decided(recorded.now_s, recorded.event, cluster.decided).commands
         if replayed != recorded.commands:
             return index - 1, Difference(index - 1, recorded, replayed)
     return index, None

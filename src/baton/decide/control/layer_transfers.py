@@ -33,6 +33,10 @@ class LayerTransfers:
     _copies: dict[int, Transfer] = field(default_factory=dict[int, Transfer])
     """Transfers by the numbers of their copies."""
 
+    @property
+    def is_active(self) -> bool:
+        return bool(self._active)
+
     def groups(self, host: HostId, wanted: int) -> int:
         """Return in how many groups of layers a worker of this host reports progress. 1: it does not."""
         layout = self.layouts.get(host)

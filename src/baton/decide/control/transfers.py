@@ -141,6 +141,11 @@ class Transfers:
         """Requests that wait for a remote pool, or are put into one."""
         return self._by_pool.waiting
 
+    @property
+    def copies_layers(self) -> bool:
+        """Tell whether the end of some prompt is copied by layer."""
+        return self._layers.is_active
+
     def add_host(self, host: HostId, layout: KVLayout) -> None:
         """Note the layout of KV on a host."""
         self._layers.layouts[host] = layout

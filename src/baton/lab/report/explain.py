@@ -38,7 +38,7 @@ from baton.core.types import RequestId, Slo
 from baton.core.ways import HandoffView, RoadView, WayChosen
 from baton.decide.control.cluster import Cluster
 from baton.decide.control.cluster_messages import ClusterEvent, LoggedCommand, WorkerSaid
-from baton.decide.control.decision_log import Decision, coordinator_events
+from baton.decide.control.decision_log import Decision, coordinator_events, decided
 from baton.decide.policy.handoff import central_s
 from baton.lab.report.first_tokens import FirstTokens
 from baton.lab.report.questions import Notes, Question
@@ -131,7 +131,7 @@ def explain(cluster: Cluster, notes: Notes, decisions: Iterable[Decision], reque
     for decision in decisions:
         notes.now_s = decision.now_s
         cluster.handle(decision.event, decision.now_s)
-        differences += tuple(cluster.decided) != decision.commands
+        differences += decided(decision.now_s, decision.event, cluster.decided) != decision
         asked = tuple(question for question in notes.questions if question.request_id == request_id)
         notes.questions.clear()
         if isinstance(decision.event, RequestArrived) and decision.event.request.id == request_id:

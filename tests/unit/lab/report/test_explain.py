@@ -14,7 +14,7 @@ from baton.core.ticking import Tick
 from baton.core.types import ClusterView, FlightView, LoadWindow, RequestId, WorkerId
 from baton.core.ways import HandoffView, RoadView, WayChosen
 from baton.decide.control.cluster_messages import WorkerSaid
-from baton.decide.control.decision_log import Decision
+from baton.decide.control.decision_log import Decision, decided
 from baton.decide.policy.handoff import FirstTokenByDecode
 from baton.lab.policies.baselines import RoundRobin
 from baton.lab.report.explain import Explanation, explain, find_requests
@@ -210,5 +210,5 @@ def test_watching_changes_nothing() -> None:
     cluster = fresh(notes)
     for decision in log_of():
         cluster.handle(decision.event, decision.now_s)
-        assert tuple(cluster.decided) == decision.commands
+        assert decided(decision.now_s, decision.event, cluster.decided) == decision
     assert len(notes.questions) == 10
