@@ -83,7 +83,7 @@ def test_a_prompt_in_chunks_gives_the_text_of_a_prompt_at_once(made: Made) -> No
 def test_progress_counts_every_layer_of_a_step(made: Made) -> None:
     """A rank counts its own layers."""
     if made.engine.layout.ranks > 1:
-        pytest.skip("ranks are not done together: nobody watches them")
+        pytest.skip("ranks finish layers at different times, and no code observes them")
     made.engine.progress.layers = 0
     run(made.engine, part_of(PROMPT, list(range(16)), start=0))
     assert made.engine.progress.layers == made.engine.layout.layers

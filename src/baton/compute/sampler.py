@@ -48,7 +48,9 @@ def sample_drafted(logits: Numbers, slices: Sequence[Slice]) -> list[list[Drawn]
     row = 0
     with _float_errors_ignored():
         for part in slices:
-            drawn.append(_drawn_of(part, logits[row : row + 1 + part.drafts], likeliest[row : row + 1 + part.drafts]))
+            drawn.append(
+                _sample_slice(part, logits[row : row + 1 + part.drafts], likeliest[row : row + 1 + part.drafts])
+            )
             row += 1 + part.drafts
     return drawn
 
@@ -64,7 +66,7 @@ def _float_errors_ignored() -> np.errstate:
     return np.errstate(over="ignore", invalid="ignore", divide="ignore")
 
 
-def _drawn_of(part: Slice, logits: Numbers, likeliest: Sequence[int]) -> list[Drawn]:
+def _sample_slice(part: Slice, logits: Numbers, likeliest: Sequence[int]) -> list[Drawn]:
     """Sample the next tokens of one slice. logits: [1 + drafts, vocab]."""
     drawn: list[Drawn] = []
     for draft in range(part.drafts + 1):
@@ -122,10 +124,10 @@ def _threshold(scores: Numbers, count: int) -> Numbers:
 
 
 def _is_plain_greedy(part: Slice) -> bool:
-    return part.sampling.temperature == 0.0 and not _adjusts(part)
+    return part.sampling.temperature == 0.0 and not _has_adjustments(part)
 
 
-def _adjusts(part: Slice) -> bool:
+def _has_adjustments(part: Slice) -> bool:
     """Return whether the sampling options change this row's logits."""
     sampling = part.sampling
     return (
@@ -144,21 +146,21 @@ def _masks_stop_tokens(part: Slice) -> bool:
 
 
 def _draw(logits: Numbers, part: Slice) -> int:
-    scores = _adjusted(logits, part) if _adjusts(part) else logits
+    scores = _adjusted_scores(logits, part) if _has_adjustments(part) else logits
     sampling, lib = part.sampling, _library(logits)
     if sampling.temperature == 0.0:
         return int(scores.argmax())
     scaled = (scores - scores.max()) / max(sampling.temperature, TEMPERATURE_MIN)
     if sampling.top_k > 0:
         values, ids = largest(scaled, sampling.top_k)
-        weights = _kept(lib.exp(values), sampling)
+        weights = _filtered_weights(lib.exp(values), sampling)
     else:
-        ids, weights = None, _kept(lib.exp(scaled), sampling)
-    index = _invert(weights, uniform(sampling.seed, part.start + part.count))
+        ids, weights = None, _filtered_weights(lib.exp(scaled), sampling)
+    index = _index_at(weights, uniform(sampling.seed, part.start + part.count))
     return index if ids is None else int(ids[index])
 
 
-def _adjusted(logits: Numbers, part: Slice) -> Numbers:
+def _adjusted_scores(logits: Numbers, part: Slice) -> Numbers:
     """Return a copy of logits [vocab] with penalties, bias and masks applied."""
     sampling, lib = part.sampling, _library(logits)
     scores = lib.asarray(logits, copy=True)
@@ -182,17 +184,17 @@ def _constrained(scores: Numbers, logits: Numbers, row: bytes) -> Numbers:
     """Mask the tokens that the grammar forbids. The grammar wins if it and the minimum length leave no token."""
     bits = np.unpackbits(np.frombuffer(row, dtype=np.uint8), bitorder="little", count=len(scores))
     forbidden = _library(scores).asarray(bits == 0, device=scores.device)
-    masked = _without(scores, forbidden)
-    return masked if bool(masked.max() > float("-inf")) else _without(logits, forbidden)
+    masked = _masked(scores, forbidden)
+    return masked if bool(masked.max() > float("-inf")) else _masked(logits, forbidden)
 
 
-def _without(scores: Numbers, forbidden: Numbers) -> Numbers:
+def _masked(scores: Numbers, forbidden: Numbers) -> Numbers:
     masked = _library(scores).asarray(scores, copy=True)
     masked[forbidden] = float("-inf")
     return masked
 
 
-def _kept(weights: Numbers, sampling: Sampling) -> Numbers:
+def _filtered_weights(weights: Numbers, sampling: Sampling) -> Numbers:
     """Return the weights [count] with those removed by top_p and min_p set to 0. float32; the largest is 1."""
     if sampling.top_p < 1.0:
         weights = weights * _nucleus(weights, sampling.top_p)
@@ -225,7 +227,7 @@ def _nucleus(weights: Numbers, top_p: float) -> Numbers:
     return kept
 
 
-def _invert(weights: Numbers, point: float) -> int:
+def _index_at(weights: Numbers, point: float) -> int:
     """Return the index where the cumulative weights pass `point` (0..1) of their sum. It never has weight 0."""
     lib = _library(weights)
     whole = len(weights) // _RUN * _RUN

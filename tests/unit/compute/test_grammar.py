@@ -67,12 +67,12 @@ def test_another_worker_continues_a_constrained_request() -> None:
 def test_caches_are_bounded_and_nothing_depends_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """INV-9. With caches of one request and one grammar, two of each get the same masks as alone."""
     monkeypatch.setattr(grammar_masks, "COMPILED_MAX", 1)
-    monkeypatch.setattr(grammar_masks, "FOLLOWED_MAX", 1)
+    monkeypatch.setattr(grammar_masks, "PARSERS_MAX", 1)
     masks, digits = _masks(), Grammar(kind="regex", text="[0-9]{2}")
     for _ in range(3):
         assert _allowed(masks, _part("ab", name="one")) == ["-"]
         assert _allowed(masks, _part("4", name="two", grammar=digits)) == list("0123456789")
-    assert (len(masks._compiled), len(masks._followed)) == (1, 1)
+    assert (len(masks._compiled), len(masks._parsers)) == (1, 1)
 
 
 def test_an_output_that_does_not_match_fails_its_request_instead_of_going_on_unconstrained() -> None:

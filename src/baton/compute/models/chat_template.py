@@ -163,9 +163,10 @@ def _from_gguf(path: Path) -> tuple[str, dict[str, str]] | None:
 def _from_folder(folder: Path) -> tuple[str, dict[str, str]] | None:
     path, own_file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     options = read_json(path, dict[str, Any]) if path.is_file() else {}
-    source = (
-        own_file.read_text("utf-8", errors="replace") if own_file.is_file() else _choose(options.get("chat_template"))
-    )
+    if own_file.is_file():
+        source: str | None = own_file.read_text("utf-8", errors="replace")
+    else:
+        source = _default_template(options.get("chat_template"))
     if source is None:
         return None
     return source, {
@@ -173,7 +174,7 @@ def _from_folder(folder: Path) -> tuple[str, dict[str, str]] | None:
     }
 
 
-def _choose(value: object) -> str | None:
+def _default_template(value: object) -> str | None:
     """Return the only template, or the one named `default` of several."""
     if isinstance(value, list):
         named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}

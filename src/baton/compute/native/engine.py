@@ -36,7 +36,7 @@ class NativeEngine:
         self._arena = np.frombuffer(memory, dtype=np.uint8)
         self._angles = AngleTable(config)
         self._logits_buffer = np.empty(0, dtype=np.float32)
-        self._use(self._arena)
+        self._set_arena(self._arena)
 
     def __del__(self) -> None:
         self._library.free(self.handle)
@@ -74,11 +74,11 @@ class NativeEngine:
             sampling=Sampling(temperature=1.0, top_p=0.9),
             prompt_tokens=len(tokens),
         )
-        self._use(scratch)
+        self._set_arena(scratch)
         try:
             self.execute(Step((part,)))
         finally:
-            self._use(self._arena)
+            self._set_arena(self._arena)
 
     def invite(self, cores: Sequence[int]) -> None:
         """Allow steps to use idle cores of other workers. Cores that the system refuses are not used."""
@@ -86,7 +86,7 @@ class NativeEngine:
         for core in cores:
             guests.invite(core)
 
-    def _use(self, arena: np.ndarray) -> None:
+    def _set_arena(self, arena: np.ndarray) -> None:
         self._library.set_arena(self.handle, arena.ctypes.data, arena.size // self.layout.block_bytes)
 
     def _forward(self, slices: Sequence[Slice]) -> list[int]:

@@ -49,7 +49,7 @@ def load_native_engine(
     threads: int,
 ) -> NativeEngine:
     """Load a model with dense weights. dtype: the type of weights and products. See `load_engine` for the others."""
-    return _load(card, layout, memory, library, _Computed(dtype, threads, "dense"))
+    return _load(card, layout, memory, library, _Computation(dtype, threads, "dense"))
 
 
 def load_quantized_engine(
@@ -66,11 +66,11 @@ def load_quantized_engine(
     Values between products are float32 if KV is, else bfloat16.
     """
     dtype: Dtype = "float32" if layout.dtype == "float32" else "bfloat16"
-    return _load(card, layout, memory, library, _Computed(dtype, threads, weights))
+    return _load(card, layout, memory, library, _Computation(dtype, threads, weights))
 
 
 @dataclass(frozen=True, slots=True)
-class _Computed:
+class _Computation:
     """The precision and the threads of an engine."""
 
     dtype: Dtype
@@ -79,7 +79,7 @@ class _Computed:
 
 
 def _load(
-    card: ModelCard, layout: KVLayout, memory: memoryview, library: NativeLibrary, computed: _Computed
+    card: ModelCard, layout: KVLayout, memory: memoryview, library: NativeLibrary, computed: _Computation
 ) -> NativeEngine:
     dtype, threads = computed.dtype, computed.threads
     config, weights = open_model(card)
