@@ -26,7 +26,7 @@ from baton.decide.kv.conversion import Conversion
 from baton.decide.kv.copy_plan import CopyPlan
 from baton.decide.kv.layout import KVLayout
 from baton.move.transport.convert import convert
-from baton.move.transport.numbers import encode
+from baton.move.transport.number_formats import encode
 
 SMOLLM2 = KVLayout(layers=30, kv_heads=3, head_dim=64, block_tokens=16, dtype="bfloat16")
 LLAMA_8B = KVLayout(layers=32, kv_heads=8, head_dim=128, block_tokens=16, dtype="bfloat16")

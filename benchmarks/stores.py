@@ -33,9 +33,9 @@ import numpy as np
 import record
 
 from baton.core.types import BlockHash
-from baton.move.store.opening import open_store
 from baton.move.store.port import Store
 from baton.move.store.segments import slot_bytes
+from baton.move.store.store_url import open_store
 
 try:
     import redis

@@ -11,8 +11,8 @@ import numpy as np
 
 from baton.core.errors import StoreError
 from baton.core.types import BlockHash
-from baton.move.store.opening import open_store
 from baton.move.store.port import Store
+from baton.move.store.store_url import open_store
 
 BLOCK_BYTES = 100_000
 """Of the blocks on a pool node, where nothing depends on it."""

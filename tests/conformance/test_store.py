@@ -19,11 +19,11 @@ from baton.move.store.memory import MemoryStore
 from baton.move.store.node import StoreNode
 from baton.move.store.node_store import PART_BYTES
 from baton.move.store.object_store import ObjectPlace, ObjectStore
-from baton.move.store.opening import open_store
 from baton.move.store.port import Store
 from baton.move.store.redis_store import PIECE_BYTES, RedisStore
 from baton.move.store.segments import slot_bytes
 from baton.move.store.slot_io import RUN_BYTES
+from baton.move.store.store_url import open_store
 from tests.store_servers import redis_server, s3_server
 from tests.stores import block, get, names, put, room
 

@@ -135,7 +135,7 @@ def test_an_offer_that_ends_under_the_last_piece_fails_the_pull(tcp: Kit, how: s
     now[0] = 5.0
     source.arena.memory[:] = bytes(32 * SIZE_BYTES)
     gate.open()
-    with pytest.raises(TransferError, match="ended the offer under the pull"):
+    with pytest.raises(TransferError, match="ended the offer during the pull"):
         pull.wait(60)
 
 

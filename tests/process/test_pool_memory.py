@@ -16,12 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from baton.move.ipc.lending import mapped
+from baton.move.ipc.connections import send_views
+from baton.move.ipc.shared_memory import map_sealed
 from baton.move.store.checksum import fingerprint_digest
 from baton.move.store.node import StoreNode
 from baton.move.store.node_link import NodeDialer
 from baton.move.store.node_store import NodeStore
-from baton.move.store.node_wire import ANSWER, DONE, GET, HELLO, MAGIC, PLACE, PUT, REQUEST, receive, send_all
+from baton.move.store.node_wire import ANSWER, DONE, GET, HELLO, MAGIC, PLACE, PUT, REQUEST, receive
 from tests.stores import BLOCK_BYTES, get, names, open_pool, put
 
 SMALL_BYTES, SLOTS = 1000, 256
@@ -45,13 +46,13 @@ def _borrowing(node: StoreNode, block_bytes: int = BLOCK_BYTES) -> Iterator[_Bor
     hello = HELLO.pack(MAGIC, fingerprint_digest("a layout"), block_bytes)
     host, port = node.address.rsplit(":", 1)
     with socket.create_connection((host, int(port)), timeout=10) as far:
-        send_all(far, [hello])
+        send_views(far, [hello])
         name = ANSWER.unpack(receive(far, ANSWER.size))[-1].rstrip(b"\0").decode().partition("/")[2]
     with socket.socket(socket.AF_UNIX) as near:
         near.connect("\0" + name)
-        send_all(near, [hello])
+        send_views(near, [hello])
         _, (descriptor,), _, _ = socket.recv_fds(near, ANSWER.size, 1)
-        memory = mapped(descriptor, mmap.PROT_READ | mmap.PROT_WRITE)
+        memory = map_sealed(descriptor, mmap.PROT_READ | mmap.PROT_WRITE)
         os.close(descriptor)
         yield _Borrower(near, memory)
 
@@ -123,7 +124,7 @@ def test_an_evicted_block_is_a_miss_and_no_damage(node: StoreNode) -> None:
 def test_a_borrower_that_ends_in_the_middle_of_a_block_leaves_nothing(node: StoreNode) -> None:
     store, half = open_pool(f"pool://{node.address}"), names(10, first=100)
     with _borrowing(node) as borrower:
-        send_all(borrower.connection, [REQUEST.pack(PUT, 10), *half])
+        send_views(borrower.connection, [REQUEST.pack(PUT, 10), *half])
         assert receive(borrower.connection, 10) == bytes([1] * 10)
         for slot in borrower.slots(10):
             slot[: BLOCK_BYTES // 2] = bytes(BLOCK_BYTES // 2)
@@ -140,13 +141,13 @@ def test_what_is_being_read_is_not_given_away(node: StoreNode) -> None:
     store = open_pool(f"pool://{node.address}")
     put(store, names(10), BLOCK_BYTES)
     with _borrowing(node) as borrower:
-        send_all(borrower.connection, [REQUEST.pack(GET, 1), *names(1)])
+        send_views(borrower.connection, [REQUEST.pack(GET, 1), *names(1)])
         assert receive(borrower.connection, 1) == b"\1"
         (slot,) = borrower.slots(1)
         before = bytes(slot)
         put(store, names(30, first=50), BLOCK_BYTES)
         assert bytes(slot) == before
-        send_all(borrower.connection, [DONE])
+        send_views(borrower.connection, [DONE])
     for turn in range(1000):
         put(store, names(10, first=1000 + 10 * turn), BLOCK_BYTES)
         if bytes(slot) != before:
@@ -159,7 +160,7 @@ def test_bytes_that_somebody_has_changed_in_lent_memory_are_a_miss(node: StoreNo
     store = open_pool(f"pool://{node.address}")
     put(store, names(2), BLOCK_BYTES)
     with _borrowing(node) as borrower:
-        send_all(borrower.connection, [REQUEST.pack(GET, 1), *names(1)])
+        send_views(borrower.connection, [REQUEST.pack(GET, 1), *names(1)])
         receive(borrower.connection, 1)
         (slot,) = borrower.slots(1)
         slot[70_000] ^= 1
@@ -174,9 +175,9 @@ def test_another_user_is_lent_nothing_and_goes_over_tcp(node: StoreNode) -> None
     put(store, names(1), BLOCK_BYTES)
     program = (
         "import ctypes, encodings.idna, os, sys\n"
-        "from baton.move.ipc.lending import machine\n"
-        "from baton.move.store.opening import open_store\n"
-        "machine()  # what Python loads for it may be out of that user's reach\n"
+        "from baton.move.ipc.shared_memory import machine_id\n"
+        "from baton.move.store.store_url import open_store\n"
+        "machine_id()  # what Python loads for it may be out of that user's reach\n"
         "os.setuid(65534)\n"
         "ctypes.CDLL(None).prctl(4, 1)  # as every process of that user's: it may look at its own namespaces\n"
         f"store = open_store(sys.argv[1], layout_fingerprint='a layout', block_bytes={BLOCK_BYTES})\n"

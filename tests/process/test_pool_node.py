@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import pytest
 
 from baton.core.errors import StoreError
+from baton.move.ipc.connections import send_views
 from baton.move.store import node as module
 from baton.move.store.checksum import fingerprint_digest
 from baton.move.store.node import StoreNode
@@ -25,7 +26,6 @@ from baton.move.store.node_wire import (
     PUT,
     REQUEST,
     receive,
-    send_all,
 )
 from tests.stores import BLOCK_BYTES, ask_until_reachable, get, names, open_pool, put
 
@@ -120,7 +120,7 @@ def test_however_small_the_first_blocks_are_slots_are_bounded(monkeypatch: pytes
 def _dial(node: StoreNode) -> socket.socket:
     host, port = node.address.rsplit(":", 1)
     connection = socket.create_connection((host, int(port)), timeout=10)
-    send_all(connection, [HELLO.pack(MAGIC, fingerprint_digest("a layout"), BLOCK_BYTES)])
+    send_views(connection, [HELLO.pack(MAGIC, fingerprint_digest("a layout"), BLOCK_BYTES)])
     receive(connection, ANSWER.size)
     return connection
 
@@ -130,9 +130,9 @@ def test_a_client_that_ends_in_the_middle_of_a_block_leaves_nothing(node: StoreN
     store = open_pool(f"pool://{node.address}")
     half = names(10, first=100)
     with _dial(node) as connection:
-        send_all(connection, [REQUEST.pack(PUT, 10), *half])
+        send_views(connection, [REQUEST.pack(PUT, 10), *half])
         assert receive(connection, 10) == bytes([1] * 10)
-        send_all(connection, [bytes(16), bytes(BLOCK_BYTES), bytes(16), bytes(100)])
+        send_views(connection, [bytes(16), bytes(BLOCK_BYTES), bytes(16), bytes(100)])
     for _ in range(1000):  # the node's thread notices in its own time
         if put(store, names(10), BLOCK_BYTES) == [True] * 10:
             break
@@ -153,7 +153,7 @@ def test_what_is_no_request_ends_the_connection_only(node: StoreNode) -> None:
     put(store, names(2), BLOCK_BYTES)
     for nonsense in (REQUEST.pack(b"x", 0), REQUEST.pack(PUT, 1 << 31)):
         with _dial(node) as connection:
-            send_all(connection, [nonsense])
+            send_views(connection, [nonsense])
             assert connection.recv(1) == b""
     assert get(store, names(2), BLOCK_BYTES) == [True, True]
     store.close()
@@ -164,9 +164,9 @@ def test_bytes_that_changed_on_the_way_are_a_miss(node: StoreNode) -> None:
     store = open_pool(f"pool://{node.address}")
     assert isinstance(store, NodeStore)
     with _dial(node) as connection:
-        send_all(connection, [REQUEST.pack(PUT, 1), *names(1)])
+        send_views(connection, [REQUEST.pack(PUT, 1), *names(1)])
         receive(connection, 1)
-        send_all(connection, [bytes(16), bytes(BLOCK_BYTES)])
+        send_views(connection, [bytes(16), bytes(BLOCK_BYTES)])
         assert receive(connection, 1) == b"\1"
     assert get(store, names(1), BLOCK_BYTES) == [False]
     assert (store.counters.damaged, store.held()) == (1, [])

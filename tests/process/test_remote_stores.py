@@ -11,9 +11,9 @@ import pytest
 from baton.core.errors import StoreError
 from baton.move.store.checksum import fingerprint_digest
 from baton.move.store.object_store import ObjectPlace, ObjectStore
-from baton.move.store.opening import open_store
 from baton.move.store.port import Store
 from baton.move.store.redis_store import RedisStore
+from baton.move.store.store_url import open_store
 from tests.store_servers import redis_server, s3_server
 from tests.stores import ask_until_reachable, get, names, put
 
@@ -100,7 +100,7 @@ def test_a_redis_without_any_bound_is_told(tmp_path: Path, caplog: pytest.LogCap
         _redis(port).close()
         assert caplog.text == ""
         _redis(port, ttl="").close()
-    assert "grows until its machine is full" in caplog.text
+    assert "grows until its machine is out of memory" in caplog.text
 
 
 def test_hosts_with_different_layouts_share_a_redis(tmp_path: Path) -> None:

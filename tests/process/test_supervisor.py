@@ -172,7 +172,7 @@ def test_an_added_worker_that_cannot_be_kept_up_is_forgotten_and_the_coordinator
         supervisor = Supervisor(
             OwnWorkers(parts.driver), [broken], parts.own.arena.fd, SurvivalConfig(restarts_max=0), notices
         )
-        supervisor._posts.clear()  # scaling has retired all others
+        supervisor._slots.clear()  # scaling has retired all others
         supervisor.resize(StartWorker(added, "decode"))
         try:
             await asyncio.wait_for(lost.get(), WAIT_S)

@@ -16,7 +16,7 @@ from baton.decide.kv.layout import KVDtype, KVLayout
 from baton.decide.kv.overlap import Cutting
 from baton.decide.kv.precision import BITS, loss
 from baton.move.transport.convert import convert
-from baton.move.transport.numbers import decode, encode
+from baton.move.transport.number_formats import decode, encode
 from tests.property.kv_forms import Case, arena, cases, cells, converted_naively, pulled
 
 CUTTINGS = st.builds(

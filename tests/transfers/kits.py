@@ -18,7 +18,7 @@ import pytest
 from baton.move.arena.memfd import Arena, create_arena
 from baton.move.clock import now_s as real_now_s
 from baton.move.copies import Copy, Moves
-from baton.move.transport.device import HostDeviceMemory
+from baton.move.transport.device_memory import HostDeviceMemory
 from baton.move.transport.memory import MemoryExchange, MemoryTransport
 from baton.move.transport.nixl import NixlTransport
 from baton.move.transport.offers import Source

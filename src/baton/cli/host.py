@@ -11,7 +11,7 @@ from baton.cli.serve import add_parallel, event_loop, tell
 from baton.core.config import DEVICE, KVDtypeChoice, TierConfig, Topology
 from baton.core.errors import ConfigError, TransferError
 from baton.move.ipc.address import with_port
-from baton.move.transport.tcp import split
+from baton.move.transport.tcp import split_address
 from baton.serve.host.agent import Agent, HostOptions
 from baton.serve.host.sizing import raise_files_max
 from baton.serve.host.tier_opening import check_tiers
@@ -134,7 +134,7 @@ def check_address(listen: str) -> None:
     if not listen:
         return
     try:
-        name, _port = split(with_port(listen, 0))
+        name, _port = split_address(with_port(listen, 0))
         family, kind, protocol, _name, address = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as tried:
             tried.bind(address)

@@ -1,1 +1,1 @@
-"""What moves bytes: the arena of a host, transports between hosts, stores below the arena, frames between processes."""
+"""Moving bytes: arenas of KV blocks, transports between arenas, stores for tiers, and sockets between processes."""

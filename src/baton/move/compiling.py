@@ -1,7 +1,7 @@
-"""Compile C++ of ours once per machine, where it is first needed.
+"""Compile Baton's C++ sources on first use, once per machine.
 
-The result is cached under a hash of what it is made from and made for, and put in place by a rename: whoever finds the
-file finds a whole one, and needs no compiler. No configuration: what the machine has decides.
+The library is cached under a hash of its sources, flags and platform. It is put in place by a rename, so that other
+processes see a complete file. There is no configuration: the machine decides.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ COMPILERS = ("g++", "clang++")
 
 
 class NativeUnavailableError(Exception):
-    """C++ of ours cannot run here; the message says why, and what would change it."""
+    """Baton's C++ code cannot run on this machine. The message says why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeSources:
-    """The sources of one library, and how they are compiled."""
+    """The sources of one library, and the flags to compile them."""
 
     name: str
-    """Begins the name of the library's file."""
+    """Prefix of the library's file name."""
     folder: Path
-    """Every .cpp and .h file in it is taken to be a part of the library."""
+    """Folder of the sources. The cache key includes every .cpp and .h file in it."""
     flags: tuple[str, ...]
     units: Mapping[str, tuple[str, ...]]
-    """Every translation unit, with flags of its own: the instructions that it may use."""
+    """Translation units, each with additional flags for the instructions that it may use."""
 
     def library_path(self) -> Path:
-        """Return the compiled library, building it first where it is not cached. Raises NativeUnavailableError."""
+        """Return the path of the compiled library. Compile it if it is not cached. Raises NativeUnavailableError."""
         try:
             path = self._cached()
             if path.exists():
@@ -46,7 +46,7 @@ class NativeSources:
             compiler = find_compiler()
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.with_suffix(".lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # processes start together: one builds, the others find it built
+                fcntl.flock(lock, fcntl.LOCK_EX)  # of several processes that start together, only one compiles
                 if not path.exists():
                     self.compile(compiler, path)
         except OSError as error:
@@ -54,24 +54,21 @@ class NativeSources:
         return path
 
     def has_to_be_built(self) -> bool:
-        """Tell whether `library_path` would compile."""
+        """Return whether `library_path` would compile."""
         try:
             return not self._cached().exists() and bool(find_compiler())
         except (NativeUnavailableError, OSError):
             return False
 
     def can_be_built(self) -> bool:
-        """Tell whether the library is cached, or there is a compiler for it."""
+        """Return whether the library is cached, or a compiler is available."""
         try:
             return self._cached().exists() or bool(find_compiler())
         except (NativeUnavailableError, OSError):
             return False
 
     def compile(self, compiler: str, path: Path, extra: tuple[str, ...] = ()) -> None:
-        """Compile all units, side by side, and link them.
-
-        Raises NativeUnavailableError with the compiler's first words.
-        """
+        """Compile all units in parallel, and link them. Raises NativeUnavailableError with the first error line."""
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             objects = [str(Path(folder) / f"{unit}.o") for unit in self.units]
             commands = [
@@ -98,9 +95,9 @@ class NativeSources:
 
 
 def _machine() -> tuple[str, str, str]:
-    """What a library must have been made for to be loaded here: system, processor, and the C library's version.
+    """Return the platform that a library must match: system, processor and version of the C library.
 
-    Which instructions the processor has is asked when the library is there.
+    The library itself checks the processor's instructions at run time.
     """
     libc = os.confstr("CS_GNU_LIBC_VERSION") if "CS_GNU_LIBC_VERSION" in os.confstr_names else None
     return sys.platform, platform.machine(), libc or "another C library"
@@ -110,7 +107,7 @@ def find_compiler() -> str:
     """Return the path of a C++ compiler. Raises NativeUnavailableError."""
     if platform.machine() != "x86_64" or sys.platform != "linux":
         raise NativeUnavailableError(
-            f"C++ of ours is written for Linux on x86-64, this is {sys.platform} on {platform.machine()}"
+            f"Baton's C++ code is written for Linux on x86-64, this is {sys.platform} on {platform.machine()}"
         )
     found = next((path for name in COMPILERS if (path := shutil.which(name)) is not None), None)
     if found is None:
@@ -128,7 +125,7 @@ def _check(code: int, words: bytes) -> None:
 
 
 def _cache_folder() -> Path:
-    """Where this user's caches lie. Source: XDG Base Directory Specification 0.8."""
+    """Return this user's cache folder. Source: XDG Base Directory Specification 0.8."""
     named = os.environ.get("XDG_CACHE_HOME", "")
     try:
         return (Path(named) if Path(named).is_absolute() else Path.home() / ".cache") / "baton"

@@ -1,4 +1,4 @@
-// Copies of many runs of bytes in one call: no interpreter between two runs, and large copies go past the cache.
+// Copy many runs of bytes in one call, without the interpreter between two runs. Large copies bypass the cache.
 
 #include <emmintrin.h>
 
@@ -11,13 +11,13 @@ namespace {
 constexpr std::size_t LINE = 64;
 constexpr std::size_t AHEAD = 8 * LINE;
 
-// Writes whole lines without reading them first, and leaves the cache to others: half the traffic on the memory bus.
+// Write whole cache lines with non-temporal stores: the target is not read first, which halves the memory traffic.
 void stream(char* to, const char* from, std::size_t size) {
     const std::size_t head = std::min(size, -reinterpret_cast<std::uintptr_t>(to) & (LINE - 1));
     std::memcpy(to, from, head);
     to += head, from += head, size -= head;
     for (; size >= LINE; to += LINE, from += LINE, size -= LINE) {
-        _mm_prefetch(from + AHEAD, _MM_HINT_NTA);  // past the end it is a hint without an effect
+        _mm_prefetch(from + AHEAD, _MM_HINT_NTA);  // a prefetch past the end has no effect
         const auto* source = reinterpret_cast<const __m128i*>(from);
         auto* target = reinterpret_cast<__m128i*>(to);
         const __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
@@ -36,7 +36,7 @@ struct BatonMove {
     std::uint64_t from, to, size_bytes;
 };
 
-// Carries out moves one after the other. Those of `past_cache_bytes` or more in all are streamed.
+// Execute moves in order. If they have `past_cache_bytes` or more in all, use non-temporal stores.
 extern "C" __attribute__((visibility("default"))) void baton_move(
     const BatonMove* moves, std::uint64_t count, std::uint64_t past_cache_bytes) {
     std::uint64_t total_bytes = 0;
@@ -50,5 +50,5 @@ extern "C" __attribute__((visibility("default"))) void baton_move(
         else
             std::memcpy(to, from, moves[index].size_bytes);
     }
-    _mm_sfence();  // whoever is told that it is done reads what was streamed
+    _mm_sfence();  // make the non-temporal stores visible to other threads before this returns
 }

@@ -1,6 +1,6 @@
-"""Copy many runs of bytes at once between memories of this process: one call of C++ where a compiler is.
+"""Copy many runs of bytes between memories of this process in one call, with C++ if there is a compiler.
 
-Without one, each run is a call of Python's: some microseconds a run, and large copies at half the speed.
+Without a compiler each run is a separate call: it costs some microseconds, and large copies run at half the speed.
 """
 
 from __future__ import annotations
@@ -25,44 +25,44 @@ COPIES = NativeSources(
     units={"copies": ()},
 )
 PAST_CACHE_BYTES = 2 << 20
-"""Moves of so much in all do not fit into a core's cache together with what else is there."""
+"""Moves of this size or more bypass the cache, because they would evict everything else from it."""
 
 Runs = npt.NDArray[np.uint64]
-"""[runs, 2]: address and size in bytes, in the order in which the bytes follow each other."""
+"""[runs, 2]: address and size in bytes, in the order of the bytes."""
 
 Moves = npt.NDArray[np.uint64]
-"""[moves, 3]: address from, address to, size in bytes. The memories must stay mapped until the moves are done."""
+"""[moves, 3]: source address, target address, size in bytes. The memories must stay mapped until the moves are done."""
 
 Copy = Callable[[Moves], None]
-"""Carries out moves, which do not overlap, without holding the interpreter's lock."""
+"""Executes moves, which do not overlap, without holding the interpreter's lock."""
 
 
 def paired(sources: Runs, targets: Runs) -> Moves:
-    """Cut two lists of runs alike, which hold the same number of bytes."""
+    """Return the moves from one list of runs to another of the same total size, cut at the borders of both."""
     if len(sources) == len(targets) and np.array_equal(sources[:, 1], targets[:, 1]):
         return np.column_stack((sources[:, 0], targets))
     ends = [runs[:, 1].cumsum() for runs in (sources, targets)]
     cuts = np.concatenate((np.zeros(1, np.uint64), *ends))
-    cuts.sort(kind="stable")  # which merges what is sorted already
-    cuts = cuts[np.flatnonzero(np.diff(cuts, append=cuts[:1]))]  # each once; the last differs from the first
+    cuts.sort(kind="stable")  # the stable sort merges the two sorted parts in linear time
+    cuts = cuts[np.flatnonzero(np.diff(cuts, append=cuts[:1]))]  # remove duplicates; the last differs from the first
     starts = cuts[:-1]
     moves = np.empty((len(starts), 3), np.uint64)
     for column, (runs, ending) in enumerate(zip((sources, targets), ends, strict=True)):
-        shifts = runs[:, 0] - (ending - runs[:, 1])  # of addresses from positions; below zero they wrap, and back again
+        shifts = runs[:, 0] - (ending - runs[:, 1])  # address minus position; may wrap below zero, and wraps back
         moves[:, column] = shifts[ending.searchsorted(starts, side="right")] + starts
     moves[:, 2] = cuts[1:] - starts
     return moves
 
 
 class MoveList:
-    """Moves in a row. The moves of any run of their bytes can be cut out, by any thread."""
+    """A sequence of moves. Any thread can extract the moves of any range of its bytes."""
 
     def __init__(self, moves: Moves) -> None:
         self._moves = moves
         self._ends = np.cumsum(moves[:, 2])
 
     def cut(self, start: int, size_bytes: int) -> Moves:
-        """What moves `size_bytes` bytes from `start` on."""
+        """Return the moves of `size_bytes` bytes from `start` on."""
         end = start + size_bytes
         first, last = np.searchsorted(self._ends, np.array((start + 1, end), np.uint64)).tolist()
         part = self._moves[first : last + 1].copy()
@@ -74,19 +74,19 @@ class MoveList:
 
 
 def address_of(memory: memoryview) -> int:
-    """Where a flat memory begins. It may be read-only."""
+    """Return the address of a contiguous memory, which may be read-only."""
     return np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
 
 
 def copy_one_by_one(moves: Moves) -> None:
-    """Implements `Copy` without a compiler."""
+    """Implements `Copy` in Python."""
     for source, target, size_bytes in moves.tolist():
         ctypes.memmove(target, source, size_bytes)
 
 
 @functools.cache
 def fastest_copy() -> Copy:
-    """The best `Copy` that this machine has. Compiles it where it was not yet (a second, once per machine)."""
+    """Return the fastest `Copy` of this machine. The first call on a machine compiles it, which takes a second."""
     try:
         library = ctypes.CDLL(str(COPIES.library_path()))
     except (NativeUnavailableError, OSError) as error:

@@ -1,4 +1,4 @@
-"""A few threads that do what is submitted to them, whatever a bug does to one of them."""
+"""A small thread pool that survives a bug in one of its calls."""
 
 from __future__ import annotations
 
@@ -7,60 +7,56 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 
-def _nobody_is_told(_why: str) -> None:
-    """What was submitted is answered for by somebody else."""
-
-
 class WorkThreads:
-    """Threads that do what is submitted, in that order. They start with the work, and keep no process from ending.
+    """Daemon threads that run submitted calls in order. They start on demand.
 
-    One that a bug ends is told of by its traceback, and replaced: what comes next is still done.
+    If a bug ends a thread, its traceback is printed and another thread takes its place.
     """
 
-    def __init__(self, name: str, threads_max: int, deserted: Callable[[str], None] = _nobody_is_told) -> None:
-        """`deserted` hears why nobody does what was submitted: a bug has ended the last thread, and no other starts."""
+    def __init__(self, name: str, threads_max: int, on_stranded: Callable[[str], None] | None = None) -> None:
+        """`on_stranded` gets an error message if the last thread has ended and no other can be started."""
         self._name = name
         self._threads_max = threads_max
-        self._deserted = deserted
-        self._wanted: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        """Bounded by whoever submits."""
+        self._on_stranded = on_stranded
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        """Bounded by the callers of `submit`."""
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
-        """Those that run, and those that ended lately."""
+        """Running threads, and some that have ended."""
         self._running = 0
         self._stopped = False
 
     def submit(self, call: Callable[[], None]) -> str:
-        """Have something done. Returns why nobody will; empty where somebody does, or nothing more is to be done."""
+        """Submit a call; after `stop` it is dropped. Return an error message if no thread can run it, else ""."""
         with self._lock:
             if self._stopped:
                 return ""
             why = self._start() if self._running < self._threads_max else ""
             if not self._running:
                 return why
-            self._wanted.put(call)
+            self._queue.put(call)
             return ""
 
     def stop(self) -> None:
-        """Forget what has not begun, and end when what has begun is done."""
+        """Drop the queued calls, and end the threads once their current calls are done."""
         with self._lock:
             self._stopped = True
             try:
                 while True:
-                    self._wanted.get_nowait()
+                    self._queue.get_nowait()
             except Empty:
                 pass
             for _ in self._threads:
-                self._wanted.put(None)
+                self._queue.put(None)
 
     def join(self, left_s: Callable[[], float | None] = lambda: None) -> bool:
-        """Wait for the end, for each thread at most so many seconds as are left then. Returns whether it has come."""
+        """Wait for each thread, at most `left_s()` seconds at that moment. Return whether all threads have ended."""
         for thread in self._threads:
             thread.join(left_s())
         return not any(thread.is_alive() for thread in self._threads)
 
     def _start(self) -> str:
-        """Start one more. Returns why there is none, which matters where no other runs. Call with the lock held."""
+        """Start one more thread. Return an error message if that fails. The caller holds the lock."""
         thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         try:
             thread.start()
@@ -73,7 +69,7 @@ class WorkThreads:
     def _run(self) -> None:
         is_over = False
         try:
-            while (call := self._wanted.get()) is not None:
+            while (call := self._queue.get()) is not None:
                 call()
             is_over = True
         finally:
@@ -85,6 +81,6 @@ class WorkThreads:
             self._running -= 1
             self._threads = [thread for thread in self._threads if thread.is_alive()]
             why = "" if self._stopped else self._start()
-            is_deserted = bool(why) and not self._running
-        if is_deserted:
-            self._deserted(why)
+            is_stranded = bool(why) and not self._running
+        if is_stranded and self._on_stranded is not None:
+            self._on_stranded(why)

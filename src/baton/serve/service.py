@@ -18,7 +18,7 @@ from baton.core.copies import LayersDone
 from baton.core.errors import ConfigError
 from baton.core.messages import RetireWorker, StartWorker, StepReport
 from baton.core.types import WorkerId
-from baton.serve.host.arena_bytes import bytes_of, movable
+from baton.serve.host.arena_bytes import bytes_of, transferable
 from baton.serve.host.sizing import raise_files_max
 from baton.serve.host.supervisor import Notices, Supervisor
 from baton.serve.host.tasks import prefault, spawn
@@ -111,7 +111,7 @@ class Service:
         own, tiers = self._parts.own, self._parts.own_tiers
         if own is not None and tiers is not None:
             layout = self._parts.computing.layout
-            await tiers.start(bytes_of(movable(own.arena, layout), layout.block_bytes), layout.block_bytes)
+            await tiers.start(bytes_of(transferable(own.arena, layout), layout.block_bytes), layout.block_bytes)
 
     def _start_workers(self) -> None:
         """Start the workers of this host, if it has any."""

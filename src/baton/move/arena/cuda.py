@@ -1,7 +1,7 @@
-"""A host's arena in device memory: one allocation for each rank of a worker, which all workers map by CUDA IPC.
+"""A host's arena in device memory: one allocation per rank, which all workers map by CUDA IPC.
 
-Its descriptor is a memfd too, as that of an arena in host memory: it holds handles instead of the blocks, one after the
-other. So workers are told about both in the same way. The server allocates, because it outlives its workers.
+Its descriptor is a memfd, like that of an arena in host memory, but it holds the CUDA handles of the ranks instead of
+the blocks. So workers receive both kinds in the same way. The server allocates, because it outlives its workers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from baton.move.arena.cuda_driver import HANDLE_BYTES, CudaDriver
 
 @dataclass(frozen=True, slots=True)
 class DeviceArray:
-    """Bytes on a device, as array libraries take them over without a copy."""
+    """Bytes on a device, which array libraries can use without a copy."""
 
     address: int
     bytes_total: int
@@ -31,7 +31,7 @@ class DeviceArray:
 
 @dataclass(frozen=True, slots=True)
 class CudaPart:
-    """An allocation on one device: all of an arena, or what one rank has of every block of it."""
+    """An allocation on one device: a whole arena, or one rank's part of every block."""
 
     driver: CudaDriver
     array: DeviceArray
@@ -39,39 +39,39 @@ class CudaPart:
 
 @dataclass(slots=True)
 class CudaArena:
-    """One mapping of the arena, or of those parts of it that this process computes on. See `Arena`."""
+    """One mapping of an arena in device memory, or of the parts of it that this process computes on."""
 
     fd: int
     bytes_total: int
-    """Of the parts that are mapped."""
+    """Size of the mapped parts."""
     parts: tuple[CudaPart, ...]
-    """By rank."""
+    """Mapped parts, by rank."""
     _owned: bool
-    """This process allocated it."""
+    """This process has allocated the memory."""
 
     @property
     def memory(self) -> DeviceArray:
-        """The bytes of the only part: of an arena on one device, or of a rank's own."""
+        """The bytes of the only mapped part: an arena on one device, or a rank's own part."""
         (part,) = self.parts
         return part.array
 
     def prefault(self, start: int) -> int:
-        """See `Arena.prefault`. Device memory is reserved when it is allocated."""
+        """Return the end: device memory is reserved when it is allocated."""
         return self.bytes_total
 
     def close(self) -> None:
-        """Unmap; the process that created the arena gives the memory back, so it closes last."""
+        """Unmap. In the process that created the arena, free the memory: it must close last."""
         for part in self.parts:
             (part.driver.free if self._owned else part.driver.close)(part.array.address)
         os.close(self.fd)
 
 
 Place = tuple[CudaDriver, int]
-"""A device, and how many bytes of the arena are there."""
+"""A device, and the bytes of the arena on it."""
 
 
 def create_cuda_arena(places: Sequence[Place]) -> CudaArena:
-    """Reserve device memory for a host's KV cache, rank by rank. Raises ArenaError where a device has less."""
+    """Reserve device memory for a host's KV cache, rank by rank. Raises ArenaError if a device has not enough."""
     parts: list[CudaPart] = []
     try:
         for driver, size_bytes in places:
@@ -98,7 +98,7 @@ def _allocated(driver: CudaDriver, size_bytes: int) -> CudaPart:
 
 
 def open_cuda_arena(places: Sequence[Place], fd: int, first_rank: int = 0) -> CudaArena:
-    """Map the parts of so many ranks of an arena whose descriptor was received. Takes over the descriptor."""
+    """Map the parts of some ranks of an arena by its received descriptor. Takes over the descriptor."""
     held = os.fstat(fd).st_size
     if held % HANDLE_BYTES or held < (first_rank + len(places)) * HANDLE_BYTES:
         raise ArenaError(

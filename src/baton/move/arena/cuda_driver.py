@@ -1,4 +1,4 @@
-"""The few calls of NVIDIA's driver that an arena needs, without PyTorch: the server must not load it.
+"""The calls of NVIDIA's driver that an arena needs, through ctypes: the server must not load PyTorch.
 
 Source: CUDA Driver API, sections "Memory Management" and "Peer Context Memory Access", libcuda.so.1.
 """
@@ -16,20 +16,20 @@ _PEER_ACCESS = c_uint(1)  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only value t
 
 
 class CudaUnavailableError(ArenaError):
-    """There is no usable GPU here. The message says what is missing."""
+    """There is no usable GPU. The message names the missing part."""
 
 
 class _Handle(ctypes.Structure):
-    """CUipcMemHandle: passed by value."""
+    """CUipcMemHandle, which is passed by value."""
 
     _fields_ = (("reserved", ctypes.c_ubyte * HANDLE_BYTES),)
 
 
 class CudaDriver:
-    """The driver, for one device: calls are made in its primary context, which PyTorch uses too, by any thread."""
+    """The driver, for one device. Any thread may call it; it uses the primary context, as PyTorch does."""
 
     def __init__(self, device: int, library: str = LIBRARY) -> None:
-        """Raises CudaUnavailableError where there is no driver, or no such device."""
+        """Raises CudaUnavailableError if there is no driver or no such device."""
         self._dll = _load(library)
         self.device = f"cuda:{device}"
         self._context = c_void_p()
@@ -37,11 +37,11 @@ class CudaDriver:
         self.call("cuInit", c_uint(0))
         self.call("cuDeviceGetCount", byref(count))
         self.device_count = count.value
-        """Devices that the driver sees, this one among them."""
+        """Number of devices that the driver sees."""
         if not 0 <= device < count.value:
             raise CudaUnavailableError(
-                f"there is no device cuda:{device}: the driver sees {count.value} of them; "
-                "name one of those, or look at CUDA_VISIBLE_DEVICES"
+                f"there is no device cuda:{device}: the driver sees {count.value}; "
+                "use one of those, or check CUDA_VISIBLE_DEVICES"
             )
         handle, context = c_int(), c_void_p()
         self.call("cuDeviceGet", byref(handle), c_int(device))
@@ -49,40 +49,40 @@ class CudaDriver:
         self._context = context
 
     def free_bytes(self) -> int:
-        """Memory of the device that nobody has taken."""
+        """Return the free memory of the device."""
         free, total = c_size_t(), c_size_t()
         self.call("cuMemGetInfo_v2", byref(free), byref(total))
         return free.value
 
     def allocate(self, size_bytes: int) -> int:
-        """Reserve device memory. Returns its address. Raises ArenaError where the device has less."""
+        """Reserve device memory and return its address. Raises ArenaError if the device has not enough."""
         address = c_uint64()
         self.call("cuMemAlloc_v2", byref(address), c_size_t(size_bytes))
         return address.value
 
     def free(self, address: int) -> None:
-        """Give back what `allocate` reserved."""
+        """Free memory that `allocate` has reserved."""
         self.call("cuMemFree_v2", c_uint64(address))
 
     def export(self, address: int) -> bytes:
-        """Return what another process opens an allocation with."""
+        """Return the handle with which another process can open an allocation."""
         handle = _Handle()
         self.call("cuIpcGetMemHandle", byref(handle), c_uint64(address))
         return bytes(handle.reserved)
 
     def open(self, exported: bytes) -> int:
-        """Map another process's allocation. Returns its address here."""
+        """Map another process's allocation and return its address in this process."""
         address, handle = c_uint64(), _Handle.from_buffer_copy(exported)
         self.call("cuIpcOpenMemHandle_v2", byref(address), handle, _PEER_ACCESS)
         return address.value
 
     def close(self, address: int) -> None:
-        """Unmap what `open` mapped."""
+        """Unmap an allocation of another process."""
         self.call("cuIpcCloseMemHandle", c_uint64(address))
 
     def call(self, name: str, *arguments: object) -> None:
-        """Call a function of the driver's on this device. Raises ArenaError where it fails, with the driver's words."""
-        if self._context:  # a thread has one context at a time, and may have come from another device
+        """Call a function of the driver on this device. Raises ArenaError with the driver's message if it fails."""
+        if self._context:  # a thread has one current context, which may belong to another device
             self._check("cuCtxSetCurrent", self._dll.cuCtxSetCurrent(self._context))
         self._check(name, self._dll[name](*arguments))
 

@@ -1,8 +1,7 @@
-"""An arena in device memory as transports and tiers see it: copies through page-locked memory, each on its own stream.
+"""An arena in device memory, for transports and tiers: copies through page-locked host memory on separate streams.
 
-The driver copies pages that are locked by itself, beside what kernels compute; other pages it copies to locked ones
-first. Source: CUDA Driver API, sections "Memory Management" (cuMemHostAlloc, cuMemcpyDtoHAsync) and "Stream
-Management".
+The device copies page-locked memory by DMA while kernels run. Other memory is first copied to page-locked pages.
+Source: CUDA Driver API, sections "Memory Management" (cuMemHostAlloc, cuMemcpyDtoHAsync) and "Stream Management".
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ import numpy as np
 from baton.core.errors import ArenaError, TransferError
 from baton.decide.kv.layout import KVLayout
 from baton.move.arena.cuda import CudaPart
-from baton.move.transport.device import DeviceMoves, Location
+from baton.move.transport.device_memory import DeviceMoves, Location
 
 _PORTABLE = c_uint(1)  # CU_MEMHOSTALLOC_PORTABLE: locked for every context of the process
 _NON_BLOCKING = c_uint(1)  # CU_STREAM_NON_BLOCKING: waits for nothing on the default stream
 
 
 class CudaMemory:
-    """Implements `DeviceMemory` over the parts of an arena: to others, a block is its ranks' parts in a row."""
+    """Implements `DeviceMemory` over the parts of an arena. A block appears as the sequence of its ranks' parts."""
 
     def __init__(self, parts: Sequence[CudaPart], layout: KVLayout) -> None:
         self.nbytes = sum(part.array.bytes_total for part in parts)
@@ -32,12 +31,11 @@ class CudaMemory:
         self._layout = layout
 
     def buffer(self, size_bytes: int) -> CudaBuffer:
-        """See `DeviceMemory.buffer`."""
         return CudaBuffer(self._parts, self._layout, size_bytes)
 
 
 def _location(parts: Sequence[CudaPart]) -> Location | None:
-    """Ranks' parts are on devices of their own."""
+    """Return the location of the memory, or None if the ranks' parts lie on different devices."""
     if len(parts) > 1:
         return None
     array = parts[0].array
@@ -45,7 +43,7 @@ def _location(parts: Sequence[CudaPart]) -> Location | None:
 
 
 class CudaBuffer:
-    """Implements `CopyBuffer`: page-locked memory, and a stream of its own on each device."""
+    """Implements `CopyBuffer`: page-locked memory, and one stream per device."""
 
     def __init__(self, parts: Sequence[CudaPart], layout: KVLayout, size_bytes: int) -> None:
         self._layout = layout
@@ -64,22 +62,19 @@ class CudaBuffer:
             raise
 
     def copy_out(self, moves: DeviceMoves) -> None:
-        """See `CopyBuffer.copy_out`."""
         self._copy("cuMemcpyDtoHAsync_v2", moves)
 
     def copy_in(self, moves: DeviceMoves) -> None:
-        """See `CopyBuffer.copy_in`."""
         self._copy("cuMemcpyHtoDAsync_v2", moves)
 
     def wait(self) -> None:
-        """See `CopyBuffer.wait`. Waits for every device, also where one fails: then none of them copies any more."""
+        """Wait for every device, even if one fails, so that no copy is left under way."""
         with ExitStack() as stack:
             for stream in self._streams:
                 stack.callback(stream.wait)
 
     def close(self) -> None:
-        """See `CopyBuffer.close`."""
-        with ExitStack() as stack:  # all of it, whatever fails; the last one first
+        with ExitStack() as stack:  # runs all callbacks in reverse order, even if one fails
             stack.callback(self._free)
             for stream in self._streams:
                 stack.callback(stream.close)
@@ -96,7 +91,7 @@ class CudaBuffer:
 
 
 class _Stream:
-    """Copies of one device, one after the other."""
+    """A CUDA stream for copies from and to one device."""
 
     def __init__(self, part: CudaPart) -> None:
         self._driver, self._address = part.driver, part.array.address
@@ -123,7 +118,7 @@ class _Stream:
 
 
 def by_rank(moves: DeviceMoves, layout: KVLayout) -> list[DeviceMoves]:
-    """Cut moves where a block's parts meet. Returns those of each rank, with offsets in its own part of the arena."""
+    """Cut moves at the borders of the ranks' parts. Return those of each rank, with offsets in the rank's own part."""
     if layout.ranks == 1:
         return [moves]
     found: list[list[tuple[int, int, int]]] = [[] for _ in range(layout.ranks)]

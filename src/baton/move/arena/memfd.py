@@ -1,8 +1,8 @@
 """A host's arena: anonymous shared memory that every worker of the host maps.
 
-A sealed memfd has no name, so nothing is left behind when processes die, and it cannot shrink under a reader. Its
-descriptor travels over a Unix socket. Source: references/transports.md, sections 9 and 10 (why not
-`multiprocessing.shared_memory`: its tracker unlinks segments when an unrelated reader exits).
+A memfd has no name, so that nothing is left when processes die. It is sealed, so that it cannot shrink while a process
+reads it. Its descriptor is sent over a Unix socket. `multiprocessing.shared_memory` is no alternative: its tracker
+unlinks segments when an unrelated reader exits. Source: references/transports.md, sections 9 and 10.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ class Arena:
         return memoryview(self._map)
 
     def prefault(self, start: int) -> int:
-        """Reserve the next pages, so that no step pays for their first use. Returns where to go on.
+        """Reserve the next pages, so that no step pays for their first use. Return the position for the next call.
 
-        Safe while workers write: the kernel maps pages, nobody touches bytes. Does nothing where the kernel cannot.
+        Safe while workers write, because the kernel maps pages without changing bytes. If the kernel does not support
+        it, return the end.
         """
         size = min(_PREFAULT_BYTES, self.bytes_total - start)
         if size <= 0:
@@ -48,13 +49,13 @@ class Arena:
         return start + size
 
     def close(self) -> None:
-        """Unmap. Memory is given back when the last process has done so. Views must be gone."""
+        """Unmap. The memory is freed when the last process has unmapped it. There must be no views of it."""
         self._map.close()
         os.close(self.fd)
 
 
 def create_arena(bytes_total: int) -> Arena:
-    """Reserve shared memory for a host's KV cache. Raises ArenaError where the host refuses it."""
+    """Reserve shared memory for a host's KV cache. Raises ArenaError if the host has not enough."""
     fd = _anonymous_file()
     try:
         os.ftruncate(fd, bytes_total)
@@ -71,7 +72,7 @@ def create_arena(bytes_total: int) -> Arena:
 
 
 def open_arena(fd: int, bytes_total: int) -> Arena:
-    """Map an arena whose descriptor was received. Takes over the descriptor."""
+    """Map an arena by its received descriptor. Takes over the descriptor. Raises ArenaError if its size differs."""
     held = os.fstat(fd).st_size
     if held != bytes_total:
         raise ArenaError(
@@ -83,5 +84,5 @@ def open_arena(fd: int, bytes_total: int) -> Arena:
 def _anonymous_file() -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create("baton-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    with tempfile.TemporaryFile(prefix="baton-arena") as file:  # no memfd on this system: a file without a name
+    with tempfile.TemporaryFile(prefix="baton-arena") as file:  # this system has no memfd: use an unnamed file
         return os.dup(file.fileno())

@@ -1,4 +1,4 @@
-"""Maps a host's arena in a process that was told of it, wherever it lies."""
+"""Map a host's arena by its descriptor, in host or device memory."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from baton.move.arena.memfd import Arena, open_arena
 
 
 def device_of_rank(device: str, rank: int) -> str:
-    """Name the device of a rank, where the first one has `device`: the CPU is everybody's, GPUs follow each other."""
+    """Return the device of a rank; rank 0 has `device`. Ranks share the CPU, or use consecutive GPUs."""
     return device if device == "cpu" else f"cuda:{int(device.removeprefix('cuda:')) + rank}"
 
 
 def places_of(drivers: Sequence[CudaDriver], layout: KVLayout, blocks: int) -> list[Place]:
-    """Say how much of an arena of so many blocks lies on each device: one per rank."""
+    """Return the bytes of an arena of `blocks` blocks on each device, one per rank."""
     return [(driver, blocks * shard.size_bytes) for driver, shard in zip(drivers, layout.shards, strict=True)]
 
 
 def open_arena_on(device: str, descriptor: int, layout: KVLayout, blocks: int) -> Arena | CudaArena:
-    """Map all of an arena whose descriptor was received, on `cpu` or from `cuda:N` on. Takes over the descriptor.
+    """Map all of an arena by its received descriptor, on `cpu` or from `cuda:N` on. Takes over the descriptor.
 
-    Raises ArenaError where it is not what was announced, or a GPU is not there.
+    Raises ArenaError if its size differs, or if a GPU is not available.
     """
     if device == "cpu":
         return open_arena(descriptor, blocks * layout.block_bytes)
@@ -32,7 +32,7 @@ def open_arena_on(device: str, descriptor: int, layout: KVLayout, blocks: int) -
 
 
 def open_rank_arena_on(device: str, descriptor: int, layout: KVLayout, blocks: int, rank: int) -> Arena | CudaArena:
-    """Map what a rank computes on: on CPUs the arena, which ranks share; on GPUs its own. See `open_arena_on`."""
+    """Map a rank's part of an arena: the whole arena on the CPU, the rank's own allocation on a GPU."""
     if device == "cpu":
         return open_arena_on(device, descriptor, layout, blocks)
     place = _driver(device, rank), blocks * layout.shards[rank].size_bytes

@@ -1,1 +1,1 @@
-"""Frames and sockets between processes, and memory that processes of one machine share."""
+"""Sockets and shared memory between processes: frames, streams, listeners, and lent memory files."""

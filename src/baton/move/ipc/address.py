@@ -1,4 +1,4 @@
-"""Addresses as people write them: a host, with a port or without."""
+"""Network addresses in text form, with or without a port."""
 
 from __future__ import annotations
 

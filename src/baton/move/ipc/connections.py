@@ -1,19 +1,24 @@
-"""A listening socket and a blocking thread per connection: an idle one costs nothing, a busy one holds no lock."""
+"""Blocking sockets: a listener with one thread per connection, and transfers between sockets and memory.
+
+A thread per connection costs nothing while it is idle, and moves bytes inside the kernel without Python's lock.
+"""
 
 from __future__ import annotations
 
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 _BACKLOG = 128
-_FULL_S = 0.1
-"""Until a refused `accept` is tried again, unless a connection ends before."""
+_ACCEPT_RETRY_S = 0.1
+"""Pause after a failed `accept`, unless a connection ends before."""
+_VIEWS_MAX = 1024
+"""IOV_MAX of Linux: bound of the memories in one system call."""
 
 
 class Listener:
-    """Accepts connections until it is closed, each served by a thread of its own."""
+    """Accept connections until it is closed, and serve each in a thread of its own."""
 
     def __init__(
         self,
@@ -23,7 +28,7 @@ class Listener:
         *,
         full: Callable[[socket.socket], None],
     ) -> None:
-        """`serve` answers one connection until it raises OSError or returns; `full` says no to one that is too many."""
+        """`serve` handles one connection until it returns or raises OSError. `full` refuses one beyond the limit."""
         self._listening = listening
         self._serve = serve
         self._connections_max = connections_max
@@ -36,7 +41,7 @@ class Listener:
         self._accepting.start()
 
     def close(self) -> None:
-        """Hang up on everybody. No thread is left when this returns."""
+        """Close every connection. No thread is left when this returns."""
         with self._changed:
             self._closed = True
             threads = list(self._open.values())
@@ -55,7 +60,7 @@ class Listener:
             except OSError:
                 if self._closed:
                     return
-                self._wait_for_room()  # the one that wanted to connect is gone, or descriptors have run out
+                self._wait_for_room()  # the client has gone, or this process has no file descriptor left
                 continue
             if not self._start(connection):
                 connection.close()
@@ -70,7 +75,7 @@ class Listener:
             thread = threading.Thread(target=self._answer, args=(connection,), name="baton-answer", daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # the system has no room for another thread
+            except RuntimeError:  # the system cannot start another thread
                 self._full(connection)
                 return False
             self._open[connection] = thread
@@ -78,13 +83,13 @@ class Listener:
 
     def _wait_for_room(self) -> None:
         with self._changed:
-            self._changed.wait(_FULL_S)
+            self._changed.wait(_ACCEPT_RETRY_S)
 
     def _answer(self, connection: socket.socket) -> None:
         try:
             self._serve(connection)
         except OSError:
-            pass  # whoever is at the other end notices, and comes again
+            pass  # the client sees the closed connection and connects again
         finally:
             connection.close()
             with self._changed:
@@ -93,7 +98,7 @@ class Listener:
 
 
 def hang_up(connection: socket.socket) -> None:
-    """End a connection, so that whoever waits on it wakes up. Harmless when it is over."""
+    """Shut a connection down, which wakes every thread that waits on it. Harmless if it is closed already."""
     try:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError:
@@ -101,6 +106,38 @@ def hang_up(connection: socket.socket) -> None:
 
 
 def limit_waits(connection: socket.socket, *, receive_s: float, send_s: float) -> None:
-    """Let calls that move nothing for so long fail, in the kernel: a timeout of Python's costs a poll per call."""
+    """Make calls without progress fail after a time, enforced by the kernel: Python's timeouts cost extra polls."""
     for option, limit_s in ((socket.SO_RCVTIMEO, receive_s), (socket.SO_SNDTIMEO, send_s)):
         connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(limit_s), int(limit_s % 1 * 1e6)))
+
+
+def send_views(connection: socket.socket, views: Sequence[bytes | memoryview]) -> None:
+    """Send bytes from several memories in order, without joining them first. Raises OSError."""
+    rest = [memoryview(view).cast("B") for view in views if len(view)]
+    at = 0
+    while at < len(rest):
+        at = _skip(rest, at, connection.sendmsg(rest[at : at + _VIEWS_MAX]))
+
+
+def receive_views(connection: socket.socket, views: Sequence[memoryview]) -> None:
+    """Fill several memories in order, straight from the socket. Raises OSError, also if the stream ends before."""
+    rest = [view for view in views if len(view)]
+    at = 0
+    while at < len(rest):
+        try:
+            received = connection.recvmsg_into(rest[at : at + _VIEWS_MAX], 0, socket.MSG_WAITALL)[0]
+        except BlockingIOError:  # the limit of `limit_waits`
+            raise TimeoutError("no bytes came in time") from None
+        if received == 0:
+            raise ConnectionResetError("the other side closed the connection in the middle of a message")
+        at = _skip(rest, at, received)
+
+
+def _skip(views: list[memoryview], at: int, moved_bytes: int) -> int:
+    """Return the index of the first view that is not done. Cut it if a part of it was moved."""
+    while at < len(views) and moved_bytes >= views[at].nbytes:
+        moved_bytes -= views[at].nbytes
+        at += 1
+    if moved_bytes:
+        views[at] = views[at][moved_bytes:]
+    return at

@@ -1,4 +1,4 @@
-"""Length-prefixed msgpack: four bytes of length, little-endian, then the message."""
+"""Framing of messages in a byte stream: four bytes of length, little-endian, then the message."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ HEAD_BYTES = 4
 
 
 def frame(payload: bytes) -> bytes:
-    """Put a message's length in front of it."""
+    """Return a message with its length in front."""
     return len(payload).to_bytes(HEAD_BYTES, "little") + payload
 
 
 class FrameReader:
-    """Cut a stream of bytes into messages. Holds at most one incomplete message."""
+    """Cut a stream of bytes into messages. It buffers at most one incomplete message."""
 
     def __init__(self) -> None:
         self.bytes_max = FRAME_BYTES_MAX
-        """Of one message. Less for somebody who has not said who he is: so much memory he can make us hold."""
+        """Bound of one message. A server lowers it for clients that are not authenticated, to bound their memory."""
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Take what came in and yield every message that is now complete.
+        """Add received bytes and yield every complete message.
 
-        Raises ValueError on a length that no message of ours has: the peer is not a Baton process.
+        Raises ValueError if a message is longer than the bound: the peer is no Baton process.
         """
         self._buffer += data
         start = 0

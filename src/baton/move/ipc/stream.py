@@ -1,4 +1,4 @@
-"""One framed TCP connection between a server and an agent, with a bound on what the other end does not take."""
+"""A framed TCP connection between a server and an agent, with a bound on unsent bytes."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import msgspec
 from baton.move.ipc.frames import FrameReader, frame
 
 UNSENT_BYTES_MAX = 64 * 1024 * 1024
-"""More than this waits for nobody who is alive: the connection is ended."""
+"""Bound of unsent bytes. A peer that lets more accumulate counts as dead, and the connection is closed."""
 
 _FAREWELL_S = 1.0
-"""How long the last word may take to leave."""
+"""How long a last message may take to be sent before the connection is aborted."""
 
 _ROUNDS = 4
-"""Looks at a connection within its time of silence: a process that was stopped itself has not looked."""
+"""Checks within one silence limit. If this process itself was stopped, one late check does not close the connection."""
 
 In = TypeVar("In")
 
 
 class FramedStream(asyncio.Protocol, Generic[In]):
-    """Messages in and out. Its end is told once, in words."""
+    """Send and receive messages. `ended` is called once, with the reason."""
 
     def __init__(self, kind: type[In] | object, *, heard: Callable[[In], None], ended: Callable[[str], None]) -> None:
-        """`kind`: the messages that come in, as msgspec decodes them."""
+        """`kind`: type of the incoming messages, for msgspec. `heard` gets each of them."""
         self._decoder: msgspec.msgpack.Decoder[In] = msgspec.msgpack.Decoder(kind)  # pyright: ignore[reportArgumentType]
         self._encoder = msgspec.msgpack.Encoder()
         self.frames = FrameReader()
@@ -35,16 +35,16 @@ class FramedStream(asyncio.Protocol, Generic[In]):
         self._transport: asyncio.Transport | None = None
         self._why = "it hung up"
         self.is_quiet = False
-        """Set by whoever watches; nothing has come in since."""
+        """No bytes have come since `watch` has set it."""
 
     @property
     def address(self) -> str:
-        """Our own end: the address by which the other one reaches us."""
+        """Local address of the connection, by which the other end reaches this host."""
         return str(self._transport.get_extra_info("sockname")[0]) if self._transport is not None else ""
 
     @property
     def peer(self) -> str:
-        """The other end's address."""
+        """Address of the other end."""
         return str(self._transport.get_extra_info("peername")[0]) if self._transport is not None else ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -53,14 +53,14 @@ class FramedStream(asyncio.Protocol, Generic[In]):
     def data_received(self, data: bytes) -> None:
         self.is_quiet = False
         payloads = iter(self.frames.feed(data))
-        while self._transport is not None:  # what comes behind the message that ended it is not looked at
+        while self._transport is not None:  # messages behind the one that closed the connection are ignored
             try:
                 payload = next(payloads, None)
                 if payload is None:
                     return
                 message = self._decoder.decode(payload)
-            except ValueError as error:  # msgspec.DecodeError is one; what is wrong in us is none of theirs
-                self.end(f"it said what no version of ours says: {error}; use the same version of Baton on every host")
+            except ValueError as error:  # msgspec.DecodeError among others; errors of `heard` are not caught
+                self.end(f"it sent an unknown message: {error}; use the same version of Baton on every host")
                 return
             self._heard(message)
 
@@ -69,7 +69,7 @@ class FramedStream(asyncio.Protocol, Generic[In]):
         self._ended(f"{self._why}: {exc}" if exc is not None else self._why)
 
     def put(self, message: msgspec.Struct) -> None:
-        """Send a message. On a connection that has ended it goes nowhere."""
+        """Send a message. On a closed connection it is dropped."""
         transport = self._transport
         if transport is None:
             return
@@ -78,7 +78,7 @@ class FramedStream(asyncio.Protocol, Generic[In]):
             self.end(f"it does not read: {transport.get_write_buffer_size()} bytes wait, {UNSENT_BYTES_MAX} may")
 
     def end(self, why: str, *farewell: msgspec.Struct) -> None:
-        """Hang up, after a last word if there is one. What the other end has not taken by then is lost."""
+        """Close the connection, after a last message if there is one. Unsent bytes are lost."""
         transport = self._transport
         if transport is None:
             return
@@ -94,7 +94,7 @@ class FramedStream(asyncio.Protocol, Generic[In]):
 
 
 async def watch(stream: FramedStream[In], silent_s: float, ping: msgspec.Struct | None) -> None:
-    """Hang up once nothing has come in for so long. `ping`: what the other end answers."""
+    """Close the stream once no bytes have come for `silent_s`. `ping`: message that the other end answers."""
     quiet_rounds = 0
     while quiet_rounds < _ROUNDS:
         stream.is_quiet = True
@@ -102,4 +102,4 @@ async def watch(stream: FramedStream[In], silent_s: float, ping: msgspec.Struct 
             stream.put(ping)
         await asyncio.sleep(silent_s / _ROUNDS)
         quiet_rounds = quiet_rounds + 1 if stream.is_quiet else 0
-    stream.end(f"it has said nothing for {silent_s:g} s")
+    stream.end(f"it has sent nothing for {silent_s:g} s")

@@ -1,1 +1,1 @@
-"""Tiers below the arena: KV blocks by their hash, in files or on other machines."""
+"""Stores: one tier's KV blocks by their hash, in files, on pool nodes, in Redis or in an object store."""

@@ -1,4 +1,4 @@
-"""Whole reads and writes of many memories at once, past the operating system's cache where the file system lets us."""
+"""Complete vectored reads and writes, with direct I/O if the file system supports it."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ IoMode = Literal["direct", "buffered"]
 
 
 def open_segment(path: Path, mode: IoMode) -> tuple[int, IoMode]:
-    """Open or create a file for reading and writing. Returns its descriptor and the mode that it got.
+    """Open or create a file for reading and writing. Return its descriptor and the actual mode.
 
-    A file system that does not know direct I/O (tmpfs of an older kernel) is used through its cache.
+    On a file system without direct I/O (tmpfs of an older kernel), the mode is "buffered".
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     if mode == "direct" and hasattr(os, "O_DIRECT"):
         try:
             return os.open(path, flags | os.O_DIRECT, 0o600), "direct"
         except OSError:
-            pass  # refused by the file system: what follows raises whatever else is wrong
+            pass  # direct I/O is not supported; the next call raises any other error
     return os.open(path, flags, 0o600), "buffered"
 
 
 class Scratch:
-    """Aligned memory, faulted in: headers of one run of slots, and room for blocks whose own memory is not aligned."""
+    """Aligned memory for one run of slots: their headers, and copies of blocks whose own memory is not aligned."""
 
     def __init__(self, *, run_slots: int, padded_bytes: int) -> None:
         self._padded_bytes = padded_bytes
@@ -50,17 +50,17 @@ class Scratch:
 
 
 class Scratches:
-    """Scratches of one size that nobody uses now, for any number of threads."""
+    """Pool of idle scratches of one size, for any number of threads."""
 
     def __init__(self, *, run_slots: int, padded_bytes: int) -> None:
         self._run_slots = run_slots
         self._padded_bytes = padded_bytes
         self._spare: queue.LifoQueue[Scratch] = queue.LifoQueue()
-        """Bounded by the threads that have been here at once."""
+        """Bounded by the largest number of concurrent threads."""
 
     @contextmanager
     def borrowed(self) -> Iterator[Scratch]:
-        """Lend one. Raises OSError where there is no memory for one more."""
+        """Borrow a scratch. Raises OSError if there is no memory for another one."""
         try:
             scratch = self._spare.get_nowait()
         except queue.Empty:
@@ -77,18 +77,18 @@ def _aligned(size_bytes: int) -> memoryview:
 
 
 def is_aligned(memory: memoryview) -> bool:
-    """Tell whether direct I/O can read and write this memory in place."""
+    """Return whether direct I/O can read and write this memory in place."""
     address, _ = np.frombuffer(memory, np.uint8).__array_interface__["data"]
     return address % ALIGNMENT_BYTES == 0 and memory.nbytes % ALIGNMENT_BYTES == 0
 
 
 def copy_bytes(into: memoryview, source: memoryview) -> None:
-    """Copy without holding up other threads, which a slice assignment would."""
+    """Copy without the interpreter's lock, which a slice assignment would hold."""
     np.copyto(np.frombuffer(into, np.uint8), np.frombuffer(source, np.uint8))
 
 
 def transfer_all(call: Callable[..., int], fd: int, memories: Sequence[memoryview], offset_bytes: int) -> int:
-    """Repeat os.preadv or os.pwritev until all memories are done, or nothing more comes. Returns the bytes moved."""
+    """Repeat os.preadv or os.pwritev until all memories are done or the file ends. Return the bytes moved."""
     waiting, moved = list(memories), 0
     while waiting:
         step_bytes = call(fd, waiting, offset_bytes + moved)

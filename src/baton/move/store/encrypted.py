@@ -1,4 +1,4 @@
-"""A store whose blocks nobody can read or change without the key: AES-256-GCM around any other store."""
+"""Encryption at rest: AES-256-GCM around any other store."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ from baton.move.store.port import Store, StoreCounters
 
 KEY_BYTES, NONCE_BYTES, TAG_BYTES = 32, 12, 16
 OVERHEAD_BYTES = NONCE_BYTES + TAG_BYTES
-"""What a block grows by."""
+"""Additional bytes per block."""
 GROUP_BYTES = 64 << 20
-"""Encrypted or decrypted at once: the memory that this takes beside the blocks themselves."""
+"""Blocks that are encrypted or decrypted at a time, in buffers of this size."""
 
 
 class EncryptedStore:
-    """Encrypts on the way in, under a nonce of its own for each block, and authenticates name and layout with it.
+    """Encrypt each block under a random nonce, and authenticate its name and layout.
 
-    A nonce is random: one key is good for 2^32 blocks, then the chance that two were equal is no longer negligible.
-    The other store sees names, sizes and times, and keeps the key's fingerprint beside the layout's: opened with
-    another key, a folder is refused, and a server holds other keys.
+    With random nonces, one key is safe for 2^32 blocks. The inner store sees names, sizes and times. Its fingerprint
+    contains the key's: a folder of another key is refused, and on a server another key finds no blocks.
     """
 
     def __init__(self, key: bytes, *, layout_fingerprint: str, open_inner: Callable[[str], Store]) -> None:
-        """Open the store below by its fingerprint; it must be made for blocks of OVERHEAD_BYTES more."""
+        """`open_inner` opens the inner store for a fingerprint and blocks that are OVERHEAD_BYTES larger."""
         try:
             from cryptography.exceptions import InvalidTag
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -46,17 +45,17 @@ class EncryptedStore:
         self._inner = open_inner(fingerprint)
         self._lock = threading.Lock()
         self._forged = 0
-        """Blocks that the store below took for whole."""
+        """Blocks that the inner store accepted and decryption refused."""
         self.name = f"encrypted {self._inner.name}"
 
     @property
     def capacity_blocks(self) -> int | None:
-        """That of the store below, which may become less."""
+        """Capacity of the inner store, which may shrink."""
         return self._inner.capacity_blocks
 
     @property
     def counters(self) -> StoreCounters:
-        """Those of the store below, and what it could not know."""
+        """Counters of the inner store, with blocks that could not be decrypted counted as damaged."""
         inner, forged = self._inner.counters, self._forged
         return replace(inner, hits=inner.hits - forged, misses=inner.misses + forged, damaged=inner.damaged + forged)
 
@@ -107,12 +106,12 @@ def _groups(blocks: Sequence[tuple[BlockHash, memoryview]]) -> list[Sequence[tup
 
 
 def key_fingerprint(key: bytes) -> str:
-    """Tell keys apart without telling anything of them."""
+    """Return a digest that identifies a key without revealing it."""
     return hashlib.blake2b(key, digest_size=8, person=b"baton-key").hexdigest()
 
 
 def read_key(path: Path) -> bytes:
-    """Read a key: 32 bytes, or 64 hexadecimal digits. Raises StoreError, also where others may read the file."""
+    """Read a key: 32 bytes, or 64 hexadecimal digits. Raises StoreError, also if other users may read the file."""
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())

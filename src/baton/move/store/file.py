@@ -1,4 +1,4 @@
-"""Blocks in files of a folder (NVMe): checksummed, crash-safe, found again by the next run."""
+"""Store in the files of a local folder (NVMe): checksummed, crash-safe, and kept between runs."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ THREADS = 8
 
 
 class FileStore:
-    """Slots of one block each in preallocated segments; where which block lies is known in memory only.
+    """Slots of one block each in preallocated segment files. The table of slots is in memory only.
 
-    A slot carries its own name and checksums, so there is nothing else that a crash could leave half done: what does
-    not fit is empty. An orderly close writes an index, which only spares the next opening the look into every slot.
+    Each slot has its name and checksums in a header. So a crash cannot leave an inconsistent state: a slot whose bytes
+    do not match its header is empty. A clean shutdown writes an index, so that the next start need not read every
+    header.
     """
 
     name = "file"
@@ -53,9 +54,9 @@ class FileStore:
         threads: int = THREADS,
         mode: IoMode = "direct",
     ) -> None:
-        """Open a folder, and find what is in it. Raises StoreError, which says what to change.
+        """Open a folder and find its blocks. Raises StoreError if it cannot be used.
 
-        `capacity_bytes` is what the files may take on the disk, headers included.
+        `capacity_bytes` bounds the size of the files, headers included.
         """
         slots_max = capacity_bytes // slot_bytes(block_bytes)
         if slots_max < 1:
@@ -70,7 +71,7 @@ class FileStore:
         self._table = SlotTable()
         self._sequence = 0
         self._told: set[int | None] = set()
-        """Kinds of errors that were logged: each once."""
+        """Error numbers that were logged: each is logged once."""
         self._changed = threading.Condition()
         self._calls = 0
         self._closed = False
@@ -82,13 +83,13 @@ class FileStore:
             os.close(self._lock_fd)
             raise StoreError(str(error)) from None
         self._io = SlotIo(self._segments, layout=fingerprint_digest(layout_fingerprint), block_bytes=block_bytes)
-        self._thread_count = threads - 1  # the caller's own works, too
+        self._thread_count = threads - 1  # the calling thread works too
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="baton-store")
         self._find_blocks()
 
     @property
     def io_mode(self) -> IoMode:
-        """How the files are read and written: past the system's cache, or through it."""
+        """Whether the files are accessed with direct I/O or through the page cache."""
         return self._segments.mode
 
     def put(self, blocks: Sequence[tuple[BlockHash, memoryview]]) -> list[bool]:
@@ -141,7 +142,7 @@ class FileStore:
             return [name for name, _ in self._table.items()]
 
     def close(self) -> None:
-        """Sync the files and note what is in them. Calls that are under way are waited for."""
+        """Wait for calls under way, sync the files and write the index."""
         with self._changed:
             if self._closed:
                 return
@@ -155,7 +156,7 @@ class FileStore:
             write_index(self._folder, sequence=self._sequence, entries=entries)
         except OSError as error:
             log.warning(
-                "the KV store in %s has no index (%s): its next opening looks into every slot", self._folder, error
+                "the KV store in %s has no index (%s): the next start reads every slot header", self._folder, error
             )
         finally:
             self._segments.close()
@@ -163,7 +164,7 @@ class FileStore:
 
     @contextmanager
     def _in_use(self) -> Iterator[bool]:
-        """Keep the files open while a call is under way. Gives False once the store is closed."""
+        """Keep the files open during a call. Yields False if the store is closed."""
         with self._changed:
             open_ = not self._closed
             self._calls += 1
@@ -178,7 +179,7 @@ class FileStore:
         return memory.nbytes == self._block_bytes and self._table.holds(name)
 
     def _reserve(self, new: dict[BlockHash, memoryview]) -> list[SlotTask]:
-        """Take a slot for each block, as far as there are any: new ones, then those of the oldest blocks."""
+        """Reserve slots for as many blocks as possible: free ones first, then those of the oldest blocks."""
         try:
             while self._table.free_slots() < len(new):
                 grown = self._segments.grow()
@@ -208,8 +209,8 @@ class FileStore:
         self._table.end_read(task.slot)
 
     def _do_all(self, works: Sequence[Work]) -> None:
-        """Read or write side by side; a single call to the disk without changing threads."""
-        waiting = iter(works)  # shared: each thread takes the next one when it is done with the last
+        """Run reads or writes in parallel. A single one runs in the calling thread."""
+        waiting = iter(works)  # shared by the threads: each takes the next call when it is done with one
 
         def work() -> list[OSError]:
             return [error for call in waiting if (error := call()) is not None]
@@ -223,7 +224,7 @@ class FileStore:
                     self._tell(error)
 
     def _submit(self, work: Callable[[], list[OSError]]) -> Future[list[OSError]] | None:
-        """Let another thread help. None: the system has no more of them, so fewer do it."""
+        """Run work in another thread. Return None if the system cannot start one."""
         try:
             return self._threads.submit(work)
         except RuntimeError:
@@ -237,11 +238,14 @@ class FileStore:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         advice = "free some, or give the store less" if full else "see the system's log"
         log.warning(
-            "the KV store in %s: %s; it goes on with what it has (%s; said once)", self._folder, error.strerror, advice
+            "the KV store in %s: %s; it continues with the slots it has (%s; logged once)",
+            self._folder,
+            error.strerror,
+            advice,
         )
 
     def _find_blocks(self) -> None:
-        """Fill the table: from the index of an orderly close, or else from the slots themselves."""
+        """Fill the table from the index of a clean shutdown, or from the headers of all slots."""
         slots = self._segments.allocated()
         index = take_index(self._folder)
         if index is not None:
@@ -256,7 +260,7 @@ class FileStore:
         self._table.add_free(free)
 
     def _scan(self, slots: list[int]) -> list[IndexEntry]:
-        """Read every header. Of a name that is there twice the younger is taken: the other one was dropped once."""
+        """Read the header of every slot. Of two slots with the same name the younger one is used."""
         headers: list[SlotHeader] = []
         for found in self._threads.map(self._header_of, slots):
             if isinstance(found, SlotHeader):

@@ -1,4 +1,4 @@
-"""The folder of a file store: whose it is, what it is for, and what was in it when it was closed."""
+"""Metadata in the folder of a file store: the lock, the description of its blocks, and the index."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOCK, _DESCRIPTION, _INDEX = "lock", "store.json", "index"
 
 
 class Description(Struct, frozen=True, kw_only=True):
-    """What the blocks of a folder are. Two stores may use the same files only if theirs are equal."""
+    """Description of the blocks in a folder. A store can use the files only if its own description is equal."""
 
     format: int = FORMAT
     layout_fingerprint: str
@@ -26,21 +26,21 @@ class Description(Struct, frozen=True, kw_only=True):
 
 
 class IndexEntry(Struct, frozen=True, array_like=True):
-    """One block of a store that was closed in order."""
+    """One block in the index of a clean shutdown."""
 
     name: BlockHash
     slot: int
 
 
-class _Index(Struct, frozen=True, array_like=True):
+class _StoreIndex(Struct, frozen=True, array_like=True):
     sequence: int
     entries: list[IndexEntry]
 
 
 def lock_folder(folder: Path) -> int:
-    """Make it ours until the descriptor that this returns is closed, or the process ends in whatever way.
+    """Lock a folder until the returned descriptor is closed or the process ends.
 
-    Raises StoreError, with the other process's id, where it is somebody else's.
+    Raises StoreError if the folder cannot be used, or is locked by another process.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -66,10 +66,10 @@ def lock_folder(folder: Path) -> int:
 
 
 def check_description(folder: Path, ours: Description) -> None:
-    """Describe a new folder. Raises StoreError where an old one holds blocks of another layout.
+    """Write the description of a new folder. Raises StoreError if a folder holds blocks of another layout.
 
-    They are refused, not thrown away or set aside: they may be the cache of another model that is served at other
-    times, and a second copy of the capacity may not fit on the disk.
+    Its blocks are not deleted: they may be the cache of another model that is served at other times. They are not
+    moved aside either, because the disk may not have room for the capacity twice.
     """
     path = folder / _DESCRIPTION
     try:
@@ -91,7 +91,7 @@ def check_description(folder: Path, ours: Description) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a small file so that after a crash there is the old one or the new one."""
+    """Replace a small file atomically: after a crash there is the old or the new content."""
     new = path.with_name(path.name + ".new")
     with new.open("wb") as file:
         file.write(data)
@@ -106,13 +106,13 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def write_index(folder: Path, *, sequence: int, entries: list[IndexEntry]) -> None:
-    """Note what is in the slots, so that the next opening need not look into each."""
-    data = msgspec.msgpack.encode(_Index(sequence, entries))
+    """Write the names and slots of all blocks, so that the next start need not read every header."""
+    data = msgspec.msgpack.encode(_StoreIndex(sequence, entries))
     write_whole(folder / _INDEX, checksum(data) + data)
 
 
 def take_index(folder: Path) -> tuple[int, list[IndexEntry]] | None:
-    """Read what `write_index` noted, and remove it: from here on the slots change. None: look into the slots."""
+    """Read and remove the index, because the slots change from now on. Return None if there is no valid index."""
     path = folder / _INDEX
     try:
         data = path.read_bytes()
@@ -122,7 +122,7 @@ def take_index(folder: Path) -> tuple[int, list[IndexEntry]] | None:
     if checksum(data[CHECKSUM_BYTES:]) != data[:CHECKSUM_BYTES]:
         return None
     try:
-        index = msgspec.msgpack.decode(data[CHECKSUM_BYTES:], type=_Index)
+        index = msgspec.msgpack.decode(data[CHECKSUM_BYTES:], type=_StoreIndex)
     except msgspec.DecodeError:
         return None
     return index.sequence, index.entries

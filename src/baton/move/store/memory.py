@@ -1,4 +1,4 @@
-"""A store in this process's own memory: for tests, and the oracle that the other stores are compared with."""
+"""Store in this process's memory, for tests. It is the oracle for the other stores."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MemoryStore:
             fitting = {name: memory for name, memory in blocks if memory.nbytes == self._block_bytes and self._room}
             for name in fitting:
                 if name in self._blocks:
-                    self._blocks[name] = self._blocks.pop(name)  # young again
+                    self._blocks[name] = self._blocks.pop(name)  # now the youngest
             for name, memory in fitting.items():
                 if name not in self._blocks:
                     self._keep(name, memory)

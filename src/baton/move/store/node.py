@@ -17,8 +17,8 @@ from contextlib import ExitStack, suppress
 
 from baton.core.errors import StoreError
 from baton.core.types import BlockHash
-from baton.move.ipc.connections import Listener
-from baton.move.ipc.lending import is_ours, listening_as, machine, sealed_file
+from baton.move.ipc.connections import Listener, receive_views, send_views
+from baton.move.ipc.shared_memory import bind_abstract, create_sealed, is_same_user, machine_id
 from baton.move.store import node_wire as wire
 from baton.move.store.checksum import CHECKSUM_BYTES
 from baton.move.store.slot_table import SlotTable
@@ -49,8 +49,8 @@ class StoreNode:
         with ExitStack() as opened:
             try:
                 far = opened.enter_context(socket.create_server((host, port)))
-                near = opened.enter_context(listening_as(name))
-                self._file = sealed_file("baton-pool", capacity_bytes)
+                near = opened.enter_context(bind_abstract(name))
+                self._file = create_sealed("baton-pool", capacity_bytes)
                 opened.callback(os.close, self._file)
                 flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
                 self._mapping = mmap.mmap(self._file, capacity_bytes, flags=flags)
@@ -61,7 +61,7 @@ class StoreNode:
             self._opened = opened.pop_all()
         self._memory = memoryview(self._mapping)
         self.address = "{}:{}".format(*far.getsockname()[:2])
-        self._lends_at = f"{machine()}/{name}"
+        self._lends_at = f"{machine_id()}/{name}"
         self._lock = threading.Lock()
         self._layout: tuple[bytes, int] | None = None
         """Digest of the layout and bytes of a block, as the first client has set them."""
@@ -91,7 +91,7 @@ class StoreNode:
     def _greet(self, connection: socket.socket) -> bool:
         """Exchange greetings, and lend the memory to a client of this machine. Return whether it may stay."""
         magic, digest, block_bytes = wire.HELLO.unpack(wire.receive(connection, wire.HELLO.size))
-        if magic != wire.MAGIC or (_is_near(connection) and not is_ours(connection)):
+        if magic != wire.MAGIC or (_is_near(connection) and not is_same_user(connection)):
             return False
         with self._lock:
             if self._layout is None and 0 < block_bytes <= len(self._memory):
@@ -105,7 +105,7 @@ class StoreNode:
         if _is_near(connection) and agrees:
             socket.send_fds(connection, [answer], [self._file])
         else:
-            wire.send_all(connection, [answer])
+            send_views(connection, [answer])
         return agrees
 
     def _answer(self, connection: socket.socket, verb: bytes, names: list[BlockHash]) -> None:
@@ -116,11 +116,11 @@ class StoreNode:
         elif verb == wire.DROP:
             with self._lock:
                 dropped = sum([self._table.forget(name) for name in names])
-            wire.send_all(connection, [wire.NUMBER.pack(dropped)])
+            send_views(connection, [wire.NUMBER.pack(dropped)])
         elif verb == wire.HELD:
             with self._lock:
                 held = [name for name, _ in self._table.items()]
-            wire.send_all(connection, [wire.NUMBER.pack(len(held)), *held])
+            send_views(connection, [wire.NUMBER.pack(len(held)), *held])
         else:
             raise ConnectionAbortedError(f"unknown request {verb!r}")
 
@@ -144,12 +144,12 @@ class StoreNode:
         received = False
         try:
             if _is_near(connection):  # the client writes the slots itself and sends checksums only
-                wire.send_all(connection, [_flags(names, wanted), *map(self._place, slots)])
+                send_views(connection, [_flags(names, wanted), *map(self._place, slots)])
                 coming = sums
             else:
-                wire.send_all(connection, [_flags(names, wanted)])
+                send_views(connection, [_flags(names, wanted)])
                 coming = [part for slot, total in zip(slots, sums, strict=True) for part in (total, self._slot(slot))]
-            wire.receive_into(connection, coming)
+            receive_views(connection, coming)
             received = True
         finally:
             with self._lock:
@@ -160,7 +160,7 @@ class StoreNode:
                     else:
                         self._table.add_free([slot])
                 kept = {name for name in names if self._table.holds(name)}
-        wire.send_all(connection, [_flags(names, kept)])
+        send_views(connection, [_flags(names, kept)])
 
     def _get(self, connection: socket.socket, names: list[BlockHash]) -> None:
         """Send the blocks, or their places to a client of this machine. Their slots stay pinned until it is done."""
@@ -170,7 +170,7 @@ class StoreNode:
             lent = [self._place(slot) for slot in slots] if _is_near(connection) else None
             parts = lent or [part for slot in slots for part in (self._checksums[slot], self._slot(slot))]
         try:
-            wire.send_all(connection, [bytes(slot is not None for slot in found), *parts])
+            send_views(connection, [bytes(slot is not None for slot in found), *parts])
             if lent:
                 wire.receive(connection, len(wire.DONE))
         finally:

@@ -16,7 +16,8 @@ import xxhash
 
 from baton.core.errors import StoreError
 from baton.core.types import BlockHash
-from baton.move.ipc.lending import is_ours, mapped, shares_machine
+from baton.move.ipc.connections import receive_views, send_views
+from baton.move.ipc.shared_memory import is_same_user, map_sealed, shares_machine
 from baton.move.store import node_wire as wire
 from baton.move.store.checksum import CHECKSUM_BYTES, PART_BYTES, checksum_in_parts, joined
 
@@ -27,7 +28,7 @@ _HOT_BYTES = 256 << 10
 Block = tuple[BlockHash, memoryview]
 
 
-class Link(Protocol):
+class NodeLink(Protocol):
     """One connection. A method that raises OSError leaves the connection unusable."""
 
     connection: socket.socket
@@ -50,13 +51,13 @@ class TcpLink:
     def put(self, blocks: Sequence[Block]) -> tuple[bytes, bytes]:
         wanted = _ask(self.connection, wire.PUT, blocks)
         new = [memory for (_, memory), is_wanted in zip(blocks, wanted, strict=True) if is_wanted]
-        wire.send_all(self.connection, [part for memory in new for part in (checksum_in_parts(memory), memory)])
+        send_views(self.connection, [part for memory in new for part in (checksum_in_parts(memory), memory)])
         return wanted, wire.receive(self.connection, len(blocks))
 
     def get(self, blocks: Sequence[Block]) -> list[bool | None]:
         flags = _ask(self.connection, wire.GET, blocks)
         coming = [(bytearray(CHECKSUM_BYTES), memory) for (_, memory), flag in zip(blocks, flags, strict=True) if flag]
-        wire.receive_into(self.connection, [part for total, memory in coming for part in (memoryview(total), memory)])
+        receive_views(self.connection, [part for total, memory in coming for part in (memoryview(total), memory)])
         whole = iter([checksum_in_parts(memory) == bytes(total) for total, memory in coming])
         return [next(whole) if flag else None for flag in flags]
 
@@ -74,17 +75,17 @@ class SharedMemoryLink:
     def put(self, blocks: Sequence[Block]) -> tuple[bytes, bytes]:
         wanted = _ask(self.connection, wire.PUT, blocks)
         new = [memory for (_, memory), is_wanted in zip(blocks, wanted, strict=True) if is_wanted]
-        copies = [_Copy(memory, slot, memory) for memory, (_, slot) in zip(new, self._places(new), strict=True)]
-        wire.send_all(self.connection, self._run(copies))
+        copies = [_BlockCopy(memory, slot, memory) for memory, (_, slot) in zip(new, self._places(new), strict=True)]
+        send_views(self.connection, self._run(copies))
         return wanted, wire.receive(self.connection, len(blocks))
 
     def get(self, blocks: Sequence[Block]) -> list[bool | None]:
         flags = _ask(self.connection, wire.GET, blocks)
         memories = [memory for (_, memory), flag in zip(blocks, flags, strict=True) if flag]
         places = self._places(memories)
-        sums = self._run([_Copy(slot, memory, memory) for memory, (_, slot) in zip(memories, places, strict=True)])
+        sums = self._run([_BlockCopy(slot, memory, memory) for memory, (_, slot) in zip(memories, places, strict=True)])
         if memories:
-            wire.send_all(self.connection, [wire.DONE])  # the node unpins the slots
+            send_views(self.connection, [wire.DONE])  # the node unpins the slots
         whole = iter([total == expected for total, (expected, _) in zip(sums, places, strict=True)])
         return [next(whole) if flag else None for flag in flags]
 
@@ -101,7 +102,7 @@ class SharedMemoryLink:
             found.append((total, slot))
         return found
 
-    def _run(self, copies: Sequence[_Copy]) -> list[bytes]:
+    def _run(self, copies: Sequence[_BlockCopy]) -> list[bytes]:
         """Copy blocks, several threads sharing the parts of large ones. Return the checksum of each block."""
         parts = [part for copy in copies for part in copy.parts()]
 
@@ -118,12 +119,12 @@ class SharedMemoryLink:
 
 def _ask(connection: socket.socket, verb: bytes, blocks: Sequence[Block]) -> bytes:
     """Send the names of blocks. Return the node's flag for each."""
-    wire.send_all(connection, [wire.REQUEST.pack(verb, len(blocks)), *(name for name, _ in blocks)])
+    send_views(connection, [wire.REQUEST.pack(verb, len(blocks)), *(name for name, _ in blocks)])
     return wire.receive(connection, len(blocks))
 
 
 @dataclass(frozen=True, slots=True)
-class _Copy:
+class _BlockCopy:
     """A copy of one block, or of a part of it."""
 
     source: memoryview
@@ -131,9 +132,9 @@ class _Copy:
     summed: memoryview
     """The source or the target: the checksum is computed over it."""
 
-    def parts(self) -> list[_Copy]:
+    def parts(self) -> list[_BlockCopy]:
         return [
-            _Copy(*(memory[start : start + PART_BYTES] for memory in (self.source, self.target, self.summed)))
+            _BlockCopy(*(memory[start : start + PART_BYTES] for memory in (self.source, self.target, self.summed)))
             for start in range(0, len(self.source), PART_BYTES)
         ]
 
@@ -163,7 +164,7 @@ class NodeDialer:
         self.is_near = False
         """The last connection was to mapped memory."""
 
-    def connect(self) -> Link:
+    def connect(self) -> NodeLink:
         """Connect. Raises OSError if the node does not answer, StoreError if it holds blocks of another layout."""
         try:
             connection, name = self._connect_tcp()
@@ -183,7 +184,7 @@ class NodeDialer:
         connection = socket.create_connection(self._address, timeout=CONNECT_TIMEOUT_S)
         try:
             wire.bound_waits(connection, ANSWER_TIMEOUT_S)
-            wire.send_all(connection, [self._hello])
+            send_views(connection, [self._hello])
             return connection, self._check_answer(wire.receive(connection, wire.ANSWER.size))
         except (OSError, StoreError):
             connection.close()
@@ -195,9 +196,9 @@ class NodeDialer:
         try:
             wire.bound_waits(connection, ANSWER_TIMEOUT_S)
             connection.connect("\0" + name.partition("/")[2])
-            if not is_ours(connection):
+            if not is_same_user(connection):
                 raise PermissionError("the node belongs to another user")
-            wire.send_all(connection, [self._hello])
+            send_views(connection, [self._hello])
             answer, descriptors, _, _ = socket.recv_fds(connection, wire.ANSWER.size, 1, socket.MSG_WAITALL)
             memory = self._map(name, answer, descriptors)
             return SharedMemoryLink(connection, memory, self._threads, self._shares)
@@ -213,7 +214,7 @@ class NodeDialer:
             self._check_answer(answer)
             with self._lock:
                 if self._lent is None or self._lent[0] != name:
-                    self._lent = name, mapped(descriptors[0], mmap.PROT_READ | mmap.PROT_WRITE)
+                    self._lent = name, map_sealed(descriptors[0], mmap.PROT_READ | mmap.PROT_WRITE)
                 return self._lent[1]
         finally:
             for descriptor in descriptors:

@@ -1,4 +1,4 @@
-"""Blocks on a pool node: on its own machine copied from and to its memory, else moved over a few TCP streams."""
+"""Store on a pool node: blocks are copied through its memory on the same machine, and sent over TCP otherwise."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from typing import TypeVar
 from baton.core.errors import StoreError
 from baton.core.types import BlockHash
 from baton.move.cores import usable_cores
+from baton.move.ipc.connections import send_views
 from baton.move.store import node_wire as wire
 from baton.move.store.checksum import PART_BYTES, fingerprint_digest
-from baton.move.store.node_link import Block, Link, NodeDialer
+from baton.move.store.node_link import Block, NodeDialer, NodeLink
 from baton.move.store.port import StoreCounters
-from baton.move.store.reach import Reach
+from baton.move.store.reachability import Reachability
 
 STREAMS = 4
-Answer = TypeVar("Answer")
+T = TypeVar("T")
 
 
 class NodeStore:
-    """The node is memory: what it held is gone when it restarts, and comes back as misses."""
+    """Blocks on one pool node. It holds them in memory only: after a restart they are misses."""
 
     name = "pool"
     capacity_blocks: int | None = None
@@ -36,9 +37,9 @@ class NodeStore:
         streams: int = STREAMS,
         shares_memory: bool = True,
     ) -> None:
-        """Connect. `shares_memory` False: blocks go over TCP, also to a node that would lend us its memory.
+        """Connect. `shares_memory=False` uses TCP even if the node would lend its memory.
 
-        Raises StoreError where nobody answers, or the node keeps blocks of another layout.
+        Raises StoreError if the node does not answer, or keeps blocks of another layout.
         """
         self._where = f"pool://{host}:{port}"
         self._block_bytes = block_bytes
@@ -48,8 +49,8 @@ class NodeStore:
         shares = min(streams, usable_cores()) if shares_memory else 0
         self._copiers = ThreadPoolExecutor(max(1, shares), thread_name_prefix="baton-pool-copy")
         self._dialer = NodeDialer((host, port), hello, self._copiers, shares=shares)
-        self._idle: queue.LifoQueue[Link] = queue.LifoQueue()
-        self._reach = Reach(self._where, self._ask, (OSError, StoreError))
+        self._idle: queue.LifoQueue[NodeLink] = queue.LifoQueue()
+        self._reach = Reachability(self._where, self._ask, (OSError, StoreError))
         try:
             self._ask()
         except OSError as error:
@@ -63,7 +64,7 @@ class NodeStore:
 
     @property
     def is_near(self) -> bool:
-        """The node lends us its memory."""
+        """The node lends its memory to this process."""
         return self._dialer.is_near
 
     def put(self, blocks: Sequence[Block]) -> list[bool]:
@@ -83,17 +84,17 @@ class NodeStore:
     def drop(self, hashes: Iterable[BlockHash]) -> None:
         names = [name for name in dict.fromkeys(hashes) if len(name) == wire.NAME_BYTES]
 
-        def ask(link: Link) -> int:
-            wire.send_all(link.connection, [wire.REQUEST.pack(wire.DROP, len(names)), *names])
+        def ask(link: NodeLink) -> int:
+            send_views(link.connection, [wire.REQUEST.pack(wire.DROP, len(names)), *names])
             return wire.receive_number(link.connection)
 
         self._reach.count(dropped=(self._call(ask) or 0) if names else 0)
 
     def held(self) -> list[BlockHash]:
-        """List what the node keeps, of all hosts."""
+        """List the blocks of all hosts, oldest first."""
         try:
             with self._dialer.connect().connection as connection:
-                wire.send_all(connection, [wire.REQUEST.pack(wire.HELD, 0)])
+                send_views(connection, [wire.REQUEST.pack(wire.HELD, 0)])
                 return wire.receive_names(connection, wire.receive_number(connection))
         except OSError as error:
             raise StoreError(f"{self._where} does not list its blocks: {error}") from None
@@ -117,8 +118,8 @@ class NodeStore:
             except queue.Empty:
                 return
 
-    def _call(self, ask: Callable[[Link], Answer]) -> Answer | None:
-        """Ask over an idle connection, or over a new one where there is none or it has died since. None: no answer."""
+    def _call(self, ask: Callable[[NodeLink], T]) -> T | None:
+        """Call `ask` with an idle connection, or with a new one if that is broken. Return None if the node is gone."""
         if not self._reach.is_open:
             return None
         try:
@@ -129,14 +130,14 @@ class NodeStore:
             try:
                 return self._asked(link, ask)
             except OSError:
-                self._hang_up()  # the node has restarted, or closed what was idle: the others are no better
+                self._hang_up()  # the node has restarted or closed idle connections: the others are broken too
         try:
             return self._asked(self._dialer.connect(), ask)
         except (OSError, StoreError) as error:
             self._reach.lost(error)
             return None
 
-    def _asked(self, link: Link, ask: Callable[[Link], Answer]) -> Answer:
+    def _asked(self, link: NodeLink, ask: Callable[[NodeLink], T]) -> T:
         try:
             answer = ask(link)
         except OSError:
@@ -146,9 +147,9 @@ class NodeStore:
         return answer
 
     def _in_parts(self, call: Callable[[Sequence[Block]], list[bool]], blocks: list[Block]) -> list[bool]:
-        """Cut blocks for the streams, at least `PART_BYTES` for each; an answer for each block, in order.
+        """Divide blocks among the TCP connections, at least `PART_BYTES` each. Return an answer per block, in order.
 
-        Where memory is lent there is one part: its copies are shared out.
+        Over lent memory there is one part: threads divide its copies.
         """
         total_bytes = len(blocks) * self._block_bytes
         parts = 1 if self.is_near else max(1, min(self._streams, total_bytes // PART_BYTES, len(blocks)))

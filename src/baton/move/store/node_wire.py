@@ -18,10 +18,9 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Sequence
 
 from baton.core.types import BlockHash
-from baton.move.ipc.connections import limit_waits
+from baton.move.ipc.connections import limit_waits, receive_views
 
 NAME_BYTES = 16
 NAMES_MAX = 1 << 16
@@ -40,8 +39,6 @@ REQUEST = struct.Struct("<cI")
 NUMBER = struct.Struct("<I")
 PUT, GET, DROP, HELD = b"p", b"g", b"d", b"h"
 WELCOME, OTHER_LAYOUT = b"+", b"-"
-_MEMORIES_MAX = 512
-"""Bound of the memories in one system call; Linux accepts 1,024."""
 
 
 def bound_waits(connection: socket.socket, timeout_s: float) -> None:
@@ -55,42 +52,10 @@ def bound_waits(connection: socket.socket, timeout_s: float) -> None:
     limit_waits(connection, receive_s=timeout_s, send_s=timeout_s)
 
 
-def send_all(connection: socket.socket, memories: Sequence[bytes | memoryview]) -> None:
-    """Send memories in order, without joining them first. Raises OSError."""
-    waiting = [memoryview(memory).cast("B") for memory in memories if len(memory)]
-    first = 0
-    while first < len(waiting):
-        sent = connection.sendmsg(waiting[first : first + _MEMORIES_MAX])
-        while first < len(waiting) and sent >= len(waiting[first]):
-            sent -= len(waiting[first])
-            first += 1
-        if sent:
-            waiting[first] = waiting[first][sent:]
-
-
-def receive_into(connection: socket.socket, memories: Sequence[memoryview]) -> None:
-    """Fill memories in order, straight from the socket. Raises OSError, also if the other side hangs up."""
-    waiting = [memory for memory in memories if len(memory)]
-    first = 0
-    while first < len(waiting):
-        try:
-            part = waiting[first : first + _MEMORIES_MAX]
-            received, _, _, _ = connection.recvmsg_into(part, 0, socket.MSG_WAITALL)
-        except BlockingIOError:
-            raise TimeoutError("no bytes came in time") from None
-        if received == 0:
-            raise ConnectionResetError("the other side closed the connection")
-        while first < len(waiting) and received >= len(waiting[first]):
-            received -= len(waiting[first])
-            first += 1
-        if received:
-            waiting[first] = waiting[first][received:]
-
-
 def receive(connection: socket.socket, size_bytes: int) -> bytes:
     """Receive `size_bytes` bytes. Raises OSError."""
     data = bytearray(size_bytes)
-    receive_into(connection, [memoryview(data)])
+    receive_views(connection, [memoryview(data)])
     return bytes(data)
 
 

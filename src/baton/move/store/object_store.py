@@ -1,4 +1,4 @@
-"""Blocks as objects of an S3-like store: large, far, shared by all. Its lifecycle rules decide what it forgets."""
+"""Store in an S3-compatible object store, shared by all hosts. Its lifecycle rules evict blocks."""
 
 from __future__ import annotations
 
@@ -14,23 +14,22 @@ from baton.core.errors import StoreError
 from baton.core.types import BlockHash
 from baton.move.store.checksum import fingerprint_digest
 from baton.move.store.direct_io import copy_bytes
-from baton.move.store.envelope import opens, read_name, seal
 from baton.move.store.port import StoreCounters
-from baton.move.store.reach import Reach
-from baton.move.store.slot_header import HEADER_BYTES
+from baton.move.store.reachability import Reachability
+from baton.move.store.slot_header import HEADER_BYTES, detached_header, matches_header, parse_name
 
 THREADS = 8
-"""Objects under way at once: an object store answers each of them late."""
+"""Concurrent requests: an object store has a high latency."""
 TIMEOUT_S, CONNECT_TIMEOUT_S, RETRY_S = 10, 2, 5
 
 
 class ObjectPlace(Struct, frozen=True, kw_only=True):
-    """Where the objects are, and who asks. What is None comes from where the client always takes it (AWS's chain)."""
+    """Location of the objects, and credentials. A None is resolved by the client (AWS's credential chain)."""
 
     bucket: str
     prefix: str = ""
     endpoint: str | None = None
-    """Of a store that is not Amazon's: http://host:port. Its buckets are then paths, not hosts."""
+    """http://host:port of a store that is not Amazon's. Its buckets are addressed by path instead of by host name."""
     region: str | None = None
     access_key_id: str | None = None
     secret_access_key: str | None = None
@@ -40,13 +39,13 @@ class ObjectPlace(Struct, frozen=True, kw_only=True):
 
 
 class ObjectStore:
-    """One object per block: a header with its name and checksum, then its bytes. It is there as a whole or not."""
+    """One object per block: a header with its name and checksum, then its bytes. A put is atomic."""
 
     name = "s3"
     capacity_blocks: int | None = None
 
     def __init__(self, place: ObjectPlace, *, layout_fingerprint: str, block_bytes: int) -> None:
-        """Connect. Raises StoreError where the package is missing, nobody answers, or the bucket may not be read."""
+        """Connect. Raises StoreError if the package is missing, or the bucket is unreachable or not readable."""
         try:
             import obstore
             from obstore.exceptions import BaseError
@@ -66,7 +65,7 @@ class ObjectStore:
                 f"cannot use {place} as a KV store ({_first_line(error)}): "
                 "correct bucket, endpoint, region or access key"
             ) from None
-        self._reach = Reach(str(place), self._ask, self._failures)
+        self._reach = Reachability(str(place), self._ask, self._failures)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="baton-objects")
         self._lock = threading.Lock()
 
@@ -87,7 +86,7 @@ class ObjectStore:
         return found
 
     def drop(self, hashes: Iterable[BlockHash]) -> None:
-        """Remove the objects. `dropped` counts those that were asked for: the store does not tell which were there."""
+        """Delete the objects. `dropped` counts all names, because the store does not report which objects existed."""
         paths = [name.hex() for name in dict.fromkeys(hashes)]
         if not paths or not self._reach.is_open:
             return
@@ -104,14 +103,14 @@ class ObjectStore:
         except self._failures as error:
             raise StoreError(f"{self._place} does not list its objects: {_first_line(error)}") from None
         aged = sorted(objects, key=lambda entry: entry["last_modified"])
-        return [name for entry in aged if (name := read_name(entry["path"])) is not None]
+        return [name for entry in aged if (name := parse_name(entry["path"])) is not None]
 
     def close(self) -> None:
         self._reach.close()
         self._threads.shutdown()
 
     def _ask(self) -> None:
-        """List one object at most: what needs the bucket, the permission and an answer."""
+        """Check bucket, permissions and reachability by listing at most one object."""
         next(iter(self._obstore.list(self._bucket, chunk_size=1)), None)
 
     def _each(
@@ -128,7 +127,8 @@ class ObjectStore:
         try:
             if self._is_there(name):
                 return True
-            self._obstore.put(self._bucket, name.hex(), seal(name, memory, layout=self._layout) + memory)
+            header = detached_header(name, memory, layout=self._layout)
+            self._obstore.put(self._bucket, name.hex(), header + memory)
         except self._failures as error:
             self._fail(error)
             return False
@@ -157,14 +157,14 @@ class ObjectStore:
     def _fits(self, name: BlockHash, data: memoryview, memory: memoryview) -> bool:
         if data.nbytes == HEADER_BYTES + self._block_bytes:
             copy_bytes(memory, data[HEADER_BYTES:])
-            if opens(data[:HEADER_BYTES], name, memory, layout=self._layout):
+            if matches_header(data[:HEADER_BYTES], name, memory, layout=self._layout):
                 return True
         self._reach.count(damaged=1)
         self.drop([name])
         return False
 
     def _fail(self, error: Exception) -> None:
-        """Permission and naming errors are answers; everything else means that nobody answers properly."""
+        """Note a failure. A permission error is an answer of the server; any other error counts as unreachable."""
         if isinstance(error, PermissionError) or type(error).__name__ in (
             "PermissionDeniedError",
             "UnauthenticatedError",
@@ -175,7 +175,7 @@ class ObjectStore:
 
 
 def _settings(place: ObjectPlace, layout: str) -> dict[str, Any]:
-    """What the client is told, in its own words."""
+    """Return the settings of the client library."""
     given = {
         "endpoint": place.endpoint,
         "region": place.region,

@@ -1,4 +1,4 @@
-"""The port that every tier below the arena implements: bytes by block hash. A store is a cache: it may forget."""
+"""The port of stores: KV blocks by their hash. A store is a cache: it may evict blocks at any time."""
 
 from __future__ import annotations
 
@@ -11,69 +11,64 @@ from baton.core.types import BlockHash
 
 @dataclass(slots=True)
 class StoreCounters:
-    """What a store has done since it was opened. Its owner reads it and makes metrics of it."""
+    """Counters of a store since it was opened. Its owner reads them for metrics."""
 
     put: int = 0
     """Blocks that were written."""
     refused: int = 0
-    """Blocks that `put` did not keep: full, broken, another size."""
+    """Blocks that `put` did not keep: the store was full or failed, or the size was wrong."""
     hits: int = 0
     misses: int = 0
-    """Every False of `get`, the damaged ones included."""
+    """Every False of `get`, including damaged blocks."""
     damaged: int = 0
-    """Blocks whose checksum, length or name was not what it should be. Each was forgotten."""
+    """Blocks with a wrong checksum, length or name. Each was removed."""
     dropped: int = 0
-    """Blocks that were forgotten: by `drop`, or by the store itself to make room."""
+    """Blocks that were removed by `drop`, or evicted by the store itself."""
     io_errors: int = 0
-    """Calls that the disk, the connection or the other side has failed."""
+    """Calls that failed on the disk, the connection or the server."""
     reachable: bool = True
-    """False while the other side does not answer. Until it does, every call is refused at once."""
+    """False while the server does not answer. Until it does, every call fails at once."""
 
 
 class Store(Protocol):
-    """One tier's bytes. Called by the threads that move KV, never by a step; every method may block.
+    """The blocks of one tier. Any thread may call every method, and every method may block.
 
-    Every block has the size that the store was opened for. What it says is a hint: a block that it lists may be gone or
-    damaged when it is asked for, which is a miss. After `close` everything is a miss. All methods may be called from
-    any thread.
+    Every block has the size that the store was opened for. A listed block may be evicted or damaged by the time of a
+    `get`, which is a miss. After `close` everything is a miss.
     """
 
     name: str
     capacity_blocks: int | None
-    """How many blocks it keeps before it forgets the oldest. None: the other side decides that. It may turn out to be
-    fewer later: where a disk is full."""
+    """Blocks that fit before the oldest one is evicted. None: the server decides. It shrinks if the disk is full."""
     counters: StoreCounters
 
     def put(self, blocks: Sequence[tuple[BlockHash, memoryview]]) -> list[bool]:
-        """Keep the bytes of these blocks. Returns for each whether it is kept: a full or broken store keeps none.
+        """Store blocks. Return for each whether it is kept.
 
-        A block that is already there stays as it is and counts as young again, which is True. A full store forgets the
-        oldest blocks. Nothing of a block that was being written when the process died is ever returned by `get`.
+        A block that is already stored becomes the youngest, and counts as kept. A full store evicts its oldest blocks.
+        `get` never returns bytes of a block whose write was interrupted by a crash.
         """
         ...
 
     def get(self, blocks: Sequence[tuple[BlockHash, memoryview]]) -> list[bool]:
-        """Fill each memory with the bytes of its block. Returns for each whether it is now whole and verified.
+        """Fill each memory with the bytes of its block. Return for each whether it is complete and verified.
 
-        A False is a miss, whatever the reason: not there, another size, damaged, out of reach. Its memory's content
-        is then undefined.
+        False is a miss: the block is missing, damaged or of another size, or the store is unreachable. The content of
+        its memory is undefined then.
         """
         ...
 
     def drop(self, hashes: Iterable[BlockHash]) -> None:
-        """Forget these blocks. Those that it does not have are no error.
+        """Remove blocks. Unknown blocks are ignored.
 
-        What was dropped may be listed again after a crash: with the same bytes, which its name stands for.
+        After a crash, a removed block may be listed again, with the same bytes.
         """
         ...
 
     def held(self) -> list[BlockHash]:
-        """List what an earlier run has left here, and what is kept now, oldest first.
-
-        Raises StoreError where that cannot be found out.
-        """
+        """List all blocks, including those of earlier runs, oldest first. Raises StoreError if that fails."""
         ...
 
     def close(self) -> None:
-        """Bring what was put to where it lasts, and let go of files, threads and connections."""
+        """Make stored blocks durable, and release files, threads and connections."""
         ...

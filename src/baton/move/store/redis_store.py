@@ -1,4 +1,4 @@
-"""Blocks on a Redis or Valkey server, in pieces that it can handle. The server decides what it forgets."""
+"""Store on a Redis or Valkey server. Blocks are split into pieces; the server's policy evicts them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from baton.core.errors import StoreError
 from baton.core.types import BlockHash
 from baton.move.store.checksum import fingerprint_digest
 from baton.move.store.direct_io import copy_bytes
-from baton.move.store.envelope import opens, read_name, seal
 from baton.move.store.port import StoreCounters
-from baton.move.store.reach import Reach
-from baton.move.store.slot_header import HEADER_BYTES
+from baton.move.store.reachability import Reachability
+from baton.move.store.slot_header import HEADER_BYTES, detached_header, matches_header, parse_name
 
 if TYPE_CHECKING:
     import redis
@@ -21,18 +20,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("baton.store")
 
 PIECE_BYTES = 1 << 20
-"""Of one value: Redis moves larger ones at a fraction of the speed, and answers nobody else meanwhile."""
+"""Size of a value. Redis moves larger ones at a fraction of the speed, and blocks all other clients meanwhile."""
 PIPELINE_BYTES = 4 << 20
-"""Under way at once: what the client buffers of the answers. More is slower: it is faulted in for each call."""
+"""Bytes per pipeline. The client buffers all answers, and a larger buffer is slower because its pages are new."""
 CONNECT_TIMEOUT_S, ANSWER_TIMEOUT_S = 1.0, 2.0
 
 Outcome = Literal["whole", "missing", "torn", "damaged", "lost"]
 
 
 class RedisStore:
-    """One value per piece of a block, and one with its name and checksum, written last.
+    """One value per piece of a block, and a header value with its name and checksum, written last.
 
-    Several hosts may share a server. Its `maxmemory-policy` forgets blocks when it is full, or `ttl_s` does.
+    Several hosts may share a server. Blocks are evicted by its `maxmemory-policy` or expire after `ttl_s`.
     """
 
     name = "redis"
@@ -41,7 +40,7 @@ class RedisStore:
     def __init__(
         self, url: str, *, layout_fingerprint: str, block_bytes: int, prefix: str = "baton", ttl_s: int | None = None
     ) -> None:
-        """Connect. Raises StoreError where the package is missing or the server does not answer."""
+        """Connect. Raises StoreError if the package is missing or the server does not answer."""
         try:
             import redis
             from redis.backoff import NoBackoff
@@ -69,7 +68,7 @@ class RedisStore:
             raise StoreError(
                 f"no Redis answers at {self._where} ({error}): start it, or correct host, port and password"
             ) from None
-        self._reach = Reach(self._where, self._ask, (redis.exceptions.RedisError,))
+        self._reach = Reachability(self._where, self._ask, (redis.exceptions.RedisError,))
         self._warn_if_unbounded()
 
     @property
@@ -99,13 +98,13 @@ class RedisStore:
         self._reach.count(dropped=sum(isinstance(answer, int) and answer > 0 for answer in self._unlink(names)))
 
     def held(self) -> list[BlockHash]:
-        """List the blocks of this layout, of all hosts, in no order: the server does not tell their age."""
+        """List the blocks of this layout, of all hosts, in no order: the server does not know their age."""
         name_chars = slice(len(self._prefix), None)
         try:
             keys = [key[name_chars] for key in self._client.scan_iter(match=self._prefix + b"*", count=1000)]
         except self._refused as error:
             raise StoreError(f"the Redis at {self._where} does not list its keys: {error}") from None
-        names = (read_name(key.decode(errors="replace")) for key in dict.fromkeys(keys))
+        names = (parse_name(key.decode(errors="replace")) for key in dict.fromkeys(keys))
         return [name for name in names if name is not None]
 
     def close(self) -> None:
@@ -129,7 +128,7 @@ class RedisStore:
         return (blocks[start : start + count] for start in range(0, len(blocks), count))
 
     def _execute(self, commands: Sequence[tuple[object, ...]]) -> list[object]:
-        """Send commands in one go. Returns their answers, errors among them; nothing where no answer came."""
+        """Send commands in one pipeline. Return the answers, errors included, or [] if the server is unreachable."""
         if not self._reach.is_open:
             return []
         try:
@@ -162,7 +161,7 @@ class RedisStore:
         for name, memory in group:
             pieces = zip(self._piece_keys(name), self._piece_slices(), strict=True)
             commands += [("SET", key, memory[piece], *ending) for key, piece in pieces]
-            commands.append(("SET", self._key(name), seal(name, memory, layout=self._layout), *ending))
+            commands.append(("SET", self._key(name), detached_header(name, memory, layout=self._layout), *ending))
         answers = self._execute(commands)
         each = self._pieces + 1
         kept = {
@@ -190,14 +189,11 @@ class RedisStore:
         return outcomes
 
     def _unlink(self, names: list[BlockHash]) -> list[object]:
-        """Remove blocks, each as a whole. Returns how many of its values each had."""
+        """Remove all values of blocks. Return how many values of each block existed."""
         return self._execute([("UNLINK", self._key(name), *self._piece_keys(name)) for name in names])
 
     def _outcome(self, name: BlockHash, memory: memoryview, answers: Sequence[object]) -> Outcome:
-        """Put the pieces together. Other bytes are damage.
-
-        A piece that the server has forgotten, or that was dropped while the block was put, leaves the others torn.
-        """
+        """Join the pieces and verify them. A block with missing pieces is "torn": some were evicted or dropped."""
         if not all(isinstance(answer, bytes) for answer in answers):
             return "torn" if any(isinstance(answer, bytes) for answer in answers) else "missing"
         header, *pieces = [answer for answer in answers if isinstance(answer, bytes)]
@@ -207,21 +203,21 @@ class RedisStore:
         for piece in pieces:
             copy_bytes(memory[start : start + len(piece)], memoryview(piece))
             start += len(piece)
-        return "whole" if opens(header, name, memory, layout=self._layout) else "damaged"
+        return "whole" if matches_header(header, name, memory, layout=self._layout) else "damaged"
 
     def _warn_if_unbounded(self) -> None:
         try:
             limit = self._client.config_get("maxmemory").get("maxmemory")
         except self._refused:
-            return  # a hosted server that does not tell: its owner has set one
+            return  # a hosted server does not reveal its settings
         if limit == "0" and self._ttl_s is None:
             log.warning(
-                "the Redis at %s has no maxmemory and its blocks no ttl_s: it grows until its machine is full",
+                "the Redis at %s has no maxmemory and its blocks no ttl_s: it grows until its machine is out of memory",
                 self._where,
             )
 
 
 def _without_password(url: str) -> str:
-    """Say where a server is, for logs and errors."""
+    """Return the URL of a server for logs and errors."""
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"

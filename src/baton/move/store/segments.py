@@ -1,4 +1,4 @@
-"""The files of a file store: a few large ones, cut into slots of one block each, that grow piece by piece."""
+"""Segment files of a file store: a few large files, divided into slots of one block each, that grow in steps."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from baton.move.store.direct_io import IoMode, open_segment
 from baton.move.store.slot_header import ALIGNMENT_BYTES
 
 SEGMENT_BYTES = 4 << 30
-"""Of one file: a terabyte is 256 of them, all open."""
+"""Size of one file: a terabyte has 256 files, all of them open."""
 GROWTH_BYTES = 256 << 20
-"""Allocated at once, when the slots that there are have all been used."""
+"""Bytes that are allocated at a time, when all slots are used."""
 
 
 def padded_bytes(block_bytes: int) -> int:
-    """A block's size, rounded up to what direct I/O reads."""
+    """Return a block's size, rounded up to the alignment of direct I/O."""
     return -(-block_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def slot_bytes(block_bytes: int) -> int:
-    """What a block takes on the disk: its header, itself, and what fills it up."""
+    """Return the bytes of one slot: header, block and padding."""
     return ALIGNMENT_BYTES + padded_bytes(block_bytes)
 
 
@@ -30,15 +30,15 @@ def slot_bytes(block_bytes: int) -> int:
 class _Segment:
     fd: int
     slots: int
-    """Allocated so far."""
+    """Slots that are allocated."""
     slots_max: int
 
 
 class Segments:
-    """Slots by number. A number means the same place whatever the capacity: it may change between two runs."""
+    """Slots by number. The place of a slot does not depend on the capacity, which may change between runs."""
 
     def __init__(self, folder: Path, *, block_bytes: int, slots_max: int, mode: IoMode) -> None:
-        """Open what is there, remove what is above `slots_max`. Raises StoreError where a file cannot be used."""
+        """Open or create the files, and cut off slots above `slots_max`. Raises StoreError if a file cannot be used."""
         self.slot_bytes = slot_bytes(block_bytes)
         self.mode: IoMode = mode
         self._segment_slots = max(1, SEGMENT_BYTES // self.slot_bytes)
@@ -68,7 +68,7 @@ class Segments:
             number += 1
 
     def allocated(self) -> list[int]:
-        """Numbers of all slots that there are on the disk."""
+        """Return the numbers of all allocated slots."""
         return [
             number * self._segment_slots + index
             for number, segment in enumerate(self._segments)
@@ -76,7 +76,7 @@ class Segments:
         ]
 
     def place(self, slot: int) -> tuple[int, int]:
-        """Find a slot: descriptor and offset in bytes."""
+        """Return the file descriptor of a slot, and its offset in bytes."""
         number, index = divmod(slot, self._segment_slots)
         return self._segments[number].fd, index * self.slot_bytes
 
@@ -84,9 +84,9 @@ class Segments:
         return next_slot == slot + 1 and next_slot % self._segment_slots != 0
 
     def grow(self) -> range:
-        """Allocate the next slots. Returns them: none where all are allocated.
+        """Allocate the next slots and return their numbers; empty if all are allocated.
 
-        Raises OSError, once, where the disk has no room for more; from then on there are no more slots than now.
+        Raises OSError once if the disk is full. After that, the segments do not grow any more.
         """
         for number, segment in enumerate([] if self._full else self._segments):
             count = min(self._growth_slots, segment.slots_max - segment.slots)
@@ -99,7 +99,7 @@ class Segments:
         return range(0)
 
     def _allocate(self, segment: _Segment, count: int) -> int:
-        """Allocate slots; half as many where the disk has no room for all, and so on. Returns how many there are."""
+        """Allocate slots, and halve the number while the disk has no room for them. Return the number allocated."""
         while True:
             try:
                 os.posix_fallocate(segment.fd, segment.slots * self.slot_bytes, count * self.slot_bytes)
@@ -113,7 +113,7 @@ class Segments:
             return count
 
     def sync(self) -> None:
-        """Wait until what was written would outlive a power failure."""
+        """Wait until written data is durable."""
         for segment in self._segments:
             os.fdatasync(segment.fd)
 

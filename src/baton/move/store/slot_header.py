@@ -1,7 +1,7 @@
-"""What stands before a block in its slot: whose bytes these are, and their checksum.
+"""The header of a stored block: its name, layout and checksum, in a slot of a file or detached in front of its bytes.
 
-A header is bound to its slot and its block: one that was copied to another place, or that describes bytes which are not
-behind it any more (the write was torn), does not fit and makes the slot empty.
+A header contains its slot number and the checksum of its block. If it was copied to another slot, or if the write of
+its block was interrupted, it does not match, and the slot counts as empty.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from baton.core.types import BlockHash
 from baton.move.store.checksum import CHECKSUM_BYTES, checksum
 
 ALIGNMENT_BYTES = 4096
-"""Of offsets, sizes and addresses in direct I/O; and what a header takes, so that the block behind it is aligned."""
+"""Alignment of offsets, sizes and addresses for direct I/O. A header takes as much, so that its block is aligned."""
 HASH_BYTES_MAX = 64
 _MAGIC = b"BATONKV1"
 _FIELDS = struct.Struct(f"<8s16sQQQB{HASH_BYTES_MAX}s{CHECKSUM_BYTES}s")
@@ -25,28 +25,28 @@ class SlotHeader:
     """The name, age and checksum of the block in a slot."""
 
     layout: bytes
-    """`fingerprint_digest` of the layout that the block is of."""
+    """`fingerprint_digest` of the block's layout."""
     slot: int
     sequence: int
-    """Counts puts: the higher of two is the younger."""
+    """Number of the put: of two headers, the one with the higher number is younger."""
     size_bytes: int
     name: BlockHash
     payload_checksum: bytes
 
     def pack_into(self, memory: memoryview) -> None:
-        """Write it at the beginning of a header's memory."""
+        """Write the header into memory."""
         fields = (self.slot, self.sequence, self.size_bytes, len(self.name), self.name, self.payload_checksum)
         packed = _FIELDS.pack(_MAGIC, self.layout, *fields)
         memory[:HEADER_BYTES] = packed + checksum(packed)
 
 
 def is_empty(memory: memoryview) -> bool:
-    """Tell a slot that was never written from one that is damaged."""
+    """Return whether a slot was never written, as opposed to damaged."""
     return not any(memory[:HEADER_BYTES])
 
 
 def read_header(memory: memoryview, *, layout: bytes, slot: int) -> SlotHeader | None:
-    """Read the header of this slot. None: damaged, of another place, or of another layout."""
+    """Return the header of a slot, or None if it is damaged, or belongs to another slot or layout."""
     packed = bytes(memory[: _FIELDS.size])
     if len(memory) < HEADER_BYTES or checksum(packed) != memory[_FIELDS.size : HEADER_BYTES]:
         return None
@@ -61,3 +61,33 @@ def read_header(memory: memoryview, *, layout: bytes, slot: int) -> SlotHeader |
         name=BlockHash(name[:name_bytes]),
         payload_checksum=payload,
     )
+
+
+def detached_header(name: BlockHash, memory: memoryview, *, layout: bytes) -> bytes:
+    """Return the header of a block for a store without slots."""
+    header = SlotHeader(
+        layout=layout, slot=0, sequence=0, size_bytes=memory.nbytes, name=name, payload_checksum=checksum(memory)
+    )
+    packed = memoryview(bytearray(HEADER_BYTES))
+    header.pack_into(packed)
+    return bytes(packed)
+
+
+def matches_header(packed: bytes | memoryview, name: BlockHash, memory: memoryview, *, layout: bytes) -> bool:
+    """Return whether received bytes are those of the block `name`, by their detached header."""
+    header = read_header(memoryview(packed), layout=layout, slot=0)
+    return (
+        header is not None
+        and header.name == name
+        and header.size_bytes == memory.nbytes
+        and header.payload_checksum == checksum(memory)
+    )
+
+
+def parse_name(text: str) -> BlockHash | None:
+    """Parse a block's name from the hexadecimal key on a server. Return None for a key of another program."""
+    try:
+        name = BlockHash(bytes.fromhex(text))
+    except ValueError:
+        return None
+    return name if name.hex() == text else None

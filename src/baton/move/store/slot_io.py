@@ -1,6 +1,6 @@
-"""Blocks in and out of slots: runs of adjacent ones in one call each, checked on the way in and on the way out.
+"""Read and write blocks in slots, with checksums. Adjacent slots are combined into runs of one system call each.
 
-A block that is larger than such a run is read in parts, side by side, and each is summed up while others come.
+A large block is read in parts in parallel, so that the checksum of one part overlaps with the reads of others.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from baton.move.store.segments import Segments, padded_bytes
 from baton.move.store.slot_header import ALIGNMENT_BYTES, SlotHeader, is_empty, read_header
 
 RUN_BYTES = 4 << 20
-"""Largest read; largest write, unless a single block is larger: what a disk needs to run at its limit."""
+"""Size of a read or write that lets a disk run at its limit. A single block may be larger."""
 _RUN_SLOTS_MAX = 256
-"""Three memories a slot at most, of 1,024 that one call takes."""
+"""A slot needs up to three memories, and one system call accepts 1,024."""
 
 Outcome = Literal["whole", "damaged", "failed"]
 Work = Callable[[], OSError | None]
-"""One call to the disk and what belongs to it, for any thread. Returns what went wrong, if anything did."""
+"""One read or write of a run, for any thread. Returns the error, if any."""
 
 
 @dataclass(slots=True)
 class SlotTask:
-    """One block that goes into a slot or comes out of it."""
+    """Read or write of one block."""
 
     slot: int
     name: BlockHash
@@ -40,21 +40,21 @@ class SlotTask:
 
 
 @dataclass(slots=True, eq=False)
-class _Coming:
-    """A large block of which parts have been read."""
+class _PartialRead:
+    """Read of a large block in parts."""
 
     task: SlotTask
     sums: list[bytes]
-    """Of its parts. Empty: it is not there, or not whole."""
+    """Checksums of the parts. Empty bytes: not read, or cut off by the end of the file."""
     missing: int
-    """Parts that are still to be read, or to fail."""
+    """Parts that are not finished."""
     header: SlotHeader | None = None
     failed: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class SlotIo:
-    """Reads and writes runs of slots. Any number of threads may be in here; each run borrows a scratch."""
+    """Prepare reads and writes of slots. Any number of threads may execute them; each run borrows a scratch."""
 
     def __init__(self, segments: Segments, *, layout: bytes, block_bytes: int) -> None:
         self._segments = segments
@@ -66,20 +66,20 @@ class SlotIo:
         self._part_scratches = Scratches(run_slots=1, padded_bytes=PART_BYTES)
 
     def writes(self, tasks: Sequence[SlotTask]) -> list[Work]:
-        """What writes these blocks and sets their outcomes, in the order of the disk."""
+        """Return the calls that write these blocks and set their outcomes, in the order of the disk."""
         return [partial(self._write, run) for run in self._runs(tasks)]
 
     def reads(self, tasks: Sequence[SlotTask]) -> list[Work]:
-        """What reads and verifies these blocks and sets their outcomes, in the order of the disk."""
+        """Return the calls that read and verify these blocks and set their outcomes, in the order of the disk."""
         runs = self._runs(tasks)
         if self._padded_bytes <= PART_BYTES:
             return [partial(self._read, run) for run in runs]
         parts = -(-self._padded_bytes // PART_BYTES)
-        coming = [_Coming(task, [b""] * parts, parts) for run in runs for task in run]
-        return [partial(self._read_part, each, part) for each in coming for part in range(parts)]
+        reading = [_PartialRead(task, [b""] * parts, parts) for run in runs for task in run]
+        return [partial(self._read_part, each, part) for each in reading for part in range(parts)]
 
     def _runs(self, tasks: Sequence[SlotTask]) -> list[list[SlotTask]]:
-        """Cut tasks into runs of adjacent slots, each for one call."""
+        """Group tasks into runs of adjacent slots."""
         runs: list[list[SlotTask]] = []
         for task in sorted(tasks, key=lambda task: task.slot):
             last = runs[-1] if runs else []
@@ -106,7 +106,7 @@ class SlotIo:
         return None
 
     def _read(self, run: list[SlotTask]) -> OSError | None:
-        """A disk that cannot give one of the slots fails the whole call: then each is read by itself."""
+        """Read a run. One unreadable slot fails the whole system call: then read each slot by itself."""
         error = self._read_run(run)
         if error is None or len(run) == 1:
             return error
@@ -128,45 +128,46 @@ class SlotIo:
             return error
         return None
 
-    def _read_part(self, coming: _Coming, part: int) -> OSError | None:
-        """Read one part of a large block. The last one to come says how it went."""
+    def _read_part(self, reading: _PartialRead, part: int) -> OSError | None:
+        """Read one part of a large block. The last part sets the outcome."""
         error: OSError | None = None
         try:
             with self._part_scratches.borrowed() as scratch:
-                coming.sums[part] = self._sum_of_part(coming, part, scratch)
+                reading.sums[part] = self._sum_of_part(reading, part, scratch)
         except OSError as failure:
             error = failure
-        with coming.lock:
-            coming.failed |= error is not None
-            coming.missing -= 1
-            is_last = not coming.missing
-        if is_last and not coming.failed:
-            coming.task.outcome = "whole" if self._is_whole(coming) else "damaged"
+        with reading.lock:
+            reading.failed |= error is not None
+            reading.missing -= 1
+            is_last = not reading.missing
+        if is_last and not reading.failed:
+            reading.task.outcome = "whole" if self._is_whole(reading) else "damaged"
         return error
 
-    def _sum_of_part(self, coming: _Coming, part: int, scratch: Scratch) -> bytes:
-        """Read a part into its place, the first one with the header. Returns its checksum; nothing if the file ends."""
+    def _sum_of_part(self, reading: _PartialRead, part: int, scratch: Scratch) -> bytes:
+        """Read a part, the first one with the header. Return its checksum, or b"" if the file ends before."""
         start = part * PART_BYTES
-        memory = coming.task.memory[start : start + PART_BYTES]
-        in_place = self._in_place(coming.task)
+        memory = reading.task.memory[start : start + PART_BYTES]
+        in_place = self._in_place(reading.task)
         into = memory if in_place else scratch.block(0)[: min(PART_BYTES, self._padded_bytes - start)]
         before = [scratch.header(0)] if part == 0 else []
-        fd, offset_bytes = self._segments.place(coming.task.slot)
+        fd, offset_bytes = self._segments.place(reading.task.slot)
         skipped_bytes = start + (0 if part == 0 else ALIGNMENT_BYTES)
         moved = transfer_all(os.preadv, fd, [*before, into], offset_bytes + skipped_bytes)
         if moved < into.nbytes + sum(header.nbytes for header in before):
             return b""
         if part == 0:
-            coming.header = self._own_header(coming.task, scratch.header(0))
+            reading.header = self._own_header(reading.task, scratch.header(0))
         if not in_place:
             copy_bytes(memory, into[: memory.nbytes])
         return checksum(memory)
 
-    def _is_whole(self, coming: _Coming) -> bool:
-        return coming.header is not None and all(coming.sums) and joined(coming.sums) == coming.header.payload_checksum
+    def _is_whole(self, reading: _PartialRead) -> bool:
+        header = reading.header
+        return header is not None and all(reading.sums) and joined(reading.sums) == header.payload_checksum
 
     def read_header(self, slot: int) -> SlotHeader | Literal["empty", "damaged"]:
-        """Look at what a slot says about itself, without reading its block. Raises OSError."""
+        """Read the header of a slot without its block. Raises OSError."""
         with self._scratches.borrowed() as scratch:
             fd, offset_bytes = self._segments.place(slot)
             header = scratch.header(0)
@@ -209,7 +210,7 @@ class SlotIo:
         return checksum(task.memory) == header.payload_checksum
 
     def _own_header(self, task: SlotTask, memory: memoryview) -> SlotHeader | None:
-        """Read the header of the block that is wanted. None: it is damaged, or another one's."""
+        """Return the header of the task's block, or None if it is damaged or of another block."""
         header = read_header(memory, layout=self._layout, slot=task.slot)
         is_own = header is not None and header.name == task.name and header.size_bytes == self._block_bytes
         return header if is_own else None

@@ -1,4 +1,4 @@
-"""Which block lies in which slot of a file store: names, ages, free slots, and who is reading."""
+"""Table of blocks and slots of a store: names, ages, free slots and readers."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from baton.core.types import BlockHash
 
 
 class SlotTable:
-    """Pure bookkeeping, guarded by its owner's lock. A slot that is being read is not given away until it was read."""
+    """Bookkeeping only; the owner holds a lock. A slot is not reused while it is being read."""
 
     def __init__(self) -> None:
         self._slots: OrderedDict[BlockHash, int] = OrderedDict()
         self._free: list[int] = []
         self._readers: Counter[int] = Counter()
         self._leaving: set[int] = set()
-        """Forgotten, but still being read: free as soon as the last reader is done."""
+        """Slots of removed blocks that are still being read. They become free when the last reader is done."""
 
     def items(self) -> list[tuple[BlockHash, int]]:
-        """Blocks and their slots, oldest first."""
+        """Return blocks and their slots, oldest first."""
         return list(self._slots.items())
 
     def holds(self, name: BlockHash) -> bool:
         return name in self._slots
 
     def refresh(self, name: BlockHash) -> bool:
-        """Count a block as young again. Returns whether it is there."""
+        """Make a block the youngest. Return whether it exists."""
         if name not in self._slots:
             return False
         self._slots.move_to_end(name)
@@ -37,12 +37,12 @@ class SlotTable:
         return len(self._free)
 
     def add_free(self, slots: Iterable[int]) -> None:
-        """Take new slots, or such that were reserved and hold nothing."""
+        """Add new slots, or return reserved slots that were not written."""
         for slot in slots:
             heapq.heappush(self._free, slot)
 
     def begin_read(self, name: BlockHash) -> int | None:
-        """Find a block's slot, and keep it from being written until `end_read`."""
+        """Return a block's slot and pin it until `end_read`. Return None if the block is missing."""
         slot = self._slots.get(name)
         if slot is not None:
             self._readers[slot] += 1
@@ -57,9 +57,9 @@ class SlotTable:
                 heapq.heappush(self._free, slot)
 
     def reserve(self, count: int) -> tuple[list[int], int]:
-        """Take up to `count` slots, in order: the lowest free ones, then those of the oldest blocks.
+        """Reserve up to `count` slots: the lowest free ones, then those of the oldest blocks.
 
-        Returns them and how many blocks were forgotten for it.
+        Return them in order, and how many blocks were evicted.
         """
         taken = [heapq.heappop(self._free) for _ in range(min(count, len(self._free)))]
         forgotten = 0
@@ -68,14 +68,14 @@ class SlotTable:
                 break
             name, slot = self._slots.popitem(last=False)
             if slot in self._readers:
-                self._slots[name] = slot  # wanted just now: young again
+                self._slots[name] = slot  # it is being read, so it becomes the youngest
                 continue
             taken.append(slot)
             forgotten += 1
         return sorted(taken), forgotten
 
     def keep(self, name: BlockHash, slot: int) -> bool:
-        """Name a slot that was reserved and written. False: the block came twice, and this slot is free again."""
+        """Name a reserved slot that was written. Return False if the block exists already: the slot is free again."""
         if name in self._slots:
             heapq.heappush(self._free, slot)
             return False
@@ -83,7 +83,7 @@ class SlotTable:
         return True
 
     def forget(self, name: BlockHash, *, slot: int | None = None) -> bool:
-        """Drop a block; with `slot`, only if it lies there. Returns whether it was there."""
+        """Remove a block; with `slot`, only if it lies there. Return whether it was removed."""
         found = self._slots.get(name)
         if found is None or slot not in (None, found):
             return False

@@ -1,1 +1,1 @@
-"""Bytes between the arenas of hosts: one port, several transports."""
+"""Transports: pull KV bytes from the arena of one host into that of another, under a lease."""

@@ -1,6 +1,6 @@
-"""Registered memories, and runs of bytes that lie spread over them.
+"""Registered memories, and sequences of byte runs in them.
 
-Lists of extents are worked on as arrays: KV that is cut layer by layer has tens of thousands of runs.
+Extents are processed as arrays, because KV that is cut layer by layer has tens of thousands of runs.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import numpy.typing as npt
 
 from baton.core.errors import TransferError
 from baton.move.copies import Runs, address_of
-from baton.move.transport.device import CopyBuffer, DeviceMoves, Location
+from baton.move.transport.device_memory import CopyBuffer, DeviceMoves, Location
 from baton.move.transport.port import Extent, Memory, Ticket
 from baton.move.transport.staged import StagedMemory
 
 Rows = npt.NDArray[np.int64]
-"""[extents, 3]: offset, size and region, as an `Extent` has them."""
+"""[extents, 3]: offset, size and region of each `Extent`."""
 
 
 class Memories:
-    """The memories that a transport may read and write, by region number."""
+    """The registered memories of a host, by region number."""
 
     def __init__(self) -> None:
         self._views: list[Memory] = []
 
     def register(self, memory: Memory) -> int:
-        """See `Transport.register`."""
+        """Add a memory and return its region number. Raises TransferError if it is read-only or not contiguous."""
         if isinstance(memory, StagedMemory):
             self._views.append(memory)
             return len(self._views) - 1
@@ -42,13 +42,16 @@ class Memories:
         return len(self._views) - 1
 
     def spread(self, extents: Sequence[Extent]) -> Spread:
-        """Find the bytes of these extents. Raises TransferError where one lies outside of its region."""
+        """Return the bytes of these extents. Raises TransferError if one lies outside of its region."""
         if not extents:
             raise TransferError("0 extents hold nothing to transfer; give at least one")
         return Spread(rows_of(extents), dict(enumerate(self._views)))
 
     def target_of(self, ticket: Ticket, extents: Sequence[Extent], *, name: str) -> Spread:
-        """As `spread`, for a pull over the transport `name`: room for just what the ticket offers, each byte once."""
+        """Return the target of a pull over the transport `name`.
+
+        Raises TransferError unless the extents have the size of the ticket's offer and do not overlap.
+        """
         if ticket.transport != name:
             raise TransferError(f"a ticket of {ticket.transport} cannot be pulled over {name}; use that transport")
         size_bytes = total_bytes(ticket.extents)
@@ -62,7 +65,7 @@ class Memories:
         return spread
 
     def close(self) -> None:
-        """Let go of them."""
+        """Release the views of host memory."""
         for view in self._views:
             if isinstance(view, memoryview):
                 view.release()
@@ -70,15 +73,16 @@ class Memories:
 
 
 class Spread:
-    """Bytes in a row that lie in several places. Any run of them can be cut out, as views and without a copy.
+    """A sequence of bytes that is spread over several memories.
 
-    Where some lie on a device there are no such views (`is_direct`): then they are read and written in portions.
+    If all of them are host memory (`is_direct`), any range is available as views, without a copy. Otherwise ranges are
+    read and written in portions.
     """
 
     def __init__(self, rows: Rows, views: Mapping[int, Memory]) -> None:
-        """Neighbours are collated. `views` are the regions.
+        """`views` are the regions. Adjacent rows are merged.
 
-        Raises TransferError where a row lies outside of them, or rows lie in several devices' memories.
+        Raises TransferError if a row lies outside of its region, or if rows lie on more than one device.
         """
         _check_inside(rows, views)
         self._rows = collated(rows)
@@ -86,16 +90,16 @@ class Spread:
         self._views = {region: view for region, view in views.items() if isinstance(view, memoryview)}
         self._staged = _only_device(self._rows, views)
         self._located: Rows | None = None
-        """With addresses for offsets: what pieces of a copy are cut from."""
+        """Rows with addresses instead of offsets, computed on first use."""
         self.size_bytes = int(self._rows[:, 1].sum())
 
     @property
     def is_direct(self) -> bool:
-        """All of it is host memory."""
+        """All bytes lie in host memory."""
         return self._staged is None
 
     def check_apart(self) -> None:
-        """Raise TransferError where two runs overlap."""
+        """Raise TransferError if two runs overlap."""
         ordered = self._rows[np.lexsort((self._rows[:, 0], self._rows[:, 2]))]
         before, after = ordered[:-1], ordered[1:]
         mixed = (before[:, 2] == after[:, 2]) & (before[:, 0] + before[:, 1] > after[:, 0])
@@ -107,18 +111,18 @@ class Spread:
             )
 
     def cut(self, start: int, size_bytes: int) -> list[memoryview]:
-        """Views of `size_bytes` bytes from `start` on, in order. Of what `is_direct`."""
+        """Return views of `size_bytes` bytes from `start` on, in order. Only for an `is_direct` spread."""
         return [
             self._views[region][offset : offset + size]
             for offset, size, region in cut_rows(self._rows, start, size_bytes).tolist()
         ]
 
     def addresses(self, start: int, size_bytes: int) -> Runs:
-        """Where these bytes lie, in order: in this process, or on a device that has a location."""
+        """Return the addresses of a range, in order: in this process, or on a device with a location."""
         return runs_of(cut_rows(self._where(), start, size_bytes))
 
     def all_addresses(self) -> Runs:
-        """Where all of it lies, in order. See `addresses`."""
+        """Return the addresses of all bytes, in order."""
         return runs_of(self._where())
 
     def _where(self) -> Rows:
@@ -130,14 +134,14 @@ class Spread:
         return self._located
 
     def portion_bytes(self, size_bytes: int) -> int:
-        """How much of `size_bytes` bytes `read` and `write` give at a time: all, of what `is_direct`."""
+        """Return how many of `size_bytes` bytes `read` and `write` handle at a time: all, if `is_direct`."""
         return size_bytes if self._staged is None else min(size_bytes, self._staged.portion_bytes)
 
     def read(self, start: int, size_bytes: int, portion_bytes: int) -> Generator[list[memoryview]]:
-        """Yield these bytes in order, as views of at most `portion_bytes`, which are good until the next are asked for.
+        """Yield a range in order, as views of at most `portion_bytes` that are valid until the next iteration.
 
-        A device copies out the next portion meanwhile. Close it where it is not read to its end: nothing is under way
-        then. Raises TransferError where a device fails.
+        A device copies the next portion meanwhile. Close the generator if it is not exhausted, so that no copy is left
+        under way. Raises TransferError if a device fails.
         """
         portions = _portions(start, size_bytes, portion_bytes)
         if self._staged is None:
@@ -152,10 +156,10 @@ class Spread:
                 yield [lane[number % 2].memory[:size]]
 
     def write(self, start: int, size_bytes: int, portion_bytes: int) -> Generator[list[memoryview]]:
-        """Yield views of at most `portion_bytes`, in order, to be filled before the next are asked for.
+        """Yield views of at most `portion_bytes`, in order. Fill them before the next iteration.
 
-        What was filled is in its place when this has come to its end. Close it where it does not: nothing writes then.
-        Raises TransferError where a device fails.
+        The bytes are in their place when the generator is exhausted. Otherwise close it, so that no copy is left under
+        way. Raises TransferError if a device fails.
         """
         portions = _portions(start, size_bytes, portion_bytes)
         if self._staged is None:
@@ -183,7 +187,7 @@ class Spread:
             view[:] = buffer.memory[at : at + view.nbytes]
 
     def _placed(self, start: int, size_bytes: int) -> tuple[DeviceMoves, list[tuple[memoryview, int]]]:
-        """Say where these bytes are in a buffer that holds them in order: the device's, and those of the host."""
+        """Return where a range lies in a buffer that holds it in order: the device's rows, and the host's views."""
         rows = cut_rows(self._rows, start, size_bytes)
         ats = np.cumsum(rows[:, 1]) - rows[:, 1]
         on_host = np.isin(rows[:, 2], list(self._views))
@@ -195,16 +199,16 @@ class Spread:
 
 
 def location_of(memory: Memory) -> Location:
-    """Say where a memory begins. Raises TransferError for one of a device that lies in several places."""
+    """Return where a memory begins. Raises TransferError if it is spread over several devices."""
     if isinstance(memory, memoryview):
         return Location("DRAM", address_of(memory))
     if memory.location is None:
-        raise TransferError("this device's memory lies in several places and can be copied only; use tcp")
+        raise TransferError("this memory is spread over several devices and accessible by copies only; use tcp")
     return memory.location
 
 
 def rows_of(extents: Sequence[Extent]) -> Rows:
-    """Raises TransferError where a number has more than 63 bits."""
+    """Return extents as an array. Raises TransferError if a number has more than 63 bits."""
     numbers = chain.from_iterable(map(msgspec.structs.astuple, extents))
     try:
         return np.fromiter(numbers, np.int64, 3 * len(extents)).reshape(-1, 3)
@@ -213,7 +217,7 @@ def rows_of(extents: Sequence[Extent]) -> Rows:
 
 
 def located(rows: Rows, bases: Mapping[int, int]) -> Rows:
-    """These rows with addresses for offsets, in memories that begin at `bases`."""
+    """Return rows with addresses instead of offsets, in memories that begin at `bases`."""
     found = rows.copy()
     for region, base in bases.items():
         found[rows[:, 2] == region, 0] += base
@@ -221,12 +225,12 @@ def located(rows: Rows, bases: Mapping[int, int]) -> Rows:
 
 
 def runs_of(rows: Rows) -> Runs:
-    """What is left of rows that were located."""
+    """Drop the regions of located rows."""
     return rows[:, :2].astype(np.uint64)
 
 
 def collated(rows: Rows) -> Rows:
-    """Merge neighbours that follow each other in memory too: fewer, longer runs cost less to move."""
+    """Merge rows that are adjacent in memory: fewer, longer runs cost less to copy."""
     apart = (rows[1:, 0] != rows[:-1, 0] + rows[:-1, 1]) | (rows[1:, 2] != rows[:-1, 2])
     if apart.all():
         return rows
@@ -237,7 +241,7 @@ def collated(rows: Rows) -> Rows:
 
 
 def cut_rows(rows: Rows, start: int, size_bytes: int) -> Rows:
-    """The rows of `size_bytes` bytes from `start` on."""
+    """Return the rows of `size_bytes` bytes from `start` on."""
     ends = np.cumsum(rows[:, 1])
     first = int(np.searchsorted(ends, start, side="right"))
     last = int(np.searchsorted(ends, start + size_bytes, side="left"))
@@ -253,18 +257,18 @@ def total_bytes(extents: Sequence[Extent]) -> int:
 
 
 def digest(extents: Sequence[Extent]) -> int:
-    """Tell lists of extents apart: a ticket may have been mistaken on its way."""
+    """Return a digest by which a source recognizes its own extents in a ticket."""
     return zlib.crc32(msgspec.msgpack.encode(extents))
 
 
 def _portions(start: int, size_bytes: int, portion_bytes: int) -> list[tuple[int, int]]:
-    """Cut a run into (start, size)."""
+    """Cut a range into portions: (start, size) of each."""
     end = start + size_bytes
     return [(at, min(portion_bytes, end - at)) for at in range(start, end, portion_bytes)]
 
 
 def _only_device(rows: Rows, views: Mapping[int, Memory]) -> StagedMemory | None:
-    """Find the device's memory that some of the rows lie in."""
+    """Return the device memory that some of the rows lie in, if any. Raises TransferError if there are several."""
     devices = {region: view for region, view in views.items() if isinstance(view, StagedMemory)}
     used = set(np.unique(rows[:, 2]).tolist()) if devices else set[int]()
     found = {id(view): view for region, view in devices.items() if region in used}
@@ -278,12 +282,12 @@ def _check_inside(rows: Rows, views: Mapping[int, Memory]) -> None:
     inside = np.zeros(len(rows), np.bool_)
     for region, view in views.items():
         inside |= (regions == region) & (offsets <= view.nbytes - sizes)
-    inside &= (offsets >= 0) & (sizes > 0)  # so the difference above was none that overflows
+    inside &= (offsets >= 0) & (sizes > 0)  # rejects rows whose difference above has overflowed
     if inside.all():
         return
     offset, size, region = rows[int(np.argmin(inside))].tolist()
     if region not in views:
-        raise TransferError(f"there is no region {region}, {len(views)} are registered; register it")
+        raise TransferError(f"region {region} does not exist, {len(views)} are registered; register it")
     raise TransferError(
         f"{size} bytes at {offset} lie outside of region {region},"
         f" which has {views[region].nbytes}; give extents inside of it"

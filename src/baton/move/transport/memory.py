@@ -1,4 +1,4 @@
-"""Bytes within one process: for tests, and for several arenas of one host agent. Nothing is checked less."""
+"""Transport within one process, for tests. It checks everything that the other transports check."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Sequence
 
 from baton.core.errors import TransferError
 from baton.move.copies import Copy, fastest_copy
-from baton.move.transport.copying import Copier, no_interrupt
+from baton.move.transport.copier import Copier, no_interrupt
 from baton.move.transport.extents import Spread
-from baton.move.transport.offers import REFUSALS, Answer, Offers, Source
+from baton.move.transport.offers import REFUSALS, Offers, OfferStatus, Source
+from baton.move.transport.piecewise_pull import CLOSED, PiecewisePull
 from baton.move.transport.port import Extent, Memory, Ticket
-from baton.move.transport.pulling import CLOSED, PiecewisePull
 
 
 class MemoryExchange:
-    """Where the transports of one process find each other, by address."""
+    """The transports of one process, by address."""
 
     def __init__(self) -> None:
         self.sources: dict[str, MemoryTransport] = {}
@@ -47,19 +47,16 @@ class MemoryTransport:
         exchange.sources[self.address] = self
 
     def register(self, memory: Memory, *, descriptor: int | None = None) -> int:
-        """See `Transport.register`."""
         return self._source.register(memory, descriptor=descriptor)
 
     def offer(self, extents: Sequence[Extent], *, lease_s: float, checksum: bool = False) -> Ticket:
-        """See `Transport.offer`. Nothing travels, so there is nothing to check."""
+        """Offer extents. `checksum` has no effect, because no byte travels."""
         return self.offers.add(extents, lease_s=lease_s, checksum=checksum, transport=self.name, address=self.address)
 
     def withdraw(self, ticket: Ticket) -> None:
-        """See `Transport.withdraw`."""
         self.offers.withdraw(ticket)
 
     def pull(self, ticket: Ticket, into: Sequence[Extent]) -> PiecewisePull:
-        """See `Transport.pull`."""
         if self._closed:
             raise TransferError(CLOSED)
         target = self._source.memories.target_of(ticket, into, name=self.name)
@@ -68,7 +65,7 @@ class MemoryTransport:
         return pull
 
     def close(self) -> None:
-        """See `Transport.close`. Waits for those who read our memory to come to their end."""
+        """End every pull and offer. Wait for consumers that are reading this transport's memory."""
         self._exchange.sources.pop(self.address, None)
         self.offers.close()
         self._copier.close()
@@ -81,33 +78,33 @@ class MemoryTransport:
     def _open(self, ticket: Ticket, pull: PiecewisePull) -> Spread:
         source = self._exchange.sources.get(ticket.address)
         if source is None or not source.enter():
-            raise TransferError(f"there is no source at {ticket.address} in this process; it was closed, or never was")
+            raise TransferError(f"there is no source at {ticket.address} in this process; it may have been closed")
         pull.then(source.leave)
-        return offered(source.offers, ticket)
+        return offered_bytes(source.offers, ticket)
 
     def _check(self, ticket: Ticket) -> None:
         source = self._exchange.sources.get(ticket.address)
         if source is None:
-            raise TransferError(f"the source was closed under the pull: {REFUSALS[Answer.ENDED]}")
-        offered(source.offers, ticket)
+            raise TransferError(f"the source was closed during the pull: {REFUSALS[OfferStatus.ENDED]}")
+        offered_bytes(source.offers, ticket)
 
     def enter(self) -> bool:
-        """Come in as a reader of our memory. False: it is closed."""
+        """Register a reader of this transport's memory. Return False if the transport is closed."""
         with self._changed:
             self._readers += not self._closed
             return not self._closed
 
     def leave(self) -> None:
-        """Go as a reader."""
+        """Unregister a reader."""
         with self._changed:
             self._readers -= 1
             self._changed.notify_all()
 
 
-def offered(offers: Offers, ticket: Ticket) -> Spread:
-    """What a ticket stands for, if it does."""
+def offered_bytes(offers: Offers, ticket: Ticket) -> Spread:
+    """Return the bytes that a ticket offers. Raises TransferError if the offer is not valid."""
     offer = offers.find(ticket.epoch, ticket.number, ticket.secret)
-    answer = offer if isinstance(offer, Answer) else offer.answer_to(ticket.extents)
-    if isinstance(offer, Answer) or answer is not Answer.FINE:
-        raise TransferError(f"the source refuses: {REFUSALS[answer]}")
+    status = offer if isinstance(offer, OfferStatus) else offer.check_extents(ticket.extents)
+    if isinstance(offer, OfferStatus) or status is not OfferStatus.VALID:
+        raise TransferError(f"the source refuses: {REFUSALS[status]}")
     return offer.spread

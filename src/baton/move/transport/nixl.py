@@ -1,7 +1,7 @@
-"""Bytes over NIXL (UCX): RDMA where hosts have it, else shared memory of the kernel's making, or tcp. The extra `nixl`.
+"""Transport over NIXL (UCX), with the extra `nixl`: RDMA if hosts have it, otherwise shared memory or TCP of UCX.
 
-NIXL reads the source's memory without asking it. So permission is ours: a connection of our own asks the source before
-the first read and after the last, as over shared memory.
+NIXL reads the source's memory without asking it. So a connection of Baton's own asks the source before the first read
+and after the last, whether the offer is valid.
 """
 
 from __future__ import annotations
@@ -20,29 +20,27 @@ from msgspec import Struct
 
 from baton.core.errors import TransferError
 from baton.move.copies import Moves, copy_one_by_one, paired
-from baton.move.ipc.connections import limit_waits
-from baton.move.transport.asker import Asker, Inquiry
-from baton.move.transport.copying import Copier, Move, no_interrupt
-from baton.move.transport.device import Location
+from baton.move.ipc.connections import limit_waits, receive_views
+from baton.move.transport.copier import Copier, Move, no_interrupt
+from baton.move.transport.device_memory import Location
 from baton.move.transport.extents import Spread, collated, cut_rows, located, location_of, rows_of, runs_of
-from baton.move.transport.listener import answering
 from baton.move.transport.nixl_agent import NixlAgent, Side
-from baton.move.transport.offers import Answer, Offer, Source
-from baton.move.transport.peers import Peers
+from baton.move.transport.offers import Offer, OfferStatus, Source
+from baton.move.transport.piecewise_pull import PiecewisePull, PullPiece
 from baton.move.transport.port import Extent, Memory, Ticket
-from baton.move.transport.pulling import Piece, PiecewisePull
-from baton.move.transport.shm_source import answer_of
-from baton.move.transport.tcp import joined, listening_on, split
+from baton.move.transport.source_client import OfferQuery, Peers, SourceClient
+from baton.move.transport.tcp import bind_address, join_address, split_address
 from baton.move.transport.tcp_source import FIRST_REQUEST_S
 from baton.move.transport.wire import (
     BrokenStreamError,
-    Request,
+    SourceRequest,
     Verb,
     answer_head,
+    check_offer,
     checksum_of,
+    listen_for_pulls,
     receive_answer,
     receive_request,
-    receive_views,
 )
 
 _CONNECTIONS_MAX = 512
@@ -51,17 +49,17 @@ _CARD_BYTES_MAX = 1 << 20
 
 
 Kind = tuple[Literal["DRAM", "VRAM"], int]
-"""Of memory, in NIXL's words, and the number of the device that it is on."""
+"""Kind of memory in NIXL's terms, and the number of its device."""
 
 
 class _Card(Struct, frozen=True, array_like=True):
-    """What a consumer has to know of a source in order to read it."""
+    """A source's description of its memory for consumers."""
 
     agent: bytes = b""
     locations: list[Location] = []
-    """Of each region."""
+    """Location of each region."""
     checksum: int = 0
-    """Of the whole offer, behind its last byte."""
+    """Checksum of the whole offer, sent after the last read."""
 
 
 class NixlTransport:
@@ -72,20 +70,19 @@ class NixlTransport:
     def __init__(
         self, listen: str, *, threads: int = 2, devices: str | None = None, source: Source | None = None
     ) -> None:
-        """Answer questions about offers on `host:port`; UCX finds its own ways, over `devices` (see `NixlAgent`)."""
+        """Answer questions about offers on `host:port`. UCX chooses its own connections over `devices`."""
         self._owned = source is None
         self._source = source or Source()
         self._agent = NixlAgent(f"baton-{self._source.offers.epoch:x}", devices=devices)
         self._locations: list[Location] = []
-        """Of each region."""
-        self._copier = Copier(threads, copy_one_by_one, turns=1)  # UCX copies: its threads wait, once a share
+        """Location of each region."""
+        self._copier = Copier(threads, copy_one_by_one, turns=1)  # the threads only wait for UCX, so one piece each
         self._peers = Peers(lambda address: _NixlPeer(address, self._agent))
-        listening = listening_on(listen)
-        self.address = joined(*listening.getsockname()[:2])
-        self._listener = answering(listening, self._serve, _CONNECTIONS_MAX)
+        listening = bind_address(listen)
+        self.address = join_address(*listening.getsockname()[:2])
+        self._listener = listen_for_pulls(listening, self._serve, _CONNECTIONS_MAX)
 
     def register(self, memory: Memory, *, descriptor: int | None = None) -> int:
-        """See `Transport.register`."""
         location = location_of(memory)
         region = self._source.register(memory, descriptor=descriptor)
         self._agent.register(location, memory.nbytes)
@@ -93,24 +90,20 @@ class NixlTransport:
         return region
 
     def offer(self, extents: Sequence[Extent], *, lease_s: float, checksum: bool = False) -> Ticket:
-        """See `Transport.offer`."""
-        return self._source.offer(extents, lease_s=lease_s, checksum=checksum, way=self)
+        return self._source.offer(extents, lease_s=lease_s, checksum=checksum, endpoint=self)
 
     def withdraw(self, ticket: Ticket) -> None:
-        """See `Transport.withdraw`."""
         self._source.offers.withdraw(ticket)
 
     def pull(self, ticket: Ticket, into: Sequence[Extent]) -> PiecewisePull:
-        """See `Transport.pull`."""
         target = self._source.memories.target_of(ticket, into, name=self.name)
         ours = _kind_of(into, self._locations)
-        peer, inquiry = self._peers.at(ticket.address), Inquiry(ticket)
-        pull = PiecewisePull(ticket, target, interrupt=no_interrupt, check=lambda: peer.check(inquiry, target))
-        self._copier.start(pull, lambda: peer.open(inquiry, ours))
+        peer, query = self._peers.at(ticket.address), OfferQuery(ticket)
+        pull = PiecewisePull(ticket, target, interrupt=no_interrupt, check=lambda: peer.check(query, target))
+        self._copier.start(pull, lambda: peer.open(query, ours))
         return pull
 
     def close(self) -> None:
-        """See `Transport.close`."""
         self._peers.hang_up()
         self._copier.close()
         self._listener.close()
@@ -120,22 +113,23 @@ class NixlTransport:
             self._source.close()
 
     def _serve(self, connection: socket.socket) -> None:
-        """Answer one consumer. While it reads, our agent has to take part."""
+        """Answer one consumer. Between its CARD and CHECK requests the NIXL agent must poll."""
         limit_waits(connection, receive_s=FIRST_REQUEST_S, send_s=_STALL_S)
         reading = 0
         try:
             while (request := receive_request(connection)) is not None:
                 limit_waits(connection, receive_s=0, send_s=_STALL_S)
-                answer = answer_of(self._source.offers, request)
-                card = self._card(request) if answer is Answer.FINE else b""
-                change = (1 if answer is Answer.FINE else 0) if request.verb is Verb.CARD else -min(reading, 1)
+                status = check_offer(self._source.offers, request)
+                is_valid = status is OfferStatus.VALID
+                card = self._card(request) if is_valid else b""
+                change = int(is_valid) if request.verb is Verb.CARD else -min(reading, 1)
                 self._agent.add_readers(change)
                 reading += change
-                connection.sendall(answer_head(answer, self._source.offers.epoch, len(card)) + card)
+                connection.sendall(answer_head(status, self._source.offers.epoch, len(card)) + card)
         finally:
             self._agent.add_readers(-reading)
 
-    def _card(self, request: Request) -> bytes:
+    def _card(self, request: SourceRequest) -> bytes:
         offer = self._source.offers.find(request.epoch, request.number, request.secret)
         if request.verb is Verb.CARD:
             card = _Card(self._agent.metadata(), self._locations)
@@ -147,27 +141,27 @@ class NixlTransport:
 
 
 class _NixlPeer:
-    """A source that our agent has met."""
+    """A source, and its agent's name at this host's NIXL agent."""
 
     def __init__(self, address: str, agent: NixlAgent) -> None:
-        host, port = split(address)
-        self.asker = Asker(f"at {address}", lambda stall_s: socket.create_connection((host, port), stall_s))
+        host, port = split_address(address)
+        self.client = SourceClient(f"at {address}", lambda stall_s: socket.create_connection((host, port), stall_s))
         self._agent = agent
         self._lock = threading.Lock()
         self._met: dict[bytes, str] = {}
 
-    def open(self, inquiry: Inquiry, ours: Kind) -> Move:
-        """Get permission. Returns what reads a piece into memory of our kind."""
-        card = self.asker.ask(inquiry, Verb.CARD, _receive_card)
+    def open(self, query: OfferQuery, ours: Kind) -> Move:
+        """Ask for permission. Return the function that reads a piece into local memory of the kind `ours`."""
+        card = self.client.ask(query, Verb.CARD, _receive_card)
         with self._lock:
             if card.agent not in self._met:
                 self._met = {card.agent: self._agent.meet(card.agent)}
             name = self._met[card.agent]
-        kind = _kind_of(inquiry.ticket.extents, card.locations)
+        kind = _kind_of(query.ticket.extents, card.locations)
         bases = {region: location.address for region, location in enumerate(card.locations)}
-        theirs = located(collated(rows_of(inquiry.ticket.extents)), bases)
+        theirs = located(collated(rows_of(query.ticket.extents)), bases)
 
-        def move(piece: Piece) -> None:
+        def move(piece: PullPiece) -> None:
             sources = runs_of(cut_rows(theirs, piece.start, piece.size_bytes))
             moves = paired(sources, piece.pull.target.addresses(piece.start, piece.size_bytes))
             self._agent.read(name, Side(kind[0], _described(moves, 0, kind)), Side(ours[0], _described(moves, 1, ours)))
@@ -175,40 +169,42 @@ class _NixlPeer:
         return move
 
     def close(self) -> None:
-        self.asker.close()
+        self.client.close()
 
-    def check(self, inquiry: Inquiry, target: Spread) -> None:
-        """Raise TransferError where the offer does not stand any more. The source need not take part any longer."""
-        card = self.asker.ask(inquiry, Verb.CHECK, _receive_card)
-        if not inquiry.ticket.checksum:
+    def check(self, query: OfferQuery, target: Spread) -> None:
+        """Raise TransferError if the offer is not valid or a checksum differs. The source may stop polling."""
+        card = self.client.ask(query, Verb.CHECK, _receive_card)
+        if not query.ticket.checksum:
             return
         received = _checksum(target)
         if received != card.checksum:
             raise TransferError(
-                f"{target.size_bytes} bytes were damaged on the way: {card.checksum:016x} is the checksum of what was"
-                f" offered, {received:016x} of what came; pull again, and look at the network and memory"
+                f"{target.size_bytes} bytes were damaged on the way: sent with checksum {card.checksum:016x},"
+                f" received with {received:016x}; pull again, and look at the network and memory"
             )
 
 
-def _receive_card(connection: socket.socket) -> tuple[Answer, int, _Card]:
-    answer, epoch, size_bytes = receive_answer(connection)
+def _receive_card(connection: socket.socket) -> tuple[OfferStatus, int, _Card]:
+    status, epoch, size_bytes = receive_answer(connection)
     if size_bytes > _CARD_BYTES_MAX:
-        raise BrokenStreamError(f"the source describes itself in {size_bytes} bytes")
+        raise BrokenStreamError(
+            f"the source's description has {size_bytes} bytes, at most {_CARD_BYTES_MAX} are allowed"
+        )
     raw = bytearray(size_bytes)
     receive_views(connection, [memoryview(raw)] if raw else [])
     try:
-        return answer, epoch, msgspec.msgpack.decode(raw, type=_Card) if raw else _Card()
+        return status, epoch, msgspec.msgpack.decode(raw, type=_Card) if raw else _Card()
     except msgspec.DecodeError as error:
-        raise BrokenStreamError(f"the source describes itself in other words: {error}") from error
+        raise BrokenStreamError(f"the source's description cannot be decoded: {error}") from error
 
 
 def _described(moves: Moves, side: int, kind: Kind) -> npt.NDArray[np.uint64]:
-    """Rows of (address, size, device), as NIXL has them, of one side of the moves: 0 theirs, 1 ours."""
+    """Return NIXL's rows of (address, size, device) for one side of the moves: 0 is the source, 1 the target."""
     return np.column_stack((moves[:, side], moves[:, 2], np.full(len(moves), kind[1], np.uint64)))
 
 
 def _kind_of(extents: Sequence[Extent], locations: Sequence[Location]) -> Kind:
-    """Tell what kind of memory a side of a transfer is. Raises TransferError where it is of two, or of none."""
+    """Return the kind of memory of one side. Raises TransferError if it has two kinds or an unknown region."""
     regions = {extent.region for extent in extents}
     if not all(0 <= region < len(locations) for region in regions):
         raise TransferError(

@@ -1,7 +1,7 @@
-"""One NIXL agent and the only thread that touches it: it polls while something moves, and sleeps while nothing does.
+"""One NIXL agent and the only thread that calls it. The thread polls during transfers and sleeps otherwise.
 
-NIXL's own progress thread burns a core while idle, so it is off. What needs UCX's progress is then ours to poll: our
-own transfers, and over tcp those of others that read our memory. Source: references/transports.md, section 3.
+NIXL's own progress thread uses a core even when idle, so it is off. This thread polls UCX instead: for transfers of
+this host, and over TCP also while other hosts read its memory. Source: references/transports.md, section 3.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import numpy as np
 import numpy.typing as npt
 
 from baton.core.errors import TransferError
-from baton.move.transport.device import Location
-from baton.move.transport.pulling import BUG
+from baton.move.transport.device_memory import Location
+from baton.move.transport.piecewise_pull import BUG
 
 _SPINS = 200
-"""Turns without news after which the thread pauses between two looks."""
+"""Polls without progress before the thread pauses between two polls."""
 
 _PAUSE_S = 0.0005
 
-Done = TypeVar("Done")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +40,17 @@ class Side:
 
 
 class NixlAgent:
-    """Implements what `NixlTransport` needs of NIXL. Raises TransferError where the extra `nixl` is not installed."""
+    """The operations of NIXL that `NixlTransport` needs. Raises TransferError if the extra `nixl` is not installed."""
 
     def __init__(self, name: str, *, devices: str | None = None) -> None:
-        """`devices`: network devices that UCX may use, as `UCX_NET_DEVICES` has them; None: all."""
+        """`devices`: network devices for UCX, in the format of `UCX_NET_DEVICES`. None: all."""
         self._nixl = _library(devices)
         self._changed = threading.Condition()
         self._calls: list[Callable[[], None]] = []
         self._moving: list[Callable[[], bool]] = []
-        """Transfers under way: each looks after itself, and tells when it is over."""
+        """Polls one transfer each. It returns False once the transfer is over."""
         self._waiting: set[Future[Any]] = set()
-        """What somebody waits for."""
+        """Futures that other threads wait for."""
         self._readers = 0
         self._closed = False
         self._agent: Any = None
@@ -60,22 +60,22 @@ class NixlAgent:
         self._call(lambda: self._open(name))
 
     def register(self, location: Location, size_bytes: int) -> None:
-        """Make memory known to the network. Raises TransferError where UCX cannot reach a GPU's."""
+        """Register memory with the network. Raises TransferError if UCX cannot reach a GPU's memory."""
         memory = [(location.address, size_bytes, location.device, "")]
         self._call(lambda: self._registered.append(self._agent.register_memory(memory, location.kind)))
 
     def metadata(self) -> bytes:
-        """What another agent needs in order to read our memory."""
+        """Return the description that another agent needs to read this agent's memory."""
         return self._call(lambda: self._agent.get_agent_metadata())
 
     def meet(self, metadata: bytes) -> str:
-        """Learn of another agent. Returns its name."""
+        """Register another agent. Return its name."""
         return _text(self._call(lambda: self._agent.add_remote_agent(metadata)))
 
     def read(self, agent: str, theirs: Side, ours: Side) -> None:
-        """Copy runs of another agent's memory to runs of ours, in pairs of one size.
+        """Copy runs of another agent's memory to local runs, in pairs of equal size, and wait.
 
-        Returns when it is over. Raises TransferError where it failed.
+        Raises TransferError if it fails.
         """
         done = self._awaited()
         try:
@@ -86,13 +86,13 @@ class NixlAgent:
         done.result()
 
     def add_readers(self, count: int) -> None:
-        """Keep looking after what others read, while there are any."""
+        """Change the number of hosts that read this agent's memory. The thread polls while there are any."""
         with self._changed:
             self._readers += count
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let NIXL go. No thread is left when this returns."""
+        """Release NIXL. No thread is left when this returns."""
         with self._changed:
             if self._closed:
                 return
@@ -102,7 +102,7 @@ class NixlAgent:
             self._changed.notify_all()
         self._thread.join()
 
-    def _call(self, work: Callable[[], Done]) -> Done:
+    def _call(self, work: Callable[[], T]) -> T:
         done = self._awaited()
 
         def call() -> None:
@@ -117,7 +117,7 @@ class NixlAgent:
         return done.result()
 
     def _awaited(self) -> Future[Any]:
-        """Make what somebody will wait for: it has an end even if a bug ends our thread before."""
+        """Return a future that is completed even if a bug ends the thread."""
         done: Future[Any] = Future()
         with self._changed:
             if self._closed:
@@ -137,7 +137,7 @@ class NixlAgent:
                 done.set_exception(TransferError(BUG))
 
     def _turn(self) -> None:
-        """Do what is asked, and look after what moves, until we are closed."""
+        """Run calls and poll transfers until the agent is closed."""
         quiet_turns = 0
         while True:
             with self._changed:
@@ -195,7 +195,7 @@ class NixlAgent:
 
 @dataclass(frozen=True, slots=True)
 class _Library:
-    """The names of NIXL that we use."""
+    """The names that Baton uses of NIXL."""
 
     agent: Any
     config: Any
@@ -204,7 +204,7 @@ class _Library:
 
 def _library(devices: str | None) -> _Library:
     if not Path("/sys/class/infiniband").is_dir():
-        # without RDMA hardware UCX's modules for it are of no use, and crash in their destructors when we exit
+        # without RDMA hardware, UCX's modules for it are useless and crash at exit in their destructors
         os.environ.setdefault("UCX_MODULES", "cma,cuda" if Path("/dev/nvidiactl").exists() else "cma")
     if devices is not None:
         os.environ["UCX_NET_DEVICES"] = devices
@@ -212,7 +212,7 @@ def _library(devices: str | None) -> _Library:
         from nixl_cu12 import _api, _bindings
     except ImportError as error:
         raise TransferError(f"NIXL is not installed ({error}): pip install 'baton[nixl]', or use tcp") from error
-    logging.getLogger("nixl").setLevel(logging.WARNING)  # it says on stdout that it exists
+    logging.getLogger("nixl").setLevel(logging.WARNING)  # NIXL prints a greeting on stdout
     errors = (
         _bindings.nixlBackendError,
         _bindings.nixlRemoteDisconnectError,

@@ -1,4 +1,4 @@
-"""What a source has offered, and to whom it says no."""
+"""The offers of a source: extents of its registered memory that ticket holders may read until a lease ends."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ OFFERS_MAX = 1 << 16
 SECRET_BYTES = 16
 
 
-class Answer(IntEnum):
-    """What a source says to a request. Goes over wires: numbers stay what they are."""
+class OfferStatus(IntEnum):
+    """A source's answer to a request. The numbers are part of the wire format."""
 
-    FINE = 0
+    VALID = 0
     RESTARTED = 1
     ENDED = 2
-    SECRET = 3
-    RANGE = 4
+    OTHER_SECRET = 3
+    OTHER_RANGE = 4
     BUSY = 5
-    UNSHARED = 6
-    STRANGER = 7
+    NOT_SHARED = 6
+    OTHER_USER = 7
 
 
 REFUSALS = {
-    Answer.RESTARTED: "the source has restarted since it gave the ticket; ask for a new one",
-    Answer.ENDED: "the offer was withdrawn, or its lease has ended; ask for a new ticket, or for a longer lease",
-    Answer.SECRET: "the ticket's secret is wrong; use the ticket as the source gave it",
-    Answer.RANGE: "the ticket does not say what the source has offered; use the ticket as the source gave it",
-    Answer.BUSY: "the source has as many connections as it may have; raise its connections_max",
-    Answer.STRANGER: "it lends memory to processes of its own user only; run both as one user, or pull over tcp",
-    Answer.UNSHARED: "the source's memory has no descriptor; register it with one, or pull over tcp",
+    OfferStatus.RESTARTED: "the source has restarted since it gave the ticket; ask for a new one",
+    OfferStatus.ENDED: "the offer was withdrawn, or its lease has ended; ask for a new ticket, or for a longer lease",
+    OfferStatus.OTHER_SECRET: "the ticket's secret is wrong; use the ticket as the source gave it",
+    OfferStatus.OTHER_RANGE: "the ticket's extents are not those offered; use the ticket as the source gave it",
+    OfferStatus.BUSY: "the source has reached its limit of connections; raise its connections_max",
+    OfferStatus.OTHER_USER: "it lends memory to processes of its own user only; run both as one user, or use tcp",
+    OfferStatus.NOT_SHARED: "the source's memory has no descriptor; register it with one, or pull over tcp",
 }
 
 
@@ -53,18 +53,18 @@ class Offer:
     spread: Spread
     extents: tuple[Extent, ...]
     digest: int
-    """Of the extents: by which a ticket's are told to be the same."""
+    """Digest of the extents, to compare them with a ticket's."""
     secret: bytes
     until_s: float
     checksum: bool
 
-    def answer_to(self, extents: Sequence[Extent]) -> Answer:
-        """Compare what a ticket says with what was offered."""
-        return Answer.FINE if tuple(extents) == self.extents else Answer.RANGE
+    def check_extents(self, extents: Sequence[Extent]) -> OfferStatus:
+        """Return whether a ticket's extents are the offered ones."""
+        return OfferStatus.VALID if tuple(extents) == self.extents else OfferStatus.OTHER_RANGE
 
 
-class Way(Protocol):
-    """What a ticket says of the transport that it goes by."""
+class Endpoint(Protocol):
+    """Name and address of a transport, as tickets carry them."""
 
     @property
     def name(self) -> str: ...
@@ -74,29 +74,30 @@ class Way(Protocol):
 
 
 class Source:
-    """What a host lets others read: its registered memories, and what of them is offered. Transports may share one."""
+    """The registered memories of a host and the offers of them. Several transports may share one source."""
 
     def __init__(self, now_s: Callable[[], float] = real_now_s) -> None:
         self.memories = Memories()
         self.descriptors: dict[int, int] = {}
-        """Of regions that can be mapped: for reading only, and ours."""
+        """Own read-only descriptors of the regions that other processes can map."""
         self.offers = Offers(self.memories, now_s)
         self._lock = threading.Lock()
 
     def register(self, memory: Memory, *, descriptor: int | None) -> int:
-        """See `Transport.register`."""
         with self._lock:
             region = self.memories.register(memory)
             if descriptor is not None and sys.platform == "linux":
                 self.descriptors[region] = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
             return region
 
-    def offer(self, extents: Sequence[Extent], *, lease_s: float, checksum: bool, way: Way) -> Ticket:
-        """See `Transport.offer`; `way` is the transport that serves it."""
-        return self.offers.add(extents, lease_s=lease_s, checksum=checksum, transport=way.name, address=way.address)
+    def offer(self, extents: Sequence[Extent], *, lease_s: float, checksum: bool, endpoint: Endpoint) -> Ticket:
+        """Offer extents over the transport `endpoint`."""
+        return self.offers.add(
+            extents, lease_s=lease_s, checksum=checksum, transport=endpoint.name, address=endpoint.address
+        )
 
     def close(self) -> None:
-        """End every offer and let the memories go. Nobody may read them any more."""
+        """End every offer and release the memories. All transports must be closed before."""
         self.offers.close()
         self.memories.close()
         with self._lock:
@@ -105,7 +106,7 @@ class Source:
 
 
 class Offers:
-    """The offers of one source, under one epoch."""
+    """The offers of one source. Its epoch is random, so that a restarted source never accepts an old ticket."""
 
     def __init__(self, memories: Memories, now_s: Callable[[], float]) -> None:
         self.epoch = secrets.randbits(63)
@@ -114,18 +115,18 @@ class Offers:
         self._lock = threading.Lock()
         self._standing: dict[int, Offer] = {}
         self._ends: list[tuple[float, int]] = []
-        """Every lease's end, the earliest first. May name offers that are withdrawn."""
+        """Heap of (end of the lease, number). It may contain withdrawn offers."""
         self._number = 0
 
     def add(self, extents: Sequence[Extent], *, lease_s: float, checksum: bool, transport: str, address: str) -> Ticket:
-        """See `Transport.offer`."""
+        """Add an offer. Raises TransferError if an extent lies outside of its region, or at `OFFERS_MAX`."""
         spread = self._memories.spread(extents)
         secret, until_s = secrets.token_bytes(SECRET_BYTES), self._now_s() + lease_s
         offer = Offer(spread, tuple(extents), digest(extents), secret, until_s, checksum)
         with self._lock:
             self._forget_ended()
             if len(self._standing) >= OFFERS_MAX:
-                raise TransferError(f"{OFFERS_MAX} offers stand already; withdraw those that were pulled")
+                raise TransferError(f"there are {OFFERS_MAX} offers already; withdraw those that were pulled")
             self._number += 1
             number = self._number
             self._standing[number] = offer
@@ -136,29 +137,29 @@ class Offers:
         )  # fmt: skip
 
     def withdraw(self, ticket: Ticket) -> None:
-        """See `Transport.withdraw`. Who is reading learns of it when it looks again after its last byte."""
+        """End an offer. A pull under way notices when it checks the offer after its last byte."""
         with self._lock:
             if ticket.epoch == self.epoch:
                 self._standing.pop(ticket.number, None)
 
-    def find(self, epoch: int, number: int, secret: bytes) -> Offer | Answer:
-        """Look up an offer that stands, for somebody who proves to have the ticket."""
+    def find(self, epoch: int, number: int, secret: bytes) -> Offer | OfferStatus:
+        """Return a valid offer to a ticket holder, or the reason of the refusal."""
         if epoch != self.epoch:
-            return Answer.RESTARTED
+            return OfferStatus.RESTARTED
         with self._lock:
             offer = self._standing.get(number)
         if offer is None or offer.until_s <= self._now_s():
-            return Answer.ENDED
-        return offer if hmac.compare_digest(offer.secret, secret) else Answer.SECRET
+            return OfferStatus.ENDED
+        return offer if hmac.compare_digest(offer.secret, secret) else OfferStatus.OTHER_SECRET
 
-    def stands(self, number: int) -> bool:
-        """Tell whether what was read up to now was still offered."""
+    def is_valid(self, number: int) -> bool:
+        """Return whether the bytes that were read until now were still offered."""
         with self._lock:
             offer = self._standing.get(number)
         return offer is not None and offer.until_s > self._now_s()
 
     def close(self) -> None:
-        """End all."""
+        """End all offers."""
         with self._lock:
             self._standing.clear()
             self._ends.clear()

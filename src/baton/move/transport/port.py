@@ -1,8 +1,8 @@
-"""The port that every transport implements: the consumer pulls from the source's memory, under a lease.
+"""The port that every transport implements: a consumer pulls bytes from a source's memory, under a lease.
 
-The source offers extents of its memory and gets a ticket, which travels by any road to the consumer; the consumer pulls
-them into extents of its own memory. Whether the offer still stands is asked before bytes are read and again after: what
-was read of an offer that has ended meanwhile, or of a source that has restarted, is never taken for good.
+The source offers extents of its memory and gets a ticket, which is sent to the consumer by other means. The consumer
+pulls them into extents of its own memory. The transport checks that the offer is valid before bytes are read and again
+after: bytes of an offer that has ended meanwhile, or of a source that has restarted, are never accepted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from msgspec import Struct
 from baton.move.transport.staged import StagedMemory
 
 Memory = memoryview | StagedMemory
-"""What transports read and write: memory of the host, or of a device by way of it."""
+"""Memory that transports read and write: host memory, or device memory through staging buffers."""
 
 
 class Extent(Struct, frozen=True, array_like=True):
@@ -24,87 +24,87 @@ class Extent(Struct, frozen=True, array_like=True):
     offset_bytes: int
     size_bytes: int
     region: int = 0
-    """Which registered memory: what `register` has returned."""
+    """Number of the registered memory, as returned by `register`."""
 
 
 class Ticket(Struct, frozen=True, kw_only=True):
-    """Permission to pull what a source has offered, until it is withdrawn or its lease ends."""
+    """Permission to pull the extents of an offer, until it is withdrawn or its lease ends."""
 
     transport: str
     """Name of the transport that can pull it."""
     address: str
-    """Where the source answers, in that transport's own form."""
+    """Address of the source, in that transport's format."""
     epoch: int
-    """Of the source's transport: another one after each restart."""
+    """Epoch of the source. It changes with each restart."""
     number: int
-    """Tells this offer from every other of that epoch."""
+    """Number of the offer, unique within the epoch."""
     secret: bytes
-    """Known to the source and to whom it gave the ticket."""
+    """Known to the source and the ticket holder only."""
     extents: tuple[Extent, ...]
-    """What is offered, in order."""
+    """Offered bytes, in order."""
     checksum: bool = False
-    """The source sends a checksum of the bytes, and the consumer refuses them where it does not agree."""
+    """The source sends a checksum of the bytes, and the consumer compares it."""
 
 
 class Pull(Protocol):
-    """One pull under way. Its bytes arrive without the caller's help."""
+    """One pull under way. Its bytes arrive in the background."""
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Wait until it is over. Returns the bytes moved.
+        """Wait for the end. Return the number of bytes moved.
 
-        Raises TransferError where it failed, was cancelled, or is not over in time. After any of these but the last,
-        nothing writes into the target's extents any more.
+        Raises TransferError if the pull failed, was cancelled, or takes longer than `timeout_s`. Except after a
+        timeout, no thread writes into the target's extents any more.
         """
         ...
 
     def cancel(self) -> None:
-        """End it. Returns when nothing writes into the target's extents any more. Harmless when it is over."""
+        """Cancel the pull. When this returns, no thread writes into the target's extents any more."""
         ...
 
     def then(self, call: Callable[[], None]) -> None:
-        """Have this called once when it is over, from whatever thread ends it; at once where it is over already.
+        """Call a function once at the end of the pull, from any thread; at once if the pull has ended.
 
-        For drivers that must not block: hand over to the event loop there, and `wait` will return or raise at once.
-        It must neither block nor raise: a thread of the transport's would stop.
+        The function must neither block nor raise, because a thread of the transport calls it. `wait` does not block
+        inside it.
         """
         ...
 
 
 class Transport(Protocol):
-    """Moves bytes between registered memories of two processes. Every method may be called from any thread."""
+    """Moves bytes between registered memories of two processes. Any thread may call every method."""
 
     name: str
 
     def register(self, memory: Memory, *, descriptor: int | None = None) -> int:
-        """Make a writable memory known. Returns its region number, counted from 0. It stays until `close`.
+        """Register a writable memory until `close`. Return its region number, counted from 0.
 
-        `descriptor` is of the file that the memory maps from its first byte on (an arena's memfd): other processes of
-        this machine can then map it. It stays the caller's.
+        `descriptor` belongs to the file that the memory maps (an arena's memfd), so that other processes of this
+        machine can map it. The caller keeps it.
         """
         ...
 
     def offer(self, extents: Sequence[Extent], *, lease_s: float, checksum: bool = False) -> Ticket:
-        """Let whoever has the ticket read these extents, for at most `lease_s` seconds.
+        """Let the ticket holder read these extents for at most `lease_s` seconds.
 
-        Raises TransferError where an extent lies outside of its region, or too many offers stand.
+        Raises TransferError if an extent lies outside of its region, or if there are too many offers.
         """
         ...
 
     def withdraw(self, ticket: Ticket) -> None:
-        """End an offer. When this returns its memory may be written again: no pull takes bytes that it read later.
+        """End an offer. Its memory may be written afterwards: no pull accepts bytes that it reads later.
 
-        Harmless for one that has ended.
+        Harmless for an offer that has ended.
         """
         ...
 
     def pull(self, ticket: Ticket, into: Sequence[Extent]) -> Pull:
-        """Begin to fill extents of our memory, in order, with what the ticket offers.
+        """Begin to fill extents of local memory, in order, with the ticket's bytes.
 
-        The two lists may be cut differently, but must hold the same number of bytes; ours must not overlap, nor leave
-        their regions. Raises TransferError otherwise.
+        The extents of both sides may be cut differently, but must have the same size in all. Raises TransferError if
+        they have not, or if extents of the target overlap or lie outside of their regions.
         """
         ...
 
     def close(self) -> None:
-        """End every pull and offer, and let the memories go. No thread, socket or file is left when this returns."""
+        """End every pull and offer, and release the memories. No thread, socket or file is left."""
         ...

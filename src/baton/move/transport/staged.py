@@ -1,8 +1,8 @@
-"""Device memory for transports: its bytes pass through page-locked host memory of a bounded size, in portions.
+"""Device memory for transports: its bytes pass in portions through page-locked host memory of bounded size.
 
-Whoever moves bytes borrows a lane: two buffers, so that the device copies one portion while the wire has another.
-Lanes for reading and for writing are apart, and a source answers only once it has its lane: so two hosts that pull from
-each other never wait in a circle.
+A transfer borrows a lane of two buffers, so that the device copies one portion while the network has the other. There
+are separate lanes for reading and writing, and a source answers only once it has a lane: so two hosts that pull from
+each other cannot deadlock.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from baton.core.errors import TransferError
-from baton.move.transport.device import CopyBuffer, DeviceMemory
+from baton.move.transport.device_memory import CopyBuffer, DeviceMemory
 
 PORTION_BYTES = 1 << 20
-"""A copy of so much to or from a GPU takes some times as long as its beginning."""
+"""Large enough that starting a copy costs little compared to the copy itself."""
 LANES = 8
-"""Copies of each direction at a time: the connections of two sources. The others wait for a lane."""
+"""Bound of the concurrent transfers per direction, enough for the connections of two sources. Others wait."""
 
 Lane = tuple[CopyBuffer, CopyBuffer]
 
 
 class StagedMemory:
-    """Device memory, and at most `2 x lanes x 2 x portion_bytes` of host memory that its bytes pass through."""
+    """Device memory with at most `2 x lanes x 2 x portion_bytes` of staging buffers in host memory."""
 
     def __init__(self, device: DeviceMemory, *, portion_bytes: int = PORTION_BYTES, lanes: int = LANES) -> None:
         self.portion_bytes = portion_bytes
@@ -33,13 +33,13 @@ class StagedMemory:
         self.writes = Lanes(device, portion_bytes, lanes)
 
     def close(self) -> None:
-        """Give the host memory back, once nobody uses it any more. Harmless when it is closed."""
+        """Wait until no transfer uses the buffers, and free them. Harmless if it is closed already."""
         self.reads.close()
         self.writes.close()
 
 
 class Lanes:
-    """Pairs of buffers that are lent and come back. They are made as they are needed, and stay."""
+    """Pool of buffer pairs. They are created on demand and reused."""
 
     def __init__(self, device: DeviceMemory, portion_bytes: int, lanes_max: int) -> None:
         self._device = device
@@ -52,23 +52,23 @@ class Lanes:
 
     @contextmanager
     def lent(self) -> Iterator[Lane]:
-        """Borrow a lane; waits for one. On leaving, returns when nothing copies over it any more.
+        """Borrow a lane, and wait for one if necessary. On leaving, wait for the end of its copies.
 
-        Raises TransferError where the host has no memory for it, or after `close`.
+        Raises TransferError if the host has no memory for it, or after `close`.
         """
         lane = self._take()
         try:
             yield lane
         finally:
             for buffer in lane:
-                with suppress(TransferError):  # who did not wait for it has failed already
+                with suppress(TransferError):  # a borrower that has not waited for its copies has failed already
                     buffer.wait()
             with self._changed:
                 self._idle.append(lane)
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """See `StagedMemory.close`."""
+        """Wait until all lanes are returned, and free them."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -82,7 +82,7 @@ class Lanes:
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._idle or self._made < self._lanes_max)
             if self._closed:
-                raise TransferError("the device's memory was closed under the pull")
+                raise TransferError("the device's memory was closed during the pull")
             if self._idle:
                 return self._idle.pop()
             self._made += 1

@@ -1,4 +1,4 @@
-"""The side that receives: a few connections to one source, which share the pieces of all pulls from it."""
+"""Receiving side of the TCP transport: a few connections to one source share the pieces of all pulls from it."""
 
 from __future__ import annotations
 
@@ -12,58 +12,63 @@ import xxhash
 from msgspec import Struct
 
 from baton.core.errors import TransferError
-from baton.move.ipc.connections import hang_up, limit_waits
-from baton.move.transport.listener import fit_buffers
-from baton.move.transport.offers import REFUSALS, Answer
-from baton.move.transport.pulling import BUG, CLOSED, Piece, PiecewisePull
+from baton.move.backoff import Backoff
+from baton.move.ipc.connections import hang_up, limit_waits, receive_views
+from baton.move.transport.offers import REFUSALS, OfferStatus
+from baton.move.transport.piecewise_pull import BUG, CLOSED, PiecewisePull, PullPiece
 from baton.move.transport.wire import (
     TRAILER_BYTES,
     BrokenStreamError,
     Verb,
+    fit_buffers,
     read_trailer,
     receive_answer,
-    receive_views,
     request_of,
 )
 
-_ASKED_MAX = 2
-"""Pieces that one connection has asked for: the next one is on its way while one comes in."""
+_REQUESTED_MAX = 2
+"""Pieces that one connection has requested: the source sends the next one while the first is received."""
 
 
 class TcpLimits(Struct, frozen=True, kw_only=True):
-    """How a consumer uses its connections."""
+    """Limits of the connections between a consumer and its sources."""
 
     streams: int = 4
-    """Connections to one source, at most."""
+    """Bound of the connections to one source."""
     piece_bytes: int = 4 << 20
-    """What is asked for at once, and asked for again where a connection breaks."""
+    """Size of a request, and of a retry after a broken connection."""
     connect_s: float = 5.0
     stall_s: float = 15.0
-    """A connection on which nothing comes for so long is broken."""
+    """A connection without a byte for so long counts as broken."""
     breaks_max: int = 4
-    """Connections that may break under one piece; then its pull fails."""
+    """Connections that may break during one piece. One more fails its pull."""
     pause_s: float = 0.05
-    """Before a broken connection is made again; doubled each time."""
+    """First pause of the back-off before a broken connection is made again."""
     idle_s: float = 30.0
-    """After which a connection without work is closed."""
+    """A connection without work for so long is closed."""
     connections_max: int = 512
-    """Of consumers, to us."""
+    """Bound of the connections of consumers to this host."""
+
+    @property
+    def backoff(self) -> Backoff:
+        """Pauses before a broken connection is made again."""
+        return Backoff(self.pause_s, self.pause_s * 2**self.breaks_max)
 
 
-class Peer:
-    """What is wanted from one source. Connections are made when there is work, and closed when there is none."""
+class TcpPeer:
+    """Queue of pieces from one source, and its connections. They are made on demand and closed when idle."""
 
     def __init__(self, address: tuple[str, int], limits: TcpLimits) -> None:
         self.address = address
         self.limits = limits
         self._changed = threading.Condition()
-        self._wanted: deque[Piece] = deque()
+        self._wanted: deque[PullPiece] = deque()
         self._streams: dict[Stream, threading.Thread] = {}
         self._idle = 0
         self._closed = False
 
-    def add(self, pieces: Iterable[Piece]) -> None:
-        """Put pieces in line, and see that somebody takes them."""
+    def add(self, pieces: Iterable[PullPiece]) -> None:
+        """Queue pieces, and start connections for them."""
         why = CLOSED
         with self._changed:
             self._wanted.extend(pieces)
@@ -79,67 +84,67 @@ class Peer:
                     why = f"no thread can be started that receives: {error}"
                     break
             self._changed.notify_all()
-        self._refuse_when_deserted(why)
+        self._fail_stranded(why)
 
-    def take(self, stream: Stream, *, patient: bool) -> Piece | None:
-        """Give a stream its next piece. None: there is none now; a patient stream that gets none has to end."""
+    def take(self, stream: Stream, *, wait: bool) -> PullPiece | None:
+        """Return the next piece, or None. With `wait`, block up to `idle_s`; after a None the stream must end."""
         with self._changed:
-            if patient:
+            if wait:
                 self._idle += 1
                 self._changed.wait_for(lambda: self._closed or self._drop_unwanted(), self.limits.idle_s)
                 self._idle -= 1
             if not self._closed and self._drop_unwanted():
                 return self._wanted.popleft()
-            if patient:
+            if wait:
                 del self._streams[stream]
             return None
 
-    def again(self, pieces: Iterable[Piece]) -> None:
-        """Take back what a stream has not delivered, to be served first."""
+    def requeue(self, pieces: Iterable[PullPiece]) -> None:
+        """Return pieces that a stream has not received to the front of the queue."""
         with self._changed:
             self._wanted.extendleft(pieces)
             self._changed.notify_all()
-        self._refuse_when_deserted()
+        self._fail_stranded()
 
-    def lose(self, stream: Stream, pieces: Iterable[Piece]) -> None:
-        """A bug has ended a stream. What it had asked for fails; others go on with the rest, if there are any."""
+    def lose(self, stream: Stream, pieces: Iterable[PullPiece]) -> None:
+        """Remove a stream that a bug has ended. The pulls of its pieces fail; other streams go on with the rest."""
         with self._changed:
             self._streams.pop(stream, None)
         for piece in pieces:
             piece.pull.fail(BUG)
-        self._refuse_when_deserted(BUG)
+        self._fail_stranded(BUG)
 
     def pause(self, pause_s: float) -> None:
-        """Wait, unless all is over."""
+        """Wait, but not beyond `close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed, pause_s)
 
     def interrupt(self, pull: PiecewisePull) -> None:
-        """Break the connections that write for this pull."""
+        """Break the connections that are receiving bytes of this pull."""
         with self._changed:
             streams = list(self._streams)
         for stream in streams:
             stream.interrupt(pull)
 
     def close(self) -> None:
-        """Hang up. Returns when no thread is left."""
+        """Close all connections. No thread is left when this returns."""
         with self._changed:
             self._closed = True
             streams = dict(self._streams)
             self._changed.notify_all()
-        self._refuse_when_deserted()
+        self._fail_stranded()
         for stream, thread in streams.items():
             stream.close()
             thread.join()
 
     @property
-    def unused(self) -> bool:
+    def is_unused(self) -> bool:
         """There is neither work nor a connection."""
         with self._changed:
             return not self._streams and not self._wanted
 
-    def _refuse_when_deserted(self, why: str = CLOSED) -> None:
-        """Fail what is in line where nobody takes it."""
+    def _fail_stranded(self, why: str = CLOSED) -> None:
+        """Fail the queued pieces if no stream is left to fetch them."""
         with self._changed:
             refused = list(self._wanted) if self._closed or not self._streams else []
             if refused:
@@ -148,15 +153,16 @@ class Peer:
             piece.pull.fail(why)
 
     def _drop_unwanted(self) -> bool:
+        """Skip the pieces of pulls that have failed. Return whether there is a piece left."""
         while self._wanted and not self._wanted[0].pull.wanted:
             self._wanted.popleft()
         return bool(self._wanted)
 
 
 class Stream:
-    """One connection and the thread that receives from it."""
+    """One connection, and the thread that receives from it."""
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: TcpPeer) -> None:
         self._peer = peer
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
@@ -164,11 +170,11 @@ class Stream:
         self._interrupted = False
         self._closed = False
         self._breaks = 0
-        """Since the last piece that landed."""
-        self._asked: deque[Piece] = deque()
+        """Breaks of the connection since the last piece that landed."""
+        self._requested: deque[PullPiece] = deque()
 
     def run(self) -> None:
-        """Fetch pieces until there are none for long. A bug ends what was asked for, and nothing else."""
+        """Fetch pieces until the stream was idle for `idle_s`. A bug fails the requested pieces only."""
         is_over = False
         try:
             self._serve()
@@ -176,21 +182,21 @@ class Stream:
         finally:
             self._disconnect()
             if not is_over:
-                self._peer.lose(self, self._asked)
+                self._peer.lose(self, self._requested)
 
     def _serve(self) -> None:
         while True:
             try:
-                if not self._ask():
+                if not self._request():
                     return
-                self._fetch(self._asked[0])
-                self._asked.popleft()
+                self._fetch(self._requested[0])
+                self._requested.popleft()
                 self._breaks = 0
-            except (OSError, ValueError) as error:  # a name that is no name is a ValueError
+            except (OSError, ValueError) as error:  # an invalid host name is a ValueError
                 self._recover(error)
 
     def interrupt(self, pull: PiecewisePull) -> None:
-        """Break the connection if it writes for this pull now."""
+        """Break the connection if it is receiving bytes of this pull."""
         with self._lock:
             if self._writing_for is pull and self._connection is not None:
                 self._interrupted = True
@@ -203,32 +209,32 @@ class Stream:
             if self._connection is not None:
                 hang_up(self._connection)
 
-    def _ask(self) -> bool:
-        """Ask for pieces as far ahead as is good. False: there is nothing to do."""
-        while len(self._asked) < _ASKED_MAX:
-            piece = self._peer.take(self, patient=not self._asked)
+    def _request(self) -> bool:
+        """Request pieces ahead of receiving them. Return False if there is nothing to do."""
+        while len(self._requested) < _REQUESTED_MAX:
+            piece = self._peer.take(self, wait=not self._requested)
             if piece is None:
                 break
-            self._asked.append(piece)
+            self._requested.append(piece)
             pull = piece.pull
             request = request_of(pull.ticket, Verb.READ, pull.target.size_bytes, piece.start, piece.size_bytes)
             connection = self._connected()
             try:
                 connection.sendall(request.packed())
             except OSError as error:
-                raise _last_words(connection) or error from error
-        return bool(self._asked)
+                raise _busy_error(connection) or error from error
+        return bool(self._requested)
 
-    def _fetch(self, piece: Piece) -> None:
+    def _fetch(self, piece: PullPiece) -> None:
         connection, pull = self._connected(), piece.pull
-        answer, epoch, size_bytes = receive_answer(connection)
-        if answer is Answer.BUSY:
-            raise BrokenStreamError(REFUSALS[answer])
-        if answer is not Answer.FINE or epoch != pull.ticket.epoch:
-            pull.fail(f"{self._source()} refuses: {REFUSALS.get(answer, REFUSALS[Answer.RESTARTED])}")
+        status, epoch, size_bytes = receive_answer(connection)
+        if status is OfferStatus.BUSY:
+            raise BrokenStreamError(REFUSALS[status])
+        if status is not OfferStatus.VALID or epoch != pull.ticket.epoch:
+            pull.fail(f"{self._source()} refuses: {REFUSALS.get(status, REFUSALS[OfferStatus.RESTARTED])}")
             return
         if size_bytes != piece.size_bytes:
-            raise BrokenStreamError(f"the source sends {size_bytes} bytes, {piece.size_bytes} were asked for")
+            raise BrokenStreamError(f"the source sends {size_bytes} bytes, {piece.size_bytes} were requested")
         if not self._enter(pull):
             raise _NotWantedError
         stood = False
@@ -241,17 +247,17 @@ class Stream:
         if stood:
             pull.landed(piece)
 
-    def _write(self, piece: Piece, connection: socket.socket) -> bool:
-        """Receive a piece. False: it is not to be trusted, and the pull has failed."""
+    def _write(self, piece: PullPiece, connection: socket.socket) -> bool:
+        """Receive a piece. Return False if its bytes are not valid; then the pull has failed."""
         end = bytearray(TRAILER_BYTES)
         try:
             received = _receive_bytes(piece, connection, memoryview(end))
         except TransferError as error:
             piece.pull.fail(f"{piece.size_bytes} bytes at {piece.start} could not be written: {error}")
             raise _NotWantedError from error
-        answer, sent = read_trailer(end)
-        if answer is not Answer.FINE:
-            piece.pull.fail(f"{self._source()} ended the offer under the pull: {REFUSALS[Answer.ENDED]}")
+        status, sent = read_trailer(end)
+        if status is not OfferStatus.VALID:
+            piece.pull.fail(f"{self._source()} ended the offer during the pull: {REFUSALS[OfferStatus.ENDED]}")
             return False
         if piece.pull.ticket.checksum and received != sent:
             piece.pull.fail(
@@ -295,25 +301,26 @@ class Stream:
             connection.close()
 
     def _recover(self, error: OSError | ValueError) -> None:
-        """Give back what was asked for, and come again after a while: at most so often for one piece."""
-        ours = self._interrupted or isinstance(error, _NotWantedError)
+        """Disconnect, return the requested pieces to the queue, and pause. A break of our own making is not counted."""
+        is_own = self._interrupted or isinstance(error, _NotWantedError)
         self._disconnect()
-        pieces = [piece for piece in self._asked if piece.pull.wanted]
-        self._asked.clear()
-        if not ours:
+        pieces = [piece for piece in self._requested if piece.pull.wanted]
+        self._requested.clear()
+        if not is_own:
             self._count_break(pieces, error)
-        self._peer.again(reversed([piece for piece in pieces if piece.pull.wanted]))
-        if not ours:
-            self._peer.pause(self._peer.limits.pause_s * 2 ** min(self._breaks, self._peer.limits.breaks_max))
+        self._peer.requeue(reversed([piece for piece in pieces if piece.pull.wanted]))
+        if not is_own:
             self._breaks += 1
+            self._peer.pause(self._peer.limits.backoff.pause_s(self._breaks))
 
-    def _count_break(self, pieces: list[Piece], error: OSError | ValueError) -> None:
+    def _count_break(self, pieces: list[PullPiece], error: OSError | ValueError) -> None:
         for piece in pieces:
             piece.breaks += 1
             if piece.breaks > self._peer.limits.breaks_max:
                 piece.pull.fail(
-                    f"the way to {self._source()} broke {piece.breaks} times under one piece, {piece.breaks - 1} may:"
-                    f" {error or type(error).__name__}; see whether that host is up"
+                    f"the connection to {self._source()} broke {piece.breaks} times during one piece,"
+                    f" at most {piece.breaks - 1} are allowed: {error or type(error).__name__};"
+                    " see whether that host is up"
                 )
 
     def _source(self) -> str:
@@ -321,8 +328,8 @@ class Stream:
         return f"the source at {host}:{port}"
 
 
-def _receive_bytes(piece: Piece, connection: socket.socket, end: memoryview) -> int:
-    """Receive a piece to where it belongs, and the trailer behind it. Returns the checksum, where one was sent."""
+def _receive_bytes(piece: PullPiece, connection: socket.socket, end: memoryview) -> int:
+    """Receive a piece into its place, and the trailer behind it. Return the checksum if the ticket has one."""
     target, left_bytes, state = piece.pull.target, piece.size_bytes, xxhash.xxh3_64()
     with closing(target.write(piece.start, left_bytes, target.portion_bytes(left_bytes))) as portions:
         for views in portions:
@@ -334,14 +341,14 @@ def _receive_bytes(piece: Piece, connection: socket.socket, end: memoryview) -> 
     return state.intdigest()
 
 
-def _last_words(connection: socket.socket) -> BrokenStreamError | None:
-    """A source that has no room for us says so before it hangs up, perhaps while we are still talking."""
+def _busy_error(connection: socket.socket) -> BrokenStreamError | None:
+    """Return the error if the source has refused the connection with BUSY before it read the request."""
     try:
-        answer, _, _ = receive_answer(connection)
+        status, _, _ = receive_answer(connection)
     except OSError:
         return None
-    return BrokenStreamError(REFUSALS[answer]) if answer is Answer.BUSY else None
+    return BrokenStreamError(REFUSALS[status]) if status is OfferStatus.BUSY else None
 
 
 class _NotWantedError(BrokenStreamError):
-    """Bytes come for a pull that has ended: the connection has to go."""
+    """The source sends bytes of a pull that has ended: the connection must be closed."""

@@ -1,4 +1,4 @@
-"""The side that sends: reads offered memory straight into the kernel."""
+"""Sending side of the TCP transport: offered memory goes straight into the kernel."""
 
 from __future__ import annotations
 
@@ -10,35 +10,34 @@ from contextlib import closing
 import xxhash
 
 from baton.core.errors import TransferError
-from baton.move.ipc.connections import limit_waits
-from baton.move.transport.listener import fit_buffers
-from baton.move.transport.offers import Answer, Offer, Offers
+from baton.move.ipc.connections import limit_waits, send_views
+from baton.move.transport.offers import Offer, Offers, OfferStatus
 from baton.move.transport.wire import (
     BrokenStreamError,
-    Request,
+    SourceRequest,
     answer_head,
+    fit_buffers,
     receive_request,
-    send_views,
     trailer,
 )
 
 log = logging.getLogger("baton.transfer")
 
 FIRST_REQUEST_S = 5.0
-"""Whoever connects and says nothing for so long is hung up on."""
+"""A client that sends no request within this time is disconnected."""
 
 _IDLE_S = 120.0
-"""Between two requests."""
+"""Limit between two requests."""
 
 _STALL_S = 30.0
-"""Without a byte that the consumer takes."""
+"""Limit without a byte that the consumer reads."""
 
 _SUMMED_BYTES = 256 * 1024
-"""Checksummed and sent while it is in the cache."""
+"""Bytes that are checksummed and sent at a time, while the cache holds them."""
 
 
 def serve_reads(offers: Offers, connection: socket.socket) -> None:
-    """Answer one consumer until it hangs up. Raises OSError where it breaks off, stalls or talks nonsense."""
+    """Answer one consumer until it hangs up. Raises OSError if it breaks off, stalls or sends an invalid request."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     fit_buffers(connection)
     limit_waits(connection, receive_s=FIRST_REQUEST_S, send_s=_STALL_S)
@@ -46,33 +45,36 @@ def serve_reads(offers: Offers, connection: socket.socket) -> None:
     limit_waits(connection, receive_s=_IDLE_S, send_s=_STALL_S)
     while request is not None:
         offer = offers.find(request.epoch, request.number, request.secret)
-        answer = offer if isinstance(offer, Answer) else _range_answer(request, offer)
-        if isinstance(offer, Answer) or answer is not Answer.FINE:
-            connection.sendall(answer_head(answer, offers.epoch, 0))
+        status = offer if isinstance(offer, OfferStatus) else _check_range(request, offer)
+        if isinstance(offer, OfferStatus) or status is not OfferStatus.VALID:
+            connection.sendall(answer_head(status, offers.epoch, 0))
         else:
             _send(offers, offer, request, connection)
         request = receive_request(connection)
 
 
-def _range_answer(request: Request, offer: Offer) -> Answer:
+def _check_range(request: SourceRequest, offer: Offer) -> OfferStatus:
     held_bytes = offer.spread.size_bytes
     fits = request.size_bytes > 0 and request.start + request.size_bytes <= held_bytes
-    return Answer.FINE if fits and request.total_bytes == held_bytes else Answer.RANGE
+    return OfferStatus.VALID if fits and request.total_bytes == held_bytes else OfferStatus.OTHER_RANGE
 
 
-def _send(offers: Offers, offer: Offer, request: Request, connection: socket.socket) -> None:
+def _send(offers: Offers, offer: Offer, request: SourceRequest, connection: socket.socket) -> None:
     state = xxhash.xxh3_64()
+    head = answer_head(OfferStatus.VALID, offers.epoch, request.size_bytes)
     try:
-        _send_bytes(offer, request, answer_head(Answer.FINE, offers.epoch, request.size_bytes), state, connection)
+        _send_bytes(offer, request, head, state, connection)
     except TransferError as error:
-        log.warning("offered KV cannot be read, whoever pulls it is hung up on: %s", error)
+        log.warning("offered KV cannot be read, its consumer is disconnected: %s", error)
         raise BrokenStreamError(str(error)) from error
-    stood = offers.stands(request.number)  # now: the kernel has read the last byte
-    connection.sendall(trailer(Answer.FINE if stood else Answer.ENDED, state.intdigest()))
+    was_valid = offers.is_valid(request.number)  # checked here, after the kernel has read the last byte
+    connection.sendall(trailer(OfferStatus.VALID if was_valid else OfferStatus.ENDED, state.intdigest()))
 
 
-def _send_bytes(offer: Offer, request: Request, head: bytes, state: xxhash.xxh3_64, connection: socket.socket) -> None:
-    """Send what is asked for behind its head, which is sent once the first bytes can be."""
+def _send_bytes(
+    offer: Offer, request: SourceRequest, head: bytes, state: xxhash.xxh3_64, connection: socket.socket
+) -> None:
+    """Send the head and the requested bytes. The head waits for the first bytes, in case the device fails."""
     size_bytes, spread = request.size_bytes, offer.spread
     first = [memoryview(head)]
     with closing(spread.read(request.start, size_bytes, spread.portion_bytes(size_bytes))) as portions:

@@ -1,1 +1,1 @@
-"""What one host runs: its arena, its worker processes, and what moves its KV bytes."""
+"""One host: its arena, the supervisors of its worker and mover processes, the mover, and the joining agent."""

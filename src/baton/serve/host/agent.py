@@ -1,4 +1,4 @@
-"""The agent of a host: joins a server, and joins again when that was gone for a while."""
+"""The agent of a remote host: join a server, and join again after the server was unreachable."""
 
 from __future__ import annotations
 
@@ -13,48 +13,49 @@ import msgspec
 from baton.compute.models.resolve import resolve_model
 from baton.core.config import Config, KVConfig, KVDtypeChoice, ParallelConfig, TierConfig, Topology
 from baton.core.types import HostId
+from baton.move.backoff import Backoff
 from baton.move.clock import now_s
-from baton.serve.host.ask import NotNowError, ask_terms, server_address
 from baton.serve.host.build import choose_computing, limit_context, priced
-from baton.serve.host.membership import Membership, Place
+from baton.serve.host.join_request import JoinFailedError, request_terms, server_address
+from baton.serve.host.membership import HostAddress, Membership
 from baton.serve.messages.hosting import HostTerms
 
-_PAUSE_S = 0.1
-_DOUBLINGS_MAX = 6
+_BACKOFF = Backoff(0.2, 6.4)
+_REJOIN_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostOptions:
-    """What the person who starts an agent wants. Everything else comes from the server."""
+    """Options of `baton host`. All other configuration comes from the server."""
 
     url: str
     name: str
     model: str
-    """Empty: what the server calls it, which has to be found under that name here."""
+    """Empty: the server's model name, which must resolve on this host too."""
     topology: Topology
     tensor: int | None
     pipeline: int | None
-    """Ranks and stages of each worker. None: as the server's workers."""
+    """Ranks and stages of each worker. None: as on the server."""
     device: str
-    """As `Config.device`: the server says nothing about it."""
+    """As `Config.device`; it does not depend on the server."""
     threads: int
     kv_blocks: int
-    """0 chooses."""
+    """0: chosen by free memory."""
     block_tokens: int
-    """0: as the server's. Else a multiple of that."""
+    """A multiple of the server's block size. 0: the same."""
     kv_dtype: KVDtypeChoice | None
-    """None: as the server's."""
+    """None: as on the server."""
     tiers: tuple[TierConfig, ...]
-    """Below this host's arena, before those that it shares with the server."""
+    """Tiers of this host alone; they come before those that it shares with the server."""
     listen: str
     advertise: str
     api_key: str | None
     join_wait_s: float
-    """How long to go on asking a server that is not there."""
+    """How long to try to reach a server that does not answer."""
 
 
 class Agent:
-    """Runs one stay after the other, until a signal comes or the server is gone for too long."""
+    """Join the server again and again, until a signal comes or the server is unreachable for `join_wait_s`."""
 
     def __init__(self, wishes: HostOptions, *, tell: Callable[[str], None]) -> None:
         self._wishes = wishes
@@ -63,9 +64,9 @@ class Agent:
         self._membership: Membership | None = None
 
     async def run(self) -> int:
-        """Serve. Returns the exit code: 0 after a signal, 1 where there is no server or no worker lives.
+        """Serve. Return the exit code: 0 after a signal, 1 if the server is unreachable or no worker can be kept alive.
 
-        Raises ConfigError and ModelError where the server refuses us for good, or our side cannot be had.
+        Raises ConfigError or ModelError if trying again would not help.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -74,7 +75,7 @@ class Agent:
         while not self._stopped.is_set():
             try:
                 reason = await self._stay()
-            except NotNowError as error:
+            except JoinFailedError as error:
                 failures += 1
                 left_s = gone_s + self._wishes.join_wait_s - now_s()
                 if left_s < 0:
@@ -83,23 +84,23 @@ class Agent:
                 if str(error) != said:
                     said = str(error)
                     self._tell(f"{error}; trying again for {left_s:.0f} s")
-                await self._pause(_PAUSE_S * 2 ** min(failures, _DOUBLINGS_MAX))
+                await self._pause(_BACKOFF.pause_s(failures))
                 continue
             if self._membership is not None and self._membership.failure:
                 return 1
             gone_s, failures, said = now_s(), 0, ""
             if not self._stopped.is_set():
                 self._tell(f"out of the cluster: {reason}; every worker has ended, joining again")
-                await self._pause(_PAUSE_S)
+                await self._pause(_REJOIN_S)
         return 0
 
     async def _stay(self) -> str:
         wishes = self._wishes
         server = server_address(wishes.url)
-        terms = await asyncio.to_thread(ask_terms, wishes.url, wishes.api_key)
+        terms = await asyncio.to_thread(request_terms, wishes.url, wishes.api_key)
         config = _config(terms, wishes)
         card = limit_context(config, await asyncio.to_thread(resolve_model, config.model))
-        place = Place(
+        address = HostAddress(
             host=HostId(wishes.name),
             server=server,
             port=terms.port,
@@ -111,7 +112,7 @@ class Agent:
         self._membership = Membership(priced(config, card, computing), card, computing, self._tell)
         if self._stopped.is_set():
             return "a signal came"
-        return await self._membership.stay(place)
+        return await self._membership.stay(address)
 
     async def _pause(self, pause_s: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -124,7 +125,7 @@ class Agent:
 
 
 def _config(terms: HostTerms, wishes: HostOptions) -> Config:
-    """The server's configuration, with what is this host's own."""
+    """Return the server's configuration with this host's options in place."""
     kv = msgspec.structs.asdict(terms.config.kv) | {"blocks": wishes.kv_blocks}
     if wishes.block_tokens:
         kv["block_tokens"] = wishes.block_tokens
@@ -133,7 +134,7 @@ def _config(terms: HostTerms, wishes: HostOptions) -> Config:
     return msgspec.structs.replace(
         terms.config,
         model=wishes.model or terms.config.model,
-        served_name="" if wishes.model else terms.config.served_name,  # its own one, for messages: nobody asks here
+        served_name="" if wishes.model else terms.config.served_name,  # for log lines only: requests go to the server
         topology=wishes.topology,
         parallel=ParallelConfig(
             tensor=wishes.tensor or terms.config.parallel.tensor,

@@ -1,4 +1,4 @@
-"""The blocks of an arena, for tiers: copied out of it and into it, wherever it lies."""
+"""Copy KV blocks out of an arena and into it, in host or device memory: what reads and writes of tiers need."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from baton.move.arena.cuda import CudaArena
 from baton.move.arena.cuda_memory import CudaMemory
 from baton.move.arena.memfd import Arena
 from baton.move.copies import fastest_copy
-from baton.move.transport.copying import copy_portions
+from baton.move.transport.copier import copy_portions
 from baton.move.transport.extents import Spread
 from baton.move.transport.port import Memory
 from baton.move.transport.staged import StagedMemory
@@ -24,18 +24,18 @@ Blocks = npt.NDArray[np.uint8]
 
 
 class ArenaBytes(Protocol):
-    """Whole blocks of one arena. Any thread may read and write, but no two the same block."""
+    """Whole blocks of one arena. Any thread may call it, but two threads must not use the same block."""
 
     def read(self, blocks: Sequence[int]) -> Blocks:
-        """Copy some blocks. Raises TransferError where a device fails, or after `close`: take them for lost."""
+        """Return copies of blocks. Raises TransferError if the device fails, or after `close`."""
         ...
 
     def write(self, blocks: Sequence[int], contents: Blocks) -> None:
-        """Fill some blocks. Raises TransferError as `read` does: what is in them is unknown."""
+        """Fill blocks. Raises TransferError if the device fails, or after `close`; their content is undefined then."""
         ...
 
     def close(self) -> None:
-        """Touch the arena no more."""
+        """Release the arena. Later calls fail."""
         ...
 
 
@@ -46,18 +46,15 @@ class HostBytes:
         self._blocks = np.frombuffer(memory, np.uint8).reshape(-1, block_bytes)
 
     def read(self, blocks: Sequence[int]) -> Blocks:
-        """See `ArenaBytes.read`."""
-        return self._held()[list(blocks)]
+        return self._open_blocks()[list(blocks)]
 
     def write(self, blocks: Sequence[int], contents: Blocks) -> None:
-        """See `ArenaBytes.write`."""
-        self._held()[list(blocks)] = contents
+        self._open_blocks()[list(blocks)] = contents
 
     def close(self) -> None:
-        """See `ArenaBytes.close`."""
         self._blocks = self._blocks[:0].copy()
 
-    def _held(self) -> Blocks:
+    def _open_blocks(self) -> Blocks:
         if not len(self._blocks):
             raise TransferError("the arena was closed under the copy")
         return self._blocks
@@ -71,19 +68,17 @@ class DeviceBytes:
         self._block_bytes = block_bytes
 
     def read(self, blocks: Sequence[int]) -> Blocks:
-        """See `ArenaBytes.read`."""
         contents = np.empty((len(blocks), self._block_bytes), np.uint8)
         if blocks:
             _copy_whole(self._spread(blocks), _spread_of(contents))
         return contents
 
     def write(self, blocks: Sequence[int], contents: Blocks) -> None:
-        """See `ArenaBytes.write`."""
         if blocks:
             _copy_whole(_spread_of(contents), self._spread(blocks))
 
     def close(self) -> None:
-        """See `ArenaBytes.close`. Closes the memory too: transports have to be closed before."""
+        """Close the staged memory too: close the transports before."""
         memory, self._memory = self._memory, None
         if memory is not None:
             memory.close()
@@ -96,15 +91,15 @@ class DeviceBytes:
         return Spread(rows, {0: self._memory})
 
 
-def movable(arena: Arena | CudaArena, layout: KVLayout) -> Memory:
-    """Return an arena's memory as transports take it. Close it after them, where it is a device's."""
+def transferable(arena: Arena | CudaArena, layout: KVLayout) -> Memory:
+    """Return an arena's memory in the form that transports use. Close a device's memory after the transports."""
     if isinstance(arena, Arena):
         return arena.memory
     return StagedMemory(CudaMemory(arena.parts, layout))
 
 
 def bytes_of(memory: Memory, block_bytes: int) -> ArenaBytes:
-    """Return an arena's blocks as tiers take them."""
+    """Return an arena's blocks in the form that tiers use."""
     return DeviceBytes(memory, block_bytes) if isinstance(memory, StagedMemory) else HostBytes(memory, block_bytes)
 
 

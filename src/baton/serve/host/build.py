@@ -1,4 +1,4 @@
-"""Build what one host runs: where it computes, its arena, and what each of its workers will be told."""
+"""Build the parts of one host: its device, its arena, and the setup message of each worker."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from baton.move.arena.cuda import CudaArena, create_cuda_arena
 from baton.move.arena.memfd import Arena, create_arena
 from baton.move.arena.opening import places_of
 from baton.move.cores import cpu_quota
-from baton.serve.host.device import Device, choose_device, device_room
-from baton.serve.host.sizing import blocks_total, host_room, neighbour_cores, share_cores, worker_views
+from baton.serve.host.device import Device, choose_device, device_budget
+from baton.serve.host.sizing import blocks_total, host_budget, neighbour_cores, share_cores, worker_views
 from baton.serve.messages.setup import WorkerSetup
 
 GROWTH_TOKENS_MAX = 2**20
-"""More than a request can grow by: its own longest output bounds what it gets."""
+"""Longer than any request's output, so that a request gets all of its blocks at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Computing:
-    """Where workers compute, in what precision, and how KV lies in a block."""
+    """Device and precision of the workers, and the layout of KV in a block."""
 
     device: Device
     dtype: Dtype
     layout: KVLayout
     hash_tokens: int
-    """Tokens that each of a request's hashes is of: the blocks of the server, of which a host's are a multiple."""
+    """Tokens per block hash: the server's block size. A host's block size is a multiple of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostParts:
-    """What a host has before anything runs."""
+    """Parts of a host before any process runs."""
 
     id: HostId
     blocks_total: int
@@ -54,9 +54,9 @@ class HostParts:
 
 
 def choose_computing(config: Config, card: ModelCard, hash_tokens: int | None = None) -> Computing:
-    """Resolve what the configuration leaves open. Raises ConfigError where it cannot be had.
+    """Resolve the automatic choices of the configuration. Raises ConfigError if a choice is not possible here.
 
-    `hash_tokens`: see `Computing`. None: a block's.
+    `hash_tokens`: see `Computing`. None: the block size.
     """
     parallel = config.parallel
     device = choose_device(config.device, card, ranks=parallel.tensor * parallel.pipeline)
@@ -74,10 +74,9 @@ def choose_computing(config: Config, card: ModelCard, hash_tokens: int | None = 
 
 
 def priced(config: Config, card: ModelCard, computing: Computing) -> Config:
-    """Fill in what `cost` leaves open: the prices of steps of this model on the engine that is expected to serve it.
+    """Fill in missing prices of the linear cost model, for one worker of the topology on the expected engine.
 
-    One that names another cost model than the linear one stays, with what its files say. Prices are those of a worker
-    of the topology.
+    Another cost model keeps its values; only its files are read.
     """
     if config.cost.get("model", "linear") != "linear" or "kinds" in config.cost:
         return msgspec.structs.replace(config, cost=inline_files(config.cost, folder=Path()))
@@ -85,7 +84,7 @@ def priced(config: Config, card: ModelCard, computing: Computing) -> Config:
 
 
 def device_prices(config: Config, card: ModelCard, computing: Computing) -> dict[str, float]:
-    """What a step of this model is expected to cost a worker of this host's topology: keys of the linear model."""
+    """Return the expected prices of a step for one worker of the topology, by the keys of the linear cost model."""
     workers = len(worker_views(config.topology, HostId("")))
     threads = share_cores(workers, config.threads, cpu_quota())[0][0] if workers else 1
     return estimated_costs(
@@ -99,7 +98,7 @@ def device_prices(config: Config, card: ModelCard, computing: Computing) -> dict
 
 
 def _engine_kind(card: ModelCard, computing: Computing) -> EngineKind:
-    """Say which engine is expected to serve, as `choose_engine` finds it. Nothing is built here: it takes seconds."""
+    """Return the engine that `choose_engine` will pick, without compiling it, which takes half a minute."""
     if computing.device.drivers:
         return "cuda"
     refusal = native_problem(card, computing.layout, computing.device.name)
@@ -107,7 +106,7 @@ def _engine_kind(card: ModelCard, computing: Computing) -> EngineKind:
 
 
 def limit_context(config: Config, card: ModelCard) -> ModelCard:
-    """Apply the name and the context length that the configuration wants. Raises ConfigError where it is too long."""
+    """Apply the configured name and context length. Raises ConfigError if the model has a shorter context."""
     name = config.served_name or card.name
     context_tokens = config.context_tokens or card.context_tokens
     if context_tokens > card.context_tokens:
@@ -118,13 +117,13 @@ def limit_context(config: Config, card: ModelCard) -> ModelCard:
 
 
 def build_host(config: Config, card: ModelCard, computing: Computing, host: HostId, prefix: str = "") -> HostParts:
-    """Reserve the arena and describe the workers; start nothing. Raises ConfigError and ArenaError.
+    """Reserve the arena and build the workers' setups; start nothing. Raises ConfigError or ArenaError.
 
-    `prefix` begins the names of the workers: those of another host than the server's own have one.
+    `prefix` begins the names of the workers on every host but the server's own.
     """
     drivers, layout = computing.device.drivers, computing.layout
-    room = device_room(drivers, config.topology, card, layout) if drivers else host_room()
-    total = blocks_total(config, card, layout, room)
+    budget = device_budget(drivers, config.topology, card, layout) if drivers else host_budget()
+    total = blocks_total(config, card, layout, budget)
     if drivers:
         arena = create_cuda_arena(places_of(drivers, layout, total))
     else:
@@ -134,7 +133,7 @@ def build_host(config: Config, card: ModelCard, computing: Computing, host: Host
 
 
 def batch_limits(config: Config) -> BatchLimits:
-    """Bound a worker's batch. Blocks for the longest output are growth that is asked for once."""
+    """Return the batch bounds. Without on-demand allocation a request grows once, to its longest output."""
     if config.kv.allocate == "on_demand":
         return config.batch
     return msgspec.structs.replace(config.batch, growth_tokens=GROWTH_TOKENS_MAX)

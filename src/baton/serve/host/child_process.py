@@ -1,4 +1,4 @@
-"""A process of ours as its host holds it: its socket, its exit, the end of its output."""
+"""A child process of a host, worker or mover: its socket, its output, its exit."""
 
 from __future__ import annotations
 
@@ -10,21 +10,27 @@ from collections import deque
 from collections.abc import Callable
 from typing import cast
 
+import msgspec
+
 from baton.core.errors import WorkerError
+from baton.core.types import WorkerView
 from baton.move.ipc.frames import FrameReader, frame
+from baton.serve.messages.setup import ToWorkerMessage, WorkerSetup
 
 _OUTPUT_LINES = 20
+"""Last lines of output that are kept, for the message about the end of the process."""
 _OUTPUT_BYTES = 4096
-"""Output is read in such pieces; a line that is longer is cut."""
-
-_LAST_WORDS_S = 1.0
-"""What a dead process said is there at once; how long it is waited for the end of it."""
+"""Largest read of output; a longer line is split."""
+_DRAIN_S = 1.0
+"""How long to wait for the remaining messages and output of a dead process. They are available at once, unless a
+grandchild holds the pipe open."""
 
 
 class ChildProcess(asyncio.Protocol):
-    """Started once, with a descriptor beside its first message; what is started again is a new one."""
+    """One process. It is started once; a restart is another object."""
 
     def __init__(self, name: str, module: str, *, heard: Callable[[bytes], None], said: Callable[[str], None]) -> None:
+        """`heard` gets each message, `said` each line of output."""
         self.pid = 0
         self._name = name
         self._module = module
@@ -38,9 +44,9 @@ class ChildProcess(asyncio.Protocol):
         self._relay: asyncio.Task[None] | None = None
 
     async def start(self, setup: bytes, descriptor: int, *, threads: int) -> None:
-        """Start the process and tell it what to do, with a descriptor beside the message.
+        """Start the process and send its first message, with a descriptor attached.
 
-        Raises OSError where the host has no room for it, or it died before it was told: no process is left then.
+        Raises OSError if the process cannot be started or dies before the message: no process is left then.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -53,7 +59,7 @@ class ChildProcess(asyncio.Protocol):
             await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
         except OSError:
             ours.close()
-            await self._bury()
+            await self._reap()
             raise
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -67,44 +73,44 @@ class ChildProcess(asyncio.Protocol):
         self._transport = None
         self._hung_up.set()
 
-    def pass_on(self, payload: bytes) -> None:
-        """Send a message that is encoded already."""
+    def send_payload(self, payload: bytes) -> None:
+        """Send an encoded message. After the process has died this does nothing."""
         if self._transport is not None:
             self._transport.write(frame(payload))
 
     def kill(self) -> None:
-        """End the process at once. Its end is noticed like any other."""
+        """Kill the process. `wait` returns then, as after any other end."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
 
     async def wait(self) -> str:
-        """Wait until the process is certainly dead and everything that it said is heard. Returns how it ended."""
+        """Wait until the process is dead and its messages are delivered. Return a description of its end."""
         if self._process is None:
             raise WorkerError(f"{self._name} was never started")
         code = await self._process.wait()
-        await self._last_words()
+        await self._drain()
         ended = f"killed by signal {-code}" if code < 0 else f"ended with code {code}"
         return f"{self._name} (pid {self.pid}) {ended}" + "".join(f"\n  {line}" for line in self._output)
 
-    async def _bury(self) -> None:
-        """End a process that was not told what to do, and take its last words."""
+    async def _reap(self) -> None:
+        """Kill a process that got no first message, and collect its output."""
         self._hung_up.set()
         self.kill()
         if self._process is not None:
             await self._process.wait()
-        await self._last_words()
+        await self._drain()
 
-    async def _last_words(self) -> None:
-        """Hear what the dead process said. Not for long: a child that it left behind may hold its output open."""
+    async def _drain(self) -> None:
+        """Receive the remaining messages and output of a dead process, for at most `_DRAIN_S`."""
         hearing = [asyncio.create_task(self._hung_up.wait()), *([self._relay] if self._relay is not None else [])]
-        _done, late = await asyncio.wait(hearing, timeout=_LAST_WORDS_S)
+        _done, late = await asyncio.wait(hearing, timeout=_DRAIN_S)
         for task in late:
             task.cancel()
         if self._transport is not None:
             self._transport.abort()
 
     async def _relay_output(self, process: asyncio.subprocess.Process) -> None:
-        """Pass on what the process prints, whatever it prints: unread, it would stop the process."""
+        """Pass on the output line by line. A full pipe would block the process."""
         assert process.stdout is not None
         rest = b""
         while piece := await process.stdout.read(_OUTPUT_BYTES):
@@ -112,11 +118,11 @@ class ChildProcess(asyncio.Protocol):
             if len(rest) > _OUTPUT_BYTES:
                 lines, rest = [*lines, rest], b""
             for line in lines:
-                self._note(line)
+                self._add_line(line)
         if rest:
-            self._note(rest)
+            self._add_line(rest)
 
-    def _note(self, raw: bytes) -> None:
+    def _add_line(self, raw: bytes) -> None:
         line = raw.decode(errors="replace").rstrip()
         self._output.append(line)
         self._said(f"{self._name}: {line}")
@@ -133,5 +139,22 @@ async def _spawn(module: str, theirs: socket.socket, *, threads: int) -> asyncio
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         env={**os.environ, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"},
-        start_new_session=True,  # signals to the group are for the server, which then ends its workers
+        start_new_session=True,  # Ctrl-C goes to the server only, which then ends its workers in order
     )
+
+
+class WorkerProcess(ChildProcess):
+    """Implements `WorkerLink` for a worker process on this host."""
+
+    def __init__(self, view: WorkerView, *, heard: Callable[[bytes], None], said: Callable[[str], None]) -> None:
+        super().__init__(view.id, "baton.serve.worker", heard=heard, said=said)
+        self.view = view
+        self.state = "starting"
+        self._encoder = msgspec.msgpack.Encoder()
+
+    async def begin(self, setup: WorkerSetup, arena_fd: int) -> None:
+        """Start the worker. Raises OSError as `start` does."""
+        await self.start(self._encoder.encode(setup), arena_fd, threads=setup.threads)
+
+    def send(self, message: ToWorkerMessage) -> None:
+        self.send_payload(self._encoder.encode(message))

@@ -1,4 +1,4 @@
-"""Choose where the models compute, without loading PyTorch, and how much memory there is for the KV cache."""
+"""Choose the device of the workers and the memory for its KV cache, without loading PyTorch."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from baton.core.config import DEVICE, Topology
 from baton.core.errors import ConfigError
 from baton.decide.kv.layout import KVLayout
 from baton.move.arena.cuda_driver import LIBRARY, CudaDriver, CudaUnavailableError
-from baton.serve.host.sizing import Room
+from baton.serve.host.sizing import MemoryBudget
 
 CUDA_WORKER_BYTES = 2 * 2**30
-"""Of device memory that a worker takes beside weights and KV: its context, and a step's scratch memory."""
+"""Device memory that a worker needs beside weights and KV: its CUDA context and scratch memory of a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where workers compute. The driver is open where that is a GPU."""
+    """Device of the workers."""
 
     name: str
-    """`cpu`, or `cuda:N`: that of the first rank; the others have the next ones."""
+    """`cpu`, or `cuda:N` for the first rank; further ranks use the following GPUs."""
     drivers: tuple[CudaDriver, ...] = ()
-    """Of each rank's device. Empty: they compute on the CPU."""
+    """Open driver of each rank's GPU. Empty: the workers compute on the CPU."""
 
 
 def choose_device(choice: str, card: ModelCard, *, ranks: int = 1, library: str = LIBRARY) -> Device:
-    """Resolve `auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU where there is one that PyTorch can use.
+    """Resolve `auto`, `cpu`, `cuda` or `cuda:N`; `auto` is the first GPU that PyTorch can use, otherwise the CPU.
 
-    Raises ConfigError for GPUs that are not there: the message says what is missing.
+    Raises ConfigError if a requested GPU is not available; the message names the missing part.
     """
     match = DEVICE.fullmatch(choice)
     assert match is not None, f"{choice!r} was checked with the configuration"
@@ -49,9 +49,9 @@ def choose_device(choice: str, card: ModelCard, *, ranks: int = 1, library: str 
 
 
 def open_devices(first: int, ranks: int, library: str = LIBRARY) -> Device:
-    """Open a device for each rank, from `cuda:first` on.
+    """Open a GPU for each rank, beginning with `cuda:first`.
 
-    Raises CudaUnavailableError where there is no such GPU at all, ConfigError where there are fewer than ranks.
+    Raises CudaUnavailableError if the first GPU does not exist, ConfigError if there are fewer GPUs than ranks.
     """
     drivers = [CudaDriver(first, library)]
     seen = drivers[0].device_count
@@ -65,17 +65,17 @@ def open_devices(first: int, ranks: int, library: str = LIBRARY) -> Device:
 
 
 def _check_torch() -> None:
-    """Tell a build of PyTorch without CUDA by its version: `2.13.0+cpu`."""
+    """Raise CudaUnavailableError if PyTorch was built without CUDA: its version ends with `+cpu`."""
     version = metadata.version("torch")
     if version.endswith("+cpu"):
         raise CudaUnavailableError(f"torch {version} is a build for CPUs; install one with CUDA")
 
 
-def device_room(drivers: Sequence[CudaDriver], topology: Topology, card: ModelCard, layout: KVLayout) -> Room:
-    """What GPUs have left for KV once every worker has its own copy of the weights: nine tenths of it are taken.
+def device_budget(drivers: Sequence[CudaDriver], topology: Topology, card: ModelCard, layout: KVLayout) -> MemoryBudget:
+    """Return the memory that GPUs have left for KV beside every worker's weights. The arena takes nine tenths of it.
 
-    Each device holds its rank's part of weights and blocks; the one with the least room for its part decides.
-    Quantized files are computed in bfloat16 and so grow: up to four times, from four bits.
+    Each GPU holds its rank's part of weights and blocks; the GPU with the least room limits all. Quantized files are
+    computed in bfloat16, so 4-bit weights take four times their size.
     """
     weights_bytes = card.weight_bytes * (4 if card.format == "gguf" else 1) // layout.ranks
     workers = max(2 if topology == Topology() else 0, topology.prefill + topology.decode + topology.mixed)
@@ -84,4 +84,4 @@ def device_room(drivers: Sequence[CudaDriver], topology: Topology, card: ModelCa
         free_bytes = max(0, driver.free_bytes() - workers * (weights_bytes + CUDA_WORKER_BYTES))
         rooms.append(free_bytes * layout.block_bytes // shard.size_bytes)
     free_bytes = min(rooms)
-    return Room(free_bytes=free_bytes, wanted_bytes=free_bytes, most_bytes=free_bytes * 9 // 10)
+    return MemoryBudget(free_bytes=free_bytes, wanted_bytes=free_bytes, most_bytes=free_bytes * 9 // 10)

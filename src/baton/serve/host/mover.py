@@ -1,7 +1,7 @@
-"""`python -m baton.serve.host.mover FD`: moves KV blocks between this host's arena and those of others.
+"""`python -m baton.serve.host.mover FD`: moves KV blocks between this host's arena, other arenas and tiers.
 
-A process of its own, because bytes must neither hold up the server's loop nor a worker's step, and because what may be
-killed for hanging must hold nothing else. It decides nothing: whoever sends the orders knows whose blocks they are.
+The mover is a separate process for two reasons. Copies must delay neither the server's event loop nor a worker's step;
+and a mover that hangs can be killed, because it holds no other state. It makes no decisions, it carries out orders.
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ from baton.core.keeping import DropBlocks, LoadBlocks, StoreBlocks
 from baton.move.arena.opening import open_arena_on
 from baton.move.clock import now_s
 from baton.move.ipc.address import with_port
-from baton.move.ipc.inherited import InheritedSocket
-from baton.move.ipc.lending import machine
-from baton.move.ipc.parent import die_with_parent
-from baton.move.transport.convert import offered
+from baton.move.ipc.child import ParentSocket, die_with_parent
+from baton.move.ipc.shared_memory import machine_id
+from baton.move.transport.convert import source_extents
 from baton.move.transport.nixl import NixlTransport
 from baton.move.transport.port import Memory, Pull, Ticket, Transport
 from baton.move.transport.shm import ShmTransport
 from baton.move.transport.staged import StagedMemory
 from baton.move.transport.tcp import TcpTransport
-from baton.serve.host.arena_bytes import bytes_of, movable
+from baton.serve.host.arena_bytes import bytes_of, transferable
 from baton.serve.host.pull_target import ARENA, PullTarget, Staging, block_extents, plan_of
 from baton.serve.host.tier_opening import UnopenedTier, open_usable_tiers
 from baton.serve.host.tier_work import TierWork
@@ -61,7 +60,7 @@ from baton.serve.messages.setup import Ping
 log = logging.getLogger("baton.host")
 
 _THREADS = 4
-"""They convert, and end what is to be ended, which takes a moment; bytes are moved by the transports' own."""
+"""Threads for conversions, withdrawals and cancels, which may block. The transports have their own for copies."""
 
 
 @dataclass(slots=True)
@@ -74,10 +73,10 @@ class _Pulling:
 
 
 class Mover:
-    """Carries out orders on one arena. News is put from any thread."""
+    """Carry out orders on one arena, and report results through the outbox."""
 
     def __init__(self, setup: MoverSetup, memory: Memory, arena_fd: int, outbox: Outbox) -> None:
-        """Raises ConfigError where none of the transports can move this memory."""
+        """Raises ConfigError if no configured transport can move this memory."""
         self._outbox = outbox
         self._arena = memory
         self.address = ""
@@ -94,7 +93,7 @@ class Mover:
             if isinstance(tier, UnopenedTier):
                 log.warning("%s; this host goes without it until it can be opened", tier.problem)
         self.rules = tuple(tier.rules for tier in found)
-        """Of the tiers below the arena."""
+        """Rules of the tiers below the arena."""
         block_bytes = setup.layout.block_bytes
         self._tiers = TierWork(found, bytes_of(memory, block_bytes), block_bytes, outbox.put) if found else None
 
@@ -115,7 +114,7 @@ class Mover:
         return tuple(self._transports)
 
     def handle(self, order: MoverOrder) -> None:
-        """Begin to carry out an order. Does not wait for bytes."""
+        """Begin to carry out an order. Does not wait for copies."""
         match order:
             case OfferBlocks():
                 self._offer(order)
@@ -135,11 +134,11 @@ class Mover:
                 assert_never(order)
 
     def _tier_work(self) -> TierWork:
-        assert self._tiers is not None, "this host has no tiers, and is asked for what they have"
+        assert self._tiers is not None, "an order for tiers came to a host without tiers"
         return self._tiers
 
     def close(self) -> None:
-        """End every copy. What has arrived is still put where it belongs."""
+        """Cancel every transfer. A conversion that has begun is finished."""
         for transport in self._transports.values():
             transport.close()
         self._ending.shutdown()
@@ -152,7 +151,9 @@ class Mover:
         try:
             spec = order.spec
             plan = plan_of(spec)
-            extents = block_extents(spec.read, spec.source, spec.layers) if plan is None else offered(plan, ARENA)
+            extents = (
+                block_extents(spec.read, spec.source, spec.layers) if plan is None else source_extents(plan, ARENA)
+            )
             ticket = self._transports[order.transport].offer(extents, lease_s=order.lease_s)
         except TransferError as error:
             self._outbox.put(OfferRefused(order.number, str(error)))
@@ -182,16 +183,16 @@ class Mover:
         pull.then(lambda: self._on_pulled(order.number))
 
     def _on_pulled(self, number: int) -> None:
-        """The pull is over. What has to be converted is, by a thread that moves no bytes of others meanwhile."""
+        """Finish a pull whose bytes are here. A conversion runs in a thread of its own, not in one of the transport."""
         if self._pulls[number].target.is_direct:
             self._finish(number)
         else:
             self._submit(partial(self._finish, number))
 
     def _submit(self, work: Callable[[], None]) -> None:
-        """Let a thread do it. One that fails ends this process, as a failure of the main thread does.
+        """Run work in a thread. A failure ends this process, as a failure of the main thread does.
 
-        Otherwise nobody would ever say that the blocks are let go; of a process that has died it is certain.
+        Otherwise the order would stay unanswered and its blocks reserved. The death of the process releases them.
         """
         self._ending.submit(work).add_done_callback(self._end_if_failed)
 
@@ -218,14 +219,14 @@ class Mover:
             target.give_back(self._staging)
 
     def _register(self, memory: memoryview) -> int:
-        """Make memory known to every transport, by one number: each has been told the same ones."""
+        """Register memory with every transport. All of them give it the same region number."""
         regions = {transport.register(memory) for transport in self._transports.values()}
         assert len(regions) == 1, f"transports count their regions differently: {regions}"
         return regions.pop()
 
 
 def _usable(names: Sequence[str], memory: Memory) -> Sequence[str]:
-    """Leave out what cannot move a device's memory, where the arena is that."""
+    """Return the transports that can move this memory. Raises ConfigError if there is none."""
     if isinstance(memory, memoryview):
         return names
     able = (TcpTransport.name,) if memory.location is None else (TcpTransport.name, NixlTransport.name)
@@ -236,9 +237,9 @@ def _usable(names: Sequence[str], memory: Memory) -> Sequence[str]:
 
 
 class Outbox:
-    """The way back to whoever started the mover, for all of its threads."""
+    """Send messages to the parent process, from any thread."""
 
-    def __init__(self, parent: InheritedSocket) -> None:
+    def __init__(self, parent: ParentSocket) -> None:
         self._parent = parent
         self._encoder = msgspec.msgpack.Encoder()
         self._lock = threading.Lock()
@@ -249,10 +250,10 @@ class Outbox:
 
 
 def run_mover(descriptor: int) -> int:
-    """Serve on an inherited Unix socket until the parent hangs up. Returns the exit code."""
+    """Serve on an inherited Unix socket until the parent hangs up. Return the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides when we end
     die_with_parent()
-    parent = InheritedSocket(socket.socket(fileno=descriptor))
+    parent = ParentSocket(socket.socket(fileno=descriptor))
     outbox = Outbox(parent)
     decoder = msgspec.msgpack.Decoder(ToMoverMessage)
     payload, arena_fd = parent.receive_first()
@@ -261,14 +262,14 @@ def run_mover(descriptor: int) -> int:
     try:
         blocks = setup.arena_bytes // setup.layout.block_bytes
         arena = open_arena_on(setup.device, arena_fd, setup.layout, blocks)
-        mover = Mover(setup, movable(arena, setup.layout), arena_fd, outbox)
+        mover = Mover(setup, transferable(arena, setup.layout), arena_fd, outbox)
     except (ArenaError, TransferError, ConfigError) as error:
         outbox.put(MoverFailed(str(error)))
         return 1
     outbox.put(
         MoverReady(
             pid=os.getpid(),
-            machine=machine(),
+            machine=machine_id(),
             transports=mover.transports,
             address=mover.address,
             tiers=mover.rules,

@@ -1,4 +1,4 @@
-"""Keeps the mover of one host alive: start, watch, kill what hangs, start again."""
+"""Keep the mover of one host alive: start it, watch it, kill it if it hangs, restart it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Protocol
 import msgspec
 
 from baton.core.types import HostId
+from baton.move.backoff import Backoff
 from baton.move.clock import now_s
 from baton.serve.host.child_process import ChildProcess
 from baton.serve.host.tasks import spawn
@@ -24,33 +25,30 @@ from baton.serve.messages.moving import (
 )
 from baton.serve.messages.setup import Ping
 
-_PAUSE_S = 0.05
-_DOUBLINGS_MAX = 7
-"""A mover that dies again and again is started every 6 s at most: hosts without one still serve."""
-
-_LONG_S = 10.0
-"""A mover that lived longer did not die of its start."""
-
+_BACKOFF = Backoff(0.05, 6.4)
+"""There is no limit of restarts: a host without a mover still serves."""
+_QUICK_DEATH_S = 10.0
+"""A mover that dies within this time counts as a failed start."""
 _START_S = 30.0
 """How long a mover may take until it listens."""
 
 
 class MoverListener(Protocol):
-    """Who is told what happens to a host's mover. Each process of it has its own generation."""
+    """Gets the events of a host's mover. Each process of the mover is a new generation."""
 
     def mover_ready(self, host: HostId, generation: int, ready: MoverReady) -> None:
-        """It takes orders of this generation from now on."""
+        """The mover accepts orders of this generation."""
         ...
 
     def mover_lost(self, host: HostId, generation: int, reason: str) -> None:
-        """It is certainly dead: nothing of this generation reads or writes the arena any more."""
+        """The mover is dead: no thread of this generation reads or writes the arena any more."""
         ...
 
     def mover_said(self, host: HostId, generation: int, news: MoverNews) -> None: ...
 
 
 class MoverKeeper:
-    """Runs one mover process after the other, and passes orders to the one that they are meant for."""
+    """Run one mover process after the other, and pass orders to the generation that they are for."""
 
     def __init__(
         self, setup: MoverSetup, arena_fd: int, audience: MoverListener, *, silent_s: float, tell: Callable[[str], None]
@@ -72,17 +70,17 @@ class MoverKeeper:
 
     @property
     def pid(self) -> int:
-        """Of the process that runs now. 0: none does."""
+        """Process id of the running mover. 0: none runs."""
         return self._process.pid if self._process is not None else 0
 
     def start(self) -> None:
-        """Start the mover. Returns at once; the audience is told when it is ready."""
+        """Start the mover in the background. The listener is told when it is ready."""
         self._tasks = [spawn(work, self._tell) for work in (self._keep(), self._watch())]
 
     def send(self, generation: int, order: MoverOrder) -> None:
-        """Pass an order on. One for a mover that has died goes nowhere: its loss ends what it was about."""
+        """Send an order. It is dropped if its generation is gone: the loss of the mover has ended its transfer."""
         if self._process is not None and generation == self.generation:
-            self._process.pass_on(self._encoder.encode(order))
+            self._process.send_payload(self._encoder.encode(order))
 
     async def stop(self) -> None:
         """End the mover. No process is left when this returns."""
@@ -106,13 +104,12 @@ class MoverKeeper:
             reason = self._failure or ended
             self._tell(f"the mover of {self._setup.host} is lost: {reason}")
             self._audience.mover_lost(self._setup.host, self.generation, reason.splitlines()[0])
-            quick_deaths = 0 if now_s() - began_s > _LONG_S else quick_deaths + 1
-            pause_s = _PAUSE_S * 2 ** min(quick_deaths, _DOUBLINGS_MAX)
+            quick_deaths = 0 if now_s() - began_s > _QUICK_DEATH_S else quick_deaths + 1
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopped.wait(), pause_s)
+                await asyncio.wait_for(self._stopped.wait(), _BACKOFF.pause_s(quick_deaths + 1))
 
     async def _run(self, generation: int) -> str:
-        """Run one process to its end. Returns how it ended."""
+        """Run one process to its end. Return a description of the end."""
         process = ChildProcess(
             f"the mover of {self._setup.host}",
             "baton.serve.host.mover",
@@ -129,7 +126,7 @@ class MoverKeeper:
         return await process.wait()
 
     async def _watch(self) -> None:
-        """Kill a mover that does not answer: it holds blocks as firmly as a dead one, and longer."""
+        """Kill a mover that does not answer: the blocks of its transfers stay reserved as long as it lives."""
         while True:
             await asyncio.sleep(self._silent_s / 4)
             if self._process is None:
@@ -139,7 +136,7 @@ class MoverKeeper:
                 self._failure = f"it has not answered for {limit_s:.0f} s and was killed"
                 self._process.kill()
             elif self._is_ready:
-                self._process.pass_on(self._encoder.encode(Ping()))
+                self._process.send_payload(self._encoder.encode(Ping()))
 
     def _hear(self, generation: int, payload: bytes) -> None:
         self._heard_s = now_s()

@@ -20,8 +20,8 @@ from baton.decide.kv.conversion import Conversion
 from baton.decide.kv.copy_plan import CopyPlan, StridedCopy
 from baton.decide.kv.layout import DTYPE_BYTES, SCALE_BYTES, KVLayout
 from baton.move.copies import fastest_copy
-from baton.move.transport.convert import received, unstage
-from baton.move.transport.copying import copy_portions
+from baton.move.transport.convert import target_extents, unstage
+from baton.move.transport.copier import copy_portions
 from baton.move.transport.extents import Rows, Spread, collated
 from baton.move.transport.port import Extent, Memory
 from baton.move.transport.staged import StagedMemory
@@ -132,7 +132,7 @@ class PullTarget:
         if self._plan is None:
             return block_extents(self.spec.write, self.spec.target, self.spec.layers)
         arena = ARENA if self._shadow is None else self._shadow.region
-        return received(self._plan, arena, arena if self._staged is None else self._staged.region)
+        return target_extents(self._plan, arena, arena if self._staged is None else self._staged.region)
 
     def finish(self) -> None:
         """Convert staged bytes, and copy a shadow to the device. Raises TransferError if the device fails."""

@@ -1,4 +1,4 @@
-"""Size one host: how many blocks its arena has, which workers it runs, and which cores they own."""
+"""Choose the size of one host: blocks of its arena, its workers, and the cores of each worker."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _FILES_MAX = 65536
 
 
 def worker_views(topology: Topology, host: HostId, prefix: str = "") -> list[WorkerView]:
-    """Name the workers of a topology: `prefill-0`, `decode-0`, ... Nothing asked for means 1 prefill + 1 decode.
+    """Return the workers of a topology: `prefill-0`, `decode-0`, ... An empty topology means 1 prefill + 1 decode.
 
-    `prefix` tells a host's workers from those of others.
+    `prefix` keeps the names of different hosts apart.
     """
     if topology == Topology():
         topology = Topology(prefill=1, decode=1)
@@ -41,31 +41,31 @@ def worker_views(topology: Topology, host: HostId, prefix: str = "") -> list[Wor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """Memory that an arena may be made of."""
+class MemoryBudget:
+    """Memory that is available for an arena."""
 
     free_bytes: int
     wanted_bytes: int
-    """What it takes where nothing was said, if one context is not larger."""
+    """Default size, unless one full context needs more."""
     most_bytes: int
-    """What it takes at most where nothing was said."""
+    """Limit of the default size."""
 
 
-def host_room() -> Room:
-    """2 GiB, and never over a quarter of the free memory."""
+def host_budget() -> MemoryBudget:
+    """Return the budget of host memory: 2 GiB by default, and at most a quarter of the free memory."""
     free_bytes = memory_free_bytes()
-    return Room(free_bytes=free_bytes, wanted_bytes=_ARENA_BYTES_DEFAULT, most_bytes=free_bytes // 4)
+    return MemoryBudget(free_bytes=free_bytes, wanted_bytes=_ARENA_BYTES_DEFAULT, most_bytes=free_bytes // 4)
 
 
-def blocks_total(config: Config, card: ModelCard, layout: KVLayout, room: Room) -> int:
-    """Choose how many blocks the arena has.
+def blocks_total(config: Config, card: ModelCard, layout: KVLayout, budget: MemoryBudget) -> int:
+    """Return the number of blocks in the arena.
 
-    Raises ConfigError where the arena would hold less than two blocks, or would not fit into the free memory: nobody
-    notices at the start, because memory is reserved by use, and under load the system would kill the server.
+    Raises ConfigError if the arena would hold less than two blocks or exceed the free memory. Without this check the
+    server would start, because pages are reserved by use, and the system would kill it under load.
     """
-    size_bytes = config.kv.bytes or _default_arena_bytes(card, layout, room)
+    size_bytes = config.kv.bytes or _default_arena_bytes(card, layout, budget)
     blocks = config.kv.blocks or size_bytes // layout.block_bytes
-    free_bytes = room.free_bytes
+    free_bytes = budget.free_bytes
     if blocks * layout.block_bytes > free_bytes:
         raise ConfigError(
             f"{blocks} KV blocks take {blocks * layout.block_bytes / 2**30:.1f} GiB, but only"
@@ -80,35 +80,35 @@ def blocks_total(config: Config, card: ModelCard, layout: KVLayout, room: Room) 
     return blocks
 
 
-def _default_arena_bytes(card: ModelCard, layout: KVLayout, room: Room) -> int:
-    """What the room wants, but at least one full context and at most 64 of them, and never over its share."""
+def _default_arena_bytes(card: ModelCard, layout: KVLayout, budget: MemoryBudget) -> int:
+    """Return the default size: as the budget wants, at least one full context and at most 64, and within its limit."""
     context_bytes = -(-card.context_tokens // layout.block_tokens) * layout.block_bytes
-    wanted_bytes = min(max(room.wanted_bytes, context_bytes), _CONTEXTS_MAX * context_bytes)
-    return min(wanted_bytes, room.most_bytes)
+    wanted_bytes = min(max(budget.wanted_bytes, context_bytes), _CONTEXTS_MAX * context_bytes)
+    return min(wanted_bytes, budget.most_bytes)
 
 
 def memory_free_bytes() -> int:
-    """Memory that this process could still get: of the machine, or of its control group where that is less."""
+    """Return the free memory of the machine, or of this process's control group if that is less."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration, ValueError):
-        pass  # not Linux: the free pages are what we know
+        pass  # not Linux: the number of free pages has to do
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
             free = min(free, int(Path(path).read_text(encoding="ascii")))
         except (OSError, ValueError):
-            continue  # no such control group, or no limit in it
+            continue  # the control group does not exist or has no limit
     return free
 
 
 def share_cores(workers: int, threads: int, quota: float = math.inf) -> list[tuple[int, tuple[int, ...]]]:
-    """Divide this process's cores among the workers: (threads, cores to pin to) for each.
+    """Divide this process's cores among the workers. Return (threads, cores to pin to) for each worker.
 
-    Cores are owned where there are enough: two workers that share a core disturb each other by more than they gain.
-    With fewer cores than threads nobody is pinned. Nor where a quota of so many cores' time is less than the cores:
-    then they are others' too, who would be pinned to the same ones.
+    Workers are pinned to different cores if there are enough: two workers on one core lose more than they gain. They
+    are not pinned if a CPU quota is smaller than the number of cores: other containers use the same cores then, and
+    all of them would be pinned to the first ones.
     """
     cores = own_cores()
     each = threads or max(1, math.ceil(min(quota, len(cores))) // workers)
@@ -118,9 +118,9 @@ def share_cores(workers: int, threads: int, quota: float = math.inf) -> list[tup
 
 
 def neighbour_cores(shares: Sequence[tuple[int, tuple[int, ...]]]) -> list[tuple[int, ...]]:
-    """Name the cores that each worker may use while their owner sleeps: those of the next one, and so around.
+    """Return the cores that each worker may borrow while their owner sleeps: those of the next worker, in a ring.
 
-    So a core has one guest at most, however many workers there are. A worker that is not pinned has none.
+    So each core has at most one guest. A worker that is not pinned borrows none.
     """
     if len(shares) < 2:
         return [()] * len(shares)
@@ -128,7 +128,7 @@ def neighbour_cores(shares: Sequence[tuple[int, tuple[int, ...]]]) -> list[tuple
 
 
 def raise_files_max() -> int:
-    """Let this process open more files, where the system lets it. Returns how many: each connection takes one."""
+    """Raise the limit of open files as far as the system allows, and return it. Each connection needs one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, _FILES_MAX)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -136,5 +136,5 @@ def raise_files_max() -> int:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     except (OSError, ValueError):
-        return soft  # a sandbox that allows no change
+        return soft  # a sandbox forbids the change
     return wanted

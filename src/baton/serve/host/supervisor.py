@@ -1,4 +1,4 @@
-"""Keeps the worker processes of one host alive: start, watch, kill what hangs, start again, give up in time."""
+"""Keep the worker processes of one host alive: start, watch, kill if hung, restart with back-off, give up in time."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ import msgspec
 from baton.core.config import SurvivalConfig
 from baton.core.messages import RetireWorker, Shutdown, StartWorker, WorkerFailed, WorkerProgress, WorkerReady
 from baton.core.types import WorkerId
+from baton.move.backoff import Backoff
 from baton.move.clock import now_s
+from baton.serve.host.child_process import WorkerProcess
 from baton.serve.host.tasks import spawn
 from baton.serve.host.worker_link import WorkerListener
-from baton.serve.host.worker_process import WorkerProcess
 from baton.serve.messages.setup import Ping, Pong, WorkerSetup
 
 _SHUTDOWN_S = 3.0
-"""How long a worker may take to end after it was told to, before it is killed."""
+"""How long a worker may take to end after `Shutdown`, before it is killed."""
+_BACKOFF = Backoff(0.05, 3.2)
 
 
 @dataclass(slots=True)
-class _Post:
-    """One worker's place: the process that fills it now, and when the earlier ones died."""
+class _Slot:
+    """A worker's name with its current process and the deaths of the earlier ones."""
 
     setup: WorkerSetup
     process: WorkerProcess | None = None
@@ -33,28 +35,28 @@ class _Post:
     heard_s: float = 0.0
     failure: str = ""
     cannot_load: bool = False
-    """The process said itself that it cannot go on, so that another one would not either."""
+    """The process reported that it cannot load the model: a second one would fail too."""
     given_up: bool = False
     is_added: bool = False
-    """Scaling has asked for it. Once it is given up it is forgotten: scaling asks for another one, by another name."""
+    """The scaling policy has asked for it. If it is given up it is forgotten, and scaling asks for a new name."""
     retiring: bool = False
-    """Scaling wants it no more: its end is no death, and no other follows."""
+    """The scaling policy has ended it: its end is no failure, and it is not restarted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notices:
-    """Whom the supervisor tells what."""
+    """Callbacks of the supervisor."""
 
     tell: Callable[[str], None]
-    """A line for the person at the terminal."""
+    """Gets lines for the terminal."""
     ready: Callable[[], None]
-    """Every worker that is not given up has loaded its model."""
+    """Called when every worker that is not given up has loaded its model."""
     failed: Callable[[str], None]
-    """Every worker is given up, and why the last one was."""
+    """Called when every worker is given up, with the reason of the last one."""
 
 
 class Supervisor:
-    """Runs two tasks per worker: one keeps its process alive, one watches that it answers."""
+    """Run two tasks per worker: one restarts its process, one checks that it answers."""
 
     def __init__(
         self,
@@ -65,9 +67,9 @@ class Supervisor:
         notices: Notices,
     ) -> None:
         self._audience = audience
-        self._posts: dict[WorkerId, _Post] = {setup.view.id: _Post(setup) for setup in setups}
+        self._slots: dict[WorkerId, _Slot] = {setup.view.id: _Slot(setup) for setup in setups}
         self._like = setups[0]
-        """What is added is like it, though scaling may have ended every worker here."""
+        """Template of workers that scaling adds, even after it has ended every other worker."""
         self._arena_fd = arena_fd
         self._survival = survival
         self._notices = notices
@@ -76,162 +78,162 @@ class Supervisor:
         self._watchers: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Start every worker. Returns at once; `ready` is called when all of them have loaded."""
-        for post in self._posts.values():
-            self._man(post)
+        """Start every worker in the background. `ready` is called when all of them have loaded."""
+        for slot in self._slots.values():
+            self._start(slot)
 
-    def _man(self, post: _Post) -> None:
-        post.process = self._make(post)
-        self._audience.add(post.process)
+    def _start(self, slot: _Slot) -> None:
+        slot.process = self._make(slot)
+        self._audience.add(slot.process)
         for tasks, run in ((self._keepers, self._keep), (self._watchers, self._watch)):
-            task = spawn(run(post), self._notices.tell)
+            task = spawn(run(slot), self._notices.tell)
             tasks.add(task)
-            task.add_done_callback(tasks.discard)  # workers come and go for as long as the server lives
+            task.add_done_callback(tasks.discard)  # scaling adds and ends workers for as long as the server lives
 
     def resize(self, command: StartWorker | RetireWorker) -> None:
-        """Do what a scaling policy asks: start a worker like the others, or end one that has nothing to do."""
+        """Carry out a decision of the scaling policy: start a worker like the others, or end an idle one."""
         match command:
             case StartWorker(worker=worker, role=role):
                 view = msgspec.structs.replace(self._like.view, id=worker, role=role)
-                post = _Post(msgspec.structs.replace(self._like, view=view), is_added=True)
-                self._posts[worker] = post
+                slot = _Slot(msgspec.structs.replace(self._like, view=view), is_added=True)
+                self._slots[worker] = slot
                 self._notices.tell(f"{worker} is started: scaling asks for more {role}")
-                self._man(post)
+                self._start(slot)
             case RetireWorker(worker=worker):
-                post = self._posts.get(worker)
-                if post is not None and post.process is not None:
-                    post.retiring = True
-                    post.process.send(Shutdown())
+                slot = self._slots.get(worker)
+                if slot is not None and slot.process is not None:
+                    slot.retiring = True
+                    slot.process.send(Shutdown())
             case _:
                 assert_never(command)
 
     def abandon(self) -> None:
-        """Kill every worker: what they compute is of no use to anybody any more. `stop` waits for their end."""
+        """Kill every worker, because their results are not needed any more. `stop` waits for their end."""
         self._stopping = True
-        for post in self._posts.values():
-            if post.process is not None:
-                post.process.kill()
+        for slot in self._slots.values():
+            if slot.process is not None:
+                slot.process.kill()
 
     async def stop(self) -> None:
-        """End every worker, politely first. No process is left when this returns."""
+        """Shut down every worker; kill those that do not end in time. No process is left when this returns."""
         self._stopping = True
-        for post in self._posts.values():
-            if post.process is not None and post.process.state == "ready":
-                post.process.send(Shutdown())
-            elif post.process is not None:
-                post.process.kill()  # it is loading, and would not listen before it has
+        for slot in self._slots.values():
+            if slot.process is not None and slot.process.state == "ready":
+                slot.process.send(Shutdown())
+            elif slot.process is not None:
+                slot.process.kill()  # it reads no message before it has loaded the model
         keepers, late = list(self._keepers), set[asyncio.Task[None]]()
         if keepers:
             _done, late = await asyncio.wait(keepers, timeout=_SHUTDOWN_S)
-        for post in self._posts.values():
-            if late and post.process is not None:
-                post.process.kill()
+        for slot in self._slots.values():
+            if late and slot.process is not None:
+                slot.process.kill()
         if keepers:
             await asyncio.wait(keepers)
         for task in list(self._watchers):
             task.cancel()
 
-    def _make(self, post: _Post) -> WorkerProcess:
-        view = post.setup.view
-        return WorkerProcess(view, heard=lambda payload: self._hear(post, payload), said=self._notices.tell)
+    def _make(self, slot: _Slot) -> WorkerProcess:
+        view = slot.setup.view
+        return WorkerProcess(view, heard=lambda payload: self._hear(slot, payload), said=self._notices.tell)
 
-    async def _keep(self, post: _Post) -> None:
-        """Run one worker's processes, one after the other."""
-        worker = post.setup.view.id
+    async def _keep(self, slot: _Slot) -> None:
+        """Run the processes of one worker, one after the other."""
+        worker = slot.setup.view.id
         while not self._stopping:
-            process = post.process
+            process = slot.process
             assert process is not None
-            post.heard_s, post.failure, post.cannot_load = now_s(), "", False
-            ended = await self._run(post, process)
+            slot.heard_s, slot.failure, slot.cannot_load = now_s(), "", False
+            ended = await self._run(slot, process)
             if self._stopping:
                 return
             process.state = "lost"
-            if post.retiring:
+            if slot.retiring:
                 self._notices.tell(f"{worker} is retired: scaling asks for fewer")
-                self._forget(post, "retired")
+                self._forget(slot, "retired")
                 return
-            reason = post.failure or ended
+            reason = slot.failure or ended
             self._notices.tell(f"{worker} is lost: {reason}")
             self._audience.lose(worker, reason.splitlines()[0])
-            if not await self._may_restart(post, reason):
-                if post.given_up and post.is_added:
-                    self._forget(post, reason.splitlines()[0])
+            if not await self._may_restart(slot, reason):
+                if slot.given_up and slot.is_added:
+                    self._forget(slot, reason.splitlines()[0])
                 return
             role = process.view.role
-            post.process = self._make(post)
-            post.process.view = msgspec.structs.replace(post.setup.view, role=role)
-            self._audience.add(post.process)
+            slot.process = self._make(slot)
+            slot.process.view = msgspec.structs.replace(slot.setup.view, role=role)
+            self._audience.add(slot.process)
 
-    def _forget(self, post: _Post, reason: str) -> None:
-        """End a post for good. No other worker is called like it."""
-        worker = post.setup.view.id
+    def _forget(self, slot: _Slot, reason: str) -> None:
+        """Remove a worker for good. Its name is not used again."""
+        worker = slot.setup.view.id
         self._audience.retire(worker, reason)
-        post.given_up = True
-        del self._posts[worker]
+        slot.given_up = True
+        del self._slots[worker]
 
-    async def _run(self, post: _Post, process: WorkerProcess) -> str:
-        """Run one process to its end. Returns how it ended."""
+    async def _run(self, slot: _Slot, process: WorkerProcess) -> str:
+        """Run one process to its end. Return a description of the end."""
         try:
-            await process.begin(post.setup, self._arena_fd)
+            await process.begin(slot.setup, self._arena_fd)
         except OSError as error:
-            return f"{post.setup.view.id} could not be started: {error}"
+            return f"{slot.setup.view.id} could not be started: {error}"
         if self._stopping:
             process.send(Shutdown())
         return await process.wait()
 
-    async def _may_restart(self, post: _Post, reason: str) -> bool:
-        """Wait a moment, longer after each recent death; False when there were too many."""
+    async def _may_restart(self, slot: _Slot, reason: str) -> bool:
+        """Wait for the back-off of recent deaths. Return False if there were too many."""
         moment_s, survival = now_s(), self._survival
-        post.deaths_s.append(moment_s)
-        recent = sum(moment_s - death_s < survival.restart_window_s for death_s in post.deaths_s)
-        if recent > survival.restarts_max or (post.cannot_load and recent > 1):
+        slot.deaths_s.append(moment_s)
+        recent = sum(moment_s - death_s < survival.restart_window_s for death_s in slot.deaths_s)
+        if recent > survival.restarts_max or (slot.cannot_load and recent > 1):
             self._notices.tell(
-                f"{post.setup.view.id} died {recent} times within {survival.restart_window_s:.0f} s: given up"
+                f"{slot.setup.view.id} died {recent} times within {survival.restart_window_s:.0f} s: given up"
             )
-            post.given_up = True
-            if not post.is_added:  # scaling is told, and asks for another one: here, or where others live
-                self._take_stock(reason)
+            slot.given_up = True
+            if not slot.is_added:  # of an added worker scaling is told, and asks for another one on any host
+                self._notify(reason)
             return False
-        await asyncio.sleep(0.05 * 2 ** min(recent - 1, 6))
+        await asyncio.sleep(_BACKOFF.pause_s(recent))
         return not self._stopping
 
-    def _take_stock(self, reason: str = "") -> None:
-        """Tell when all that are left are ready, or none is left, for this reason."""
-        left = [post.process for post in self._posts.values() if not post.given_up]
+    def _notify(self, reason: str = "") -> None:
+        """Call `ready` if all remaining workers are ready, or `failed` if none remains."""
+        left = [slot.process for slot in self._slots.values() if not slot.given_up]
         if not left:
             self._notices.failed(reason)
         elif all(process is not None and process.state == "ready" for process in left):
             self._notices.ready()
 
-    async def _watch(self, post: _Post) -> None:
-        """Kill a worker that does not answer: a hung process holds its requests as firmly as a dead one."""
+    async def _watch(self, slot: _Slot) -> None:
+        """Kill a worker that does not answer, so that its requests can continue on another one."""
         survival = self._survival
-        while not post.given_up:
+        while not slot.given_up:
             await asyncio.sleep(survival.silent_s / 4)
-            process = post.process
+            process = slot.process
             if process is None or process.state == "lost":
                 continue
             limit_s = survival.silent_s if process.state == "ready" else survival.start_s
-            if now_s() - post.heard_s > limit_s:
-                post.failure = f"{post.setup.view.id} has not answered for {limit_s:.0f} s and was killed"
+            if now_s() - slot.heard_s > limit_s:
+                slot.failure = f"{slot.setup.view.id} has not answered for {limit_s:.0f} s and was killed"
                 process.kill()
             elif process.state == "ready":
                 process.send(Ping())
 
-    def _hear(self, post: _Post, payload: bytes) -> None:
-        post.heard_s = now_s()
-        process = post.process
+    def _hear(self, slot: _Slot, payload: bytes) -> None:
+        slot.heard_s = now_s()
+        process = slot.process
         assert process is not None
-        match self._audience.hear(post.setup.view.id, payload):
+        match self._audience.hear(slot.setup.view.id, payload):
             case WorkerReady():
                 process.state = "ready"
                 self._audience.join(process)
-                if post.deaths_s:
-                    self._notices.tell(f"{post.setup.view.id} is back")
-                self._take_stock()
+                if slot.deaths_s:
+                    self._notices.tell(f"{slot.setup.view.id} is back")
+                self._notify()
             case WorkerProgress(worker=worker, text=text):
                 self._notices.tell(f"{worker}: {text}")
             case WorkerFailed(reason=reason):
-                post.failure, post.cannot_load = reason, True
+                slot.failure, slot.cannot_load = reason, True
             case Pong() | None:
                 pass

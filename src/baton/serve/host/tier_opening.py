@@ -1,4 +1,4 @@
-"""Opens the stores below an arena, as the configuration names them."""
+"""Open the stores of a host's tiers, as configured."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from baton.core.files import placed
 from baton.decide.kv.identity import KVIdentity
 from baton.decide.kv.layout import KVLayout
 from baton.decide.kv.tier import TierRules
-from baton.move.store.opening import open_store, parse_store_url
 from baton.move.store.port import Store
+from baton.move.store.store_url import open_store, parse_store_url
 
 _PLACES_DEFAULT = 1_000_000
-"""Blocks that are remembered of a store whose other side decides how many it keeps."""
+"""Bound of the block names that are remembered of a store whose capacity is not known."""
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class OpenTier:
     rules: TierRules
     store: Store
     list_s: float = 0.0
-    """How often it is asked what it has. 0: once."""
+    """Interval between two listings of its blocks. 0: it is listed once."""
 
     @property
     def name(self) -> str:
@@ -38,22 +38,22 @@ class OpenTier:
 
 @dataclass(frozen=True, slots=True)
 class UnopenedTier:
-    """A tier whose store could not be used when it was opened."""
+    """A tier whose store could not be opened."""
 
     rules: TierRules
-    """As far as they are known without it: room for as many blocks as are remembered at most."""
+    """With the largest capacity, because the real one is not known yet."""
     problem: str
     open: Callable[[], OpenTier]
-    """Tries again. Raises StoreError where it still cannot be used, or ConfigError."""
+    """Tries again. Raises StoreError or ConfigError if the store still cannot be opened."""
 
 
 def is_shared(url: str) -> bool:
-    """The store is one of all hosts, not of the machine that opens it."""
+    """Return whether the store is shared by all hosts instead of local to the machine that opens it."""
     return url.partition(":")[0] not in ("file", "memory")
 
 
 def check_tiers(configs: Sequence[TierConfig]) -> None:
-    """Look at every URL without opening anything. Raises ConfigError with all that is wrong with any of them."""
+    """Check every URL without opening a store. Raises ConfigError with all problems."""
     problems: list[str] = []
     for number, config in enumerate(configs):
         try:
@@ -65,9 +65,9 @@ def check_tiers(configs: Sequence[TierConfig]) -> None:
 
 
 def open_tiers(configs: Sequence[TierConfig], *, layout: KVLayout, fingerprint: str) -> list[OpenTier]:
-    """Open the stores, for blocks of this model in this layout alone. See `fingerprint_of`.
+    """Open all stores for blocks of this layout and fingerprint (see `fingerprint_of`).
 
-    Raises ConfigError with what is wrong with any URL, or which stores cannot be used; none is open then.
+    Raises ConfigError with the problems of every URL and store; no store is open then.
     """
     found = open_usable_tiers(configs, layout=layout, fingerprint=fingerprint)
     problems = [tier.problem for tier in found if isinstance(tier, UnopenedTier)]
@@ -80,9 +80,9 @@ def open_tiers(configs: Sequence[TierConfig], *, layout: KVLayout, fingerprint: 
 def open_usable_tiers(
     configs: Sequence[TierConfig], *, layout: KVLayout, fingerprint: str
 ) -> list[OpenTier | UnopenedTier]:
-    """Open the stores that can be used now, and say of each other one why it cannot. Names do not depend on that.
+    """Open the stores that are available, and return the others with their problem. Names do not depend on that.
 
-    Raises ConfigError with what is wrong with any URL, whatever state its store is in; none is open then.
+    Raises ConfigError with the problems of every URL; no store is open then.
     """
     check_tiers(configs)
     found: list[OpenTier | UnopenedTier] = []
@@ -91,7 +91,7 @@ def open_usable_tiers(
         kind = config.url.partition(":")[0]
         name = kind if kind not in kinds else f"{kind}-{number}"
         kinds.add(kind)
-        opens = _Opening(name, config, layout, fingerprint)
+        opens = _TierOpener(name, config, layout, fingerprint)
         try:
             found.append(opens())
         except StoreError as error:
@@ -103,8 +103,8 @@ def open_usable_tiers(
 
 
 @dataclass(frozen=True, slots=True)
-class _Opening:
-    """Opens one tier's store, as often as it is asked to."""
+class _TierOpener:
+    """Open the store of one tier."""
 
     name: str
     config: TierConfig
@@ -117,7 +117,7 @@ class _Opening:
         return OpenTier(self.rules(store), store, config.list_s if is_shared(config.url) else 0.0)
 
     def rules(self, store: Store | None = None) -> TierRules:
-        """Say what is known of the tier. Without its store: a machine's own has a size, that of others is not told."""
+        """Return the tier's rules. Without an open store: a local one has a known size, a shared one has not."""
         config, shares = self.config, is_shared(self.config.url)
         capacity_blocks = store.capacity_blocks if store is not None else None
         return TierRules(
@@ -138,11 +138,11 @@ def _close(found: Sequence[OpenTier | UnopenedTier]) -> None:
 
 
 def _store_id(url: str, fingerprint: str) -> str:
-    """Name a store, and the blocks in it that hosts of this model and layout can read. Tells nobody the URL."""
+    """Return an id that is equal for hosts which can read each other's blocks in a store. It hides the URL."""
     return blake2b(f"{fingerprint} {url}".encode(), digest_size=16).hexdigest()
 
 
 def fingerprint_of(identity: KVIdentity, layout: KVLayout, dtype: Dtype) -> str:
-    """Name everything that bytes of a block depend on, but its tokens."""
+    """Return a digest of everything that a block's bytes depend on, except its tokens."""
     parts = (msgspec.structs.replace(identity, model=""), layout, dtype)
     return blake2b(msgspec.json.encode(parts), digest_size=16).hexdigest()

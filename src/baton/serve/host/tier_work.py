@@ -1,7 +1,7 @@
-"""Moves blocks between an arena and the stores below it, in threads: in the server for its own host, in a mover else.
+"""Read and write KV blocks of tiers in threads: in the server for its own host, in the mover for other hosts.
 
-Bytes go through memory of their own, never straight between arena and store: so a store that hangs can be answered for
-after `ANSWER_S`, and what it still does then touches no block. No request waits longer than that for it.
+Bytes pass through separate buffers between arena and store. So a command to a store that hangs is answered after
+`ANSWER_S`, and the hanging call cannot touch a block later. No request waits longer than that for a store.
 """
 
 from __future__ import annotations
@@ -32,58 +32,57 @@ from baton.move.clock import now_s
 from baton.move.store.port import Store
 from baton.move.threads import WorkThreads
 from baton.serve.host.arena_bytes import ArenaBytes
-from baton.serve.host.late_tiers import LateTiers
-from baton.serve.host.patience import Patience
 from baton.serve.host.tier_opening import OpenTier, UnopenedTier
+from baton.serve.host.tier_recovery import CircuitBreaker, TierReopener
 
 log = logging.getLogger("baton.host")
 
 ANSWER_S = 5.0
-"""A store that has not answered for so long is answered for: nothing was kept, and no more was read than is there."""
+"""A command is answered after this time even if its store is not done: late blocks count as missing."""
 CLOSE_S = 10.0
-"""How long a store may take to end what it does and to close. Then it is left to the end of the process."""
+"""How long a store may take to finish its calls and to close. After that the end of the process closes it."""
 PIECE_BYTES = 32 << 20
-"""Most memory of one thread: larger reads and writes are done in pieces."""
+"""Buffer of one thread. Larger reads and writes are done in pieces."""
 READERS = 3
-"""Threads that read from one store. One more writes and drops, so that this happens in the order that was wanted."""
+"""Threads that read from one store. One more thread writes and drops, in the order of the commands."""
 LIST_PIECE = 1000
-"""Names that are told at once: the books of a host are kept by a loop that must not be held up."""
+"""Block names in one message: the pool's event loop handles a message without interruption."""
 LISTED_MAX = 1_000_000
-"""Most names of a list, the youngest: what is remembered of it takes about 80 bytes each."""
+"""Bound of the names in a listing, the youngest ones. Each takes about 80 bytes of memory."""
 
 
 @dataclass(slots=True)
 class _Work:
-    """One write or read. Whoever touches the arena for it holds the lock, and does not once it is closed."""
+    """A read or write under way. A thread holds the lock while it uses the arena, and never uses it once closed."""
 
     command: StoreBlocks | LoadBlocks
     began_s: float
     flags: list[bool]
     waiting: set[str]
-    """Tiers that have not answered."""
+    """Tiers that have not answered yet."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     took_s: dict[str, float] = field(default_factory=dict[str, float])
-    """Of tiers that have answered."""
+    """Duration by tier, of those that have answered."""
     closed: bool = False
 
 
 @dataclass(slots=True)
-class _Served:
-    """A tier whose store is open, and who works for it."""
+class _Tier:
+    """A tier with an open store, and its threads."""
 
     store: Store
     list_s: float
     blocks_max: int
-    """Blocks that it is known to have room for."""
+    """Capacity as the pool knows it."""
     writer: WorkThreads
     readers: WorkThreads
-    patience: Patience
+    breaker: CircuitBreaker
     damaged: int = 0
-    """Blocks that were found damaged, as of the last answer."""
+    """Damaged blocks that were reported so far."""
 
 
 class TierWork:
-    """Carries out what a pool wants of its tiers. Whatever a store does, every command is answered once."""
+    """Carry out a pool's commands to its tiers. Every command is answered exactly once, even if its store fails."""
 
     def __init__(
         self,
@@ -92,41 +91,41 @@ class TierWork:
         block_bytes: int,
         tell: Callable[[TierNews], None],
     ) -> None:
-        """`tell` is called by any thread."""
+        """`tell` is called from any thread."""
         self._arena = arena
         self._block_bytes = block_bytes
         self._tell = tell
         self._piece_blocks = max(1, PIECE_BYTES // block_bytes)
-        self._tiers: dict[str, _Served] = {}
+        self._tiers: dict[str, _Tier] = {}
         for tier in tiers:
             if isinstance(tier, OpenTier):
-                self._take_up(tier, tier.rules.blocks_max)
+                self._add(tier, tier.rules.blocks_max)
         unopened = [tier for tier in tiers if isinstance(tier, UnopenedTier)]
-        self._late = LateTiers(unopened, tell=tell, add=self._add)
+        self._reopener = TierReopener(unopened, tell=tell, add=self._add_late)
         self._begun: SimpleQueue[_Work | None] = SimpleQueue()
         self._closed = threading.Event()
         threading.Thread(target=self._watch, name="tiers-watch", daemon=True).start()
 
-    def _add(self, tier: OpenTier, known_blocks: int) -> None:
-        """Take up a tier that could not be opened at the start: tell that it can be used, and what is in it."""
-        self._take_up(tier, known_blocks)
-        self._look_for_room(tier.name)
+    def _add_late(self, tier: OpenTier, blocks_max: int) -> None:
+        """Add a tier that could not be opened at the start: tell the pool that it is usable, and its blocks."""
+        self._add(tier, blocks_max)
+        self._report_capacity(tier.name)
         self._tell(TierRests(tier.name, rests=False))
         self._begin_list(tier.name)
 
-    def _take_up(self, tier: OpenTier, known_blocks: int) -> None:
+    def _add(self, tier: OpenTier, blocks_max: int) -> None:
         name = tier.name
-        self._tiers[name] = _Served(
+        self._tiers[name] = _Tier(
             store=tier.store,
             list_s=tier.list_s,
-            blocks_max=known_blocks,
+            blocks_max=blocks_max,
             writer=WorkThreads(f"{name}-writes", 1),
             readers=WorkThreads(f"{name}-reads", READERS),
-            patience=Patience(name, self._tell),
+            breaker=CircuitBreaker(name, self._tell),
         )
 
     def keep(self, command: StoreBlocks | DropBlocks | LoadBlocks) -> None:
-        """Begin to carry out a command. StoreBlocks is answered with BlocksKept, LoadBlocks with LoadEnded."""
+        """Begin to carry out a command. The answer to StoreBlocks is BlocksKept, that to LoadBlocks is LoadEnded."""
         match command:
             case DropBlocks(tier=tier, hashes=hashes):
                 if tier in self._tiers:
@@ -141,12 +140,12 @@ class TierWork:
                     self._tiers[tier].readers.submit(partial(self._get, work, command, tier))
 
     def list_held(self) -> None:
-        """Tell of every tier what earlier runs have left in it: TierOpened, with nothing where that cannot be found.
+        """Report the blocks of earlier runs in every tier: TierOpened, empty if the store cannot list them.
 
-        Of stores that others use too, go on to tell what is new there. Those that could not be opened are tried again.
+        Shared stores are listed again and again, for blocks of other hosts. Unopened stores are tried again.
         """
         opened = list(self._tiers)
-        self._late.begin()
+        self._reopener.begin()
         for name in opened:
             self._begin_list(name)
 
@@ -155,11 +154,11 @@ class TierWork:
         threading.Thread(target=listing, name=f"{name}-lists", daemon=True).start()
 
     def close(self) -> list[str]:
-        """Let writes that have begun end, forget the others, and let go of stores and arena.
+        """Finish the writes under way, drop the others, and close stores and arena.
 
-        Returns the tiers whose stores have not ended in time. Nothing touches the arena after this.
+        Return the tiers whose stores did not end in time. No thread uses the arena after this.
         """
-        self._late.close()
+        self._reopener.close()
         self._closed.set()
         self._begun.put(None)
         until_s = now_s() + CLOSE_S
@@ -172,7 +171,7 @@ class TierWork:
             return max(0.0, until_s - now_s())
 
         for name, served in self._tiers.items():
-            served.patience.close()
+            served.breaker.close()
             has_ended = served.writer.join(left_s) and served.readers.join(left_s)
             closing = threading.Thread(target=served.store.close, name=f"{name}-closes", daemon=True)
             closing.start()
@@ -183,7 +182,7 @@ class TierWork:
         return hung
 
     def _begin(self, command: StoreBlocks | LoadBlocks, tiers: set[str]) -> _Work:
-        """Those of the tiers whose stores could not be opened keep nothing and have nothing."""
+        """Queue a command. A tier without an open store counts as answered: it keeps no block and has none."""
         work = _Work(command, now_s(), [False] * len(command.hashes), {name for name in tiers if name in self._tiers})
         if work.waiting:
             self._begun.put(work)
@@ -192,7 +191,7 @@ class TierWork:
         return work
 
     def _watch(self) -> None:
-        """Answer for what takes too long. All have the same time, so they run out of it in the order of their begin."""
+        """Answer commands that take too long. All have the same limit, so they expire in the order of their start."""
         while (work := self._begun.get()) is not None:
             self._closed.wait(max(0.0, work.began_s + ANSWER_S - now_s()))
             if self._closed.is_set():
@@ -202,12 +201,12 @@ class TierWork:
                 work.closed = True
             for tier in late:
                 work.took_s[tier] = now_s() - work.began_s
-                self._tiers[tier].patience.failed(f"it has not answered for {ANSWER_S:g} s")
+                self._tiers[tier].breaker.fail(f"it has not answered for {ANSWER_S:g} s")
             if late:
                 self._answer(work)
 
     def _end(self, work: _Work, tier: str) -> None:
-        """A tier is done with its part. The last one answers for all."""
+        """Note that a tier is done with its part. The last tier answers the command."""
         with work.lock:
             if work.closed:
                 return
@@ -222,11 +221,11 @@ class TierWork:
         if isinstance(command, StoreBlocks):
             self._tell(BlocksKept(command.number, flags))
         else:
-            damaged = self._found_damaged(work.took_s)
+            damaged = self._new_damage(work.took_s)
             self._tell(LoadEnded(command.request_id, command.number, flags, work.took_s, damaged))
 
-    def _found_damaged(self, tiers: dict[str, float]) -> dict[str, int]:
-        """Count what these stores have found damaged since the last time."""
+    def _new_damage(self, tiers: dict[str, float]) -> dict[str, int]:
+        """Return how many damaged blocks each store has found since the last call."""
         found: dict[str, int] = {}
         for name in tiers:
             served = self._tiers[name]
@@ -235,7 +234,7 @@ class TierWork:
                 found[name] = served.damaged - before
         return found
 
-    # ---- in a thread
+    # ---- run by the threads of a tier
 
     def _pieces(self, places: Sequence[int]) -> Iterator[Sequence[int]]:
         return (places[first : first + self._piece_blocks] for first in range(0, len(places), self._piece_blocks))
@@ -249,10 +248,10 @@ class TierWork:
             log.warning("tier %s: blocks are not kept: %s", command.tier, error)
         finally:
             self._end(work, command.tier)
-        self._look_for_room(command.tier)
+        self._report_capacity(command.tier)
 
     def _put_piece(self, work: _Work, command: StoreBlocks, places: Sequence[int]) -> bool:
-        """Write some blocks. Returns whether an answer is still waited for."""
+        """Write some blocks. Return False if the command was answered meanwhile."""
         with work.lock:
             if work.closed:
                 return False
@@ -264,8 +263,8 @@ class TierWork:
                 work.flags[place] = is_kept
         return True
 
-    def _look_for_room(self, tier: str) -> None:
-        """Tell once where a store turns out to have less room than it was opened with."""
+    def _report_capacity(self, tier: str) -> None:
+        """Tell the pool if the store has less room than it knows of."""
         served = self._tiers[tier]
         blocks_max = served.store.capacity_blocks
         if blocks_max is not None and blocks_max < served.blocks_max:
@@ -273,19 +272,19 @@ class TierWork:
             self._tell(TierShrunk(tier, blocks_max))
 
     def _get(self, work: _Work, command: LoadBlocks, tier: str) -> None:
-        """Read what this tier has of a load, up to the first block that is not there."""
+        """Read this tier's blocks of a load, up to the first missing one."""
         places = [place for place, name in enumerate(command.tiers) if name == tier]
         try:
             for piece in self._pieces(places):
                 if work.closed or not self._get_piece(work, command, tier, piece):
                     break
         except TransferError as error:
-            log.warning("tier %s: blocks that were read are lost: %s", tier, error)
+            log.warning("tier %s: blocks that were read could not be copied into the arena: %s", tier, error)
         finally:
             self._end(work, tier)
 
     def _get_piece(self, work: _Work, command: LoadBlocks, tier: str, places: Sequence[int]) -> bool:
-        """Read some blocks. Returns whether all of them are there."""
+        """Read some blocks. Return whether all of them were found."""
         read = np.empty((len(places), self._block_bytes), np.uint8)  # [blocks, bytes]
         pairs = [(command.hashes[place], memoryview(read[row])) for row, place in enumerate(places)]
         whole = self._ask(tier, partial(self._tiers[tier].store.get, pairs), len(pairs))
@@ -302,10 +301,10 @@ class TierWork:
         try:
             self._tiers[tier].store.drop(hashes)
         except (StoreError, OSError) as error:
-            log.warning("tier %s: %s; what was dropped stays there", tier, error)
+            log.warning("tier %s: %s; blocks that should be dropped stay there", tier, error)
 
     def _list(self, tier: str, list_s: float) -> None:
-        """Tell what a store has, and then, every so often, what it has that it had not the last time."""
+        """Report the blocks of a store, and every `list_s` seconds those that are new."""
         told: set[BlockHash] = set()
         pause_s = 0.0
         while not self._closed.wait(pause_s):
@@ -313,7 +312,7 @@ class TierWork:
             try:
                 held = self._tiers[tier].store.held()[-LISTED_MAX:]
             except (StoreError, OSError) as error:
-                log.warning("tier %s: %s; what others have put there is not found", tier, error)
+                log.warning("tier %s: %s; blocks that other hosts have put there are not found", tier, error)
                 held = []
             fresh = [name for name in held if name not in told]
             told = set(held) if list_s else told
@@ -325,15 +324,15 @@ class TierWork:
             pause_s = max(list_s, 20 * (now_s() - began_s))
 
     def _ask(self, tier: str, ask: Callable[[], list[bool]], blocks: int) -> list[bool]:
-        """Ask a store. One that fails altogether has done nothing."""
+        """Call a store, and feed the outcome to its circuit breaker. A call that raises has done nothing."""
         served = self._tiers[tier]
         try:
             answered = ask()
         except (StoreError, OSError) as error:
-            served.patience.failed(str(error))
+            served.breaker.fail(str(error))
             return [False] * blocks
         if served.store.counters.reachable:
-            served.patience.answered()
+            served.breaker.succeed()
         else:
-            served.patience.failed("it is out of reach")
+            served.breaker.fail("it is out of reach")
         return answered

@@ -1,4 +1,7 @@
-"""Who is told what happens to a host's workers: the server's own driver, or an agent's connection to its server."""
+"""The ports between a host's workers and the server: commands to a worker, and events of the workers.
+
+The server implements them for its own host; an agent forwards both over its connection to the server.
+"""
 
 from __future__ import annotations
 
@@ -9,40 +12,40 @@ from baton.core.types import WorkerId, WorkerView
 from baton.serve.messages.setup import Pong
 
 WorkerNews = WorkerReady | WorkerProgress | WorkerFailed | Pong
-"""What a worker says of itself, for whoever keeps it alive."""
+"""Messages of a worker about itself, for its supervisor."""
 
 
 class WorkerLink(Protocol):
-    """A worker as whoever commands it sees it: somebody to send to."""
+    """A worker on any host, as the receiver of commands."""
 
     view: WorkerView
     state: str
     pid: int
 
     def send(self, message: WorkerCommand) -> None:
-        """Pass a message on. To a worker that has died it goes nowhere: its loss is reported on its own."""
+        """Send a command. It is dropped if the worker has died: the loss is reported separately."""
         ...
 
 
 class WorkerListener(Protocol):
-    """Listens to the workers of one host, whom a supervisor keeps alive."""
+    """Gets the events of one host's workers from their supervisor."""
 
     def add(self, link: WorkerLink) -> None:
-        """Know of a worker that is being started."""
+        """Register a worker that is being started."""
         ...
 
     def join(self, link: WorkerLink) -> None:
-        """A worker is ready for work."""
+        """Note that a worker is ready for requests."""
         ...
 
     def lose(self, worker: WorkerId, reason: str) -> None:
-        """A worker is certainly dead, ready or not. Another one may follow under its name."""
+        """Note that a worker's process is dead. A new one may follow under the same name."""
         ...
 
     def retire(self, worker: WorkerId, reason: str) -> None:
-        """A worker has ended for good, and its name with it: nobody wants it, or it was added and cannot be kept up."""
+        """Remove a worker for good: scaling has ended it, or has added it and it cannot be kept alive."""
         ...
 
     def hear(self, worker: WorkerId, payload: bytes) -> WorkerNews | None:
-        """Take in what a worker has said, as it came over its socket. Returns what its supervisor is to act on."""
+        """Handle an encoded message of a worker. Return it if it concerns the supervisor."""
         ...

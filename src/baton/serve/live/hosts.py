@@ -27,7 +27,7 @@ from baton.serve.host.tier_opening import is_shared
 from baton.serve.live.assembly import Parts, window_of
 from baton.serve.live.joined_host import JoinedHost
 from baton.serve.live.waiting import TOKEN_S
-from baton.serve.messages.hosting import HostHello, HostTerms, Refused, Welcome
+from baton.serve.messages.hosting import HostHello, HostTerms, JoinRefused, Welcome
 from baton.serve.messages.moving import MoverNews, MoverReady, MoverSetup, TierOrder
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -114,7 +114,7 @@ class Hosts:
         self._arrivals.strangers.add(host)
         return host.stream
 
-    def admit(self, host: JoinedHost, hello: HostHello) -> Welcome | Refused:
+    def admit(self, host: JoinedHost, hello: HostHello) -> Welcome | JoinRefused:
         """Let a host join, or return why it cannot."""
         refusal = self._refusal(hello)
         if refusal is not None:
@@ -136,7 +136,7 @@ class Hosts:
             self._tell(remark)
         return Welcome()
 
-    def _refusal(self, hello: HostHello) -> Refused | None:
+    def _refusal(self, hello: HostHello) -> JoinRefused | None:
         """Return why a host cannot join. None: it can."""
         gateway = self._parts.gateway
         known = next(
@@ -145,32 +145,34 @@ class Hosts:
         )
         if known is None or now_s() - self._arrivals.tokens.pop(known) > TOKEN_S:
             why = f"its token is unknown, was used, or is older than {TOKEN_S:g} s"
-            return Refused(f"{why}; ask POST /cluster/hosts for one", again=True)
+            return JoinRefused(f"{why}; ask POST /cluster/hosts for one", again=True)
         if not 0 < hello.blocks_total <= _BLOCKS_MAX:
             why = f"its arena has {hello.blocks_total} KV blocks"
-            return Refused(f"{why}; give it --kv-blocks 1 to {_BLOCKS_MAX}", again=False)
+            return JoinRefused(f"{why}; give it --kv-blocks 1 to {_BLOCKS_MAX}", again=False)
         if not _HOST_NAME.fullmatch(hello.host):
-            return Refused(f"{hello.host!r} is no name: give 1 to 64 letters, digits, - and _ with --name", again=False)
+            return JoinRefused(
+                f"{hello.host!r} is no name: give 1 to 64 letters, digits, - and _ with --name", again=False
+            )
         if hello.host in self.driver.pools:
-            return Refused(f"there is a host {hello.host} already; give another --name", again=True)
+            return JoinRefused(f"there is a host {hello.host} already; give another --name", again=True)
         if self.copying.concerns(hello.host):
-            return Refused(f"KV of the earlier host {hello.host} is still being released", again=True)
+            return JoinRefused(f"KV of the earlier host {hello.host} is still being released", again=True)
         if gateway.state not in ("loading", "ready", "deserted"):
-            return Refused(f"the server is {gateway.state}", again=True)
+            return JoinRefused(f"the server is {gateway.state}", again=True)
         assert self._form is not None, "a host has a token before any asked for the terms"
         for source, target in ((hello.form, self._form), (self._form, hello.form)):
             result = negotiate(source, target, lossy_allowed=self._parts.config.hosts.lossy)
             if isinstance(result, IncompatibleKV):
-                return Refused(result.reason, again=False)
+                return JoinRefused(result.reason, again=False)
         ours, theirs = self.driver.layout.block_tokens, hello.form.layout.block_tokens
         if theirs % ours:
             why = f"its blocks have {theirs} tokens, which is not a multiple of the server's {ours}"
-            return Refused(f"{why}; give it --block-tokens {ours} or a multiple", again=False)
+            return JoinRefused(f"{why}; give it --block-tokens {ours} or a multiple", again=False)
         room_tokens = request_tokens_max(window_of(self._parts.card), hello.blocks_total * theirs, theirs)
         if gateway.state != "loading" and room_tokens is not None and room_tokens < gateway.request_tokens_max:
             most_blocks = -(-gateway.request_tokens_max // theirs)
             why = f"its arena holds {room_tokens} tokens, but requests of up to {gateway.request_tokens_max} are taken"
-            return Refused(f"{why}; give it --kv-blocks {most_blocks} or more", again=False)
+            return JoinRefused(f"{why}; give it --kv-blocks {most_blocks} or more", again=False)
         return None
 
     # ---- reports of hosts

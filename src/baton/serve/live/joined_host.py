@@ -26,9 +26,9 @@ from baton.serve.messages.hosting import (
     HostLeaves,
     HostPing,
     HostPong,
+    JoinRefused,
     MoverDown,
     MoverUp,
-    Refused,
     Resize,
     Welcome,
     WorkerDown,
@@ -52,7 +52,7 @@ class Registry(MoverListener, Protocol):
 
     driver: Driver
 
-    def admit(self, host: JoinedHost, hello: HostHello) -> Welcome | Refused: ...
+    def admit(self, host: JoinedHost, hello: HostHello) -> Welcome | JoinRefused: ...
 
     def changed(self) -> None:
         """Handle a worker of a host that became ready or was lost."""
@@ -134,7 +134,7 @@ class JoinedHost:
         if isinstance(message, HostPong):
             return
         if not self.id:
-            self.stream.end("it sent another message before its hello", Refused("send a hello first", again=False))
+            self.stream.end("it sent another message before its hello", JoinRefused("send a hello first", again=False))
             return
         registry = self._registry
         match message:
@@ -154,13 +154,13 @@ class JoinedHost:
                 assert_never(message)
 
     def _greet(self, hello: HostHello) -> None:
-        answer = Refused("this connection has a host already", again=False) if self.id else self._admit(hello)
-        if isinstance(answer, Refused):
+        answer = JoinRefused("this connection has a host already", again=False) if self.id else self._admit(hello)
+        if isinstance(answer, JoinRefused):
             self.stream.end(answer.reason, answer)
         else:
             self.stream.put(answer)
 
-    def _admit(self, hello: HostHello) -> Welcome | Refused:
+    def _admit(self, hello: HostHello) -> Welcome | JoinRefused:
         answer = self._registry.admit(self, hello)
         if isinstance(answer, Welcome):
             self.id = hello.host

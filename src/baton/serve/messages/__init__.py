@@ -1,1 +1,1 @@
-"""Messages between the server, host agents, movers and worker processes."""
+"""Messages between the server and the processes of hosts: agents, movers and workers."""

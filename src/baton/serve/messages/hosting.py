@@ -1,4 +1,4 @@
-"""What a server and the agent of another host say to each other, over one TCP connection."""
+"""Messages between a server and the agent of another host, over one TCP connection."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from baton.serve.messages.moving import MoverNews, MoverOrder, MoverReady
 
 
 class HostTerms(Struct, frozen=True, kw_only=True):
-    """What a host has to know before it can join: the answer of POST /cluster/hosts."""
+    """Answer to POST /cluster/hosts: everything that a host needs to join."""
 
     port: int
-    """Where it connects to, at the address that it has asked."""
+    """Port for the agent's connection, on the server's address."""
     token: str
-    """Proves that it has asked. Good for one connection, as long as not too many others have asked since."""
+    """Proves that the agent has asked. It is valid for one connection, and expires after many later requests."""
     config: Config
-    """The server's, with everything resolved that its hosts must agree on, and without what is the server's alone."""
+    """The server's resolved configuration, without the parts that concern the server only."""
 
 
-# ---- from an agent
+# ---- from an agent to the server
 
 
 class HostHello(Struct, frozen=True, kw_only=True, tag=True):
-    """The first message of an agent. Answered with Welcome or Refused."""
+    """First message of an agent. The answer is Welcome or JoinRefused."""
 
     token: str
     host: HostId
@@ -36,7 +36,7 @@ class HostHello(Struct, frozen=True, kw_only=True, tag=True):
     mover: MoverReady
     mover_generation: int
     prices: dict[str, float] = {}
-    """What it expects steps to cost its workers, by the keys of the linear cost model. Empty: it cannot say."""
+    """Expected prices of its workers' steps, by the keys of the linear cost model. Empty: not known."""
 
 
 class WorkerStarting(Struct, frozen=True, tag=True):
@@ -44,23 +44,23 @@ class WorkerStarting(Struct, frozen=True, tag=True):
 
 
 class WorkerUp(Struct, frozen=True, tag=True):
-    """It has loaded its model."""
+    """The worker has loaded its model."""
 
     worker: WorkerId
     pid: int
 
 
 class WorkerDown(Struct, frozen=True, tag=True):
-    """Its process is certainly dead."""
+    """The worker's process is dead."""
 
     worker: WorkerId
     reason: str
     retired: bool = False
-    """None follows."""
+    """It is not restarted."""
 
 
 class FromWorker(Struct, frozen=True, tag=True):
-    """What a worker has said, as it came over its socket."""
+    """An encoded message of a worker, as it came over its socket."""
 
     worker: WorkerId
     payload: bytes
@@ -91,47 +91,47 @@ class HostLeaves(Struct, frozen=True, tag=True):
     reason: str
 
 
-# ---- to an agent
+# ---- from the server to an agent
 
 
 class Welcome(Struct, frozen=True, tag=True):
-    """The host belongs to the cluster. It starts its workers now."""
+    """The host has joined the cluster. It starts its workers now."""
 
 
-class Refused(Struct, frozen=True, tag=True):
-    """It does not, and why."""
+class JoinRefused(Struct, frozen=True, tag=True):
+    """The host may not join."""
 
     reason: str
     again: bool
-    """It may be otherwise in a moment."""
+    """The host may try again."""
 
 
 class ForWorker(Struct, frozen=True, tag=True):
-    """A message for a worker, encoded."""
+    """An encoded message for a worker."""
 
     worker: WorkerId
     payload: bytes
 
 
 class ForMover(Struct, frozen=True, tag=True):
-    """An order for the mover of this generation, and for no later one."""
+    """An order for the mover of this generation. A later generation does not get it."""
 
     generation: int
     order: MoverOrder
 
 
 class Resize(Struct, frozen=True, tag=True):
-    """Scaling wants a worker more or less on this host."""
+    """Decision of the scaling policy to add or end a worker on this host."""
 
     command: StartWorker | RetireWorker
 
 
 class HostPing(Struct, frozen=True, tag=True):
-    """Answered at once. An agent that hears nothing knows that its server is gone, as the server does the other way."""
+    """Answered with HostPong at once. Each side treats a connection that stays silent as lost."""
 
 
 class Dismissed(Struct, frozen=True, tag=True):
-    """The server ends, or has given the host up: it may ask to join anew."""
+    """The server shuts down or has given up the host. The host may ask to join again."""
 
     reason: str
 
@@ -148,4 +148,4 @@ FromAgentMessage = (
     | HostPong
     | HostLeaves
 )
-ToAgentMessage = Welcome | Refused | ForWorker | ForMover | Resize | HostPing | Dismissed
+ToAgentMessage = Welcome | JoinRefused | ForWorker | ForMover | Resize | HostPing | Dismissed

@@ -1,4 +1,4 @@
-"""What a server and a host's mover say to each other about copies of KV blocks."""
+"""Messages between a server and the mover of a host: orders for transfers, and their results."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from baton.serve.messages.setup import Ping
 
 
 class MoverSetup(Struct, frozen=True, kw_only=True, tag=True):
-    """The first message to a mover, with the arena's descriptor beside it."""
+    """First message to a mover. The arena's descriptor is attached."""
 
     host: HostId
     arena_bytes: int
     device: str = "cpu"
-    """`cpu`, or `cuda:N`: then the descriptor beside the message holds the arena's CUDA handle."""
+    """`cpu`, or `cuda:N`: then the attached descriptor holds the arena's CUDA handles."""
     layout: KVLayout
     transports: tuple[str, ...]
-    """What it may offer and pull by, the best first."""
+    """Allowed transports, the best first."""
     listen: str
-    """Address that it serves other hosts on. Without a port, one is chosen."""
+    """Address for other hosts. Without a port, a free one is chosen."""
     advertise: str
-    """Address that they reach it by. Empty: the same."""
+    """Address by which other hosts reach the mover. Empty: the same."""
     tiers: tuple[TierConfig, ...] = ()
-    """Stores below the arena, the fastest first."""
+    """Tiers below the arena, the fastest first."""
     fingerprint: str = ""
-    """What bytes in them depend on, but for their tokens."""
+    """Digest of everything that a block's bytes depend on, except its tokens."""
 
 
 class CopySpec(Struct, frozen=True, kw_only=True):
-    """Which KV goes from where to where, and how it lies on both sides. See `CopyBlocks`."""
+    """Blocks to copy and the layouts on both sides. The fields are those of `CopyBlocks`."""
 
     read: tuple[BlockId, ...]
     write: tuple[BlockId, ...]
@@ -47,17 +47,17 @@ class CopySpec(Struct, frozen=True, kw_only=True):
 
 
 class OfferBlocks(Struct, frozen=True, tag=True):
-    """Let the target of this copy read what it needs. Answered with BlocksOffered or OfferRefused."""
+    """Offer the source blocks of a copy. The answer is BlocksOffered or OfferRefused."""
 
     number: int
-    """Of the copy."""
+    """Number of the copy."""
     spec: CopySpec
     transport: str
     lease_s: float
 
 
 class PullBlocks(Struct, frozen=True, tag=True):
-    """Fill our blocks with what the ticket offers. Answered with PullEnded, whatever happens."""
+    """Pull offered blocks into this arena. The answer is PullEnded in any case."""
 
     number: int
     ticket: Ticket
@@ -65,19 +65,19 @@ class PullBlocks(Struct, frozen=True, tag=True):
 
 
 class WithdrawBlocks(Struct, frozen=True, tag=True):
-    """End the offer. Answered with BlocksWithdrawn once nothing reads the blocks any more, known copy or not."""
+    """End an offer. The answer is BlocksWithdrawn once the blocks may be written again, even for an unknown copy."""
 
     number: int
 
 
 class CancelPull(Struct, frozen=True, tag=True):
-    """End the pull. PullEnded follows, unless it is on its way already."""
+    """Cancel a pull. PullEnded follows, unless it was sent already."""
 
     number: int
 
 
 class ListTiers(Struct, frozen=True, tag=True):
-    """Tell what earlier runs have left in the tiers: TierOpened of each."""
+    """List the blocks that earlier runs have left in the tiers. The answer is TierOpened for each tier."""
 
 
 class MoverReady(Struct, frozen=True, kw_only=True, tag=True):
@@ -85,16 +85,16 @@ class MoverReady(Struct, frozen=True, kw_only=True, tag=True):
 
     pid: int
     machine: str
-    """Tells the machine that it runs on from every other: two movers of one share memory."""
+    """Id of the machine that the mover runs on. Movers of one machine can share memory."""
     transports: tuple[str, ...]
-    """What it can offer and pull by, the best first."""
+    """Usable transports, the best first."""
     address: str
     tiers: tuple[TierRules, ...] = ()
-    """What is below its arena."""
+    """Tiers below its arena."""
 
 
 class MoverFailed(Struct, frozen=True, tag=True):
-    """The mover cannot go on; it ends after this message."""
+    """The mover has failed; it ends after this message."""
 
     reason: str
 
@@ -114,7 +114,7 @@ class BlocksWithdrawn(Struct, frozen=True, tag=True):
 
 
 class PullEnded(Struct, frozen=True, tag=True):
-    """Nothing writes into the blocks any more."""
+    """A pull is over: no thread writes into its blocks any more."""
 
     number: int
     landed: bool
@@ -124,7 +124,7 @@ class PullEnded(Struct, frozen=True, tag=True):
 
 
 class MoverPong(Struct, frozen=True, tag=True):
-    """Answers a Ping: a mover that does not in time hangs."""
+    """Answer to a Ping. A mover that does not answer in time is considered hung."""
 
 
 TierOrder = StoreBlocks | DropBlocks | LoadBlocks | ListTiers

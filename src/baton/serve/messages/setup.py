@@ -1,4 +1,4 @@
-"""What a worker process is told when it starts, with the arena's descriptor beside it."""
+"""Messages between a host and its worker processes, beginning with the setup."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ from baton.decide.kv.layout import KVLayout
 
 
 class WorkerSetup(Struct, frozen=True, kw_only=True, tag=True):
-    """The first message to a worker."""
+    """First message to a worker. The arena's descriptor is attached."""
 
     view: WorkerView
     card: ModelCard
     layout: KVLayout
     hash_tokens: int
-    """Tokens that each of a request's hashes is of."""
+    """Tokens per block hash of a request."""
     arena_bytes: int
     dtype: Dtype
     weights: WeightsChoice = "dense"
     device: str = "cpu"
-    """`cpu`, or `cuda:N`: then the descriptor beside the message holds the arena's CUDA handle."""
+    """`cpu`, or `cuda:N`: then the attached descriptor holds the arena's CUDA handles."""
     threads: int
     cores: tuple[int, ...]
-    """Cores that the worker is pinned to. Empty: any."""
+    """Cores that the worker is pinned to. Empty: not pinned."""
     guest_cores: tuple[int, ...] = ()
-    """Cores of another worker, which this one's steps use while their owner sleeps."""
+    """Cores of another worker, borrowed for steps while their owner sleeps."""
     limits: BatchLimits
     batching: Plugin
     fairness: Plugin
     speculation: SpeculationConfig = SpeculationConfig()
     cost: dict[str, Any] = {}
-    """As in the configuration: what `load_cost` takes."""
+    """Cost model as in the configuration, for `load_cost`."""
     step_log: str = ""
-    """Folder for the log of its steps. Empty: none is written."""
+    """Folder for the log of its steps. Empty: no log."""
     log_bytes_max: int = 0
-    """Where that log ends."""
+    """Bound of that log."""
 
 
 class Ping(Struct, frozen=True, tag=True):
-    """Answered with Pong between two steps: a worker that does not answer in time hangs."""
+    """Answered with Pong between two steps. A worker that does not answer in time is considered hung."""
 
 
 class Pong(Struct, frozen=True, tag=True):

@@ -1,1 +1,1 @@
-"""A worker process: it maps the host's arena, loads the model and steps until the server hangs up."""
+"""A worker process: it receives commands, runs steps on one engine, and reports their results."""

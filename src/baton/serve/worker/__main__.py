@@ -1,4 +1,4 @@
-"""`python -m baton.serve.worker FD`: how the server starts a worker process. Not meant to be typed."""
+"""`python -m baton.serve.worker FD`: entry point of a worker process, started by its host."""
 
 from __future__ import annotations
 

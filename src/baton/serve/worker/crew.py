@@ -1,7 +1,7 @@
-"""The other rank processes of a parallel worker, as its first rank holds them: start, order, watch.
+"""The further rank processes of a parallel worker, as its first rank manages them: start, send orders, watch.
 
-From outside the worker is one process. A rank that dies takes the first one along, and the kernel ends the others
-with it: so the server sees the death of one worker, and no rank is left behind.
+To the server, the worker is one process. If a rank dies, the first rank exits and the kernel kills the others, so the
+server sees the death of one worker and no rank is left.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from baton.serve.worker.rank_wire import RankReady, RankSetup, rank_cores
 log = logging.getLogger("baton.worker")
 _RECEIVE_BYTES = 4096
 _RANK_LOST = 3
-"""Exit code of a worker that ends because one of its ranks did."""
+"""Exit code of a worker that ends because one of its ranks has died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class RankCrew:
 
     @property
     def pids(self) -> list[int]:
-        """The other ranks' processes."""
+        """Process ids of the further ranks."""
         return [rank.process.pid for rank in self._ranks]
 
     def begin(self, port: int) -> None:
@@ -74,23 +74,23 @@ class RankCrew:
             rank.sock.sendall(data)
 
     def close(self) -> None:
-        """End all ranks. They hold nothing that is worth a farewell."""
+        """Kill all ranks. They have no state to save."""
         self._closing = True
         for rank in self._ranks:
             rank.process.kill()
             rank.process.wait()
 
     def _watch(self, rank: _Rank) -> None:
-        """Wait for the end of a rank's process, which is the worker's too, idle or in the midst of a step."""
+        """End this process when a rank's process ends, even in the middle of a step."""
         code = rank.process.wait()
         if not self._closing:
             ended = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
             log.error("rank %d (pid %d) %s, and the worker with it", rank.number, rank.process.pid, ended)
-            os._exit(_RANK_LOST)  # the other thread may wait for that rank, and for nothing else
+            os._exit(_RANK_LOST)  # the main thread may wait for that rank forever
 
 
 def _start(rank: int, setup: WorkerSetup) -> _Rank:
-    """Start a process. Its output is ours, which the server reads."""
+    """Start a rank. Its output goes where this worker's goes: to the host."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with theirs:
         process = subprocess.Popen(

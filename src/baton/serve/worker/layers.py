@@ -1,4 +1,4 @@
-"""Tells the server how far a step has got while it runs, where its KV is sent on layer by layer."""
+"""Report the finished layers of a running step, so that their KV can be sent to another host before the step ends."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from baton.core.step import Step
 from baton.core.types import WorkerId
 
 _LOOK_S = 0.0005
-"""Between two looks at the progress of a step that is watched; a layer takes longer. Nobody looks at others."""
+"""Polling interval during a watched step; a layer takes longer. Other steps are not polled."""
 
 
 class LayerWatch:
-    """A thread that looks at the engine's progress while a step ends a prompt, and otherwise sleeps."""
+    """A thread that polls the engine's progress during steps whose KV is streamed, and sleeps otherwise."""
 
     def __init__(
         self, worker: WorkerId, progress: Progress, layers: int, *, tell: Callable[[LayersDone], None]
     ) -> None:
-        """`layers`: of the engine. `tell` is called by the watching thread too."""
+        """`layers`: how many the engine has. `tell` is called from the polling thread too."""
         self._worker = worker
         self._progress = progress
         self._layers = layers
@@ -32,8 +32,8 @@ class LayerWatch:
 
     @contextmanager
     def over(self, step: Step) -> Generator[None]:
-        """Watch a step for the length of a with block, in which it is computed."""
-        self._progress.layers = 0  # before anybody looks: it still counts the layers of the step before
+        """Watch a step while the body of the with statement computes it."""
+        self._progress.layers = 0  # before the thread polls: it still counts the layers of the previous step
         self._tell(LayersDone(self._worker, step.streamed, 0))
         self._watch(step)
         try:
@@ -54,7 +54,7 @@ class LayerWatch:
             with self._changed:
                 self._changed.wait_for(lambda: self._step is not None)
                 step = self._step
-            assert step is not None, "somebody waited for a step"
+            assert step is not None, "the wait above ends with a step"
             for end in step.layer_ends(self._layers):
                 if not self._wait_for(step, end):
                     break
@@ -63,7 +63,7 @@ class LayerWatch:
                 self._changed.wait_for(lambda done=step: self._step is not done)
 
     def _wait_for(self, step: Step, layers: int) -> bool:
-        """Wait until so many layers of a step are done. False: it has ended, which is told otherwise."""
+        """Wait until so many layers of a step are done. Return False if the step ends first: its report says so."""
         with self._changed:
             while self._step is step and self._progress.layers < layers:
                 self._changed.wait(_LOOK_S)

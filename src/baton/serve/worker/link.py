@@ -1,4 +1,4 @@
-"""The worker's end of the socket to its server: blocking, no polling. One thread takes, any puts."""
+"""The worker's end of the socket to its host. It blocks instead of polling; one thread receives, any thread sends."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import msgspec
 from baton.core.errors import WorkerError
 from baton.core.messages import WorkerCommand
 from baton.core.types import WorkerId
-from baton.move.ipc.inherited import InheritedSocket
+from baton.move.ipc.child import ParentSocket
 from baton.serve.messages.setup import FromWorkerMessage, Ping, Pong, ToWorkerMessage, WorkerSetup
 
 
 class ServerLink:
-    """Commands in, reports out. `closed` once the server is gone."""
+    """Receive commands and send reports. `closed` is true once the host has hung up."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._socket = InheritedSocket(sock)
+        self._socket = ParentSocket(sock)
         self._decoder = msgspec.msgpack.Decoder(ToWorkerMessage)
         self._encoder = msgspec.msgpack.Encoder()
         self._putting = threading.Lock()
@@ -29,7 +29,7 @@ class ServerLink:
         return self._socket.closed
 
     def receive_setup(self) -> tuple[WorkerSetup, int]:
-        """Wait for the first message. Returns it with the arena's descriptor, which came beside it."""
+        """Wait for the first message. Return it with the attached descriptor of the arena."""
         payload, arena_fd = self._socket.receive_first()
         setup = self._decoder.decode(payload)
         if not isinstance(setup, WorkerSetup):
@@ -40,7 +40,7 @@ class ServerLink:
         return setup, arena_fd
 
     def take(self, *, wait: bool) -> list[WorkerCommand]:
-        """Return the commands that have come. With `wait`, block until at least one message is there."""
+        """Return the commands that have arrived. With `wait`, block until there is at least one. Answer pings."""
         commands: list[WorkerCommand] = []
         blocking = wait
         while not self.closed:
@@ -57,6 +57,6 @@ class ServerLink:
         return commands
 
     def put(self, message: FromWorkerMessage) -> None:
-        """Send a message, from any thread. A server that is gone closes the link."""
+        """Send a message, from any thread. If the host is gone, the link becomes closed."""
         with self._putting:
             self._socket.put(self._encoder.encode(message))

@@ -1,4 +1,4 @@
-"""The worker's step loop. One thread, one direction: take commands, plan, execute, report."""
+"""The worker's step loop, in one thread: take commands, plan, execute, report."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ log = logging.getLogger("baton.worker")
 
 @dataclass(slots=True)
 class StepLoop:
+    """Run steps of one engine until the host hangs up or sends Shutdown."""
+
     link: ServerLink
     batcher: Batcher
     engine: StepEngine
     steps: StepLogWriter | None = None
-    """Where steps are written down, if anywhere."""
+    """Log of the steps, if configured."""
     watch: LayerWatch | None = None
-    """Tells of steps that end a prompt how far they are. None: no other host waits for that."""
+    """Reports finished layers of streamed steps. None: this engine cannot report them."""
 
     def run(self) -> None:
-        """Step until the server hangs up or says so.
+        """Run steps. Commands are applied between steps; an idle worker blocks in `take`.
 
-        Commands are taken between steps, never inside one. An idle worker blocks in `take`; it does not poll.
-        Questions to the host pool leave before the step, so that the answers come while it runs.
+        Requests for blocks leave before the step, so that the host pool answers while the step runs.
         """
         idle = True
         while not (self.link.closed or self.batcher.closed):
@@ -61,9 +62,9 @@ class StepLoop:
         self.batcher.commit(step, result)
 
     def _execute_one_by_one(self, step: Step) -> None:
-        """Find the request that the engine cannot compute and give up that one: the others must not die with it.
+        """Run each slice of a failed step by itself, and fail only the request that the engine cannot compute.
 
-        Raises the last error where several requests fail: then it is this worker that is broken, and others may do.
+        If two requests fail, the worker itself is broken: raise the error, so that other workers take the requests.
         """
         failed = 0
         for part in step.slices:

@@ -1,4 +1,4 @@
-"""Start a worker process: say hello, map the arena, load the model, warm up, step."""
+"""Main function of a worker process: receive the setup, map the arena, load the model, warm up, run steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from baton.decide.policy.batching import BatcherPolicies, BatchingPolicy
 from baton.decide.policy.fairness import FairnessPolicy
 from baton.move.arena.cuda import DeviceArray
 from baton.move.clock import now_s
-from baton.move.ipc.parent import die_with_parent
+from baton.move.ipc.child import die_with_parent
 from baton.serve.messages.setup import WorkerSetup
 from baton.serve.worker.crew import RankCrew
 from baton.serve.worker.layers import LayerWatch
@@ -32,7 +32,7 @@ from baton.serve.worker.step_log import StepLogWriter
 
 
 def run_worker(descriptor: int) -> int:
-    """Serve on an inherited Unix socket until the server hangs up. Returns the exit code."""
+    """Serve on an inherited Unix socket until the host hangs up. Return the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the server decides when we end
     die_with_parent()
     link = ServerLink(socket.socket(fileno=descriptor))
@@ -103,7 +103,10 @@ def _batcher(setup: WorkerSetup) -> Batcher:
 
 
 def _watch(setup: WorkerSetup, engine: StepEngine, link: ServerLink) -> LayerWatch | None:
-    """See `StepLoop.watch`. What a GPU has launched it has not done; and ranks are not done together."""
+    """Return the watch for the step loop, or None where layers cannot be observed.
+
+    On a GPU, launched kernels are not finished ones; and ranks finish a layer at different times.
+    """
     if setup.device != "cpu" or setup.layout.ranks > 1:
         return None
     return LayerWatch(setup.view.id, engine.progress, setup.layout.layers, tell=link.put)
@@ -116,7 +119,7 @@ def _step_log(setup: WorkerSetup) -> StepLogWriter | None:
 
 
 def _pin(setup: WorkerSetup) -> None:
-    """Keep to our cores: of a parallel worker's, those of its first rank."""
+    """Pin this process to its cores. It is the first rank of a parallel worker."""
     _, cores = rank_cores(setup, 0) if setup.card.format != "hash" else (0, setup.cores)
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)

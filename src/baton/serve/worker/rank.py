@@ -1,6 +1,6 @@
-"""`python -m baton.serve.worker.rank FD`: a rank of a parallel worker, which its first rank starts.
+"""`python -m baton.serve.worker.rank FD`: a further rank of a parallel worker, started by the first rank.
 
-It computes its part of every step, and waits in a read for the next one: an idle rank uses no CPU.
+It computes its part of every step, and blocks in a read between two steps.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from baton.compute.ranks.load_rank import RankArena, load_rank
 from baton.compute.ranks.place import rank_place
 from baton.compute.ranks.process_groups import connect_ranks, join_rendezvous
 from baton.compute.ranks.runner import FollowerRank
+from baton.move.ipc.child import die_with_parent
 from baton.move.ipc.frames import FrameReader, frame
-from baton.move.ipc.parent import die_with_parent
 from baton.serve.worker.rank_wire import RankReady, RankSetup, open_rank_arena, rank_cores
 
 _RECEIVE_BYTES = 256 * 1024
@@ -48,7 +48,7 @@ def run_rank(descriptor: int) -> None:
 
 
 def _frames(sock: socket.socket, data: bytes) -> Iterator[bytes]:
-    """Yield messages as they come, the first bytes of which are there. Ends where the other side hangs up."""
+    """Yield messages, beginning with bytes that were received already, until the other side hangs up."""
     reader = FrameReader()
     while data:
         yield from reader.feed(data)

@@ -1,4 +1,4 @@
-"""What a rank process is told when it starts, and what it answers."""
+"""Messages between the first rank of a worker and a further rank, and the rank's share of the worker."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from baton.serve.messages.setup import WorkerSetup
 
 
 class RankSetup(Struct, frozen=True, kw_only=True):
-    """The first message to a rank, with the arena's descriptor beside it."""
+    """First message to a rank. The arena's descriptor is attached."""
 
     setup: WorkerSetup
-    """Of the whole worker."""
+    """Setup of the whole worker."""
     rank: int
     port: int
-    """Where the ranks meet on loopback."""
+    """Loopback port where the ranks connect to each other."""
 
 
 class RankReady(Struct, frozen=True):
-    """The only answer of a rank: it has loaded its part of the model."""
+    """Answer of a rank once it has loaded its part of the model."""
 
     rank: int
 
 
 def open_rank_arena(setup: WorkerSetup, descriptor: int, rank: int) -> Arena | CudaArena:
-    """Map what a rank of a worker computes on. Takes over the descriptor. Raises ArenaError: restart the server."""
+    """Map the rank's part of the arena. Takes over the descriptor. Raises ArenaError if it does not fit the setup."""
     blocks = setup.arena_bytes // setup.layout.block_bytes
     return open_rank_arena_on(setup.device, descriptor, setup.layout, blocks, rank)
 
 
 def rank_cores(setup: WorkerSetup, rank: int) -> tuple[int, tuple[int, ...]]:
-    """Divide a worker's cores among its ranks: (threads, cores to pin to) of one of them.
+    """Return (threads, cores to pin to) of one rank.
 
-    Ranks of a stage compute at the same time, so they share the cores. Stages take turns: each has all of them.
+    The ranks of a pipeline stage compute at the same time and share the worker's cores. Stages take turns, so each
+    stage uses all of them.
     """
     ranks = setup.layout.tensor_parallel
     threads, each, column = max(1, setup.threads // ranks), len(setup.cores) // ranks, rank % ranks

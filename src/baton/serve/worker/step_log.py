@@ -1,4 +1,4 @@
-"""The log of a worker's steps: what was computed in each and how long it took. A `fitted` cost model is made of it."""
+"""Log of a worker's steps, with their sizes and durations. The `fitted` cost model is computed from it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _BUFFER_BYTES = 1 << 16
 
 
 class StepLogWriter:
-    """Appends a line per step to FOLDER/WORKER.jsonl, and ends at its bound (INV-9)."""
+    """Append one line per step to FOLDER/WORKER.jsonl, until the file reaches its bound (INV-9)."""
 
     def __init__(self, folder: Path, worker: WorkerId, bytes_max: int) -> None:
-        """Start a new log. Raises ConfigError where the file cannot be written."""
+        """Start a new log. Raises ConfigError if the file cannot be written."""
         path = folder / f"{worker}.jsonl"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -29,7 +29,7 @@ class StepLogWriter:
         self._encoder = msgspec.json.Encoder()
 
     def note(self, shape: StepShape, *, at_s: float, engine_s: float, turn_s: float) -> None:
-        """Write down a step. Nothing once the log is full or the disk refuses it: requests matter more."""
+        """Append a step. Once the log is full or the disk fails, do nothing: serving must go on."""
         step = LoggedStep(
             prefill_tokens=shape.prefill_tokens,
             prefill_chunks=shape.prefill_chunks,
@@ -50,6 +50,6 @@ class StepLogWriter:
             self._left_bytes = 0
 
     def close(self) -> None:
-        """Write what is still in memory. A worker that is killed loses its last lines."""
+        """Flush buffered lines. A worker that is killed loses them."""
         with contextlib.suppress(OSError):
             self._file.close()

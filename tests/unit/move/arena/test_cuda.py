@@ -26,8 +26,8 @@ from baton.move.arena.cuda import CudaArena, create_cuda_arena, open_cuda_arena
 from baton.move.arena.cuda_driver import CudaDriver, CudaUnavailableError
 from baton.move.arena.cuda_memory import CudaMemory
 from baton.move.arena.opening import device_of_rank, places_of
-from baton.move.transport.device import CopyBuffer
-from baton.serve.host.device import choose_device, device_room, open_devices
+from baton.move.transport.device_memory import CopyBuffer
+from baton.serve.host.device import choose_device, device_budget, open_devices
 from tests.fake_cuda import build
 
 BYTES = 3 << 20
@@ -127,10 +127,10 @@ def test_room_is_what_workers_leave(library: str) -> None:
     """Of 8 GiB, each of two workers takes 2 GiB beside weights; nine tenths of the rest go to KV."""
     driver, card = CudaDriver(0, library), hash_card()
     layout = card.layout(block_tokens=4, dtype="uint8")
-    room = device_room([driver], Topology(), card, layout)
+    room = device_budget([driver], Topology(), card, layout)
     assert room.free_bytes == 4 << 30
     assert room.most_bytes == room.free_bytes * 9 // 10
-    assert device_room([driver], Topology(mixed=5), card, layout).free_bytes == 0
+    assert device_budget([driver], Topology(mixed=5), card, layout).free_bytes == 0
 
 
 def in_another_thread(call) -> None:
@@ -187,7 +187,7 @@ def test_a_buffer_that_nobody_can_have_is_a_failed_transfer(arena: CudaArena) ->
 def test_ranks_have_their_own_parts_of_an_arena_and_of_its_room(library: str) -> None:
     """Two stages of 2 and 1 layers: on the first one's device there is less room for as many blocks."""
     drivers = [CudaDriver(index % 2, library) for index in range(4)]
-    room = device_room(drivers, Topology(mixed=1), hash_card(), SHARED)
+    room = device_budget(drivers, Topology(mixed=1), hash_card(), SHARED)
     assert room.free_bytes == (6 << 30) * SHARED.block_bytes // SHARED.shards[0].size_bytes
     made = create_cuda_arena(places_of(drivers, SHARED, 10))
     assert [part.array.bytes_total for part in made.parts] == [10 * shard.size_bytes for shard in SHARED.shards]

@@ -9,8 +9,8 @@ import pytest
 from baton.core.errors import StoreError
 from baton.move.store.encrypted import OVERHEAD_BYTES, EncryptedStore, read_key
 from baton.move.store.memory import MemoryStore
-from baton.move.store.opening import open_store
 from baton.move.store.port import Store
+from baton.move.store.store_url import open_store
 from tests.stores import content, get, names, put
 
 pytest.importorskip("cryptography", reason="no package cryptography: pip install 'baton[encryption]'")

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from baton.core.types import BlockId
 from baton.decide.kv.conversion import Conversion
 from baton.decide.kv.layout import KVLayout
-from baton.move.transport.convert import convert, offered, received, unstage
+from baton.move.transport.convert import convert, source_extents, target_extents, unstage
 from baton.move.transport.memory import MemoryExchange, MemoryTransport
 from baton.move.transport.port import Transport
 from baton.move.transport.tcp import TcpTransport
@@ -63,8 +63,8 @@ def test_what_is_pulled_and_unstaged_is_what_one_memory_would_have_given(ends: E
     staging = np.zeros(max(1, plan.staging_bytes), np.uint8)
     arena_region = ends.target.register(memoryview(target))
     staging_region = ends.target.register(memoryview(staging))
-    ticket = ends.source.offer(offered(plan, ends.source.register(memoryview(source))), lease_s=60.0)
-    pull = ends.target.pull(ticket, received(plan, arena_region, staging_region))
+    ticket = ends.source.offer(source_extents(plan, ends.source.register(memoryview(source))), lease_s=60.0)
+    pull = ends.target.pull(ticket, target_extents(plan, arena_region, staging_region))
     assert pull.wait(30.0) == plan.read_bytes
     unstage(plan, memoryview(staging), memoryview(target))
     assert np.array_equal(target, expected)

@@ -14,10 +14,10 @@ import msgspec
 import pytest
 
 from baton.core.errors import TransferError
-from baton.move.transport.asker import Asker
-from baton.move.transport.offers import Answer
+from baton.move.transport.offers import OfferStatus
 from baton.move.transport.port import Extent
 from baton.move.transport.shm import ShmTransport
+from baton.move.transport.source_client import SourceClient
 from tests.transfers.kits import ROOT, Kit, kit_of, offered
 
 SIZE_BYTES = 1 << 20
@@ -91,17 +91,17 @@ def test_another_user_is_refused(kit: Kit) -> None:
     ticket, _ = offered(source)
     code = (
         "import os, socket, sys, msgspec\n"
-        "from baton.move.transport.asker import Inquiry\n"
+        "from baton.move.transport.source_client import OfferQuery\n"
         "from baton.move.transport.port import Ticket\n"
         "from baton.move.transport.wire import Verb, receive_answer\n"
         "ticket = msgspec.json.decode(sys.argv[1], type=Ticket)\n"
         "os.setuid(int(sys.argv[2]))\n"
         "connection = socket.socket(socket.AF_UNIX)\n"
         "connection.connect(chr(0) + ticket.address.partition('/')[2])\n"
-        "connection.sendall(Inquiry(ticket).packed(Verb.CHECK, 0))\n"
+        "connection.sendall(OfferQuery(ticket).packed(Verb.CHECK, 0))\n"
         "print(receive_answer(connection)[0].name)\n"
     )
-    for user, answer in ((os.geteuid(), "FINE"), (65534, "STRANGER")):
+    for user, answer in ((os.geteuid(), "VALID"), (65534, "OTHER_USER")):
         command = [sys.executable, "-c", code, msgspec.json.encode(ticket).decode(), str(user)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         assert done.stdout.strip() == answer
@@ -116,8 +116,8 @@ def test_a_source_that_is_asked_just_now_is_not_waited_for() -> None:
         let_go.wait()
         raise ConnectionRefusedError
 
-    asker = Asker("one that hangs", connect)
-    asking = threading.Thread(target=asker.answers, args=(_nothing,))
+    asker = SourceClient("one that hangs", connect)
+    asking = threading.Thread(target=asker.accepts_us, args=(_nothing,))
     asking.start()
     asked.wait()
     found: list[bool] = []
@@ -132,5 +132,5 @@ def test_a_source_that_is_asked_just_now_is_not_waited_for() -> None:
     assert asker.close_if_gone(), "nobody answered the last time"
 
 
-def _nothing(_connection: socket.socket) -> tuple[Answer, int, None]:
-    return Answer.ENDED, 0, None
+def _nothing(_connection: socket.socket) -> tuple[OfferStatus, int, None]:
+    return OfferStatus.ENDED, 0, None

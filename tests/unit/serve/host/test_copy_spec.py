@@ -16,7 +16,7 @@ from baton.serve.host.pull_target import Staging, block_extents, plan_of
 from baton.serve.messages.moving import CopySpec
 
 BLOCKS = 16
-"""Room for the longest request of these tests in the smallest blocks: 2 x 16 + 30 tokens in blocks of 4."""
+"""MemoryBudget for the longest request of these tests in the smallest blocks: 2 x 16 + 30 tokens in blocks of 4."""
 
 
 def layout(block_tokens: int, ranks: int) -> KVLayout:

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from baton.core.types import BlockId
 from baton.decide.kv.layout import KVDtype, KVLayout
-from baton.move.transport.convert import offered
-from baton.move.transport.device import HostDeviceMemory
+from baton.move.transport.convert import source_extents
+from baton.move.transport.device_memory import HostDeviceMemory
 from baton.move.transport.memory import MemoryExchange, MemoryTransport
 from baton.move.transport.port import Memory
 from baton.move.transport.staged import StagedMemory
@@ -63,7 +63,7 @@ def arrive(spec: CopySpec, sent: bytearray, arena: Memory) -> None:
         arrival.plan()
         arrival.borrow(Staging(here.register))
         plan = plan_of(spec)
-        extents = block_extents(spec.read, spec.source, None) if plan is None else offered(plan, ARENA)
+        extents = block_extents(spec.read, spec.source, None) if plan is None else source_extents(plan, ARENA)
         here.pull(there.offer(extents, lease_s=60.0), arrival.extents()).wait(60)
         arrival.finish()
     finally:

@@ -17,7 +17,7 @@ from baton.core.types import HostId
 from baton.decide.kv.layout import KVLayout
 from baton.serve.host.sizing import (
     blocks_total,
-    host_room,
+    host_budget,
     memory_free_bytes,
     neighbour_cores,
     share_cores,
@@ -99,37 +99,37 @@ def test_one_worker_owns_all_cores() -> None:
 
 def test_a_size_in_blocks_goes_before_one_in_bytes() -> None:
     config = Config(kv=KVConfig(blocks=77, bytes=10 * LAYOUT.block_bytes))
-    assert blocks_total(config, CARD, LAYOUT, host_room()) == 77
+    assert blocks_total(config, CARD, LAYOUT, host_budget()) == 77
 
 
 def test_a_size_in_bytes_is_cut_to_whole_blocks() -> None:
     config = Config(kv=KVConfig(bytes=10 * LAYOUT.block_bytes + LAYOUT.block_bytes - 1))
-    assert blocks_total(config, CARD, LAYOUT, host_room()) == 10
+    assert blocks_total(config, CARD, LAYOUT, host_budget()) == 10
 
 
 def test_an_arena_of_less_than_two_blocks_is_refused_with_what_to_give() -> None:
     config = Config(kv=KVConfig(bytes=2 * LAYOUT.block_bytes - 1))
     with pytest.raises(ConfigError, match=f"give at least {2 * LAYOUT.block_bytes}"):
-        blocks_total(config, CARD, LAYOUT, host_room())
-    assert blocks_total(Config(kv=KVConfig(bytes=2 * LAYOUT.block_bytes)), CARD, LAYOUT, host_room()) == 2
+        blocks_total(config, CARD, LAYOUT, host_budget())
+    assert blocks_total(Config(kv=KVConfig(bytes=2 * LAYOUT.block_bytes)), CARD, LAYOUT, host_budget()) == 2
 
 
 def test_a_small_model_gets_no_more_than_64_contexts() -> None:
     """2 GiB of the hash model would be four million blocks that nobody can fill."""
     contexts = 64 * CARD.context_tokens // LAYOUT.block_tokens
-    assert blocks_total(Config(), CARD, LAYOUT, host_room()) == contexts
+    assert blocks_total(Config(), CARD, LAYOUT, host_budget()) == contexts
 
 
 def test_a_part_of_a_block_counts_as_a_block_of_the_context() -> None:
     card = msgspec.structs.replace(CARD, context_tokens=17)
-    assert blocks_total(Config(), card, LAYOUT, host_room()) == 64 * 2
+    assert blocks_total(Config(), card, LAYOUT, host_budget()) == 64 * 2
 
 
 def test_by_default_never_more_than_a_quarter_of_the_free_memory() -> None:
     """A model whose one context is larger than this machine."""
     layout = KVLayout(layers=128, kv_heads=128, head_dim=256, block_tokens=16, dtype="float32")
     card = msgspec.structs.replace(CARD, context_tokens=2**24)
-    taken_bytes = blocks_total(Config(), card, layout, host_room()) * layout.block_bytes
+    taken_bytes = blocks_total(Config(), card, layout, host_budget()) * layout.block_bytes
     assert taken_bytes <= memory_free_bytes() * 0.3
 
 
@@ -137,4 +137,4 @@ def test_an_arena_beyond_the_free_memory_is_refused_before_anything_starts() -> 
     """Memory is reserved by use: it would be noticed under load, by the kernel."""
     layout = KVLayout(layers=128, kv_heads=128, head_dim=256, block_tokens=16, dtype="float32")
     with pytest.raises(ConfigError, match="or --kv-blocks to at most"):
-        blocks_total(Config(kv=KVConfig(blocks=2**31)), CARD, layout, host_room())
+        blocks_total(Config(kv=KVConfig(blocks=2**31)), CARD, layout, host_budget())

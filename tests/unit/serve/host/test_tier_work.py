@@ -24,10 +24,11 @@ from baton.core.keeping import (
 )
 from baton.core.types import BlockHash, BlockId, HostId, RequestId
 from baton.decide.kv.tier import TierRules
+from baton.move.backoff import Backoff
 from baton.move.store.memory import MemoryStore
-from baton.move.transport.device import HostDeviceMemory
+from baton.move.transport.device_memory import HostDeviceMemory
 from baton.move.transport.staged import StagedMemory
-from baton.serve.host import late_tiers, patience, tier_work
+from baton.serve.host import tier_recovery, tier_work
 from baton.serve.host.arena_bytes import DeviceBytes, HostBytes
 from baton.serve.host.tier_opening import OpenTier, UnopenedTier
 from baton.serve.host.tier_work import TierWork
@@ -191,15 +192,15 @@ def test_a_store_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyP
 
 
 def test_a_store_that_fails_again_and_again_is_left_alone_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(tier_recovery, "BACKOFF", Backoff(0.0, 60.0))
     store = BrokenStore()
     with playing(file=store) as played:
-        for number in range(patience.FAILURES_MAX):
+        for number in range(tier_recovery.FAILURES_MAX):
             played.read(number, ["file"], [HEAD])
-        said = [played.next() for _ in range(patience.FAILURES_MAX + 2)]
+        said = [played.next() for _ in range(tier_recovery.FAILURES_MAX + 2)]
         assert TierRests("file", rests=True) in said
         assert TierRests("file", rests=False) in said
-        assert sum(isinstance(news, LoadEnded) for news in said) == patience.FAILURES_MAX
+        assert sum(isinstance(news, LoadEnded) for news in said) == tier_recovery.FAILURES_MAX
         store.is_broken = False
         played.write(9, "file", HEAD)
         assert played.next() == BlocksKept(9, (True,))
@@ -338,7 +339,7 @@ def test_an_arena_on_a_device_keeps_and_gets_blocks_as_one_of_the_host_does() ->
 
 def test_a_store_that_was_down_at_the_start_is_tried_until_it_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until then its tier is left alone; then what it has is told, and that it has less room than was taken for it."""
-    monkeypatch.setattr(late_tiers, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(tier_recovery, "BACKOFF", Backoff(0.001, 60.0))
     store, tries = PlainStore(), iter((StoreError("it is down"), StoreError("it is down"), None))
     store.put([(HEAD, memoryview(bytes(BLOCK_BYTES)))])
 
@@ -370,7 +371,7 @@ def test_a_store_that_was_down_at_the_start_is_tried_until_it_can_be_used(monkey
 
 def test_a_store_that_opens_after_the_end_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """It hung while it was opened, and nobody waits for it: what it brings is let go at once."""
-    monkeypatch.setattr(late_tiers, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(tier_recovery, "BACKOFF", Backoff(0.001, 60.0))
     asked, let_go, closed = threading.Event(), threading.Event(), threading.Event()
 
     class ToldStore(PlainStore):

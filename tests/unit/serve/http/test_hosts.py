@@ -21,7 +21,15 @@ from baton.serve.live import waiting
 from baton.serve.live.assembly import Parts, assemble
 from baton.serve.live.hosts import Hosts, shared_config
 from baton.serve.live.log_file import read_log
-from baton.serve.messages.hosting import HostHello, HostLeaves, HostTerms, Refused, Welcome, WorkerStarting, WorkerUp
+from baton.serve.messages.hosting import (
+    HostHello,
+    HostLeaves,
+    HostTerms,
+    JoinRefused,
+    Welcome,
+    WorkerStarting,
+    WorkerUp,
+)
 from baton.serve.messages.moving import MoverReady
 
 URL = "http://127.0.0.1:8000"
@@ -152,7 +160,7 @@ def _hello(parts: Parts, terms: HostTerms, blocks_total: int = 64, block_tokens:
     )
 
 
-async def _answer_to(hosts: Hosts, parts: Parts, blocks_total: int, block_tokens: int) -> Refused | Welcome:
+async def _answer_to(hosts: Hosts, parts: Parts, blocks_total: int, block_tokens: int) -> JoinRefused | Welcome:
     """Ask for terms, and say hello with the token of it."""
     terms = await hosts.terms()
     reader, writer = await asyncio.open_connection("127.0.0.1", terms.port)
@@ -161,11 +169,11 @@ async def _answer_to(hosts: Hosts, parts: Parts, blocks_total: int, block_tokens
     while True:
         for payload in frames.feed(await reader.read(1 << 16)):
             writer.close()
-            return msgspec.msgpack.decode(payload, type=Refused | Welcome)
+            return msgspec.msgpack.decode(payload, type=JoinRefused | Welcome)
 
 
-def _asked(blocks_total: int = 64, block_tokens: int = 16) -> Refused | Welcome:
-    async def run() -> Refused | Welcome:
+def _asked(blocks_total: int = 64, block_tokens: int = 16) -> JoinRefused | Welcome:
+    async def run() -> JoinRefused | Welcome:
         parts = _parts()
         hosts = Hosts(parts, url=URL, tell=lambda _line: None, changed=lambda: None)
         try:
@@ -183,7 +191,7 @@ def test_a_token_is_good_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> No
     assert isinstance(_asked(), Welcome)
     monkeypatch.setattr(module, "TOKEN_S", -1.0)
     answer = _asked()
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, JoinRefused)
     assert answer.again
     assert "is older than" in answer.reason
 
@@ -200,7 +208,7 @@ def test_a_token_is_good_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_host_whose_numbers_cannot_be_is_told_so(blocks_total: int, block_tokens: int, why: str) -> None:
     """Nor is anything left of it here: so many blocks have no room in our books, and blocks of no tokens no place."""
     answer = _asked(blocks_total, block_tokens)
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, JoinRefused)
     assert why in answer.reason
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from baton.core.errors import TransferError
 from baton.move.transport.extents import Spread, rows_of
+from baton.move.transport.piecewise_pull import PiecewisePull
 from baton.move.transport.port import Extent, Ticket
-from baton.move.transport.pulling import PiecewisePull
 
 TICKET = Ticket(transport="memory", address="a", epoch=1, number=1, secret=b"", extents=(Extent(0, 8),))
 

@@ -1,6 +1,6 @@
-"""Memory that bytes enter and leave by copies only, as a GPU's: the port, and an implementation in host memory.
+"""Memory that is accessible by copies only, as that of a GPU: the port, and an implementation in host memory.
 
-That of NVIDIA's driver is `baton.move.arena.cuda_memory`.
+The implementation for NVIDIA GPUs is `baton.move.arena.cuda_memory`.
 """
 
 from __future__ import annotations
@@ -20,71 +20,67 @@ DeviceMoves = npt.NDArray[np.int64]
 
 
 class Location(Struct, frozen=True, array_like=True):
-    """Where bytes are for those who reach them without the CPU: a network card, through NIXL."""
+    """Physical location of memory, for a network card that reads it through NIXL without the CPU."""
 
     kind: Literal["DRAM", "VRAM"]
-    """NIXL's names of memory of the host and of a GPU."""
+    """NIXL's names for host memory and GPU memory."""
     address: int
     device: int = 0
     """Number of the GPU."""
 
 
 class CopyBuffer(Protocol):
-    """Host memory that the device copies from and to by itself, in the order in which that was begun.
-
-    One thread at a time uses it.
-    """
+    """Host memory that the device copies from and to asynchronously, in order. One thread at a time uses it."""
 
     memory: memoryview
-    """Its bytes. What a copy that has begun reads or writes is touched after `wait` only."""
+    """Bytes of the buffer. Do not use bytes of a copy under way before `wait`."""
 
     def copy_out(self, moves: DeviceMoves) -> None:
-        """Begin to copy from the device into the buffer. Raises TransferError where the device refuses."""
+        """Begin to copy from the device into the buffer. Raises TransferError if the device fails."""
         ...
 
     def copy_in(self, moves: DeviceMoves) -> None:
-        """Begin to copy from the buffer to the device. Raises TransferError where the device refuses."""
+        """Begin to copy from the buffer to the device. Raises TransferError if the device fails."""
         ...
 
     def wait(self) -> None:
-        """Return when every copy that has begun is done. Raises TransferError where one of them failed."""
+        """Wait until every copy is complete. Raises TransferError if one of them has failed."""
         ...
 
     def close(self) -> None:
-        """Give the memory back. Nothing is under way."""
+        """Free the memory. No copy may be under way."""
         ...
 
 
 class DeviceMemory(Protocol):
-    """An arena on a device, as those see it who bring its bytes elsewhere. Every method may be called by any thread."""
+    """An arena on a device, for transports and tiers. Any thread may call every method."""
 
     nbytes: int
-    """Its size."""
+    """Size of the memory."""
     location: Location | None
-    """None: it lies in several places, and can be copied only."""
+    """None: it is spread over several devices and accessible by copies only."""
 
     def buffer(self, size_bytes: int) -> CopyBuffer:
-        """Reserve host memory to copy over. Raises TransferError where the host has none."""
+        """Reserve a copy buffer in host memory. Raises TransferError if the host has no memory for it."""
         ...
 
 
 class HostDeviceMemory:
-    """Implements `DeviceMemory` without a device: its bytes are host memory, which threads copy."""
+    """Implements `DeviceMemory` for tests: the device is host memory, and threads make the copies."""
 
     def __init__(self, memory: memoryview, copy: Copy | None = None) -> None:
-        """`memory` has to stay mapped for as long as anybody copies."""
+        """`memory` must stay mapped as long as there are copies."""
         self.nbytes = memory.nbytes
         self._address = address_of(memory)
         self.location: Location | None = Location("DRAM", self._address)
         self._copy = copy or fastest_copy()
 
     def buffer(self, size_bytes: int) -> ThreadedBuffer:
-        """See `DeviceMemory.buffer`."""
         return ThreadedBuffer(self._address, size_bytes, self._copy)
 
 
 class ThreadedBuffer:
-    """Implements `CopyBuffer`: each copy is done by a thread of its own, after the one before."""
+    """Implements `CopyBuffer`: each copy runs in a thread of its own, after the previous one."""
 
     def __init__(self, device_address: int, size_bytes: int, copy: Copy) -> None:
         self.memory = memoryview(bytearray(size_bytes))
@@ -94,16 +90,13 @@ class ThreadedBuffer:
         self._failure = ""
 
     def copy_out(self, moves: DeviceMoves) -> None:
-        """See `CopyBuffer.copy_out`."""
         self._begin(np.add(moves, (self._device_address, address_of(self.memory), 0)))
 
     def copy_in(self, moves: DeviceMoves) -> None:
-        """See `CopyBuffer.copy_in`."""
         located = np.add(moves, (self._device_address, address_of(self.memory), 0))
         self._begin(located[:, (1, 0, 2)])
 
     def wait(self) -> None:
-        """See `CopyBuffer.wait`."""
         if self._last is not None:
             self._last.join()
             self._last = None
@@ -112,7 +105,6 @@ class ThreadedBuffer:
             raise TransferError(failure)
 
     def close(self) -> None:
-        """See `CopyBuffer.close`."""
         self.wait()
 
     def _begin(self, moves: DeviceMoves) -> None:

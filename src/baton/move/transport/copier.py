@@ -1,4 +1,4 @@
-"""Pulls between memories of one machine: a few threads copy, and hold no lock of the interpreter meanwhile."""
+"""Pulls between memories of one machine: a few threads copy, without holding the interpreter's lock."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from baton.core.errors import TransferError
 from baton.move.copies import PAST_CACHE_BYTES, Copy, MoveList, Runs, address_of, paired
 from baton.move.threads import WorkThreads
 from baton.move.transport.extents import Spread
-from baton.move.transport.pulling import BUG, CLOSED, Piece, PiecewisePull
+from baton.move.transport.piecewise_pull import BUG, CLOSED, PiecewisePull, PullPiece
 
-Move = Callable[[Piece], None]
-"""Brings a piece over and returns when nothing writes any more. May raise TransferError."""
+Move = Callable[[PullPiece], None]
+"""Copies one piece, and returns when the copy is complete. May raise TransferError."""
 
 _PIECE_BYTES_MIN = PAST_CACHE_BYTES
 _SHARE_BYTES_MAX = 32 << 20
 TURNS = 4
-"""Pieces of a thread's share, if they are not too small for it: one that wakes late leaves more of them to the others.
+"""Pieces per thread, unless they would be too small: if one thread starts late, the others take more pieces.
 
-A cancel waits for a piece.
+A cancel waits for the end of a piece.
 """
 
 
@@ -30,7 +30,7 @@ class Copier:
     """Threads that carry out pulls by copying. They start with the first pull."""
 
     def __init__(self, threads: int, copy: Copy, *, turns: int = TURNS) -> None:
-        """`turns`: how many pieces a thread's share is cut into."""
+        """`turns`: pieces per thread."""
         self._copy = copy
         self._turns = turns
         self._threads_max = threads
@@ -40,12 +40,12 @@ class Copier:
         self._closed = False
 
     def start(self, pull: PiecewisePull, begin: Callable[[], Move]) -> None:
-        """Carry out a pull. `begin` is called by a thread of ours, and raises TransferError where it must not be."""
+        """Carry out a pull. A thread calls `begin` first; it raises TransferError if the pull is not allowed."""
         self._enter(pull)
         self._add(pull, lambda: self._begin(pull, begin))
 
     def from_spread(self, pull: PiecewisePull, source: Spread) -> Move:
-        """Move pieces of this pull by copying them."""
+        """Return the function that copies the pieces of a pull from `source`."""
         target = pull.target
         if not (source.is_direct and target.is_direct):
             return lambda piece: copy_portions(
@@ -55,7 +55,7 @@ class Copier:
         return lambda piece: self._copy(moves.cut(piece.start, piece.size_bytes))
 
     def close(self) -> None:
-        """End every pull. No thread is left when this returns."""
+        """Fail every pull. No thread is left when this returns."""
         with self._lock:
             self._closed = True
         self._fail_all(CLOSED)
@@ -99,19 +99,19 @@ class Copier:
 
 
 def copy_portions(copy: Copy, source: Spread, target: Spread, part: range) -> None:
-    """Copy these bytes of both, which have to be brought out of a device or into one."""
+    """Copy a range of bytes from or to device memory, portion by portion."""
     portion_bytes = min(spread.portion_bytes(len(part)) for spread in (source, target))
     reads, writes = (each(part.start, len(part), portion_bytes) for each in (source.read, target.write))
     with closing(reads), closing(writes):
-        for theirs, ours in zip(reads, writes, strict=True):  # the end of reads lets writes come to its own
-            copy(paired(_runs(theirs), _runs(ours)))
+        for from_views, into_views in zip(reads, writes, strict=True):  # strict: runs both generators to their end
+            copy(paired(_runs(from_views), _runs(into_views)))
 
 
 def _runs(views: Sequence[memoryview]) -> Runs:
     return np.array([(address_of(view), view.nbytes) for view in views], np.uint64)
 
 
-def _move_piece(piece: Piece, move: Move) -> None:
+def _move_piece(piece: PullPiece, move: Move) -> None:
     pull = piece.pull
     if not pull.begin():
         return
@@ -130,4 +130,4 @@ def _move_piece(piece: Piece, move: Move) -> None:
 
 
 def no_interrupt(pull: PiecewisePull) -> None:
-    """A copy that has begun is not stopped: it is short."""
+    """Do nothing: a copy under way is short, so it is not interrupted."""

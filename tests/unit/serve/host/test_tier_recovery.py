@@ -1,4 +1,4 @@
-"""A tier whose store is ill is tried again, whatever its library says of the illness."""
+"""A tier whose store could not be opened is tried again, whatever error its library raises."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import pytest
 
 from baton.core.errors import ConfigError, StoreError
 from baton.core.keeping import TierNews, TierRests
-from baton.serve.host import late_tiers
-from baton.serve.host.late_tiers import LateTiers
+from baton.move.backoff import Backoff
+from baton.serve.host import tier_recovery
 from baton.serve.host.tier_opening import OpenTier, UnopenedTier
+from baton.serve.host.tier_recovery import TierReopener
 
-PATIENCE_S = 30.0
+WAIT_S = 30.0
 
 
 class _Rules:
@@ -21,7 +22,7 @@ class _Rules:
 
 
 class _Store:
-    """What opening it comes to, one after the other."""
+    """A store whose opening ends as given, one attempt after the other."""
 
     def __init__(self, *ends: Exception | None) -> None:
         self.ends = list(ends)
@@ -34,10 +35,10 @@ class _Store:
         return cast("OpenTier", self)
 
 
-@pytest.mark.parametrize("illness", [StoreError("down"), ConfigError("gone"), OSError("no route")])
-def test_it_is_taken_up_when_it_can_be_opened(illness: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(late_tiers, "FIRST_PAUSE_S", 0.001)
-    store, taken, told = _Store(illness, illness, None), Event(), list[TierNews]()
+@pytest.mark.parametrize("failure", [StoreError("down"), ConfigError("gone"), OSError("no route")])
+def test_a_tier_is_added_when_its_store_can_be_opened(failure: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tier_recovery, "BACKOFF", Backoff(0.001, 0.001))
+    store, taken, told = _Store(failure, failure, None), Event(), list[TierNews]()
     found: list[tuple[Any, int]] = []
 
     def add(tier: OpenTier, blocks: int) -> None:
@@ -45,10 +46,9 @@ def test_it_is_taken_up_when_it_can_be_opened(illness: Exception, monkeypatch: p
         taken.set()
 
     unopened = UnopenedTier(rules=cast("Any", _Rules()), problem="down", open=store.open)
-    monkeypatch.setattr(late_tiers, "PAUSE_S_MAX", 0.001)
-    late = LateTiers([unopened], tell=told.append, add=add)
-    late.begin()
-    assert taken.wait(PATIENCE_S), "nobody tried again"
-    late.close()
+    reopener = TierReopener([unopened], tell=told.append, add=add)
+    reopener.begin()
+    assert taken.wait(WAIT_S), "it was not tried again"
+    reopener.close()
     assert told == [TierRests("far", rests=True)]
     assert found == [(store, 7)]

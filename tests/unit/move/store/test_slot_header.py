@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from baton.core.types import BlockHash
-from baton.move.store.envelope import read_name
+from baton.move.store.slot_header import parse_name
 
 
 @pytest.mark.parametrize("text", ["readme.txt", "0f1", "0F", "0f 1e", "sub/0f", "\ufffd"])
 def test_what_somebody_else_has_put_there_is_no_block(text: str) -> None:
     """Nor is what would be asked for under another name than the one that it has."""
-    assert read_name(text) is None
+    assert parse_name(text) is None
 
 
 def test_a_block_is_read_by_its_name() -> None:
-    assert read_name("0f1e") == BlockHash(b"\x0f\x1e")
+    assert parse_name("0f1e") == BlockHash(b"\x0f\x1e")

@@ -1,4 +1,4 @@
-"""One pull under way, whichever transport moves its bytes: pieces that land on their own, and one verdict."""
+"""State of one pull, shared by all transports: pieces that arrive independently, and one final result."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from baton.core.errors import TransferError
 from baton.move.transport.extents import Spread
 from baton.move.transport.port import Ticket
 
-CLOSED = "the transport was closed under the pull"
+CLOSED = "the transport was closed during the pull"
 BUG = "a bug of ours, please report it: the log has its traceback"
 
 
 @dataclass(slots=True, eq=False)
-class Piece:
-    """A run of a pull's bytes. It is moved whole, and again when its stream broke."""
+class PullPiece:
+    """A range of a pull's bytes. It is moved as a whole, and again if its connection breaks."""
 
     pull: PiecewisePull
     start: int
     size_bytes: int
     breaks: int = 0
-    """Streams that broke under it."""
+    """Connections that broke during it."""
 
 
 class PiecewisePull:
-    """Implements `Pull`. Over when every piece has landed, or when one has failed and nobody writes any more.
+    """Implements `Pull`. It ends when every piece has landed, or when one has failed and no thread writes any more.
 
-    Whoever moves a piece calls `begin` before its first write, and `landed` or `left` after its last one.
+    The thread that moves a piece calls `begin` before its first write, and `landed` or `left` after its last one.
     """
 
     def __init__(
@@ -39,9 +39,9 @@ class PiecewisePull:
         interrupt: Callable[[PiecewisePull], None],
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """`interrupt` makes writers of a failed pull come to an end. `check` is called after the last byte has come:
+        """`interrupt` stops the writers of a failed pull. `check` is called after the last byte has arrived.
 
-        it raises TransferError where the offer did not stand until then.
+        It raises TransferError if the offer was not valid until then.
         """
         self.ticket = ticket
         self.target = target
@@ -54,27 +54,27 @@ class PiecewisePull:
         self._over = False
         self._calls: list[Callable[[], None]] = []
 
-    def pieces(self, piece_bytes: int) -> Iterator[Piece]:
-        """Cut it."""
+    def pieces(self, piece_bytes: int) -> Iterator[PullPiece]:
+        """Cut the pull into pieces."""
         size_bytes = self.target.size_bytes
         for start in range(0, size_bytes, piece_bytes):
-            yield Piece(self, start, min(piece_bytes, size_bytes - start))
+            yield PullPiece(self, start, min(piece_bytes, size_bytes - start))
 
     @property
     def wanted(self) -> bool:
-        """Its bytes are still welcome."""
+        """The pull has not failed."""
         return self._failure is None
 
     def begin(self) -> bool:
-        """Enter as a writer. False: it has ended, nothing may be written."""
+        """Register a writer. Return False if the pull has failed: then the caller must not write."""
         with self._changed:
             if self._failure is not None:
                 return False
             self._writers += 1
             return True
 
-    def landed(self, piece: Piece) -> None:
-        """Leave, with a piece that came over whole and was offered until its end."""
+    def landed(self, piece: PullPiece) -> None:
+        """Unregister a writer that has moved its piece completely while the offer was valid."""
         with self._changed:
             self._left_bytes -= piece.size_bytes
             last = self._left_bytes == 0 and self._failure is None
@@ -85,13 +85,13 @@ class PiecewisePull:
             self.left()
 
     def left(self) -> None:
-        """Leave without it."""
+        """Unregister a writer that has not moved its piece."""
         with self._changed:
             self._writers -= 1
         self._settle()
 
     def fail(self, message: str) -> None:
-        """Give up. Returns at once; it is over when the writers have left. The first reason is the one that is told."""
+        """Fail the pull and return at once; it ends when the writers have left. Only the first reason is reported."""
         with self._changed:
             if self._failure is not None or self._left_bytes == 0:
                 return
@@ -100,26 +100,23 @@ class PiecewisePull:
         self._settle()
 
     def cancel(self) -> None:
-        """See `Pull.cancel`."""
         self.fail("the pull was cancelled; its target holds parts of what was offered")
         with self._changed:
             self._changed.wait_for(lambda: self._over)
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """See `Pull.wait`."""
         size_bytes = self.target.size_bytes
         with self._changed:
             if not self._changed.wait_for(lambda: self._over, timeout_s):
                 raise TransferError(
                     f"the pull is not over after {timeout_s} s: {size_bytes - self._left_bytes} of {size_bytes} bytes"
-                    " are there; wait again, or cancel it"
+                    " have arrived; wait again, or cancel it"
                 )
             if self._failure is not None:
                 raise TransferError(self._failure)
         return size_bytes
 
     def then(self, call: Callable[[], None]) -> None:
-        """See `Pull.then`."""
         with self._changed:
             if not self._over:
                 self._calls.append(call)

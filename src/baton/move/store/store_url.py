@@ -1,4 +1,4 @@
-"""A store by its URL: `file:///var/cache/kv?bytes=100e9`, `pool://host:8700`, `redis://host:6379/0`, `s3://bucket/prefix`."""
+"""Open a store by its URL: `file:///var/cache/kv?bytes=100e9`, `pool://host:8700`, `redis://host/0`, `s3://bucket/p`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _TTL_S_MAX = 10 * 365 * 86400
 
 
 def open_store(url: str, *, layout_fingerprint: str, block_bytes: int, capacity_bytes: int | None = None) -> Store:
-    """Open what a URL names. `bytes=` in the URL goes before `capacity_bytes`.
+    """Open the store of a URL. `bytes=` in the URL overrides `capacity_bytes`.
 
-    Raises ConfigError with every problem of the URL, one a line, or StoreError where what it names cannot be used.
+    Raises ConfigError with every problem of the URL, one per line, or StoreError if the store cannot be opened.
     """
     opened, key_file = parse_store_url(url, capacity_bytes=capacity_bytes)
     if key_file is None:
@@ -39,7 +39,7 @@ def open_store(url: str, *, layout_fingerprint: str, block_bytes: int, capacity_
 
 
 def parse_store_url(url: str, *, capacity_bytes: int | None = None) -> tuple[Open, Path | None]:
-    """Check a URL without opening anything. Returns what opens it, and the file with its key if it has one."""
+    """Check a URL without opening the store. Return the function that opens it, and the path of its key file."""
     try:
         parts = urlsplit(url)
         options = _Options(parts, parts.port)
@@ -58,7 +58,7 @@ def parse_store_url(url: str, *, capacity_bytes: int | None = None) -> tuple[Ope
 
 
 class _Options:
-    """What stands behind the question mark; collects what is wrong with it."""
+    """Query parameters of a URL. It collects their problems."""
 
     def __init__(self, parts: SplitResult, port: int | None) -> None:
         pairs = parse_qsl(parts.query, keep_blank_values=True)
@@ -192,7 +192,7 @@ _READERS: dict[str, Callable[[SplitResult, _Options, int | None], Open]] = {
 
 
 def _shown(url: str) -> str:
-    """A URL without what is secret in it."""
+    """Return a URL without its password."""
     scheme, slashes, rest = url.partition("://")
     place, mark, query = rest.partition("?")
     return scheme + slashes + place.rpartition("@")[2] + mark + query

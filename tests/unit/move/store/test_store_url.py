@@ -9,8 +9,8 @@ import pytest
 from baton.core.errors import ConfigError
 from baton.move.store.file import FileStore
 from baton.move.store.memory import MemoryStore
-from baton.move.store.opening import open_store, parse_store_url
 from baton.move.store.segments import slot_bytes
+from baton.move.store.store_url import open_store, parse_store_url
 from tests.stores import get, names, put
 
 

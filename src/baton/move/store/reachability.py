@@ -1,4 +1,4 @@
-"""Whether a server that holds blocks answers. While it does not, callers are told at once and one thread asks again."""
+"""Whether a store's server is reachable. While it is not, calls fail at once and one thread probes the server."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import logging
 import threading
 from collections.abc import Callable
 
+from baton.move.backoff import Backoff
 from baton.move.store.port import StoreCounters
 
 log = logging.getLogger("baton.store")
 
-FIRST_PAUSE_S, PAUSE_S_MAX = 0.1, 10.0
+BACKOFF = Backoff(0.1, 10.0)
 
 
-class Reach:
-    """Turns `reachable` off at a failure, and on again when `ask` succeeds, after pauses that double.
+class Reachability:
+    """Set `reachable` to False at a failure, and to True once a probe succeeds, with back-off.
 
-    A caller never waits for a server that is known to be away: its blocks are misses, which costs a recompute.
+    A caller never waits for a server that is known to be unreachable: its blocks are misses and are recomputed.
     """
 
     def __init__(self, where: str, ask: Callable[[], None], failures: tuple[type[Exception], ...]) -> None:
-        """`ask` must return or raise one of `failures` within a short time."""
+        """`ask` probes the server: it returns, or raises one of `failures`, within a short time."""
         self.counters = StoreCounters()
         self._where = where
         self._ask = ask
@@ -32,7 +33,7 @@ class Reach:
 
     @property
     def is_open(self) -> bool:
-        """False while it makes no sense to call: out of reach, or closed."""
+        """The server is reachable and the store is not closed."""
         return self.counters.reachable and not self._closed.is_set()
 
     def count(
@@ -47,7 +48,7 @@ class Reach:
             self.counters.dropped += dropped
 
     def lost(self, error: Exception) -> None:
-        """Note that the server did not answer."""
+        """Note that the server did not answer, and start to probe it."""
         with self._lock:
             self.counters.io_errors += 1
             if not self.is_open:
@@ -56,20 +57,20 @@ class Reach:
             try:
                 asking.start()
             except RuntimeError:
-                return  # nobody could say when it answers again: the next call tries
+                return  # no thread can probe: the store stays reachable, and the next call tries
             self._asking = asking
             self.counters.reachable = False
         log.warning("the KV store at %s does not answer (%s): its blocks are misses until it does", self._where, error)
 
     def refused(self, error: Exception) -> None:
-        """Note that the server answered with an error: it is full, say. Each kind is logged once."""
+        """Note that the server answered with an error, as when it is full. Each kind is logged once."""
         kind = str(error).split(" ", 1)[0]
         with self._lock:
             self.counters.io_errors += 1
             told = kind in self._told
             self._told.add(kind)
         if not told:
-            log.warning("the KV store at %s refuses: %s (said once)", self._where, error)
+            log.warning("the KV store at %s refuses: %s (logged once)", self._where, error)
 
     def close(self) -> None:
         self._closed.set()
@@ -77,9 +78,9 @@ class Reach:
             self._asking.join()
 
     def _ask_again(self) -> None:
-        pause_s = FIRST_PAUSE_S
-        while not self._closed.wait(pause_s):
-            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+        failures = 1
+        while not self._closed.wait(BACKOFF.pause_s(failures)):
+            failures += 1
             try:
                 self._ask()
             except self._failures:

@@ -1,7 +1,7 @@
-"""KV numbers from one type to another, bit for bit as the engines round them. Works on arrays of any strides.
+"""Convert KV numbers between data types, with the same bits as the engines produce. Arrays may have any strides.
 
-Cells are arrays of bytes: [..., cell_bytes]. Numbers of 8 bits have a float32 scale behind them, as
-`engine/native/kv_cells.h` stores it.
+Cells are arrays of bytes: [..., cell_bytes]. 8-bit numbers have a float32 scale behind them, as in
+`compute/native/kv_cells.h`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ Floats = npt.NDArray[np.float32]
 E4M3_LARGEST = np.float32(448.0)
 INT8_LARGEST = np.float32(127.0)
 TOO_LARGE = np.float32(1e38)
-"""A head with such a number, or with one that is none, gets no scale: it is stored as zeros."""
+"""A head that contains a larger number or a NaN gets scale 0 and is stored as zeros."""
 TOO_SMALL = np.float32(1e-35)
-"""A head whose largest number is smaller may have no finite factor: it takes the way of odd ones."""
+"""For a head whose largest number is smaller, the factor may overflow: it takes the slow path."""
 E4M3_NORMAL = np.float32(2.0**-6)
-"""Below it, numbers are multiples of 2^-9."""
+"""Smallest normal number. Smaller numbers are multiples of 2^-9."""
 
 
 def _e4m3_values() -> Floats:
-    """What each code stands for. It is the upper part of a float16 whose exponent counts from 8 less: 2^-8 of it."""
+    """Return 2^-8 of each code's value: a code is the upper part of a float16 with an exponent bias of 8 less."""
     codes = np.arange(256, dtype=np.uint16)
     halves = ((codes & 0x7F) << 7 | (codes & 0x80) << 8).astype(np.uint16)
     return halves.view(np.float16).astype(np.float32)
@@ -35,7 +35,7 @@ E4M3_VALUES = _e4m3_values()  # [256], each 2^-8 of the number
 
 
 def decode(cells: Cells, dtype: KVDtype, out: Floats) -> None:
-    """Read cells [..., cell_bytes] as their reader has them into out [..., head_dim], which is contiguous."""
+    """Decode cells [..., cell_bytes] into out [..., head_dim], which is contiguous."""
     match dtype:
         case "float32":
             np.copyto(out, cells.view(np.float32))
@@ -56,7 +56,7 @@ def decode(cells: Cells, dtype: KVDtype, out: Floats) -> None:
 
 
 def encode(numbers: Floats, dtype: KVDtype, cells: Cells) -> None:
-    """Round numbers [..., head_dim], contiguous and free to overwrite, into cells [..., cell_bytes]."""
+    """Round numbers [..., head_dim] into cells [..., cell_bytes]. `numbers` is contiguous and is overwritten."""
     match dtype:
         case "float32":
             np.copyto(cells.view(np.float32), numbers)
@@ -75,12 +75,12 @@ def encode(numbers: Floats, dtype: KVDtype, cells: Cells) -> None:
 
 
 def _scales(cells: Cells) -> Floats:
-    """Read the scales behind the numbers: [..., 1]. They need not be aligned."""
+    """Return the scales behind the numbers: [..., 1]. They may be unaligned."""
     return np.ascontiguousarray(cells[..., -4:]).view(np.float32)
 
 
 def _scale(numbers: Floats, largest: np.float32, cells: Cells) -> None:
-    """Scale each head so that its largest number is `largest`, and write the scale behind where the numbers go."""
+    """Scale each head in place so that its largest number is `largest`, and write the scale behind the cells."""
     sizes = np.abs(numbers)
     most = np.maximum.reduce(sizes, axis=-1, keepdims=True)
     if not np.all((most > TOO_SMALL) & (most < TOO_LARGE)):
@@ -96,7 +96,7 @@ def _scale(numbers: Floats, largest: np.float32, cells: Cells) -> None:
 
 
 def _to_bfloat16(numbers: Floats) -> npt.NDArray[np.uint16]:
-    """Round to the nearest, ties to even: add half of what is dropped, and one bit less where what is kept is even."""
+    """Round to nearest, ties to even: add half of the dropped bits' range, less one bit if the kept part is even."""
     bits = numbers.view(np.uint32)
     rounded = bits >> 16
     rounded &= 1
@@ -110,7 +110,7 @@ def _to_bfloat16(numbers: Floats) -> npt.NDArray[np.uint16]:
 
 
 def _to_e4m3(numbers: Floats) -> npt.NDArray[np.uint8]:
-    """Round numbers of at most 448 to codes, to the nearest, ties to even. Zeros of both signs are code 0."""
+    """Round numbers of at most 448 to codes, to nearest, ties to even. Zeros of both signs become code 0."""
     signs = np.signbit(numbers)
     size = np.abs(numbers, out=numbers)
     bits = size.view(np.uint32)

@@ -1,17 +1,27 @@
-"""A child's end of the Unix socket to the process that started it: blocking, framed, with a descriptor at the start."""
+"""Child processes: the socket to the parent, and the tie to the parent's life."""
 
 from __future__ import annotations
 
+import ctypes
+import signal
 import socket
+import sys
 
 from baton.core.errors import WorkerError
 from baton.move.ipc.frames import FrameReader, frame
 
 _RECEIVE_BYTES = 256 * 1024
+_PR_SET_PDEATHSIG = 1
 
 
-class InheritedSocket:
-    """Payloads in and out. `closed` once the parent is gone."""
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent dies, so that no process is left after a crash (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class ParentSocket:
+    """Blocking Unix socket to the parent process, with framed messages. `closed` once the parent is gone."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.closed = False
@@ -20,9 +30,9 @@ class InheritedSocket:
         self._early: list[bytes] = []
 
     def receive_first(self) -> tuple[bytes, int]:
-        """Wait for the first message. Returns it with the descriptor that came beside it.
+        """Wait for the first message. Return it with the attached descriptor.
 
-        Raises WorkerError where the parent hung up before: end.
+        Raises WorkerError if the parent hangs up before.
         """
         data, descriptors, _flags, _address = socket.recv_fds(self._sock, _RECEIVE_BYTES, 1)
         payloads = list(self._reader.feed(data))
@@ -30,12 +40,12 @@ class InheritedSocket:
             data = self._sock.recv(_RECEIVE_BYTES)
             payloads = list(self._reader.feed(data))
         if not payloads or len(descriptors) != 1:
-            raise WorkerError("the parent hung up before it said what to do")
+            raise WorkerError("the parent hung up before it sent the setup")
         first, *self._early = payloads
         return first, descriptors[0]
 
     def receive(self, *, wait: bool) -> list[bytes] | None:
-        """Return what has come: with `wait`, block until something has. None where nothing has."""
+        """Return the messages that have arrived, or None. With `wait`, block until there are bytes."""
         if self._early:
             early, self._early = self._early, []
             return early
@@ -49,7 +59,7 @@ class InheritedSocket:
         return list(self._reader.feed(data))
 
     def put(self, payload: bytes) -> None:
-        """Send a message. A parent that is gone closes the socket."""
+        """Send a message. If the parent is gone, the socket becomes closed."""
         try:
             self._sock.sendall(frame(payload))
         except (BrokenPipeError, ConnectionResetError):

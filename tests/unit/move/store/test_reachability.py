@@ -6,13 +6,13 @@ import threading
 
 import pytest
 
-from baton.move.store.reach import Reach
+from baton.move.store.reachability import Reachability
 
 
 def test_without_a_thread_that_asks_again_the_next_call_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else nobody ever would: the store would be out of reach for the life of the process."""
     asked = threading.Event()
-    reach = Reach("there", asked.set, (OSError,))
+    reach = Reachability("there", asked.set, (OSError,))
 
     def refuse(_self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

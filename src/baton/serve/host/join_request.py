@@ -1,4 +1,4 @@
-"""Ask a server over HTTP what a host needs to join it."""
+"""Request the terms for joining from a server, over HTTP."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _KEY, _ADDRESS = "; give the server's key with --api-key", "; give the address o
 _HINTS = {401: _KEY, 403: _KEY, 404: _ADDRESS, 405: _ADDRESS, 501: _ADDRESS}
 
 
-class NotNowError(BatonError):
-    """The server is not there, or takes no host just now. Try again."""
+class JoinFailedError(BatonError):
+    """The server is unreachable or accepts no host at the moment. The agent tries again."""
 
 
-def ask_terms(url: str, api_key: str | None) -> HostTerms:
-    """Ask once; blocks. Raises NotNowError, and ConfigError where asking again would not help."""
+def request_terms(url: str, api_key: str | None) -> HostTerms:
+    """Send one request and block until the answer. Raises JoinFailedError, or ConfigError if a retry would not help."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     request = urllib.request.Request(f"{url.rstrip('/')}/cluster/hosts", data=b"", headers=headers, method="POST")
     try:
@@ -30,28 +30,28 @@ def ask_terms(url: str, api_key: str | None) -> HostTerms:
             return msgspec.json.decode(answer.read(), type=HostTerms)
     except urllib.error.HTTPError as error:
         with error:
-            said = _said(error.read(_ERROR_BYTES))
+            message = _error_message(error.read(_ERROR_BYTES))
         if error.code in (502, 503, 504):
-            raise NotNowError(f"{url} answers {error.code}: {said}") from error
+            raise JoinFailedError(f"{url} answers {error.code}: {message}") from error
         hint = _HINTS.get(error.code, "")
-        raise ConfigError(f"{url} takes no host: it answers {error.code}: {said}{hint}") from error
+        raise ConfigError(f"{url} accepts no host: it answers {error.code}: {message}{hint}") from error
     except OSError as error:
         why = error.reason if isinstance(error, urllib.error.URLError) else error
-        raise NotNowError(f"there is no server at {url}: {why}") from error
+        raise JoinFailedError(f"there is no server at {url}: {why}") from error
     except msgspec.DecodeError as error:
         raise ConfigError(f"{url} is no Baton server of this version: {error}") from error
 
 
-class _Said(msgspec.Struct):
+class _ErrorMessage(msgspec.Struct):
     message: str
 
 
 class _Error(msgspec.Struct):
-    error: _Said
+    error: _ErrorMessage
 
 
-def _said(body: bytes) -> str:
-    """Return what a body says: our own errors in their words, of anybody else's the first line."""
+def _error_message(body: bytes) -> str:
+    """Return the message of an error body, or the first line of a body in another format."""
     try:
         return msgspec.json.decode(body, type=_Error).error.message
     except msgspec.DecodeError:
@@ -59,8 +59,8 @@ def _said(body: bytes) -> str:
 
 
 def server_address(url: str) -> str:
-    """Return the host name or address in a server's URL. Raises ConfigError for what is no such URL."""
+    """Return the host name or address in a server's URL. Raises ConfigError if it is not an HTTP URL."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"--join {url} is no HTTP address; give one as in http://10.0.0.1:8000")
+        raise ConfigError(f"--join {url} is not an HTTP address; give one as in http://10.0.0.1:8000")
     return parts.hostname

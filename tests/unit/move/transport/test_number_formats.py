@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from baton.decide.kv.layout import DTYPE_BYTES, SCALE_BYTES, KVDtype
-from baton.move.transport.numbers import decode, encode
+from baton.move.transport.number_formats import decode, encode
 
 TYPES: dict[KVDtype, torch.dtype] = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 

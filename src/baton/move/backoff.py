@@ -1,0 +1,17 @@
+"""Exponential back-off, for everything that tries again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Pauses that double with every failure in a row, up to a limit."""
+
+    first_s: float
+    max_s: float
+
+    def pause_s(self, failures: int) -> float:
+        """Return how long to wait after so many failures in a row. 1 is the first."""
+        return min(self.max_s, self.first_s * 2.0 ** min(failures - 1, 64))

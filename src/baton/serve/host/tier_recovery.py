@@ -1,0 +1,121 @@
+"""Tiers whose stores fail: a circuit breaker for an open store, and new attempts to open one that could not be."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from baton.core.errors import ConfigError, StoreError
+from baton.core.keeping import TierNews, TierRests
+from baton.move.backoff import Backoff
+from baton.serve.host.tier_opening import OpenTier, UnopenedTier
+
+log = logging.getLogger("baton.host")
+
+FAILURES_MAX = 3
+"""Calls in a row that fail before the pool stops using a store."""
+BACKOFF = Backoff(1.0, 60.0)
+
+
+class CircuitBreaker:
+    """Count the failures of one store in a row, and tell the pool to stop using it for a while."""
+
+    def __init__(self, tier: str, tell: Callable[[TierNews], None]) -> None:
+        """`tell` is called from any thread."""
+        self._tier = tier
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._failures = 0
+        self._pauses = 0
+        """Pauses since the last successful call."""
+        self._timer: threading.Timer | None = None
+        """Runs while the store is not used."""
+        self._closed = False
+
+    def succeed(self) -> None:
+        """Note a successful call. One that began before the pause does not end it."""
+        with self._lock:
+            if self._timer is None:
+                self._failures = self._pauses = 0
+
+    def fail(self, reason: str) -> None:
+        """Note a call that failed or was not answered in time."""
+        with self._lock:
+            self._failures += 1
+            if self._failures < FAILURES_MAX or self._timer is not None or self._closed:
+                return
+            self._pauses += 1
+            pause_s = BACKOFF.pause_s(self._pauses)
+            timer = self._timer = threading.Timer(pause_s, self._try_again)
+            timer.daemon = True
+        self._tell(TierRests(self._tier, rests=True))
+        log.warning("tier %s is not used for %g s: %s", self._tier, pause_s, reason)
+        timer.start()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _try_again(self) -> None:
+        with self._lock:
+            self._timer, self._failures = None, FAILURES_MAX - 1  # a single further failure opens the circuit again
+        self._tell(TierRests(self._tier, rests=False))
+
+
+class TierReopener:
+    """Try again to open stores that could not be opened at the start. The pool does not use their tiers until then.
+
+    One thread per tier, which ends once the store is open. A store that hangs while it is opened occupies its thread,
+    and its tier stays unused.
+    """
+
+    def __init__(
+        self, tiers: Sequence[UnopenedTier], *, tell: Callable[[TierNews], None], add: Callable[[OpenTier, int], None]
+    ) -> None:
+        """`tell` and `add` are called from any thread. `add` gets a tier and its announced capacity in blocks."""
+        self._tiers = tiers
+        self._tell = tell
+        self._add = add
+        self._has_begun = False
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+
+    def begin(self) -> None:
+        """Tell the pool that these tiers are not usable, and start trying. A second call does nothing."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        for tier in self._tiers:
+            name = tier.rules.name
+            self._tell(TierRests(name, rests=True))
+            threading.Thread(target=partial(self._try, tier), name=f"{name}-opens", daemon=True).start()
+
+    def close(self) -> None:
+        """Add no further tier."""
+        with self._lock:
+            self._closed.set()
+
+    def _try(self, tier: UnopenedTier) -> None:
+        failures = 1  # the attempt at the start
+        while not self._closed.wait(BACKOFF.pause_s(failures)):
+            try:
+                opened = tier.open()
+            except (StoreError, ConfigError, OSError) as error:  # a client library may let a network error through
+                failures += 1
+                pause_s = BACKOFF.pause_s(failures)
+                log.warning("tier %s: %s; tried again in %g s", tier.rules.name, error, pause_s)
+                continue
+            self._add_tier(opened, tier.rules.blocks_max)
+            return
+
+    def _add_tier(self, opened: OpenTier, blocks_max: int) -> None:
+        with self._lock:
+            if not self._closed.is_set():
+                self._add(opened, blocks_max)
+                log.warning("tier %s is open and is used from now on", opened.name)
+                return
+        opened.store.close()
