@@ -10,8 +10,7 @@ from typing import get_args
 from baton.cli.serve import add_parallel, event_loop, tell
 from baton.core.config import DEVICE, KVDtypeChoice, TierConfig, Topology
 from baton.core.errors import ConfigError, TransferError
-from baton.move.ipc.address import with_port
-from baton.move.transport.tcp import split_address
+from baton.move.transport.tcp import split_address, with_port
 from baton.serve.host.agent import Agent, HostOptions
 from baton.serve.host.sizing import raise_files_max
 from baton.serve.host.tier_opening import check_tiers

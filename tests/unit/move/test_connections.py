@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from contextlib import ExitStack, suppress
 
-from baton.move.ipc.connections import Listener
+from baton.move.ipc.connections import ConnectionServer
 
 
 def echo(connection: socket.socket) -> None:
@@ -16,7 +16,7 @@ def echo(connection: socket.socket) -> None:
 def test_one_too_many_is_told_so_and_one_that_ends_makes_room() -> None:
     listening = socket.create_server(("127.0.0.1", 0))
     address = listening.getsockname()
-    listener = Listener(listening, echo, 2, full=lambda connection: connection.sendall(b"full"))
+    listener = ConnectionServer(listening, echo, 2, full=lambda connection: connection.sendall(b"full"))
     with ExitStack() as stack:
         first, second = (stack.enter_context(socket.create_connection(address, timeout=30)) for _ in range(2))
         for connection in (first, second):

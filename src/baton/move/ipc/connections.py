@@ -17,7 +17,7 @@ _VIEWS_MAX = 1024
 """IOV_MAX of Linux: bound of the memories in one system call."""
 
 
-class Listener:
+class ConnectionServer:
     """Accept connections until it is closed, and serve each in a thread of its own."""
 
     def __init__(

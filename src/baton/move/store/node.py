@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 
 from baton.core.errors import StoreError
 from baton.core.types import BlockHash
-from baton.move.ipc.connections import Listener, receive_views, send_views
+from baton.move.ipc.connections import ConnectionServer, receive_views, send_views
 from baton.move.ipc.shared_memory import bind_abstract, create_sealed, is_same_user, machine_id
 from baton.move.store import node_wire as wire
 from baton.move.store.checksum import CHECKSUM_BYTES
@@ -67,7 +67,7 @@ class StoreNode:
         """Digest of the layout and bytes of a block, as the first client has set them."""
         self._table = SlotTable()
         self._checksums: list[bytes] = []
-        self._listeners = [Listener(each, self._serve, CONNECTIONS_MAX, full=_hang_up) for each in (far, near)]
+        self._listeners = [ConnectionServer(each, self._serve, CONNECTIONS_MAX, full=_hang_up) for each in (far, near)]
 
     def close(self) -> None:
         """Close every connection and forget all blocks."""

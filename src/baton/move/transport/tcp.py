@@ -108,3 +108,12 @@ def split_address(address: str) -> tuple[str, int]:
 def join_address(host: str, port: int) -> str:
     """Return the text form that `split_address` parses."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def with_port(address: str, port: int) -> str:
+    """Add a port to an address that has none: `10.0.0.1`, `::1`, `[::1]` or a name."""
+    host, colon, end = address.rpartition(":")
+    is_bare_v6 = address.count(":") > 1 and not address.startswith("[")
+    if colon and end.isdecimal() and host and not is_bare_v6:
+        return address
+    return f"[{address}]:{port}" if is_bare_v6 else f"{address}:{port}"

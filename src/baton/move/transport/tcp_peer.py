@@ -63,7 +63,7 @@ class TcpPeer:
         self.limits = limits
         self._changed = threading.Condition()
         self._wanted: deque[PullPiece] = deque()
-        self._streams: dict[Stream, threading.Thread] = {}
+        self._streams: dict[TcpStream, threading.Thread] = {}
         self._idle = 0
         self._closed = False
 
@@ -74,7 +74,7 @@ class TcpPeer:
             self._wanted.extend(pieces)
             missing = min(len(self._wanted) - self._idle, self.limits.streams - len(self._streams))
             for _ in range(0 if self._closed else missing):
-                stream = Stream(self)
+                stream = TcpStream(self)
                 thread = threading.Thread(target=stream.run, name="baton-pull", daemon=True)
                 self._streams[stream] = thread
                 try:
@@ -86,7 +86,7 @@ class TcpPeer:
             self._changed.notify_all()
         self._fail_stranded(why)
 
-    def take(self, stream: Stream, *, wait: bool) -> PullPiece | None:
+    def take(self, stream: TcpStream, *, wait: bool) -> PullPiece | None:
         """Return the next piece, or None. With `wait`, block up to `idle_s`; after a None the stream must end."""
         with self._changed:
             if wait:
@@ -106,7 +106,7 @@ class TcpPeer:
             self._changed.notify_all()
         self._fail_stranded()
 
-    def lose(self, stream: Stream, pieces: Iterable[PullPiece]) -> None:
+    def lose(self, stream: TcpStream, pieces: Iterable[PullPiece]) -> None:
         """Remove a stream that a bug has ended. The pulls of its pieces fail; other streams go on with the rest."""
         with self._changed:
             self._streams.pop(stream, None)
@@ -159,7 +159,7 @@ class TcpPeer:
         return bool(self._wanted)
 
 
-class Stream:
+class TcpStream:
     """One connection, and the thread that receives from it."""
 
     def __init__(self, peer: TcpPeer) -> None:

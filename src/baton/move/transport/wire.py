@@ -16,7 +16,7 @@ from functools import partial
 
 import xxhash
 
-from baton.move.ipc.connections import Listener, receive_views
+from baton.move.ipc.connections import ConnectionServer, receive_views
 from baton.move.transport.offers import SECRET_BYTES, Offers, OfferStatus
 from baton.move.transport.port import Ticket
 
@@ -138,9 +138,9 @@ def checksum_of(views: Iterable[memoryview]) -> int:
 
 def listen_for_pulls(
     listening: socket.socket, serve: Callable[[socket.socket], None], connections_max: int
-) -> Listener:
+) -> ConnectionServer:
     """Serve consumers. A connection beyond the limit is answered with BUSY and closed."""
-    return Listener(listening, serve, connections_max, full=partial(_refuse, status=OfferStatus.BUSY))
+    return ConnectionServer(listening, serve, connections_max, full=partial(_refuse, status=OfferStatus.BUSY))
 
 
 def fit_buffers(connection: socket.socket) -> None:

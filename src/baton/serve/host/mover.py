@@ -24,7 +24,6 @@ from baton.core.errors import ArenaError, ConfigError, TransferError
 from baton.core.keeping import DropBlocks, LoadBlocks, StoreBlocks
 from baton.move.arena.opening import open_arena_on
 from baton.move.clock import now_s
-from baton.move.ipc.address import with_port
 from baton.move.ipc.child import ParentSocket, die_with_parent
 from baton.move.ipc.shared_memory import machine_id
 from baton.move.transport.convert import source_extents
@@ -32,7 +31,7 @@ from baton.move.transport.nixl import NixlTransport
 from baton.move.transport.port import Memory, Pull, Ticket, Transport
 from baton.move.transport.shm import ShmTransport
 from baton.move.transport.staged import StagedMemory
-from baton.move.transport.tcp import TcpTransport
+from baton.move.transport.tcp import TcpTransport, with_port
 from baton.serve.host.arena_bytes import bytes_of, transferable
 from baton.serve.host.pull_target import ARENA, PullTarget, Staging, block_extents, plan_of
 from baton.serve.host.tier_opening import UnopenedTier, open_usable_tiers

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from baton.move.ipc import stream as module
-from baton.move.ipc.address import with_port
 from baton.move.ipc.frames import frame
 from baton.move.ipc.stream import FramedStream, watch
+from baton.move.transport.tcp import with_port
 
 
 class Note(msgspec.Struct, tag=True):
