@@ -1,4 +1,4 @@
-"""Blocks whose bytes follow from their names, for every test of a store."""
+"""Blocks whose bytes are derived from their names, for tests of stores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from baton.move.store.port import Store
 from baton.move.store.store_url import open_store
 
 BLOCK_BYTES = 100_000
-"""Of the blocks on a pool node, where nothing depends on it."""
+"""Default size of a block on a pool node."""
 
 
 def open_pool(url: str, *, fingerprint: str = "a layout", block_bytes: int = BLOCK_BYTES) -> Store:
@@ -31,7 +31,7 @@ def names(count: int, *, first: int = 0) -> list[BlockHash]:
 
 @functools.lru_cache(maxsize=48)
 def content(name: BlockHash, size_bytes: int) -> bytes:
-    """The bytes that the block of this name has, everywhere and always."""
+    """Return the bytes of the block with this name."""
     return np.random.default_rng(int.from_bytes(name)).bytes(size_bytes)
 
 
@@ -40,7 +40,7 @@ def block(name: BlockHash, size_bytes: int) -> tuple[BlockHash, memoryview]:
 
 
 def room(name: BlockHash, size_bytes: int, *, aligned: bool = False) -> tuple[BlockHash, memoryview]:
-    """Memory for a block to land in: as an arena has it, or as anybody has it."""
+    """Return memory for a block, aligned as in an arena or not."""
     if aligned:
         return name, memoryview(mmap.mmap(-1, size_bytes))
     return name, memoryview(bytearray(size_bytes + 1))[1:]
@@ -51,7 +51,7 @@ def put(store: Store, wanted: Sequence[BlockHash], size_bytes: int) -> list[bool
 
 
 def get(store: Store, wanted: Sequence[BlockHash], size_bytes: int, *, aligned: bool = False) -> list[bool]:
-    """Ask for blocks, and check that what comes is what they are."""
+    """Get blocks, and check the bytes of those that are found."""
     rooms = [room(name, size_bytes, aligned=aligned) for name in wanted]
     found = store.get(rooms)
     for (name, memory), is_there in zip(rooms, found, strict=True):
@@ -60,7 +60,7 @@ def get(store: Store, wanted: Sequence[BlockHash], size_bytes: int, *, aligned: 
 
 
 def ask_until_reachable(store: Store) -> None:
-    """Bounded by the number of asks, each of which goes to the server."""
+    """Bounded by the number of attempts, each of which calls the server."""
     for _ in range(100_000):
         if store.counters.reachable:
             return

@@ -1,4 +1,4 @@
-"""What every Store owes to the tiers above it: the right bytes or a miss, whatever happens beside it."""
+"""The contract of every Store: the right bytes or a miss, whatever happens."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Made:
     open: Callable[[], Store]
     block_bytes: int
     outlives: bool
-    """Finds its blocks again after it was closed."""
+    """Blocks survive a close."""
     forgets: bool
-    """Makes room by itself, the oldest first."""
+    """It evicts the oldest blocks by itself."""
     is_ordered: bool = True
-    """Knows how old its blocks are, down to one call."""
+    """It knows the order of its blocks, even within one call."""
 
 
 def _memory(folder: Path, block_bytes: int) -> Made:
@@ -102,7 +102,7 @@ def _objects(endpoint: str, block_bytes: int) -> Made:
 
 @pytest.fixture
 def pool_node() -> Iterator[Callable[..., Made]]:
-    """A node in this process: its threads and sockets are those of a real one."""
+    """A node in this process, with the threads and sockets of a real one."""
     nodes: list[StoreNode] = []
 
     def make(block_bytes: int, options: str = "") -> Made:
@@ -186,7 +186,7 @@ def _held(made: Made, store: Store) -> list[BlockHash]:
 
 
 def _as_told(made: Made, blocks: list[BlockHash]) -> list[BlockHash]:
-    """In their order of age, or in any fixed one where the other side does not know it."""
+    """Ordered by age, or sorted if the server does not know the age."""
     return blocks if made.is_ordered else sorted(blocks)
 
 
@@ -257,7 +257,7 @@ def test_a_full_store_forgets_the_oldest(made: Made, store: Store) -> None:
 
 
 def test_more_than_everything_in_one_call(made: Made, store: Store) -> None:
-    """What it says it kept, it has."""
+    """Blocks that it reports as kept can be read."""
     many = names(CAPACITY_BLOCKS * 2)
     kept = put(store, many, made.block_bytes)
     held = store.held()
@@ -335,7 +335,7 @@ ACTIONS = st.lists(
 )
 @given(actions=ACTIONS)
 def test_it_says_what_the_plain_dict_says(kind: str, actions: list[tuple[str, list[int]]], tmp_path_factory) -> None:
-    """Any order of calls and openings: the answers and the order of the store in memory, which is not closed."""
+    """For any order of calls and restarts: the same answers and order as the store in memory."""
     made, some = FILES[kind](tmp_path_factory.mktemp("store")), names(40)
     oracle, store = MemoryStore(block_bytes=made.block_bytes, capacity_bytes=24 * made.block_bytes), made.open()
     for action, numbers in actions:

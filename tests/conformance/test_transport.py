@@ -1,4 +1,4 @@
-"""What every Transport owes to those who hand over KV: whole bytes in order, or an error and no write after it."""
+"""The contract of every Transport: all bytes in order, or an error and no write after it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def kit(request: pytest.FixtureRequest) -> Iterator[Kit]:
 
 @pytest.mark.parametrize("checksum", [False, True])
 def test_bytes_arrive_in_order_however_both_sides_are_cut(kit: Kit, checksum: bool) -> None:
-    """What an oracle says that joins the source's extents and cuts them anew; no other byte is touched."""
+    """Compared with an oracle that joins the source's extents and cuts them again; no other byte changes."""
     rng = random.Random(5)
     source, target = kit.side(), kit.side()
     content = source.fill(1)
@@ -46,7 +46,7 @@ def test_bytes_arrive_in_order_however_both_sides_are_cut(kit: Kit, checksum: bo
 
 
 def test_thousands_of_little_runs(kit: Kit) -> None:
-    """KV that is cut layer by layer, shuffled on both sides: no run is lost, and none lands in another's place."""
+    """KV that is cut layer by layer and shuffled on both sides: every run arrives in its own place."""
     source, target = kit.side(), kit.side()
     content, runs = source.fill(1), SIZE_BYTES // 96
     orders = [random.Random(seed).sample(range(runs), runs) for seed in (1, 2)]
@@ -60,7 +60,7 @@ def test_thousands_of_little_runs(kit: Kit) -> None:
 
 
 def test_several_regions_on_both_sides(kit: Kit) -> None:
-    """An arena is not all that a host may register."""
+    """A host may register more than its arena."""
     source, target = kit.side(), kit.side()
     more_source, more_target = kit.side(4096), kit.side(4096)
     assert source.transport.register(more_source.arena.memory, descriptor=more_source.arena.fd) == 1
@@ -128,7 +128,7 @@ def test_bytes_cross_processes(kit: Kit) -> None:
 
 
 def test_a_pull_tells_when_it_is_over(kit: Kit) -> None:
-    """Once, whether it was asked before or after, and whether it went well or not."""
+    """Once, whether `then` is called before or after the end, for success and failure."""
     source, target = kit.side(), kit.side()
     ticket, _ = offered(source)
     for each in (ticket, msgspec.structs.replace(ticket, number=ticket.number + 1)):
@@ -172,7 +172,7 @@ def test_a_lease_ends(kit: Kit) -> None:
 
 @pytest.mark.parametrize("how", ["withdraw", "expire"])
 def test_an_offer_that_ends_under_the_pull_fails_it(kit: Kit, how: str) -> None:
-    """The source may write its memory at once: what comes later is never taken for good, and nothing writes then."""
+    """The source may write its memory at once: later bytes are never accepted, and no write follows the error."""
     if not kit.holds:
         pytest.skip(f"nothing can hold the bytes of {kit.name} under way")
     now = [0.0]
@@ -193,7 +193,7 @@ def test_an_offer_that_ends_under_the_pull_fails_it(kit: Kit, how: str) -> None:
 
 
 def test_a_withdrawal_at_any_moment_leaves_whole_bytes_or_an_error(kit: Kit) -> None:
-    """Never some of what the source wrote after it."""
+    """Never bytes that the source has written after it."""
     source, target = kit.side(4 * SIZE_BYTES), kit.side(4 * SIZE_BYTES)
     content = source.fill(1)
     spoilt = bytes(4 * SIZE_BYTES)
@@ -215,7 +215,7 @@ def test_a_withdrawal_at_any_moment_leaves_whole_bytes_or_an_error(kit: Kit) -> 
 
 
 def test_a_cancelled_pull_writes_nothing_more(kit: Kit) -> None:
-    """Though its bytes are on the way; and the connection is good for other pulls."""
+    """Although its bytes are under way. Other pulls still work."""
     if not kit.holds:
         pytest.skip(f"nothing can hold the bytes of {kit.name} under way")
     source, gate = kit.side(8 * SIZE_BYTES), Gate(200_000)
@@ -266,7 +266,7 @@ def test_one_pull_that_fails_harms_no_other(kit: Kit) -> None:
 
 
 def test_the_death_of_the_source_is_an_error(kit: Kit) -> None:
-    """kill -9 while its bytes are on the way. What had come stays parts, and nothing is written after the error."""
+    """kill -9 while bytes are under way: an error, and no write after it."""
     if not kit.crosses:
         pytest.skip(f"{kit.name} stays in one process")
     gate = Gate(200_000)

@@ -1,4 +1,4 @@
-"""What only a device can do to a pull: fail under it, be slow, and be short of lanes. Beside the whole suite.
+"""Failures of a device during pulls: errors, slowness, and a shortage of lanes. In addition to the suite.
 
 The device is `HostDeviceMemory`, whose copies a test holds or fails.
 """
@@ -23,7 +23,7 @@ SIZE_BYTES = 1 << 20
 
 
 class Device:
-    """Copies as it is told to: it fails after so many bytes, or waits at a gate."""
+    """A device whose copies fail after a number of bytes, or wait at a gate."""
 
     def __init__(self, *, fails_after_bytes: int | None = None, gate: Gate | None = None) -> None:
         self.left_bytes = fails_after_bytes
@@ -69,7 +69,7 @@ def kit(request: pytest.FixtureRequest) -> Iterator[Kit]:
 
 @pytest.mark.parametrize("where", ["source", "target"])
 def test_a_device_that_fails_under_a_pull_fails_it(kit: Kit, where: str) -> None:
-    """Nothing writes afterwards, and once it works again so does the next pull, over the same lanes."""
+    """No write follows, and the next pull works over the same lanes once the device does."""
     broken, sound = Device(fails_after_bytes=300_000), Device()
     source = side_on(kit, (broken if where == "source" else sound).copy)
     target = side_on(kit, (broken if where == "target" else sound).copy)
@@ -86,7 +86,7 @@ def test_a_device_that_fails_under_a_pull_fails_it(kit: Kit, where: str) -> None
 
 
 def test_a_cancel_waits_for_the_device(kit: Kit) -> None:
-    """What it copies cannot be called back; when the cancel returns, it copies into the target no more."""
+    """A copy under way cannot be stopped; when the cancel returns, it has ended."""
     gate = Gate(200_000)
     slow = Device(gate=gate)
     source, target = kit.side(), side_on(kit, slow.copy)
@@ -105,7 +105,7 @@ def test_a_cancel_waits_for_the_device(kit: Kit) -> None:
 
 
 def test_hosts_with_one_lane_that_pull_from_each_other_come_to_an_end(kit: Kit) -> None:
-    """Neither holds what the other one waits for."""
+    """Neither side holds a lane that the other one waits for."""
     sides = [side_on(kit, Device().copy, lanes=1) for _ in range(3)]
     contents = [side.fill(seed) for seed, side in enumerate(sides)]
     step = SIZE_BYTES // 8
@@ -122,7 +122,7 @@ def test_hosts_with_one_lane_that_pull_from_each_other_come_to_an_end(kit: Kit) 
 
 
 def test_memory_of_this_machine_is_copied_to_a_device() -> None:
-    """Over shared memory: from a host's arena, which lends itself; a device's cannot."""
+    """Over shared memory, from an arena in host memory; one on a device cannot be mapped."""
     with kit_of("shm") as kit:
         source, target = kit.side(), side_on(kit, Device().copy)
         ticket, content = offered(source)

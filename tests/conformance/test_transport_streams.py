@@ -68,7 +68,7 @@ def test_nobody_there_is_an_error(tcp: Kit) -> None:
 
 
 def test_an_address_that_is_no_name_is_an_error_every_time(tcp: Kit) -> None:
-    """Python refuses it with no OSError. More often than there are streams: none of them may be left behind dead."""
+    """Python raises no OSError for it. Repeated more often than there are streams, so that none may die."""
     source, target = tcp.side(), tcp.side()
     ticket, _ = offered(source)
     wrong = msgspec.structs.replace(ticket, address="a..b:1")
@@ -98,7 +98,7 @@ def test_without_a_thread_that_receives_a_pull_fails_and_the_next_one_may_go(
 
 
 def test_hostile_bytes_do_not_end_the_listener(tcp: Kit) -> None:
-    """Random ones, and requests with random fields: the connection is closed or refused, and others are served."""
+    """Random bytes, and requests with random fields: the connection ends, and others are served."""
     source, target = tcp.side(), tcp.side()
     ticket, content = offered(source)
     host, port = ticket.address.split(":")
@@ -120,7 +120,7 @@ def test_hostile_bytes_do_not_end_the_listener(tcp: Kit) -> None:
 
 @pytest.mark.parametrize("how", ["withdraw", "expire"])
 def test_an_offer_that_ends_under_the_last_piece_fails_the_pull(tcp: Kit, how: str) -> None:
-    """When every byte has been asked for already, the trailer alone tells."""
+    """When every byte has been requested already, only the trailer reports it."""
     now = [0.0]
     source, gate = tcp.side(32 * SIZE_BYTES, now_s=lambda: now[0]), Gate(200_000)
     target = tcp.side(32 * SIZE_BYTES)
@@ -140,7 +140,7 @@ def test_an_offer_that_ends_under_the_last_piece_fails_the_pull(tcp: Kit, how: s
 
 
 def test_connections_are_limited(tcp: Kit) -> None:
-    """One more than may be is told so; when others go, it is served."""
+    """One connection beyond the limit is refused, and is served once another one ends."""
     source, target = tcp.side(), tcp.side()
     narrow = TcpTransport("127.0.0.1:0", limits=TcpLimits(connections_max=2), source=source.source)
     tcp.opened.callback(narrow.close)

@@ -1,4 +1,4 @@
-"""Movers of hosts whose arenas are on a GPU: KV goes between them, to hosts without one and back, and into tiers.
+"""Movers of hosts with arenas on a GPU: KV between them, to hosts without a GPU and back, and into tiers.
 
 The driver is `tests/data/fake_cuda.c`, which stands for libcuda alone: the processes and all else are the real ones.
 """
@@ -54,7 +54,7 @@ Wanted = TypeVar("Wanted", bound=FromMoverMessage)
 
 
 class MoverProcess:
-    """A mover and the arena that it was given."""
+    """A mover process and its arena."""
 
     def __init__(self, folder: Path, arena: Arena | CudaArena, layout: KVLayout, **more: object) -> None:
         self.arena, self.layout = arena, layout
@@ -107,7 +107,7 @@ class MoverProcess:
         return bytes(self.arena.memory)
 
     def _runs(self, content: bytearray) -> Iterator[tuple[int, memoryview]]:
-        """Where each rank's part of every block lies, and what of the arena's bytes that is."""
+        """Return the place of each rank's part of every block."""
         assert isinstance(self.arena, CudaArena)
         for part, shard in zip(self.arena.parts, self.layout.shards, strict=True):
             for block in range(BYTES // self.layout.block_bytes):
@@ -130,7 +130,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Movers:
-    """Starts movers by the name of where their arena is."""
+    """Start movers by the device of their arena."""
 
     def __init__(self, folder: Path, opened: ExitStack) -> None:
         self._folder, self._opened = folder, opened
@@ -188,7 +188,7 @@ def test_blocks_go_over_and_nothing_beside_them(movers: Movers, ways: tuple[str,
 
 @pytest.mark.parametrize("layout", [WHOLE, SHARED], ids=["one GPU", "two GPUs"])
 def test_kv_is_converted_for_a_device(movers: Movers, layout: KVLayout) -> None:
-    """What a host's arena gets from the same source is the oracle."""
+    """The oracle is a host's arena that pulls from the same source."""
     source = movers.start("gpu", layout)
     device, host = movers.start("gpu", HALVES), movers.start("cpu", HALVES)
     for mover in (source, device, host):
@@ -217,7 +217,7 @@ def test_the_death_of_a_source_is_told(movers: Movers) -> None:
 
 
 def test_tiers_keep_blocks_of_a_device(movers: Movers, tmp_path: Path) -> None:
-    """In a file: what was stored comes back into other blocks, past the death of the mover."""
+    """A file tier: stored blocks are read into other blocks, after the death of the mover."""
     tiers = (TierConfig(url=f"file://{tmp_path}/kv?bytes={64 * WHOLE.block_bytes}"),)
     names = tuple(BlockHash(b"%016d" % number) for number in range(5))
     first = movers.start("gpu", tiers=tiers, fingerprint="f")

@@ -1,4 +1,4 @@
-"""Tiers below hosts that join: what a mover has written is read again, after its host was killed and on another one."""
+"""Tiers of joined hosts: blocks are read again after the host was killed, and by another host."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ STORED = ("baton_tier_blocks_total", 'outcome="stored"')
 
 
 def complete(client: httpx.Client) -> tuple[str, int]:
-    """Ask for a text. Returns it, and how many tokens of the prompt were not computed for it."""
+    """Request a completion. Return the text and the number of cached tokens."""
     answer = client.post("/v1/completions", json=BODY).raise_for_status().json()
     return answer["choices"][0]["text"], answer["timings"]["cached_tokens"]
 
 
 def wait_for_hosts(server: RunningServer, *names: str, stored_blocks: int = 0) -> dict[str, dict]:
-    """Wait until just these hosts are ready, with so many blocks in the first tier of each. Returns them by name."""
+    """Wait until exactly these hosts are ready, with so many blocks in each one's first tier. Return them by name."""
     for _ in range(ASKS_MAX):
         hosts = {host["id"]: host for host in server.cluster()["hosts"] if host["state"] == "ready"}
         if set(hosts) == set(names) and all(
@@ -84,7 +84,7 @@ def test_a_host_finds_what_it_kept_before_it_was_killed(tmp_path: Path) -> None:
 
 
 def test_a_mover_that_is_killed_is_followed_by_one_that_writes_on(tmp_path: Path) -> None:
-    """What it was asked for when it died counts as not done; nothing of the books is lost, and the text is the same."""
+    """Its unfinished commands count as failed, no block is lost in the accounts, and the text is the same."""
     arguments = (*MIXED, "--tier", f"file://{tmp_path}?bytes=64e6&io=buffered")
     with (
         listening("hash", "--hosts", "1") as server,
@@ -108,7 +108,7 @@ def test_a_mover_that_is_killed_is_followed_by_one_that_writes_on(tmp_path: Path
 
 
 def test_what_another_server_puts_into_a_shared_store_is_found(tmp_path: Path) -> None:
-    """Both run: the one that has computed nothing asks the store what is new, and reads it."""
+    """Both hosts run: the idle one lists the store's new blocks and reads them."""
     node = StoreNode(host="127.0.0.1", port=0, capacity_bytes=64_000_000)
     config = tmp_path / "baton.toml"
     config.write_text(f"[[tiers]]\nurl = 'pool://{node.address}'\nlist_s = 0.1\n")

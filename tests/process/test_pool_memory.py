@@ -36,7 +36,7 @@ class _Borrower:
     memory: memoryview
 
     def slots(self, count: int) -> list[memoryview]:
-        """Read where blocks lie, or may lie."""
+        """Receive the slots of blocks."""
         places = PLACE.iter_unpack(receive(self.connection, count * PLACE.size))
         return [self.memory[offset : offset + BLOCK_BYTES] for _, offset in places]
 
@@ -58,7 +58,7 @@ def _borrowing(node: StoreNode, block_bytes: int = BLOCK_BYTES) -> Iterator[_Bor
 
 
 def test_on_the_nodes_machine_its_memory_is_lent(node: StoreNode) -> None:
-    """Bytes go over no socket then; `via=tcp` says that they shall. Both find what the other has put."""
+    """No block goes through a socket then, except with `via=tcp`. Both clients find each other's blocks."""
     near, far = open_pool(f"pool://{node.address}"), open_pool(f"pool://{node.address}?via=tcp")
     assert isinstance(near, NodeStore)
     assert isinstance(far, NodeStore)
@@ -137,7 +137,7 @@ def test_a_borrower_that_ends_in_the_middle_of_a_block_leaves_nothing(node: Stor
 
 
 def test_what_is_being_read_is_not_given_away(node: StoreNode) -> None:
-    """Until the borrower says that it is done, or ends: the node forgets other blocks first."""
+    """Until the client is done or ends, the node evicts other blocks."""
     store = open_pool(f"pool://{node.address}")
     put(store, names(10), BLOCK_BYTES)
     with _borrowing(node) as borrower:

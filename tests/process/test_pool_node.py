@@ -1,8 +1,9 @@
-"""`baton pool`: other layouts, clients that end in mid-sentence, death of the node, damage on its way."""
+"""`baton pool`: other layouts, clients that end in the middle of a block, death of the node, damaged bytes."""
 
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import socket
 import subprocess
@@ -32,7 +33,7 @@ from tests.stores import BLOCK_BYTES, ask_until_reachable, get, names, open_pool
 
 @contextmanager
 def _baton_pool(*, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run the command. Yields it and its URL."""
+    """Run the command. Yield its process and URL."""
     command = [sys.executable, "-m", "baton.cli.main", "pool", "--bytes", "4e6", "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as node:
         assert node.stdout is not None
@@ -71,6 +72,7 @@ def test_a_node_that_is_stopped_delays_no_caller_for_long(monkeypatch: pytest.Mo
         store = open_pool(url)
         put(store, names(5), BLOCK_BYTES)
         node.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, node.pid, os.WSTOPPED)
         assert get(store, names(5), BLOCK_BYTES) == [False] * 5
         assert put(store, names(1, first=50), BLOCK_BYTES) == [False]
         assert not store.counters.reachable
@@ -107,7 +109,7 @@ def test_another_layout_is_refused(node: StoreNode, fingerprint: str, block_byte
 
 
 def test_however_small_the_first_blocks_are_slots_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever comes first says how large blocks are: a node with 100 GB must not make as many slots for one byte."""
+    """The first client sets the block size: a node of 100 GB must not create slots of one byte."""
     monkeypatch.setattr(module, "SLOTS_MAX", 3)
     node = StoreNode(host="127.0.0.1", port=0, capacity_bytes=10 * BLOCK_BYTES)
     store = open_pool(f"pool://{node.address}")
@@ -126,7 +128,7 @@ def _dial(node: StoreNode) -> socket.socket:
 
 
 def test_a_client_that_ends_in_the_middle_of_a_block_leaves_nothing(node: StoreNode) -> None:
-    """Nothing of its blocks is named, and their slots are free again: ten blocks fit into ten slots."""
+    """Its blocks are not stored and their slots are free again: ten blocks fit into ten slots."""
     store = open_pool(f"pool://{node.address}")
     half = names(10, first=100)
     with _dial(node) as connection:
@@ -142,7 +144,7 @@ def test_a_client_that_ends_in_the_middle_of_a_block_leaves_nothing(node: StoreN
 
 
 def test_a_node_that_says_nothing_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes the connection and hangs: an error at the opening."""
+    """A node that accepts the connection and hangs is an error at the opening."""
     monkeypatch.setattr("baton.move.store.node_link.ANSWER_TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(StoreError, match="no bytes came in time"):
         open_pool(f"pool://127.0.0.1:{silent.getsockname()[1]}")
@@ -160,7 +162,7 @@ def test_what_is_no_request_ends_the_connection_only(node: StoreNode) -> None:
 
 
 def test_bytes_that_changed_on_the_way_are_a_miss(node: StoreNode) -> None:
-    """The checksum is of whoever put the block; whoever gets it compares."""
+    """The client that puts a block computes its checksum, and the client that gets it compares."""
     store = open_pool(f"pool://{node.address}")
     assert isinstance(store, NodeStore)
     with _dial(node) as connection:

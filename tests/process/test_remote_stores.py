@@ -1,4 +1,4 @@
-"""Stores on other machines whose server dies, comes back, is full, or gives other bytes: misses, and nobody waits."""
+"""Stores whose server dies, comes back, is full or returns wrong bytes: misses, and no caller waits."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_redis_that_dies_is_a_miss_and_comes_back(tmp_path: Path, caplog: pyte
 
 
 def test_a_redis_that_is_full_keeps_nothing_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It answers, with an error: the store stays in reach, and what is there is served."""
+    """It answers with an error: the store stays reachable, and stored blocks are found."""
     with redis_server(tmp_path, options=("--maxmemory", "6mb")) as port:
         store = _redis(port)
         kept = [put(store, [name], BLOCK_BYTES)[0] for name in names(60)]
@@ -73,7 +73,7 @@ def test_a_redis_that_is_full_keeps_nothing_more(tmp_path: Path, caplog: pytest.
 
 
 def test_damage_in_a_redis_is_a_miss_and_is_mended_by_the_next_put(tmp_path: Path) -> None:
-    """A changed byte, a piece that is missing, another block's bytes, a header of another block."""
+    """A changed byte, a missing piece, the bytes or the header of another block."""
     import redis
 
     with redis_server(tmp_path) as port:
@@ -116,7 +116,7 @@ def test_hosts_with_different_layouts_share_a_redis(tmp_path: Path) -> None:
 
 
 def test_an_opening_that_nobody_answers_is_an_error(tmp_path: Path) -> None:
-    """Not a store that loses what it is given: it says where it looked."""
+    """An error with the address, instead of a store that loses all blocks."""
     with redis_server(tmp_path) as port:
         pass
     with pytest.raises(StoreError, match=f"no Redis answers at redis://127.0.0.1:{port}"):

@@ -1,4 +1,4 @@
-"""The keeper of worker processes, with real ones: when it is ready, when it goes on, and when it gives up."""
+"""The supervisor with real worker processes: ready, restarts, and giving up."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _parts(log: str = "") -> Parts:
 
 
 async def _first_notice(parts: Parts, setups: Sequence[WorkerSetup], arena_fd: int, restarts_max: int) -> str:
-    """Start the workers and wait until all that are left are ready, or none is left. Returns which it was."""
+    """Start the workers and wait until all remaining ones are ready, or none remains. Return which."""
     notice: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     notices = Notices(
         tell=lambda text: None,

@@ -24,7 +24,7 @@ def tier_blocks(server: RunningServer, outcome: str) -> float:
 
 
 def complete(server: RunningServer, prompt: str = PROMPT) -> tuple[str, int]:
-    """Ask for a text. Returns it, and how many tokens of the prompt were not computed for it."""
+    """Request a completion. Return the text and the number of cached tokens."""
     with server.client() as client:
         body = {"prompt": prompt, "max_tokens": 40, "ignore_eos": True, "temperature": 0}
         answer = client.post("/v1/completions", json=body).json()

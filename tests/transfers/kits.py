@@ -1,4 +1,4 @@
-"""What the conformance suite needs of each transport: two sides of it, and a way to hold bytes under way."""
+"""Fixtures of the conformance suite for every transport: two sides, and a gate that holds bytes."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from tests.transfers.wires import Alter, Gate, Proxy
 ROOT = Path(__file__).resolve().parent.parent.parent
 PIECE_BYTES = 64 << 10
 TRANSPORTS = ("memory", "shm", "tcp", "nixl", "memory staged", "tcp staged", "nixl staged")
-"""`staged`: the memories are a device's, which transports copy from and to in portions."""
+"""`staged`: the memories are a device's, copied in portions."""
 PORTION_BYTES = 24_000
-"""Not a part of a piece."""
+"""Not a divisor of a piece."""
 LANES = 3
 
 
 @dataclass
 class Side:
-    """One process' end: a transport and a memory that it knows."""
+    """One end: a transport and its registered memory."""
 
     transport: Transport
     source: Source
@@ -48,7 +48,7 @@ class Side:
     region: int
 
     def fill(self, seed: int) -> bytes:
-        """Random bytes everywhere. Returns them."""
+        """Fill the memory with random bytes and return them."""
         content = random.Random(seed).randbytes(self.arena.bytes_total)
         self.arena.memory[:] = content
         return content
@@ -65,14 +65,14 @@ class Side:
 
 
 class RemoteSide:
-    """A source in a process of its own, which offers all of its memory."""
+    """A source in another process, which offers its whole memory."""
 
     def __init__(self, process: subprocess.Popen[bytes], ticket: Ticket) -> None:
         self.process = process
         self.ticket = ticket
 
     def say(self, words: str) -> None:
-        """Have it do something (see `source_process`), and wait until it is done."""
+        """Send a command (see `source_process`), and wait until it is done."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(words.encode() + b"\n")
@@ -86,7 +86,7 @@ class RemoteSide:
 
 @dataclass
 class Kit:
-    """One transport under test. Everything that it made is closed at the end of the test."""
+    """One transport under test. Everything that it has made is closed at the end."""
 
     name: str
     staged: bool = False
@@ -126,7 +126,7 @@ class Kit:
                 return transport_of(name, source)
 
     def through(self, ticket: Ticket, gate: Gate) -> Ticket:
-        """A ticket whose bytes go through the gate. Those of one machine go through the target's copies."""
+        """Return a ticket whose bytes pass the gate: by a proxy, or in the target's copies."""
         return self.proxied(ticket, gate=gate)[1] if self.name == "tcp" else ticket
 
     def through_ended(self) -> None:
@@ -148,7 +148,7 @@ class Kit:
 
 
 def register(transport: Transport, arena: Arena, staged: bool) -> int:
-    """Make an arena known, as memory of the host or as what stands for a device's."""
+    """Register an arena, as host memory or as device memory."""
     if not staged:
         return transport.register(arena.memory, descriptor=arena.fd)
     device = HostDeviceMemory(arena.memory)
@@ -165,7 +165,7 @@ def transport_of(name: str, source: Source, listen: str = "") -> Transport:
 
 
 def held_copy(gate: Gate) -> Copy:
-    """Copies in small steps, each after the gate has let it pass."""
+    """Copy in small steps, each of which passes the gate."""
 
     def copy(moves: Moves) -> None:
         for source, target, size_bytes in moves.tolist():
@@ -192,7 +192,7 @@ def kit_of(name: str) -> Iterator[Kit]:
 
 
 def random_extents(rng: random.Random, size_bytes: int, *, total_bytes: int, region: int = 0) -> list[Extent]:
-    """Extents that do not overlap, in any order, of `total_bytes` in all."""
+    """Return extents that do not overlap, in random order, of `total_bytes` in all."""
     cuts = sorted(rng.sample(range(1, total_bytes), min(rng.randrange(0, 40), total_bytes - 1)))
     sizes = [after - before for before, after in zip([0, *cuts], [*cuts, total_bytes], strict=True)]
     spare = size_bytes - total_bytes
@@ -214,7 +214,7 @@ def offered(source: Side, seed: int = 1, **more: object) -> tuple[Ticket, bytes]
 
 
 def assert_quiet(source: Side, target: Side, gate: Gate) -> None:
-    """Nothing writes to the target any more, whatever was under way is let loose."""
+    """Assert that no byte of the target changes after the gate is opened."""
     before = target.content()
     gate.open()
     ticket = source.transport.offer([Extent(0, 1, source.region)], lease_s=600.0)

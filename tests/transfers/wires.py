@@ -1,4 +1,4 @@
-"""A wire between two transports that a test holds, cuts, or damages."""
+"""A connection between two transports that a test can hold, cut or damage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Alter = Callable[[int, bytearray], None]
 
 
 class Gate:
-    """Lets so many bytes pass, then holds whoever brings more until it is opened."""
+    """Lets a number of bytes pass, then blocks until it is opened."""
 
     def __init__(self, passing_bytes: int) -> None:
         self._left_bytes = passing_bytes
@@ -39,7 +39,7 @@ class Gate:
 
 
 class Proxy:
-    """Passes a TCP source's answers on through a gate, altered. Requests go through as they are."""
+    """A proxy that passes a TCP source's answers through a gate and may change them."""
 
     def __init__(self, address: str, *, gate: Gate | None = None, alter: Alter | None = None) -> None:
         host, port = address.rsplit(":", 1)

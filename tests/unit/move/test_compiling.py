@@ -1,4 +1,4 @@
-"""Where compiled C++ is kept: what is wrong with that place is told, and no build waits behind another library's."""
+"""The cache of compiled C++: clear errors, and builds of different libraries do not wait for each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from baton.move.compiling import NativeSources, NativeUnavailableError
 
 @dataclass
 class Place:
-    """A library, a compiler that is a shell script, and where the result is to be kept."""
+    """A library, a shell script as its compiler, and a cache folder."""
 
     library: NativeSources
     cache: Path
@@ -56,7 +56,7 @@ def test_a_compiler_that_cannot_be_run_is_told(place: Place) -> None:
 
 
 def test_what_was_built_needs_no_compiler_any_more(place: Place) -> None:
-    """As in an image whose first stage has one, and whose last has not."""
+    """As in an image that is built with a compiler and runs without one."""
     built = place.library.library_path()
     (place.cache.parent / "g++").unlink()
     assert place.library.library_path() == built
@@ -78,7 +78,7 @@ def test_another_c_library_or_processor_has_a_library_of_its_own(place: Place, m
 
 
 def test_a_build_does_not_wait_for_that_of_another_library(place: Place) -> None:
-    """Somebody builds `one`, which takes as long as it likes."""
+    """Another process builds `one` for a long time."""
     built = place.library.library_path()
     with built.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

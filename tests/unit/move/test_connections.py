@@ -1,4 +1,4 @@
-"""Connections: as many as may be, each served by its own thread until it ends."""
+"""The connection server: a bounded number of connections, each served by its own thread."""
 
 from __future__ import annotations
 

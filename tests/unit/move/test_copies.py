@@ -1,4 +1,4 @@
-"""Copies of many runs at once: the same bytes with a compiler and without, and nothing beside them."""
+"""Copies of many runs at once write the same bytes with and without a compiler, and no others."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _joined(memory: np.ndarray, runs: list[tuple[int, int]]) -> bytes:
 
 @pytest.mark.parametrize("total_bytes", [1000, PAST_CACHE_BYTES - 1, PAST_CACHE_BYTES, 2 * PAST_CACHE_BYTES + 77])
 def test_every_byte_comes_and_no_other_is_touched(copy: Copy, total_bytes: int) -> None:
-    """Within the cache and past it, cut differently on both sides, at any alignment."""
+    """In and beyond the size of the cache, with different cuts on both sides, at any alignment."""
     rng = random.Random(total_bytes)
     for _ in range(4):
         source = np.frombuffer(np.random.default_rng(rng.randrange(99)).bytes(SIZE_BYTES), np.uint8)
@@ -71,7 +71,7 @@ def test_runs_that_are_cut_alike_are_not_cut_further() -> None:
 
 
 def test_moves_of_any_run_of_bytes_can_be_cut_out() -> None:
-    """At every beginning and end, also within one move; addresses have all their 64 bits, and the list stays whole."""
+    """For every start and end, also within one move. Addresses use all 64 bits, and the list is not modified."""
     rows = [[2**63 + 10, 70, 5], [2**63 + 90, 20, 7], [2**62 + 1, 30, 1]]
     moves = MoveList(np.array(rows, np.uint64))
     bytes_ = [(source + i, target + i) for source, target, size in rows for i in range(size)]

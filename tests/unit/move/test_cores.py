@@ -1,4 +1,4 @@
-"""Who may use less than the machine has starts fewer threads, whichever version of control groups says so."""
+"""A CPU quota of either version of control groups limits the number of threads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from baton.move.cores import cpu_quota, own_cores, usable_cores
 def test_the_least_quota_of_all_groups_around_counts(
     own: str, limits: dict[str, str], quota: float, tmp_path: Path
 ) -> None:
-    """As a container sees them: its own group is the root, or one below it."""
+    """The files as a container sees them: its own group is the root, or one below it."""
     groups, mine = tmp_path / "groups", tmp_path / "cgroup"
     mine.write_text(own + "\n")
     for group, limit in limits.items():

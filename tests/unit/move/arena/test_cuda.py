@@ -58,7 +58,7 @@ def arena(library: str) -> Iterator[CudaArena]:
 
 
 def test_another_process_reads_and_writes_the_same_bytes(arena: CudaArena, library: str) -> None:
-    """The descriptor goes to it as it goes to a worker."""
+    """The process gets the descriptor as a worker does."""
     last = arena.memory.address + BYTES - 5
     ctypes.memmove(last, b"baton", 5)
     command = [sys.executable, "-c", READER, library, str(arena.fd), str(BYTES)]
@@ -114,7 +114,7 @@ def test_auto_is_the_cpu_where_no_gpu_is_usable(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("choice", ["cuda", "cuda:1"])
 def test_a_gpu_that_is_asked_for_and_not_there_is_a_config_error(choice: str, tmp_path: Path) -> None:
-    """What is missing, and what to do: here the driver, or (first) a PyTorch with CUDA."""
+    """The message names the missing part (PyTorch with CUDA, or the driver) and what to do."""
     missing = r"torch \S+ is a build for CPUs|no NVIDIA driver"
     card = msgspec.structs.replace(hash_card(), format="safetensors")
     with pytest.raises(ConfigError, match=rf"--device is {choice}, but .*({missing}).*; use --device cpu"):
@@ -124,7 +124,7 @@ def test_a_gpu_that_is_asked_for_and_not_there_is_a_config_error(choice: str, tm
 
 
 def test_room_is_what_workers_leave(library: str) -> None:
-    """Of 8 GiB, each of two workers takes 2 GiB beside weights; nine tenths of the rest go to KV."""
+    """Of 8 GiB, each of two workers needs 2 GiB beside its weights; nine tenths of the rest are for KV."""
     driver, card = CudaDriver(0, library), hash_card()
     layout = card.layout(block_tokens=4, dtype="uint8")
     room = device_budget([driver], Topology(), card, layout)
@@ -134,7 +134,7 @@ def test_room_is_what_workers_leave(library: str) -> None:
 
 
 def in_another_thread(call) -> None:
-    """Where no context is current yet."""
+    """In a thread without a current context."""
     failures: list[Exception] = []
 
     def run() -> None:
@@ -158,7 +158,7 @@ def buffer(arena: CudaArena) -> Iterator[CopyBuffer]:
 
 
 def test_bytes_go_out_and_in_by_any_thread(arena: CudaArena, buffer: CopyBuffer) -> None:
-    """In the order of the moves, once they are waited for: this driver copies as late as it may."""
+    """In the order of the moves, and complete after `wait`: this driver copies as late as possible."""
     ctypes.memmove(arena.memory.address, b"0123456789", 10)
     moves = np.array([[7, 0, 3], [0, 3, 2]])
     in_another_thread(lambda: buffer.copy_out(moves))
@@ -173,7 +173,7 @@ def test_bytes_go_out_and_in_by_any_thread(arena: CudaArena, buffer: CopyBuffer)
 
 @pytest.mark.parametrize("move", [(BYTES - 1, 0, 2), (0, 999, 2)])
 def test_a_copy_that_the_driver_refuses_is_a_failed_transfer(buffer: CopyBuffer, move: tuple[int, int, int]) -> None:
-    """Past the arena, and past the buffer."""
+    """Beyond the arena, and beyond the buffer."""
     for begin in (buffer.copy_out, buffer.copy_in):
         with pytest.raises(TransferError, match=r"the GPU does not copy KV: .* code 1: invalid argument"):
             begin(np.array([move]))
@@ -185,7 +185,7 @@ def test_a_buffer_that_nobody_can_have_is_a_failed_transfer(arena: CudaArena) ->
 
 
 def test_ranks_have_their_own_parts_of_an_arena_and_of_its_room(library: str) -> None:
-    """Two stages of 2 and 1 layers: on the first one's device there is less room for as many blocks."""
+    """With two stages of 2 and 1 layers, the first stage's device limits the number of blocks."""
     drivers = [CudaDriver(index % 2, library) for index in range(4)]
     room = device_budget(drivers, Topology(mixed=1), hash_card(), SHARED)
     assert room.free_bytes == (6 << 30) * SHARED.block_bytes // SHARED.shards[0].size_bytes
@@ -205,7 +205,7 @@ def test_an_arena_that_does_not_fit_on_every_device_takes_none(library: str) -> 
 
 
 def test_blocks_of_several_ranks_are_their_parts_in_a_row(library: str) -> None:
-    """Against a copy byte by byte, of runs that begin and end anywhere."""
+    """Compared with a copy byte by byte, for runs with any start and end."""
     drivers, blocks = [CudaDriver(index % 2, library) for index in range(4)], 6
     made = create_cuda_arena(places_of(drivers, SHARED, blocks))
     size = blocks * SHARED.block_bytes

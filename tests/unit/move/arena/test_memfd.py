@@ -1,4 +1,4 @@
-"""The arena: one memory, many mappings; sealed, nameless, and clear about what the host refuses."""
+"""The arena: one anonymous, sealed memory with many mappings, and clear errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from baton.move.arena.memfd import Arena, create_arena, open_arena
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="sealed memory without a name is Linux's")
 
 BYTES = 9 * 1024 * 1024 + 4096
-"""Over one prefault and not a multiple of it."""
+"""More than one prefault step, and not a multiple of it."""
 
 
 @pytest.fixture
@@ -31,14 +31,14 @@ def mapped_again(arena: Arena) -> Arena:
 
 @pytest.mark.parametrize("size", [0, BYTES - 4096, BYTES + 4096])
 def test_it_cannot_change_its_size_under_a_reader(arena: Arena, size: int) -> None:
-    """A reader of a page that is gone dies of SIGBUS."""
+    """A process that reads a removed page dies of SIGBUS."""
     with pytest.raises(PermissionError):
         os.ftruncate(arena.fd, size)
     assert os.fstat(arena.fd).st_size == BYTES
 
 
 def test_the_seals_cannot_be_added_to(arena: Arena) -> None:
-    """A worker that could seal against writing would end all others."""
+    """A worker that could seal the file against writing would break all others."""
     fcntl = pytest.importorskip("fcntl")
     with pytest.raises(PermissionError):
         fcntl.fcntl(arena.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
@@ -54,7 +54,7 @@ def test_a_second_mapping_sees_the_bytes_of_the_first_and_the_other_way_round(ar
 
 
 def test_the_memory_outlives_the_mapping_of_its_creator() -> None:
-    """Workers go on with their blocks when the server's own mapping is closed."""
+    """Workers keep their blocks after the server has closed its own mapping."""
     first = create_arena(4096)
     first.memory[:4] = b"kept"
     second = mapped_again(first)
@@ -64,7 +64,7 @@ def test_the_memory_outlives_the_mapping_of_its_creator() -> None:
 
 
 def test_prefault_covers_the_arena_and_leaves_alone_what_another_mapping_writes(arena: Arena) -> None:
-    """Between any two pieces, and in pages that are prefaulted after they were written."""
+    """At every position, and in pages that are prefaulted after they were written."""
     other = mapped_again(arena)
     places = [0, 4095, 8 * 1024 * 1024 - 1, 8 * 1024 * 1024, BYTES - 1]
     start, rounds = 0, 0
@@ -83,7 +83,7 @@ def test_prefault_covers_the_arena_and_leaves_alone_what_another_mapping_writes(
 
 
 def test_prefault_reserves_the_pages(arena: Arena) -> None:
-    """So that no step pays for their first use: the file has its pages before anybody wrote a byte."""
+    """The file has its pages before the first write, so that no step pays for it."""
     assert os.fstat(arena.fd).st_blocks == 0
     moved = arena.prefault(0)
     if moved == BYTES:

@@ -1,4 +1,4 @@
-"""Encryption at rest: nothing readable below, nothing accepted that was not written with this key."""
+"""Encryption at rest: the inner store holds no plain text, and only bytes of this key are accepted."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _below(inner: MemoryStore, name: bytes) -> bytearray:
 
 
 def test_room_that_the_store_below_loses_is_known_above(inner: MemoryStore) -> None:
-    """A disk fills up while it is used."""
+    """The disk becomes full during use."""
     store = _around(inner)
     assert store.capacity_blocks == 50
     inner.capacity_blocks = 7
@@ -44,7 +44,7 @@ def test_room_that_the_store_below_loses_is_known_above(inner: MemoryStore) -> N
 
 
 def test_below_nothing_can_be_read(inner: MemoryStore) -> None:
-    """No run of the block's bytes is there, and the same block written twice looks different."""
+    """No plain bytes are stored, and a block that is written twice has two different ciphertexts."""
     store, (name,) = _around(inner), names(1)
     put(store, [name], BLOCK_BYTES)
     first = _below(inner, name)
@@ -58,7 +58,7 @@ def test_below_nothing_can_be_read(inner: MemoryStore) -> None:
 
 @pytest.mark.parametrize("place", [0, 11, 12, 2000, BLOCK_BYTES + 11, BLOCK_BYTES + OVERHEAD_BYTES - 1])
 def test_changed_bytes_are_a_miss(inner: MemoryStore, place: int) -> None:
-    """In the nonce, in the block, in the tag; it is counted, forgotten, and mended by the next put."""
+    """In the nonce, the block or the tag. The block is counted and removed, and the next put stores it again."""
     store, (name, other) = _around(inner), names(2)
     put(store, [name, other], BLOCK_BYTES)
     changed = _below(inner, name)
@@ -74,7 +74,7 @@ def test_changed_bytes_are_a_miss(inner: MemoryStore, place: int) -> None:
 
 
 def test_blocks_that_changed_places_are_misses(inner: MemoryStore) -> None:
-    """A block is bound to its name: who can write below cannot answer with another block of this key."""
+    """A block is bound to its name: the inner store cannot return another block of the same key."""
     store, (one, two) = _around(inner), names(2)
     put(store, [one, two], BLOCK_BYTES)
     swapped = [(one, memoryview(_below(inner, two))), (two, memoryview(_below(inner, one)))]
@@ -98,7 +98,7 @@ def _key_file(path: Path, data: bytes, mode: int = 0o600) -> Path:
 
 
 def test_a_folder_of_another_key_is_refused(tmp_path: Path) -> None:
-    """Told at the opening, with both keys' fingerprints and neither key."""
+    """The error has both keys' fingerprints, and neither key."""
     for number, key in enumerate((KEY, OTHER_KEY)):
         _key_file(tmp_path / str(number), key)
     urls = [f"file://{tmp_path}/store?bytes=1e6&key_file={tmp_path}/{number}" for number in (0, 1)]

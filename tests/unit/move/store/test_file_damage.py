@@ -1,4 +1,4 @@
-"""A damaged file is a miss and a number, never an answer."""
+"""A damaged file causes misses and counts, never wrong bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _open(folder: Path, *, blocks: int = BLOCKS, fingerprint: str = "a layout") 
 
 @pytest.fixture(params=["index", "scan"])
 def opened_after(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Callable[[Path], None]], FileStore]:
-    """Fill a store, close it, do something to its files, open it again: with its index, and without."""
+    """Fill and close a store, change its files, and open it again, with and without its index."""
     store = _open(tmp_path)
     assert all(put(store, names(BLOCKS), BLOCK_BYTES))
     store.close()
@@ -54,7 +54,7 @@ def _flip(path: Path, offset_bytes: int, bit: int) -> None:
 
 
 def test_a_flipped_bit_is_a_miss(opened_after, tmp_path: Path) -> None:
-    """Wherever it is in the header or in the block; its neighbours are whole, and the room is used again."""
+    """At any position in the header or block. Its neighbours are intact, and the slot is used again."""
     drawn = random.Random(4)
     places = [drawn.randrange(HEADER_BYTES) for _ in range(12)]
     places += [ALIGNMENT_BYTES + drawn.randrange(BLOCK_BYTES) for _ in range(12)]
@@ -73,7 +73,7 @@ def test_a_flipped_bit_is_a_miss(opened_after, tmp_path: Path) -> None:
 
 
 def test_every_bit_of_a_header_counts(tmp_path: Path) -> None:
-    """Found by the scan: no bit of what is written can change without making the slot empty or the block the same."""
+    """Every changed bit makes the slot empty, or leaves the block unchanged."""
     store = _open(tmp_path)
     put(store, names(1), BLOCK_BYTES)
     store.close()
@@ -110,7 +110,7 @@ def _open_large(folder: Path) -> FileStore:
 
 @pytest.mark.parametrize("part", [0, 1, 2])
 def test_a_flipped_bit_in_any_part_of_a_large_block_is_a_miss(tmp_path: Path, part: int) -> None:
-    """Parts are read and summed up by several threads; the other block is whole."""
+    """Several threads read the parts of a block. The other block is intact."""
     store = _open_large(tmp_path)
     put(store, names(2), LARGE_BYTES)
     _flip(tmp_path / SEGMENT, LARGE_SLOT_BYTES + ALIGNMENT_BYTES + part * PART_BYTES + 50, 3)
@@ -145,7 +145,7 @@ def test_a_large_block_whose_file_ends_within_it_is_a_miss(tmp_path: Path, left_
 
 @pytest.mark.parametrize("block_bytes", [BLOCK_BYTES, LARGE_BYTES])
 def test_a_disk_that_gives_nothing_back_is_a_miss_and_no_damage(tmp_path: Path, block_bytes: int) -> None:
-    """Its blocks may be whole. What cannot be read is forgotten, and put again elsewhere."""
+    """An unreadable block is removed and stored elsewhere; the others may be intact."""
     store = FileStore(
         tmp_path, layout_fingerprint="a layout", block_bytes=block_bytes, capacity_bytes=4 * slot_bytes(block_bytes)
     )
@@ -192,7 +192,7 @@ def test_a_removed_segment_is_an_empty_one(opened_after) -> None:
 
 @pytest.mark.parametrize("written_bytes", [80, ALIGNMENT_BYTES, ALIGNMENT_BYTES + 4096, SLOT_BYTES - 1])
 def test_a_torn_write_is_a_miss(opened_after, tmp_path: Path, written_bytes: int) -> None:
-    """A slot that has the beginning of a new block and the end of the old one is neither."""
+    """A slot with the beginning of a new block and the end of the old one is empty."""
     other = tmp_path / "other"
     store = _open(other)
     put(store, names(BLOCKS, first=50), BLOCK_BYTES)
@@ -217,7 +217,7 @@ def test_headers_that_changed_places_are_misses(opened_after) -> None:
 
 
 def test_slots_that_changed_places_are_misses(opened_after) -> None:
-    """Header and block fit each other, but this is not where they were written."""
+    """Header and block match each other, but not their slot."""
 
     def swap(path: Path) -> None:
         data = path.read_bytes()
@@ -232,7 +232,7 @@ def test_slots_that_changed_places_are_misses(opened_after) -> None:
 
 @pytest.mark.parametrize("harm", [b"", b"nonsense", None])
 def test_a_damaged_index_is_not_believed(tmp_path: Path, harm: bytes | None) -> None:
-    """None: its last byte is changed."""
+    """None: change its last byte."""
     store = _open(tmp_path)
     put(store, names(BLOCKS), BLOCK_BYTES)
     store.close()
@@ -246,7 +246,7 @@ def test_a_damaged_index_is_not_believed(tmp_path: Path, harm: bytes | None) -> 
 
 
 def test_an_index_of_another_time_gives_no_wrong_block(tmp_path: Path) -> None:
-    """Brought back by a restored copy, say: every block that is elsewhere by now is a miss."""
+    """As after restoring an old copy: every block that has moved since is a miss."""
     store = _open(tmp_path)
     put(store, names(BLOCKS), BLOCK_BYTES)
     store.close()
@@ -261,7 +261,7 @@ def test_an_index_of_another_time_gives_no_wrong_block(tmp_path: Path) -> None:
 
 
 def test_an_emptied_slot_that_was_dropped_stays_whole_after_a_crash(tmp_path: Path) -> None:
-    """Two slots may name one block after a crash: the younger is taken, the other is room."""
+    """After a crash two slots may have the same block: the younger one is used, the other is free."""
     store = _open(tmp_path)
     first, second = names(2)
     put(store, [first, second], BLOCK_BYTES)

@@ -1,4 +1,4 @@
-"""A file store's folder: who may use it, what for, how large it is, and what a full disk does."""
+"""The folder of a file store: its lock, its description, its capacity, and a full disk."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def test_a_folder_has_one_owner(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("below", ["", "kv/below"])
 def test_a_file_is_no_folder(tmp_path: Path, below: str) -> None:
-    """Nor is there a folder in it. The operating system says that it exists, which sounds as it should be."""
+    """Nor a folder inside a file. The system's message, "exists", would mislead."""
     (tmp_path / "taken").write_text("a file")
     with pytest.raises(StoreError, match=f"{tmp_path}/taken is a file, and a folder is wanted"):
         _open(tmp_path / "taken" / below, 4)
 
 
 def test_a_folder_that_may_not_be_looked_into_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor may its neighbours be asked about then, whether they are files."""
+    """Not even the kinds of its parents can be read then."""
 
     def refuse(path: Path, **_: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
@@ -66,7 +66,7 @@ def test_a_folder_that_may_not_be_looked_into_is_told(tmp_path: Path, monkeypatc
     ],
 )
 def test_a_folder_of_another_layout_is_refused_and_left_alone(tmp_path: Path, there: dict, here: dict) -> None:
-    """The error names both values, the folder is not locked by it, and its owner finds everything again."""
+    """The error has both values, and the folder stays usable for its owner."""
     store = _open(tmp_path, 4, **there)
     put(store, names(2), there.get("block_bytes", BLOCK_BYTES))
     store.close()
@@ -97,7 +97,7 @@ def test_room_for_no_block_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("indexed", [True, False])
 def test_the_capacity_may_change_between_two_runs(tmp_path: Path, *, indexed: bool) -> None:
-    """Less: the files shrink, and what lay behind is gone. More: there is room."""
+    """A smaller capacity cuts the files off; a larger one adds slots."""
     for blocks in (12, 5, 20):
         store = _open(tmp_path, blocks)
         held = store.held()
@@ -111,7 +111,7 @@ def test_the_capacity_may_change_between_two_runs(tmp_path: Path, *, indexed: bo
 
 
 def test_files_grow_as_they_fill(tmp_path: Path) -> None:
-    """The capacity is a bound, not what an empty store takes."""
+    """The capacity is a bound; an empty store takes less."""
     store = _open(tmp_path, 10 * GROWTH_BYTES // slot_bytes(BLOCK_BYTES))
     assert (tmp_path / "segment-0000.kv").stat().st_size == 0
     put(store, names(1), BLOCK_BYTES)
@@ -132,7 +132,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_disk_without_any_room_keeps_nothing(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """No exception, one line in the log, and a number."""
+    """It raises nothing, logs one line, and counts an error."""
     store = _open(small_disk, 100)
     with pytest.raises(OSError, match="No space"):
         (small_disk / "something-else").write_bytes(bytes(3 << 20))
@@ -150,7 +150,7 @@ def test_a_disk_without_any_room_keeps_nothing(small_disk: Path, caplog: pytest.
 def test_without_memory_for_a_call_nothing_is_kept_and_nothing_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slots that were meant for it are free again, and what is there is found when there is memory again."""
+    """The reserved slots are free again, and stored blocks are found once there is memory."""
     store = _open(tmp_path, 4)
     assert put(store, names(2), BLOCK_BYTES) == [True] * 2
 
@@ -196,7 +196,7 @@ print(kept.count(True), store.counters.io_errors > 0)
 
 
 def test_a_write_that_fails_keeps_nothing(tmp_path: Path) -> None:
-    """Slots lie where this process may not write any more: False for those, and what is found is right."""
+    """This process may not write some of the slots: their puts are refused, and all gets are correct."""
     source = str(Path(__file__).parents[4])
     done = subprocess.run(
         [sys.executable, "-c", LIMITED, str(tmp_path)], cwd=source, capture_output=True, text=True, check=True

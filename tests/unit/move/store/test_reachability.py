@@ -1,4 +1,4 @@
-"""A store's server that does not answer."""
+"""A store whose server does not answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton.move.store.reachability import Reachability
 
 
 def test_without_a_thread_that_asks_again_the_next_call_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else nobody ever would: the store would be out of reach for the life of the process."""
+    """Otherwise no thread would probe the server, and the store would stay unreachable for ever."""
     asked = threading.Event()
     reach = Reachability("there", asked.set, (OSError,))
 

@@ -1,4 +1,4 @@
-"""A store of several files: the same numbers of slots mean the same places, whichever files there are."""
+"""A store of several files: a slot's number determines its place, whatever the capacity."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SLOT_BYTES = slot_bytes(BLOCK_BYTES)
 
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three slots a file, two at a time: eleven blocks are in four files."""
+    """With three slots per file and growth by two, eleven blocks need four files."""
     monkeypatch.setattr("baton.move.store.segments.SEGMENT_BYTES", 3 * SLOT_BYTES + 100)
     monkeypatch.setattr("baton.move.store.segments.GROWTH_BYTES", 2 * SLOT_BYTES)
 
@@ -74,7 +74,7 @@ def test_less_capacity_removes_files(tmp_path: Path) -> None:
 
 
 def test_closing_waits_for_the_calls_under_way(tmp_path: Path) -> None:
-    """What a put has said to be kept is there after a close that came in its middle; what came later was refused."""
+    """A put that overlaps a close keeps the blocks that it has reported; later puts are refused."""
     for turn in range(10):
         store, kept = _open(tmp_path / str(turn), 400), {}
 
@@ -95,7 +95,7 @@ def test_closing_waits_for_the_calls_under_way(tmp_path: Path) -> None:
 def test_a_disk_with_room_for_less_than_a_piece_is_used_as_far_as_it_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A piece is of 64 slots; the disk has room for five."""
+    """Growth is 64 slots, and the disk has room for five."""
     monkeypatch.setattr("baton.move.store.segments.SEGMENT_BYTES", 100 * SLOT_BYTES)
     monkeypatch.setattr("baton.move.store.segments.GROWTH_BYTES", 64 * SLOT_BYTES)
     allocate = os.posix_fallocate

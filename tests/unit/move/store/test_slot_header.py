@@ -1,4 +1,4 @@
-"""What a store on a server finds beside its own blocks."""
+"""Keys of other programs on a store's server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton.move.store.slot_header import parse_name
 
 @pytest.mark.parametrize("text", ["readme.txt", "0f1", "0F", "0f 1e", "sub/0f", "\ufffd"])
 def test_what_somebody_else_has_put_there_is_no_block(text: str) -> None:
-    """Nor is what would be asked for under another name than the one that it has."""
+    """A key that does not round-trip is not a block's name either."""
     assert parse_name(text) is None
 
 

@@ -1,4 +1,4 @@
-"""A slot that is being read belongs to its reader."""
+"""A slot that is being read is not reused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _filled() -> SlotTable:
 
 
 def test_making_room_passes_over_what_is_being_read() -> None:
-    """The reader of the oldest block finds it whole: the next one is forgotten in its place."""
+    """The oldest block is being read, so the next one is evicted."""
     table = _filled()
     assert table.begin_read(A) == 0
     assert table.reserve(1) == ([1], 1)

@@ -1,4 +1,4 @@
-"""Store URLs: what they open, and that every mistake in one is told at once."""
+"""Store URLs: the stores that they open, and all of their mistakes in one error."""
 
 from __future__ import annotations
 

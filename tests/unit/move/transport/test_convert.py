@@ -1,4 +1,4 @@
-"""KV comes over a real transport, some of it into place and some through staging, as a plan says."""
+"""A copy plan over a real transport: some bytes arrive in place, others through staging."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
     ids=["same", "blocks of 40", "8 ranks, 2 stages", "int8"],
 )
 def test_what_is_pulled_and_unstaged_is_what_one_memory_would_have_given(ends: Ends, target_layout: KVLayout) -> None:
-    """Into arenas where the other bytes are somebody else's: they stay as they are."""
+    """The other bytes of the arenas stay unchanged."""
     source_blocks = [BlockId(block) for block in (4, 5, 6, 0, 2)]
     target_blocks = [BlockId(block) for block in (7, 1, 2, 3, 0)]
     source = np.random.default_rng(5).normal(size=8 * MODEL.block_bytes // 2).astype(np.float16).view(np.uint8)

@@ -1,4 +1,4 @@
-"""The threads that copy: whoever waits for a pull hears of whatever went wrong in them."""
+"""The threads that copy: every failure in them reaches the waiting caller."""
 
 from __future__ import annotations
 

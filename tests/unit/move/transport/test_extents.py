@@ -1,4 +1,4 @@
-"""Runs of bytes as arrays: what lies outside is refused before an address is made of it."""
+"""Runs of bytes as arrays: runs outside of a region are refused before they become addresses."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ MEMORY = memoryview(bytearray(random.Random(1).randbytes(1000)))
     ],
 )
 def test_what_lies_outside_is_refused(extent: Extent, words: str) -> None:
-    """Among others that are fine. A ticket comes from elsewhere, and its numbers become addresses."""
+    """Among valid ones: the numbers of a foreign ticket become addresses."""
     with pytest.raises(TransferError, match=words):
         Spread(rows_of([Extent(0, 1000), extent, Extent(7, 7)]), {0: MEMORY})
 
 
 def test_any_part_can_be_cut_out() -> None:
-    """As views, and as addresses: what an oracle says that joins the extents first."""
+    """As views and as addresses, compared with an oracle that joins the extents first."""
     rng = random.Random(3)
     for _ in range(50):
         extents = [Extent(rng.randrange(900), rng.randrange(1, 100)) for _ in range(rng.randrange(1, 12))]
@@ -51,7 +51,7 @@ def test_any_part_can_be_cut_out() -> None:
 
 
 def test_neighbours_are_collated() -> None:
-    """Those that follow each other in one region, in this order; the cut does not change the list it is made of."""
+    """Adjacent rows of one region are merged, and a cut does not modify the list."""
     rows = rows_of([Extent(0, 10), Extent(10, 5), Extent(15, 1, 1), Extent(30, 2, 1), Extent(32, 2, 1), Extent(0, 9)])
     merged = collated(rows)
     assert merged.tolist() == [[0, 15, 0], [15, 1, 1], [30, 4, 1], [0, 9, 0]]

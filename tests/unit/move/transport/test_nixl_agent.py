@@ -1,4 +1,4 @@
-"""The only thread that touches NIXL, when it ends before its time."""
+"""The thread that calls NIXL, after a bug has ended it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytest.importorskip("nixl_cu12", reason="NIXL is not installed: pip install -e '
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_bug_in_the_thread_is_told_to_whoever_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The traceback is the thread's. Nobody waits for ever, now or later."""
+    """Its traceback is printed, and no caller waits for ever."""
     agent = NixlAgent("a")
 
     def fail(*_: object) -> None:

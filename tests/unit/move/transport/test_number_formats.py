@@ -1,4 +1,4 @@
-"""KV numbers change their type as torch does it, and as the native engine rounds what it stores in 8 bits."""
+"""KV numbers are converted as torch does it, and 8-bit numbers as the native engine does it."""
 
 from __future__ import annotations
 
@@ -111,6 +111,6 @@ def test_what_is_no_number_is_zero_and_spares_the_rest_of_its_head(dtype: KVDtyp
 
 @pytest.mark.parametrize(("dtype", "largest"), [("int8", [127, 129]), ("fp8", [0x7E, 0xFE])])
 def test_numbers_too_small_for_a_finite_factor_are_the_largest_codes(dtype: KVDtype, largest: list[int]) -> None:
-    """As the engine has it: what they are worth is in the scale."""
+    """As in the engine: the scale holds the magnitude."""
     cells = encoded(np.array([[1e-37, -1e-37]], np.float32), dtype)
     assert cells[0, :2].tolist() == largest

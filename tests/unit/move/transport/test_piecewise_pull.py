@@ -1,4 +1,4 @@
-"""The verdict on a pull: it comes, whatever the last look at its offer ends with."""
+"""A pull ends, whatever its last check of the offer raises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only shared memory has: borrowing without a copy, and who may map what."""
+"""Shared memory: borrowing without a copy, and permission to map memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def kit() -> Iterator[Kit]:
 
 
 def test_an_offer_can_be_read_where_it_lies(kit: Kit) -> None:
-    """Without a copy: a change at the source is seen. And nobody can change it from here."""
+    """Without a copy: a change at the source is visible, and the views are read-only."""
     source, target = kit.side(), kit.side()
     assert isinstance(target.transport, ShmTransport)
     source.fill(1)
@@ -66,7 +66,7 @@ def test_memory_without_a_descriptor_is_not_offered(kit: Kit) -> None:
 
 @pytest.mark.parametrize("kind", ["memfd", "file"])
 def test_a_file_that_could_shrink_is_not_mapped(kit: Kit, kind: str) -> None:
-    """Reading behind its end would kill the reader."""
+    """Reading behind the end of a file kills the process."""
     source, target = kit.side(), kit.side()
     with tempfile.TemporaryFile() if kind == "file" else open(os.memfd_create("unsealed"), "r+b") as file:
         file.truncate(100)
@@ -86,7 +86,7 @@ def test_another_machine_is_told_by_its_address(kit: Kit) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_is_refused(kit: Kit) -> None:
-    """Though it has a good ticket."""
+    """Even with a valid ticket."""
     source = kit.side()
     ticket, _ = offered(source)
     code = (
@@ -108,7 +108,7 @@ def test_another_user_is_refused(kit: Kit) -> None:
 
 
 def test_a_source_that_is_asked_just_now_is_not_waited_for() -> None:
-    """Whoever meets a new source looks whether old ones are gone. One that hangs must not hold up his other pulls."""
+    """Adding a source checks whether others are gone. A source that hangs must not block that check."""
     asked, let_go = threading.Event(), threading.Event()
 
     def connect(_stall_s: float) -> socket.socket:

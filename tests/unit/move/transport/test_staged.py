@@ -1,4 +1,4 @@
-"""Bytes of a device pass through a bounded host memory, one portion under way while another is used."""
+"""Device bytes pass through bounded staging buffers, two portions at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PORTION_BYTES = 1_000
 
 
 class CountedMemory(HostDeviceMemory):
-    """Knows the buffers that it gave."""
+    """A device that remembers its buffers."""
 
     def __init__(self, memory: memoryview, copy: Callable[[Moves], None] = copy_one_by_one) -> None:
         super().__init__(memory, copy)
@@ -37,7 +37,7 @@ class CountedMemory(HostDeviceMemory):
 
 
 class LateBuffer(ThreadedBuffer):
-    """Copies when it is waited for, and not before: whoever forgets to wait moves other bytes."""
+    """A buffer that copies in `wait` only, so that a forgotten wait moves wrong bytes."""
 
     def __init__(self, device_address: int, size_bytes: int) -> None:
         super().__init__(device_address, size_bytes, copy_one_by_one)
@@ -144,7 +144,7 @@ def test_a_portion_is_on_its_way_in_while_the_next_one_is_filled() -> None:
 
 
 def test_leaving_early_waits_for_what_is_under_way() -> None:
-    """Nothing reads the device, nor writes a buffer that the next one borrows."""
+    """No copy is left that would use a buffer of the next borrower."""
     busy = [0]
     gate = Gate(0)
 
@@ -167,7 +167,7 @@ def test_leaving_early_waits_for_what_is_under_way() -> None:
 
 
 def test_host_memory_is_bounded_however_many_read_and_write() -> None:
-    """And everybody comes to his turn."""
+    """And every transfer gets a lane in the end."""
     memory, device = device_of()
     staged = StagedMemory(device, portion_bytes=PORTION_BYTES, lanes=2)
     half = SIZE_BYTES // 2
@@ -212,7 +212,7 @@ def test_a_device_that_fails_is_an_error_and_no_lane_is_lost() -> None:
 
 
 def test_the_last_copy_into_a_device_may_fail_too() -> None:
-    """What was given back as written would be other bytes."""
+    """Otherwise wrong bytes would be reported as written."""
     left = [SIZE_BYTES // PORTION_BYTES]
 
     def copy(moves: Moves) -> None:

@@ -1,4 +1,4 @@
-"""What an agent says while it may not join, and when it gives up."""
+"""The output of an agent that cannot join, and when it gives up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose cores a worker may use while their owner sleeps, as it is told at its start."""
+"""The cores that a worker may borrow while their owner sleeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An address that is not of this machine, and a device that is none, are told at once: asking again changes neither."""
+"""A foreign address and an unknown device are errors at once, without a retry."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton.core.errors import ConfigError
 
 
 def test_an_address_of_another_machine_is_refused_with_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
-    """192.0.2.0/24 is for documentation: nobody has it."""
+    """192.0.2.0/24 is reserved for documentation."""
     assert main(["host", "--join", "http://127.0.0.1:1", "--mixed", "1", "--listen", "192.0.2.7"]) == 2
     said = capsys.readouterr().err
     assert "cannot listen on 192.0.2.7" in said

@@ -1,4 +1,4 @@
-"""What a host says to its server before it has said who it is: nothing."""
+"""A host sends nothing before its hello."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from baton.serve.messages.moving import MoverReady
 
 
 def test_a_mover_that_dies_at_its_first_start_is_not_told_of() -> None:
-    """A server hangs up on whoever speaks before he has said who he is; the next mover may well start."""
+    """A server closes a connection that begins with another message, and the next mover may start."""
     config, card, name = Config(model="hash"), resolve_model("hash"), HostId("a")
 
     async def run() -> list[FromAgentMessage]:

@@ -1,4 +1,4 @@
-"""A mover whose thread fails ends, because its death is the only answer that its orders would ever get."""
+"""A mover whose thread fails exits: only its death can answer the lost order."""
 
 from __future__ import annotations
 

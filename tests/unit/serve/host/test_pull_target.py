@@ -1,4 +1,4 @@
-"""KV that is converted for an arena on a device is what it would be in one of the host, and so is all around it."""
+"""KV that is converted for an arena on a device equals that in host memory, and other bytes stay."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_device_gets_what_a_host_gets(
 
 
 def arrive(spec: CopySpec, sent: bytearray, arena: Memory) -> None:
-    """Do what a mover does, between two transports of this process."""
+    """Carry out a pull as a mover does, between two transports of this process."""
     exchange = MemoryExchange()
     here, there = MemoryTransport(exchange), MemoryTransport(exchange)
     try:

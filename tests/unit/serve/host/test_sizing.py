@@ -1,4 +1,4 @@
-"""What a host is cut into: workers, cores and blocks, on any machine that a test may run on."""
+"""Sizing of a host: workers, cores and blocks, on any machine."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_workers_know_their_role_and_host() -> None:
 
 @given(workers=st.integers(1, 2 * CORES + 1), threads=st.integers(0, CORES + 1))
 def test_no_core_has_two_owners(workers: int, threads: int) -> None:
-    """Either everybody owns as many cores as it has threads, or nobody is pinned."""
+    """Either every worker is pinned to as many cores as it has threads, or none is pinned."""
     shares = share_cores(workers, threads)
     assert len(shares) == workers
     assert {each for each, _ in shares} == {threads or max(1, CORES // workers)}

@@ -1,4 +1,4 @@
-"""Work beside the requests that nobody waits for."""
+"""Background tasks that no caller awaits."""
 
 from __future__ import annotations
 

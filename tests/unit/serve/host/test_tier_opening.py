@@ -1,4 +1,4 @@
-"""What is wrong with the stores below an arena is told at once, and before anything is opened."""
+"""Problems of the tiers' stores are reported together, before any store is opened."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_host_hears_of_a_bad_url_before_it_joins(capsys: pytest.CaptureFixture
 
 
 def test_a_store_that_cannot_be_opened_leaves_none_open(tmp_path: Path) -> None:
-    """The folder of the first can be used again at once: nobody holds its lock."""
+    """The first store's folder is not locked any more."""
     (tmp_path / "taken").write_text("a file")
     good = TierConfig(url=f"file://{tmp_path}/kv?bytes=64e6")
     bad = TierConfig(url=f"file://{tmp_path}/taken?bytes=64e6")

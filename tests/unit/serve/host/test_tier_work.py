@@ -1,4 +1,4 @@
-"""The threads that move blocks to and from stores: hung, failing, large and in order."""
+"""The threads that read and write tiers: hung and failing stores, large commands, and order."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class PlainStore(MemoryStore):
 
 
 class HungStore(PlainStore):
-    """Answers no write until it is let go."""
+    """A store that blocks every write until it is released."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class HungStore(PlainStore):
 
 
 class BrokenStore(PlainStore):
-    """Fails, and then does not."""
+    """A store that fails for a while."""
 
     is_broken = True
 
@@ -73,7 +73,7 @@ class BrokenStore(PlainStore):
 
 
 class LateStore(PlainStore):
-    """Drops when it is let go: what comes after must not overtake that."""
+    """A store whose drop blocks until it is released: later writes must not overtake it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class BrokenArena:
 
 
 class Playing:
-    """Work on an arena whose every block is full of its own number."""
+    """Tier work on an arena in which every byte of a block is its number."""
 
     def __init__(self, stores: dict[str, PlainStore]) -> None:
         self.memory = bytearray(b"".join(bytes([block]) * BLOCK_BYTES for block in range(10)))
@@ -264,7 +264,7 @@ def test_what_an_earlier_run_has_left_is_listed() -> None:
 
 
 class BuggyStore(PlainStore):
-    """Raises what no store may."""
+    """A store that raises an unexpected error."""
 
     def put(self, blocks: Sequence[tuple[BlockHash, memoryview]]) -> list[bool]:
         raise LookupError("a bug of a store")
@@ -306,7 +306,7 @@ def test_a_tier_whose_store_could_not_be_opened_keeps_nothing_and_has_nothing() 
 
 
 def test_a_device_that_fails_keeps_and_reads_nothing_and_is_answered_for() -> None:
-    """What is in the store stays there."""
+    """The stored blocks stay there."""
     store, news = PlainStore(), SimpleQueue[TierNews]()
     store.put([(HEAD, memoryview(bytes(BLOCK_BYTES)))])
     opened = [OpenTier(TierRules(name="tier", blocks_max=9), store)]
@@ -338,7 +338,7 @@ def test_an_arena_on_a_device_keeps_and_gets_blocks_as_one_of_the_host_does() ->
 
 
 def test_a_store_that_was_down_at_the_start_is_tried_until_it_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until then its tier is left alone; then what it has is told, and that it has less room than was taken for it."""
+    """Until then its tier is unused. Then its blocks and its smaller capacity are reported."""
     monkeypatch.setattr(tier_recovery, "BACKOFF", Backoff(0.001, 60.0))
     store, tries = PlainStore(), iter((StoreError("it is down"), StoreError("it is down"), None))
     store.put([(HEAD, memoryview(bytes(BLOCK_BYTES)))])
@@ -370,7 +370,7 @@ def test_a_store_that_was_down_at_the_start_is_tried_until_it_can_be_used(monkey
 
 
 def test_a_store_that_opens_after_the_end_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It hung while it was opened, and nobody waits for it: what it brings is let go at once."""
+    """Its opening hung until after the close: it is closed again at once."""
     monkeypatch.setattr(tier_recovery, "BACKOFF", Backoff(0.001, 60.0))
     asked, let_go, closed = threading.Event(), threading.Event(), threading.Event()
 

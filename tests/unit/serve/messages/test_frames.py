@@ -1,4 +1,4 @@
-"""Frames on a stream: where the bytes are cut in transit changes nothing."""
+"""Frames are received correctly wherever the stream is cut."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_an_incomplete_message_is_kept_back() -> None:
 
 
 def test_a_length_that_no_message_has_is_refused_before_anything_is_kept() -> None:
-    """Four bytes of a stranger's protocol must not make us wait for gigabytes."""
+    """Four bytes of another protocol must not announce a message of gigabytes."""
     with pytest.raises(ValueError, match="more than the"):
         list(FrameReader().feed(b"GET / HTTP/1.1\r\n"))
     with pytest.raises(ValueError, match=str(FRAME_BYTES_MAX + 1)):

@@ -1,4 +1,4 @@
-"""A connection between a server and an agent: messages, silence, nonsense, and a reader that does not read."""
+"""A connection between server and agent: messages, silence, invalid bytes, and a peer that does not read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Note(msgspec.Struct, tag=True):
 
 
 class End:
-    """One end of a connection, and what came to it."""
+    """One end of a connection, with the messages that it has received."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []
@@ -106,7 +106,7 @@ def test_addresses_get_a_port_where_they_have_none(given: str, wanted: str) -> N
 
 
 def test_what_goes_wrong_in_us_is_not_said_to_be_their_nonsense() -> None:
-    """The reader of a good message fails: that is ours, and is seen as it is."""
+    """An error of the handler of a valid message is not blamed on the peer."""
 
     def fail(note: Note) -> None:
         raise ValueError(f"a bug in who reads {note.text}")

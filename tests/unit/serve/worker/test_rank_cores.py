@@ -1,4 +1,4 @@
-"""Which cores the ranks of a worker compute on."""
+"""The cores of a worker's ranks."""
 
 from __future__ import annotations
 

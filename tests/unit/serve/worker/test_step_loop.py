@@ -99,7 +99,7 @@ def _loop(sock: socket.socket) -> StepLoop:
 
 
 def test_a_request_that_the_engine_cannot_compute_fails_alone() -> None:
-    """Its batch is computed again without it, and the worker lives on."""
+    """Its batch is computed again without it, and the worker continues."""
     ours, theirs = socket.socketpair()
     server = Server(ours)
     for name, tokens in (("good", [70, 71, 72]), ("bad", [70, POISON]), ("fine", [80] * 20)):
@@ -120,7 +120,7 @@ def test_a_request_that_the_engine_cannot_compute_fails_alone() -> None:
 
 
 def test_a_worker_on_which_everything_fails_dies() -> None:
-    """Two requests failing in one step: it is the worker that is broken, and its requests may live on elsewhere."""
+    """If two requests fail in one step, the worker is broken, and other workers take its requests."""
     ours, theirs = socket.socketpair()
     server = Server(ours)
     server.start("one", [POISON])
