@@ -139,7 +139,7 @@ def test_a_disk_without_any_room_keeps_nothing(small_disk: Path, caplog: pytest.
     with caplog.at_level(logging.WARNING, logger="baton.store"):
         assert put(store, names(3), BLOCK_BYTES) == [False] * 3
         assert put(store, names(3), BLOCK_BYTES) == [False] * 3
-    assert [record.name for record in caplog.records] == ["baton.move.store"]
+    assert [record.name for record in caplog.records] == ["baton.store"]
     assert "No space left" in caplog.text
     assert store.counters.io_errors == 1
     assert store.counters.refused == 6
