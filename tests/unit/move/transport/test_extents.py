@@ -24,8 +24,8 @@ MEMORY = memoryview(bytearray(random.Random(1).randbytes(1000)))
         (Extent(5, -3), "lie outside"),
         (Extent((1 << 63) - 1, (1 << 63) - 1), "lie outside"),
         (Extent(1 << 63, 1), "larger than any memory"),
-        (Extent(0, 1, 1), "no region 1, 1 are registered"),
-        (Extent(0, 1, -1), "no region -1"),
+        (Extent(0, 1, 1), "region 1 does not exist, 1 are registered"),
+        (Extent(0, 1, -1), "region -1 does not exist"),
     ],
 )
 def test_what_lies_outside_is_refused(extent: Extent, words: str) -> None:
