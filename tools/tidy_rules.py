@@ -276,7 +276,7 @@ class _Constructs(ast.NodeVisitor):
             self.add(node, "inner-import", text)
         for name in imported:
             if name.split(".")[0] == "atexit":
-                self.add(node, "atexit", "atexit runs in an order that nobody chose: close things where they are owned")
+                self.add(node, "atexit", "atexit runs in an unknown order: close things where they are owned")
             if name == "time.sleep":
                 self.add(node, "sleep", "time.sleep() polls: wait for the event itself (a queue, a socket, a process)")
             if name in ("os.environ", "os.getenv"):

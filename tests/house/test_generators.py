@@ -1,4 +1,4 @@
-"""The page generators say of a small source what a reader needs, and `check.py` forgets no failure."""
+"""Page generators render a small source completely, and `check.py` reports every failure."""
 
 from __future__ import annotations
 
