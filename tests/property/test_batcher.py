@@ -251,10 +251,10 @@ class BatchersUnderAnyOrder(RuleBasedStateMachine):
             assert part.start + part.count <= len(part.block_table) * BLOCK_TOKENS, "no room"
             assert part.start + part.count <= len(part.tokens)
             assert part.sample == (part.start + part.count == len(part.tokens))
-        self.check_nobody_starves(process, {part.request_id for part in step.slices})
+        self.check_no_request_starves(process, {part.request_id for part in step.slices})
 
-    def check_nobody_starves(self, process: Process, chosen: set[RequestId]) -> None:
-        """Who decodes and has room is in every step, whatever prompts are there; and a step is never empty for fun."""
+    def check_no_request_starves(self, process: Process, chosen: set[RequestId]) -> None:
+        """Every decoding request with room is in every step, and no step is empty while there is work."""
         view = process.batcher.view(0.0)
         decoding: list[RequestId] = []
         able = 0
@@ -292,7 +292,7 @@ class BatchersUnderAnyOrder(RuleBasedStateMachine):
             if current and isinstance(event, BlocksSealed):
                 self.check_sealed(part, event)
             if current and isinstance(event, RequestDropped):
-                assert event.preempted, "dropped what nobody stopped"
+                assert event.preempted, "dropped a request that was not stopped"
                 part.sealed_blocks = 0
             self.carry(self.pool.handle(event))
             if current and isinstance(event, RequestFinished | PrefillFinished):
@@ -370,7 +370,7 @@ class BatchersUnderAnyOrder(RuleBasedStateMachine):
         assert view.blocks_free + view.blocks_used + view.blocks_cached == view.blocks_total
 
     def teardown(self) -> None:
-        """Let everybody go on: every request ends with its text, and nothing is held."""
+        """Let all requests continue: each ends with its text, and no block stays held."""
         for _ in range(300):
             for part in self.open():
                 if part.worker is None:

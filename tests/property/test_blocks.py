@@ -72,7 +72,7 @@ class BlocksAgainstAModel(RuleBasedStateMachine):
     @precondition(lambda self: any(map(len, self.tables)))
     @rule(data=st.data())
     def seal(self, data: st.DataObject) -> None:
-        """The second block of one name stays nameless: nobody could ever find it."""
+        """A second block with the same hash stays unsealed: it could never be found."""
         owner = data.draw(st.integers(0, len(self.tables) - 1))
         depth = self.named[owner]
         if depth == len(self.tables[owner]):

@@ -1,4 +1,4 @@
-"""Sliding windows: what counts as a hit, in a pool and in the index, and that nothing is let go that somebody reads."""
+"""Sliding windows: hits in a pool and in the index, and no block is freed while a request reads it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ def hit_by_trying(held: list[bool], window: Window | None, first: int) -> int:
 
 
 @given(held=masks, window=st.none() | windows, first=st.integers(0, 3))
-def test_a_hit_is_the_longest_run_that_nobody_misses_a_block_of(
-    held: list[bool], window: Window | None, first: int
-) -> None:
+def test_a_hit_is_the_longest_run_without_a_missing_block(held: list[bool], window: Window | None, first: int) -> None:
     first = 0 if window is None else first
     found = longest_hit(held, window, BLOCK_TOKENS, first)
     assert max(first, found) == max(first, hit_by_trying(held, window, first))

@@ -44,7 +44,7 @@ def test_values_are_read_into_the_tree() -> None:
 
 
 def test_unknown_keys_types_and_ranges_are_told_in_one_go() -> None:
-    """A person who repairs a file wants the whole list, not one problem per start."""
+    """All problems of a file are reported in one run."""
     problems = problems_of(
         """
         modle = "hash"
@@ -98,14 +98,14 @@ def test_what_is_no_toml_says_so() -> None:
         (Topology(decode=3), "3 decode workers, but no worker can prefill: add --prefill N or --mixed N"),
     ],
 )
-def test_a_leg_that_nobody_runs_is_refused(topology: Topology, hint: str) -> None:
+def test_a_role_without_workers_is_refused(topology: Topology, hint: str) -> None:
     assert Config(topology=topology).problems() == [hint]
 
 
 @pytest.mark.parametrize(
     "topology", [Topology(), Topology(prefill=1, decode=1), Topology(mixed=1), Topology(prefill=1, mixed=1)]
 )
-def test_both_legs_with_somebody_to_run_them_are_fine(topology: Topology) -> None:
+def test_workers_for_both_roles_are_accepted(topology: Topology) -> None:
     assert Config(topology=topology).problems() == []
 
 

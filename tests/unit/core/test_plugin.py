@@ -65,7 +65,7 @@ def test_a_mistake_is_a_config_error_in_words(spec: str, options: dict[str, obje
         load_plugin(spec, options, expects=Greeter)
 
 
-def test_whoever_makes_several_is_told_of_a_mistake_before_the_first() -> None:
+def test_a_plugin_maker_reports_a_mistake_before_the_first_instance() -> None:
     make = plugin_maker(f"{HERE}:Polite", {"name": "Ann"}, expects=Greeter)
     one, other = make(), make()
     assert one is not other

@@ -335,10 +335,8 @@ class Batcher:
             return
         self._report.drafted_tokens += part.drafts
         lane.drafter.note(part.drafts, len(outcome.further))
-        for (
-            token,
-            logprob,
-        ) in outcome.further:  # a draft is never a stop token or beyond the limit, so only the last token can end it
+        # A draft is never a stop token or beyond the limit, so only the last token can end the request.
+        for token, logprob in outcome.further:
             self._report.accepted_tokens += 1
             lane.computed_tokens += 1
             self._book_token(lane, SliceResult(token=token, logprob=logprob))

@@ -339,11 +339,10 @@ class Tiers:
             facts = self.arena.facts(block)
             if facts is not None and kept:
                 facts.is_backed = True
+        # The blocks just written are not fresh again: a store that keeps nothing would be asked forever.
         fresh = list(self.arena.fresh or [])
         self.arena.unpin(write.blocks)
-        self.arena.fresh = (
-            fresh  # without the blocks just written, or a store that keeps nothing would be asked forever
-        )
+        self.arena.fresh = fresh
 
     def _load(self, event: LoadWanted) -> LoadBlocks:
         found = self.find(event.hashes)

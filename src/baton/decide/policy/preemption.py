@@ -11,7 +11,7 @@ from baton.core.types import TierHit
 
 
 def read_back_tokens(
-    way: Preemption, tokens: int, held_tokens: int, tier_hits: Sequence[TierHit], cost: CostModel, *, beside: int
+    preemption: Preemption, tokens: int, held_tokens: int, tier_hits: Sequence[TierHit], cost: CostModel, *, beside: int
 ) -> int:
     """Return the leading tokens that the request has after a swap-in; `held_tokens` if no block is read.
 
@@ -26,7 +26,7 @@ def read_back_tokens(
         return hit.load_s + (1 + beside) * rest_s
 
     choices = [TierHit(held_tokens, 0.0), *tier_hits]
-    match way:
+    match preemption:
         case "recompute":
             return held_tokens
         case "swap":
@@ -34,4 +34,4 @@ def read_back_tokens(
         case "cheaper":
             return min(choices, key=lost_s).tokens
         case _:
-            assert_never(way)
+            assert_never(preemption)

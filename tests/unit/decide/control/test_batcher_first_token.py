@@ -7,7 +7,7 @@ from tests.unit.decide.control.test_batcher_prompts import Bench, W
 
 
 def test_a_prompt_whose_first_token_is_left_ends_before_its_last_token() -> None:
-    """Nobody draws anything, and the last token's KV is for whoever goes on."""
+    """The prefill worker samples no token and leaves the KV of the last token to the decode worker."""
     bench = Bench()
     made = bench.start("a", [1, 2, 3, 4, 5], until="prompt")
     step = bench.step()

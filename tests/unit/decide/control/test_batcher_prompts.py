@@ -1,4 +1,4 @@
-"""Which prompts a batcher computes, which it waits for, and who has to wait for whom."""
+"""The prompts that a batcher computes, and the requests that wait for another request's prompt."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_one_prompt_that_is_asked_for_many_times_together_is_computed_once(hash_
 
 
 def test_one_prompt_for_many_on_a_prefill_worker_does_not_start_them_one_by_one() -> None:
-    """Who computed it has been handed off, so one asks what is there, and then all the rest."""
+    """The request that computed the prompt was handed off: one request asks for the hit first, then all others."""
     bench = Bench()
     for name in "abcdefgh":
         bench.start(name, list(range(20, 42)), until="first_token")
@@ -161,7 +161,7 @@ def test_half_of_the_prompt_is_where_waiting_begins_to_pay(own: int, waits: bool
     assert ("b" not in in_step(bench.step())) == waits
 
 
-def test_who_waited_for_a_neighbour_that_is_stopped_computes_by_itself() -> None:
+def test_a_request_that_waited_for_a_stopped_one_computes_by_itself() -> None:
     bench = Bench(step_tokens_max=4)
     prompt = list(range(20, 42))
     bench.start("a", prompt)
@@ -218,7 +218,7 @@ def test_a_stop_token_at_the_last_place_is_a_stop() -> None:
 
 
 def test_a_grant_from_before_a_preemption_is_not_taken() -> None:
-    """The blocks in it went back to the pool with the preemption: somebody else writes them now."""
+    """The preemption returned the granted blocks to the pool: another request writes them now."""
     prompt = list(range(8))
     made = request("a", prompt)
     batcher = new_batcher(W, BatchLimits())
@@ -270,7 +270,7 @@ def test_the_next_block_is_asked_for_before_it_is_needed_and_none_beyond_the_end
     assert len(bench.output("a")) == 10
 
 
-def test_who_was_given_more_room_than_it_asked_for_does_not_ask_for_it_again() -> None:
+def test_a_request_granted_extra_room_does_not_ask_again() -> None:
     """The second grant, to a request that decodes, is 8 blocks where it asked for 4: 9 is the next that it asks for."""
     bench = Bench(blocks=16)
     bench.start("a", list(range(6)), output=30)
@@ -344,7 +344,7 @@ def test_what_is_owed_an_answer_is_not_asked_for_again() -> None:
     assert wants(batcher) == []
 
 
-def test_nobody_waits_for_a_neighbour_that_asks_for_what_is_here_already() -> None:
+def test_a_request_does_not_wait_for_one_that_asks_for_held_blocks() -> None:
     """The second one's answer is late; the third need not wait for it, since the first has sealed the prompt."""
     prompt = list(range(8))
     batcher = new_batcher(W, BatchLimits())
@@ -357,7 +357,7 @@ def test_nobody_waits_for_a_neighbour_that_asks_for_what_is_here_already() -> No
 
 
 def test_where_all_is_computed_the_last_token_is_computed_again() -> None:
-    """After a worker's death between the seal and the token: somebody has to find the token."""
+    """A worker died between the seal and the token: the next attempt must compute the token."""
     prompt = list(range(8))
     batcher = new_batcher(W, BatchLimits())
     table = (BlockId(0), BlockId(1))

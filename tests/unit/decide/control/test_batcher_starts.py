@@ -22,7 +22,7 @@ def test_a_start_is_told_with_the_report_of_its_step() -> None:
     assert all(not report.started for report in bench.reports if not report.tokens)
 
 
-def test_who_goes_on_with_a_request_does_not_start_it() -> None:
+def test_a_continued_request_is_not_reported_as_started() -> None:
     """Nor has it anything to say before its first step: the next token tells that it decodes."""
     bench, prompt = Bench(), list(range(6))
     made = request("a", prompt, output=3)

@@ -51,7 +51,7 @@ def test_it_reaches_a_week_back_and_no_further_than_its_bound(tick_s: float) -> 
     assert len(ticked(COARSE_WINDOWS_MAX + FINE_WINDOWS_MAX + 5, 300.0)) == COARSE_WINDOWS_MAX + FINE_WINDOWS_MAX
 
 
-def test_times_of_joined_windows_are_means_over_their_requests_and_promises_the_tightest() -> None:
+def test_merged_windows_have_mean_latencies_and_the_tightest_slos() -> None:
     early = LoadWindow(end_s=1.0, window_s=1.0, prefilled_requests=1, ttft_s=4.0, finished_requests=3, tpot_s=0.5)
     late = LoadWindow(end_s=2.0, window_s=1.0, prefilled_requests=3, ttft_s=2.0, slo_ttft_s=2.0, slo_tpot_s=0.1)
     both = joined(early, late)

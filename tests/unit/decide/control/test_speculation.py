@@ -207,7 +207,7 @@ def test_a_busy_step_makes_no_guesses() -> None:
 
 
 def test_a_request_that_is_handed_off_after_this_step_makes_no_guesses() -> None:
-    """Nobody would book them: with its first token it leaves."""
+    """Drafts would be lost: the request leaves the worker with its first token."""
     house = House(SpeculationConfig(tokens_max=4, ngram_min=1), BatchLimits())
     prompt, sampling = _parrot()
     request = Request(

@@ -57,7 +57,7 @@ def test_a_gpu_like_a_known_one_is_that_one_but_for_what_is_said() -> None:
     assert described(CustomHardware(name="H100-eco", like="h100", gpu_w=500)).node_w is None
 
 
-def test_arithmetic_and_prices_that_nobody_named_are_not_borrowed() -> None:
+def test_unstated_arithmetic_and_prices_are_not_borrowed() -> None:
     """It is nearest to an H100, which has fp8 and a price."""
     plain = {key: OWN[key] for key in ("name", "memory_bytes")}
     found = described(CustomHardware(**plain, bf16_flops=950e12, memory_bytes_per_s=3.3e12))

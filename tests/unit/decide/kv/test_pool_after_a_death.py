@@ -24,7 +24,7 @@ def want(made: HostPool, name: str, worker: WorkerId, blocks: int, attempt: int 
 
 
 def test_a_request_whose_worker_dies_before_it_gave_its_blocks_back_is_served_again() -> None:
-    """The new start overtakes the news of the death: nobody is left to answer the preemption."""
+    """The restart arrives before the report of the death: no worker is left to answer the preemption."""
     made = pool(4)
     old, young = request("old", 0.0), request("young", 1.0)
     made.handle(StartPrefill(old, 1, A, "end"))
@@ -50,8 +50,8 @@ def test_prompt_logprobs_start_over_with_the_prompt() -> None:
     made.check()
 
 
-def test_blocks_that_a_new_start_gives_back_go_to_those_who_wait() -> None:
-    """Nothing else would wake them: whoever starts anew may itself be asked for only after they are served."""
+def test_blocks_freed_by_a_restart_go_to_waiting_requests() -> None:
+    """No other event would serve them: a restarted worker may itself wait for them."""
     made = pool(4)
     asks, waits = request("asks", 0.0, prompt_logprobs=True), request("waits", 1.0)
     made.handle(StartPrefill(asks, 1, A, "end"))

@@ -1,4 +1,4 @@
-"""Who gets blocks first, and whose words count."""
+"""The order in which a host pool grants blocks, and the messages that it ignores."""
 
 from __future__ import annotations
 

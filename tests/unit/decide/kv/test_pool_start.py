@@ -64,7 +64,7 @@ def test_it_gets_what_its_worker_would_ask_for_and_no_word_besides() -> None:
     made.check()
 
 
-def test_who_has_other_requests_asks() -> None:
+def test_a_busy_worker_asks_for_blocks_itself() -> None:
     made = pool(20)
     start(made, request("first"))
     start(made, request("second"))
@@ -106,7 +106,7 @@ def test_the_prefix_that_is_here_comes_with_it_and_is_never_the_whole_prompt() -
     assert made.table(RequestId("as long"))[1] == 4
 
 
-def test_who_wants_to_know_of_every_prompt_token_finds_none() -> None:
+def test_a_request_with_prompt_logprobs_gets_no_prefix_hit() -> None:
     made = pool(20)
     start(made, request("teller", names=NAMES[:2]))
     made.handle(BlocksSealed(RequestId("teller"), 1, A, 0, NAMES[:2]))
@@ -127,7 +127,7 @@ def test_where_there_is_no_room_it_is_asked_for_and_waited_for() -> None:
     assert grant.command == BlocksGranted(RequestId("second"), 1, made.table(RequestId("second"))[0], 0)
 
 
-def test_nobody_overtakes_those_that_wait() -> None:
+def test_a_start_does_not_overtake_waiting_requests() -> None:
     made = pool(7)
     start(made, request("first"))
     start(made, request("long", prompt=20), B)
@@ -136,7 +136,7 @@ def test_nobody_overtakes_those_that_wait() -> None:
     assert made.table(RequestId("short")) == ((), 0)
 
 
-def test_who_comes_back_to_its_blocks_is_given_no_others() -> None:
+def test_a_returning_request_keeps_its_blocks() -> None:
     made = pool(20)
     start(made, request("moves"))
     before = made.table(RequestId("moves"))

@@ -41,7 +41,7 @@ def test_in_an_empty_arena_a_request_gets_twice_what_it_asks_for_up_to_its_longe
     assert grow(made, "alone", 7) == [10]
 
 
-def test_everybody_has_an_equal_part_of_what_is_spare_and_half_of_the_arena_stays_free() -> None:
+def test_requests_share_spare_blocks_equally_and_half_of_the_arena_stays_free() -> None:
     made = pool(40)
     assert begin(made, "first", 12, 1000) == [20]
     assert begin(made, "second", 4, 1000) == [4]

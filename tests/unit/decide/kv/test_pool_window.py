@@ -85,7 +85,7 @@ def test_without_a_window_nothing_is_let_go() -> None:
 
 
 def test_a_hit_needs_the_blocks_of_the_last_window_only() -> None:
-    """The first ones have been given up, and whoever goes on behind the rest computes nothing of it."""
+    """The first blocks are evicted, but a hit on the blocks inside the window still saves the whole prefix."""
     made = pool(6)
     compute(made, "before", 6)
     assert made.held_tokens(names(6)) == 24
@@ -115,7 +115,7 @@ def test_what_lands_is_what_will_be_seen() -> None:
 
 
 def test_what_has_not_landed_in_whole_is_computed_again() -> None:
-    """Who went on with the last block alone would look at two that are not there."""
+    """A hit on the last block alone is not enough: two more blocks are inside the window."""
     made, moved = pool(4), request("r")
     made.handle(LandingWanted(moved, 2, A, 10, names(10), first_block=7))
     made.handle(LandingEnded(moved.id, 28, names(7)))

@@ -105,7 +105,7 @@ def test_its_sealed_blocks_are_written_when_it_gives_way_and_read_when_it_comes_
     assert come_back(host) == ReadBackWanted(YOUNG, HostId("h"), A, NAMES)
     load = begin(host)
     assert (load.hashes, load.back) == (NAMES, True)
-    assert host.pool.table(YOUNG) == ((), 0), "nobody can go on in them yet"
+    assert host.pool.table(YOUNG) == ((), 0), "the blocks cannot be used yet"
     (grant,) = granted(host.tell(LoadEnded(YOUNG, 7, (True, True, True))), YOUNG)
     assert grant.cached_blocks == 3
     assert grant.block_table[:3] == load.write
@@ -169,7 +169,7 @@ def test_more_that_it_asks_for_meanwhile_it_gets_when_it_is_read() -> None:
 
 
 def test_a_read_may_end_between_two_workers() -> None:
-    """What it has brought is not waited for by anybody: whoever comes next begins anew."""
+    """No request waits for the blocks that were read: the next request starts a new read."""
     host = preempted()
     come_back(host)
     begin(host)
@@ -230,7 +230,7 @@ def test_a_request_that_is_over_is_freed_when_its_read_has_ended() -> None:
     assert (host.pool.view().blocks_used, host.pool.holders) == (0, 0)
 
 
-def test_a_request_that_is_read_back_is_nobody_s_victim() -> None:
+def test_a_request_is_not_preempted_while_its_blocks_are_read() -> None:
     """INV-3: its blocks are taken only when the read has ended; an older one waits for that, and then gets them."""
     host = preempted()
     come_back(host)

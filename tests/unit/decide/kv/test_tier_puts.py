@@ -1,4 +1,4 @@
-"""Whoever waits for a put hears an end, however writes end (INV-1), and what is urgent has a bound (INV-9)."""
+"""Every put reports its end, however its writes end (INV-1), and urgent writes are bounded (INV-9)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def ended(commands: list[KeepingCommand]) -> list[int]:
 
 
 def test_two_puts_with_one_tail_both_end_when_the_first_write_is_refused() -> None:
-    """The first gives up blocks 2 and 3, for which the second waits too: nobody would ever write them."""
+    """The first put drops blocks 2 and 3, for which the second waits too: they would never be written."""
     made = tiers(8)
     seal(made, names(0, 1, 2, 3))
     (store,) = put(made, 1, names(0, 2, 3))
@@ -80,7 +80,7 @@ def test_no_more_blocks_are_urgent_than_the_arena_has() -> None:
     assert all(made.has(name) for name in names(0, 5, 6))
 
 
-def test_a_put_is_written_in_runs_and_what_nobody_waits_for_is_not() -> None:
+def test_only_a_put_is_written_in_runs() -> None:
     """Each run can be taken when it is there; what only becomes cached goes in batches as before."""
     pool = Tier(TierRules(name="pool", blocks_max=100, batch_blocks=4), LeastRecentlyUsed)
     made = Tiers(host=HostId("h"), arena=Blocks(80, LeastRecentlyUsed()), tiers=[pool])

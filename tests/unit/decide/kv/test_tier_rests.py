@@ -60,11 +60,11 @@ def test_what_waited_is_written_when_the_rest_is_over(hosts: tuple[Tiers, Tiers]
     assert store.hashes == (NEW,)
 
 
-@pytest.mark.parametrize("who", [0, 1])
-def test_nothing_is_handed_over_by_a_store_that_either_host_cannot_reach(hosts: tuple[Tiers, Tiers], who: int) -> None:
+@pytest.mark.parametrize("side", [0, 1])
+def test_nothing_is_handed_over_by_a_store_that_either_host_cannot_reach(hosts: tuple[Tiers, Tiers], side: int) -> None:
     near, far = hosts
     assert near.shared_with(far) is near.tiers[0]
-    hosts[who].handle(TierRests("pool", rests=True))
+    hosts[side].handle(TierRests("pool", rests=True))
     assert near.shared_with(far) is None
 
 

@@ -35,7 +35,7 @@ def test_what_is_in_use_stays() -> None:
 
 
 def test_what_goes_when_a_store_lists_more_than_fits_is_no_longer_backed() -> None:
-    """Whoever moves the bytes has died, and the next one lists the store: what the arena has it then has alone."""
+    """The mover has died, and the next one lists the store: blocks missing there exist in the arena only."""
     arena, tier = Blocks(2, LeastRecentlyUsed()), Tier(TierRules(name="file", blocks_max=1), LeastRecentlyUsed)
     tiers = Tiers(host=HostId("h"), arena=arena, tiers=[tier])
     (block,), _ = arena.take(1)

@@ -33,7 +33,7 @@ def test_reads_of_one_size_are_predicted_well() -> None:
     assert speed.load_s(1) >= 0.0
 
 
-def test_who_does_not_read_begins_to_doubt_that_it_is_still_slow() -> None:
+def test_skipped_reads_reduce_the_weight_of_slow_ones() -> None:
     speed = TierSpeed(0.001, 0.0001)
     speed.learn(50, 3.0)
     for _ in range(1000):

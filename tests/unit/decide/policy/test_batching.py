@@ -1,4 +1,4 @@
-"""Batching policies: who is in the next step, and with how many tokens."""
+"""Batching policies: the requests of the next step, and the tokens of each."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ parts = st.builds(
 def test_no_policy_leaves_the_limits_or_stands_still(
     policy: BatchingPolicy, candidates: list[Part], step_tokens_max: int, requests_max: int
 ) -> None:
-    """And nobody is chosen twice, or for more than it has or has room for."""
+    """No request is chosen twice, or with more tokens than it has or has room for."""
     limits = BatchLimits(step_tokens_max=step_tokens_max, requests_max=requests_max)
     chosen = policy.select(candidates, limits, COST)
     assert sum(count for _, count in chosen) <= step_tokens_max
@@ -76,7 +76,7 @@ def test_prefill_first_stops_decodes_while_a_prompt_is_there() -> None:
     assert PrefillFirst().select(full, LIMITS, COST) == [(0, 1), (1, 1), (2, 1), (3, 1)]
 
 
-def test_a_static_batch_takes_nobody_in_until_its_last_is_done() -> None:
+def test_a_static_batch_admits_no_request_until_its_last_ends() -> None:
     policy = StaticBatching()
     assert policy.select([Part(60), Part(60), Part(60)], LIMITS, COST) == [(0, 60), (1, 40)]
     filling = [_decode(), Part(20, computed_tokens=40, started=True), Part(60)]
@@ -112,13 +112,13 @@ def test_the_slo_decides_how_much_prompt_a_step_takes(tpot_s: float) -> None:
         assert step_s(count + 2) > bound_s * 0.99
 
 
-def test_without_a_promise_the_token_limit_holds() -> None:
+def test_without_an_slo_the_token_limit_holds() -> None:
     candidates = [_decode(), Part(1000)]
     assert SloChunked().select(candidates, LIMITS, COST) == MixedChunked().select(candidates, LIMITS, COST)
     assert SloChunked(tpot_s=0.05).select([Part(1000)], LIMITS, COST) == [(0, 100)]
 
 
-def test_a_promise_that_cannot_be_kept_does_not_starve_prompts() -> None:
+def test_an_unreachable_slo_does_not_starve_prompts() -> None:
     candidates = [_decode(tpot_s=0.000001), Part(1000)]
     assert SloChunked().select(candidates, LIMITS, COST) == [(0, 1), (1, 16)]
     assert SloChunked(chunk_tokens_min=0).select(candidates, LIMITS, COST) == [(0, 1)]

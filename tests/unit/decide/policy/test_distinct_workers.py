@@ -12,7 +12,7 @@ from tests.unit.decide.policy.views import worker
 
 
 def found_anew(workers: list[WorkerView], apart: dict[WorkerId, None]) -> set[WorkerId]:
-    """The naive way: everybody but idle workers that have an idle one of a lower id beside them."""
+    """The naive implementation: all workers except idle ones that equal an idle worker with a lower id."""
     left: set[WorkerId] = set()
     lowest: dict[object, WorkerId] = {}
     for view in workers:
@@ -31,7 +31,7 @@ def found_anew(workers: list[WorkerView], apart: dict[WorkerId, None]) -> set[Wo
 
 
 def changed(draw: Random, workers: list[WorkerView]) -> list[WorkerView]:
-    """Somebody comes, goes, moves to another place in the order, or has more or less to do."""
+    """A worker joins, leaves, changes its place in the order, or changes its load."""
     after = list(workers)
     what = draw.choice(("come", "go", "turn", "work", "work", "work", "rest", "rest", "host"))
     at = draw.randrange(len(after))
@@ -53,7 +53,7 @@ def changed(draw: Random, workers: list[WorkerView]) -> list[WorkerView]:
     return after
 
 
-def test_it_finds_what_is_found_anew_whoever_comes_goes_and_has_something_to_do() -> None:
+def test_incremental_updates_equal_a_new_search() -> None:
     draw, distinct = Random(7), DistinctWorkers()
     workers = [worker(f"w{number}", draw.choice(("prefill", "decode"))) for number in range(12)]
     for _ in range(2000):

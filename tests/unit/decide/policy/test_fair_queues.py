@@ -53,7 +53,7 @@ def test_keys_are_told_to_have_changed_when_they_have() -> None:
 
 
 def test_a_tenant_that_comes_back_is_lifted_to_the_least_served_of_the_waiting() -> None:
-    """Nobody saves up service by staying away."""
+    """An idle tenant earns no credit."""
     counters = VirtualTokenCounter()
     busy = request("1", tenant="busy")
     counters.joined(busy)
@@ -72,7 +72,7 @@ def test_after_an_empty_queue_a_tenant_is_lifted_to_where_the_last_one_left() ->
     assert counters.counter("next") == 70
 
 
-def test_who_left_is_no_longer_looked_at_for_lifting() -> None:
+def test_a_tenant_that_left_no_longer_sets_the_lift() -> None:
     counters = VirtualTokenCounter()
     gone, there = request("1", tenant="gone"), request("2", tenant="there")
     counters.joined(gone)
@@ -93,8 +93,8 @@ def test_tenants_that_wait_for_nothing_are_forgotten_beyond_the_bound() -> None:
     assert counters.counter("c") > 0
 
 
-def test_who_comes_past_the_bound_is_not_who_is_forgotten() -> None:
-    """It was lifted to 10, less than what had been served to who waits for nothing: it lost its lift, and was first."""
+def test_a_tenant_beyond_the_bound_is_not_the_one_dropped() -> None:
+    """Its counter was raised to 10, below that of an idle tenant: the lift must not be lost."""
     counters = VirtualTokenCounter(tenants_max=2)
     waiting, idle, late = (request(name, tenant=name) for name in ("waiting", "idle", "late"))
     for served, prompt_tokens in ((waiting, 10), (idle, 30)):
@@ -137,21 +137,21 @@ def test_two_backlogged_tenants_stay_within_the_bound_of_the_paper() -> None:
 
 
 def test_a_client_that_was_served_less_waits_for_few_while_memory_is_short() -> None:
-    """The pool answers by arrival: who has asked goes first, so not all of a crowd may have asked."""
+    """The pool answers in the order of requests, so only a few of many waiting requests may ask ahead."""
     view = WorkerView(id=WorkerId("w"), host=HostId("h"), role="mixed")
     rules = BatcherPolicies(batching=MixedChunked(), fairness=VirtualTokenCounter(), cost=LinearCost())
     batcher = Batcher(view, block_tokens=16, limits=BatchLimits(), policies=rules)
     crowd = [request(str(place), tenant="crowd", prompt_tokens=20, arrived_at_s=place) for place in range(30)]
     assert _asked_for(batcher, crowd) == ["0", "1", "2", "3"], "of 30, for which a step has room"
     late = request("late", tenant="late", prompt_tokens=20, arrived_at_s=30.0)
-    assert _asked_for(batcher, [late]) == [], "nobody was answered yet"
+    assert _asked_for(batcher, [late]) == [], "no request has been answered yet"
     tables = [(BlockId(2 * place), BlockId(2 * place + 1)) for place in range(4)]
     batcher.apply([BlocksGranted(RequestId(str(place)), 1, table, 0) for place, table in enumerate(tables)])
     assert _asked_for(batcher, [])[:2] == ["4", "late"], "lifted to the crowd's counter: by arrival, then in turns"
 
 
 def _own(request: Request) -> int:
-    """A token that no other request has: who shares a prompt with a neighbour waits for it."""
+    """A unique token: a request that shares its prompt with another one would wait for it."""
     return 1 + sum(map(ord, request.id))
 
 
@@ -164,8 +164,8 @@ def _asked_for(batcher: Batcher, come: Sequence[Request]) -> list[str]:
     return [event.request_id for event in events if isinstance(event, BlocksWanted)]
 
 
-def test_a_promise_is_not_broken_by_those_who_come_later_whatever_their_priority() -> None:
-    """Of 4 s promised, priority moves a request by at most 1 s: nobody overtakes who comes 2 s later."""
+def test_later_requests_of_any_priority_break_no_slo() -> None:
+    """With a TTFT SLO of 4 s, priority moves a request by at most 1 s, so a request 2 s later cannot overtake."""
     slo = Slo(ttft_s=4.0, tpot_s=0.05)
 
     def place(priority: int, arrived_at_s: float, slo: Slo | None = slo) -> tuple[float, ...]:

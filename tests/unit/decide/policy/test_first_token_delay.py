@@ -1,4 +1,4 @@
-"""Where whoever decodes draws the first token, what is promised of it contains the handoff."""
+"""If the decode worker samples the first token, the predicted TTFT includes the handoff."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from baton.lab.policies.mooncake import EarlyRejection, PredictedRejection
 from tests.unit.decide.policy.views import COST, cluster, request, worker
 
 P, D = worker("p", host="a"), worker("d", "decode", host="b", queued_tokens=5000)
-"""The decode worker has prompts to compute for 5 s: nobody sends it this one."""
+"""The decode worker has 5 s of queued prompts, so this prompt is not routed to it."""
 ALONE_S = 0.01 + 1.0
 """A prompt of 1,000 tokens."""
 WAY_S = 0.0999
@@ -30,7 +30,7 @@ def view(*workers: WorkerView, by: Literal["prefill", "decode"] = "decode", is_s
 
 
 @pytest.mark.parametrize("policy", [BoundedQueue(), SloHeadroom(), EarlyRejection(), PredictedRejection()])
-def test_a_promise_that_the_handoff_breaks_is_not_given(policy: AdmissionPolicy) -> None:
+def test_a_request_whose_handoff_misses_the_slo_is_rejected(policy: AdmissionPolicy) -> None:
     """1.01 s of work and 0.11 s of handoff and step: too long for 1.1 s, where prefill alone would do it in time."""
     asked = request(slo=Slo(ttft_s=1.1, tpot_s=1.0))
     assert policy.admit(asked, view(by="prefill"), COST, 0.0) is None
@@ -48,7 +48,7 @@ def test_the_handoff_and_a_step_lie_before_the_first_token() -> None:
     near = replace(D, host=HostId("a"))
     assert left_s(P, view(P, near)) == pytest.approx(STEP_S), "blocks of one host are handed over at once"
     assert left_s(worker("m", "mixed"), view()) == 0.0, "it goes on with its prompts"
-    assert left_s(P, view(P)) == 0.0, "nobody else is there"
+    assert left_s(P, view(P)) == 0.0, "no other worker exists"
 
 
 def test_of_what_is_sent_ahead_the_last_chunk_is_left_or_what_the_wire_is_behind() -> None:

@@ -55,7 +55,7 @@ def test_what_lies_in_the_pool_anyway_need_not_be_put() -> None:
 
 
 def test_nothing_is_sent_round_on_a_guess() -> None:
-    """A direct way that nobody has measured is taken: that measures it."""
+    """A direct path without measurements is used, which measures it."""
     assert CheapestHandoff().way(handoff(road(1.0, is_measured=False), road(0.1), road(0.1))) == "direct"
 
 

@@ -72,7 +72,7 @@ def test_an_idle_worker_flips_after_a_minute_and_the_last_of_a_role_never() -> N
     last = TetriInferRoles(idle_s=0.0)
     assert last.assign(cluster(worker("p0"), busy), window, COST, 0.0) == {}
     idle = cluster(worker("p0"), worker("p1"), worker("d0", "decode"))
-    assert last.assign(idle, window, COST, 0.0) == {}, "nobody has work"
+    assert last.assign(idle, window, COST, 0.0) == {}, "no worker has work"
 
 
 def test_arrow_lends_a_decode_worker_when_every_prefill_worker_would_be_late() -> None:

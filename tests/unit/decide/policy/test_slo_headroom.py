@@ -27,7 +27,7 @@ def test_a_decode_worker_computes_a_prompt_when_its_own_answers_bear_it() -> Non
     assert SloHeadroom().route(request(slo=tight), [behind], cluster(behind, decode), COST).worker == "p"
 
 
-def test_a_full_arena_keeps_prompts_away_from_those_who_decode() -> None:
+def test_a_full_arena_keeps_prompts_away_from_its_decodes() -> None:
     """Beside two decodes 0.69 of the promise, 1.9 times that in a full arena; beside six, on another host, 0.78."""
     behind = worker("p", queued_tokens=3000, kv_tokens_max=100_000)
     empty = worker("d", "decode", running_requests=2, kv_tokens_max=100_000)
@@ -37,8 +37,8 @@ def test_a_full_arena_keeps_prompts_away_from_those_who_decode() -> None:
     assert SloHeadroom().route(request(slo=SLO), [behind], cluster(behind, full, far), COST).worker == "e"
 
 
-def test_a_prompt_goes_apart_from_those_who_decode_whatever_the_role() -> None:
-    """Prefill: 1.52 s of 2. Beside two decodes 0.69, which counts twice. Where nobody decodes it is 0.5."""
+def test_a_prompt_avoids_workers_with_decodes_whatever_their_role() -> None:
+    """Prefill: 1.52 s of 2 s. With two decodes: 0.69, which counts twice. Without decodes: 0.5."""
     behind = worker("p", queued_tokens=500)
     decodes, free = worker("d", "decode", running_requests=2), worker("e", "decode")
     route = SloHeadroom().route
@@ -48,7 +48,7 @@ def test_a_prompt_goes_apart_from_those_who_decode_whatever_the_role() -> None:
     assert weighless.worker == "d"
 
 
-def test_a_plan_that_keeps_every_promise_goes_before_one_that_only_presses_less() -> None:
+def test_a_plan_that_meets_every_slo_precedes_one_with_less_pressure() -> None:
     """Prefill: 1.97 s of 2, past the slack. Decode keeps all, though 2 * (1 + 0.2) * 0.69 = 1.66 weighs more."""
     behind = worker("p", queued_tokens=950, kv_tokens_max=100_000)
     full = worker("d", "decode", running_requests=2, context_tokens=20_000, kv_tokens_max=100_000)
@@ -70,7 +70,7 @@ def test_what_a_prompt_costs_answers_is_shared_out_over_their_length_not_over_th
     assert unaware.worker == "p", "were they as short as that, it would be 100 ms a token"
 
 
-def test_beside_decodes_a_prompt_takes_the_steps_that_their_promise_leaves() -> None:
+def test_with_decodes_a_prompt_uses_the_step_time_that_their_slo_leaves() -> None:
     """Steps of 45 ms, 12 of which decode: 33 tokens each. 1,000 of them take 1.0 s, and 31 times those 12 ms."""
     busy = worker("d", "decode", running_requests=2)
     bears = Slo(ttft_s=1.5, tpot_s=0.05)
@@ -223,8 +223,8 @@ def test_a_prompt_waits_for_a_place_in_a_full_batch() -> None:
     assert SloHeadroom().admit(request(slo=promise), cluster(roomy), COST, 0.0) is None
 
 
-def test_who_is_bound_to_a_worker_is_seen_at_the_door_and_by_prompts_that_would_go_there() -> None:
-    """Nobody decodes on d yet. Two who will have a step of 12 ms there, and bear a prompt of a second only so long."""
+def test_bound_requests_count_in_admission_and_routing() -> None:
+    """No request decodes on d yet. Two bound requests will have steps of 12 ms, too long to add a prompt of 1 s."""
     behind, decode = worker("p", queued_tokens=3000), worker("d", "decode")
     tight = Slo(ttft_s=2.0, tpot_s=0.013)
     alone, soon = cluster(behind, decode), replace(cluster(behind, decode), bound={decode.id: BoundLoad(2, 0)})
@@ -235,7 +235,7 @@ def test_who_is_bound_to_a_worker_is_seen_at_the_door_and_by_prompts_that_would_
     assert SloHeadroom().admit(request(slo=tight), full, COST, 0.0) is not None
 
 
-def test_who_has_the_kv_already_decodes_unless_the_promise_breaks_there() -> None:
+def test_the_target_of_streamed_kv_decodes_unless_it_misses_the_slo() -> None:
     """One decode more there costs 1 ms a token, and keeps the promise: elsewhere the KV would be copied again."""
     there, idle = worker("d", "decode", running_requests=1, host="a"), worker("e", "decode", host="b")
     ahead, whole = replace(cluster(there, idle), is_sent_ahead=True), cluster(there, idle)

@@ -39,7 +39,7 @@ def test_a_handoff_takes_as_long_as_its_slower_end(cost: CostModel) -> None:
 
     assert way_s("fast", "fast") == pytest.approx(0.1)
     assert way_s("fast", "slow") == way_s("slow", "fast") == way_s("slow", "slow") == pytest.approx(10.0)
-    assert way_s() == cost.handoff_s(tokens=1000, same_host=False) == pytest.approx(10.0), "nobody knows between whom"
+    assert way_s() == cost.handoff_s(tokens=1000, same_host=False) == pytest.approx(10.0), "the two ends are not known"
 
 
 @pytest.mark.parametrize("policy", [FastestStep(), SloHeadroom()])
@@ -57,7 +57,7 @@ def test_decode_goes_where_the_wires_of_both_ends_are_fast(policy: PlacementPoli
 def test_a_prefix_is_fetched_where_both_wires_are_fast(
     policy: RoutingPolicy, holder: str, chosen: str, cost: CostModel
 ) -> None:
-    """Who holds it is busy for 3 s. To fetch 9,000 tokens takes 0.9 s, and 90 s where one end is slow."""
+    """The host with the prefix is busy for 3 s. A fetch of 9,000 tokens takes 0.9 s, or 90 s if one end is slow."""
     busy, idle = alone("busy", holder, queued_tokens=3000), alone("idle", "fast")
     view = cluster(busy, idle, hits={busy.host: 9000})
     asked = request(prompt_tokens=10_000)
