@@ -23,8 +23,8 @@ from msgspec.structs import replace
 from record import table, write
 
 from baton.core.config import BatchLimits, Preemption, Topology
-from baton.core.keeping import FromTier, LoadEnded
 from baton.core.messages import RequestDropped
+from baton.core.tier_messages import FromTier, LoadEnded
 from baton.decide.control.cluster_messages import WorkerSaid
 from baton.decide.control.decision_log import Decision
 from baton.lab.report.summary import Results, SloTargets, summarize

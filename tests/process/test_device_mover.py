@@ -20,7 +20,7 @@ import msgspec
 import pytest
 
 from baton.core.config import TierConfig
-from baton.core.keeping import BlocksKept, LoadBlocks, LoadEnded, StoreBlocks
+from baton.core.tier_messages import BlocksKept, LoadBlocks, LoadEnded, StoreBlocks
 from baton.core.types import BlockHash, BlockId, HostId, RequestId
 from baton.decide.kv.layout import KVLayout
 from baton.move.arena.cuda import CudaArena, create_cuda_arena

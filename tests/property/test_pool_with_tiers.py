@@ -7,7 +7,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from baton.core.copies import LandingEnded, LandingGranted, LandingWanted
-from baton.core.keeping import (
+from baton.core.messages import (
+    BlocksGranted,
+    BlocksSealed,
+    BlocksWanted,
+    PoolCommand,
+    PreemptRequest,
+    ReleaseBlocks,
+    RequestDropped,
+    RequestFinished,
+)
+from baton.core.tier_messages import (
     BlocksKept,
     DropBlocks,
     LoadBlocks,
@@ -18,16 +28,6 @@ from baton.core.keeping import (
     StoreBlocks,
     TierOpened,
     TierRests,
-)
-from baton.core.messages import (
-    BlocksGranted,
-    BlocksSealed,
-    BlocksWanted,
-    PoolCommand,
-    PreemptRequest,
-    ReleaseBlocks,
-    RequestDropped,
-    RequestFinished,
 )
 from baton.core.types import BlockHash, BlockId, HostId, Request, RequestId, WorkerId
 from baton.decide.kv.host_pool import HostPool
@@ -42,7 +42,7 @@ TIER_BLOCKS = 5
 class PoolWithTiers(PoolUnderAnyOrder):
     """The same pool with two tiers below it, whose stores answer late, keep what they like and damage blocks.
 
-    Prompts that are in the tiers are read into blocks that are granted for that, as the carrier does it; so is what
+    Prompts that are in the tiers are read into blocks that are granted for that, as transfers do it; so is what
     preempted requests had, every other time that they come back.
     """
 

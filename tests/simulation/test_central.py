@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from baton.core.copies import LandingEnded
-from baton.core.keeping import LoadEnded, LoadWanted, PutEnded, PutWanted
+from baton.core.handoff_paths import HandoffView, Way, WayChosen
 from baton.core.messages import SendAhead
 from baton.core.ports import CostModel
+from baton.core.tier_messages import LoadEnded, LoadWanted, PutEnded, PutWanted
 from baton.core.types import HostId, Request, RequestId, WorkerId
-from baton.core.ways import HandoffView, Way, WayChosen
 from baton.decide.control.cluster import PoolDecision
 from baton.decide.kv.window import Window
 from baton.lab.sim import restless

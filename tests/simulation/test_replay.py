@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from baton.core.config import BatchLimits
 from baton.core.copies import CopyBlocks, LandingGranted, LandingWanted, LeaseWanted
-from baton.core.keeping import DropBlocks, LoadBlocks, LoadWanted, PutWanted, StoreBlocks
+from baton.core.handoff_paths import WayChosen
 from baton.core.messages import BlocksGranted, HostLost, StartDecode, StartPrefill, ToWorker
 from baton.core.prefixes import BlocksRemoved, BlocksStored
-from baton.core.ways import WayChosen
+from baton.core.tier_messages import DropBlocks, LoadBlocks, LoadWanted, PutWanted, StoreBlocks
 from baton.decide.control.cluster_messages import BeginRequest, HostAdded, ToPool
 from baton.decide.control.decision_log import Decision, replay
 from baton.lab.sim.cluster import SimCluster, fresh_cluster

@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from baton.core.config import Preemption
-from baton.core.keeping import LoadBlocks, LoadEnded, ReadBack, StoreBlocks
 from baton.core.messages import RequestDropped
+from baton.core.tier_messages import LoadBlocks, LoadEnded, ReadBack, StoreBlocks
 from baton.core.types import RequestId, WorkerId
 from baton.decide.control.cluster import PoolDecision
 from baton.lab.sim.cluster import SimCluster

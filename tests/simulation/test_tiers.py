@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from baton.core.keeping import TierView
+from baton.core.tier_messages import TierView
 from baton.core.types import HostId, RequestId
 from baton.lab.sim.cluster import SimCluster
 from baton.lab.sim.faults import Fault, HostKill, StoreFault

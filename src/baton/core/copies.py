@@ -1,8 +1,8 @@
-"""What is said while a request's KV goes from one host to another: to the two pools, and to what copies.
+"""Events and commands of a transfer between two hosts: for both pools, and for the movers that copy.
 
-The blocks to land in are asked for first, then those to read are leased, then a wire copies, then both ends are told.
-While a request is still computed, its sealed blocks may be sent ahead to where it will probably go on: there they are
-cached under their names, held by nobody, and what follows later finds them.
+A transfer first asks for blocks to land in, then leases the blocks to read, then copies, then tells both pools. While a
+request is still computed, its sealed blocks may be sent ahead to where it will probably go on. There they are cached
+without a holder, and a later transfer finds them.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ class LayerSpan(Struct, frozen=True, array_like=True):
 
 
 class LayersDone(Struct, frozen=True, tag=True):
-    """Of the step under way, the KV of the first layers is complete, for requests that are sent ahead by layer.
+    """The KV of a step's first layers is complete, for requests whose KV is copied by layer.
 
-    Said by a worker when such a step begins, with 0 layers, and as it gets on; only of steps that end a prompt.
+    A worker reports it when such a step begins, with 0 layers, and as it proceeds; only of steps that end a prompt.
     """
 
     worker: WorkerId
     requests: tuple[tuple[RequestId, int], ...]
-    """With their attempts."""
+    """Ids with attempts."""
     layers: int
 
 
 class LandingWanted(Struct, frozen=True, tag=True):
-    """A request's KV is to come over from another host: keep blocks for it, as many as are named here."""
+    """Grant blocks for a request's KV, which another host or a tier has."""
 
     request: Request
     attempt: int
     worker: WorkerId | None
-    """Who goes on with it when it has landed. None: it is sent ahead. Then the pool gives what it has to spare now, or
-    nothing: it answers at once, and takes nobody's blocks for it."""
+    """The worker that goes on with the request. None: the KV is sent ahead. The pool then answers at once, with free
+    blocks only: it preempts no request for it."""
     blocks: int
     prefix: tuple[BlockHash, ...]
-    """Hashes of its leading full blocks: what is here already need not come over."""
+    """Hashes of its leading full blocks: those that are here already are not copied."""
     first_block: int = 0
-    """Leading blocks that nobody will look at: behind a window that all layers have. They do not come over."""
+    """Leading blocks that lie behind the window of every layer: they are not copied."""
 
 
 class LandingGranted(Struct, frozen=True, tag=True):
-    """The blocks that a request's KV may be written into. The first `cached_blocks` hold it already, or need not."""
+    """The blocks that a request's KV may be written into. The first `cached_blocks` need no copy."""
 
     host: HostId
     request_id: RequestId
@@ -66,19 +66,19 @@ class LandingRefused(Struct, frozen=True, tag=True):
 
 
 class LandingEnded(Struct, frozen=True, tag=True):
-    """Nothing writes into the request's blocks from outside any more."""
+    """No transfer writes into the request's blocks any more."""
 
     request_id: RequestId
     computed_tokens: int
     """Leading tokens whose KV is in them now."""
     hashes: tuple[BlockHash, ...]
-    """Of its leading full blocks: they are sealed here."""
+    """Hashes of its leading full blocks, which are sealed now."""
 
 
 class LeaseWanted(Struct, frozen=True, tag=True):
-    """A wire is about to read the request's blocks: they stay, whatever happens to the request, until LeaseEnded.
+    """Keep the request's blocks until LeaseEnded, whatever happens to the request: a mover is about to read them.
 
-    Where the request holds less here, it is given the cached blocks of its prefix.
+    A request that holds less here is given the cached blocks of its prefix.
     """
 
     request: Request
@@ -86,7 +86,7 @@ class LeaseWanted(Struct, frozen=True, tag=True):
 
 
 class LeaseEnded(Struct, frozen=True, tag=True):
-    """The wire no longer reads them."""
+    """The mover no longer reads them."""
 
     request_id: RequestId
 
@@ -100,7 +100,7 @@ class CopyBlocks(Struct, frozen=True, tag=True):
 
     request_id: RequestId
     number: int
-    """Tells this copy from every other of the cluster."""
+    """Differs from the number of every other copy of the cluster."""
     source: HostId
     target: HostId
     read: tuple[BlockId, ...]
@@ -110,11 +110,11 @@ class CopyBlocks(Struct, frozen=True, tag=True):
     tokens: int
     """How many tokens' KV is copied."""
     layers: LayerSpan | None = None
-    """Copy of these layers only: the others are not computed yet, or were copied before. None: of all."""
+    """Copy these layers only: the others are not computed yet, or were copied before. None: copy all."""
 
     @property
     def whole_tokens(self) -> int:
-        """Over all layers, so many tokens have as many bytes as these layers of `tokens` have."""
+        """Return how many tokens over all layers have as many bytes as these layers of `tokens`."""
         span = self.layers
         return self.tokens if span is None else -(-self.tokens * (span.end - span.first) // span.total)
 

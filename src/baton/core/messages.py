@@ -11,9 +11,9 @@ from typing import Literal
 from msgspec import Struct
 
 from baton.core.copies import LandingEnded, LandingGranted, LandingRefused, LandingWanted, LeaseEnded, LeaseWanted
-from baton.core.keeping import KeepingCommand, ReadBack, ReadBackWanted, TierEvent
 from baton.core.prefixes import BlocksRemoved, BlocksStored
 from baton.core.ticking import Tick, WaitedTooLong
+from baton.core.tier_messages import ReadBack, ReadBackWanted, TierCommand, TierEvent
 from baton.core.types import (
     BlockHash,
     BlockId,
@@ -324,9 +324,7 @@ class ToWorker(Struct, frozen=True, tag=True, gc=False):
     command: BlocksGranted | PreemptRequest | StopRequest
 
 
-PoolCommand = (
-    ToWorker | BlocksStored | BlocksRemoved | LandingGranted | LandingRefused | KeepingCommand | ReadBackWanted
-)
+PoolCommand = ToWorker | BlocksStored | BlocksRemoved | LandingGranted | LandingRefused | TierCommand | ReadBackWanted
 
 # ---- between the server and a worker -------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What a host's arena has for whoever asks by name: news for routing."""
+"""Prefix-cache events of a host's arena, used for routing."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from baton.core.types import BlockHash, HostId
 
 
 class BlocksStored(Struct, frozen=True, tag=True, gc=False):
-    """A host's arena has these blocks now, to be a prefix. What lies in tiers is told with each request."""
+    """A host's arena has these cached blocks now. Tiers are looked up when a request arrives."""
 
     host: HostId
     hashes: tuple[BlockHash, ...]
     block_runs: int = 1
-    """Hashed runs of tokens that a block of this host has: it knows every nth of a prompt's hashes."""
+    """Hashed runs of tokens in a block of this host: it knows every nth hash of a prompt."""
 
 
 class BlocksRemoved(Struct, frozen=True, tag=True, gc=False):
-    """They are not in the host's arena any more. A tier may have them."""
+    """The host's arena has evicted these blocks. A tier may have them."""
 
     host: HostId
     hashes: tuple[BlockHash, ...]

@@ -1,4 +1,4 @@
-"""What the coordinator is told because time has passed."""
+"""Events of time, for the coordinator."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from baton.core.types import LoadWindow
 
 
 class WaitedTooLong(Struct, frozen=True, tag=True):
-    """Whoever has waited for a worker for so long, since the last one was lost or since it arrived, waits in vain.
+    """No worker became available within `wait_s`: reject the requests that have waited for so long.
 
-    Said by the driver when the first of them has: see `Coordinator.waiting_since_s`.
+    The driver sends it when the first one has: see `Coordinator.waiting_since_s`.
     """
 
     wait_s: float
 
 
 class Tick(Struct, frozen=True, tag=True):
-    """Time for roles and scaling to be looked at, with what went through the cluster since the last one."""
+    """Policies of roles, scaling and moves are due. `window`: the load since the last tick."""
 
     window: LoadWindow

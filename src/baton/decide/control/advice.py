@@ -8,10 +8,10 @@ from itertools import chain
 from operator import attrgetter
 from typing import TypeVar
 
+from baton.core.handoff_paths import HandoffView, Way
 from baton.core.messages import CloseRequest
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, HostId, Request, Until, WorkerId, WorkerView
-from baton.core.ways import HandoffView, Way
 from baton.decide.policy.admission import AdmissionPolicy
 from baton.decide.policy.fairness import FairnessPolicy
 from baton.decide.policy.handoff import (

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from msgspec import Struct
 
 from baton.core.copies import CopyBlocks, CopyEnded, LandingGranted, LandingRefused, LayersDone
-from baton.core.keeping import DropBlocks, FromTier, LoadBlocks, LoadEnded, PutEnded, ReadBackWanted, StoreBlocks
+from baton.core.handoff_paths import WayChosen
 from baton.core.messages import (
     AheadEnded,
     BlocksSealed,
@@ -46,8 +46,8 @@ from baton.core.messages import (
 )
 from baton.core.prefixes import BlocksRemoved, BlocksStored
 from baton.core.ticking import Tick, WaitedTooLong
+from baton.core.tier_messages import DropBlocks, FromTier, LoadBlocks, LoadEnded, PutEnded, ReadBackWanted, StoreBlocks
 from baton.core.types import HostId, WorkerId, WorkerView
-from baton.core.ways import WayChosen
 from baton.decide.control.cluster_messages import (
     BeginRequest,
     ClusterCommand,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from baton.core.copies import CopyBlocks, CopyEnded, LayersDone
-from baton.core.keeping import DropBlocks, FromTier, LoadBlocks, StoreBlocks
+from baton.core.handoff_paths import WayChosen
 from baton.core.messages import (
     AheadEnded,
     BatcherEvent,
@@ -31,8 +31,8 @@ from baton.core.messages import (
     WorkerLost,
 )
 from baton.core.ticking import Tick, WaitedTooLong
+from baton.core.tier_messages import DropBlocks, FromTier, LoadBlocks, StoreBlocks
 from baton.core.types import BlockId, HostId, RequestId, Until, WorkerId, WorkerView
-from baton.core.ways import WayChosen
 from baton.decide.kv.layout import KVLayout
 from baton.decide.kv.tier import TierRules
 

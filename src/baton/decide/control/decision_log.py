@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from baton.core.config import PolicyConfig
 from baton.core.copies import CopyEnded, LandingWanted, LayersDone, LeaseWanted
-from baton.core.keeping import FromTier
+from baton.core.handoff_paths import WayChosen
 from baton.core.messages import (
     CoordinatorEvent,
     DecodeBegun,
@@ -25,8 +25,8 @@ from baton.core.messages import (
     StartPrefill,
     WorkerReported,
 )
+from baton.core.tier_messages import FromTier
 from baton.core.types import Request
-from baton.core.ways import WayChosen
 from baton.decide.control.cluster import Cluster
 from baton.decide.control.cluster_messages import ClusterEvent, HostAdded, LoggedCommand, ToPool, WorkerSaid
 from baton.decide.kv.window import PromptRules

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from baton.core.copies import CopyBlocks, LandingEnded, LandingGranted, LandingWanted, LeaseEnded, LeaseWanted
-from baton.core.keeping import LoadWanted
 from baton.core.messages import ReleaseBlocks, StartDecode
+from baton.core.tier_messages import LoadWanted
 from baton.core.types import BlockId, HostId, RequestId
 from baton.decide.control.cluster_messages import ToPool
 from baton.decide.control.kv_names import prefix_names, tokens_at

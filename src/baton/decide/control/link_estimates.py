@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from baton.core.copies import CopyBlocks, CopyEnded
-from baton.core.keeping import BlocksKept, LoadBlocks, LoadEnded, StoreBlocks
+from baton.core.handoff_paths import LinkView
 from baton.core.ports import CostModel, handoff_between_s
+from baton.core.tier_messages import BlocksKept, LoadBlocks, LoadEnded, StoreBlocks
 from baton.core.types import HostId, WorkerView
-from baton.core.ways import RoadView
 from baton.decide.kv.host_pool import HostPool
 from baton.decide.kv.tier import Tier, tier_named
 
@@ -138,13 +138,13 @@ class LinkEstimates:
             known.count += 1
             known.last_s = now_s
 
-    def view(self, link: Link, tokens: int, alone_s: Callable[[int], float], now_s: float) -> RoadView:
+    def view(self, link: Link, tokens: int, alone_s: Callable[[int], float], now_s: float) -> LinkView:
         """Predict how long so many tokens take from now on.
 
         `alone_s` predicts it for a link with nothing under way; measurements correct it.
         """
         known = self._measured.get(link) or _Measured()
-        return RoadView(
+        return LinkView(
             expected_s=alone_s(known.tokens + tokens) * known.ratio_at(now_s) if tokens else 0.0,
             is_measured=known.count > 0,
             failed_ago_s=math.inf if known.failed_s is None else now_s - known.failed_s,

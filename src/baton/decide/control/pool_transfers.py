@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from baton.core.copies import LandingWanted
-from baton.core.keeping import PutEnded, PutWanted
+from baton.core.handoff_paths import HandoffView, WayChosen
 from baton.core.messages import ReleaseBlocks, SendAhead, StartDecode
+from baton.core.tier_messages import PutEnded, PutWanted
 from baton.core.types import BlockHash, HostId, Request, RequestId, WorkerId, WorkerView
-from baton.core.ways import HandoffView, WayChosen
 from baton.decide.control.advice import Policies
 from baton.decide.control.cluster_messages import ToPool
 from baton.decide.control.kv_names import names_at, prefix_names, tokens_at

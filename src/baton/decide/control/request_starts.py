@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from baton.core.handoff_paths import WayChosen
 from baton.core.messages import (
     ReleaseBlocks,
     RequestDropped,
@@ -14,7 +15,6 @@ from baton.core.messages import (
     ToWorker,
 )
 from baton.core.types import HostId, RequestId, WorkerId, WorkerView
-from baton.core.ways import WayChosen
 from baton.decide.control.cluster_messages import ToPool
 from baton.decide.control.kv_names import names_at, tokens_at
 from baton.decide.control.layer_transfers import LayerTransfers

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from baton.core.keeping import BlocksKept, LoadBlocks, LoadEnded, ReadBack, ReadBackWanted, StoreBlocks, TierNews
 from baton.core.messages import StartPrefill
 from baton.core.ports import CostModel
+from baton.core.tier_messages import BlocksKept, LoadBlocks, LoadEnded, ReadBack, ReadBackWanted, StoreBlocks, TierNews
 from baton.core.types import BlockHash, HostId, Request, TierHit, WorkerId, WorkerView
 from baton.decide.control.cluster_messages import ToPool
 from baton.decide.control.kv_names import names_at, prefix_names, tokens_at

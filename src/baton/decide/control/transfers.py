@@ -21,13 +21,7 @@ from baton.core.copies import (
     LandingRefused,
     LayersDone,
 )
-from baton.core.keeping import (
-    FromTier,
-    LoadBlocks,
-    PutEnded,
-    ReadBackWanted,
-    StoreBlocks,
-)
+from baton.core.handoff_paths import WayChosen
 from baton.core.messages import (
     AheadEnded,
     BlocksSealed,
@@ -42,8 +36,14 @@ from baton.core.messages import (
     WorkerJoined,
     WorkerLost,
 )
+from baton.core.tier_messages import (
+    FromTier,
+    LoadBlocks,
+    PutEnded,
+    ReadBackWanted,
+    StoreBlocks,
+)
 from baton.core.types import HostId, Request, RequestId, TierHit, WorkerId, WorkerView
-from baton.core.ways import WayChosen
 from baton.decide.control.advice import Policies
 from baton.decide.control.cluster_messages import ToPool
 from baton.decide.control.landings import Landings

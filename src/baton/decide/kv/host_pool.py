@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from baton.core.copies import LandingEnded, LandingRefused, LandingWanted, LeaseEnded, LeaseWanted
-from baton.core.keeping import BlocksKept, LoadEnded, LoadWanted, PutWanted, ReadBack, TierOpened, TierRests, TierShrunk
 from baton.core.messages import (
     BlocksSealed,
     BlocksWanted,
@@ -28,6 +27,16 @@ from baton.core.messages import (
     WorkerLost,
 )
 from baton.core.prefixes import BlocksRemoved
+from baton.core.tier_messages import (
+    BlocksKept,
+    LoadEnded,
+    LoadWanted,
+    PutWanted,
+    ReadBack,
+    TierOpened,
+    TierRests,
+    TierShrunk,
+)
 from baton.core.types import BlockHash, BlockId, HostId, HostView, RequestId, WorkerId
 from baton.decide.kv.blocks import EvictionOrder
 from baton.decide.kv.grants import Grants

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from baton.core.config import Preemption
-from baton.core.keeping import PutWanted
 from baton.core.prefixes import BlocksRemoved, BlocksStored
+from baton.core.tier_messages import PutWanted
 from baton.core.types import BlockHash, BlockId, HostId, HostView
 from baton.decide.kv.blocks import BlockFacts, Blocks, EvictionOrder, Hit
 from baton.decide.kv.holding import Holding

@@ -9,7 +9,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from baton.core.keeping import PutEnded
+from baton.core.tier_messages import PutEnded
 from baton.core.types import BlockHash, BlockId, RequestId
 
 BlockQueue = OrderedDict[BlockHash, BlockId]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from baton.core.keeping import LoadEnded, LoadWanted, ReadBack, ReadBackWanted
 from baton.core.messages import PoolCommand
+from baton.core.tier_messages import LoadEnded, LoadWanted, ReadBack, ReadBackWanted
 from baton.core.types import BlockHash, HostId
 from baton.decide.kv.holding import Holding, granted
 from baton.decide.kv.named_blocks import NamedBlocks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from baton.core.keeping import TierView
+from baton.core.tier_messages import TierView
 from baton.core.types import BlockHash, BlockId
 from baton.decide.kv.blocks import BlockFacts, Blocks, EvictionOrder, Writes
 from baton.decide.kv.tier_speed import TierSpeed

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from baton.core.config import Preemption
-from baton.core.keeping import (
+from baton.core.tier_messages import (
     BlocksKept,
     DropBlocks,
-    KeepingCommand,
     LoadBlocks,
     LoadEnded,
     LoadWanted,
     PutWanted,
     StoreBlocks,
+    TierCommand,
     TierEvent,
     TierOpened,
     TierRests,
@@ -121,7 +121,7 @@ class Tiers:
         self._waiting = {tier.name: OrderedDict() for tier in self.tiers}
         self._puts = Puts(self.arena.total)
 
-    def handle(self, event: TierEvent) -> list[KeepingCommand]:
+    def handle(self, event: TierEvent) -> list[TierCommand]:
         """Apply one event and return the commands. Results of unknown reads and writes are ignored."""
         match event:
             case BlocksKept():
@@ -142,7 +142,7 @@ class Tiers:
                 (self.resting.add if rests else self.resting.discard)(name)
                 return []
 
-    def _shrink(self, event: TierShrunk) -> list[KeepingCommand]:
+    def _shrink(self, event: TierShrunk) -> list[TierCommand]:
         tier = tier_named(self.tiers, event.tier)
         return [] if tier is None else self._drop(tier, tier.shrink(event.blocks_max))
 
@@ -200,7 +200,7 @@ class Tiers:
         """Return the arena blocks in current writes, once per write."""
         return (block for write in self._writes.values() for block in write.blocks)
 
-    def write_back(self) -> list[KeepingCommand]:
+    def write_back(self) -> list[TierCommand]:
         """Start writes of newly cached and waiting blocks, up to the limits, and return the commands."""
         fresh, self.arena.fresh = self.arena.fresh or [], []
         for block in fresh:
@@ -258,8 +258,8 @@ class Tiers:
                 waiting.popitem(last=False)
                 tier.skipped += 1
 
-    def _write_to(self, tier: Tier) -> list[KeepingCommand]:
-        commands: list[KeepingCommand] = []
+    def _write_to(self, tier: Tier) -> list[TierCommand]:
+        commands: list[TierCommand] = []
         rules = tier.rules
         if tier.name in self.resting:  # blocks stay queued, but requests must not wait for a resting tier
             self._puts.rest(tier.name)
@@ -279,7 +279,7 @@ class Tiers:
         """Return the number of blocks that this host is writing to a tier. Writes of other hosts are not known here."""
         return sum(len(write.names) for write in self._writes.values() if write.tier is tier)
 
-    def _begin_write(self, tier: Tier, wanted: Sequence[tuple[BlockHash, BlockId]]) -> list[KeepingCommand]:
+    def _begin_write(self, tier: Tier, wanted: Sequence[tuple[BlockHash, BlockId]]) -> list[TierCommand]:
         names: list[BlockHash] = []
         blocks: list[BlockId] = []
         places: list[BlockId] = []
@@ -311,7 +311,7 @@ class Tiers:
                 found.append((block, facts))
         return sorted(found, key=lambda pair: pair[1].start_tokens)
 
-    def _drop(self, tier: Tier, gone: Sequence[BlockHash]) -> list[KeepingCommand]:
+    def _drop(self, tier: Tier, gone: Sequence[BlockHash]) -> list[TierCommand]:
         """Record that a tier has lost blocks."""
         if not gone:
             return []
@@ -364,8 +364,8 @@ class Tiers:
             back=event.back,
         )
 
-    def _end_load(self, event: LoadEnded) -> list[KeepingCommand]:
-        commands: list[KeepingCommand] = []
+    def _end_load(self, event: LoadEnded) -> list[TierCommand]:
+        commands: list[TierCommand] = []
         for part in self._loads.pop(event.number, []):
             whole, took_s = [event.whole[index] for index in part.indices], event.took_s.get(part.tier.name)
             lost = part.tier.end_load(part.places, whole)
@@ -375,6 +375,6 @@ class Tiers:
             commands += self._drop(part.tier, lost)
         return commands
 
-    def _open(self, event: TierOpened) -> list[KeepingCommand]:
+    def _open(self, event: TierOpened) -> list[TierCommand]:
         tier = tier_named(self.tiers, event.tier)
         return [] if tier is None else self._drop(tier, tier.fill(event.hashes))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
+from baton.core.handoff_paths import HandoffView, Way
 from baton.core.ports import CostModel
 from baton.core.types import Request
-from baton.core.ways import HandoffView, Way
 
 FirstTokenWorker = Literal["prefill", "decode"]
 """The worker that samples the first token of a request."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from msgspec import Struct
 
 from baton.core.copies import CopyEnded
-from baton.core.keeping import FromTier
+from baton.core.handoff_paths import HandoffView, LinkView, WayChosen
 from baton.core.messages import (
     AheadEnded,
     CloseRequest,
@@ -34,8 +34,8 @@ from baton.core.messages import (
     WorkerLost,
 )
 from baton.core.ticking import Tick, WaitedTooLong
+from baton.core.tier_messages import FromTier
 from baton.core.types import RequestId, Slo
-from baton.core.ways import HandoffView, RoadView, WayChosen
 from baton.decide.control.cluster import Cluster
 from baton.decide.control.cluster_messages import ClusterEvent, LoggedCommand, WorkerSaid
 from baton.decide.control.decision_log import Decision, coordinator_events, decided
@@ -299,7 +299,7 @@ def _way_words(handoff: HandoffView) -> str:
     )
 
 
-def _road_words(road: RoadView) -> str:
+def _road_words(road: LinkView) -> str:
     said = [] if road.is_measured else ["not measured"]
     said += [f"failed {road.failed_ago_s:,.3g} s ago"] if road.failed_ago_s < math.inf else []
     remarks = f" ({', '.join(said)})" if said else ""

@@ -12,8 +12,8 @@ from numpy.random import PCG64, Generator
 
 from baton.core.config import SurvivalConfig
 from baton.core.copies import CopyBlocks, CopyEnded, LayersDone
-from baton.core.keeping import FromTier, TierOpened
 from baton.core.messages import RetireWorker, SetRole, StartWorker, StepReport, WorkerCommand
+from baton.core.tier_messages import FromTier, TierOpened
 from baton.core.types import HostId, WorkerId, WorkerView
 from baton.decide.control.advice import Policies
 from baton.decide.control.batcher import Batcher

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from baton.core.copies import CopyBlocks, LayersDone
-from baton.core.keeping import DropBlocks, LoadBlocks, StoreBlocks
 from baton.core.messages import (
     BlocksGranted,
     CloseRequest,
@@ -29,6 +28,7 @@ from baton.core.messages import (
     WorkerLost,
 )
 from baton.core.ticking import Tick, WaitedTooLong
+from baton.core.tier_messages import DropBlocks, LoadBlocks, StoreBlocks
 from baton.core.types import (
     HostId,
     OutputToken,

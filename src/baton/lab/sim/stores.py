@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from baton.core.keeping import BlocksKept, DropBlocks, LoadBlocks, LoadEnded, StoreBlocks, TierNews
+from baton.core.tier_messages import BlocksKept, DropBlocks, LoadBlocks, LoadEnded, StoreBlocks, TierNews
 from baton.core.types import BlockHash, BlockId, HostId
 from baton.decide.kv.tier import TierRules
 from baton.lab.sim.engines import SimEngine

@@ -21,7 +21,7 @@ from typing import assert_never
 import msgspec
 
 from baton.core.errors import ArenaError, ConfigError, TransferError
-from baton.core.keeping import DropBlocks, LoadBlocks, StoreBlocks
+from baton.core.tier_messages import DropBlocks, LoadBlocks, StoreBlocks
 from baton.move.arena.opening import open_arena_on
 from baton.move.clock import now_s
 from baton.move.ipc.child import ParentSocket, die_with_parent

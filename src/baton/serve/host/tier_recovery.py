@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from baton.core.errors import ConfigError, StoreError
-from baton.core.keeping import TierNews, TierRests
+from baton.core.tier_messages import TierNews, TierRests
 from baton.move.backoff import Backoff
 from baton.serve.host.tier_opening import OpenTier, UnopenedTier
 

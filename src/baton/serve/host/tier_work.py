@@ -16,7 +16,7 @@ from queue import SimpleQueue
 import numpy as np
 
 from baton.core.errors import StoreError, TransferError
-from baton.core.keeping import (
+from baton.core.tier_messages import (
     BlocksKept,
     DropBlocks,
     LoadBlocks,

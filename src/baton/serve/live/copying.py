@@ -1,7 +1,7 @@
 """Sees every copy of KV blocks between two hosts through, by orders to their movers, however it goes.
 
 A copy is over when its blocks have landed, or when neither mover can touch them any more: each has said so, or is
-certainly dead. Only then is the carrier told, and pools give the blocks to others (INV-3). A copy takes at most
+certainly dead. Only then is the cluster told, and pools give the blocks to others (INV-3). A copy takes at most
 `copy_s`, then both are told to end it; a mover that hangs, or of which a thread fails, is killed or ends itself.
 """
 
@@ -87,7 +87,7 @@ class _Copy:
 
 
 class Copying:
-    """One entry per copy under way, which are bounded by the carrier: it begins a handoff only for a live request."""
+    """One entry per copy under way, bounded by the transfers of live requests."""
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ class Copying:
         self._close(made, CopyEnd(landed=True, moved_bytes=news.moved_bytes, took_s=took_s, loss=lost or ""))
 
     def _fail(self, made: _Copy, reason: str) -> None:
-        """End a copy: both movers let go of its blocks, then the carrier is told."""
+        """End a copy: both movers let go of its blocks, then the driver is told."""
         if not made.error:
             made.error = reason
             if made.pulling:

@@ -14,7 +14,6 @@ from typing import assert_never
 import msgspec
 
 from baton.core.copies import CopyBlocks, CopyEnded, LayersDone
-from baton.core.keeping import DropBlocks, LoadBlocks, StoreBlocks
 from baton.core.messages import (
     BatcherEvent,
     BlocksGranted,
@@ -37,6 +36,7 @@ from baton.core.messages import (
     WorkerLost,
 )
 from baton.core.ticking import Tick
+from baton.core.tier_messages import DropBlocks, LoadBlocks, StoreBlocks
 from baton.core.types import HostId, Request, RequestId, Role, WorkerId, WorkerView, pack_tokens
 from baton.decide.control.cluster import Cluster
 from baton.decide.control.cluster_messages import (

@@ -15,8 +15,8 @@ import msgspec
 from baton.compute.models.fingerprint import kv_identity
 from baton.core.config import Config, HooksConfig, HttpConfig, KVConfig
 from baton.core.errors import RequestError
-from baton.core.keeping import TierNews
 from baton.core.messages import RetireWorker, StartWorker
+from baton.core.tier_messages import TierNews
 from baton.core.types import HostId
 from baton.decide.control.cluster_messages import HostAdded
 from baton.decide.kv.conversion import IncompatibleKV, KVForm, negotiate

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
-from baton.core.keeping import (
+from baton.core.tier_messages import (
     BlocksKept,
     DropBlocks,
     FromTier,

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from baton.core.config import TierConfig
 from baton.core.copies import LayerSpan
-from baton.core.keeping import DropBlocks, LoadBlocks, StoreBlocks, TierNews
+from baton.core.tier_messages import DropBlocks, LoadBlocks, StoreBlocks, TierNews
 from baton.core.types import BlockId, HostId
 from baton.decide.kv.layout import KVLayout
 from baton.decide.kv.tier import TierRules

@@ -11,7 +11,7 @@ import pytest
 from baton.core.config import Plugin, PolicyConfig
 from baton.core.copies import LandingWanted, LeaseWanted
 from baton.core.errors import ConfigError
-from baton.core.keeping import FromTier, TierOpened
+from baton.core.handoff_paths import HandoffView, LinkView, WayChosen
 from baton.core.messages import (
     BlocksSealed,
     BlocksWanted,
@@ -27,8 +27,8 @@ from baton.core.messages import (
     WorkerJoined,
     WorkerLost,
 )
+from baton.core.tier_messages import FromTier, TierOpened
 from baton.core.types import BlockHash, HostId, Request, RequestId, Sampling, Slo, WorkerId, WorkerView
-from baton.core.ways import HandoffView, RoadView, WayChosen
 from baton.decide.control.build import build_coordinator
 from baton.decide.control.cluster import Cluster, PoolRules
 from baton.decide.control.cluster_messages import ClusterEvent, HostAdded, ToPool, WorkerSaid
@@ -43,11 +43,11 @@ HEADER = LogHeader(policy=policy_set("distserve"), block_tokens=4, attempts_max=
 HOST, P, D = HostId("h"), WorkerId("p"), WorkerId("d")
 SALT = "known-to-one-tenant"
 HASHES = (BlockHash(b"one"), BlockHash(b"two"))
-ROAD = RoadView(expected_s=0.1, is_measured=True)
+ROAD = LinkView(expected_s=0.1, is_measured=True)
 """On which nothing has ever failed."""
 
 
-FORMAT = (4, "fcb52fcb0f07f6ec")
+FORMAT = (4, "bee193e54505f4de")
 """The version of the log, and the digest of what may stand in one of that version."""
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from baton.core.keeping import BlocksKept, LoadBlocks, LoadEnded, ReadBack, ReadBackWanted, StoreBlocks
 from baton.core.messages import (
     BlocksGranted,
     BlocksSealed,
@@ -21,6 +20,7 @@ from baton.core.messages import (
     ToWorker,
     WorkerLost,
 )
+from baton.core.tier_messages import BlocksKept, LoadBlocks, LoadEnded, ReadBack, ReadBackWanted, StoreBlocks
 from baton.core.types import BlockHash, HostId, Request, RequestId, WorkerId
 from baton.decide.kv.host_pool import HostPool
 from baton.decide.kv.tier import Tier, TierRules

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from baton.core.keeping import BlocksKept, KeepingCommand, PutEnded, PutWanted, StoreBlocks
+from baton.core.tier_messages import BlocksKept, PutEnded, PutWanted, StoreBlocks, TierCommand
 from baton.core.types import BlockHash, HostId, RequestId
 from baton.decide.kv.blocks import BlockFacts, Blocks
 from baton.decide.kv.tier import Tier, TierRules
@@ -31,17 +31,17 @@ def seal(made: Tiers, wanted: Sequence[BlockHash]) -> None:
     made.arena.fresh = []
 
 
-def put(made: Tiers, number: int, wanted: tuple[BlockHash, ...], run_blocks: int = 100) -> list[KeepingCommand]:
+def put(made: Tiers, number: int, wanted: tuple[BlockHash, ...], run_blocks: int = 100) -> list[TierCommand]:
     made.handle(PutWanted(RequestId(f"r{number}"), number, "pool", wanted, run_blocks))
     return made.write_back()
 
 
-def answer(made: Tiers, store: StoreBlocks, *, kept: bool) -> list[KeepingCommand]:
+def answer(made: Tiers, store: StoreBlocks, *, kept: bool) -> list[TierCommand]:
     made.handle(BlocksKept(store.number, (kept,) * len(store.hashes)))
     return made.write_back()
 
 
-def ended(commands: list[KeepingCommand]) -> list[int]:
+def ended(commands: list[TierCommand]) -> list[int]:
     return sorted(command.number for command in commands if isinstance(command, PutEnded))
 
 

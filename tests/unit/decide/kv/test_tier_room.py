@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.core.keeping import BlocksKept, DropBlocks, StoreBlocks, TierOpened, TierShrunk
+from baton.core.tier_messages import BlocksKept, DropBlocks, StoreBlocks, TierOpened, TierShrunk
 from baton.core.types import BlockHash, HostId
 from baton.decide.kv.blocks import BlockFacts, Blocks
 from baton.decide.kv.tier import Tier, TierRules

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
+from baton.core.handoff_paths import HandoffView, LinkView
 from baton.core.types import Request, RequestId
-from baton.core.ways import HandoffView, RoadView
 from baton.decide.control.link_estimates import FORGET_S, LinkEstimates, tier_link
 from baton.decide.cost.linear import LinearCost
 from baton.decide.policy.handoff import CheapestHandoff, DirectHandoff, PoolHandoff
@@ -15,12 +15,12 @@ from baton.decide.policy.handoff import CheapestHandoff, DirectHandoff, PoolHand
 REQUEST = Request(id=RequestId("r"), prompt_tokens=1000, output_tokens_max=10, arrived_at_s=0.0)
 
 
-def road(expected_s: float, *, is_measured: bool = True, failed_ago_s: float = math.inf) -> RoadView:
-    return RoadView(expected_s=expected_s, is_measured=is_measured, failed_ago_s=failed_ago_s)
+def road(expected_s: float, *, is_measured: bool = True, failed_ago_s: float = math.inf) -> LinkView:
+    return LinkView(expected_s=expected_s, is_measured=is_measured, failed_ago_s=failed_ago_s)
 
 
 def handoff(
-    direct: RoadView, put: RoadView, get: RoadView, *, rest_s: float = 0.0, run_ratio: float = 1.0
+    direct: LinkView, put: LinkView, get: LinkView, *, rest_s: float = 0.0, run_ratio: float = 1.0
 ) -> HandoffView:
     """All of it goes in one run, if nothing else is said: the take begins when the put has ended."""
     return HandoffView(
@@ -79,7 +79,7 @@ def alone_s(tokens: int) -> float:
 
 def test_a_road_that_is_slower_than_configured_is_predicted_slower() -> None:
     links, wire = LinkEstimates(pools={}, cost=LinearCost()), ("a", "b")
-    assert links.view(wire, 100, alone_s, 0.0) == RoadView(expected_s=0.1, is_measured=False)
+    assert links.view(wire, 100, alone_s, 0.0) == LinkView(expected_s=0.1, is_measured=False)
     links.begin("one", wire, 100, alone_s, 0.0)
     links.end("one", landed=True, now_s=0.3)
     assert links.view(wire, 100, alone_s, 0.3).expected_s == pytest.approx(0.3)
@@ -106,7 +106,7 @@ def test_what_is_under_way_is_waited_for_and_not_measured_twice() -> None:
     links.begin("two", wire, 100, alone_s, 0.0)
     links.end("one", landed=True, now_s=0.1)
     links.end("two", landed=True, now_s=0.2)
-    assert links.view(wire, 100, alone_s, 0.2) == RoadView(expected_s=0.1, is_measured=True)
+    assert links.view(wire, 100, alone_s, 0.2) == LinkView(expected_s=0.1, is_measured=True)
 
 
 def test_a_failure_is_remembered_until_something_lands_and_measures_nothing() -> None:
@@ -125,7 +125,7 @@ def test_a_host_that_is_lost_is_measured_anew() -> None:
     links.begin("one", wire, 100, alone_s, 0.0)
     links.lose_host("b")
     links.end("one", landed=False, now_s=5.0)
-    assert links.view(wire, 100, alone_s, 5.0) == RoadView(expected_s=0.1, is_measured=False)
+    assert links.view(wire, 100, alone_s, 5.0) == LinkView(expected_s=0.1, is_measured=False)
 
 
 def test_nothing_to_move_takes_no_time() -> None:

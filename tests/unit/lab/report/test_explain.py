@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import pytest
 from msgspec import structs
 
+from baton.core.handoff_paths import HandoffView, LinkView, WayChosen
 from baton.core.messages import RequestArrived, RequestFinished
 from baton.core.ports import CostModel
 from baton.core.ticking import Tick
 from baton.core.types import ClusterView, FlightView, LoadWindow, RequestId, WorkerId
-from baton.core.ways import HandoffView, RoadView, WayChosen
 from baton.decide.control.cluster_messages import WorkerSaid
 from baton.decide.control.decision_log import Decision, decided
 from baton.decide.policy.handoff import FirstTokenByDecode
@@ -77,7 +77,7 @@ def test_which_way_its_kv_went_is_told_with_what_was_predicted() -> None:
         pooled_tokens=0,
         run_ratio=1.0,
         rest_s=0.0,
-        **{name: RoadView(expected_s=expected_s, is_measured=True) for name, expected_s in roads.items()},
+        **{name: LinkView(expected_s=expected_s, is_measured=True) for name, expected_s in roads.items()},
     )
     story = story_of(chosen(WayChosen(wanted, "central")), "asked")
     said = next(moment.what for moment in story.moments if "changes hosts" in moment.what)
@@ -86,7 +86,7 @@ def test_which_way_its_kv_went_is_told_with_what_was_predicted() -> None:
 
 
 def test_what_is_known_of_a_way_is_told_where_it_is_not_measured_or_failed() -> None:
-    road = RoadView(expected_s=0.1, is_measured=False, failed_ago_s=2.5)
+    road = LinkView(expected_s=0.1, is_measured=False, failed_ago_s=2.5)
     wanted = HandoffView(
         request=request("asked"),
         tokens=400,

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from baton.core.errors import ConfigError, StoreError
-from baton.core.keeping import TierNews, TierRests
+from baton.core.tier_messages import TierNews, TierRests
 from baton.move.backoff import Backoff
 from baton.serve.host import tier_recovery
 from baton.serve.host.tier_opening import OpenTier, UnopenedTier

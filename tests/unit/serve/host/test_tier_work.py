@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from baton.core.errors import StoreError, TransferError
-from baton.core.keeping import (
+from baton.core.tier_messages import (
     BlocksKept,
     DropBlocks,
     LoadBlocks,

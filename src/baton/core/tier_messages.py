@@ -1,7 +1,7 @@
-"""What is said about the tiers below an arena: to a host's pool, and to what moves bytes between arena and stores.
+"""Events and commands about the tiers below an arena: between a host's pool and the mover of bytes to its stores.
 
-Blocks are written when nobody needs them at once, and read when that is cheaper than computing them. Both take as long
-as they take: no step and no request waits for a write, and a read that fails is a miss.
+Cached blocks are written behind, and read when that is cheaper than computing them. No step and no request waits for a
+write, and a read that fails is a miss.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class StoreBlocks(Struct, frozen=True, tag=True):
     host: HostId
     tier: str
     hashes: tuple[BlockHash, ...]
-    """In the order of their chain, where they are of one."""
+    """In the order of their chain, if they belong to one."""
     blocks: tuple[BlockId, ...]
 
 
@@ -40,7 +40,7 @@ class DropBlocks(Struct, frozen=True, tag=True):
 
 
 class LoadWanted(Struct, frozen=True, tag=True):
-    """Blocks were granted to a request to be read into from the tiers: what of this the tiers have shall be read."""
+    """Blocks were granted to a request: read into them what the tiers have."""
 
     request_id: RequestId
     number: int
@@ -48,11 +48,11 @@ class LoadWanted(Struct, frozen=True, tag=True):
     blocks: tuple[BlockId, ...]
     """Where the bytes of each shall be."""
     back: bool = False
-    """It has had them before, and was preempted."""
+    """The request has had them before, and was preempted."""
 
 
 class LoadBlocks(Struct, frozen=True, tag=True):
-    """Read blocks into the arena. Answered by LoadEnded, whatever happens, within the time that the driver states."""
+    """Read blocks into the arena. LoadEnded answers, whatever happens, within the time that the driver states."""
 
     request_id: RequestId
     number: int
@@ -63,7 +63,7 @@ class LoadBlocks(Struct, frozen=True, tag=True):
     write: tuple[BlockId, ...]
     """Where the bytes of each shall be."""
     back: bool = False
-    """See `LoadWanted`: nobody hands it over."""
+    """As in `LoadWanted`: the read belongs to no transfer."""
 
 
 class LoadEnded(Struct, frozen=True, tag=True):
@@ -74,15 +74,15 @@ class LoadEnded(Struct, frozen=True, tag=True):
     whole: tuple[bool, ...]
     """Of each block, whether its bytes are there and verified."""
     took_s: dict[str, float] = {}
-    """By tier: from asking to the last of its bytes, what was read before it included."""
+    """By tier: time from the request to the last byte, earlier reads in the queue included."""
     damaged: dict[str, int] = {}
-    """By tier: blocks that it has found damaged since it last said so."""
+    """By tier: damaged blocks found since the last report."""
 
 
 class ReadBackWanted(Struct, frozen=True, tag=True):
-    """A preempted request has blocks again, and tiers have some of its KV: shall that be read, or computed?
+    """A preempted request has blocks again, and tiers have some of its KV: it is to be read, or computed.
 
-    Answered at once, with ReadBack. Until then its worker is not told of the blocks.
+    ReadBack answers in the same turn. Until then its worker gets no grant.
     """
 
     request_id: RequestId
@@ -91,59 +91,59 @@ class ReadBackWanted(Struct, frozen=True, tag=True):
     hashes: tuple[BlockHash, ...]
     """Of the leading full blocks that it had, as far as there is room for them now."""
     beside: int = 0
-    """Other requests of its worker that have blocks."""
+    """How many other requests of its worker have blocks."""
 
 
 class ReadBack(Struct, frozen=True, tag=True):
-    """So much of a preempted request shall be read; the rest is computed."""
+    """Read so much of a preempted request; the rest is computed."""
 
     request_id: RequestId
     number: int
-    """Of the read. See `LoadBlocks`."""
+    """The number of the read, as in `LoadBlocks`."""
     tokens: int
-    """Leading ones, those in the arena included. No more than those: nothing is read."""
+    """Leading tokens, those in the arena included. Nothing is read if these are no more than the arena has."""
 
 
 class PutWanted(Struct, frozen=True, tag=True):
-    """A request is to go on elsewhere from what a tier has of it: write these blocks there before all that waits."""
+    """A request is to go on elsewhere from a tier: write these blocks there before all others that wait."""
 
     request_id: RequestId
     number: int | None
-    """Answered by PutEnded with it. None: nobody waits for that yet."""
+    """PutEnded answers with it. None: no answer is needed."""
     tier: str
     hashes: tuple[BlockHash, ...]
     """In the order of their chain."""
     run_blocks: int
-    """Most blocks of one write: what was written can be taken while the next run is."""
+    """Most blocks of one write: a run that was written can be read while the next one is written."""
 
 
 class PutEnded(Struct, frozen=True, tag=True):
-    """What a put has asked for is in the tier, or will not get there."""
+    """The blocks of a put are in the tier, or will not get there."""
 
     request_id: RequestId
     number: int
 
 
 class TierOpened(Struct, frozen=True, tag=True):
-    """A tier has blocks that an earlier run has left, or that others have put there."""
+    """A tier has blocks from an earlier run, or from other hosts."""
 
     tier: str
     hashes: tuple[BlockHash, ...]
     """Oldest first."""
     more: bool = False
-    """Of this list. What is long comes in pieces, so that nobody is held up by it."""
+    """Further events follow: a long list comes in pieces, so that no other event waits long."""
 
 
 class TierRests(Struct, frozen=True, tag=True):
-    """A tier's store has failed again and again, or is not open: this host leaves it alone for a while."""
+    """A tier's store has failed repeatedly, or is not open: this host does not use it for a while."""
 
     tier: str
     rests: bool
-    """False: it is over."""
+    """False: this host uses it again."""
 
 
 class TierView(Struct, frozen=True, kw_only=True):
-    """One tier's blocks, and what became of those that were written and read. Counts since the start."""
+    """Counts of one tier's blocks by state, and of writes and reads since the start."""
 
     tier: str
     blocks_total: int
@@ -157,7 +157,7 @@ class TierView(Struct, frozen=True, kw_only=True):
     missed_blocks: int = 0
     """They were to be read, and were gone or damaged."""
     skipped_blocks: int = 0
-    """Not written: too much was under way or waiting, or every place was in use."""
+    """Not written: too many were under way or waiting, or every place was in use."""
 
 
 class TierShrunk(Struct, frozen=True, tag=True):
@@ -168,11 +168,11 @@ class TierShrunk(Struct, frozen=True, tag=True):
 
 
 TierEvent = BlocksKept | LoadWanted | LoadEnded | PutWanted | TierOpened | TierRests | TierShrunk
-"""What a host's tiers hear."""
+"""Events for a host's tiers."""
 TierNews = BlocksKept | LoadEnded | TierOpened | TierRests | TierShrunk
 """Events of a tier's store, from the driver."""
-KeepingCommand = StoreBlocks | DropBlocks | LoadBlocks | PutEnded
-"""What they say."""
+TierCommand = StoreBlocks | DropBlocks | LoadBlocks | PutEnded
+"""Commands of a host's tiers."""
 
 
 class FromTier(Struct, frozen=True, tag=True):
