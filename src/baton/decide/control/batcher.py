@@ -100,12 +100,12 @@ class Batcher:
                     assert_never(command)
 
     def _start(self, command: StartRequest) -> None:
-        self._newest = command.request.id
         old = self._lanes.get(command.request.id)
         if old is not None:
             if old.attempt >= command.attempt:
                 return  # duplicate or stale command
             self._forget(old)
+        self._newest = command.request.id
         lane = Lane(
             request=command.request,
             attempt=command.attempt,

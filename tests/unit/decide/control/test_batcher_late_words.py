@@ -16,6 +16,31 @@ A = WorkerId("a")
 ID = RequestId("r")
 
 
+def _batcher() -> Batcher:
+    return Batcher(
+        WorkerView(id=A, host=HostId("h"), role="mixed"),
+        block_tokens=4,
+        limits=BatchLimits(),
+        policies=BatcherPolicies(batching=MixedChunked(), fairness=FirstComeFirstServed(), cost=LinearCost()),
+    )
+
+
+def test_a_repeated_start_does_not_change_the_newest_request() -> None:
+    """The server adds requests that it sent after `newest_request` to the reported load: `b` would count twice."""
+    batcher = _batcher()
+    first, second = (
+        StartRequest(
+            Request(id=RequestId(name), prompt_tokens=6, output_tokens_max=2, arrived_at_s=0.0),
+            1,
+            pack_tokens(range(6)),
+            "end",
+        )
+        for name in "ab"
+    )
+    batcher.apply([first, second, first])
+    assert batcher.view(0.0).newest_request == "b"
+
+
 @pytest.mark.parametrize(
     "late",
     [
@@ -25,12 +50,7 @@ ID = RequestId("r")
     ],
 )
 def test_commands_of_an_abandoned_attempt_are_dropped(late: StopRequest | PreemptRequest | BlocksGranted) -> None:
-    batcher = Batcher(
-        WorkerView(id=A, host=HostId("h"), role="mixed"),
-        block_tokens=4,
-        limits=BatchLimits(),
-        policies=BatcherPolicies(batching=MixedChunked(), fairness=FirstComeFirstServed(), cost=LinearCost()),
-    )
+    batcher = _batcher()
     request = Request(id=ID, prompt_tokens=6, output_tokens_max=2, arrived_at_s=0.0)
     table = (BlockId(3), BlockId(4))
     batcher.apply([StartRequest(request, 2, pack_tokens(range(6)), "end", block_table=table, computed_tokens=4)])
