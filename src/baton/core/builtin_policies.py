@@ -67,3 +67,20 @@ BUILT_IN: dict[str, str] = {
 
 SHORT_NAMES: dict[str, str] = {spec.partition(":")[2]: name for name, spec in BUILT_IN.items()}
 """The short name of each built-in policy, by its class name."""
+
+RENAMED_CLASSES: dict[str, str] = {
+    "LeastPressure": "slo-headroom",
+    "PromisesKept": "slo-order",
+    "TakeAll": "admit-all",
+    "StayPut": "no-moves",
+    "AlwaysDirect": "direct-handoff",
+    "AlwaysCentral": "pool-handoff",
+    "CheapestWay": "cheapest-handoff",
+    "ByPrefill": "first-token-by-prefill",
+    "ByDecode": "first-token-by-decode",
+    "TwoChoices": "tetriinfer-placement",
+    "IdleFlip": "tetriinfer-roles",
+    "Freest": "llumnix-routing",
+    "Rebalance": "llumnix-moves",
+}
+"""The short name of each built-in policy whose class had another name in earlier versions, for error messages."""

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from baton.core.builtin_policies import BUILT_IN, SHORT_NAMES
+from baton.core.builtin_policies import BUILT_IN, RENAMED_CLASSES, SHORT_NAMES
 from baton.core.errors import ConfigError
-from baton.core.validation import did_you_mean
+from baton.core.validation import did_you_mean, nearest
 
 Port = TypeVar("Port")
 
@@ -81,8 +81,9 @@ def _find_class(spec: str) -> type[Any]:
             "write your own as module:Class, for example my_package.my_module:MyPolicy"
         )
     if spec not in BUILT_IN and module_name.startswith("baton."):
-        name = SHORT_NAMES.get(class_name)
-        advice = f"write {name!r} instead" if name else f"known: {', '.join(sorted(BUILT_IN))}"
+        names = RENAMED_CLASSES | SHORT_NAMES
+        closest = nearest(class_name, names)
+        advice = f"write {names[closest]!r} instead" if closest else f"known: {', '.join(sorted(BUILT_IN))}"
         raise ConfigError(f"plug-in {spec}: built-in policies are named without their module: {advice}")
     module = _import(spec, module_name)
     found = vars(module).get(class_name)

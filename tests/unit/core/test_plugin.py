@@ -52,6 +52,8 @@ def test_a_class_is_made_with_its_options() -> None:
         ("Polite", {}, "write your own as module:Class"),
         (":Polite", {}, "write your own as module:Class"),
         ("no_such_package.module:Polite", {}, "no module 'no_such_package'"),
+        ("baton.policy.pressure:LeastPressure", {}, "write 'slo-headroom' instead"),
+        ("baton.decide.policy.routing:EarliestFirstTokn", {}, "write 'earliest-first-token' instead"),
         (f"{HERE}:Politee", {}, "has no Politee \\(did you mean 'Polite'\\?\\)"),
         (f"{HERE}:NOT_A_CLASS", {}, "NOT_A_CLASS is no class"),
         (f"{HERE}:Polite", {"nane": "Ada"}, "unknown option 'nane' \\(did you mean 'name'\\?\\)"),
