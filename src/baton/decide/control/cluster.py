@@ -7,8 +7,9 @@ assignment before the worker does, and of a worker's event before the coordinato
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import assert_never
 
 from msgspec import Struct
 
@@ -58,8 +59,8 @@ from baton.decide.control.cluster_messages import (
     WorkerSaid,
 )
 from baton.decide.control.coordinator import Coordinator
-from baton.decide.control.transfer import Begin, Computed, FollowUp, Settle
-from baton.decide.control.transfers import TransferCommand, Transfers
+from baton.decide.control.transfer import Begin, Computed, Settle, TransferCommand
+from baton.decide.control.transfers import Transfers
 from baton.decide.kv.blocks import EvictionOrder
 from baton.decide.kv.host_pool import HostPool
 from baton.decide.kv.tier import Tier
@@ -220,18 +221,20 @@ class Cluster:
 
     # ---- commands of the machines
 
-    def _carry_out(self, commands: Sequence[_Command], now_s: float) -> None:
-        """Carry out commands in order, each with everything that follows from it. The stack holds what is left."""
-        if not commands:
-            return
-        left: list[_Command] = [*reversed(commands)]
-        while left:
-            following = self._carry_out_one(left.pop(), now_s)
+    def _carry_out(self, commands: Iterable[_Command], now_s: float) -> None:
+        """Carry out commands in order, each with everything that follows from it before the next one is taken."""
+        stack: list[Iterator[_Command]] = [iter(commands)]
+        while stack:
+            command = next(stack[-1], None)
+            if command is None:
+                stack.pop()
+                continue
+            following = self._carry_out_one(command, now_s)
             if following:
-                left += reversed(following)
+                stack.append(iter(following))
 
-    def _carry_out_one(self, command: _Command, now_s: float) -> Sequence[_Command]:
-        following: Sequence[_Command] = ()
+    def _carry_out_one(self, command: _Command, now_s: float) -> Iterable[_Command]:
+        following: Iterable[_Command] = ()
         match command:
             case ToWorker() | CloseRequest() | CopyBlocks() | SetRole() | StartWorker() | RetireWorker() | DropBlocks():
                 self._out.append(command)
@@ -254,18 +257,12 @@ class Cluster:
                 pass  # it says why the commands behind it are what they are
             case HostLost():
                 return self._coordinate(command, now_s)
-            case LayersDone():
-                return self.transfers.handle(command, now_s)
             case _:
-                return self._follow_up(command, now_s)
+                assert_never(command)
         self.decided.append(command)
         return following
 
-    def _follow_up(self, command: FollowUp, now_s: float) -> Sequence[_Command]:
-        """Let the transfers go on. That is no decision: it is not logged."""
-        return self.transfers.handle(command, now_s)
-
-    def _use_tier(self, command: StoreBlocks | LoadBlocks, now_s: float) -> Sequence[_Command]:
+    def _use_tier(self, command: StoreBlocks | LoadBlocks, now_s: float) -> Iterable[_Command]:
         """Have blocks written or read. A read of nothing is over at once."""
         if isinstance(command, LoadBlocks) and not command.hashes:
             nothing = LoadEnded(command.request_id, command.number, ())
@@ -273,7 +270,7 @@ class Cluster:
         self._out.append(command)
         return self.transfers.handle(command, now_s)
 
-    def _begin(self, begin: Begin, now_s: float) -> Sequence[_Command]:
+    def _begin(self, begin: Begin, now_s: float) -> Iterable[_Command]:
         """Give a request's blocks to its worker and start it there, before what its pool grants next."""
         start, host = begin.start, begin.host
         following = self._ask_pool(host, start, now_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from baton.core.messages import StartDecode
 from baton.core.types import BlockHash, HostId, Request
@@ -22,6 +22,14 @@ def tokens_at(pools: Mapping[HostId, HostPool], source: HostId | None, start: St
     if request.sampling.prompt_logprobs:
         return 0  # every prompt token has to be computed
     return min(pool.held_tokens(request.block_hashes), request.prompt_tokens - 1)
+
+
+def reachable_blocks(pool: HostPool, names: Sequence[BlockHash]) -> int:
+    """Count the leading blocks of these that a host has in its arena or can read from its tiers."""
+    if pool.tiers is None:
+        return 0
+    reached = pool.tiers.reach(names)
+    return reached[-1].blocks if reached else pool.tiers.held_blocks(names)
 
 
 def prefix_names(pool: HostPool, request: Request) -> tuple[BlockHash, ...]:

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from baton.core.copies import CopyBlocks, LandingEnded, LandingGranted, LandingWanted, LeaseEnded, LeaseWanted
 from baton.core.messages import ReleaseBlocks, StartDecode
 from baton.core.tier_messages import LoadWanted
-from baton.core.types import BlockId, HostId, RequestId
+from baton.core.types import BlockHash, BlockId, HostId, RequestId
 from baton.decide.control.cluster_messages import ToPool
 from baton.decide.control.kv_names import prefix_names, tokens_at
 from baton.decide.control.layer_transfers import LayerTransfers
 from baton.decide.control.link_estimates import LinkEstimates
-from baton.decide.control.transfer import Fetch, Leased, Over, Transfer, TransferTable
+from baton.decide.control.transfer import Over, Start, Steps, Transfer, TransferTable
 from baton.decide.kv.host_pool import HostPool
-
-Command = ToPool | CopyBlocks | Leased | Over
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,54 +27,54 @@ class Landings:
     links: LinkEstimates
     layers: LayerTransfers
 
-    def fetch(self, fetch: Fetch) -> list[Command]:
-        """Ask for blocks to land in. The source is the target itself where its tiers are read."""
-        start, target, tokens = fetch.start, fetch.target, fetch.tokens
+    def fetch(
+        self, start: Start, *, source: HostId, target: HostId, tokens: int, names: tuple[BlockHash, ...]
+    ) -> Steps[None]:
+        """Ask for blocks to land in; the request starts when they are filled.
+
+        `tokens`: how many leading tokens to transfer. `names`: the hashes of their full blocks at the target. The
+        source is the target itself where its tiers are read.
+        """
         transfer = Transfer(
             number=self.table.next_number(),
             request=start.request,
             start=start,
-            source=fetch.source,
+            source=source,
             target=target,
             tokens=tokens,
-            names=fetch.names,
+            names=names,
         )
         self.table.add(transfer)
         pool = self.pools[target]
         blocks, first = -(-tokens // pool.block_tokens), pool.behind(tokens)
-        wanted = LandingWanted(start.request, start.attempt, start.worker, blocks, fetch.names, first)
-        return [ToPool(target, wanted)]
+        yield ToPool(target, LandingWanted(start.request, start.attempt, start.worker, blocks, names, first))
 
-    def granted(self, granted: LandingGranted, now_s: float) -> list[Command]:
-        """The blocks to land in are there: lease the blocks to copy from, or have the tiers read."""
+    def granted(self, granted: LandingGranted, now_s: float) -> Steps[Over | None]:
+        """Lease the blocks to copy from and copy them, or have the tiers read. Nothing to copy: it is over at once."""
         request_id, target = granted.request_id, granted.host
         transfer = self.table.find_landing(request_id, target)
         assert transfer is not None, f"{request_id} is granted blocks to land in, and no transfer waits for them"
         held, wanted = granted.cached_blocks, len(transfer.names)
-        if transfer.chunk is None:
-            transfer.cached_tokens = held * self.pools[target].block_tokens
+        if transfer.chunk is not None:
+            yield from self.layers.land(transfer, granted.block_table, held, now_s)
+            return None
+        transfer.cached_tokens = held * self.pools[target].block_tokens
         if transfer.source == target:
             transfer.state = "copying"
             write = granted.block_table[held:wanted]
-            return [ToPool(target, LoadWanted(request_id, transfer.number, transfer.names[held:wanted], write))]
-        leased = Leased(transfer, granted.block_table, held)
-        if transfer.chunk is not None:
-            self.layers.activate(transfer)
-            return [ToPool(transfer.source, LeaseWanted(transfer.request, ())), leased]
+            yield ToPool(target, LoadWanted(request_id, transfer.number, transfer.names[held:wanted], write))
+            return None
         if transfer.start is not None:
             transfer.tokens = min(transfer.tokens, tokens_at(self.pools, transfer.source, transfer.start))
-        if not transfer.tokens:
-            return self.copy(leased, now_s)
-        self.homes[request_id].add(transfer.source)  # again: the host may have died meanwhile, and joined again
-        prefix = prefix_names(self.pools[transfer.source], transfer.request)
-        return [ToPool(transfer.source, LeaseWanted(transfer.request, prefix)), leased]
+        if transfer.tokens:
+            self.homes[request_id].add(transfer.source)  # again: the host may have died meanwhile, and joined again
+            prefix = prefix_names(self.pools[transfer.source], transfer.request)
+            yield ToPool(transfer.source, LeaseWanted(transfer.request, prefix))
+        return (yield from self._copy(transfer, granted, now_s))
 
-    def copy(self, leased: Leased, now_s: float) -> list[Command]:
-        """Copy the blocks that the target lacks. A transfer without any is over at once."""
-        if leased.transfer.chunk is not None:
-            return [*self.layers.leased(leased, now_s)]
-        transfer, request_id = leased.transfer, leased.transfer.request.id
-        read: tuple[BlockId, ...] = ()
+    def _copy(self, transfer: Transfer, granted: LandingGranted, now_s: float) -> Steps[Over | None]:
+        """Copy the blocks that the target lacks."""
+        request_id, read = transfer.request.id, tuple[BlockId, ...]()
         transfer.state = "copying"
         source, target = self.pools.get(transfer.source), self.pools[transfer.target]
         if transfer.tokens and source is not None:
@@ -85,23 +83,24 @@ class Landings:
             if source.held_from_tokens(request_id) > transfer.cached_tokens:
                 transfer.tokens, transfer.is_too_late = 0, True
         if source is None or transfer.tokens <= transfer.cached_tokens:
-            return self.ended(transfer.number, request_id, blocks=0, landed=True)
+            return (yield from self.ended(transfer.number, request_id, blocks=0, landed=True))
         copy = CopyBlocks(
             request_id=request_id,
             number=transfer.number,
             source=transfer.source,
             target=transfer.target,
             read=read[transfer.cached_tokens // source.block_tokens : -(-transfer.tokens // source.block_tokens)],
-            write=leased.write[leased.cached_blocks : -(-transfer.tokens // target.block_tokens)],
+            write=granted.block_table[granted.cached_blocks : -(-transfer.tokens // target.block_tokens)],
             first_token=transfer.cached_tokens,
             tokens=transfer.tokens - transfer.cached_tokens,
         )
         if not copy.read:
-            return self.ended(transfer.number, request_id, blocks=0, landed=False)
+            return (yield from self.ended(transfer.number, request_id, blocks=0, landed=False))
         self.links.copy_begins(copy, now_s)
-        return [copy]
+        yield copy
+        return None
 
-    def ended(self, number: int, request_id: RequestId, *, blocks: int | None, landed: bool) -> list[Command]:
+    def ended(self, number: int, request_id: RequestId, *, blocks: int | None, landed: bool) -> Steps[Over]:
         """Tell both pools that a transfer is over. `blocks`: how many were written, from the first. None: all."""
         transfer, is_awaited = self.table.end(number, request_id)
         landed = landed and not transfer.is_too_late
@@ -112,10 +111,12 @@ class Landings:
             tokens = max(min(transfer.tokens, there), tokens)
         transfer.state = "landed" if landed else "failed"
         is_whole = tokens >= transfer.tokens if transfer.is_read_ahead else landed
-        return [*self._tell_ends(transfer, tokens), Over(transfer, is_awaited, is_whole)]
+        yield from self._tell_ends(transfer, tokens)
+        return Over(transfer=transfer, is_awaited=is_awaited, is_whole=is_whole)
 
-    def chunk_over(self, transfer: Transfer, *, landed: bool) -> list[Command]:
+    def chunk_over(self, transfer: Transfer) -> Steps[Over]:
         """Tell both pools that a chunk is over. A prompt that is computed anew needs its last token computed."""
+        landed = transfer.chunk is not None and not transfer.chunk.has_failed
         _, is_awaited = self.table.end(transfer.number, transfer.request.id)
         transfer.state = "landed" if landed else "failed"
         tokens = transfer.cached_tokens
@@ -124,17 +125,16 @@ class Landings:
         elif landed and transfer.target in self.pools:
             block_tokens = self.pools[transfer.target].block_tokens
             tokens = (transfer.request.prompt_tokens - 1) // block_tokens * block_tokens
-        ends = self._tell_ends(transfer, max(tokens, transfer.cached_tokens))
-        return [*ends, Over(transfer, is_awaited, landed)]
+        yield from self._tell_ends(transfer, max(tokens, transfer.cached_tokens))
+        return Over(transfer=transfer, is_awaited=is_awaited, is_whole=landed)
 
-    def _tell_ends(self, transfer: Transfer, tokens: int) -> list[Command]:
+    def _tell_ends(self, transfer: Transfer, tokens: int) -> Steps[None]:
         """Tell both pools that no wire touches their blocks any more, and how many leading tokens' KV is there."""
-        request_id, commands = transfer.request.id, list[Command]()
+        request_id = transfer.request.id
         if transfer.source in self.pools and transfer.is_leasing:
-            commands.append(ToPool(transfer.source, LeaseEnded(request_id)))
+            yield ToPool(transfer.source, LeaseEnded(request_id))
         if transfer.target in self.pools:
             names = transfer.names[: tokens // self.pools[transfer.target].block_tokens]
-            commands.append(ToPool(transfer.target, LandingEnded(request_id, tokens, names)))
+            yield ToPool(transfer.target, LandingEnded(request_id, tokens, names))
             if transfer.start is None:  # cached from now on: no request holds it
-                commands.append(ToPool(transfer.target, ReleaseBlocks(request_id)))
-        return commands
+                yield ToPool(transfer.target, ReleaseBlocks(request_id))

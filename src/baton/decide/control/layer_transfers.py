@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from baton.core.copies import CopyBlocks, CopyEnded, LandingWanted, LayersDone, LayerSpan
+from baton.core.copies import CopyBlocks, CopyEnded, LandingWanted, LayersDone, LayerSpan, LeaseWanted
 from baton.core.messages import PrefillFinished
 from baton.core.types import BlockId, HostId, RequestId, WorkerId
+from baton.decide.control.cluster_messages import ToPool
 from baton.decide.control.link_estimates import LinkEstimates
-from baton.decide.control.transfer import Chunk, ChunkOver, Leased, SendMore, Stream, Transfer, TransferTable
+from baton.decide.control.transfer import Chunk, Steps, Stream, Transfer, TransferTable
 from baton.decide.kv.hashing import names_of
 from baton.decide.kv.host_pool import HostPool
 from baton.decide.kv.layout import KVLayout
@@ -29,9 +30,9 @@ class LayerTransfers:
     links: LinkEstimates
     layouts: dict[HostId, KVLayout] = field(default_factory=dict[HostId, KVLayout])
     """Layout of KV on each host. Layers are cut only where both hosts have the same layout, without ranks."""
+    copies: dict[int, Transfer] = field(default_factory=dict[int, Transfer])
+    """Transfers by the numbers of their copies under way."""
     _active: dict[RequestId, Transfer] = field(default_factory=dict[RequestId, Transfer])
-    _copies: dict[int, Transfer] = field(default_factory=dict[int, Transfer])
-    """Transfers by the numbers of their copies."""
 
     @property
     def is_active(self) -> bool:
@@ -44,47 +45,41 @@ class LayerTransfers:
 
     # ---- events of workers
 
-    def layers_done(self, host: HostId, done: LayersDone, now_s: float) -> list[CopyBlocks | SendMore]:
-        """Copy the layers that a step has finished, for its one request. A late event changes nothing."""
-        ((request_id, attempt),) = done.requests
-        stream = self.table.streams.get(request_id)
-        if stream is None or (stream.attempt, stream.source) != (attempt, host) or not self._can_cut(stream):
-            return []
-        if not self.pools[host].is_computing(request_id, attempt, done.worker):
-            return []
-        if stream.chunk is None:
-            stream.chunk = Chunk(worker=done.worker)
+    def progress(self, host: HostId, done: LayersDone, request: tuple[RequestId, int]) -> Stream | None:
+        """Note the layers that a step has finished of a request and attempt. Return its stream, if that goes on."""
+        stream = self.table.streams.get(request[0])
+        if stream is None or (stream.attempt, stream.source) != (request[1], host) or not self._can_cut(stream):
+            return None  # a late event, or a stream whose layers cannot be cut
+        if not self.pools[host].is_computing(*request, done.worker):
+            return None
+        stream.chunk = stream.chunk or Chunk(worker=done.worker)
         stream.chunk.layers_done = max(stream.chunk.layers_done, done.layers)
-        if stream.transfer is None:
-            return [SendMore(stream)]
-        return [*self._copy_done(stream.transfer, now_s)] if stream.transfer.chunk is not None else []
+        return stream
 
-    def computed(self, host: HostId, event: PrefillFinished, now_s: float) -> list[CopyBlocks]:
+    def computed(self, host: HostId, event: PrefillFinished, now_s: float) -> Steps[None]:
         """Copy the last layers: the step is over. The pool has to hear of that afterwards."""
         transfer = self._active.get(event.request_id)
         if transfer is None or transfer.chunk is None or transfer.source != host:
-            return []
-        if not self.pools[host].is_computing(event.request_id, event.attempt, event.worker):
-            return []
-        transfer.chunk.is_computed = True
-        transfer.chunk.layers_done = self.layouts[host].layers
-        return self._copy_done(transfer, now_s)
+            return
+        if self.pools[host].is_computing(event.request_id, event.attempt, event.worker):
+            transfer.chunk.is_computed = True
+            transfer.chunk.layers_done = self.layouts[host].layers
+            yield from self.copy_done(transfer, now_s)
 
-    def call_off(self, request_id: RequestId) -> list[ChunkOver]:
-        """Give up a chunk that is not computed to its end: no copied layer of it counts."""
+    def call_off(self, request_id: RequestId) -> Transfer | None:
+        """Give up a chunk that is not computed to its end: no copied layer of it counts. Return it if it is over."""
         transfer = self._active.get(request_id)
         if transfer is None or transfer.chunk is None or transfer.chunk.is_computed:
-            return []
+            return None
         transfer.chunk.has_failed = True
-        return self._settle(transfer)
+        return self.settle(request_id)
 
-    def lose(self, lost: WorkerId | HostId) -> list[ChunkOver]:
-        """Give up the chunks of a lost worker or host."""
+    def on(self, lost: WorkerId | HostId) -> list[RequestId]:
+        """Return the requests with a chunk that is computed, read or written on a lost worker or host."""
         return [
-            over
-            for transfer in list(self._active.values())
+            transfer.request.id
+            for transfer in self._active.values()
             if transfer.chunk is not None and lost in (transfer.chunk.worker, transfer.source, transfer.target)
-            for over in self.call_off(transfer.request.id)
         ]
 
     # ---- blocks to land in, and copies
@@ -111,43 +106,36 @@ class LayerTransfers:
         self.table.add(stream.transfer)
         return LandingWanted(request, stream.attempt, None, blocks, names)
 
-    def leased(self, leased: Leased, now_s: float) -> list[CopyBlocks]:
-        """Copy the blocks that are sealed, and the layers that are done of the rest."""
-        transfer, source = leased.transfer, self.pools[leased.transfer.source]
-        chunk, request = transfer.chunk, transfer.request
-        assert chunk is not None, f"the transfer of {request.id} has no chunk"
-        transfer.is_leasing, transfer.state = True, "copying"
-        transfer.cached_tokens = leased.cached_blocks * source.block_tokens
-        table, sealed_tokens = source.table(request.id)
-        held, end = leased.cached_blocks, len(leased.write)
-        sealed = max(held, min(sealed_tokens // source.block_tokens, end))
-        chunk.read, chunk.write = table[sealed:end], leased.write[sealed:end]
-        chunk.first_token = sealed * source.block_tokens
-        copies: list[CopyBlocks] = []
-        if sealed > held:
-            tokens = range(transfer.cached_tokens, chunk.first_token)
-            copies.append(self._copy(transfer, (table[held:sealed], leased.write[held:sealed]), tokens, None, now_s))
-        return [*copies, *self._copy_done(transfer, now_s)]
-
-    def activate(self, transfer: Transfer) -> None:
-        """Note that the target has granted blocks for a chunk."""
+    def land(self, transfer: Transfer, write: tuple[BlockId, ...], cached_blocks: int, now_s: float) -> Steps[None]:
+        """Lease the blocks of a chunk at the source. Copy those that are sealed, and the done layers of the rest."""
         self._active[transfer.request.id] = transfer
+        yield ToPool(transfer.source, LeaseWanted(transfer.request, ()))
+        source, chunk = self.pools[transfer.source], transfer.chunk
+        assert chunk is not None, f"the transfer of {transfer.request.id} has no chunk"
+        transfer.is_leasing, transfer.state = True, "copying"
+        transfer.cached_tokens = cached_blocks * source.block_tokens
+        table, sealed_tokens = source.table(transfer.request.id)
+        sealed = max(cached_blocks, min(sealed_tokens // source.block_tokens, len(write)))
+        chunk.read, chunk.write = table[sealed : len(write)], write[sealed:]
+        chunk.first_token = sealed * source.block_tokens
+        if sealed > cached_blocks:
+            tokens = range(transfer.cached_tokens, chunk.first_token)
+            yield self._copy(transfer, (table[cached_blocks:sealed], write[cached_blocks:sealed]), tokens, None, now_s)
+        yield from self.copy_done(transfer, now_s)
 
-    def copy_ended(self, end: CopyEnded) -> list[ChunkOver] | None:
-        """Note the end of a chunk's copy. None: the copy is of no chunk."""
-        transfer = self._copies.pop(end.number, None)
-        if transfer is None:
-            return None
+    def copy_ended(self, end: CopyEnded) -> Transfer | None:
+        """Note the end of a chunk's copy. Return its transfer if that is over."""
+        transfer = self.copies.pop(end.number)
         chunk = transfer.chunk
         assert chunk is not None, f"the transfer of {end.request_id} has no chunk"
         chunk.copies -= 1
         chunk.has_failed = chunk.has_failed or not end.landed
         return self._settle(transfer)
 
-    def settle(self, request_id: RequestId) -> list[ChunkOver]:
-        """End a chunk that has landed already: the worker that goes on with the request is known now."""
+    def settle(self, request_id: RequestId) -> Transfer | None:
+        """End a chunk without copies under way that is computed or has failed. Return its transfer if it is over."""
         transfer = self._active.get(request_id)
-        return [] if transfer is None else self._settle(transfer)
+        return None if transfer is None else self._settle(transfer)
 
     def _can_cut(self, stream: Stream) -> bool:
         """Tell whether layers can be cut. Behind a window, blocks may be released while they are computed."""
@@ -156,19 +144,18 @@ class LayerTransfers:
             return False
         return self.groups(stream.source, 2) > 1
 
-    def _copy_done(self, transfer: Transfer, now_s: float) -> list[CopyBlocks]:
+    def copy_done(self, transfer: Transfer, now_s: float) -> Steps[None]:
         """Copy the layers that are computed and not sent."""
         chunk, layers = transfer.chunk, self.layouts[transfer.source].layers
         assert chunk is not None, f"the transfer of {transfer.request.id} has no chunk"
         if chunk.has_failed or transfer.state != "copying" or chunk.layers_done == chunk.layers_sent:
-            return []
+            return
         span = LayerSpan(chunk.layers_sent, chunk.layers_done, layers)
         chunk.layers_sent = chunk.layers_done
-        if not chunk.read:
-            return []
-        tokens = range(chunk.first_token, transfer.tokens)
-        cut = None if span.end - span.first == layers else span
-        return [self._copy(transfer, (chunk.read, chunk.write), tokens, cut, now_s)]
+        if chunk.read:
+            tokens = range(chunk.first_token, transfer.tokens)
+            cut = None if span.end - span.first == layers else span
+            yield self._copy(transfer, (chunk.read, chunk.write), tokens, cut, now_s)
 
     def _copy(
         self,
@@ -192,15 +179,14 @@ class LayerTransfers:
         )
         assert transfer.chunk is not None, f"the transfer of {transfer.request.id} has no chunk"
         transfer.chunk.copies += 1
-        self._copies[copy.number] = transfer
+        self.copies[copy.number] = transfer
         self.links.copy_begins(copy, now_s)
         return copy
 
-    def _settle(self, transfer: Transfer) -> list[ChunkOver]:
-        """End a chunk without copies under way that is computed or has failed."""
+    def _settle(self, transfer: Transfer) -> Transfer | None:
         chunk = transfer.chunk
         if chunk is None or chunk.copies or not (chunk.has_failed or chunk.is_computed):
-            return []
+            return None
         if self._active.get(transfer.request.id) is transfer:
             del self._active[transfer.request.id]
-        return [ChunkOver(transfer, not chunk.has_failed)]
+        return transfer

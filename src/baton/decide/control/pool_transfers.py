@@ -7,32 +7,20 @@ in the end are copied directly while the source lives; blocks that neither bring
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from baton.core.copies import LandingWanted
 from baton.core.handoff_paths import HandoffView, WayChosen
-from baton.core.messages import ReleaseBlocks, SendAhead, StartDecode
+from baton.core.messages import SendAhead, StartDecode
 from baton.core.tier_messages import PutEnded, PutWanted
-from baton.core.types import BlockHash, HostId, Request, RequestId, WorkerId, WorkerView
+from baton.core.types import BlockHash, HostId, Request, RequestId
 from baton.decide.control.advice import Policies
 from baton.decide.control.cluster_messages import ToPool
 from baton.decide.control.kv_names import names_at, prefix_names, tokens_at
 from baton.decide.control.link_estimates import LinkEstimates, tier_link, tier_s
-from baton.decide.control.transfer import (
-    BeginFromTiers,
-    Fetch,
-    Place,
-    PlannedHandoff,
-    PoolRead,
-    PutOver,
-    ReadPool,
-    Start,
-    TierGrew,
-    Transfer,
-    TransferTable,
-)
+from baton.decide.control.transfer import PlannedHandoff, PoolRead, Start, Steps, Transfer, TransferTable
 from baton.decide.kv.host_pool import HostPool
 from baton.decide.kv.tier import Tier
 
@@ -40,8 +28,6 @@ RUN_TOKENS = 128
 """Fewest tokens that are worth a write and a read where the prompt is not streamed. See `WhileComputing`."""
 RUNS_MAX = 8
 """Most writes of one put, unless a run would be longer than what may be under way."""
-
-Command = ToPool | WayChosen | Fetch | BeginFromTiers | Place | ReadPool | PutOver
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +55,6 @@ class PoolTransfers:
     policies: Policies
     table: TransferTable
     pools: Mapping[HostId, HostPool]
-    workers: Mapping[WorkerId, WorkerView]
-    homes: Mapping[RequestId, set[HostId]]
     links: LinkEstimates
     _planned: dict[RequestId, PlannedHandoff] = field(default_factory=dict[RequestId, PlannedHandoff])
     _streams: dict[RequestId, _PoolStream] = field(default_factory=dict[RequestId, _PoolStream])
@@ -85,56 +69,54 @@ class PoolTransfers:
 
     # ---- which path KV takes
 
-    def hand_off(
-        self, start: StartDecode, *, source: HostId, target: HostId, now_s: float
-    ) -> tuple[list[Command], bool]:
-        """Begin a handoff by the pool if the policy chooses that. The flag tells whether it does."""
+    def hand_off(self, start: StartDecode, *, source: HostId, target: HostId, now_s: float) -> Steps[bool]:
+        """Begin a handoff by the pool if the policy chooses that. Return whether it does."""
         request = start.request
         stream = self._streams.pop(request.id, None)
         pair = self._pair(source, target)
         if pair is None:
-            return [], False
+            return False
         tokens = tokens_at(self.pools, source, start)
         names = names_at(self.pools[source], self.pools[target], request, tokens)
         least_blocks = stream.read.run_blocks if stream is not None else self._blocks(RUN_TOKENS, target)
-        chosen = self._choose(self._view(request, pair, names, (tokens, least_blocks), now_s)) if names else []
-        if not chosen or chosen[0].way == "direct":
-            return [*chosen], False
+        if not (yield from self._choose(request, pair, names, (tokens, least_blocks), now_s)):
+            return False
         self._numbers += 1
         read = self._read(start, pair, names)
         missing = names[read.taken_blocks :]
         read.run_blocks = run_blocks(len(missing), least_blocks)
         self._planned[request.id] = PlannedHandoff(number=self._numbers, start=start, source=source, read=read)
-        put = PutWanted(request.id, self._numbers, pair.tier.name, missing, read.run_blocks)
-        return [*chosen, ToPool(source, put), ReadPool(read)], True
+        yield ToPool(source, PutWanted(request.id, self._numbers, pair.tier.name, missing, read.run_blocks))
+        yield from self._read_more(read)
+        return True
 
-    def stream(self, command: SendAhead, target: HostId, now_s: float) -> tuple[list[Command], bool]:
-        """Put a prompt's blocks as they are sealed if the policy chooses that. The flag tells whether it does."""
+    def stream(self, command: SendAhead, target: HostId, now_s: float) -> Steps[bool]:
+        """Put a prompt's blocks as they are sealed if the policy chooses that. Return whether it does."""
         request, pair = command.request, self._pair(command.source, target)
         if pair is None or not request.shares_blocks:
-            return [], False
+            return False
         names, least_blocks = prefix_names(self.pools[target], request), self._blocks(command.run_tokens, target)
-        lengths = (request.prompt_tokens, least_blocks)
-        chosen = self._choose(self._view(request, pair, names, lengths, now_s)) if names else []
-        if not chosen or chosen[0].way == "direct":
-            return [*chosen], False
+        if not (yield from self._choose(request, pair, names, (request.prompt_tokens, least_blocks), now_s)):
+            return False
         read = self._read(command, pair, names)
         read.run_blocks = least_blocks
         self._streams[request.id] = _PoolStream(pair.source, read)
-        return [*chosen, *self.sealed(request.id), ReadPool(read)], True
+        yield from self.sealed(request.id)
+        yield from self._read_more(read)
+        return True
 
-    def sealed(self, request_id: RequestId) -> list[Command]:
+    def sealed(self, request_id: RequestId) -> Steps[None]:
         """Put what was sealed of a streamed prompt. Its end is put at once, however short it is."""
         stream = self._streams.get(request_id)
         if stream is None or stream.source not in self.pools:
-            return []
+            return
         names, read = self.pools[stream.source].names(request_id), stream.read
         fresh = names[stream.sent_blocks :]
         if len(fresh) < read.run_blocks and not (fresh and len(names) >= len(read.names)):
-            return []
+            return
         stream.sent_blocks = len(names)
         run = run_blocks(len(fresh), read.run_blocks)
-        return [ToPool(stream.source, PutWanted(request_id, None, read.tier.name, fresh, run))]
+        yield ToPool(stream.source, PutWanted(request_id, None, read.tier.name, fresh, run))
 
     def _read(self, command: StartDecode | SendAhead, pair: _Pair, names: tuple[BlockHash, ...]) -> PoolRead:
         """Begin behind the blocks that the target's arena has."""
@@ -149,20 +131,15 @@ class PoolTransfers:
             taken_blocks=held,
         )
 
-    def follow_up(self, event: ReadPool | PutOver | TierGrew) -> list[Command]:
-        """Go on with a handoff, or with those whose blocks may have landed in a tier."""
-        match event:
-            case ReadPool(read=read):
-                return self._read_more(read)
-            case PutOver(handoff=planned):
-                return self._put_over(planned)
-            case TierGrew(tier=tier):
-                reads = [each.read for each in (*self._planned.values(), *self._streams.values())]
-                return [ReadPool(read) for read in reads if read.tier.name == tier]
-
     # ---- reads from the pool
 
-    def _read_more(self, read: PoolRead) -> list[Command]:
+    def tier_grew(self, tier: str) -> Steps[None]:
+        """Read blocks that may have landed in a tier, for every handoff and stream that uses it."""
+        for each in [*self._planned.values(), *self._streams.values()]:
+            if each.read.tier.name == tier:
+                yield from self._read_more(each.read)
+
+    def _read_more(self, read: PoolRead) -> Steps[None]:
         """Read what has landed in the pool since the last read, if it is worth one.
 
         One read at a time: blocks that land meanwhile go with the next one, so a slow pool is asked for long runs.
@@ -170,15 +147,15 @@ class PoolTransfers:
         request, target, tier = read.request, read.target, read.tier
         pool = self.pools.get(target)
         if read.is_over or pool is None or pool.tiers is None or (request.id, target) in self.table.reads_ahead:
-            return []
+            return
         while read.pooled_blocks < len(read.names) and tier.has(read.names[read.pooled_blocks]):
             read.pooled_blocks += 1
         if read.pooled_blocks - read.taken_blocks < read.run_blocks:
-            return []
+            return
         reached = pool.tiers.reach(read.names[: read.pooled_blocks])
         blocks = reached[-1].blocks if reached else 0
         if blocks - read.taken_blocks < read.run_blocks:
-            return []  # the store is busy or suspended
+            return  # the store is busy or suspended
         read.taken_blocks = blocks
         names = read.names[:blocks]
         transfer = Transfer(
@@ -190,22 +167,22 @@ class PoolTransfers:
             names=names,
         )
         self.table.add(transfer)
-        return [ToPool(target, LandingWanted(request, read.attempt, None, blocks, names))]
+        yield ToPool(target, LandingWanted(request, read.attempt, None, blocks, names))
 
-    def read_over(self, transfer: Transfer, *, is_whole: bool) -> list[Command]:
-        """A read ahead has ended: begin the next one, or let the start that waited for it go on."""
+    def read_over(self, transfer: Transfer, *, is_whole: bool) -> Steps[Start | PlannedHandoff | None]:
+        """A read ahead has ended: begin the next one, or return the start or handoff that waited for it."""
         request_id, target = transfer.request.id, transfer.target
         held, planned, stream = self._held.get(request_id), self._planned.get(request_id), self._streams.get(request_id)
         if held is not None and held[1] == target:
             del self._held[request_id]
-            return [Place(held[0])]
+            return held[0]
         if planned is not None and planned.is_put:
             return self._put_over(planned)
         waiting = planned or stream
-        if waiting is None or waiting.read.target != target:
-            return []
-        waiting.read.is_over = waiting.read.is_over or not is_whole
-        return self._read_more(waiting.read)
+        if waiting is not None and waiting.read.target == target:
+            waiting.read.is_over = waiting.read.is_over or not is_whole
+            yield from self._read_more(waiting.read)
+        return None
 
     def hold(self, start: Start, target: HostId) -> bool:
         """Let a start wait for a read ahead on its host; it is placed then. False: nothing is read there."""
@@ -217,58 +194,32 @@ class PoolTransfers:
 
     # ---- the end of a put
 
-    def put_ended(self, ended: PutEnded) -> list[Command]:
-        """Go on with the handoff whose put has ended. A put that was given up changes nothing."""
+    def put_ended(self, ended: PutEnded) -> PlannedHandoff | None:
+        """Return the handoff whose put has ended, if it can go on. A put that was given up changes nothing."""
         planned = self._planned.get(ended.request_id)
-        return self._put_over(planned) if planned is not None and planned.number == ended.number else []
+        return self._put_over(planned) if planned is not None and planned.number == ended.number else None
 
-    def _put_over(self, planned: PlannedHandoff) -> list[Command]:
-        """Nothing more is put: the request goes on once no read for it is under way."""
+    def _put_over(self, planned: PlannedHandoff) -> PlannedHandoff | None:
+        """Nothing more is put. Return the handoff once no read for it is under way: it can go on."""
         request_id, read = planned.start.request.id, planned.read
         if self._planned.get(request_id) is not planned:
-            return []
+            return None
         planned.is_put = read.is_over = True
         if (request_id, read.target) in self.table.reads_ahead:
-            return []
+            return None
         del self._planned[request_id]
-        return self._go_on(planned)
-
-    def _go_on(self, planned: PlannedHandoff) -> list[Command]:
-        """Read from the pool what was put. If that is not all: copy directly, while the source lives."""
-        start, source, names, target = planned.start, planned.source, planned.read.names, planned.read.target
-        worker = self.workers.get(start.worker)
-        if worker is None or worker.host != target:
-            return []  # its worker has died: the coordinator starts the request elsewhere
-        pool = self.pools[target]
-        reached = pool.tiers.reach(names) if pool.tiers is not None else []
-        there = reached[-1].blocks if reached else self._held_blocks(target, names)
-        if there == len(names):
-            tokens = there * pool.block_tokens
-            fetch = Fetch(start=start, source=target, target=target, tokens=tokens, names=names)
-            return [*self._let_go(start.request.id, source), fetch]
-        tokens = tokens_at(self.pools, source, start)
-        if not tokens:
-            return [BeginFromTiers(start, target)]
-        known = names_at(self.pools[source], pool, start.request, tokens)
-        return [Fetch(start=start, source=source, target=target, tokens=tokens, names=known)]
-
-    def _let_go(self, request_id: RequestId, source: HostId) -> list[Command]:
-        """Release the request at the source: its blocks are cached from now on."""
-        if source not in self.pools:
-            return []
-        self.homes[request_id].discard(source)
-        return [ToPool(source, ReleaseBlocks(request_id))]
+        return planned
 
     # ---- what ends a handoff early
 
-    def lose_host(self, host: HostId) -> list[Command]:
-        """Give up what used a lost host. Blocks that it had put are in the pool: their requests go on with those."""
+    def lose_host(self, host: HostId) -> Iterator[PlannedHandoff]:
+        """Give up what used a lost host. Yield the handoffs from it: they go on with the blocks that it had put."""
         self._streams = {name: stream for name, stream in self._streams.items() if stream.source != host}
-        lost = [each for each in self._planned.values() if host in (each.source, each.read.target)]
-        for each in lost:
-            if each.read.target == host:
-                del self._planned[each.start.request.id]
-        return [PutOver(each) for each in lost if each.read.target != host]
+        for planned in [each for each in self._planned.values() if host in (each.source, each.read.target)]:
+            if planned.read.target == host:
+                del self._planned[planned.start.request.id]
+            elif (ready := self._put_over(planned)) is not None:
+                yield ready
 
     def forget(self, request_id: RequestId) -> None:
         """Wait no longer for a put or a read ahead of this request."""
@@ -289,9 +240,16 @@ class PoolTransfers:
 
     # ---- what each path costs
 
-    def _choose(self, view: HandoffView) -> list[WayChosen]:
-        """Ask the policy, with measured times."""
-        return [WayChosen(view, self.policies.way(view))]
+    def _choose(
+        self, request: Request, pair: _Pair, names: Sequence[BlockHash], lengths: tuple[int, int], now_s: float
+    ) -> Steps[bool]:
+        """Ask the policy, with measured times. Return whether it chooses the pool. See `_view` for `lengths`."""
+        if not names:
+            return False  # without a full block there is nothing to put
+        view = self._view(request, pair, names, lengths, now_s)
+        chosen = WayChosen(view, self.policies.way(view))
+        yield chosen
+        return chosen.way != "direct"
 
     def _view(
         self, request: Request, pair: _Pair, names: Sequence[BlockHash], lengths: tuple[int, int], now_s: float

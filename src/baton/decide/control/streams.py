@@ -11,7 +11,7 @@ from baton.core.types import HostId, RequestId
 from baton.decide.control.cluster_messages import ToPool
 from baton.decide.control.kv_names import names_at
 from baton.decide.control.layer_transfers import LayerTransfers
-from baton.decide.control.transfer import ROUNDS_MAX, Stream, Transfer, TransferTable
+from baton.decide.control.transfer import ROUNDS_MAX, Steps, Stream, Transfer, TransferTable
 from baton.decide.kv.host_pool import HostPool
 
 
@@ -23,7 +23,7 @@ class Streams:
     pools: Mapping[HostId, HostPool]
     layers: LayerTransfers
 
-    def begin(self, command: SendAhead, target: HostId) -> list[ToPool | AheadEnded]:
+    def begin(self, command: SendAhead, target: HostId) -> Steps[None]:
         """Copy the blocks that are sealed, and more as they are."""
         stream = Stream(
             request=command.request,
@@ -34,33 +34,38 @@ class Streams:
             report=command.report,
         )
         self.table.streams[command.request.id] = stream
-        return self.send_more(stream)
+        yield from self.send_more(stream)
 
-    def sealed(self, request_id: RequestId) -> list[ToPool | AheadEnded]:
+    def sealed(self, request_id: RequestId) -> Steps[None]:
         """Copy what was sealed since the last copy, unless one is under way."""
         stream = self.table.streams.get(request_id)
-        return self.send_more(stream) if stream is not None and stream.transfer is None else []
+        if stream is not None and stream.transfer is None:
+            yield from self.send_more(stream)
 
-    def refused(self, request_id: RequestId) -> list[ToPool | AheadEnded]:
+    def refused(self, request_id: RequestId) -> Steps[None]:
         """Give up a stream whose target has no free blocks: more of it would find none either."""
         stream = self.table.streams[request_id]
         assert stream.transfer is not None, f"{request_id} is refused blocks that no transfer asked for"
         self.table.drop(stream.transfer)
-        return self._end(stream, landed=False)
+        yield from self._end(stream, landed=False)
 
-    def over(self, transfer: Transfer, *, landed: bool) -> list[ToPool | AheadEnded]:
+    def over(self, transfer: Transfer, *, landed: bool) -> Steps[None]:
         """Go on with the stream of a transfer that has ended. A chunk was its last."""
         stream = self.table.streams.get(transfer.request.id)
         if stream is None or stream.transfer is not transfer:
-            return []
+            return
         stream.transfer = None
-        return self.send_more(stream) if landed and transfer.chunk is None else self._end(stream, landed=landed)
+        if landed and transfer.chunk is None:
+            yield from self.send_more(stream)
+        else:
+            yield from self._end(stream, landed=landed)
 
-    def send_more(self, stream: Stream) -> list[ToPool | AheadEnded]:
+    def send_more(self, stream: Stream) -> Steps[None]:
         """Copy the blocks sealed since the last copy, if they are worth one, or the chunk that is being computed."""
         wanted = self.layers.begin(stream)
         if wanted is not None:
-            return [ToPool(stream.target, wanted)]
+            yield ToPool(stream.target, wanted)
+            return
         request, target = stream.request, self.pools[stream.target]
         tokens, least_tokens = self._sealed_tokens(stream), stream.run_tokens
         first = target.behind(max(tokens, request.prompt_tokens - 1))
@@ -70,9 +75,10 @@ class Streams:
         if stream.report:
             least_tokens = 1 + max(self.pools[host].block_tokens for host in (stream.source, stream.target))
         if stream.report and (fresh_tokens < least_tokens or stream.rounds >= ROUNDS_MAX):
-            return self._end(stream, landed=True)
+            yield from self._end(stream, landed=True)
+            return
         if fresh_tokens < max(1, least_tokens):
-            return []
+            return
         stream.rounds += 1
         stream.sent_tokens = tokens
         names = names_at(self.pools[stream.source], target, request, tokens)
@@ -85,7 +91,7 @@ class Streams:
             names=names,
         )
         self.table.add(stream.transfer)
-        return [ToPool(stream.target, LandingWanted(request, stream.attempt, None, len(names), names, first))]
+        yield ToPool(stream.target, LandingWanted(request, stream.attempt, None, len(names), names, first))
 
     def _sealed_tokens(self, stream: Stream) -> int:
         """Count the leading tokens that are sealed at the source and fill whole blocks of both hosts."""
@@ -96,6 +102,7 @@ class Streams:
         tokens -= tokens % target.block_tokens
         return len(names_at(source, target, stream.request, tokens)) * target.block_tokens
 
-    def _end(self, stream: Stream, *, landed: bool) -> list[ToPool | AheadEnded]:
+    def _end(self, stream: Stream, *, landed: bool) -> Steps[None]:
         del self.table.streams[stream.request.id]
-        return [AheadEnded(stream.request.id, stream.attempt, landed)] if stream.report else []
+        if stream.report:
+            yield AheadEnded(stream.request.id, stream.attempt, landed)

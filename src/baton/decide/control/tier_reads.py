@@ -10,9 +10,9 @@ from baton.core.ports import CostModel
 from baton.core.tier_messages import BlocksKept, LoadBlocks, LoadEnded, ReadBack, ReadBackWanted, StoreBlocks, TierNews
 from baton.core.types import BlockHash, HostId, Request, TierHit, WorkerId, WorkerView
 from baton.decide.control.cluster_messages import ToPool
-from baton.decide.control.kv_names import names_at, prefix_names, tokens_at
+from baton.decide.control.kv_names import prefix_names, tokens_at
 from baton.decide.control.link_estimates import LinkEstimates
-from baton.decide.control.transfer import Fetch, ReadDone, Start, TierGrew, TransferTable
+from baton.decide.control.transfer import Start, Steps
 from baton.decide.kv.host_pool import HostPool
 from baton.decide.policy.preemption import read_back_tokens
 from baton.decide.policy.prefix import best_prefix
@@ -23,7 +23,6 @@ class TierReads:
     """Decides what is read from tiers, and follows their writes and reads."""
 
     cost: CostModel
-    table: TransferTable
     pools: Mapping[HostId, HostPool]
     workers: Mapping[WorkerId, WorkerView]
     links: LinkEstimates
@@ -35,8 +34,8 @@ class TierReads:
         hits = {host: _tier_hits(pool, request) for host, pool in self.pools.items() if pool.tiers is not None}
         return {host: found for host, found in hits.items() if found} if hits else hits
 
-    def fetch(self, start: Start, *, target: HostId, source: HostId | None) -> list[Fetch]:
-        """Read what the tiers of the request's host have of it. Empty: nothing there is worth a read.
+    def worth_reading(self, start: Start, *, target: HostId, source: HostId | None) -> int:
+        """Return how many leading tokens of a request to read from the tiers of its host. 0: none is worth a read.
 
         For a prompt's first attempt the coordinator has decided, by what tiers had at its arrival. A request that goes
         on without its KV, or begins again, is read where that is sooner than computing what neither the arena nor the
@@ -44,7 +43,7 @@ class TierReads:
         """
         pool, request = self.pools[target], start.request
         if pool.tiers is None or request.sampling.prompt_logprobs:
-            return []
+            return 0
         tokens = max(tokens_at(self.pools, target, start), tokens_at(self.pools, source, start))
         if isinstance(start, StartPrefill) and start.attempt == 1:
             wanted_tokens = min(start.read_tokens, max((hit.tokens for hit in _tier_hits(pool, request)), default=0))
@@ -54,11 +53,10 @@ class TierReads:
         if wanted_tokens <= tokens:
             if source is None or source == target:
                 pool.tiers.decline(prefix_names(pool, request))
-            return []
-        names = names_at(pool, pool, request, wanted_tokens)
-        return [Fetch(start=start, source=target, target=target, tokens=wanted_tokens, names=names)]
+            return 0
+        return wanted_tokens
 
-    def read_back(self, wanted: ReadBackWanted) -> ToPool:
+    def read_back(self, wanted: ReadBackWanted, number: int) -> ToPool:
         """Decide how much of a preempted request is read, from what its tiers have and are predicted to take now."""
         pool, cost = self.pools[wanted.host], self.cost.on(self._kind(wanted.worker))
         assert pool.tiers is not None, f"{wanted.host} wants to read {wanted.request_id} back, and has no tiers"
@@ -67,7 +65,7 @@ class TierReads:
         tokens = read_back_tokens(pool.tiers.preemption, full_tokens, held_tokens, hits, cost, beside=wanted.beside)
         if hits and tokens <= held_tokens and pool.tiers.preemption == "cheaper":
             pool.tiers.decline(wanted.hashes)
-        return ToPool(wanted.host, ReadBack(wanted.request_id, self.table.next_number(), tokens))
+        return ToPool(wanted.host, ReadBack(wanted.request_id, number, tokens))
 
     def begins(self, command: StoreBlocks | LoadBlocks, now_s: float) -> None:
         """Note a write or a read that begins."""
@@ -75,18 +73,15 @@ class TierReads:
         if isinstance(command, StoreBlocks):
             self._writes[command.host, command.number] = command.tier
 
-    def handle(self, host: HostId, news: TierNews, now_s: float) -> list[ToPool | TierGrew | ReadDone]:
-        """Pass an event of a tier to its pool, then go on with the transfers that it concerns."""
-        told: list[ToPool | TierGrew | ReadDone] = [ToPool(host, news)] if host in self.pools else []
-        if isinstance(news, BlocksKept):
+    def note(self, host: HostId, news: TierNews, now_s: float) -> Steps[str | None]:
+        """Pass an event of a tier to its pool. Return the tier that has more blocks than before, if one has."""
+        if isinstance(news, BlocksKept | LoadEnded):
             self.links.tier_work_ends(host, news, now_s)
-            tier = self._writes.pop((host, news.number), None)
-            return [*told, TierGrew(tier)] if told and tier is not None else told
-        if isinstance(news, LoadEnded):
-            self.links.tier_work_ends(host, news, now_s)
-            if self.table.has(news.number, news.request_id):  # otherwise it was for a preempted request
-                return [*told, ReadDone(news.number, news.request_id, news.whole)]
-        return told
+        tier = self._writes.pop((host, news.number), None) if isinstance(news, BlocksKept) else None
+        if host not in self.pools:
+            return None
+        yield ToPool(host, news)
+        return tier
 
     def lose_host(self, host: HostId) -> None:
         """Forget the writes of a lost host."""

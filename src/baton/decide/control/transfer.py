@@ -6,12 +6,23 @@ begins when the target's pool is asked for blocks to land in, and ends when noth
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
-from baton.core.messages import PrefillFinished, StartDecode, StartPrefill
+from baton.core.copies import CopyBlocks
+from baton.core.handoff_paths import WayChosen
+from baton.core.messages import (
+    AheadEnded,
+    HostLost,
+    PrefillFinished,
+    RequestDropped,
+    StartDecode,
+    StartPrefill,
+    ToWorker,
+)
 from baton.core.types import BlockHash, BlockId, HostId, Request, RequestId, WorkerId
+from baton.decide.control.cluster_messages import ToPool
 from baton.decide.kv.tier import Tier
 
 Start = StartPrefill | StartDecode
@@ -147,92 +158,6 @@ class Computed:
     event: PrefillFinished
 
 
-# ---- follow-ups: what a transfer does once the commands before it were carried out with all their consequences
-
-
-@dataclass(frozen=True, slots=True)
-class Redirect:
-    """Let a transfer under way serve this start, or give it up and place the request."""
-
-    start: Start
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Start a request that no transfer serves."""
-
-    start: Start
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fetch:
-    """Begin the transfer of so many leading tokens, then start the request. See `Transfers.fetch`."""
-
-    start: Start
-    source: HostId
-    target: HostId
-    tokens: int
-    names: tuple[BlockHash, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class BeginFromTiers:
-    """Start a request with the blocks that the tiers of its host have, where reading pays."""
-
-    start: Start
-    target: HostId
-
-
-@dataclass(frozen=True, slots=True)
-class Leased:
-    """The source keeps the blocks: copy them."""
-
-    transfer: Transfer
-    write: tuple[BlockId, ...]
-    cached_blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReadDone:
-    """The pool knows that a read has ended: end its transfer."""
-
-    number: int
-    request_id: RequestId
-    whole: tuple[bool, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Over:
-    """Both ends know that a transfer is over: go on with what waited for it."""
-
-    transfer: Transfer
-    is_awaited: bool
-    is_whole: bool
-    """All tokens that were wanted are at the target."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkOver:
-    """No copy of a chunk is under way any more, and none will follow."""
-
-    transfer: Transfer
-    landed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class GoOn:
-    """Start the request that waited for this transfer."""
-
-    transfer: Transfer
-
-
-@dataclass(frozen=True, slots=True)
-class SendMore:
-    """Copy what was sealed of a streamed request since its last copy."""
-
-    stream: Stream
-
-
 @dataclass(frozen=True, slots=True)
 class Settle:
     """The coordinator knows that a prompt is computed: a chunk of it that has landed is over."""
@@ -240,60 +165,21 @@ class Settle:
     request_id: RequestId
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Release the blocks of a closed request on every host that knows it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Over:
+    """A transfer that has ended. Both ends have been told."""
 
-    request_id: RequestId
-
-
-@dataclass(frozen=True, slots=True)
-class ReadPool:
-    """Read from the pool what has landed there since the last read."""
-
-    read: PoolRead
+    transfer: Transfer
+    is_awaited: bool
+    is_whole: bool
+    """All tokens that were wanted are at the target."""
 
 
-@dataclass(frozen=True, slots=True)
-class PutOver:
-    """The source writes no more of this request into the pool."""
-
-    handoff: PlannedHandoff
-
-
-@dataclass(frozen=True, slots=True)
-class TierGrew:
-    """A tier may have more blocks than before."""
-
-    tier: str
-
-
-@dataclass(frozen=True, slots=True)
-class HostGone:
-    """The coordinator knows that a host is lost: end the streams and the pool handoffs that used it."""
-
-    host: HostId
-    streams: tuple[Stream, ...]
-
-
-FollowUp = (
-    Redirect
-    | Place
-    | Fetch
-    | BeginFromTiers
-    | Leased
-    | ReadDone
-    | Over
-    | ChunkOver
-    | GoOn
-    | SendMore
-    | Settle
-    | Release
-    | ReadPool
-    | PutOver
-    | TierGrew
-    | HostGone
-)
+TransferCommand = ToPool | ToWorker | CopyBlocks | Begin | AheadEnded | RequestDropped | WayChosen | HostLost
+Outcome = TypeVar("Outcome")
+Steps = Generator[TransferCommand, None, Outcome]
+"""Commands of a transfer, one by one. A step is resumed once its command was carried out with all its consequences, so
+the code behind a `yield` sees them. The cluster resumes every step to its end before it takes another event."""
 
 
 @dataclass(slots=True)

@@ -4,8 +4,7 @@ A request starts where its KV is not, and waits for a transfer. Or it still runs
 to where it will probably go on, so that little is left to transfer then. Blocks of a prompt that a tier has are read
 before the request starts, where that is cheaper than computing them.
 
-`Transfers.handle` returns commands. A follow-up among them comes back as an event once the commands before it were
-carried out with all their consequences.
+`Transfers.handle` yields commands one by one. It goes on once a command was carried out with all its consequences.
 """
 
 from __future__ import annotations
@@ -14,38 +13,22 @@ from collections.abc import Mapping
 from itertools import takewhile
 from typing import assert_never
 
-from baton.core.copies import (
-    CopyBlocks,
-    CopyEnded,
-    LandingGranted,
-    LandingRefused,
-    LayersDone,
-)
-from baton.core.handoff_paths import WayChosen
+from baton.core.copies import CopyEnded, LandingGranted, LandingRefused, LayersDone
 from baton.core.messages import (
     AheadEnded,
     BlocksSealed,
     HostLost,
     ReleaseBlocks,
-    RequestDropped,
     SendAhead,
     StartDecode,
     StartPrefill,
     StopRequest,
-    ToWorker,
     WorkerJoined,
     WorkerLost,
 )
-from baton.core.tier_messages import (
-    FromTier,
-    LoadBlocks,
-    PutEnded,
-    ReadBackWanted,
-    StoreBlocks,
-)
+from baton.core.tier_messages import FromTier, LoadBlocks, LoadEnded, PutEnded, ReadBackWanted, StoreBlocks
 from baton.core.types import HostId, Request, RequestId, TierHit, WorkerId, WorkerView
 from baton.decide.control.advice import Policies
-from baton.decide.control.cluster_messages import ToPool
 from baton.decide.control.landings import Landings
 from baton.decide.control.layer_transfers import LayerTransfers
 from baton.decide.control.link_estimates import LinkEstimates
@@ -53,29 +36,7 @@ from baton.decide.control.pool_transfers import PoolTransfers
 from baton.decide.control.request_starts import RequestStarts
 from baton.decide.control.streams import Streams
 from baton.decide.control.tier_reads import TierReads
-from baton.decide.control.transfer import (
-    Begin,
-    BeginFromTiers,
-    ChunkOver,
-    Computed,
-    Fetch,
-    FollowUp,
-    GoOn,
-    HostGone,
-    Leased,
-    Over,
-    Place,
-    PutOver,
-    ReadDone,
-    ReadPool,
-    Redirect,
-    Release,
-    SendMore,
-    Settle,
-    Start,
-    TierGrew,
-    TransferTable,
-)
+from baton.decide.control.transfer import Computed, Over, Settle, Start, Steps, Transfer, TransferTable
 from baton.decide.kv.host_pool import HostPool
 from baton.decide.kv.layout import KVLayout
 
@@ -94,14 +55,11 @@ TransferEvent = (
     | FromTier
     | LayersDone
     | Computed
+    | Settle
     | BlocksSealed
     | WorkerJoined
     | WorkerLost
     | HostLost
-    | FollowUp
-)
-TransferCommand = (
-    ToPool | ToWorker | CopyBlocks | Begin | AheadEnded | RequestDropped | WayChosen | LayersDone | HostLost | FollowUp
 )
 
 
@@ -122,15 +80,14 @@ class Transfers:
             table=self.table, pools=pools, homes=self._homes, links=self.links, layers=self._layers
         )
         self._streams = Streams(table=self.table, pools=pools, layers=self._layers)
-        self._tiers = TierReads(cost=policies.cost, table=self.table, pools=pools, workers=workers, links=self.links)
-        self._by_pool = PoolTransfers(
-            policies=policies, table=self.table, pools=pools, workers=workers, homes=self._homes, links=self.links
-        )
+        self._tiers = TierReads(cost=policies.cost, pools=pools, workers=workers, links=self.links)
+        self._by_pool = PoolTransfers(policies=policies, table=self.table, pools=pools, links=self.links)
         self._starts = RequestStarts(
             table=self.table,
             pools=pools,
             workers=workers,
             homes=self._homes,
+            landings=self._landings,
             layers=self._layers,
             tiers=self._tiers,
             by_pool=self._by_pool,
@@ -154,78 +111,115 @@ class Transfers:
         """Return what the tiers of every host can add to the blocks that its arena holds of a prompt."""
         return self._tiers.hits(request)
 
-    def handle(self, event: TransferEvent, now_s: float) -> list[TransferCommand]:
-        """Apply one event and return what must be done about it, in order. Late and repeated events change nothing."""
+    def handle(self, event: TransferEvent, now_s: float) -> Steps[None]:
+        """Apply one event. Yield what must be done about it. Late and repeated events change nothing."""
         match event:
             case StartPrefill() | StartDecode():
-                return [*self._starts.start(event, now_s)]
-            case BlocksSealed(request_id=request_id):
-                return [*self._streams.sealed(request_id), *self._by_pool.sealed(request_id)]
+                yield from self._start(event, now_s)
+            case StopRequest():
+                yield from self._starts.stop(event)
             case ReleaseBlocks(request_id=request_id):
-                return [*self._starts.release(request_id)]
+                yield from self._release(request_id, now_s)
+            case SendAhead():
+                yield from self._send_ahead(event, now_s)
+            case BlocksSealed(request_id=request_id):
+                yield from self._streams.sealed(request_id)
+                yield from self._by_pool.sealed(request_id)
+            case LayersDone():
+                yield from self._layers_done(event, now_s)
             case Computed(host=host, event=prefill):
-                return [*self._layers.computed(host, prefill, now_s)]
-            case LandingGranted() | LandingRefused() | ReadBackWanted() | PutEnded():
-                return self._handle_pool(event, now_s)
+                yield from self._layers.computed(host, prefill, now_s)
+            case Settle(request_id=request_id):
+                yield from self._chunk_over(self._layers.settle(request_id), now_s)
+            case WorkerJoined(view=view):
+                self.links.joined(view)
+            case WorkerLost(worker=worker):
+                yield from self._lose_chunks(worker, now_s)
+            case HostLost():
+                yield from self._lose_host(event, now_s)
+            case _:
+                yield from self._bytes_moved(event, now_s)
+
+    def _bytes_moved(
+        self,
+        event: LandingGranted
+        | LandingRefused
+        | ReadBackWanted
+        | PutEnded
+        | StoreBlocks
+        | LoadBlocks
+        | CopyEnded
+        | FromTier,
+        now_s: float,
+    ) -> Steps[None]:
+        """Go on with transfers whose blocks were granted, copied, written or read."""
+        match event:
+            case LandingGranted():
+                yield from self._over((yield from self._landings.granted(event, now_s)), now_s)
+            case LandingRefused(host=host, request_id=request_id):
+                yield from self._refused(host, request_id, now_s)
+            case CopyEnded():
+                yield from self._copy_ended(event, now_s)
             case StoreBlocks() | LoadBlocks():
                 self._tiers.begins(event, now_s)
-                return []
-            case CopyEnded():
-                return self._copy_ended(event, now_s)
-            case FromTier(host=host, news=news):
-                return [*self._tiers.handle(host, news, now_s)]
-            case LayersDone():
-                return self._layers_done(event, now_s)
-            case SendAhead():
-                return self._send_ahead(event, now_s)
-            case StopRequest():
-                return [*self._starts.stop(event)]
-            case WorkerJoined() | WorkerLost() | HostLost():
-                return self._handle_fleet(event)
-            case _:
-                return self._follow_up(event, now_s)
-
-    def _follow_up(self, event: FollowUp, now_s: float) -> list[TransferCommand]:
-        match event:
-            case Redirect(start=start):
-                return [*self._starts.redirect(start, now_s)]
-            case Place(start=start):
-                return [*self._starts.place(start, now_s)]
-            case Fetch():
-                return [*self._landings.fetch(event)]
-            case BeginFromTiers(start=start, target=target):
-                reads = self._tiers.fetch(start, target=target, source=None)
-                return [*reads] if reads else [*self._starts.begin(start)]
-            case Leased():
-                return [*self._landings.copy(event, now_s)]
-            case ReadDone() | ChunkOver() | Over() | GoOn():
-                return self._end(event)
-            case SendMore(stream=stream):
-                return [*self._streams.send_more(stream)]
-            case Release(request_id=request_id):
-                return [*self._starts.release_homes(request_id)]
-            case ReadPool() | PutOver() | TierGrew():
-                return [*self._by_pool.follow_up(event)]
-            case HostGone(host=host, streams=streams):
-                # A stream that is not reported keeps its request counted as one about to move.
-                ended = [AheadEnded(each.request.id, each.attempt, landed=False) for each in streams if each.report]
-                return [*ended, *self._by_pool.lose_host(host)]
-            case Settle(request_id=request_id):
-                return [*self._layers.settle(request_id)]
+            case FromTier():
+                yield from self._tier_moved(event, now_s)
+            case PutEnded():
+                yield from self._starts.resume(self._by_pool.put_ended(event), now_s)
+            case ReadBackWanted():
+                yield self._tiers.read_back(event, self.table.next_number())
             case _:
                 assert_never(event)
 
-    def _handle_fleet(self, event: WorkerJoined | WorkerLost | HostLost) -> list[TransferCommand]:
-        match event:
-            case WorkerJoined(view=view):
-                self.links.joined(view)
-                return []
-            case WorkerLost(worker=worker):
-                return [*self._layers.lose(worker)]
-            case HostLost():
-                return self._lose_host(event)
+    # ---- requests that start, run and close
 
-    def _lose_host(self, lost: HostLost) -> list[TransferCommand]:
+    def _start(self, start: Start, now_s: float) -> Steps[None]:
+        """Start a request after its KV was brought from where it is."""
+        request_id = start.request.id
+        self._homes.setdefault(request_id, set())
+        self._by_pool.forget(request_id)  # it may wait there since an attempt that was given up
+        if not self.table.is_empty:
+            self.table.streams.pop(request_id, None)
+            yield from self._chunk_over(self._layers.call_off(request_id), now_s)
+            if (yield from self._starts.redirect(start)):
+                yield from self._chunk_over(self._layers.settle(request_id), now_s)
+                return
+        yield from self._starts.place(start, now_s)
+
+    def _release(self, request_id: RequestId, now_s: float) -> Steps[None]:
+        if not self.table.is_empty:
+            self.table.streams.pop(request_id, None)
+            yield from self._chunk_over(self._layers.call_off(request_id), now_s)
+        yield from self._starts.release(request_id)
+
+    def _send_ahead(self, command: SendAhead, now_s: float) -> Steps[None]:
+        """Copy the sealed blocks of a running request to where it will probably go on, and more as they are sealed."""
+        target = self._workers[command.worker].host
+        if command.source == target:
+            return
+        if not command.report and (yield from self._by_pool.stream(command, target, now_s)):
+            return
+        yield from self._streams.begin(command, target)
+
+    def _layers_done(self, done: LayersDone, now_s: float) -> Steps[None]:
+        """Copy finished layers, one request after the other."""
+        worker = self._workers.get(done.worker)
+        for request in done.requests if worker is not None else ():
+            stream = self._layers.progress(worker.host, done, request) if worker is not None else None
+            if stream is None:
+                continue
+            if stream.transfer is None:
+                yield from self._streams.send_more(stream)
+            elif stream.transfer.chunk is not None:
+                yield from self._layers.copy_done(stream.transfer, now_s)
+
+    # ---- the fleet changes
+
+    def _lose_chunks(self, lost: WorkerId | HostId, now_s: float) -> Steps[None]:
+        for request_id in self._layers.on(lost):
+            yield from self._chunk_over(self._layers.call_off(request_id), now_s)
+
+    def _lose_host(self, lost: HostLost, now_s: float) -> Steps[None]:
         """End what used a lost host. The coordinator is told in between: it starts the requests elsewhere."""
         host = lost.host
         streams = self.table.lose_host(host)
@@ -233,90 +227,63 @@ class Transfers:
         self._tiers.lose_host(host)
         for homes in self._homes.values():
             homes.discard(host)
-        chunks = self._layers.lose(host)
+        yield from self._lose_chunks(host, now_s)
         self._layers.layouts.pop(host, None)
-        return [*chunks, lost, HostGone(host, streams)]
-
-    # ---- a running request is sent ahead
-
-    def _send_ahead(self, command: SendAhead, now_s: float) -> list[TransferCommand]:
-        """Copy the sealed blocks of a running request to where it will probably go on, and more as they are sealed."""
-        target = self._workers[command.worker].host
-        if command.source == target:
-            return []
-        chosen: list[TransferCommand] = []
-        if not command.report:
-            commands, is_by_pool = self._by_pool.stream(command, target, now_s)
-            chosen = [*commands]
-            if is_by_pool:
-                return chosen
-        return [*chosen, *self._streams.begin(command, target)]
-
-    def _layers_done(self, done: LayersDone, now_s: float) -> list[TransferCommand]:
-        """Copy finished layers, one request after the other."""
-        worker = self._workers.get(done.worker)
-        if worker is None:
-            return []
-        if len(done.requests) > 1:
-            return [LayersDone(done.worker, (each,), done.layers) for each in done.requests]
-        return [*self._layers.layers_done(worker.host, done, now_s)] if done.requests else []
-
-    # ---- answers of pools
-
-    def _handle_pool(
-        self, event: LandingGranted | LandingRefused | ReadBackWanted | PutEnded, now_s: float
-    ) -> list[TransferCommand]:
-        match event:
-            case LandingGranted():
-                return [*self._landings.granted(event, now_s)]
-            case LandingRefused(host=host, request_id=request_id):
-                return self._refused(host, request_id)
-            case ReadBackWanted():
-                return [self._tiers.read_back(event)]
-            case PutEnded():
-                return [*self._by_pool.put_ended(event)]
-            case _:
-                assert_never(event)
-
-    def _refused(self, host: HostId, request_id: RequestId) -> list[TransferCommand]:
-        """Give up a transfer sent or read ahead: its target has no free blocks."""
-        read = self.table.reads_ahead.get((request_id, host))
-        if read is None or read.state != "landing":
-            return [*self._streams.refused(request_id)]
-        self.table.drop(read)
-        return [*self._by_pool.read_over(read, is_whole=False)]
+        yield lost
+        for stream in streams:
+            if stream.report:  # otherwise its request counts as one that is about to move until it ends
+                yield AheadEnded(stream.request.id, stream.attempt, landed=False)
+        for ready in self._by_pool.lose_host(host):
+            yield from self._starts.resume(ready, now_s)
 
     # ---- the end of a transfer
 
-    def _end(self, event: ReadDone | ChunkOver | Over | GoOn) -> list[TransferCommand]:
-        """Take the next step of a transfer that ends: tell both pools, then its stream or the start that waits."""
-        match event:
-            case ReadDone(number=number, request_id=request_id, whole=whole):
-                # The blocks behind the first that was missing are computed again.
-                blocks = sum(takewhile(bool, whole))
-                landed = blocks == len(whole)
-                return [*self._landings.ended(number, request_id, blocks=blocks, landed=landed)]
-            case ChunkOver(transfer=transfer, landed=landed):
-                return [*self._landings.chunk_over(transfer, landed=landed)]
-            case Over():
-                return self._over(event)
-            case GoOn(transfer=transfer):
-                return [*self._starts.go_on(transfer)]
+    def _refused(self, host: HostId, request_id: RequestId, now_s: float) -> Steps[None]:
+        """Give up a transfer sent or read ahead: its target has no free blocks."""
+        read = self.table.reads_ahead.get((request_id, host))
+        if read is None or read.state != "landing":
+            yield from self._streams.refused(request_id)
+            return
+        self.table.drop(read)
+        yield from self._starts.resume((yield from self._by_pool.read_over(read, is_whole=False)), now_s)
 
-    def _copy_ended(self, end: CopyEnded, now_s: float) -> list[TransferCommand]:
+    def _copy_ended(self, end: CopyEnded, now_s: float) -> Steps[None]:
         """A copy is over: nothing reads its source or writes its target any more."""
         self.links.copy_ends(end, now_s)
-        chunks = self._layers.copy_ended(end)
-        if chunks is not None:
-            return [*chunks]
+        if end.number in self._layers.copies:
+            yield from self._chunk_over(self._layers.copy_ended(end), now_s)
+            return
         blocks = None if end.landed else 0
-        return [*self._landings.ended(end.number, end.request_id, blocks=blocks, landed=end.landed)]
+        over = yield from self._landings.ended(end.number, end.request_id, blocks=blocks, landed=end.landed)
+        yield from self._over(over, now_s)
 
-    def _over(self, over: Over) -> list[TransferCommand]:
-        transfer = over.transfer
-        if transfer.is_read_ahead:
-            return [*self._by_pool.read_over(transfer, is_whole=over.is_whole)]
-        commands: list[TransferCommand] = [*self._streams.over(transfer, landed=over.is_whole)]
-        if not over.is_awaited:
-            return commands
-        return [*commands, GoOn(transfer)] if over.is_whole else [*commands, *self._starts.begin_awaited(transfer)]
+    def _tier_moved(self, event: FromTier, now_s: float) -> Steps[None]:
+        """A write or a read of a tier is over, or the tier itself has changed: tell its pool, then go on."""
+        news = event.news
+        # The number of a read for a preempted request is of no transfer: its pool goes on with it.
+        is_transfer = isinstance(news, LoadEnded) and self.table.has(news.number, news.request_id)
+        grown = yield from self._tiers.note(event.host, news, now_s)
+        if grown is not None:
+            yield from self._by_pool.tier_grew(grown)
+        if isinstance(news, LoadEnded) and is_transfer:
+            blocks = sum(takewhile(bool, news.whole))  # blocks behind the first that was missing are computed again
+            landed = blocks == len(news.whole)
+            over = yield from self._landings.ended(news.number, news.request_id, blocks=blocks, landed=landed)
+            yield from self._over(over, now_s)
+
+    def _chunk_over(self, transfer: Transfer | None, now_s: float) -> Steps[None]:
+        """End the transfer of a chunk. None: there is none, or a copy of it is under way."""
+        if transfer is not None:
+            yield from self._over((yield from self._landings.chunk_over(transfer)), now_s)
+
+    def _over(self, over: Over | None, now_s: float) -> Steps[None]:
+        """Go on with what waited for a transfer: a read of a pool, a stream, or a start."""
+        if over is None:
+            return
+        if over.transfer.is_read_ahead:
+            ready = yield from self._by_pool.read_over(over.transfer, is_whole=over.is_whole)
+            yield from self._starts.resume(ready, now_s)
+            return
+        yield from self._streams.over(over.transfer, landed=over.is_whole)
+        if over.is_awaited:
+            yield from self._starts.go_on(over.transfer)
