@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,16 @@ def is_stale(name: str) -> bool:
     return not result or not all(path.exists() for path in scripts(result.get("command", "")))
 
 
+def machine(environment: dict[str, Any]) -> str:
+    return f"{environment['cores']} cores of {environment['cpu']}"
+
+
+def usual_machine() -> str:
+    """Return the machine of most results: it is named once, at the head of the page."""
+    places = [load(path.stem).get("environment") for path in sorted(RESULTS.glob("*.json"))]
+    return Counter(machine(place) for place in places if place).most_common(1)[0][0]
+
+
 def origin(name: str, *, short: bool = False) -> str:
     """Return the line below a table: command, commit, date, machine and result file. `short`: simulated, no machine."""
     result = load(name)
@@ -39,11 +50,9 @@ def origin(name: str, *, short: bool = False) -> str:
     if where.get("commit"):
         parts.append(f"commit {where['commit']}")
     if where and not short:
-        parts += [
-            where["date"].split()[0],
-            f"{where['cores']} cores {where['cpu']}",
-            f"load {where['load_before']:.1f}",
-        ]
+        parts.append(where["date"].split()[0])
+        parts += [machine(where)] if machine(where) != usual_machine() else []
+        parts.append(f"load {where['load_before']:.1f}")
     return f"{', '.join(parts)} ([{name}.json](../benchmarks/results/{name}.json))".lstrip()
 
 
