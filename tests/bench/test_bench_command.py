@@ -219,7 +219,7 @@ def test_answers_that_end_early_are_told(capsys: pytest.CaptureFixture[str]) -> 
 
     with serving_in_thread(OddServer(behave=two_tokens)) as url:
         assert small(url) == 0
-    assert "answers shorter than asked for, ended by the server: 5" in capsys.readouterr().out
+    assert "answers shorter than requested, ended by the server: 5" in capsys.readouterr().out
 
 
 async def every_other_dies(stream: Stream, body: Body) -> None:
@@ -365,9 +365,9 @@ def test_pacing_follows_from_the_flags() -> None:
         (URL | TRACE | {"input-tokens": "5"}, "the trace has its own lengths"),
         (URL | {"rate-scale": "2"}, "--rate-scale needs --trace"),
         (URL | {"arrival-cv": "2"}, "--arrival-cv needs --rate"),
-        (URL | {"arrivals": "gamma,cv=2"}, "--arrivals needs --rate R, or a --trace whose mean rate is kept"),
+        (URL | {"arrivals": "gamma,cv=2"}, "--arrivals needs --rate R, or a --trace with a mean rate to keep"),
         (URL | {"arrivals": "gama,cv=2", "rate": "1"}, "--arrivals: there are no arrivals 'gama' .did you mean"),
-        (URL | {"arrivals": "gamma,cv=2", "arrival-cv": "2", "rate": "1"}, "--arrivals gamma,cv=X says the same"),
+        (URL | {"arrivals": "gamma,cv=2", "arrival-cv": "2", "rate": "1"}, "--arrivals gamma,cv=X does the same"),
         (URL | TRACE | {"arrivals": "bursty", "concurrency": "3"}, "--arrivals and --concurrency cannot be given"),
         (URL | {"arrivals": "at-once", "rate": "1"}, "--arrivals at-once and --rate cannot be given together"),
         (URL | {"trace": "nowhere.csv"}, "--trace nowhere.csv: no such file"),

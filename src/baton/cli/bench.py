@@ -14,12 +14,10 @@ from rich.console import Console
 from baton.cli.output import STANDARD_OUTPUT, write_file, write_json
 from baton.core.errors import ConfigError
 from baton.lab.bench.flags import ATTAINMENT_MIN, INPUT_TOKENS, OUTPUT_TOKENS, REQUESTS, TIMEOUT_S, read_options
-from baton.lab.bench.html import render_html
 from baton.lab.bench.options import BenchOptions
+from baton.lab.bench.output import facts_table, latency_table, remarks, render_html, watching
 from baton.lab.bench.probe import TargetError
-from baton.lab.bench.progress import watching
 from baton.lab.bench.run import BenchReport, RunListener, run_bench
-from baton.lab.bench.table import facts_table, latency_table, remarks
 from baton.lab.workload.prompts import VOCAB_TOKENS
 from baton.lab.workload.retime import HELP as ARRIVALS_HELP
 

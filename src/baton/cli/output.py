@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -22,15 +22,6 @@ def warn(remarks: Iterable[str]) -> None:
     """Print remarks on standard error, so that standard output stays readable by programs."""
     for remark in remarks:
         print(f"baton: {remark}", file=sys.stderr)  # noqa: T201
-
-
-def output_problems(outputs: Mapping[str, Path | None]) -> list[str]:
-    """Return why output files cannot be written, so that a command fails before its work and not after it."""
-    return [
-        f"{flag} {path}: {path.parent} must be a folder that exists, and {path.name or path} a file in it"
-        for flag, path in outputs.items()
-        if path is not None and (path.is_dir() or not path.parent.is_dir())
-    ]
 
 
 def write_file(path: Path, content: bytes, *, otherwise: str = "choose another file") -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 from rich.table import Table
 
-from baton.cli.output import STANDARD_OUTPUT, output_problems, wide_console, write_file, write_json
+from baton.cli.output import STANDARD_OUTPUT, wide_console, write_file, write_json
 from baton.core.errors import ConfigError
-from baton.core.files import form_of, in_file, keys_of
+from baton.core.files import form_of, in_file, keys_of, output_problems
 from baton.lab.plan.files import cluster_yaml, group_lines, kubernetes_yaml
 from baton.lab.plan.page import GROUP_HEAD, plan_page
 from baton.lab.plan.reasons import UNIT

@@ -15,11 +15,12 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.cli.cells import play_cells
-from baton.cli.output import STANDARD_OUTPUT, output_problems, write_file, write_json
+from baton.cli.output import STANDARD_OUTPUT, write_file, write_json
 from baton.cli.policy_choice import HELP as POLICY_HELP
 from baton.cli.policy_choice import policy_of
 from baton.cli.watching import Watching
 from baton.core.errors import ConfigError
+from baton.core.files import output_problems
 from baton.core.types import Slo
 from baton.lab.bench.flags import ATTAINMENT_MIN
 from baton.lab.report.perfetto import render_perfetto

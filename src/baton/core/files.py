@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -57,3 +57,12 @@ def _kind(raw: object) -> str:
     if raw is None:
         return "empty"
     return "a list" if isinstance(raw, list) else "a single value"
+
+
+def output_problems(outputs: Mapping[str, Path | None]) -> list[str]:
+    """Return why the files that flags name cannot be written, before a run whose results would be lost."""
+    return [
+        f"{flag} {path}: {path.parent} must be a folder that exists, and {path.name or path} a file in it"
+        for flag, path in outputs.items()
+        if path is not None and (path.is_dir() or not path.parent.is_dir())
+    ]

@@ -1,4 +1,4 @@
-"""Send one request and take its answer apart. Nothing that goes wrong with a request is raised: it is its result."""
+"""Send one request and read its answer. Errors of a request are not raised: they are its result."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from baton.lab.workload.request import TraceRequest
 from baton.move.clock import now_s
 
 KEEP_ALIVE_S = 2.0
-"""Idle connections are closed before the server does it (uvicorn: 5 s), which would fail the request that is on it."""
+"""Idle connections are closed earlier than the server does (uvicorn: 5 s), which would fail the next request."""
 _ERROR_BYTES_MAX = 64 * 1024
 _REJECTIONS = frozenset({429, 503})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What became of one request."""
+    """The result of one request."""
 
     index: int
     record: RequestRecord
     reason: str
-    """Empty if it finished."""
+    """Why it did not finish; empty if it did."""
     counted_by: CountedBy
-    """Where the number of output tokens comes from."""
+    """Source of the number of output tokens."""
     asked_tokens: int
     late_s: float
-    """How much later than due it was sent. 0 where nothing was due."""
+    """Time from the due time to sending. 0 without a due time."""
     text: str = ""
-    """Of the answer, where it was asked for."""
+    """Text of the answer, if requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFailure:
-    """Why there is no whole answer."""
+    """Why there is no complete answer."""
 
     outcome: Literal["rejected", "failed"]
     reason: str
@@ -47,7 +47,7 @@ class RequestFailure:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A whole response to a small question."""
+    """Status and body of a response that is not a stream."""
 
     status: int
     body: bytes
@@ -77,17 +77,17 @@ class Client:
         await self._http.close()
 
     async def get(self, path: str) -> Response:
-        """Raises aiohttp.ClientError, TimeoutError or OSError where there is no answer."""
+        """Get a path below the API. Raises aiohttp.ClientError, TimeoutError or OSError if there is no answer."""
         async with self._http.get(self._base_url + path) as response:
             return Response(response.status, await response.read())
 
     async def get_at_root(self, path: str) -> Response:
-        """As `get`, beside the API instead of below it."""
+        """Get a path below the host. Raises like `get`."""
         async with self._http.get(urljoin(self._base_url, path)) as response:
             return Response(response.status, await response.read())
 
     async def post(self, path: str, body: bytes) -> Response:
-        """Raises as `get`."""
+        """Post to a path below the API. Raises like `get`."""
         async with self._http.post(self._base_url + path, data=body) as response:
             return Response(response.status, await response.read())
 
@@ -101,7 +101,7 @@ class Client:
         due_s: float | None = None,
         keep_text: bool = False,
     ) -> Reply:
-        """Send a streaming request and read it to its end. TTFT counts from here."""
+        """Send a streaming request and read its answer to the end. TTFT counts from this call."""
         answer = StreamedAnswer(text=[] if keep_text else None)
         sent_s = now_s()
         try:
@@ -134,7 +134,7 @@ class Client:
         )
 
     async def _read(self, path: str, body: bytes, index: int, answer: StreamedAnswer) -> RequestFailure | None:
-        """Fill `answer` from the socket. Say why where the server did not begin a stream."""
+        """Fill `answer` from the socket. Return a failure if the server does not begin a stream."""
         headers = {"X-Request-Id": f"bench-{index}"}
         async with self._http.post(self._base_url + path, data=body, headers=headers) as response:
             if response.status != 200:
@@ -149,9 +149,9 @@ class Client:
 
 
 def _prompt_tokens(answer: StreamedAnswer, request: TraceRequest) -> int:
-    """As the server counted them; else as they were meant to be."""
-    told = answer.usage.prompt_tokens if answer.usage is not None else None
-    return told or request.input_tokens
+    """Return the server's count; without one, the intended length."""
+    counted = answer.usage.prompt_tokens if answer.usage is not None else None
+    return counted or request.input_tokens
 
 
 def _cached_tokens(answer: StreamedAnswer) -> int | None:

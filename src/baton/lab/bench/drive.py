@@ -1,4 +1,4 @@
-"""Send the requests of a load on time, and keep what became of them."""
+"""Send the requests of a load on time, and keep the replies."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from baton.lab.workload.request import TraceRequest
 from baton.move.clock import now_s
 
 PREPARED_BYTES_MAX = 64 * 1024 * 1024
-"""Bodies that are made ahead of their time, so that making one delays no other."""
+"""Bound of request bodies that are made ahead of time, so that making one delays no other request."""
 _MARGIN_S = 0.01
-"""No body is made when one is due sooner than this."""
+"""No body is made if a request is due within this time."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """One request, ready to be sent."""
+    """A request with its body."""
 
     index: int
     request: TraceRequest
     body: bytes
-    said: tuple[Message, ...] = ()
-    """Of a conversation: all turns so far, this one's question the last. Empty where no turn follows."""
+    messages: tuple[Message, ...] = ()
+    """The conversation so far, up to this request's question. Empty if no turn follows."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LoadGenerator:
-    """Sends requests to one target. `replies` grows as answers end, so an interrupted run keeps what it has."""
+    """Sends requests to one target. `replies` grows as answers end, so an interrupted run keeps its replies."""
 
     client: Client
     target: Target
@@ -47,7 +47,7 @@ class LoadGenerator:
     linked: Conversations = field(default_factory=Conversations)
 
     async def closed_loop(self, requests: Sequence[TraceRequest], concurrency: int) -> None:
-        """Let this many clients each send the next request as soon as its last one was answered."""
+        """Run `concurrency` clients; each sends the next request as soon as its last one was answered."""
         self.linked = link_conversations(requests)
         upcoming = iter(self.linked.openers)
 
@@ -60,7 +60,7 @@ class LoadGenerator:
                 clients.create_task(one_client())
 
     async def open_loop(self, requests: Sequence[TraceRequest]) -> None:
-        """Send each request at its `at_s`, whatever is still unanswered: as many are open as the server is slow."""
+        """Send each request at its `at_s`, however many are unanswered."""
         self.linked = link_conversations(requests)
         upcoming = deque(self.linked.openers)
         ready: deque[PreparedRequest] = deque()
@@ -73,30 +73,30 @@ class LoadGenerator:
                 ):
                     ready.append(self._prepare(*upcoming.popleft()))
                     ready_bytes += len(ready[-1].body)
-                    await asyncio.sleep(0)  # answers are read between two prompts
+                    await asyncio.sleep(0)  # lets answers be read between two prompts
                 start_s = now_s() if start_s is None else start_s
-                shot = ready.popleft()
-                ready_bytes -= len(shot.body)
-                due_s = start_s + shot.request.at_s
+                prepared = ready.popleft()
+                ready_bytes -= len(prepared.body)
+                due_s = start_s + prepared.request.at_s
                 await asyncio.sleep(max(0.0, due_s - now_s()))
-                open_requests.create_task(self._fire(shot, due_s))
+                open_requests.create_task(self._fire(prepared, due_s))
 
     def _prepare(self, index: int, request: TraceRequest) -> PreparedRequest:
         if self.target.prompt_format == "ids":
             return PreparedRequest(index, request, self._body(self.prompts.token_ids(request, index), request))
         text = self.prompts.text(request, index)
-        said = (Message("user", text),) if self.linked.is_followed(index) else ()
-        return PreparedRequest(index, request, self._body(text, request), said)
+        messages = (Message("user", text),) if self.linked.is_followed(index) else ()
+        return PreparedRequest(index, request, self._body(text, request), messages)
 
-    def _prepare_turn(self, turn: Turn, said: tuple[Message, ...]) -> PreparedRequest:
-        """The conversation so far, then this turn's own words: as messages of a chat, or as one text."""
+    def _prepare_turn(self, turn: Turn, messages: tuple[Message, ...]) -> PreparedRequest:
+        """Make a body of the conversation so far and this turn's own words: as chat messages, or as one text."""
         words = self.prompts.text(turn.request, turn.index).split(" ")
         own = " ".join(words[min(turn.known_tokens, len(words) - 1) :])
-        said = (*said, Message("user", own))
+        messages = (*messages, Message("user", own))
         if self.target.endpoint == "chat":
-            return PreparedRequest(turn.index, turn.request, self._body(list(said), turn.request), said)
-        text = " ".join(message.content.strip(" ") for message in said)
-        return PreparedRequest(turn.index, turn.request, self._body(text, turn.request), said)
+            return PreparedRequest(turn.index, turn.request, self._body(list(messages), turn.request), messages)
+        text = " ".join(message.content.strip(" ") for message in messages)
+        return PreparedRequest(turn.index, turn.request, self._body(text, turn.request), messages)
 
     def _body(self, prompt: Prompt, request: TraceRequest) -> bytes:
         fields = request_fields(
@@ -108,32 +108,32 @@ class LoadGenerator:
         )
         return msgspec.json.encode({**fields, "user": request.tenant} if request.tenant else fields)
 
-    async def _fire(self, shot: PreparedRequest, due_s: float | None) -> None:
-        """Send a request, then the turns that follow it, each `think_s` after the answer before it."""
-        following: PreparedRequest | None = shot
+    async def _fire(self, prepared: PreparedRequest, due_s: float | None) -> None:
+        """Send a request, then the turns that follow it, each `think_s` after the previous answer."""
+        following: PreparedRequest | None = prepared
         while following is not None:
-            shot = following
+            prepared = following
             reply = await self.client.ask(
                 self.target.path,
-                shot.body,
-                request=shot.request,
-                index=shot.index,
+                prepared.body,
+                request=prepared.request,
+                index=prepared.index,
                 due_s=due_s,
-                keep_text=bool(shot.said),
+                keep_text=bool(prepared.messages),
             )
             self.replies.append(reply)
             self.on_reply(reply)
-            following, due_s = await self._think(shot, reply), None
+            following, due_s = await self._next_turn(prepared, reply), None
 
-    async def _think(self, shot: PreparedRequest, reply: Reply) -> PreparedRequest | None:
-        """Wait as long as a reader does, and make the next turn. None where the conversation is over."""
-        turn = self.linked.take_next(shot.index)
+    async def _next_turn(self, prepared: PreparedRequest, reply: Reply) -> PreparedRequest | None:
+        """Wait for the think time and return the next turn. None: the conversation is over."""
+        turn = self.linked.take_next(prepared.index)
         if turn is None or reply.record.outcome != "finished":
             return None
         await asyncio.sleep(turn.request.think_s or 0.0)
-        return self._prepare_turn(turn, (*shot.said, Message("assistant", reply.text)))
+        return self._prepare_turn(turn, (*prepared.messages, Message("assistant", reply.text)))
 
 
 def _idle(start_s: float | None, upcoming: TraceRequest) -> bool:
-    """Nothing is due so soon that making a prompt could delay it."""
+    """Return whether no request is due so soon that making a body could delay it."""
     return start_s is None or start_s + upcoming.at_s - now_s() > _MARGIN_S

@@ -1,4 +1,4 @@
-"""From the flags of `baton bench` to its options: every problem at once."""
+"""Read the flags of `baton bench` and report all their problems at once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 from baton.core.errors import ConfigError
+from baton.core.files import output_problems
 from baton.lab.bench.options import (
     BenchOptions,
     ClosedLoop,
@@ -28,17 +29,17 @@ from baton.lab.workload.retime import rate_problems, read_arrivals
 INPUT_TOKENS = 512
 OUTPUT_TOKENS = 128
 REQUESTS = 100
-"""Of a synthetic run, where not said otherwise."""
+"""Default of a synthetic run."""
 ATTAINMENT_MIN = 0.9
 TIMEOUT_S = 600.0
 
 Flags = Mapping[str, str | bool | None]
-"""Values as typed on the command line; None where not given."""
+"""Values as typed on the command line; None: not given."""
 
 
 @dataclass(slots=True)
 class _Checks:
-    """Reads flags one by one and remembers what is wrong with them."""
+    """Reads flags one by one and collects their problems."""
 
     flags: Flags
     problems: list[str] = field(default_factory=list[str])
@@ -48,7 +49,7 @@ class _Checks:
         return value if isinstance(value, str) else None
 
     def number(self, name: str, *, above: float, or_equal: bool = False) -> float | None:
-        """A finite number above `above`."""
+        """Read a finite number above (or equal to) `above`."""
         text = self.text(name)
         if text is None:
             return None
@@ -68,7 +69,7 @@ class _Checks:
         return None
 
     def ratio(self, name: str) -> float | None:
-        """A number from 0 to 1."""
+        """Read a number from 0 to 1."""
         text = self.text(name)
         if text is None:
             return None
@@ -79,15 +80,9 @@ class _Checks:
         return None
 
     def output(self, name: str) -> Path | None:
-        """A file that can be written when the run is over."""
         text = self.text(name)
-        if text is None:
-            return None
-        path = Path(text)
-        if path.is_dir() or not path.parent.is_dir():
-            self.problems.append(
-                f"--{name} {text}: {path.parent} must be a folder that exists, and {text} a file in it"
-            )
+        path = None if text is None else Path(text)
+        self.problems += output_problems({f"--{name}": path})
         return path
 
     def refuse_together(self, first: str, second: str, why: str) -> None:
@@ -103,10 +98,7 @@ def _float(text: str) -> float:
 
 
 def read_options(flags: Flags) -> BenchOptions:
-    """Check all flags.
-
-    Raises ConfigError with one problem a line; nothing was sent, so the command line can be corrected and run again.
-    """
+    """Return the options of a run. Raises ConfigError with one problem per line."""
     checks = _Checks(flags)
     slo = SloTargets(ttft_s=checks.number("ttft-slo-s", above=0), tpot_s=checks.number("tpot-slo-s", above=0))
     workload, pacing = _workload(checks), _pacing(checks)
@@ -143,7 +135,7 @@ def _or(value: int | None, default: int) -> int:
 
 
 def _base_url(checks: _Checks) -> str:
-    """The API's base. A bare host gets `/v1`; a path (OpenVINO's `/v3`, a proxy's prefix) is kept."""
+    """Return the base URL of the API. A bare host gets `/v1`; a path (OpenVINO's `/v3`, a proxy's prefix) is kept."""
     url = checks.text("url")
     if url is None:
         checks.problems.append("--url is missing; give the server's address, as in --url http://127.0.0.1:8000")
@@ -178,12 +170,12 @@ def _workload(checks: _Checks) -> TraceFile | Synthetic:
 
 
 def _pacing(checks: _Checks) -> Pacing:
-    """New times, a number of clients, or the trace's own times. A synthetic run without any of them has one client."""
-    checks.refuse_together("rate", "concurrency", "arrivals come either at a rate or when an answer is there")
+    """Return new times, a number of clients, or the trace's own times. The default of a synthetic run is one client."""
+    checks.refuse_together("rate", "concurrency", "requests are sent either at a rate or when an answer has arrived")
     checks.refuse_together("rate", "rate-scale", "--rate-scale stretches the trace's own times")
     checks.refuse_together("concurrency", "rate-scale", "--rate-scale stretches the trace's own times")
-    checks.refuse_together("arrivals", "concurrency", "the next request of a client comes when its answer is there")
-    checks.refuse_together("arrivals", "arrival-cv", "--arrivals gamma,cv=X says the same")
+    checks.refuse_together("arrivals", "concurrency", "a client sends its next request when its answer has arrived")
+    checks.refuse_together("arrivals", "arrival-cv", "--arrivals gamma,cv=X does the same")
     rate_rps = checks.number("rate", above=0)
     concurrency = checks.count("concurrency", least=1)
     arrivals = _arrivals(checks)
@@ -195,21 +187,21 @@ def _pacing(checks: _Checks) -> Pacing:
 
 
 def _arrivals(checks: _Checks) -> Arrivals | None:
-    """The process of --arrivals or --arrival-cv, at one request a second. None where neither is given, or is wrong."""
+    """Return the process of --arrivals or --arrival-cv at one request a second. None: not given, or invalid."""
     cv = checks.number("arrival-cv", above=0, or_equal=True)
     if cv is not None and checks.text("rate") is None:
         checks.problems.append("--arrival-cv needs --rate")
-    words = checks.text("arrivals")
-    if words is None:
+    text = checks.text("arrivals")
+    if text is None:
         return None if cv is None or cv == 1 else GammaArrivals(1.0, cv) if cv else ConstantArrivals(1.0)
     try:
-        arrivals = read_arrivals(words)
+        arrivals = read_arrivals(text)
     except ConfigError as error:
         checks.problems += [f"--arrivals: {line}" for line in str(error).splitlines()]
         return None
     checks.problems += rate_problems(arrivals, rated=checks.text("rate") is not None)
     if checks.text("rate") is None and checks.text("trace") is None and not isinstance(arrivals, AllAtOnce):
-        checks.problems.append("--arrivals needs --rate R, or a --trace whose mean rate is kept")
+        checks.problems.append("--arrivals needs --rate R, or a --trace with a mean rate to keep")
     return arrivals
 
 

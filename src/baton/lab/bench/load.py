@@ -1,4 +1,4 @@
-"""Which requests a run sends, and when."""
+"""Make the requests of a run and their times."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from baton.lab.workload.source import read_workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The requests of a run in the order in which they are sent."""
+    """The requests of a run in sending order."""
 
     source: str
-    """For the report: the trace's name and format, or `synthetic`."""
+    """The trace's name and format, or `synthetic`, for the report."""
     requests: tuple[TraceRequest, ...]
     shortened: int
-    """Requests cut to fit the context."""
+    """Requests that were shortened to the context."""
 
     @property
     def converses(self) -> bool:
-        """Whether some requests wait for the answers to others."""
+        """Return whether some requests wait for the answers to others."""
         return any(request.think_s is not None for request in self.requests)
 
 
 def make_load(options: BenchOptions) -> Load:
-    """Draw or read the requests. The same options give the same load.
+    """Draw or read the requests. Equal options give equal loads.
 
-    Raises ConfigError for a trace that cannot be read, or whose times need --rate or --concurrency.
+    Raises ConfigError if the trace cannot be read, or has no times and needs --rate or --concurrency.
     """
     draw = Random(options.seed)
     match options.workload:

@@ -1,4 +1,4 @@
-"""What one run of `baton bench` does."""
+"""The options of one run of `baton bench`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PromptFormat = Literal["ids", "text"]
 
 @dataclass(frozen=True, slots=True)
 class TraceFile:
-    """Lengths, prefixes and (unless paced otherwise) times from a file."""
+    """Requests with lengths, prefixes and (unless paced otherwise) times from a file."""
 
     path: Path
     limit: int | None
@@ -25,7 +25,7 @@ class TraceFile:
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """Every request alike, sharing nothing."""
+    """Requests of equal lengths that share no prefix."""
 
     input_tokens: int
     output_tokens: int
@@ -33,24 +33,24 @@ class Synthetic:
 
 @dataclass(frozen=True, slots=True)
 class OpenLoop:
-    """Requests come when they come, however slow the answers are."""
+    """Requests are sent at their times, however slow the answers are."""
 
     rate_rps: float | None
-    """Mean. None: that of the trace; of those who come at once, there is none."""
+    """Mean rate. None: that of the trace; unused if all requests arrive at once."""
     arrivals: Arrivals
-    """The process, at one request a second."""
+    """The arrival process at one request a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """This many clients, each sending its next request when the last one was answered."""
+    """This many clients; each sends its next request when its last one was answered."""
 
     concurrency: int
 
 
 @dataclass(frozen=True, slots=True)
 class TraceTimes:
-    """As in the trace."""
+    """Requests are sent at the times of the trace."""
 
 
 NO_TARGETS = SloTargets()
@@ -60,28 +60,28 @@ Pacing = OpenLoop | ClosedLoop | TraceTimes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """One run. Lengths in tokens."""
+    """One run."""
 
     url: str
-    """Base of the API, `/v1` (or another prefix) included."""
+    """Base URL of the API, with `/v1` or another prefix."""
     workload: TraceFile | Synthetic
     pacing: Pacing
     requests: int | None = None
-    """How many are sent. None: the whole trace."""
+    """Number of requests to send. None: the whole trace."""
     seed: int = 0
     warmup: int = 1
     slo: SloTargets = NO_TARGETS
     attainment_min: float = 0.9
     model: str | None = None
-    """None: the first that the server lists."""
+    """None: the first model that the server lists."""
     api_key: str | None = None
     endpoint: Endpoint = "completions"
     prompt_format: PromptFormat | None = None
-    """None: ids where the server takes them."""
+    """None: token ids if the server accepts them, else text."""
     context_tokens: int | None = None
     vocab_tokens: int = VOCAB_TOKENS
     ignore_eos: bool = True
     timeout_s: float = 600.0
-    """Of one request, from sending to its last byte."""
+    """Time limit of one request, from sending to its last byte."""
     json: Path | None = None
     html: Path | None = None

@@ -1,4 +1,4 @@
-"""Find out, before a run, whether the server is there and what it takes."""
+"""Check before a run that the server answers, and which prompt format it accepts."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from baton.lab.workload.request import TraceRequest
 PATHS: dict[Endpoint, str] = {"completions": "/completions", "chat": "/chat/completions"}
 _PROMPT_TOKENS = 16
 _EXTRA_TOKENS_MAX = 2
-"""A begin-of-sequence token or two may be added to the ids that were sent."""
+"""Begin-of-sequence tokens that the server may add to the ids that were sent."""
 
 
 class TargetError(BatonError):
-    """The server under test cannot be measured: not there, not ready, or refusing every form of request."""
+    """The server under test cannot be measured: unreachable, not ready, or refusing every prompt format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server that answered."""
+    """A server that answered the probe."""
 
     model: str
     path: str
@@ -45,9 +45,9 @@ class _Models(Struct):
 
 
 async def probe(client: Client, options: BenchOptions) -> Target:
-    """Ask for the model's name and send one token's worth of work, as ids first where the format is open.
+    """Ask for the model's name and request one token, with token ids first unless a format is given.
 
-    Raises TargetError that says what the server said, and which flag may help.
+    Raises TargetError with the server's answer and the flag that may help.
     """
     try:
         model = options.model if options.model is not None else await _first_model(client)
@@ -62,7 +62,7 @@ async def probe(client: Client, options: BenchOptions) -> Target:
 async def _first_model(client: Client) -> str:
     response = await client.get("/models")
     if response.status != 200:
-        raise TargetError(_said("GET /models", response) + "; give the model's name with --model")
+        raise TargetError(_answer_text("GET /models", response) + "; give the model's name with --model")
     try:
         return msgspec.json.decode(response.body, type=_Models).data[0].id
     except (msgspec.DecodeError, IndexError) as error:
@@ -70,9 +70,9 @@ async def _first_model(client: Client) -> str:
 
 
 async def _prompt_format(client: Client, options: BenchOptions, model: str) -> PromptFormat:
-    """The format asked for, or ids if the server reads them as ids, or text."""
+    """Return the requested format; by default ids if the server reads them as ids, else text."""
     request = TraceRequest(at_s=0.0, input_tokens=_PROMPT_TOKENS, output_tokens=1)
-    maker = PromptMaker(seed=~options.seed, vocab_tokens=options.vocab_tokens)  # no prompt of the run begins with it
+    maker = PromptMaker(seed=~options.seed, vocab_tokens=options.vocab_tokens)  # differs from all prompts of the run
     path = PATHS[options.endpoint]
     formats: tuple[PromptFormat, ...] = ("ids", "text") if options.prompt_format is None else (options.prompt_format,)
     response = Response(0, b"")
@@ -87,22 +87,22 @@ async def _prompt_format(client: Client, options: BenchOptions, model: str) -> P
         )
         response = await client.post(path, msgspec.json.encode(body))
         if response.status in (401, 403):
-            raise TargetError(_said(f"POST {path}", response) + "; give the right key with --api-key")
+            raise TargetError(_answer_text(f"POST {path}", response) + "; give the right key with --api-key")
         if response.status in (429, 503):
-            raise TargetError(_said(f"POST {path}", response) + "; wait until the server is ready and idle")
-        told = read_usage(response.body).prompt_tokens or _PROMPT_TOKENS
-        as_meant = prompt_format == "text" or 0 <= told - _PROMPT_TOKENS <= _EXTRA_TOKENS_MAX
+            raise TargetError(_answer_text(f"POST {path}", response) + "; wait until the server is ready and idle")
+        counted = read_usage(response.body).prompt_tokens or _PROMPT_TOKENS
+        as_meant = prompt_format == "text" or 0 <= counted - _PROMPT_TOKENS <= _EXTRA_TOKENS_MAX
         if response.status == 200 and (as_meant or len(formats) == 1):
             return prompt_format
-    raise TargetError(_said(f"POST {path}", response) + "; try --endpoint, --model or --no-ignore-eos")
+    raise TargetError(_answer_text(f"POST {path}", response) + "; try --endpoint, --model or --no-ignore-eos")
 
 
 def _why(error: aiohttp.ClientError | OSError) -> str:
-    """The system's words without the client's: `Connection refused`."""
+    """Return the operating system's message without the client's: `Connection refused`."""
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)
     return str(error)
 
 
-def _said(question: str, response: Response) -> str:
+def _answer_text(question: str, response: Response) -> str:
     return f"{question} was answered with HTTP {response.status}: {error_text(response.body)}"

@@ -1,4 +1,4 @@
-"""One run from the first question to its report."""
+"""Run a benchmark: probe the server, warm it up, send the load, summarize."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from baton.lab.workload.prompts import PromptMaker
 from baton.move.clock import now_s
 
 WARMUP_TOKENS_MAX = 16
-"""Output of a warm-up request: it shall touch every kernel, not take long."""
+"""Longest output of a warm-up request, which has to run every kernel once."""
 _WARMUP_SEED = 0x5EED
-"""Warm-up prompts differ from the run's, so that they leave nothing in the prefix cache that it could hit."""
+"""Changes the seed of warm-up prompts, so that the run finds none of them in the prefix cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchReport:
-    """What a run found out."""
+    """The outcome of a run."""
 
     options: BenchOptions
     load: Load
@@ -40,23 +40,23 @@ class BenchReport:
     results: Results
     interrupted: bool
     timeline: Timeline | None = None
-    """Of the workers, where the server told of them and a page is wanted."""
+    """Load of the workers. None: no page is requested, or the server does not report its workers."""
 
     @property
     def failures(self) -> list[tuple[str, int]]:
-        """Reasons of requests that did not finish, the commonest first."""
+        """Return why requests did not finish, with counts, the most frequent reason first."""
         return Counter(reply.reason for reply in self.replies if reply.reason).most_common()
 
     @property
     def late_p99_s(self) -> float | None:
-        """How late the requests of an open loop were sent. None for a closed loop, where nothing is due."""
+        """Return how late the requests of an open loop were sent. None for a closed loop, which has no due times."""
         if isinstance(self.options.pacing, ClosedLoop) or not self.replies:
             return None
         return float(np.quantile([reply.late_s for reply in self.replies], 0.99))
 
     @property
     def short_answers(self) -> int:
-        """Answers with fewer tokens than were asked for."""
+        """Return how many answers have fewer tokens than requested."""
         return sum(
             reply.record.outcome == "finished" and reply.record.output_tokens < reply.asked_tokens
             for reply in self.replies
@@ -64,7 +64,7 @@ class BenchReport:
 
     @property
     def passed(self) -> bool:
-        """All was sent, something finished, nothing failed, and the SLO was attained where one was given."""
+        """Return whether all requests were sent, some finished, none failed, and a given SLO was attained."""
         attained = self.results.slo.attainment_ratio
         in_slo = attained is None or attained >= self.options.attainment_min
         return not self.interrupted and self.results.completed > 0 and self.results.failed == 0 and in_slo
@@ -72,17 +72,17 @@ class BenchReport:
 
 @dataclass(frozen=True, slots=True)
 class RunListener:
-    """Who looks on while a run goes: a progress bar, or nobody."""
+    """Callbacks of a progress bar. The default ignores all calls."""
 
     on_start: Callable[[int], None] = lambda requests: None
     on_reply: Callable[[Reply], None] = lambda reply: None
 
 
 async def run_bench(options: BenchOptions, *, stop: asyncio.Event, watcher: RunListener) -> BenchReport:
-    """Measure the server. When `stop` is set, requests that are still open are dropped and the rest is reported.
+    """Measure the server. When `stop` is set, drop the open requests and report the finished ones.
 
-    Raises ConfigError for a bad trace and TargetError for a server that cannot be measured, or where the run was
-    stopped before its first request.
+    Raises ConfigError for a bad trace. Raises TargetError if the server cannot be measured, or if the run is stopped
+    before the first answer.
     """
     load = make_load(options)
     if load.converses:
@@ -119,7 +119,7 @@ async def run_bench(options: BenchOptions, *, stop: asyncio.Event, watcher: RunL
 
 
 def _as_text(options: BenchOptions) -> BenchOptions:
-    """A turn repeats the answer before it, which the client has as text only."""
+    """Send prompts as text: a turn repeats the previous answer, which the client has as text only."""
     if options.prompt_format == "ids":
         raise ConfigError("--prompt-format ids cannot carry conversations: a turn repeats the text of the answer")
     return dataclasses.replace(options, prompt_format="text")
@@ -133,7 +133,7 @@ async def _drive(driver: LoadGenerator, load: Load, options: BenchOptions) -> No
 
 
 async def _warm_up(client: Client, target: Target, load: Load, options: BenchOptions) -> None:
-    """Send requests like the run's, whose answers are not looked at."""
+    """Send requests like those of the run and ignore the answers."""
     driver = LoadGenerator(
         client=client,
         target=target,
@@ -149,7 +149,7 @@ async def _warm_up(client: Client, target: Target, load: Load, options: BenchOpt
 
 
 async def _until_stopped(work: Coroutine[None, None, None], stop: asyncio.Event) -> None:
-    """Run to the end, or until `stop` is set; what the work was waiting for is then cancelled."""
+    """Run `work` to its end, or cancel it when `stop` is set."""
     working = asyncio.create_task(work)
     stopping = asyncio.create_task(stop.wait())
     try:

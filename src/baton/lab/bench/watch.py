@@ -1,4 +1,4 @@
-"""Look at a Baton server's workers while it is measured: their roles and queues belong on the page of a run."""
+"""Poll the roles and queues of a Baton server's workers during a run, for its page."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from baton.lab.bench.client import Client
 from baton.lab.report.timeline import Timeline
 from baton.move.clock import now_s
 
-LOOK_S = 0.5
-"""Between two looks: seldom enough to disturb nothing that is measured."""
+POLL_S = 0.5
+"""Time between two polls: rare enough not to disturb the measurement."""
 
 ANSWER_S = 5.0
-"""A server that takes longer to tell is not asked again."""
+"""Time limit of a poll; a slower server is not polled again."""
 
 
 class _Worker(Struct):
@@ -34,25 +34,25 @@ class _Cluster(Struct):
 
 @dataclass(slots=True)
 class WorkerWatch:
-    """Asks `/cluster` now and then. `timeline` stays empty where the server knows no such path."""
+    """Polls `/cluster`. `timeline` stays empty if the server does not have that path."""
 
     client: Client
     timeline: Timeline = field(default_factory=Timeline)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
-        """Look until `ended` is set, and once more then; or until an answer is none of Baton's."""
-        while await self.look():
+        """Poll until `ended` is set, and once more then; stop early at an answer that is not Baton's."""
+        while await self.poll():
             try:
-                async with asyncio.timeout(LOOK_S):
+                async with asyncio.timeout(POLL_S):
                     await self.ended.wait()
             except TimeoutError:
                 continue
-            await self.look()
+            await self.poll()
             return
 
-    async def look(self) -> bool:
-        """Look once. False where the server does not tell."""
+    async def poll(self) -> bool:
+        """Poll once. Return False if there is no usable answer."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 response = await self.client.get_at_root("/cluster")

@@ -1,4 +1,4 @@
-"""OpenAI's wire format as a client sees it: bodies out, server-sent events in. No sockets here."""
+"""OpenAI's wire format for a client: request bodies and server-sent events, without sockets."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from baton.core.messages import Outcome
 from baton.lab.bench.options import Endpoint
 
 LINE_BYTES_MAX = 16 * 1024 * 1024
-"""Longest event that is taken; a server that sends more without a line end is broken."""
+"""Longest accepted event; a longer one without a line end is an error."""
 _REASON_CHARS_MAX = 200
 _WHOLE = frozenset({"stop", "length", "tool_calls", "function_call", "content_filter"})
-"""Finish reasons of a complete answer. Others (`abort`, `error`) name a failure."""
+"""Finish reasons of a complete answer. Others (`abort`, `error`) are failures."""
 
 
 class Message(Struct):
@@ -40,7 +40,7 @@ def request_fields(
     ignore_eos: bool,
     stream: bool = True,
 ) -> dict[str, object]:
-    """The body of a request: greedy decoding of exactly `output_tokens` (where the server knows `ignore_eos`)."""
+    """Return a request body: greedy decoding of exactly `output_tokens`, if the server supports `ignore_eos`."""
     body: dict[str, object] = {"model": model, "max_tokens": output_tokens, "temperature": 0}
     if endpoint == "chat":
         body["messages"] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
@@ -70,8 +70,8 @@ class ChunkChoice(Struct):
         return bool(self.text or self.token_ids or (delta and (delta.content or delta.reasoning_content)))
 
     @property
-    def said(self) -> str:
-        """What a next turn repeats: the answer without its reasoning."""
+    def spoken_text(self) -> str:
+        """Return the answer without its reasoning: the text that the next turn repeats."""
         return self.text or (self.delta.content if self.delta is not None else None) or ""
 
 
@@ -97,7 +97,7 @@ _decoder = msgspec.json.Decoder(StreamChunk)
 
 
 def read_usage(body: bytes) -> TokenUsage:
-    """The usage of a response that is not a stream; empty where it tells none."""
+    """Return the usage of a response that is not a stream; empty if it has none."""
     try:
         return _decoder.decode(body).usage or TokenUsage()
     except msgspec.DecodeError:
@@ -113,7 +113,7 @@ class _ErrorBody(Struct):
 
 
 def error_text(body: bytes) -> str:
-    """OpenAI's error body (or whatever came instead) in one short line."""
+    """Return the message of OpenAI's error body, or the start of any other body, in one line."""
     try:
         error = msgspec.json.decode(body, type=_ErrorBody).error
         text = error if isinstance(error, str) else error.message
@@ -127,25 +127,25 @@ CountedBy = Literal["usage", "chunks"]
 
 @dataclass(slots=True)
 class StreamedAnswer:
-    """What has come of one stream. `feed` it with what the socket gives."""
+    """The received part of one stream. Pass the bytes from the socket to `feed`."""
 
     chunk_times_s: list[float] = field(default_factory=list[float])
-    """When each chunk with text came."""
+    """Arrival time of each chunk with text."""
     chunk_tokens: list[int] = field(default_factory=list[int])
-    """Tokens in each of them, as far as the server tells; else 1."""
-    told_each: bool = True
-    """Every chunk told its number of tokens."""
+    """Tokens in each of these chunks; 1 if the server does not report them."""
+    are_counted: bool = True
+    """Every chunk reported its number of tokens."""
     finish_reason: str | None = None
     finished_s: float = 0.0
     done: bool = False
     usage: TokenUsage | None = None
     error: str = ""
     text: list[str] | None = None
-    """The pieces of its text; None: nobody wants them."""
+    """The pieces of its text. None: do not keep the text."""
     _rest: bytes = b""
 
     def feed(self, data: bytes, now_s: float) -> None:
-        """Take bytes that arrived at `now_s`."""
+        """Process bytes that arrived at `now_s`."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
@@ -175,13 +175,13 @@ class StreamedAnswer:
 
     def _take_text(self, choice: ChunkChoice, usage: TokenUsage | None, before: int, now_s: float) -> None:
         if self.text is not None:
-            self.text.append(choice.said)
+            self.text.append(choice.spoken_text)
         tokens = 0
         if choice.token_ids:
             tokens = len(choice.token_ids)
         elif usage is not None and usage.completion_tokens is not None:
             tokens = usage.completion_tokens - before
-        self.told_each = self.told_each and tokens > 0
+        self.are_counted = self.are_counted and tokens > 0
         self.chunk_times_s.append(now_s)
         self.chunk_tokens.append(max(1, tokens))
 
@@ -190,19 +190,19 @@ class StreamedAnswer:
         return "usage" if self.usage is not None and self.usage.completion_tokens else "chunks"
 
     def token_times_s(self) -> array[float]:
-        """When each output token came: see `spread_token_times`."""
+        """Return the arrival time of each output token, shared out by `spread_token_times`."""
         total = (self.usage.completion_tokens or 0) if self.usage else 0
         times_s, tokens = self.chunk_times_s, self.chunk_tokens
         if not times_s and total and self.finish_reason is not None:
-            times_s, tokens = [self.finished_s], [total]  # all of its text is empty: an end-of-sequence token, say
-        if times_s and total and not (self.told_each and sum(tokens) == total):
+            times_s, tokens = [self.finished_s], [total]  # no text at all, such as a lone end-of-sequence token
+        if times_s and total and not (self.are_counted and sum(tokens) == total):
             tokens = split_tokens(total, len(times_s))
         return spread_token_times(times_s, tokens)
 
     def verdict(self, broken: str) -> tuple[Outcome, str]:
-        """Outcome, and why it is not `finished`. `broken`: what the connection died of, or empty.
+        """Return the outcome, and why it is not `finished`. `broken`: the connection's error, or empty.
 
-        Only an answer that is whole counts: a finish reason, `[DONE]` and at least one token.
+        A complete answer has a finish reason, `[DONE]` and at least one token.
         """
         if self.error:
             return "failed", self.error
@@ -217,7 +217,7 @@ class StreamedAnswer:
 
 
 def split_tokens(tokens: int, chunks: int) -> list[int]:
-    """Spread tokens over chunks as evenly as whole numbers go; where fewer than chunks, the first and last get one."""
+    """Divide tokens evenly among chunks. With fewer tokens than chunks, the first and the last chunk get one each."""
     if tokens == 1 or tokens < chunks:
         shares = [0] * chunks
         for index in range(tokens):
@@ -227,9 +227,9 @@ def split_tokens(tokens: int, chunks: int) -> list[int]:
 
 
 def spread_token_times(chunk_times_s: Sequence[float], chunk_tokens: Sequence[int]) -> array[float]:
-    """Give each token a time: of the k tokens in a chunk, each gets a k-th of the gap since the chunk before.
+    """Return a time for each token: the k tokens of a chunk divide the gap since the previous chunk equally.
 
-    Tokens that come with the first chunk all come at its time: nobody could read them earlier.
+    All tokens of the first chunk have its time, because a client cannot read them earlier.
     """
     times_s = array("d")
     previous_s: float | None = None

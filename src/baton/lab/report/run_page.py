@@ -71,7 +71,7 @@ def _headline(results: Results) -> list[tuple[str, str]]:
 
 def _latencies(results: Results) -> str:
     rows = (("TTFT", results.ttft_s), ("TPOT", results.tpot_s), ("ITL", results.itl_s), ("E2E", results.e2e_s))
-    return table(("ms", "mean", "p50", "p90", "p99"), [(name, *_milliseconds(seconds)) for name, seconds in rows])
+    return table(("ms", "mean", "p50", "p90", "p99"), [(name, *milliseconds(seconds)) for name, seconds in rows])
 
 
 def _cells(cells: Sequence[Sequence[RequestRecord]], slo: SloTargets) -> str:
@@ -121,7 +121,7 @@ def _row(name: str, records: Sequence[RequestRecord], slo: SloTargets) -> list[s
     ]
 
 
-def _milliseconds(seconds: Distribution) -> list[str]:
+def milliseconds(seconds: Distribution) -> list[str]:
     values = (seconds.mean, seconds.p50, seconds.p90, seconds.p99)
     return ["-" if value is None else f"{value * 1000:,.2f}" for value in values]
 

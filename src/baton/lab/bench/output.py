@@ -1,19 +1,23 @@
-"""A run on the screen: milliseconds, and what a reader should know before believing them."""
+"""What `baton bench` shows: a progress bar, tables in milliseconds, remarks on their limits, an HTML page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from baton.lab.bench.client import Reply
 from baton.lab.bench.options import ClosedLoop, OpenLoop, Pacing
-from baton.lab.bench.run import BenchReport
-from baton.lab.report.summary import Distribution
+from baton.lab.bench.run import BenchReport, RunListener
+from baton.lab.report.run_page import RunPage, milliseconds, render_run
 from baton.lab.workload.arrivals import AllAtOnce
 from baton.lab.workload.retime import describe_arrivals
 
 REASONS_MAX = 5
-"""Reasons of failures that are shown."""
+"""Failure reasons that are shown."""
 _LATE_NOTABLE_S = 0.01
 _HIT_NOTABLE_RATIO = 0.01
 
@@ -33,7 +37,7 @@ def describe_pacing(pacing: Pacing) -> str:
 
 
 def latency_table(report: BenchReport) -> Table:
-    """TTFT, TPOT, ITL and E2E in milliseconds."""
+    """Return TTFT, TPOT, ITL and E2E in milliseconds."""
     table = Table(title=f"{report.target.model} at {report.options.url}", title_justify="left")
     table.add_column("ms")
     for name in ("mean", "p50", "p90", "p99"):
@@ -45,12 +49,12 @@ def latency_table(report: BenchReport) -> Table:
         ("ITL", results.itl_s),
         ("E2E", results.e2e_s),
     ):
-        table.add_row(name, *_milliseconds(seconds))
+        table.add_row(name, *milliseconds(seconds))
     return table
 
 
 def facts_table(report: BenchReport) -> Table:
-    """Everything that is one number."""
+    """Return the results that are single numbers."""
     table = Table(show_header=False, box=None)
     table.add_column()
     table.add_column(justify="right")
@@ -80,27 +84,27 @@ def facts(report: BenchReport) -> Iterator[tuple[str, str]]:
 
 
 def remarks(report: BenchReport) -> Iterator[str]:
-    """What limits the figures above."""
+    """Yield what limits the results."""
     if report.interrupted:
-        yield "stopped early: requests that were open are in no figure"
+        yield "stopped early: the results leave out requests that were open"
     for reason, count in report.failures[:REASONS_MAX]:
         yield f"{count} x {reason}"
     if len(report.failures) > REASONS_MAX:
         yield f"and {len(report.failures) - REASONS_MAX} other reasons"
     if report.late_p99_s is not None and report.late_p99_s > _LATE_NOTABLE_S:
-        yield "requests were sent late: this machine could not keep the schedule, lower the rate"
+        yield "requests were sent late: this machine could not keep the schedule; lower the rate"
     if report.target.prompt_format == "text":
-        yield "prompts were sent as text: their lengths are about those asked for, and counted by the server"
+        yield "prompts were sent as text: lengths are approximate, and counted by the server"
         if report.options.prompt_format is None:
-            yield "token ids were not taken; if the vocabulary is small, give --vocab-tokens"
+            yield "token ids were refused; if the vocabulary is small, give --vocab-tokens"
     if any(reply.counted_by == "chunks" for reply in report.replies if not reply.reason):
-        yield "the server tells no usage: output tokens were counted as chunks of the stream"
+        yield "the server reports no usage: output tokens were counted as chunks of the stream"
     if report.short_answers:
-        yield f"answers shorter than asked for, ended by the server: {report.short_answers}"
+        yield f"answers shorter than requested, ended by the server: {report.short_answers}"
     if report.load.shortened:
         yield f"requests shortened to fit {report.options.context_tokens} tokens: {report.load.shortened}"
     if report.load.source.startswith("synthetic") and (report.results.prefix_hit_ratio or 0) > _HIT_NOTABLE_RATIO:
-        yield "prompts of an earlier run were still cached; another --seed makes new ones"
+        yield "prompts of an earlier run were still cached; another --seed makes new prompts"
 
 
 def _targets(report: BenchReport) -> Iterator[str]:
@@ -111,14 +115,54 @@ def _targets(report: BenchReport) -> Iterator[str]:
         yield f"TPOT {slo.tpot_s * 1000:g} ms"
 
 
-def _milliseconds(seconds: Distribution) -> list[str]:
-    values = (seconds.mean, seconds.p50, seconds.p90, seconds.p99)
-    return ["-" if value is None else f"{value * 1000:,.2f}" for value in values]
-
-
 def _number(value: float | None, unit: str) -> str:
     return "-" if value is None else f"{value:,.2f} {unit}"
 
 
 def _percent(ratio: float | None) -> str:
     return "-" if ratio is None else f"{ratio * 100:.1f} %"
+
+
+def render_html(report: BenchReport) -> str:
+    """Return the run as one HTML page."""
+    return render_run(
+        RunPage(
+            title=f"baton bench: {report.target.model}",
+            subtitle=report.options.url,
+            facts=list(facts(report)),
+            remarks=list(remarks(report)),
+            results=report.results,
+            records=[reply.record for reply in report.replies],
+            slo=report.options.slo,
+            timeline=report.timeline,
+        )
+    )
+
+
+@contextmanager
+def watching(console: Console) -> Generator[RunListener]:
+    """Show a progress bar while the block runs, if the console is a terminal."""
+    if not console.is_terminal:
+        yield RunListener()
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, refresh_per_second=4) as progress:
+        bar = _Bar(progress, progress.add_task("warming up", total=None))
+        yield RunListener(on_start=bar.start, on_reply=bar.advance)
+
+
+class _Bar:
+    """Counts replies, and those that did not finish."""
+
+    def __init__(self, progress: Progress, task: TaskID) -> None:
+        self._progress = progress
+        self._task = task
+        self._bad = 0
+
+    def start(self, requests: int) -> None:
+        self._progress.update(self._task, description="requests", total=requests)
+
+    def advance(self, reply: Reply) -> None:
+        self._bad += reply.record.outcome != "finished"
+        words = f"requests ({self._bad} not finished)" if self._bad else "requests"
+        self._progress.update(self._task, advance=1, description=words)
