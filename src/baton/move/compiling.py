@@ -75,11 +75,12 @@ class NativeSources:
                 [compiler, *self.flags, *flags, *extra, "-c", str(self.folder / f"{unit}.cpp"), "-o", target]
                 for (unit, flags), target in zip(self.units.items(), objects, strict=True)
             ]
-            quiet, heard = subprocess.DEVNULL, subprocess.PIPE
-            running = [subprocess.Popen(command, stdout=quiet, stderr=heard) for command in commands]
-            said = [process.communicate()[1] for process in running]
-            for process, words in zip(running, said, strict=True):
-                _check(process.returncode, words)
+            running = [
+                subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for command in commands
+            ]
+            outputs = [process.communicate()[1] for process in running]
+            for process, output in zip(running, outputs, strict=True):
+                _check(process.returncode, output)
             built = Path(folder) / "library.so"
             linked = subprocess.run(
                 [compiler, "-shared", "-pthread", *extra, *objects, "-o", str(built)], capture_output=True, check=False
@@ -117,9 +118,9 @@ def find_compiler() -> str:
     return found
 
 
-def _check(code: int, words: bytes) -> None:
+def _check(code: int, output: bytes) -> None:
     if code != 0:
-        lines = words.decode(errors="replace").splitlines() or ["(it gave no reason)"]
+        lines = output.decode(errors="replace").splitlines() or ["(no output)"]
         first = next((line for line in lines if "error" in line), lines[-1])
         raise NativeUnavailableError(f"the C++ compiler ended with code {code}: {first}; g++ 11 or newer is needed")
 

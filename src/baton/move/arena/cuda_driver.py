@@ -88,11 +88,11 @@ class CudaDriver:
 
     def _check(self, name: str, code: int) -> None:
         if code:
-            words = c_char_p()
-            self._dll.cuGetErrorString(c_int(code), byref(words))
-            said = (words.value or b"unknown error").decode(errors="replace")
+            text = c_char_p()
+            self._dll.cuGetErrorString(c_int(code), byref(text))
+            message = (text.value or b"unknown error").decode(errors="replace")
             kind = CudaUnavailableError if name.startswith(("cuInit", "cuDevice")) else ArenaError
-            raise kind(f"{name} failed with code {code}: {said}")
+            raise kind(f"{name} failed with code {code}: {message}")
 
 
 def _load(library: str) -> ctypes.CDLL:

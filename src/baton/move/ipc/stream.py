@@ -23,15 +23,17 @@ In = TypeVar("In")
 
 
 class FramedStream(asyncio.Protocol, Generic[In]):
-    """Send and receive messages. `ended` is called once, with the reason."""
+    """Send and receive messages. `on_end` is called once, with the reason."""
 
-    def __init__(self, kind: type[In] | object, *, heard: Callable[[In], None], ended: Callable[[str], None]) -> None:
-        """`kind`: type of the incoming messages, for msgspec. `heard` gets each of them."""
+    def __init__(
+        self, kind: type[In] | object, *, on_message: Callable[[In], None], on_end: Callable[[str], None]
+    ) -> None:
+        """`kind`: type of the incoming messages, for msgspec. `on_message` gets each of them."""
         self._decoder: msgspec.msgpack.Decoder[In] = msgspec.msgpack.Decoder(kind)  # pyright: ignore[reportArgumentType]
         self._encoder = msgspec.msgpack.Encoder()
         self.frames = FrameReader()
-        self._heard = heard
-        self._ended = ended
+        self._on_message = on_message
+        self._on_end = on_end
         self._transport: asyncio.Transport | None = None
         self._why = "it hung up"
         self.is_quiet = False
@@ -59,14 +61,14 @@ class FramedStream(asyncio.Protocol, Generic[In]):
                 if payload is None:
                     return
                 message = self._decoder.decode(payload)
-            except ValueError as error:  # msgspec.DecodeError among others; errors of `heard` are not caught
+            except ValueError as error:  # msgspec.DecodeError among others; errors of `on_message` are not caught
                 self.end(f"it sent an unknown message: {error}; use the same version of Baton on every host")
                 return
-            self._heard(message)
+            self._on_message(message)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._ended(f"{self._why}: {exc}" if exc is not None else self._why)
+        self._on_end(f"{self._why}: {exc}" if exc is not None else self._why)
 
     def put(self, message: msgspec.Struct) -> None:
         """Send a message. On a closed connection it is dropped."""

@@ -97,10 +97,10 @@ class NixlTransport:
 
     def pull(self, ticket: Ticket, into: Sequence[Extent]) -> PiecewisePull:
         target = self._source.memories.target_of(ticket, into, name=self.name)
-        ours = _kind_of(into, self._locations)
+        local = _kind_of(into, self._locations)
         peer, query = self._peers.at(ticket.address), OfferQuery(ticket)
         pull = PiecewisePull(ticket, target, interrupt=no_interrupt, check=lambda: peer.check(query, target))
-        self._copier.start(pull, lambda: peer.open(query, ours))
+        self._copier.start(pull, lambda: peer.open(query, local))
         return pull
 
     def close(self) -> None:
@@ -150,8 +150,8 @@ class _NixlPeer:
         self._lock = threading.Lock()
         self._met: dict[bytes, str] = {}
 
-    def open(self, query: OfferQuery, ours: Kind) -> Move:
-        """Ask for permission. Return the function that reads a piece into local memory of the kind `ours`."""
+    def open(self, query: OfferQuery, local: Kind) -> Move:
+        """Ask for permission. Return the function that reads a piece into local memory of the kind `local`."""
         card = self.client.ask(query, Verb.CARD, _receive_card)
         with self._lock:
             if card.agent not in self._met:
@@ -159,12 +159,14 @@ class _NixlPeer:
             name = self._met[card.agent]
         kind = _kind_of(query.ticket.extents, card.locations)
         bases = {region: location.address for region, location in enumerate(card.locations)}
-        theirs = located(collated(rows_of(query.ticket.extents)), bases)
+        remote = located(collated(rows_of(query.ticket.extents)), bases)
 
         def move(piece: PullPiece) -> None:
-            sources = runs_of(cut_rows(theirs, piece.start, piece.size_bytes))
+            sources = runs_of(cut_rows(remote, piece.start, piece.size_bytes))
             moves = paired(sources, piece.pull.target.addresses(piece.start, piece.size_bytes))
-            self._agent.read(name, Side(kind[0], _described(moves, 0, kind)), Side(ours[0], _described(moves, 1, ours)))
+            self._agent.read(
+                name, Side(kind[0], _described(moves, 0, kind)), Side(local[0], _described(moves, 1, local))
+            )
 
         return move
 

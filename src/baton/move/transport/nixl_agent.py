@@ -72,14 +72,14 @@ class NixlAgent:
         """Register another agent. Return its name."""
         return _text(self._call(lambda: self._agent.add_remote_agent(metadata)))
 
-    def read(self, agent: str, theirs: Side, ours: Side) -> None:
+    def read(self, agent: str, remote: Side, local: Side) -> None:
         """Copy runs of another agent's memory to local runs, in pairs of equal size, and wait.
 
         Raises TransferError if it fails.
         """
         done = self._awaited()
         try:
-            self._call(lambda: self._start(agent, theirs, ours, done))
+            self._call(lambda: self._start(agent, remote, local, done))
         except TransferError:
             self._waiting.discard(done)
             raise
@@ -167,11 +167,11 @@ class NixlAgent:
         self._registered.clear()
         self._agent = None
 
-    def _start(self, agent: str, theirs: Side, ours: Side, done: Future[None]) -> None:
-        local = self._agent.prep_xfer_dlist("NIXL_INIT_AGENT", ours.runs, ours.kind)
-        remote = self._agent.prep_xfer_dlist(agent, theirs.runs, theirs.kind)
-        order = np.arange(len(ours.runs), dtype=np.int32)
-        transfer = self._agent.make_prepped_xfer("READ", local, order, remote, order, b"")
+    def _start(self, agent: str, remote: Side, local: Side, done: Future[None]) -> None:
+        local_list = self._agent.prep_xfer_dlist("NIXL_INIT_AGENT", local.runs, local.kind)
+        remote_list = self._agent.prep_xfer_dlist(agent, remote.runs, remote.kind)
+        order = np.arange(len(local.runs), dtype=np.int32)
+        transfer = self._agent.make_prepped_xfer("READ", local_list, order, remote_list, order, b"")
         states = [self._agent.transfer(transfer)]
 
         def look() -> bool:
@@ -185,7 +185,7 @@ class NixlAgent:
                     failure = f"NIXL's transfer ended as {states[-1]}"
             except self._nixl.errors as error:
                 failure = f"NIXL's transfer failed: {type(error).__name__} {error}; see whether the source is up"
-            for handle in (transfer, local, remote):
+            for handle in (transfer, local_list, remote_list):
                 handle.release()
             done.set_exception(TransferError(failure)) if failure else done.set_result(None)
             return False

@@ -237,14 +237,14 @@ class TcpStream:
             raise BrokenStreamError(f"the source sends {size_bytes} bytes, {piece.size_bytes} were requested")
         if not self._enter(pull):
             raise _NotWantedError
-        stood = False
+        is_valid = False
         try:
-            stood = self._write(piece, connection)
+            is_valid = self._write(piece, connection)
         finally:
             self._leave()
-            if not stood:
+            if not is_valid:
                 pull.left()
-        if stood:
+        if is_valid:
             pull.landed(piece)
 
     def _write(self, piece: PullPiece, connection: socket.socket) -> bool:

@@ -29,13 +29,15 @@ grandchild holds the pipe open."""
 class ChildProcess(asyncio.Protocol):
     """One process. It is started once; a restart is another object."""
 
-    def __init__(self, name: str, module: str, *, heard: Callable[[bytes], None], said: Callable[[str], None]) -> None:
-        """`heard` gets each message, `said` each line of output."""
+    def __init__(
+        self, name: str, module: str, *, on_message: Callable[[bytes], None], on_output: Callable[[str], None]
+    ) -> None:
+        """`on_message` gets each message, `on_output` each line of output."""
         self.pid = 0
         self._name = name
         self._module = module
-        self._heard = heard
-        self._said = said
+        self._on_message = on_message
+        self._on_output = on_output
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
         self._hung_up = asyncio.Event()
@@ -67,7 +69,7 @@ class ChildProcess(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for payload in self._reader.feed(data):
-            self._heard(payload)
+            self._on_message(payload)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -125,7 +127,7 @@ class ChildProcess(asyncio.Protocol):
     def _add_line(self, raw: bytes) -> None:
         line = raw.decode(errors="replace").rstrip()
         self._output.append(line)
-        self._said(f"{self._name}: {line}")
+        self._on_output(f"{self._name}: {line}")
 
 
 async def _spawn(module: str, theirs: socket.socket, *, threads: int) -> asyncio.subprocess.Process:
@@ -146,8 +148,10 @@ async def _spawn(module: str, theirs: socket.socket, *, threads: int) -> asyncio
 class WorkerProcess(ChildProcess):
     """Implements `WorkerLink` for a worker process on this host."""
 
-    def __init__(self, view: WorkerView, *, heard: Callable[[bytes], None], said: Callable[[str], None]) -> None:
-        super().__init__(view.id, "baton.serve.worker", heard=heard, said=said)
+    def __init__(
+        self, view: WorkerView, *, on_message: Callable[[bytes], None], on_output: Callable[[str], None]
+    ) -> None:
+        super().__init__(view.id, "baton.serve.worker", on_message=on_message, on_output=on_output)
         self.view = view
         self.state = "starting"
         self._encoder = msgspec.msgpack.Encoder()

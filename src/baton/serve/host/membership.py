@@ -90,7 +90,7 @@ class Membership:
         self._computing = computing
         self._identity = kv_identity(card)
         self._tell = tell
-        self._stream = FramedStream[ToAgentMessage](ToAgentMessage, heard=self._hear_server, ended=self._end)
+        self._stream = FramedStream[ToAgentMessage](ToAgentMessage, on_message=self._hear_server, on_end=self._end)
         self._decoder = msgspec.msgpack.Decoder(
             OpaqueReport | OpaqueLayers | WorkerReady | WorkerProgress | WorkerFailed | Pong
         )

@@ -51,12 +51,12 @@ class MoverKeeper:
     """Run one mover process after the other, and pass orders to the generation that they are for."""
 
     def __init__(
-        self, setup: MoverSetup, arena_fd: int, audience: MoverListener, *, silent_s: float, tell: Callable[[str], None]
+        self, setup: MoverSetup, arena_fd: int, listener: MoverListener, *, silent_s: float, tell: Callable[[str], None]
     ) -> None:
         self.generation = 0
         self._setup = setup
         self._arena_fd = arena_fd
-        self._audience = audience
+        self._listener = listener
         self._silent_s = silent_s
         self._tell = tell
         self._process: ChildProcess | None = None
@@ -103,7 +103,7 @@ class MoverKeeper:
                 return
             reason = self._failure or ended
             self._tell(f"the mover of {self._setup.host} is lost: {reason}")
-            self._audience.mover_lost(self._setup.host, self.generation, reason.splitlines()[0])
+            self._listener.mover_lost(self._setup.host, self.generation, reason.splitlines()[0])
             quick_deaths = 0 if now_s() - began_s > _QUICK_DEATH_S else quick_deaths + 1
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopped.wait(), _BACKOFF.pause_s(quick_deaths + 1))
@@ -113,8 +113,8 @@ class MoverKeeper:
         process = ChildProcess(
             f"the mover of {self._setup.host}",
             "baton.serve.host.mover",
-            heard=lambda payload: self._hear(generation, payload),
-            said=self._tell,
+            on_message=lambda payload: self._hear(generation, payload),
+            on_output=self._tell,
         )
         try:
             await process.start(self._encoder.encode(self._setup), self._arena_fd, threads=1)
@@ -144,10 +144,10 @@ class MoverKeeper:
         match self._decoder.decode(payload):
             case MoverReady() as ready:
                 self._is_ready = True
-                self._audience.mover_ready(host, generation, ready)
+                self._listener.mover_ready(host, generation, ready)
             case MoverFailed(reason=reason):
                 self._failure = reason
             case MoverPong():
                 pass
             case news:
-                self._audience.mover_said(host, generation, news)
+                self._listener.mover_said(host, generation, news)

@@ -60,13 +60,13 @@ class Supervisor:
 
     def __init__(
         self,
-        audience: WorkerListener,
+        listener: WorkerListener,
         setups: Sequence[WorkerSetup],
         arena_fd: int,
         survival: SurvivalConfig,
         notices: Notices,
     ) -> None:
-        self._audience = audience
+        self._listener = listener
         self._slots: dict[WorkerId, _Slot] = {setup.view.id: _Slot(setup) for setup in setups}
         self._like = setups[0]
         """Template of workers that scaling adds, even after it has ended every other worker."""
@@ -84,7 +84,7 @@ class Supervisor:
 
     def _start(self, slot: _Slot) -> None:
         slot.process = self._make(slot)
-        self._audience.add(slot.process)
+        self._listener.add(slot.process)
         for tasks, run in ((self._keepers, self._keep), (self._watchers, self._watch)):
             task = spawn(run(slot), self._notices.tell)
             tasks.add(task)
@@ -135,7 +135,7 @@ class Supervisor:
 
     def _make(self, slot: _Slot) -> WorkerProcess:
         view = slot.setup.view
-        return WorkerProcess(view, heard=lambda payload: self._hear(slot, payload), said=self._notices.tell)
+        return WorkerProcess(view, on_message=lambda payload: self._hear(slot, payload), on_output=self._notices.tell)
 
     async def _keep(self, slot: _Slot) -> None:
         """Run the processes of one worker, one after the other."""
@@ -154,7 +154,7 @@ class Supervisor:
                 return
             reason = slot.failure or ended
             self._notices.tell(f"{worker} is lost: {reason}")
-            self._audience.lose(worker, reason.splitlines()[0])
+            self._listener.lose(worker, reason.splitlines()[0])
             if not await self._may_restart(slot, reason):
                 if slot.given_up and slot.is_added:
                     self._forget(slot, reason.splitlines()[0])
@@ -162,12 +162,12 @@ class Supervisor:
             role = process.view.role
             slot.process = self._make(slot)
             slot.process.view = msgspec.structs.replace(slot.setup.view, role=role)
-            self._audience.add(slot.process)
+            self._listener.add(slot.process)
 
     def _forget(self, slot: _Slot, reason: str) -> None:
         """Remove a worker for good. Its name is not used again."""
         worker = slot.setup.view.id
-        self._audience.retire(worker, reason)
+        self._listener.retire(worker, reason)
         slot.given_up = True
         del self._slots[worker]
 
@@ -224,10 +224,10 @@ class Supervisor:
         slot.heard_s = now_s()
         process = slot.process
         assert process is not None
-        match self._audience.hear(slot.setup.view.id, payload):
+        match self._listener.hear(slot.setup.view.id, payload):
             case WorkerReady():
                 process.state = "ready"
-                self._audience.join(process)
+                self._listener.join(process)
                 if slot.deaths_s:
                     self._notices.tell(f"{slot.setup.view.id} is back")
                 self._notify()

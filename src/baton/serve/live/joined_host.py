@@ -83,7 +83,7 @@ class JoinedHost:
         self.id = HostId("")
         """Empty until it is admitted."""
         self.stream: FramedStream[FromAgentMessage] = FramedStream(
-            FromAgentMessage, heard=self._hear, ended=self._ended
+            FromAgentMessage, on_message=self._hear, on_end=self._ended
         )
         self.stream.frames.bytes_max = _HELLO_BYTES_MAX
         self._registry = registry

@@ -20,7 +20,9 @@ def test_a_mover_that_dies_at_its_first_start_is_not_told_of() -> None:
 
     async def run() -> list[FromAgentMessage]:
         loop, heard, over = asyncio.get_running_loop(), list[FromAgentMessage](), asyncio.Event()
-        theirs = FramedStream[FromAgentMessage](FromAgentMessage, heard=heard.append, ended=lambda _why: over.set())
+        theirs = FramedStream[FromAgentMessage](
+            FromAgentMessage, on_message=heard.append, on_end=lambda _why: over.set()
+        )
         server = await loop.create_server(lambda: theirs, "127.0.0.1", 0)
         ours = Membership(config, card, choose_computing(config, card), lambda _line: None)
         await loop.create_connection(lambda: ours._stream, *server.sockets[0].getsockname()[:2])

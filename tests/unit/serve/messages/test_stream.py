@@ -25,7 +25,7 @@ class End:
         self.heard: list[str] = []
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.stream = FramedStream[Note](
-            Note, heard=lambda note: self.heard.append(note.text), ended=self.over.set_result
+            Note, on_message=lambda note: self.heard.append(note.text), on_end=self.over.set_result
         )
 
 
@@ -111,7 +111,7 @@ def test_what_goes_wrong_in_us_is_not_said_to_be_their_nonsense() -> None:
     def fail(note: Note) -> None:
         raise ValueError(f"a bug in who reads {note.text}")
 
-    stream = FramedStream[Note](Note, heard=fail, ended=lambda why: None)
+    stream = FramedStream[Note](Note, on_message=fail, on_end=lambda why: None)
     stream.connection_made(asyncio.Transport())
     with pytest.raises(ValueError, match="a bug in who reads hello"):
         stream.data_received(frame(msgspec.msgpack.encode(Note("hello"))))
