@@ -87,12 +87,12 @@ def test_chunks_and_other_requests_do_not_change_results_of_ranks(tensor: int, p
         assert generate(engine, TOKENS[:30], range(40, 56), 9, sampled) == texts[1]
 
 
-@pytest.mark.parametrize(("tensor", "pipeline"), [(3, 1), (1, 2), (9, 1)])
+@pytest.mark.parametrize(("tensor", "pipeline"), [(3, 1), (1, 2), pytest.param(9, 1, marks=pytest.mark.deep)])
 def test_the_embedded_model_gives_the_text_of_one_rank(tensor: int, pipeline: int) -> None:
     """SmolLM2 has 9 query heads on 3 KV heads. Three ranks divide them; of nine ranks, three hold each KV head."""
     card = resolve_model("smollm2-135m")
     prompt = [504, 2367, 282, 260, 1718, 6413, 314, 9681, 411, 253, 1123, 28, 2028, 2]
-    count = 4 if tensor == 9 else 12
+    count = 4 if tensor == 9 else 8
     alone = engine_of(card, kind="torch", block_tokens=16)[0]
     expected = generate(alone, prompt, range(4), count)
     wanted = Sampling(temperature=0.0, top_logprobs=20, prompt_logprobs=True)

@@ -12,9 +12,10 @@ import transformers
 
 from baton.compute.models.resolve import resolve_model
 from tests.numerics.prompts import PROMPTS, Prompt
+from tests.seeds import Seeds
 from tests.serving import RunningServer, serving
 
-OUTPUT_TOKENS = 16
+OUTPUT_TOKENS = 8
 CONCURRENCY = 6
 
 pytestmark = pytest.mark.timeout(900)
@@ -42,7 +43,7 @@ def expected(reference: transformers.PreTrainedModel) -> dict[str, Answer]:
     return answers
 
 
-def _answers(server: RunningServer) -> dict[str, Answer]:
+def _answers(server: RunningServer, prompts: tuple[Prompt, ...] = PROMPTS) -> dict[str, Answer]:
     async def ask(client: httpx.AsyncClient, gate: asyncio.Semaphore, prompt: Prompt) -> Answer:
         common = {"max_tokens": OUTPUT_TOKENS, "temperature": 0}
         async with gate:
@@ -59,8 +60,8 @@ def _answers(server: RunningServer) -> dict[str, Answer]:
     async def ask_all() -> dict[str, Answer]:
         gate = asyncio.Semaphore(CONCURRENCY)
         async with httpx.AsyncClient(base_url=server.url, timeout=300) as client:
-            answers = await asyncio.gather(*(ask(client, gate, prompt) for prompt in PROMPTS))
-        return {prompt.name: answer for prompt, answer in zip(PROMPTS, answers, strict=True)}
+            answers = await asyncio.gather(*(ask(client, gate, prompt) for prompt in prompts))
+        return {prompt.name: answer for prompt, answer in zip(prompts, answers, strict=True)}
 
     return asyncio.run(ask_all())
 
@@ -77,9 +78,13 @@ def test_one_prefill_and_one_decode_worker_give_the_text_of_transformers(
 
 
 @pytest.mark.parametrize("topology", [("--prefill", "2", "--decode", "2"), ("--mixed", "1")], ids=" ".join)
-def test_other_topologies_give_the_same_text(topology: tuple[str, ...], expected: dict[str, Answer]) -> None:
+def test_other_topologies_give_the_same_text(
+    topology: tuple[str, ...], expected: dict[str, Answer], seeds: Seeds
+) -> None:
+    """All but the longest prompt, whose 4,000 tokens take as long as the others together; a deep run has it too."""
+    prompts = PROMPTS if seeds.deep else PROMPTS[:-1]
     with serving("--dtype", "float32", *topology) as server:
-        assert _answers(server) == expected
+        assert _answers(server, prompts) == {prompt.name: expected[prompt.name] for prompt in prompts}
 
 
 def test_a_handoff_takes_less_than_a_decode_step(smollm_server: RunningServer) -> None:

@@ -72,7 +72,7 @@ def test_replayed_steps_equal_eager_steps(
     tiny_model(CONFIGS[name]).save_pretrained(tmp_path)
     replayed, arena = _engine(tmp_path, capture)
     eager, expected = _engine(tmp_path, None)
-    counts = [30, 12, 5]
+    counts = [12, 6, 3]
     assert _decode_together(replayed, counts) == _decode_together(eager, counts)
     free = replayed.layout.block_bytes * 20 * len(counts)
     assert arena[free:] == expected[free:] == b"\xff" * (len(arena) - free)
