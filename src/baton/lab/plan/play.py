@@ -1,4 +1,4 @@
-"""Play a fleet in the simulator: how long, what arrives, who is judged, and when enough has been seen."""
+"""Simulate a fleet: how long, with which arrivals, which requests are judged, and when the simulation may stop."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class FleetResults:
 
 @dataclass(slots=True, kw_only=True)
 class _Judge:
-    """Keeps those who arrive in a window, and has seen enough when all have closed, or when too many are late."""
+    """Keeps the requests that arrive in a window. Stops the simulation when all have closed or too many are late."""
 
     targets: SloTargets
     from_s: float

@@ -54,7 +54,7 @@ class Recommendation:
 
     @property
     def notes(self) -> list[str]:
-        """What was borrowed for the recommended fleet because nobody has measured it."""
+        """Return which figures of the recommended fleet are borrowed from other hardware, for lack of measurements."""
         return sorted({note for group in self.best.groups for note in group.option.facts.notes})
 
     @property

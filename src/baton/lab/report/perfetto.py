@@ -1,4 +1,4 @@
-"""A run for the Perfetto UI (or chrome://tracing): who ran what when, and how long the queues were.
+"""Write a run for the Perfetto UI (or chrome://tracing): the requests of each worker over time, and queue lengths.
 
 Source: "Trace Event Format", the JSON that both read.
 """
@@ -93,7 +93,7 @@ def _request(line: RequestLine, start_s: float, end_s: float) -> Iterator[Event]
 
 
 def _hops(line: RequestLine, closed_s: float, start_s: float) -> Iterator[Event]:
-    """Who had the request when: slices inside that of the request, one after the other."""
+    """Yield a slice for each worker that had the request, inside the slice of the request."""
     stations = [(line.arrived_s, "waits for a worker", 1)] if line.hops[0].at_s > line.arrived_s else []
     stations += [(hop.at_s, f"{hop.stage} on {hop.worker}", hop.attempt) for hop in line.hops]
     ends_s = [at_s for at_s, _, _ in stations[1:]] + [closed_s]

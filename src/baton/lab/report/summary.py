@@ -49,7 +49,7 @@ class RequestRecord(Struct, frozen=True, kw_only=True, gc=False):
     slo: Slo | None = None
     """What this request was promised. None: what the run was."""
     tenant: str = ""
-    """Who asked."""
+    """The client's tenant."""
 
     @property
     def output_tokens(self) -> int:

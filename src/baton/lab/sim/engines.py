@@ -33,7 +33,7 @@ class Foresight(Protocol):
     def ends(self, run: DecodeRun) -> tuple[int, Mapping[RequestId, int]]:
         """Return how many steps of the run it takes until a request ends, at most all of them.
 
-        With them: whom the last of these steps ends, and the token that does it.
+        Return also the requests that the last of these steps ends, each with its final token.
         """
         ...
 
@@ -50,9 +50,7 @@ class SimEngine(Protocol):
         """Tell what comes of decode steps. None: they have to be computed, one after the other."""
         ...
 
-    def execute(self, step: Step) -> StepResult:
-        """See `StepEngine.execute`."""
-        ...
+    def execute(self, step: Step) -> StepResult: ...
 
     @property
     def layers(self) -> int:
@@ -94,25 +92,20 @@ class ContentEngine:
         return
 
     def execute(self, step: Step) -> StepResult:
-        """See `StepEngine.execute`."""
         return self._engine.execute(step)
 
     def compute_layers(self, step: Step, end: int) -> None:
-        """See `SimEngine.compute_layers`."""
         self._engine.compute_layers(step, end)
 
     def scribble(self, step: Step) -> None:
-        """See `SimEngine.scribble`."""
         for part in step.slices:
             for position in range(part.start, part.start + part.count):
                 self._token(part.block_table, position, None)[:] = _SCRIBBLE_BYTE
 
     def kv_of(self, table: Sequence[BlockId], slot: int, layers: LayerSpan | None = None) -> bytes:
-        """See `SimEngine.kv_of`."""
         return self._token(table, slot, layers).tobytes()
 
     def write(self, table: Sequence[BlockId], slot: int, kv: bytes, layers: LayerSpan | None = None) -> None:
-        """See `SimEngine.write`."""
         token = self._token(table, slot, layers)
         token[:] = np.frombuffer(kv, np.uint8).reshape(token.shape)
 
@@ -130,7 +123,7 @@ def content_layout(block_tokens: int, layers: int) -> KVLayout:
 
 @dataclass(frozen=True, slots=True)
 class LengthEngine:
-    """Emits tokens that mean nothing until the request's true output length, which nobody else knows."""
+    """Emits placeholder tokens up to the request's true output length, which no other part of the simulation knows."""
 
     output_tokens: Mapping[RequestId, int]
     jumps: bool = True
@@ -140,11 +133,9 @@ class LengthEngine:
 
     @property
     def foresight(self) -> Foresight | None:
-        """See `SimEngine.foresight`."""
         return self if self.jumps else None
 
     def ends(self, run: DecodeRun) -> tuple[int, Mapping[RequestId, int]]:
-        """See `Foresight.ends`."""
         steps = run.steps
         ended: dict[RequestId, int] = {}
         for lane in run.lanes:
@@ -161,7 +152,6 @@ class LengthEngine:
         return array("I", (_token(request.id),))
 
     def execute(self, step: Step) -> StepResult:
-        """See `StepEngine.execute`."""
         return StepResult([self._result(part) for part in step.slices])
 
     def compute_layers(self, step: Step, end: int) -> None:
@@ -197,7 +187,7 @@ def text_alone(
     window: Window | None = None,
     layers: int = 1,
 ) -> list[int]:
-    """Compute a request's whole output with nobody else there: no batch, no scheduler, no shared block.
+    """Compute a request's whole output alone: no batch, no scheduler, no shared block.
 
     The oracle of INV-8, as simple as it can be: the prompt in one step, then token after token.
     """

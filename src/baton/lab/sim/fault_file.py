@@ -37,7 +37,7 @@ def read_faults(path: Path, spec: ClusterSpec) -> tuple[TimedFault, ...]:
 
 
 def fault_problems(faults: Sequence[TimedFault], spec: ClusterSpec) -> list[str]:
-    """Say what of these faults cannot strike this cluster: nobody has that name, or a time or factor is impossible."""
+    """Return why faults cannot strike this cluster: unknown names, and times or factors out of range."""
     return _problems(msgspec.to_builtins(FaultFile(tuple(faults))), spec)
 
 
@@ -49,7 +49,7 @@ def _problems(raw: dict[str, Any], spec: ClusterSpec) -> list[str]:
 
 
 def _cell_problems(faults: Sequence[TimedFault], cells: int) -> list[str]:
-    """Which faults name somebody, whom every cell has."""
+    """Refuse faults that name a worker or a host, because every cell has one of that name."""
     why = f"names a worker or a host, and each of the {cells} cells has one of that name"
     instead = f"play one cell with its share: cells = 1 and 1/{cells} of the requests"
     return [

@@ -42,7 +42,7 @@ class FaultInjector:
 
     cluster: SimCluster
     triggers: list[Trigger] = field(default_factory=list[Trigger])
-    """Those that wait for something else than a time: somebody has to call `after_event` for them."""
+    """Faults that wait for a condition instead of a time. `after_event` checks them."""
     _slow: list[tuple[Slow, SimWorker]] = field(default_factory=list[tuple[Slow, SimWorker]])
     """What slows which process now. One that is started again begins afresh."""
     _lasting: list[DelaySpike | StartsFail] = field(default_factory=list[DelaySpike | StartsFail])

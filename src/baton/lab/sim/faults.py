@@ -110,7 +110,7 @@ class WireCut(Struct, frozen=True, tag=True, kw_only=True):
 
 
 class StoreFault(Struct, frozen=True, tag=True, kw_only=True):
-    """A tier's store misbehaves. What it cannot do is no error of anybody: blocks are not kept, or are misses."""
+    """A tier's store misbehaves. No request fails from it: blocks are not kept, or become misses."""
 
     host: HostId
     tier: str
@@ -130,19 +130,19 @@ class StartsFail(Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Herd(Struct, frozen=True, tag=True, kw_only=True):
-    """Nobody reaches the server for a while; whoever would have come then comes at its end, all at once."""
+    """No client reaches the server for a while. All requests of that time arrive together at its end."""
 
     at_s: float
     for_s: float
 
 
 Fault = Kill | KillAtStep | Hang | Slow | DelaySpike | Cancel | Flip | HostKill | WireCut | StoreFault | StartsFail
-"""What strikes a running cluster. A herd does not: it is a matter of who arrives when."""
+"""Faults of a running cluster. A herd is none of them: it changes arrival times only."""
 TimedFault = Kill | Hang | Slow | DelaySpike | Flip | HostKill | WireCut | StoreFault | StartsFail | Herd
 """What a file for `baton sim --faults` may hold: it strikes at a time, whatever a request or a worker is at."""
 
 EVERYWHERE = (DelaySpike, StartsFail, Herd)
-"""Faults that name nobody: of several cells, they strike each."""
+"""Faults that name no worker or host: they strike every cell."""
 
 
 def select_herds(faults: Iterable[TimedFault]) -> list[Herd]:
@@ -151,9 +151,9 @@ def select_herds(faults: Iterable[TimedFault]) -> list[Herd]:
 
 
 def delayed_arrival_s(at_s: float, herds: Sequence[Herd]) -> float:
-    """Say when whoever comes at `at_s` reaches the server.
+    """Return when a request of time `at_s` reaches the server.
 
-    `herds`: in the order of time, as the end of one may lie in the next.
+    `herds` are in order of time, because the end of one may lie within the next.
     """
     for herd in herds:
         if herd.at_s <= at_s < herd.at_s + herd.for_s:

@@ -134,7 +134,7 @@ class Delays:
 
 
 class MessageBatch(Struct, frozen=True, gc=False):
-    """Messages that go one after the other. When each of them arrives is worked out when somebody asks."""
+    """Messages sent one after the other. `arrival_times_s` computes their arrival times on demand."""
 
     messages: int
     drawn_s: array[float]
@@ -184,7 +184,7 @@ class MessageLink(Generic[Message]):
 
     loop: EventLoop
     delays: Delays
-    """Its own: they are drawn in the order of its messages, whenever somebody asks."""
+    """Delays of this link only, drawn in the order of its messages."""
     deliver: Callable[[Message], None]
     drained_at_s: float = 0.0
     """When the last message sent so far arrives."""
@@ -210,7 +210,7 @@ class MessageLink(Generic[Message]):
     def begin(self, sent_s: array[float], begin: int, end: int) -> MessageBatch:
         """Let messages begin their way at `sent_s[begin:end]`.
 
-        Whoever does, sends them once it knows when they arrive: with `post`, or as part of a later one.
+        The caller delivers them once their arrival times are known: with `post`, or as part of a later message.
         """
         flock = self.delays.several(sent_s, begin, end, self.drained_at_s)
         self.drained_at_s = flock.last_s

@@ -36,7 +36,7 @@ _SAMPLING = Sampling(stop_token_ids=(STOP_TOKEN,))
 
 
 class _EnoughError(Exception):
-    """Whoever looks at the records has seen enough: nothing more is played."""
+    """The caller's `enough` returned True: stop the simulation."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,9 +57,9 @@ class _Replay:
     """Whether a request of the trace may find what another one has computed, or go by a pool. If not, no prompt has to
     say anything."""
     herds: Sequence[Herd] = ()
-    """When nobody reaches the server: neither who opens a conversation nor who goes on with it."""
+    """Times without arrivals, neither of new conversations nor of later turns."""
     index_of: dict[RequestId, int] = field(default_factory=dict[RequestId, int])
-    """Place in the trace of the open requests that somebody waits for."""
+    """Trace index of each open request that a later turn waits for."""
     output_tokens: dict[RequestId, int] = field(default_factory=dict[RequestId, int])
     """True lengths, for the engine alone."""
     records: list[RequestRecord] = field(default_factory=list[RequestRecord])

@@ -32,7 +32,6 @@ class RestlessRouting:
     """Any worker, whatever its role, with the prefix of whichever host holds most of it."""
 
     def route(self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel) -> Route:
-        """See `RoutingPolicy.route`."""
         hits = cluster.prefix_hit_tokens
         fetch = max(sorted(hits), key=lambda host: hits[host], default=None)
         return Route(worker=_pick(request.id, "route", cluster.workers), fetch=fetch)
@@ -50,7 +49,6 @@ class RestlessPlacement:
         cluster: ClusterView,
         cost: CostModel,
     ) -> WorkerId:
-        """See `PlacementPolicy.place`."""
         return _pick(request.id, "place", cluster.workers)
 
 
@@ -61,7 +59,6 @@ class RestlessMoves:
     def moves(
         self, cluster: ClusterView, flights: Sequence[FlightView], cost: CostModel, now_s: float
     ) -> Mapping[RequestId, WorkerId]:
-        """See `MovesPolicy.moves`."""
         salt = f"{now_s:.6f}"
         return {
             flight.request.id: _pick(flight.request.id, salt, cluster.workers)
@@ -75,7 +72,6 @@ class RestlessStreaming:
     """Every sealed block is sent ahead at once."""
 
     def run_tokens(self, request: Request, cost: CostModel) -> int:
-        """See `StreamingPolicy.run_tokens`."""
         return 1
 
     def layer_groups(self, request: Request, chunk_tokens: int, cost: CostModel) -> int:
@@ -88,7 +84,6 @@ class RestlessHandoff:
     """Two of three requests by the pool."""
 
     def way(self, handoff: HandoffView) -> Way:
-        """See `HandoffPolicy.way`."""
         return "central" if crc32(f"{handoff.request.id} {handoff.tokens}".encode()) % 3 else "direct"
 
 
@@ -97,7 +92,6 @@ class RestlessFirstToken:
     """Every other first token is left to decode."""
 
     def first_token_by(self, request: Request, cost: CostModel) -> FirstTokenWorker:
-        """See `FirstTokenPolicy.first_token_by`."""
         return "decode" if crc32(f"teller {request.id}".encode()) % 2 else "prefill"
 
 
@@ -108,7 +102,6 @@ class RestlessRoles:
     def assign(
         self, cluster: ClusterView, history: Sequence[LoadWindow], cost: CostModel, now_s: float
     ) -> Mapping[WorkerId, Role]:
-        """See `RolesPolicy.assign`."""
         draws = {worker.id: crc32(f"role {worker.id} {now_s:.6f}".encode()) for worker in cluster.workers}
         return {worker: ROLES[draw // 3 % len(ROLES)] for worker, draw in draws.items() if draw % 3 == 0}
 
@@ -123,7 +116,6 @@ class RestlessScaling:
     def target(
         self, cluster: ClusterView, history: Sequence[LoadWindow], cost: CostModel, now_s: float
     ) -> Mapping[Role, int]:
-        """See `ScalingPolicy.target`."""
         if now_s > self.content_after_s:
             return {}
         return {role: crc32(f"{role} {now_s:.6f}".encode()) % (self.workers_max + 1) for role in ROLES}

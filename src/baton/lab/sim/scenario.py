@@ -85,7 +85,7 @@ LARGE = "large-blocks"
 
 
 def draw_scenario(seed: int) -> Scenario:
-    """Draw a scenario in which nothing goes wrong (and clients hang up on nobody)."""
+    """Draw a scenario without faults or cancellations."""
     draw = Random(f"scenario {seed}")
     requests = _draw_requests(draw)
     streams = Random(f"streams {seed}")

@@ -90,7 +90,7 @@ class Wires:
             self._end(copy, landed=False)
 
     def _move_up(self) -> None:
-        """Give those behind the wire that failed copies had, or waited for. Who has begun goes on as it was."""
+        """Move waiting copies up into the time that failed copies had reserved. Copies under way do not change."""
         self._sending_until_s.clear()
         self._receiving_until_s.clear()
         for passage in self._passages.values():

@@ -59,7 +59,7 @@ class _Running:
     ends_s: array[float]
     """Of its steps. The last may end requests."""
     ended: Mapping[RequestId, int]
-    """Whom the last step ends, and with which token."""
+    """Requests that the last step ends, each with its final token."""
     begun: list[MessageBatch]
     """News of steps that are on their way to the server and not booked."""
     begun_steps: int = 0
@@ -233,7 +233,7 @@ class SimWorker:
         return array("d", islice(accumulate(steps_s, initial=self.loop.now_s), 1, None))
 
     def _wake_for(self, running: _Running) -> None:
-        """Come back when somebody in the run asks for room, when somebody has none, or at its end."""
+        """Schedule a wake-up for when a request of the run asks for blocks or has none left, or for the run's end."""
         run, steps = running.run, len(running.ends_s)
         if not running.is_cut:
             if run.asks_after < steps:
