@@ -44,7 +44,7 @@ def test_a_running_server_is_explained_as_its_log_is(logging_server: tuple[Runni
     asked = _explain("asked", "--url", server.url, "--api-key", KEY)
     assert asked.returncode == 0, asked.stderr
     assert "> prefill-0" in asked.stdout
-    assert "who decodes?" in asked.stdout
+    assert "which worker decodes?" in asked.stdout
     assert "closed: finished" in asked.stdout
     assert asked.stdout == _explain("asked", "--log", str(log)).stdout
 

@@ -28,9 +28,9 @@ CHOICES_MAX = 8
 
 WORDS: dict[Subject, str] = {
     "admit": "take it?",
-    "prefill": "who computes the prompt?",
-    "decode": "who decodes?",
-    "move": "who goes on with it?",
+    "prefill": "which worker computes the prompt?",
+    "decode": "which worker decodes?",
+    "move": "which worker goes on with it?",
 }
 INDENT = 17
 """Characters before the words of a moment."""
@@ -227,7 +227,7 @@ def _cells(option: Option, question: Question) -> list[str]:
 
 
 def _verdict(question: Question) -> str:
-    """Who won, in one sentence."""
+    """Describe the choice in one sentence."""
     if question.refusal:
         return f"refused: {question.refusal}"
     best = question.best
@@ -239,9 +239,9 @@ def _verdict(question: Question) -> str:
         )
     chosen = question.option(question.chosen)
     if chosen is None or best is None:
-        return "nobody was chosen"
+        return "no worker was chosen"
     if chosen.predicted_s == best.predicted_s:
-        return f"{chosen.worker}, and nobody is predicted to be sooner"
+        return f"{chosen.worker}, and no worker is predicted to be sooner"
     sooner_ms = (chosen.predicted_s - best.predicted_s) * 1000
     return (
         f"{chosen.worker}, though {best.worker} is predicted to be {sooner_ms:,.3f} ms sooner: "

@@ -29,7 +29,7 @@ Header = LogHeader | SimHeader
 
 
 def open_log(path: Path, name: str = "") -> tuple[Header, Iterator[Decision]]:
-    """Raises ConfigError for what is no log, here or while it is read. `name`: what its reader calls it."""
+    """Open a log. `name`: how messages call it. Raises ConfigError for a file that is no log, here or while reading."""
     return read_log(path, name)
 
 

@@ -22,7 +22,7 @@ from baton.lab.sim.replay_trace import replay_trace
 from baton.lab.sim.spec import ClusterSpec, read_spec
 
 OFF_RATIO_MAX = 0.25
-"""A simulation of what was that is farther from it than this says little of what might have been."""
+"""Above this error of the log's own simulation, other simulations of it are not reliable."""
 
 
 class Baseline(Struct, frozen=True, kw_only=True):
@@ -41,7 +41,7 @@ class Simulated(Struct, frozen=True, kw_only=True):
     as_logged: Outcomes
     """Simulated with the log's policies on the log's cluster: what differs from `log` is the simulation's error."""
     other: Outcomes | None
-    """Simulated with what was asked for instead. None: nothing was."""
+    """Simulated with the requested policies or cluster. None: none were requested."""
     baseline: dict[str, Baseline]
     """Of TTFT and TPOT: how far `as_logged` is from `log`."""
     notes: tuple[str, ...]
@@ -117,7 +117,7 @@ def _milliseconds(values: Distribution) -> str:
 
 
 def _baseline(log: Outcomes, as_logged: Outcomes) -> dict[str, Baseline]:
-    """Hold the simulation of what was against what was, as far as both know."""
+    """Compare the log with its own simulation, as far as both have the figures."""
     means = {
         "ttft": (log.ttft_s.mean, as_logged.ttft_s.mean),
         "tpot": (log.tpot_s.mean, as_logged.tpot_s.mean),

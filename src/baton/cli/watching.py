@@ -17,11 +17,11 @@ from baton.lab.sim.replay_trace import play_cell
 from baton.serve.live.log_file import LogWriter
 
 LOG_BYTES_MAX = 64 << 30
-"""Of all logs of a run: more than any simulation that somebody would read, less than most disks."""
+"""Bound of all logs of a run together: more than a reader needs, less than most disks."""
 
 
 class Watching:
-    """Plays cells and takes their decisions to logs and timelines, as far as somebody wants them."""
+    """Plays cells, and writes their decisions to logs and timelines as requested."""
 
     def __init__(self, *, log: Path | None, cells: int, drawn: bool) -> None:
         """`drawn`: the timeline will be looked at."""
@@ -50,7 +50,7 @@ class Watching:
         return LogWriter(log_path(path, number, self._cells), header, LOG_BYTES_MAX // self._cells)
 
     def _tap(self, number: int, log: LogWriter | None) -> Callable[[Decision], None] | None:
-        """None: nobody wants any decision, and the run need not make them."""
+        """Return where decisions go. None: nowhere, and the run need not record them."""
         takers: list[Callable[[Decision], None]] = [] if log is None else [log.append]
         if self._timelines:
             takers.append(self._timelines[number].take)

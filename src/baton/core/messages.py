@@ -1,7 +1,7 @@
 """Everything that is said between the coordinator, the host pools and the workers. Plain data: logged, replayed, sent.
 
 An *event* reports what happened, a *command* tells what to do. All that speaks of work carries (request_id, attempt),
-by which old news is told. Frozen data has no cycles: what is said often is left out of garbage collection (`gc=False`).
+by which outdated events are recognized. Frozen data has no cycles: frequent messages skip the collector (`gc=False`).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class PrefillFinished(Struct, frozen=True, tag=True, gc=False):
     attempt: int
     worker: WorkerId
     computed_tokens: int
-    """Leading tokens whose KV lies in the request's blocks: whoever goes on starts there."""
+    """Leading tokens whose KV lies in the request's blocks: the next worker starts there."""
 
 
 class DecodeBegun(Struct, frozen=True, tag=True, gc=False):
@@ -114,7 +114,7 @@ class RequestFailed(Struct, frozen=True, tag=True):
 
 
 class AheadEnded(Struct, frozen=True, tag=True):
-    """What was sealed of a request that runs is where `SendAhead` wanted it, or will not get there."""
+    """The sealed blocks of a running request are where `SendAhead` wanted them, or will not get there."""
 
     request_id: RequestId
     attempt: int
@@ -175,7 +175,7 @@ class StopRequest(Struct, frozen=True, tag=True):
 
 
 class ReleaseBlocks(Struct, frozen=True, tag=True, gc=False):
-    """Nobody will go on with this request: the pool frees its blocks as soon as no worker can still touch them."""
+    """This request is over here: the pool frees its blocks as soon as no worker can touch them."""
 
     request_id: RequestId
 
@@ -381,7 +381,7 @@ class WorkerReady(Struct, frozen=True, tag=True):
 
 
 class WorkerProgress(Struct, frozen=True, tag=True):
-    """What a starting worker is doing, for the person who waits."""
+    """Progress of a starting worker, for the console."""
 
     worker: WorkerId
     text: str

@@ -1,4 +1,4 @@
-"""Asking the policies, who may be the user's own: whatever they do, one request fails and the cluster goes on."""
+"""Calls the policies, which may be user-defined: an error of theirs fails one request, and the cluster goes on."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ID = attrgetter("id")
 
 @dataclass(frozen=True, slots=True)
 class PolicyFailure:
-    """A policy raised, or chose what is not there."""
+    """A policy raised an error, or chose an unknown worker."""
 
     reason: str
 
@@ -79,7 +79,7 @@ class Policies:
             return CloseRequest(request.id, "failed", f"the policy {names} failed: {type(error).__name__}: {error}")
 
     def route(self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView) -> Route | PolicyFailure:
-        """Ask who computes the prompt."""
+        """Ask which worker computes the prompt."""
         try:
             choice = self.routing.route(request, candidates, cluster, self.cost)
         except Exception as error:  # noqa: BLE001  see `admit`
@@ -90,7 +90,7 @@ class Policies:
     def place(
         self, request: Request, source: HostId | None, candidates: Sequence[WorkerView], cluster: ClusterView
     ) -> WorkerId | PolicyFailure:
-        """Ask who decodes."""
+        """Ask which worker decodes."""
         try:
             worker = self.placement.place(request, source, candidates, cluster, self.cost)
         except Exception as error:  # noqa: BLE001  see `admit`
@@ -105,7 +105,7 @@ class Policies:
             return 0
 
     def layer_groups(self, request: Request, worker: WorkerView) -> int:
-        """Ask in how many groups of layers what is computed last is sent ahead; 1 where the policy fails."""
+        """Ask in how many groups of layers the last chunk is sent ahead; 1 if the policy fails."""
         step_tokens = worker.step_tokens_max or request.prompt_tokens
         chunk_tokens = (request.prompt_tokens - 1) % step_tokens + 1  # where the worker has nothing else to do
         try:
@@ -125,7 +125,7 @@ class Policies:
         return "prompt" if until == "first_token" and self.first_token_by(request) == "decode" else until
 
     def first_token_by(self, request: Request) -> FirstTokenWorker:
-        """Ask who draws the first token; prefill where the policy fails, or where more comes with that token."""
+        """Ask which worker draws the first token; prefill if the policy fails, or if log probabilities come with it."""
         if request.prompt_tokens == 1 or request.sampling.prompt_logprobs or request.sampling.embedding:
             return "prefill"
         try:

@@ -1,7 +1,7 @@
 """Requests that are bound to a decode worker before they decode: their KV goes there while their prompts are computed.
 
 Between the binding and the first decode step lie the wait and the prompt, seconds under load. A worker's load of this
-moment does not know them, and whoever looked at it alone would bind all of that time to the one that is idle now.
+moment does not include them: a choice by load alone would bind all requests of that time to one idle worker.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from baton.core.types import BoundLoad, Request, RequestId, WorkerId
 
 @dataclass(slots=True)
 class Bound:
-    """Who will decode where, as far as that is settled. At most one entry per live request."""
+    """The decode workers that requests are bound to. At most one entry per live request."""
 
     loads: dict[WorkerId, BoundLoad] = field(default_factory=dict[WorkerId, BoundLoad])
     """By worker; those without any are left out. Replaced when it changes, so that views given out stay as they are."""

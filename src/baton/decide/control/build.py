@@ -54,7 +54,7 @@ def build_policies(policy: PolicyConfig, cost: CostModel) -> Policies:
 
 @dataclass(slots=True)
 class _Cast:
-    """Who plays which family: one object for all that name it with the same options, so that its parts agree."""
+    """Loads one object for all families that name it with the same options, so that its parts agree."""
 
     made: dict[tuple[str, bytes], object] = field(default_factory=dict[tuple[str, bytes], object])
 

@@ -63,7 +63,7 @@ from baton.decide.policy.prefix import prefix_on
 
 @dataclass(slots=True)
 class Coordinator:
-    """Decides for every request who computes it, and closes it exactly once (INV-1)."""
+    """Chooses the workers of every request, and closes it exactly once (INV-1)."""
 
     policies: Policies
     block_tokens: int
@@ -133,7 +133,7 @@ class Coordinator:
 
     @property
     def waiting_since_s(self) -> float | None:
-        """When the first of those came in that wait for a worker. None: nobody does. See `WaitedTooLong`."""
+        """Return when the first request began to wait for a worker. None: no request waits. See `WaitedTooLong`."""
         return self._room.since_s
 
     @property
@@ -162,7 +162,7 @@ class Coordinator:
     def _dispatch(self, flight: Flight, cluster: ClusterView) -> list[CoordinatorCommand]:
         """Give the flight to a worker; into the room where there is none.
 
-        A role is a preference: when nobody of the wanted role lives, any worker serves, slower but at once.
+        A role is a preference: without a worker of the wanted role, any worker serves, slower but at once.
         """
         candidates = self._fleet.having(flight.stage) or list(cluster.workers)
         if not candidates:
@@ -205,7 +205,7 @@ class Coordinator:
         return prefix.tokens if prefix.tokens > cluster.prefix_hit_tokens.get(view.host, 0) else 0
 
     def _send_ahead(self, flight: Flight, source: HostId, cluster: ClusterView) -> list[CoordinatorCommand]:
-        """Let what is computed of a prompt go to where it will be decoded while the rest is computed."""
+        """Send the computed part of a prompt to its decode worker while the rest is computed."""
         request, flight.ahead = flight.request, None
         if not cluster.is_sent_ahead or request.sampling.prompt_logprobs or self._fleet.hosts == {source}:
             return []
@@ -217,7 +217,7 @@ class Coordinator:
         if isinstance(choice, PolicyFailure):
             return []  # it is asked again when the prompt is computed
         if choice != flight.worker:
-            self._bound.bind(request, choice)  # who computes the prompt has the request in its load
+            self._bound.bind(request, choice)  # the load of the worker that computes the prompt includes the request
         flight.ahead = self._fleet.view(choice).host
         if flight.ahead == source:
             return []

@@ -19,10 +19,10 @@ class _Load:
     """What the worker last said itself, or joined as."""
     requests: int = 0
     queued_tokens: int = 0
-    """Of requests whose prefill is not known to be over: what is really queued is this, or less."""
+    """Prompt tokens of requests whose prefill is not reported as done: an upper bound of the queue."""
     queued_requests: int = 0
     unreported: dict[RequestId, int] = field(default_factory=dict[RequestId, int])
-    """Prompt tokens of what was given after all that the worker's last report knows of, in the order of giving."""
+    """Prompt tokens of requests given after the worker's last report, in that order."""
     context_tokens: int = 0
 
     def known(self, newest: RequestId | None) -> None:
@@ -49,9 +49,9 @@ class Fleet:
     """With the load of this moment, except for those in `_changed`."""
     _changed: dict[WorkerId, None] = field(default_factory=dict[WorkerId, None])
     _all: tuple[WorkerView, ...] = ()
-    """The values of `_current`, as of the last time that somebody asked for them."""
+    """The values of `_current` at the last call of `views`."""
     _able: dict[Role, list[WorkerId]] = field(default_factory=dict[Role, list[WorkerId]])
-    """Who may do a role's work. Forgotten when somebody comes, goes or changes role."""
+    """Workers for each role's work. Cleared when a worker joins, leaves or changes role."""
     hosts: set[HostId] = field(default_factory=set[HostId])
     """Where they are."""
 

@@ -12,7 +12,7 @@ Stage = Literal["prefill", "decode"]
 
 @dataclass(slots=True)
 class Flight:
-    """The control state of one request: which try it is on, and who has it."""
+    """The control state of one request: its attempt, its stage and its worker."""
 
     request: Request
     key: tuple[float, ...] = ()
@@ -24,7 +24,7 @@ class Flight:
     """Workers that died under it."""
     started_at_s: float = 0.0
     moving_to: WorkerId | None = None
-    """It goes on there when its worker has stopped, or when what is sent ahead has landed and then that."""
+    """The worker that it moves to, once its KV was sent ahead and its worker has stopped."""
     ahead: HostId | None = None
     """Where its blocks are sent while its prompt is computed."""
     stage: Stage = "prefill"

@@ -14,7 +14,7 @@ from baton.decide.control.advice import Policies, PolicyFailure, asked
 from baton.decide.control.load_history import LoadHistory
 
 START_AGAIN_S = 10.0
-"""How long nobody is asked for after a start has failed: what stood in its way is seldom gone a moment later."""
+"""Back-off after a start has failed: its cause seldom ends within a moment."""
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class Reshaping:
             self._again_s = now_s + START_AGAIN_S
 
     def _resize(self, target: Mapping[Role, int], cluster: ClusterView, now_s: float) -> list[CoordinatorCommand]:
-        """Start what is missing; retire idle workers of what is too many. Never the last worker of the cluster."""
+        """Start missing workers, and retire surplus idle ones. Never retire the last worker of the cluster."""
         commands: list[CoordinatorCommand] = []
         live, starting = Counter(worker.role for worker in cluster.workers), self.starting
         for role in ROLES:

@@ -1,4 +1,4 @@
-"""The waiting room: requests that were taken and that no worker has, and since when."""
+"""The waiting room: admitted requests without a worker, and when they entered."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from baton.core.types import RequestId
 
 _ROUNDING_S = 1e-6
-"""Who looks when the first one's time is over must find that it is, however sums of times are rounded."""
+"""Float tolerance, so that the deadline timer sees the first request as overdue."""
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class WaitingRoom:
 
     @property
     def since_s(self) -> float | None:
-        """When the first of them came in. None: nobody waits."""
+        """Return when the first request entered. None: no request waits."""
         return next(iter(self._since_s.values()), None)
 
     def enter(self, request_id: RequestId, now_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Who gets blocks of a host's arena, and when: the order of those that want some, and who has to give way."""
+"""Grants of blocks of a host's arena: the order of requests that want some, and which request is preempted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Grants:
     holdings: Mapping[RequestId, Holding]
     """All of the host."""
     kept_free_blocks: int
-    """See `Holding.stock_blocks`. All blocks of the arena: nobody is given more than was asked for."""
+    """See `Holding.stock_blocks`. All blocks of the arena: no request gets more than it asked for."""
     ahead_blocks: int | None
     """See `Holding.goal`."""
     _wanting: dict[RequestId, None] = field(default_factory=dict[RequestId, None])
@@ -57,7 +57,7 @@ class Grants:
         return commands
 
     def to_spare(self, holding: Holding, first: int) -> Hit | None:
-        """Find what is here of a request, if there are blocks for the rest that it wants, and nobody waits for any.
+        """Return the prefix hit of a request if there are blocks for the rest, and no request waits for any.
 
         `first`: as in `NamedBlocks.hit`. None: it has to wait.
         """
@@ -65,7 +65,7 @@ class Grants:
         return None if self._wanting or not self._has_room(holding, hit) else hit
 
     def hold(self, holding: Holding, hit: Hit) -> list[BlocksRemoved]:
-        """Give a request its prefix hit and as many blocks more as it wants. Tells of what was given up for them."""
+        """Give a request its prefix hit and as many blocks more as it wants. Return the evictions for them."""
         count = hit.count
         self.names.adopt(holding, hit, holding.prefix)
         return self._take(holding, holding.goal(count, self.ahead_blocks) - count)
@@ -96,14 +96,14 @@ class Grants:
         return True
 
     def _has_room(self, holding: Holding, hit: Hit) -> bool:
-        """Tell whether a request can begin with this hit, and leave a block to each that runs: it preempts nobody."""
+        """Tell whether a request can begin with this hit without preemption, and leave a block to each running one."""
         blocks, count = self.names.blocks, hit.count
         needed = holding.goal(count, self.ahead_blocks) - count + blocks.unpinned(hit.blocks)
         left = blocks.available - needed
         return left >= len(self.holdings) or left >= len([held for held in self.holdings.values() if held.table])
 
     def _reclaim(self, holding: Holding, hit: Hit) -> None:
-        """Take back blocks of younger requests that nobody touches: they wait to land on another host.
+        """Take back blocks of younger requests that wait to land on another host: nothing touches those.
 
         Without it two hosts that are full of what waits for the other wait for ever. The younger is computed again.
         """

@@ -10,7 +10,7 @@ from baton.core.messages import BlocksGranted, ToWorker
 from baton.core.types import BlockHash, BlockId, HostId, Request, RequestId, WorkerId
 
 KEPT_FREE_RATIO = 0.5
-"""Share of an arena of which nobody is given more than was asked for."""
+"""Share of an arena that is kept free of blocks granted beyond a request's need."""
 
 
 def _no_names() -> list[BlockHash]:
@@ -20,14 +20,14 @@ def _no_names() -> list[BlockHash]:
 
 @dataclass(slots=True)
 class Holding:
-    """What one request has on this host, and who may touch it."""
+    """The blocks of one request on this host, and the worker that may touch them."""
 
     request: Request
     attempt: int
     user: WorkerId | None
     """The worker that may read and write the blocks now. None between two workers."""
     table: tuple[BlockId, ...] = ()
-    """A new one where it grows, so that the worker and everybody else who is told of it has this one, not a copy."""
+    """Replaced when it grows, so that workers and transfers share this tuple instead of copies."""
     behind: int = 0
     """Leading entries of the table that it no longer holds, or never did: nobody looks at them, and what stands there
     means nothing."""
@@ -77,7 +77,7 @@ class Holding:
         return self.user is not None or self.leases > 0 or (self.landing and bool(self.table))
 
     def is_computed_by(self, worker: WorkerId, attempt: int) -> bool:
-        """This worker computes in the blocks, and nobody is about to take them from it."""
+        """Tell whether this worker computes in the blocks, and they are not about to be preempted."""
         return (self.user, self.attempt) == (worker, attempt) and not (self.preempting or self.released)
 
     @property
@@ -93,9 +93,9 @@ class Holding:
     def stock_blocks(self, count: int, spare_blocks: int, block_tokens: int) -> int:
         """Count the blocks that it is given beyond the `count` that it asks for, so that it asks less often.
 
-        What is free beyond the pool's `kept_free_blocks` is spare; `spare_blocks` is an equal part of it, or below 0.
-        Nothing is evicted and nobody preempted for a stock. It at most doubles what a request has, and is never more
-        than its longest output can need.
+        Free blocks beyond the pool's `kept_free_blocks` are spare; `spare_blocks` is an equal part of them, or below 0.
+        No block is evicted and no request preempted for a stock. It at most doubles the blocks of a request, and
+        never exceeds the need of its longest output.
         What comes over a wire gets what it asked for: a copy was planned for that.
         """
         if spare_blocks <= 0 or self.landing:
@@ -120,7 +120,7 @@ def granted(holding: Holding, host: HostId, block_tokens: int, *, cached_blocks:
 
 
 def idle_younger(holdings: Iterable[Holding], than: Holding) -> list[Holding]:
-    """List those that hold blocks which nobody touches now, and came later than this one: the youngest first."""
+    """List younger requests whose blocks no worker or wire touches now, the youngest first."""
     idle = [held for held in holdings if held.table and not held.is_touched and held.age > than.age]
     return sorted(idle, key=lambda held: held.age, reverse=True)
 
@@ -128,7 +128,7 @@ def idle_younger(holdings: Iterable[Holding], than: Holding) -> list[Holding]:
 def youngest_to_preempt(holdings: Collection[Holding], growing: Holding) -> Holding | None:
     """Choose whose blocks are taken back: not what gives them back already, nor what a wire reads or writes.
 
-    Nor what is being read back. Nobody who grows gives way to that: it waits until the read has ended.
+    Nor holdings that are read back: a request that grows waits until such a read has ended.
     """
     victims = [
         held

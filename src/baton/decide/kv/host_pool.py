@@ -49,7 +49,7 @@ from baton.decide.kv.window import ONE_HASH_A_BLOCK, PromptRules, behind_blocks
 
 
 class HostPool:
-    """Who holds which block of one host. `handle` is the only way in; a driver carries the commands to the workers."""
+    """The blocks of one host and the requests that hold them. `handle` is the only way in."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class HostPool:
         self.block_runs = runs_per_block(block_tokens, prompts.hash_tokens or block_tokens)
         self._names = empty_blocks(self, blocks_total, eviction, tiers, prompts.preemption)
         self._blocks, self.tiers = self._names.blocks, self._names.tiers
-        """What is below the arena. None: nothing, and what is given up is gone."""
+        """The tiers below the arena. None: there are none, and evicted blocks are lost."""
         self._read_backs = ReadBacks(host, self.block_tokens, self._names, self._settle)
         self._growth_tokens = prompts.growth_tokens
         self._holdings: dict[RequestId, Holding] = {}
@@ -80,7 +80,7 @@ class HostPool:
             kept_free_blocks=int(blocks_total * KEPT_FREE_RATIO) if self.window is None else blocks_total,
             ahead_blocks=None if self.window is None else -(-self.window.ahead_tokens // block_tokens),
         )
-        """Who gets blocks."""
+        """Grants blocks to the requests that want some."""
 
     def handle(self, event: PoolEvent) -> list[PoolCommand]:
         """Apply one event and return what follows from it. Late and repeated events change nothing."""
@@ -137,7 +137,7 @@ class HostPool:
         return self._names.hit(names_of(hashes, self.block_runs)).count * self.block_tokens
 
     def behind(self, computed_tokens: int) -> int:
-        """Count the leading blocks that nobody reads any more, once so many tokens are computed."""
+        """Count the leading blocks that no step reads any more, once so many tokens are computed."""
         return behind_blocks(self.window, computed_tokens, self.block_tokens)
 
     def held_from_tokens(self, request_id: RequestId) -> int:
@@ -182,7 +182,7 @@ class HostPool:
             holding.wanted = 0
 
     def _use(self, holding: Holding, worker: WorkerId | None) -> None:
-        """Let a worker touch the holding's blocks from now on, or nobody."""
+        """Let a worker touch the holding's blocks from now on. None: no worker touches them."""
         users = self._users
         if holding.user is not None:
             users[holding.user] -= 1
@@ -255,7 +255,7 @@ class HostPool:
         self._leave(holding)
 
     def _leave(self, holding: Holding) -> None:
-        """No worker touches the holding any more. Whoever goes on with it does not wait for what is being read back."""
+        """No worker touches the holding any more. Its next worker does not wait for a read under way."""
         self._use(holding, None)
         if holding.reading:
             self._names.empty(holding)
@@ -264,7 +264,7 @@ class HostPool:
         self._settle(holding)
 
     def _settle(self, holding: Holding) -> None:
-        """Give the blocks back where that was waiting for the last one who touched them."""
+        """Free the blocks of a released or preempted holding once nothing touches them."""
         if holding.is_touched:
             return
         if holding.released:
@@ -299,7 +299,7 @@ class HostPool:
         if holding is None:
             holding = self._holdings[event.request.id] = Holding(event.request, event.attempt, None)
         if holding.user is None and not holding.landing and len(holding.table) < event.first_block:
-            self._names.empty(holding)  # all that is left of it here is behind what is to come
+            self._names.empty(holding)  # its blocks here lie before those that will land
             holding.behind = event.first_block
         self._use(holding, event.worker)
         holding.attempt, holding.landing, holding.released = event.attempt, True, False
@@ -310,7 +310,7 @@ class HostPool:
         return []
 
     def _expect_ahead(self, event: LandingWanted) -> list[PoolCommand]:
-        """Give blocks to what is sent ahead if they are to spare. Who holds something here is not sent ahead to."""
+        """Grant free blocks for KV that is sent ahead. Refuse a request that holds blocks here already."""
         request_id = event.request.id
         holding = Holding(event.request, event.attempt, None, wanted=event.blocks, prefix=event.prefix, landing=True)
         hit = None if request_id in self._holdings else self.grants.to_spare(holding, event.first_block)
@@ -328,7 +328,9 @@ class HostPool:
         holding.wanted = 0
         told = self._names.name(holding, 0, event.hashes)
         if holding.behind > self.behind(event.computed_tokens):
-            self._names.empty(holding)  # less has come than was to: who goes on there sees what is not here
+            self._names.empty(
+                holding
+            )  # fewer blocks have landed than were wanted: the window of the next token reaches before them
         self._settle(holding)
         return [*told]
 

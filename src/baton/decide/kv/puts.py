@@ -1,4 +1,4 @@
-"""Blocks that are put into tiers so that requests can go on from them elsewhere, and who waits for that.
+"""Blocks that are put into tiers so that requests can go on from them elsewhere, and the puts that wait for them.
 
 A put ends, whatever becomes of its blocks (INV-1): what it waits for is urgent, or is being written.
 """
@@ -18,7 +18,7 @@ BlockQueue = OrderedDict[BlockHash, BlockId]
 
 @dataclass(slots=True)
 class _Put:
-    """Blocks that somebody waits for: until the tier has them, or is known not to get them."""
+    """Blocks that a handoff waits for: until the tier has them, or is known not to get them."""
 
     request_id: RequestId
     tier: str
@@ -37,7 +37,7 @@ class Puts:
     """Of each tier, how many urgent blocks are written at once, as the newest put wants it."""
 
     def urgent(self, tier: str) -> BlockQueue:
-        """What is written before all else. Whoever takes a block out writes it, or settles it."""
+        """Return the blocks that are written first. A caller that removes a block writes it, or settles it."""
         return self._urgent[tier]
 
     def wait(self, number: int, request_id: RequestId, tier: str, names: Iterable[BlockHash]) -> None:
@@ -65,7 +65,7 @@ class Puts:
     def fail(self, tier: str, names: Iterable[BlockHash]) -> None:
         """The tier has kept none of these. Nothing else of the puts that have waited for them is tried.
 
-        What was urgent for them is not any more, so no other put waits for it either.
+        Their other blocks are no longer urgent, so no other put waits for those either.
         """
         failed, urgent = set(names), self._urgent[tier]
         given_up: set[BlockHash] = set()
@@ -81,7 +81,7 @@ class Puts:
         return [PutEnded(self._waiting.pop(number).request_id, number) for number in numbers]
 
     def clear(self) -> None:
-        """Nobody waits any more."""
+        """Forget all puts: their host is lost."""
         self._waiting.clear()
 
     def _of(self, tier: str) -> list[_Put]:

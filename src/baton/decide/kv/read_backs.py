@@ -23,9 +23,9 @@ class _Read:
 
 @dataclass(slots=True)
 class ReadBacks:
-    """What is read back on one host: at most one read for each attempt of a request, and each of them ends.
+    """The reads of preempted requests on one host: at most one per attempt of a request, and each of them ends.
 
-    Their blocks are leased: nobody takes them from under a read, whatever becomes of the request.
+    Their blocks are leased: they stay until the read has ended, whatever happens to the request.
     """
 
     host: HostId
@@ -49,7 +49,7 @@ class ReadBacks:
         return ReadBackWanted(holding.request.id, self.host, holding.user, hashes, beside)
 
     def handle(self, holding: Holding | None, event: ReadBack | LoadEnded) -> list[PoolCommand]:
-        """Read what shall not be computed again, or go on with what was read. Reads of other kinds are the tiers' only.
+        """Begin a read, or grant the blocks of one that has ended. Other reads concern the tiers only.
 
         `holding`: of the event's request.
         """
@@ -63,7 +63,7 @@ class ReadBacks:
     def _begin(self, holding: Holding, event: ReadBack) -> list[PoolCommand]:
         """Read as much as was decided. Of nothing, the worker is told at once."""
         first, end = len(holding.names), event.tokens // self.block_tokens
-        assert holding.reading, f"nobody has asked whether to read {event.request_id} back"
+        assert holding.reading, f"{event.request_id} does not wait for a decision to read it back"
         if end <= first or self.names.tiers is None:
             return [self._go_on(holding)]
         hashes = holding.prefix[first:end]
@@ -76,7 +76,9 @@ class ReadBacks:
         read = self._under_way.pop(event.number, None)
         if read is None:
             return []
-        if not holding.reading or holding.attempt != read.attempt or holding.released:  # nobody waits for it any more
+        if (
+            not holding.reading or holding.attempt != read.attempt or holding.released
+        ):  # the request has gone on without it
             self.names.end_lease(holding)
             self.settle(holding)
             return []

@@ -16,7 +16,7 @@ from baton.lab.report.summary import Distribution, RequestRecord, SloTargets, su
 
 
 class Outcomes(Struct, frozen=True, kw_only=True):
-    """What a log and a simulation both know of a run. Null: nobody can know, or there was nothing to measure."""
+    """The figures that a log and a simulation of a run both have. Null: unknown, or nothing was measured."""
 
     requests: int
     completed: int

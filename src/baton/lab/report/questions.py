@@ -60,11 +60,11 @@ class Option(Struct, frozen=True, kw_only=True):
     load_s: float = 0.0
     """Until those are in its arena. Predicted, as are those below."""
     queue_s: float | None = None
-    """Until the prompts are done that it was given before, and what is read is there."""
+    """Time until the earlier prompts of the worker are done and the blocks are read."""
     prefill_s: float | None = None
     """To compute this prompt."""
     ttft_s: float | None = None
-    """Sum of both, and of the handoff where whoever decodes draws the first token."""
+    """Sum of both, and of the handoff if the decode worker draws the first token."""
     step_s: float | None = None
     """A decode step with this request in it."""
     handoff_s: float | None = None
@@ -96,13 +96,13 @@ class Question(Struct, frozen=True, kw_only=True):
     """Of the answer, as predicted. 0: nothing is known yet."""
     options: tuple[Option, ...]
     chosen: WorkerId | None = None
-    """None: nobody. Of an admitted request there is nothing to choose yet."""
+    """None: no worker. An admission chooses none."""
     refusal: str = ""
     """Why the request was refused, or how the policy failed."""
     fetch: HostId | None = None
-    """Of who prefills: the host whose longer prefix is pulled first."""
+    """For prefill: the host whose longer prefix is copied first."""
     until: Until | None = None
-    """Of who prefills: how far that worker goes, as the route says."""
+    """For prefill: how far that worker computes, by the route."""
 
     @property
     def best(self) -> Option | None:
@@ -115,7 +115,7 @@ class Question(Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class Notes:
-    """What was asked since it was last emptied, and the time of now."""
+    """Questions since the last clear, and the present time."""
 
     now_s: float = 0.0
     ranked: RequestId | None = None
@@ -183,10 +183,10 @@ class WatchedPolicies(Policies):
             return ()
         order: list[WorkerId] = []
         left: list[WorkerView] = list(cluster.workers)
-        anybody = not cluster.having(role)  # as the coordinator does it: a role is a preference
+        is_any_role = not cluster.having(role)  # as the coordinator does it: a role is a preference
         while len(order) < RANKED_MAX:
             seen = structs.replace(cluster, workers=tuple(left))
-            candidates = left if anybody else seen.having(role)
+            candidates = left if is_any_role else seen.having(role)
             if not candidates:
                 break
             try:

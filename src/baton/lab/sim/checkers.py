@@ -56,7 +56,7 @@ class Watch:
             self.check_pool()
 
     def check_pool(self) -> None:
-        """INV-2 and INV-4: every pin is of a request, no block is lost, nobody holds blocks that nobody may touch."""
+        """INV-2 and INV-4: every pin is of a request, no block is lost, and no closed request holds blocks."""
         for pool in self.cluster.server.pools.values():
             try:
                 pool.check()
@@ -93,7 +93,7 @@ class Watch:
         require(not kept & written.keys(), "INV-3", f"blocks {kept & written.keys()} are written while a store reads")
 
     def _check_wires(self, host: HostId, written: Mapping[BlockId, RequestId]) -> None:
-        """INV-3: nobody writes what a wire reads, but the request that it reads it for."""
+        """INV-3: only the request of a copy may write the blocks that the copy reads."""
         for copy in self.cluster.wires.under_way:
             for block in copy.read if copy.source == host else ():
                 writer = written.get(block, copy.request_id)
@@ -112,7 +112,7 @@ def _lost_blocks(worker: SimWorker, request_id: RequestId, table: Sequence[Block
 
 
 def _check_window(pool: HostPool, part: Slice) -> None:
-    """INV-3: of a model that sees a window only, what is let go is behind it."""
+    """INV-3: released blocks of a live request lie behind the model's window."""
     if pool.window is not None:
         seen_from, held_from = part.start - pool.window.tokens + 1, pool.held_from_tokens(part.request_id)
         what = f"{part.request_id} goes on at token {part.start} and sees from {seen_from}, but holds from {held_from}"
@@ -129,7 +129,7 @@ def _note_writes(step: Step, block_tokens: int, written: dict[BlockId, RequestId
 
 
 def _check_readers(step: Step, written: Mapping[BlockId, RequestId], pool: HostPool) -> None:
-    """INV-3: nobody reads a block that another request is writing. What is behind the model's window nobody reads."""
+    """INV-3: no request reads a block that another one is writing. Blocks behind the window are never read."""
     for part in step.slices:
         for block in part.block_table[pool.behind(part.start) :]:
             writer = written.get(block, part.request_id)
@@ -165,18 +165,18 @@ def check_close(life: Life, *, failures_allowed: bool) -> None:
 
 
 def check_refusal(cluster: SimCluster, life: Life) -> None:
-    """INV-9: nobody is refused for a full queue that is not full: every place is given back. Call at the close."""
+    """INV-9: a request is rejected for a full queue only if it is full. Call at the close."""
     if life.closes[-1][1].reject == "queue_full":
         live, places = cluster.server.coordinator.live_requests, cluster.spec.queue_requests_max
         require(live >= places, "INV-9", f"{life.request.id} was refused with {live} of {places} places taken")
 
 
 def check_nothing_left(cluster: SimCluster) -> None:
-    """INV-2: after the last request nobody holds a block, in the pool or in a batcher. Nothing is waited for."""
+    """INV-2: after the last request no block is held, in a pool or in a batcher, and no transfer is left."""
     for host, pool in cluster.server.pools.items():
         require(pool.holders == 0, "INV-2", f"the pool of {host} still knows {pool.holders} requests")
         used = pool.view().blocks_used
-        require(used == 0, "INV-2", f"{used} blocks of {host} are used by nobody")
+        require(used == 0, "INV-2", f"{used} blocks of {host} are used without a request")
     waiting = [transfer.request.id for transfer in cluster.server.cluster.transfers.table]
     require(not waiting, "INV-2", f"transfers of {waiting} are still under way")
     putting = cluster.server.cluster.transfers.waiting_for_pools

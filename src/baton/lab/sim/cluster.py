@@ -150,7 +150,7 @@ class SimCluster:
         self.server.join(view, inbound.send)
 
     def _with_facts(self, view: WorkerView) -> WorkerView:
-        """Say what the worker is, beside who and where."""
+        """Add the limits of a worker to its view."""
         limits, pool = self.spec.batch_of(view.kind), self.server.pools[view.host]
         return replace(
             view,
@@ -219,7 +219,7 @@ class SimCluster:
     def _lose_host(self, host: HostId, restart_s: float) -> None:
         self.server.lose_host(host, "the host is down")
         self.stores.lose_host(host)
-        self.wires.lose_host(host)  # after that: nobody may begin to copy from there what has just failed
+        self.wires.lose_host(host)  # after that, so that no transfer begins a failed copy again
         for view in [view for view in self._starting.values() if view.host == host]:
             self._give_up(view)
         if host in self.spec.hosts():

@@ -23,11 +23,11 @@ class Life:
     """Prompt and the output so far: the server holds the truth about a request. An array: four bytes a token."""
     attempt: int = 0
     worker: WorkerId | None = None
-    """Who has it. None: nobody yet, or its worker is lost and no other has been found."""
+    """The worker that has it. None: no worker yet, or its worker is lost and no other was found."""
     started_at_s: float | None = None
     """Start of the first step that computed a part of it."""
     leaves_first_token: bool = False
-    """Some attempt left the first token to whoever decodes."""
+    """Some attempt left the first token to the decode worker."""
     handoffs_s: tuple[float, ...] = ()
     """When a worker was told to go on with it."""
     token_times_s: array[float] = field(default_factory=lambda: array("d"))

@@ -49,7 +49,7 @@ def _first_views(decisions: Iterable[Decision]) -> tuple[list[WorkerView], int]:
             case RequestArrived(request=request):
                 arrived, output_tokens = True, max(output_tokens, request.output_tokens_max)
             case _:
-                pass  # says nothing of who is there
+                pass  # names no worker
     return list((early or late).values()), output_tokens
 
 

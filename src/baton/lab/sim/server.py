@@ -246,7 +246,7 @@ class SimServer:
     def _record(self, token: OutputToken, worker: WorkerId) -> None:
         """Keep a token unless it is of an attempt that was given up, of a lost worker, or is there already.
 
-        A lost worker's last words may come late, while nobody has the request: were its last token taken then, its
+        A lost worker's last report may come late, while no worker has the request: were its last token taken then, its
         end would be refused by the coordinator, and the next worker would write on past it.
         """
         life = self.journal.lives.get(token.request_id)

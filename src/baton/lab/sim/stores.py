@@ -43,8 +43,8 @@ class SimStore:
     def begin(self, host: HostId, blocks: int, now_s: float) -> float | None:
         """Begin a write or a read. Returns when it ends; None: not in time, and then it is not begun.
 
-        The store and the host's way to it each do one thing after the other: who waits for its own way holds up no
-        other host.
+        The store and the host's way to it each do one thing after the other: a host that waits for its link
+        delays no other host.
         """
         store_s = max(now_s, self.busy_until_s) + self.work_s(blocks)
         way_s = self.latency_s + blocks * self.line_block_s
@@ -158,7 +158,7 @@ class Stores:
                 store.blocks.clear()
 
     def mend_store(self, host: HostId, tier: str, what: StoreTrouble) -> None:
-        """End one trouble that lasts; what was damaged or lost stays so."""
+        """End one lasting trouble. Damaged and lost blocks stay so."""
         troubles = self.by_place[host, tier].troubles
         if what in troubles:
             troubles.remove(what)

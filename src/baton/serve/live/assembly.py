@@ -64,7 +64,7 @@ class Parts:
     given_cost: dict[str, Any]
     """What the configuration said itself of `cost`, which hosts that join fill in for themselves."""
     own_tiers: OwnTiers | None = None
-    """What is below the own host's."""
+    """The tiers below the arena of the server's own host."""
 
 
 def assemble(config: Config, card: ModelCard) -> Parts:

@@ -118,7 +118,7 @@ class Copying:
         self._movers[host] = _Mover(orders, layout)
 
     def lose_host(self, host: HostId, reason: str) -> None:
-        """A host is gone: whatever its mover still does, it does to an arena that nobody uses any more."""
+        """A host is gone: end its copies. Its mover may still touch its arena, which no process uses any more."""
         if self._movers.pop(host, None) is not None:
             self._apart = {pair for pair in self._apart if host not in pair}
             self._end_at(host, f"host {host} is lost: {reason}")

@@ -139,7 +139,7 @@ class LiveGateway:
         await self._driver.quiet.wait()
 
     def cancel_all(self) -> None:
-        """Give up what is still running."""
+        """Cancel all live requests."""
         for live in list(self._driver.live.values()):
             self.cancel(live)
 

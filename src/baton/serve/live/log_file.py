@@ -97,7 +97,7 @@ def read_log(path: Path, name: str = "") -> tuple[LogHeader | SimHeader, Iterato
 
 
 def _check_version(first: bytes, name: str) -> None:
-    """Tell a log of another version from what is none: its entries may be of kinds that are not known here."""
+    """Tell a log of another version from a file that is none: its entries may be of unknown kinds."""
     try:
         header = msgspec.msgpack.decode(first, type=_AnyHeader)
     except msgspec.MsgspecError as error:

@@ -157,7 +157,7 @@ class OwnTiers:
             log.warning("tiers %s have not said what they hold: it is used once they do", ", ".join(self._unlisted))
 
     async def close(self) -> None:
-        """End what is under way. A store that hangs is left behind."""
+        """End the work under way. A store that hangs is left behind."""
         self._live.close()
         if self._work is not None:
             for name in await asyncio.to_thread(self._work.close):
@@ -205,7 +205,7 @@ def kv_blocks(pools: Collection[HostPool]) -> list[tuple[str, HostView]]:
 
 
 def _blocks_of(tier: Tier, host: HostId) -> HostView:
-    """Count a tier's blocks by state, as an arena's are counted: what is being written is used.
+    """Count a tier's blocks by state, as an arena's are counted: blocks being written are used.
 
     Where the other side decides how many it keeps, as many are there as are known, and none is free.
     """
