@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 from msgspec import inspect
 
@@ -15,23 +13,6 @@ def type_of(struct: type[msgspec.Struct]) -> inspect.StructType:
     info = inspect.type_info(struct)
     assert isinstance(info, inspect.StructType), f"{struct} is not a struct"
     return info
-
-
-def type_at(kind: inspect.Type, steps: Sequence[str]) -> inspect.Type | None:
-    """Return the type at a path of field names and list indexes. None: the type has no such path."""
-    match kind:
-        case _ if not steps:
-            return kind
-        case inspect.Metadata():
-            return type_at(kind.type, steps)
-        case inspect.UnionType():
-            found = (type_at(part, steps) for part in kind.types)
-            return next((part for part in found if part is not None), None)
-        case inspect.StructType():
-            return next((type_at(f.type, steps[1:]) for f in kind.fields if f.encode_name == steps[0]), None)
-        case inspect.ListType() if steps[0].isdigit():
-            return type_at(kind.item_type, steps[1:])
-    return None
 
 
 def describe(kind: inspect.Type) -> str:

@@ -4,22 +4,35 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import inspect
 
 from baton.core.errors import RequestError
 from baton.core.validation import did_you_mean
-from baton.serve.http.wire.describe import describe, show, type_at, type_of
-from baton.serve.http.wire.schemas import UNSUPPORTED
+from baton.serve.http.wire.describe import describe, show, type_of
+from baton.serve.http.wire.schemas import UNSUPPORTED, ChatRequest, TokenizeRequest
 
 Body = TypeVar("Body", bound=msgspec.Struct)
-_PATH = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*?)(?:\[\.\.\.\])?`$")
-_STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
-_NAMED = re.compile(r"field `(?P<name>[^`]*)`")
-_MISSING = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """The first part of a body that its type does not accept."""
+
+    steps: tuple[str | int, ...]
+    """Field names and list indexes from the body to the part."""
+    problem: Literal["value", "missing", "unknown"]
+    accepted: inspect.Type | None = None
+    value: object = None
+
+    @property
+    def path(self) -> str:
+        """The steps as clients write them, such as `messages[0].content`."""
+        return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in self.steps).lstrip(".")
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:
@@ -43,22 +56,26 @@ def convert(body: Mapping[str, Any], into: type[Body]) -> Body:
         if name not in _fields(into):
             raise _unknown_field(name, into)
     try:
-        return _lenient(body, into)
+        made = msgspec.convert(body, into)
     except msgspec.ValidationError as error:
-        raise _value_error(str(error), body, into) from error
+        misfit = find_misfit(body, _info(into))
+        if misfit is not None:
+            raise _misfit_error(misfit) from error
+        made = msgspec.convert(_with_whole_numbers(body), into)
+    _check_messages(made)
+    return made
 
 
-def _lenient(body: Mapping[str, Any], into: type[Body]) -> Body:
-    """Convert a body, accepting 80.0 for 80: JSON has only one kind of number."""
-    try:
-        return msgspec.convert(body, into)
-    except msgspec.ValidationError as error:
-        if "got `float`" not in str(error):
-            raise
-        return msgspec.convert(_with_whole_numbers(body), into)
+def _check_messages(body: msgspec.Struct) -> None:
+    """Raise RequestError for a message without content, unless it is the assistant's and has tool calls."""
+    messages = body.messages or [] if isinstance(body, ChatRequest | TokenizeRequest) else []
+    for index, message in enumerate(messages):
+        if message.content is None and not (message.role == "assistant" and message.tool_calls):
+            raise _misfit_error(Misfit(("messages", index, "content"), "missing"))
 
 
 def _with_whole_numbers(value: object) -> object:
+    """Return the value with 80 for 80.0: JSON has one kind of number, but msgspec takes no float for an integer."""
     match value:
         case float() if value.is_integer():
             return int(value)
@@ -68,6 +85,93 @@ def _with_whole_numbers(value: object) -> object:
             return {name: _with_whole_numbers(part) for name, part in value.items()}
         case _:
             return value
+
+
+def find_misfit(value: object, kind: inspect.Type, steps: tuple[str | int, ...] = ()) -> Misfit | None:
+    """Return the first part of a decoded JSON value that a type does not accept. None: it accepts the value."""
+    match kind:
+        case inspect.Metadata():
+            found = find_misfit(value, kind.type, steps)
+        case inspect.UnionType():
+            member = next((part for part in kind.types if _has_json_type(value, part)), None)
+            found = Misfit(steps, "value", kind, value) if member is None else find_misfit(value, member, steps)
+        case inspect.StructType() if isinstance(value, dict):
+            return _struct_misfit(value, kind, steps)
+        case inspect.ListType() if isinstance(value, list) and _fits_length(value, kind):
+            parts = (find_misfit(part, kind.item_type, (*steps, index)) for index, part in enumerate(value))
+            return next((part for part in parts if part is not None), None)
+        case _:
+            found = None if _accepts(kind, value) else Misfit(steps, "value", kind, value)
+    if found is not None and found.steps == steps and found.problem == "value":
+        return replace(found, accepted=kind)  # the error describes the whole type of the field
+    return found
+
+
+def _struct_misfit(value: dict[str, Any], kind: inspect.StructType, steps: tuple[str | int, ...]) -> Misfit | None:
+    fields = {field.encode_name: field for field in kind.fields}
+    for name, part in value.items():
+        if name not in fields:
+            return Misfit((*steps, name), "unknown")
+        found = find_misfit(part, fields[name].type, (*steps, name))
+        if found is not None:
+            return found
+    missing = [name for name, field in fields.items() if field.required and name not in value]
+    return Misfit((*steps, missing[0]), "missing") if missing else None
+
+
+def _has_json_type(value: object, kind: inspect.Type) -> bool:
+    match kind:
+        case inspect.Metadata():
+            return _has_json_type(value, kind.type)
+        case inspect.StructType() | inspect.DictType():
+            return isinstance(value, dict)
+        case inspect.ListType():
+            return isinstance(value, list)
+        case inspect.StrType() | inspect.LiteralType():
+            return isinstance(value, str)
+        case inspect.BoolType():
+            return isinstance(value, bool)
+        case inspect.IntType() | inspect.FloatType():
+            return isinstance(value, int | float) and not isinstance(value, bool)
+        case inspect.NoneType():
+            return value is None
+    return True
+
+
+def _accepts(kind: inspect.Type, value: object) -> bool:
+    """Return whether a type without structs inside accepts a value."""
+    if not _has_json_type(value, kind):
+        return False
+    match kind, value:
+        case inspect.DictType(), dict():
+            fits = all(find_misfit(key, kind.key_type) is None for key in value)
+            fits = fits and all(find_misfit(part, kind.value_type) is None for part in value.values())
+            return fits and _fits_length(value, kind)
+        case inspect.StrType(), str():
+            return _fits_length(value, kind) and (kind.pattern is None or re.search(kind.pattern, value) is not None)
+        case inspect.IntType(), int() | float():
+            return float(value).is_integer() and _fits_range(value, kind)
+        case inspect.FloatType(), int() | float():
+            return _fits_range(value, kind)
+        case inspect.LiteralType(), _:
+            return value in kind.values
+        case inspect.ListType(), _:
+            return False  # of the wrong length
+    return True
+
+
+def _fits_length(value: str | list[Any] | dict[str, Any], kind: inspect.StrType | inspect.ListType) -> bool:
+    low, high = kind.min_length or 0, kind.max_length
+    return low <= len(value) and (high is None or len(value) <= high)
+
+
+def _fits_range(value: float, kind: inspect.IntType | inspect.FloatType) -> bool:
+    return (
+        (kind.ge is None or value >= kind.ge)
+        and (kind.gt is None or value > kind.gt)
+        and (kind.le is None or value <= kind.le)
+        and (kind.lt is None or value < kind.lt)
+    )
 
 
 @cache
@@ -87,40 +191,17 @@ def _unknown_field(name: str, struct: type[msgspec.Struct]) -> RequestError:
     return RequestError(f"unknown field {show(name)}{hint}", param=name, code="unknown_parameter")
 
 
-def _value_error(problem: str, body: Mapping[str, Any], struct: type[msgspec.Struct]) -> RequestError:
-    """Return an error with the accepted and the received value, made from msgspec's message."""
-    found = _PATH.search(problem)
-    path = found["path"] if found else ""
-    what = problem[: found.start()] if found else problem
-    if named := _NAMED.search(what):
-        return _field_name_error(what, named["name"], path)
-    steps = [index or name for index, name in _STEP.findall(path)]
-    got = _look_up(body, steps)
-    shown = "" if got is _MISSING else f", got {show(got)}"
-    if unsupported := next((UNSUPPORTED[step] for step in steps if step in UNSUPPORTED), None):
-        return RequestError(f"{path} is not supported{shown}: {unsupported}", param=path, code="unsupported_parameter")
-    accepted = type_at(_info(struct), steps)
-    wanted = f"must be {describe(accepted)}" if accepted else f"is wrong: {what}"
-    return RequestError(f"{path} {wanted}{shown}", param=path)
-
-
-def _field_name_error(what: str, name: str, path: str) -> RequestError:
-    """Return the error for a missing field, or for an unknown field of an inner object."""
-    param = f"{path}.{name}" if path else name
-    if "missing" in what:
-        return RequestError(f"{param} is required", param=param, code="missing_required_parameter")
-    if name in UNSUPPORTED:
-        return RequestError(f"{param} is not supported: {UNSUPPORTED[name]}", param=param, code="unsupported_parameter")
-    return RequestError(f"unknown field {param}", param=param, code="unknown_parameter")
-
-
-def _look_up(body: object, steps: list[str]) -> object:
-    for step in steps:
-        match body:
-            case dict() if step in body:
-                body = body[step]
-            case list() if step.isdigit():
-                body = body[int(step)]
-            case _:
-                return _MISSING
-    return body
+def _misfit_error(misfit: Misfit) -> RequestError:
+    path, name = misfit.path, misfit.steps[-1]
+    if misfit.problem == "missing":
+        return RequestError(f"{path} is required", param=path, code="missing_required_parameter")
+    if misfit.problem == "unknown":
+        if name in UNSUPPORTED:
+            message = f"{path} is not supported: {UNSUPPORTED[name]}"
+            return RequestError(message, param=path, code="unsupported_parameter")
+        return RequestError(f"unknown field {path}", param=path, code="unknown_parameter")
+    got = f", got {show(misfit.value)}"
+    if unsupported := next((UNSUPPORTED[step] for step in misfit.steps if step in UNSUPPORTED), None):
+        return RequestError(f"{path} is not supported{got}: {unsupported}", param=path, code="unsupported_parameter")
+    assert misfit.accepted is not None, f"{path} is a misfit without the type that it misses"
+    return RequestError(f"{path} must be {describe(misfit.accepted)}{got}", param=path)

@@ -196,12 +196,6 @@ class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     function_call: None = None
     audio: None = None
 
-    def __post_init__(self) -> None:
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
-            raise ValueError(
-                "Object missing required field `content`"
-            )  # msgspec's own message, which `parsing` turns into an error
-
 
 class ChatRequest(GenerateFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
