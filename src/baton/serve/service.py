@@ -43,6 +43,7 @@ Tell = Callable[[str], None]
 
 async def serve(parts: Parts, *, tell: Tell) -> int:
     """Serve until a signal arrives. Return the exit code. Raises ConfigError if the port cannot be used."""
+    _raise_files_max(tell)
     with _listen(parts.config.http.host, parts.config.http.port) as listener:
         return await Service(parts, listener, tell=tell).run()
 
@@ -67,7 +68,6 @@ class Service:
         """Serve. Return the exit code: 0 after a signal, 1 if the workers cannot be kept alive."""
         parts = self._parts
         loop = asyncio.get_running_loop()
-        self._prepare()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
         self._tell(f"listening on {self._url} (503 until the model is loaded)")
@@ -137,14 +137,6 @@ class Service:
             if isinstance(command, StartWorker):  # reported later: the driver is still handling its decision
                 lose = self._parts.driver.lose
                 asyncio.get_running_loop().call_soon(lose, command.worker, "no host can start it")
-
-    def _prepare(self) -> None:
-        files_max = raise_files_max()
-        if files_max < _FILES_ENOUGH:
-            self._tell(
-                f"this process may open {files_max} files, so it serves fewer than {files_max} connections and drops"
-                f" the others; raise the hard limit: ulimit -Hn {_FILES_ENOUGH}"
-            )
 
     def _http_config(self) -> uvicorn.Config:
         parts, http = self._parts, self._parts.config.http
@@ -320,6 +312,16 @@ class _HttpServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def _raise_files_max(tell: Tell) -> None:
+    """Raise the limit of open files as far as possible. Warn if it stays low."""
+    files_max = raise_files_max()
+    if files_max < _FILES_ENOUGH:
+        tell(
+            f"this process may open {files_max} files, so it serves fewer than {files_max} connections and drops"
+            f" the others; raise the hard limit: ulimit -Hn {_FILES_ENOUGH}"
+        )
 
 
 def _listen(host: str, port: int) -> socket.socket:
