@@ -76,7 +76,7 @@ def policy_set(name: str) -> PolicyConfig:
     found = POLICY_SETS.get(name)
     if found is None:
         raise ConfigError(
-            f"unknown policy {name!r}{did_you_mean(name, POLICY_SETS)}; known are {', '.join(POLICY_SETS)}"
+            f"unknown policy {name!r}{did_you_mean(name, POLICY_SETS)}; known: {', '.join(POLICY_SETS)}"
         )
     return found
 
