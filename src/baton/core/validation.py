@@ -135,6 +135,8 @@ def _struct(kind: object) -> type[Struct] | None:
 
 
 def _struct_problems(value: object, kind: type[Struct], path: str, check: Check | None) -> list[str]:
+    if isinstance(value, kind):  # the planner builds sections that contain structs
+        return []
     if not isinstance(value, dict):
         return [f"{path or 'the file'} must be a section: write [{path}] and its keys below"]
     given = cast("dict[str, object]", value)

@@ -75,9 +75,7 @@ def policy_set(name: str) -> PolicyConfig:
     """Return the set with this name. Raise ConfigError with the known names if there is none."""
     found = POLICY_SETS.get(name)
     if found is None:
-        raise ConfigError(
-            f"unknown policy {name!r}{did_you_mean(name, POLICY_SETS)}; known: {', '.join(POLICY_SETS)}"
-        )
+        raise ConfigError(f"unknown policy {name!r}{did_you_mean(name, POLICY_SETS)}; known: {', '.join(POLICY_SETS)}")
     return found
 
 
