@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from msgspec import structs
+from msgspec import structs, to_builtins
 
 from baton.core.config import BatchLimits
 from baton.decide.cost.handoff import HandoffLink
@@ -61,7 +61,7 @@ def cost_section(group: WorkerGroup, *, same_host: bool) -> dict[str, Any]:
         wire = HandoffLink(bytes_per_s=hardware.intra_node_bytes_per_s * gpus)
     section: dict[str, Any] = {
         "model": "roofline", "llm": structs.asdict(cost.model), "hardware": group.option.stock.section,
-        "engine": structs.asdict(cost.engine), "weights": cost.precision.weights, "kv": cost.precision.kv,
+        "engine": to_builtins(cost.engine), "weights": cost.precision.weights, "kv": cost.precision.kv,
         **structs.asdict(cost.parallel),
     }  # fmt: skip
     if wire is not None:
