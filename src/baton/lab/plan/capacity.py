@@ -1,4 +1,4 @@
-"""How many requests a second one worker of a pool carries within the SLO: prefill, decode, mixed."""
+"""Request rate that one worker of a prefill, decode or mixed pool sustains within the SLO."""
 
 from __future__ import annotations
 
@@ -13,40 +13,41 @@ from baton.lab.plan.options import WorkerOption
 from baton.lab.plan.queueing import normal_quantile, wait_scale_s, waiting_ratio, within_ratio
 
 STEP_TOKENS = (256, 512, 1024, 2048, 4096, 8192)
-"""Batch limits that are tried."""
+"""Step token limits that the search tries, per attention group."""
 BUSY_MAX = 0.95
-"""No pool is planned busier than this: queues of anything real end before the formula's do."""
+"""Upper bound on planned utilization. Near saturation the formula underestimates queueing."""
 JOIN_STEPS = 1.5
-"""Half of the step under way on average, and one until its blocks are granted. Seen in simulation."""
+"""Steps before a handed-off request decodes: on average half of the running step, then one step until its blocks are
+granted. Measured in simulation."""
 BISECTIONS = 18
-"""Of a search for the largest rate: 4 parts in a million."""
+"""Bisection steps in a search for the largest rate. They narrow the interval to 4 parts per million."""
 KV_MAX_RATIO = 0.95
-"""Share of the arena that running requests may fill."""
+"""Share of the arena's tokens that running requests may fill."""
 REQUESTS_MAX = 256
-"""Requests that an attention group of a worker may run at once: no batch limit that the planner writes is larger."""
+"""Largest number of requests that one attention group may run at once. The planner writes no larger batch limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What one worker of a pool carries, and how it runs then."""
+    """Sustained rate of one worker of a pool, and its operating point at that rate."""
 
     rate_rps: float
     step_tokens_max: int
     requests: float
-    """Decoding at once, on average. 0 on a prefill worker."""
+    """Mean number of requests decoding at once. 0 on a prefill worker."""
     ttft_s: float
-    """At the wanted attainment. 0 on a decode worker."""
+    """TTFT at the SLO's attainment ratio. 0 on a decode worker."""
     tpot_s: float
-    """At the wanted attainment. 0 on a prefill worker."""
+    """TPOT at the SLO's attainment ratio. 0 on a prefill worker."""
     limit: str
-    """What it runs into first, in words."""
+    """Description of the first limit that the worker reaches."""
 
 
 NOTHING = Capacity(rate_rps=0.0, step_tokens_max=0, requests=0.0, ttft_s=0.0, tpot_s=0.0, limit="cannot meet the SLO")
 
 
 def prompt_s(cost: RooflineCost, *, new: int, cached: int, step_tokens: int) -> float:
-    """Seconds of a prompt alone, in chunks of at most `step_tokens`."""
+    """Return the prefill time of a prompt that runs alone, in chunks of at most `step_tokens`."""
     whole, rest = divmod(new, step_tokens)
     chunks = [step_tokens] * whole + ([rest] if rest else [])
     done = [cached + step_tokens * index for index in range(len(chunks))]
@@ -54,12 +55,12 @@ def prompt_s(cost: RooflineCost, *, new: int, cached: int, step_tokens: int) -> 
 
 
 def prefill_capacity(option: WorkerOption, demand: WorkloadDemand, *, workers: int) -> Capacity:
-    """A worker that computes prompts and hands them off, in a pool of `workers`."""
+    """Return the capacity of one prefill worker in a pool of `workers`, with its best step token limit."""
     return max((_prefill(option.cost, demand, workers, tokens) for tokens in _limits(option)), key=_rate)
 
 
 def _limits(option: WorkerOption) -> list[int]:
-    """Batch limits of a worker: each of its attention groups takes a share of the step."""
+    """Return the step token limits to try. Each attention group of the worker takes an equal share of a step."""
     return [tokens * option.cost.parallel.dp for tokens in STEP_TOKENS]
 
 
@@ -100,7 +101,10 @@ def _prefill(cost: RooflineCost, demand: WorkloadDemand, workers: int, step_toke
 
 
 def _together_s(cost: RooflineCost, demand: WorkloadDemand, step_tokens: int) -> tuple[float, float]:
-    """Seconds per prompt where short prompts share a step, and of that step, which each of them waits for."""
+    """Return the seconds per prompt when short prompts share a step, and the seconds of that shared step.
+
+    The second value is 0 if only one prompt fits a step.
+    """
     new = max(1, round(demand.input_tokens * (1 - demand.cached_ratio)))
     count = max(1, step_tokens // new)
     pairs = count * prefill_pairs(new, round(demand.input_tokens) - new)
@@ -109,7 +113,10 @@ def _together_s(cost: RooflineCost, demand: WorkloadDemand, step_tokens: int) ->
 
 
 def decode_capacity(option: WorkerOption, demand: WorkloadDemand, *, workers: int, same_host: bool) -> Capacity:
-    """A worker that only decodes. Every request waits once for its handoff, and `JOIN_STEPS` to join the batch."""
+    """Return the capacity of one decode worker in a pool of `workers`.
+
+    The TPOT of a request includes one handoff and the `JOIN_STEPS` that it waits before it joins the batch.
+    """
     cost, context = option.cost, demand.context_tokens
     gaps = max(1.0, demand.output_tokens - 1)
     handoff_s = cost.handoff_s(tokens=round(demand.input_tokens), same_host=same_host)
@@ -131,19 +138,22 @@ def decode_capacity(option: WorkerOption, demand: WorkloadDemand, *, workers: in
 
 
 def mixed_capacity(option: WorkerOption, demand: WorkloadDemand, *, workers: int) -> Capacity:
-    """A worker that does both, with prompts cut into chunks beside the decoding requests."""
+    """Return the capacity of one worker that runs prompt chunks and decodes in the same steps."""
     found = [mixed_capacity_at(option, demand, workers=workers, step_tokens=tokens) for tokens in _limits(option)]
     return max(found, key=_rate)
 
 
 def mixed_capacity_at(option: WorkerOption, demand: WorkloadDemand, *, workers: int, step_tokens: int) -> Capacity:
-    """The same with one batch limit: the largest rate before TTFT, TPOT or memory breaks."""
+    """Return the capacity for one step token limit: the largest rate that keeps TTFT, TPOT and memory in bounds."""
     cost, context = option.cost, demand.context_tokens
     new = max(1.0, demand.input_tokens * (1 - demand.cached_ratio))
     fitting, full = _fitting(option, demand, workers)
 
     def state(rate_rps: float) -> tuple[float, float, float, float]:
-        """Decoding requests, share of time in steps with prompts, seconds of such a step, TPOT."""
+        """Return the decoding requests, the share of time in steps with a chunk, such a step's seconds, and the TPOT.
+
+        The number of decoding requests and the TPOT depend on each other, so this iterates to a fixed point.
+        """
         requests, busy, both_s, tpot_s = 1.0, 0.0, 0.0, math.inf
         for _ in range(30):
             chunk = max(1.0, step_tokens - requests)
@@ -183,15 +193,19 @@ def mixed_capacity_at(option: WorkerOption, demand: WorkloadDemand, *, workers: 
 
 
 def _unlucky(requests: float, demand: WorkloadDemand) -> float:
-    """How many more prompts than the mean arrive while a request decodes, at the wanted attainment.
+    """Return the factor from the mean number of prompts that arrive during a decode to its quantile.
 
-    By Little's law as many arrive on average as decode at once; how many, is Poisson.
+    The quantile is taken at the SLO's attainment ratio. The mean equals the number of decoding requests (Little's law),
+    and the distribution is Poisson.
     """
     return 1 + max(0.0, normal_quantile(demand.attainment_ratio)) / math.sqrt(max(1.0, requests))
 
 
 def _mixed_met(demand: WorkloadDemand, workers: int, busy: float, both_s: float, chunk: float) -> float:
-    """Share of requests whose first token comes in time: a prompt takes its chunks' steps, and waits for others'."""
+    """Return the share of requests that meet the TTFT SLO.
+
+    TTFT consists of the wait for other prompts and the steps of the prompt's own chunks.
+    """
     weights = [each.weight for each in demand.lengths]
     times_s = [math.ceil(demand.new_tokens(each) / chunk) * both_s for each in demand.lengths]
     mean_s = _mean(times_s, weights)
@@ -204,7 +218,10 @@ def _mixed_met(demand: WorkloadDemand, workers: int, busy: float, both_s: float,
 
 
 def _both_s(cost: RooflineCost, demand: WorkloadDemand, requests: float, chunk: float) -> float:
-    """A step with a chunk of prompt, on average in the middle of one, beside decoding requests."""
+    """Return the time of a step with one chunk and `requests` decodes.
+
+    The chunk starts at the mean position within its prompt. A chunk longer than a prompt holds several prompts.
+    """
     tokens = max(1, round(chunk))
     new = max(1.0, demand.input_tokens * (1 - demand.cached_ratio))
     before = max(0.0, (min(demand.input_tokens, demand.input_tokens - new + max(0.0, new - tokens)))) / 2
@@ -221,7 +238,7 @@ def _both_s(cost: RooflineCost, demand: WorkloadDemand, requests: float, chunk: 
 
 
 def _decode_s(cost: RooflineCost, requests: float, context: float) -> float:
-    """A step of decode, also between whole numbers of requests."""
+    """Return the time of a decode step, interpolated between whole numbers of requests."""
     low = max(1, math.floor(requests))
     low_s = cost.step_s(StepShape(decode_requests=low, context_tokens=round(low * context)))
     if requests <= low:
@@ -231,24 +248,27 @@ def _decode_s(cost: RooflineCost, requests: float, context: float) -> float:
 
 
 def _crowded(requests: float, workers: int, demand: WorkloadDemand) -> float:
-    """Requests at once when it is full: a pool's number is Poisson, and spread evenly over its workers."""
+    """Return the requests on a worker at the wanted quantile, for a mean of `requests`.
+
+    The number of requests in a pool is Poisson, and the router spreads them evenly over its workers.
+    """
     return requests + max(0.0, normal_quantile(demand.attainment_ratio)) * math.sqrt(requests / workers)
 
 
 def requests_max(option: WorkerOption) -> int:
-    """Most requests that a worker may run at once."""
+    """Return the largest number of requests that a worker may run at once."""
     return REQUESTS_MAX * option.cost.parallel.dp
 
 
 def _fitting(option: WorkerOption, demand: WorkloadDemand, workers: int) -> tuple[float, str]:
-    """Mean number of requests that a worker takes even when it is crowded, and what bounds it, in words."""
+    """Return the largest mean number of requests that leaves room for peaks, and the name of its limit."""
     held = KV_MAX_RATIO * option.facts.kv_tokens_max / (demand.context_tokens + demand.output_tokens / 2)
     most, full = min((held, "KV memory"), (requests_max(option), "requests at once"))
     return largest(lambda count: _crowded(count, workers, demand) <= most, most), full
 
 
 def largest(holds: Callable[[float], bool], top: float) -> float:
-    """Largest value up to `top` that holds, where smaller ones do too. 0 where none does."""
+    """Return the largest value up to `top` for which `holds` is true, or 0. `holds` must be monotonic."""
     if top <= 0:
         return 0.0
     if holds(top):

@@ -1,4 +1,4 @@
-"""A fleet as a cluster that the simulator plays: every worker with its own GPUs, prices, arena and batch limits."""
+"""Convert a planned fleet to a simulated cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BLOCK_TOKENS = 16
 
 
 def cluster_spec(fleet: PlannedFleet, *, same_host: bool) -> ClusterSpec:
-    """The fleet as a cluster file: every worker has its own GPUs, and so an arena of its own."""
+    """Return the cluster of a fleet. Every worker is on its own host, with its own GPUs and arena."""
     return ClusterSpec(
         kinds={kind_name(group): _kind(group, same_host=same_host) for group in fleet.groups},
         workers=tuple(
@@ -29,7 +29,7 @@ def cluster_spec(fleet: PlannedFleet, *, same_host: bool) -> ClusterSpec:
 
 
 def kind_name(group: WorkerGroup) -> str:
-    """Of the workers of a group, such as `prefill-a100-80g-sxm-tp2`."""
+    """Return the name of a group's worker kind, such as `prefill-a100-80g-sxm-tp2`."""
     return re.sub(r"[^a-z0-9.]+", "-", f"{group.role}-{group.option.name.lower()}")
 
 
@@ -43,17 +43,17 @@ def _kind(group: WorkerGroup, *, same_host: bool) -> SimKind:
 
 
 def batch_requests_max(group: WorkerGroup) -> int:
-    """Requests at once that the plan lets a worker of the group have: twice the mean, and room for a few."""
+    """Return the batch limit in requests for a group: twice the planned mean plus 64, at most `requests_max`."""
     return min(requests_max(group.option), round(2 * group.capacity.requests) + 64)
 
 
 def step_tokens_max(group: WorkerGroup) -> int:
-    """What the plan asks of the batcher: at least a token for every request that may decode at once."""
+    """Return the step token limit for a group's workers. It leaves a token for each request that decodes at once."""
     return max(group.capacity.step_tokens_max, 2 * round(group.capacity.requests) + 8)
 
 
 def cost_section(group: WorkerGroup, *, same_host: bool) -> dict[str, Any]:
-    """The worker as `load_cost` takes it."""
+    """Return the `cost` section for a group's workers, in the format that `load_cost` reads."""
     cost = group.option.cost
     gpus, hardware = cost.parallel.gpus, cost.hardware
     wire = cost.wire

@@ -1,4 +1,4 @@
-"""Speed for one user against throughput of a GPU: where separate workers begin to pay."""
+"""Pareto frontier of tokens/s per user and tokens/s per GPU, for separate and mixed workers."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from msgspec import Struct, structs
 from baton.lab.plan.search import PlannedFleet, Search, Shape
 
 TARGETS = 8
-"""TPOT targets that are tried, from the fastest that one request alone gets to `SLOWEST_FACTOR` times that."""
+"""Number of TPOT targets, spaced from near the TPOT of a single request to `SLOWEST_FACTOR` times that."""
 SLOWEST_FACTOR = 12.0
 
 
 class FrontierPoint(Struct, frozen=True, kw_only=True):
-    """The best fleet of a shape for one TPOT target."""
+    """Best fleet of one shape for one TPOT target."""
 
     shape: Shape
     user_tokens_per_s: float
-    """1 / TPOT target: how fast text grows for each user."""
+    """Reciprocal of the TPOT target: the speed at which each user receives text."""
     gpu_tokens_per_s: float
-    """Output tokens within the SLO."""
+    """Output tokens per second and GPU within the SLO."""
     fleet: str
 
 
 def frontier(search: Search) -> list[FrontierPoint]:
-    """Sweep TPOT and find the best fleet of each shape, as much as the hardware gives, per GPU."""
+    """Return the best fleet of each shape for each TPOT target, by goodput per GPU and without a wanted rate."""
     fastest_s = fastest_tpot_s(search)
     step = SLOWEST_FACTOR ** (1 / (TARGETS - 1))
     targets_s = sorted({1.15 * fastest_s * step**index for index in range(TARGETS)} | {search.demand.slo.tpot_s})
@@ -47,7 +47,7 @@ def frontier(search: Search) -> list[FrontierPoint]:
 
 
 def fastest_tpot_s(search: Search) -> float:
-    """TPOT of a request alone on the fastest option."""
+    """Return the TPOT of a single request on the fastest option."""
     context = round(search.demand.context_tokens)
     return min(option.cost.decode_run_s(requests=1, context_tokens=context, steps=1)[0] for option in search.options)
 
@@ -59,9 +59,9 @@ def _best(search: Search, tpot_s: float, shape: Shape) -> PlannedFleet | None:
 
 
 def crossover(points: Sequence[FrontierPoint]) -> float | None:
-    """Tokens per second and user above which separate workers give more. None where one shape is ahead everywhere.
+    """Return the tokens/s per user above which separate workers give more, or None if one shape always leads.
 
-    Straight lines between the targets, on the ratio of both.
+    The ratio of both shapes is interpolated linearly between TPOT targets.
     """
     by_speed: dict[float, dict[str, float]] = {}
     for point in points:
@@ -78,7 +78,7 @@ def crossover(points: Sequence[FrontierPoint]) -> float | None:
 
 
 def pareto_points(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
-    """Points that no other beats in both."""
+    """Return the points that no other point beats in tokens/s per GPU at the same or a higher speed per user."""
     return [
         point
         for point in points

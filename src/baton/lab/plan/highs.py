@@ -1,4 +1,4 @@
-"""SciPy's HiGHS, an optional dependency, behind one function."""
+"""Adapter of SciPy's HiGHS solver, an optional dependency."""
 # pyright: basic
 # SciPy ships no types that the strict mode could read.
 
@@ -9,17 +9,17 @@ from collections.abc import Sequence
 from baton.core.errors import ConfigError
 
 SECONDS_MAX = 10.0
-"""Of one call. What it has found by then is taken."""
+"""Time limit of one call. The solver returns its best solution so far."""
 GAP_RATIO = 1e-3
-"""A solution this close to the bound is good enough: capacities are not known better."""
+"""Relative gap at which the solver stops. Capacities are less accurate than this."""
 
 
 def minimize(
     goal: Sequence[float], *, rows: Sequence[Sequence[float]], limits: Sequence[float], whole: int
 ) -> list[float] | None:
-    """Minimize goal x with rows x <= limits, x >= 0 and the first `whole` of them whole numbers. None: impossible.
+    """Return x that minimizes goal x under rows x <= limits and x >= 0, or None if no x satisfies them.
 
-    Raises ConfigError where SciPy is not installed.
+    The first `whole` values of x are integers. Raises ConfigError if SciPy is not installed.
     """
     try:
         import numpy as np

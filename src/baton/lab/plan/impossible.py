@@ -1,4 +1,4 @@
-"""What to say when nothing meets the SLO: by how much it is missed, and the nearest thing that works."""
+"""Explain an SLO that no fleet meets: the size of the miss, and the nearest SLO that a fleet meets."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from baton.lab.plan.options import WorkerOption
 from baton.lab.plan.search import PlannedFleet, Search
 
 LOOSEN = 1.25
-"""TTFT and TPOT targets are loosened by this factor, from the fastest option's times, until something meets them."""
+"""Factor by which a round loosens the targets, starting from the fastest option's times."""
 ROUNDS_MAX = 24
 TIGHTENINGS = 7
-"""Halvings between a target that works and one that did not: what is suggested is nearly the tightest."""
+"""Bisection steps between a target that fails and one that works, so that the suggestion is nearly the tightest."""
 
 
 def explain_impossible(search: Search) -> list[str]:
-    """Name the target that cannot be met, the fastest option's time, and a target that works."""
+    """Return lines that name the target that cannot be met, the fastest option's time, and targets that work."""
     demand = search.demand
     tokens = demand.input_quantile(demand.attainment_ratio)
     ttft_s, fastest = min((_alone_s(option, demand, tokens), option.name) for option in search.options)
@@ -50,11 +50,15 @@ def _alone_s(option: WorkerOption, demand: WorkloadDemand, tokens: int) -> float
 
 
 Targets = tuple[float, float]
-"""TTFT and TPOT, seconds."""
+"""TTFT and TPOT targets, in seconds."""
 
 
 def _nearest(search: Search, fastest: Targets) -> str:
-    """Loosen what is missed, then both, from what the fastest option needs, until a fleet meets it; then tighten it."""
+    """Return a suggestion: the nearest targets that a fleet meets.
+
+    Targets start at the fastest option's times or the requested values, whichever are larger. TTFT is loosened alone,
+    then TPOT alone, then both.
+    """
     slo = search.demand.slo
     asked = (slo.ttft_s, slo.tpot_s)
     least = (max(asked[0], fastest[0]), max(asked[1], fastest[1]))
@@ -78,7 +82,7 @@ def _suggested(search: Search, least: Targets, found: Targets) -> str:
 
 
 def _tightened(search: Search, least: Targets, found: Targets, place: int) -> Targets:
-    """The same with one of both nearer to its least, if that still works."""
+    """Return the targets with the one at index `place` moved as near to its minimum as a fleet allows."""
     low, high = least[place], found[place]
     for _ in range(TIGHTENINGS if high > low else 0):
         middle = (low + high) / 2
@@ -96,6 +100,6 @@ def _fleet(search: Search, targets: Targets) -> PlannedFleet | None:
 
 
 def _up(target_s: float) -> float:
-    """Rounded up to three digits: rounded down it might work no more."""
+    """Return the target rounded up to three digits. Rounding down could make it infeasible."""
     unit = 10.0 ** (math.floor(math.log10(target_s)) - 2)
     return math.ceil(target_s / unit) * unit

@@ -1,4 +1,4 @@
-"""Whether the way between prefill and decode is wide enough: break-even bandwidth, exposed time, buffers."""
+"""Judge the link between prefill and decode: break-even bandwidth, handoff time, buffer size."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from baton.lab.plan.solve import link_bytes_per_s
 
 
 class LinkAdvice(Struct, frozen=True, kw_only=True):
-    """What is known about handoffs of one kind of prefill worker."""
+    """Handoff figures for one kind of prefill worker."""
 
     option: str
     bytes_per_s: float
-    """What the worker has."""
+    """Bandwidth of the worker's link."""
     break_even_bytes_per_s: float
-    """Below this, moving a mean prompt's KV takes longer than computing it, as this worker does."""
+    """Below this bandwidth, transferring a mean prompt's KV takes longer than computing it on this worker."""
     peak_break_even_bytes_per_s: float
-    """As Mooncake's equation 2 has it: at the GPUs' peak arithmetic."""
+    """Break-even bandwidth at the GPUs' peak FLOP/s. Source: Mooncake, equation 2."""
     handoff_s: float
-    """Of a mean prompt."""
+    """Transfer time of a mean prompt's KV."""
     prefill_s: float
-    """Of the same."""
+    """Prefill time of a mean prompt."""
     kv_bytes: float
-    """Of the same."""
+    """KV size of a mean prompt."""
     buffer_bytes: int
-    """A fixed transfer buffer for the longest prompts (p99)."""
+    """Size of a fixed transfer buffer for the longest prompts (p99)."""
 
     @property
     def pointless(self) -> bool:
-        """Moving the KV takes longer than computing it."""
+        """Transferring the KV takes longer than computing it."""
         return self.bytes_per_s < self.break_even_bytes_per_s
 
 
 def link_advice(option: WorkerOption, demand: WorkloadDemand, *, same_host: bool) -> LinkAdvice:
-    """Judge the link of a prefill worker for the mean prompt."""
+    """Return the handoff figures of a prefill worker for the mean prompt."""
     cost, tokens = option.cost, round(demand.input_tokens)
     model = cost.model
     inside = cost.hardware.intra_node_bytes_per_s * cost.parallel.gpus
@@ -67,7 +67,7 @@ def link_advice(option: WorkerOption, demand: WorkloadDemand, *, same_host: bool
 
 
 def describe_link(advice: LinkAdvice, *, tokens: int) -> str:
-    """The same as a sentence."""
+    """Return the advice as one sentence."""
     have, need = advice.bytes_per_s / 1e9, advice.break_even_bytes_per_s / 1e9
     facts = (
         f"a prompt of {tokens} tokens leaves {advice.kv_bytes / 2**20:.0f} MiB of KV: {advice.handoff_s * 1e3:.1f} ms "

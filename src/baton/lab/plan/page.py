@@ -1,4 +1,4 @@
-"""The answer as one HTML page: the fleet, the reasons, the frontier."""
+"""HTML page of a plan: the fleet, the reasons for it, and the frontier."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GROUP_HEAD = ("role", "workers", "each", "GPUs", "req/s each", "requests at once
 
 
 def plan_page(found: Recommendation) -> str:
-    """One file without a script or a link."""
+    """Return the page as one HTML file without scripts or links."""
     best, demand = found.best, found.search.demand
     facts = [
         (f"req/s within the SLO ({demand.attainment_ratio:.0%})", f"{best.rate_rps:.2f}"),
@@ -43,7 +43,7 @@ def plan_page(found: Recommendation) -> str:
 
 
 def frontier_plot(points: Sequence[FrontierPoint]) -> str:
-    """Output tokens per second and GPU over tokens per second and user, one curve a shape; dots: nothing beats them."""
+    """Return the plot of tokens/s per GPU over tokens/s per user. Dots mark points that no other point beats."""
     if not points:
         return ""
     frame = svg.Frame(

@@ -1,4 +1,4 @@
-"""Whether a tier below the arenas pays: what it adds to the prefix hits of the trace, what loading costs, its price."""
+"""Judge KV tiers below the arenas: added prefix hits in the trace, load time, and price."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from baton.lab.workload.request import TraceRequest
 
 
 class TierSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Memory or a disk of each host, or one store of all, that keeps KV blocks which the arenas gave up."""
+    """A tier that keeps KV blocks evicted from the arenas: memory or a disk of each host, or one shared store."""
 
     name: str
     size_bytes: Annotated[float, Range(above=0.0, such_as="bytes, such as 512e9")]
-    """Of each host; of all together where it is `shared`."""
+    """Size per host, or in total if `shared`."""
     bytes_per_s: Bandwidth
-    """What one host reads from it."""
+    """Read bandwidth of one host."""
     latency_s: Seconds = 0.001
     usd_per_hour: Annotated[float, Range(least=0.0, such_as="USD of one tier and hour, such as 0.4")] = 0.0
-    """Of each host's; every worker is taken to have a host of its own."""
+    """Price of the tier per host. The plan gives every worker a host of its own."""
     shared: bool = False
 
 
 class TierAdvice(Struct, frozen=True, kw_only=True):
-    """What one choice of tier, or none, makes of the plan."""
+    """Screening results of the plan with one tier, or without any."""
 
     tier: str
-    """Empty: no tier."""
+    """Name of the tier. Empty: no tier."""
     cached_ratio: float
-    """Share of the prompts' tokens that need no prefill: what the trace hits in a cache of this size."""
+    """Share of prompt tokens that need no prefill: the trace's hit ratio in a cache of this size."""
     load_s: float
-    """Of a mean prompt's blocks out of the tier: TTFT has so much less left."""
+    """Time to load a mean prompt's blocks from the tier. It is subtracted from the TTFT target."""
     rate_rps: float
     value: float
-    """In the objective's unit, as found by the screening. 0: the SLO cannot be met."""
+    """Value of the screened fleet in the objective's unit. 0: no fleet meets the SLO."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Holding:
-    """What the hosts of a fleet keep of prefixes by themselves."""
+    """Prefix cache of a fleet's hosts without a tier."""
 
     tokens: float
     hosts: int
@@ -53,7 +53,7 @@ class _Holding:
 def choose_tier(
     search: Search, shape: Shape, tiers: Sequence[TierSpec], requests: Sequence[TraceRequest]
 ) -> tuple[Search, list[TierAdvice]]:
-    """Search with each tier and with none. Returns the search with the best of them, and all of them, best first."""
+    """Return the search with the best tier or none, and the results of all choices, best first."""
     bare = search.fleet(shape)
     if bare is None or not tiers:
         return search, []
@@ -78,7 +78,7 @@ def choose_tier(
 
 
 def _with(search: Search, tier: TierSpec, ratio: float, load_s: float) -> Search:
-    """The search where prompts are shorter by what the tier holds, TTFT by its loading, and hosts are dearer by it."""
+    """Return the search with the tier's hit ratio, its load time taken from the TTFT target, and its price added."""
     slo = structs.replace(search.demand.slo, ttft_s=search.demand.slo.ttft_s - load_s)
     return replace(
         search,
@@ -88,7 +88,7 @@ def _with(search: Search, tier: TierSpec, ratio: float, load_s: float) -> Search
 
 
 def _holding(fleet: PlannedFleet, search: Search) -> _Holding:
-    """Prefixes lie where prompts are computed, in what running requests leave of the arena."""
+    """Return the tokens that prefill and mixed arenas can cache beside running requests, and the number of hosts."""
     groups = [group for group in fleet.groups if group.role != "decode"]
     context_tokens = search.demand.context_tokens
     tokens = sum(
@@ -99,7 +99,7 @@ def _holding(fleet: PlannedFleet, search: Search) -> _Holding:
 
 
 def hit_ratio(requests: Sequence[TraceRequest], tokens: float) -> float:
-    """Share of all prompt tokens that a cache of so many tokens holds when their request comes, least recently used."""
+    """Return the share of prompt tokens that hit an LRU cache of `tokens` tokens."""
     held: OrderedDict[int, None] = OrderedDict()
     hit_tokens = 0
     for request in requests:
@@ -107,7 +107,8 @@ def hit_ratio(requests: Sequence[TraceRequest], tokens: float) -> float:
         while leading < len(request.prefix_ids) and request.prefix_ids[leading] in held:
             leading += 1
         hit_tokens += min(leading * request.prefix_block_tokens, request.input_tokens - 1)
-        for name in reversed(request.prefix_ids):  # a block is of no use without those before it: they go last
+        # A block is useful only with all blocks before it, so the last blocks are evicted first.
+        for name in reversed(request.prefix_ids):
             held[name] = None
             held.move_to_end(name)
         while len(held) * request.prefix_block_tokens > tokens:
@@ -116,7 +117,7 @@ def hit_ratio(requests: Sequence[TraceRequest], tokens: float) -> float:
 
 
 def describe_tiers(found: Sequence[TierAdvice]) -> list[str]:
-    """Which tier, and what it is worth. Nothing where none was asked about."""
+    """Return one sentence per tier that gives its gain and whether to use it. Empty if no tier was tried."""
     if not found:
         return []
     words: list[str] = []

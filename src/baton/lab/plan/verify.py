@@ -1,4 +1,4 @@
-"""Search for the fleet that the simulator lets pass: the real coordinator, batchers and pools decide."""
+"""Check planned fleets in the simulator, which runs the real coordinator, batchers and pools."""
 
 from __future__ import annotations
 
@@ -8,45 +8,44 @@ from baton.lab.plan.play import FleetResults, FleetSimulator
 from baton.lab.plan.search import PlannedFleet, Search, Shape
 
 HEADROOM = 1.05
-"""Times its rate that a fleet has to carry in simulation: nearer to saturation one sequence of arrivals is kept up with
-and the next is not."""
+"""Factor on a fleet's rate in simulation. Nearer to saturation, the result depends on the random sequence of
+arrivals."""
 TRUST_STEP = 0.96
 TRUSTS = tuple(TRUST_STEP**step / HEADROOM for step in range(9))
-"""Of the screening. First a fleet is played at what it says; where the SLO is missed, the largest of the others that
-holds is found by bisection: less trust in the same screening means no more load."""
+"""Derating factors, largest first, for a bisection. A smaller factor means less load per worker."""
 
 Worth = tuple[float, float]
-"""Of a fleet: the wanted rate as far as it carries it, and what the objective says."""
+"""Rate of a fleet up to the wanted rate, then its value by the objective. Tuples compare in this order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedFleet:
-    """A fleet, and what the simulator says about it."""
+    """A fleet and its simulation results."""
 
     fleet: PlannedFleet
     derate: float
-    """What is left of the screening's trust."""
+    """Factor on the screened capacity for which this fleet was found."""
     played: FleetResults | None
-    """None: what its shape would promise is behind a fleet that holds, so it was not searched for. `fleet` is on paper:
-    it missed the SLO, or is behind already."""
+    """Simulation results. None: a fleet that holds is worth more, so this one was not simulated; or the simulation
+    stopped early because too many requests missed the SLO."""
     holds: bool
-    """It met the SLO, for as many requests as were asked for."""
+    """The simulated share of requests within the SLO reached the wanted share."""
 
     def worth(self, search: Search) -> tuple[bool, float, float]:
-        """For comparing: one that holds is better than any that does not."""
+        """Return a sort key: fleets that hold come above the others, then the key of `worth`."""
         return self.holds, *worth(self.fleet, search)
 
 
 def worth(fleet: PlannedFleet, search: Search) -> Worth:
-    """For comparing fleets that are believed."""
+    """Return the sort key of a fleet, without regard to its simulation."""
     return min(fleet.rate_rps, search.demand.rate_rps or 0.0), fleet.value(search.objective)
 
 
 def verify(search: Search, shape: Shape, plays: FleetSimulator, *, beat: Worth | None = None) -> VerifiedFleet | None:
-    """Search and simulate until the fleet of the most trust is found that meets the SLO.
+    """Return the fleet with the largest derating factor that meets the SLO in simulation.
 
-    `beat`: only what is worth more is looked for. None: nothing meets it on paper. One that holds at no trust is given
-    as it did with the least.
+    With `beat`, only a fleet that is worth more is searched for. If no factor holds, the result is the fleet tried
+    last, with `holds` false. None: the screening finds no fleet.
     """
     wanted, last = search.demand.attainment_ratio, len(TRUSTS) - 1
     misses, holds = -1, len(TRUSTS)
