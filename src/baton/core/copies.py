@@ -1,8 +1,8 @@
 """Events and commands of a transfer between two hosts: for both pools, and for the movers that copy.
 
-A transfer first asks for blocks to land in, then leases the blocks to read, then copies, then tells both pools. While a
-request is still computed, its sealed blocks may be sent ahead to where it will probably go on. There they are cached
-without a holder, and a later transfer finds them.
+A transfer asks the target's pool for blocks, leases the source's blocks, copies, and notifies both pools. While a
+prompt is computed, its sealed blocks may be sent ahead to the host that will probably continue the request. There they
+are cached without a holder, and a later transfer finds them.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ class LayerSpan(Struct, frozen=True, array_like=True):
 
 
 class LayersDone(Struct, frozen=True, tag=True):
-    """The KV of a step's first layers is complete, for requests whose KV is copied by layer.
+    """The KV of a step's first `layers` layers is complete, for requests whose KV is copied by layer.
 
-    A worker reports it when such a step begins, with 0 layers, and as it proceeds; only of steps that end a prompt.
+    A worker reports it at the beginning of a step that ends a prompt, with 0 layers, and as the step proceeds.
     """
 
     worker: WorkerId
     requests: tuple[tuple[RequestId, int], ...]
-    """Ids with attempts."""
+    """Request ids with their attempts."""
     layers: int
 
 
 class LandingWanted(Struct, frozen=True, tag=True):
-    """Grant blocks for a request's KV, which another host or a tier has."""
+    """Ask a pool for blocks to land in: another host or a tier has the request's KV."""
 
     request: Request
     attempt: int
     worker: WorkerId | None
-    """The worker that goes on with the request. None: the KV is sent ahead. The pool then answers at once, with free
-    blocks only: it preempts no request for it."""
+    """The worker that continues the request. None: the KV is sent ahead. The pool then answers at once: it grants free
+    blocks only, and preempts no request."""
     blocks: int
     prefix: tuple[BlockHash, ...]
-    """Hashes of its leading full blocks: those that are here already are not copied."""
+    """Hashes of the leading full blocks. Blocks that the host holds already are not copied."""
     first_block: int = 0
-    """Leading blocks that lie behind the window of every layer: they are not copied."""
+    """Number of leading blocks behind the attention window, which are not copied."""
 
 
 class LandingGranted(Struct, frozen=True, tag=True):
@@ -58,7 +58,7 @@ class LandingGranted(Struct, frozen=True, tag=True):
 
 
 class LandingRefused(Struct, frozen=True, tag=True):
-    """The pool has no free blocks for what is sent ahead."""
+    """The pool has no free blocks for KV that is sent ahead."""
 
     host: HostId
     request_id: RequestId
@@ -70,15 +70,15 @@ class LandingEnded(Struct, frozen=True, tag=True):
 
     request_id: RequestId
     computed_tokens: int
-    """Leading tokens whose KV is in them now."""
+    """Leading tokens whose KV is in the blocks now."""
     hashes: tuple[BlockHash, ...]
-    """Hashes of its leading full blocks, which are sealed now."""
+    """Hashes of the leading full blocks, which are sealed now."""
 
 
 class LeaseWanted(Struct, frozen=True, tag=True):
-    """Keep the request's blocks until LeaseEnded, whatever happens to the request: a mover is about to read them.
+    """Keep the request's blocks until LeaseEnded, even if the request ends: a mover is about to read them.
 
-    A request that holds less here is given the cached blocks of its prefix.
+    If the request holds fewer blocks on this host, the pool pins the cached blocks of its prefix.
     """
 
     request: Request
@@ -86,43 +86,43 @@ class LeaseWanted(Struct, frozen=True, tag=True):
 
 
 class LeaseEnded(Struct, frozen=True, tag=True):
-    """The mover no longer reads them."""
+    """The mover no longer reads the leased blocks."""
 
     request_id: RequestId
 
 
 class CopyBlocks(Struct, frozen=True, tag=True):
-    """Copy the KV of some of a request's tokens between two hosts.
+    """Copy the KV of some tokens of a request between two hosts.
 
-    Each list begins with the block that holds the first of these tokens on its host. Where blocks of both have one
-    size, `read[i]` goes into `write[i]`.
+    `read` and `write` begin with the block that holds `first_token`. If both hosts have the same block size, `read[i]`
+    is copied into `write[i]`.
     """
 
     request_id: RequestId
     number: int
-    """Differs from the number of every other copy of the cluster."""
+    """Unique among all copies of the cluster."""
     source: HostId
     target: HostId
     read: tuple[BlockId, ...]
     write: tuple[BlockId, ...]
     first_token: int
-    """Position in the request of the first token that is copied: on the target, one that begins a block."""
+    """Position of the first token to copy. On the target, it begins a block."""
     tokens: int
-    """How many tokens' KV is copied."""
+    """Number of tokens to copy."""
     layers: LayerSpan | None = None
-    """Copy these layers only: the others are not computed yet, or were copied before. None: copy all."""
+    """Copy only these layers, because the others are not computed yet or were copied before. None: all layers."""
 
     @property
     def whole_tokens(self) -> int:
-        """Return how many tokens over all layers have as many bytes as these layers of `tokens`."""
+        """Return the number of tokens with all layers that have as many bytes as this copy, for time estimates."""
         span = self.layers
         return self.tokens if span is None else -(-self.tokens * (span.end - span.first) // span.total)
 
 
 class CopyEnded(Struct, frozen=True, tag=True):
-    """A copy is over: nothing reads its source or writes its target any more."""
+    """A copy has ended: no process reads its source or writes its target any more."""
 
     request_id: RequestId
     number: int
     landed: bool
-    """False: it has failed, and the blocks at the target are not complete."""
+    """False: the copy has failed, and the target's blocks are incomplete."""

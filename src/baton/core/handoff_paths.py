@@ -1,4 +1,4 @@
-"""Paths by which KV changes hosts: the predicted cost of each, and the choice of a policy."""
+"""Paths of KV between hosts: the predicted cost of each, for the policy that chooses."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from msgspec import Struct
 from baton.core.types import Request
 
 Way = Literal["direct", "central"]
-"""Direct: the target copies from the source. Central: the source writes blocks into a tier that both have, and the
-target reads them there; tokens that fill no block are computed again."""
+"""`direct`: the target copies from the source. `central`: the source writes blocks into a tier that both hosts have,
+and the target reads them there; tokens that fill no block are recomputed."""
 
 
 class LinkView(Struct, frozen=True, kw_only=True):
-    """One link of a path, as the server has measured it."""
+    """Measured state of one link of a path."""
 
     expected_s: float
-    """Predicted time for this KV, behind the KV that is under way there now."""
+    """Predicted time for this KV, including the wait for KV that is under way on the link."""
     is_measured: bool
-    """False: predicted from the configuration alone."""
+    """False: the prediction uses the configuration only."""
     failed_ago_s: float = math.inf
-    """Time since the last failure on it, if nothing has succeeded since."""
+    """Time since the last failure on the link, if no transfer has succeeded since."""
 
 
 class HandoffView(Struct, frozen=True, kw_only=True):
-    """A request whose KV has to change hosts, and the predicted cost of each path."""
+    """A request whose KV must move to another host, and the predicted cost of each path."""
 
     request: Request
     tokens: int
     """Tokens whose KV the target lacks."""
     pooled_tokens: int
-    """Leading ones of those whose KV the pool has already."""
+    """Leading tokens of these whose KV the remote pool already has."""
     direct: LinkView
     put: LinkView
-    """From the source into the pool, for the KV that it lacks. 0 seconds if it has everything."""
+    """From the source into the pool, for the KV that the pool lacks. 0 seconds if it lacks none."""
     get: LinkView
     """From the pool to the target."""
     run_ratio: float
-    """Share of the KV that is put or read at once: a run is read while the next one is put."""
+    """Share of the KV in one write or read: the target reads one run while the source writes the next."""
     rest_s: float
-    """Time to compute the tokens that fill no block, which the pool does not take."""
+    """Time to recompute the tokens that fill no block: only full blocks go through the pool."""
 
 
 class WayChosen(Struct, frozen=True, tag=True):

@@ -1,4 +1,4 @@
-"""Events of time, for the coordinator."""
+"""Timer events of the coordinator."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from baton.core.types import LoadWindow
 
 
 class WaitedTooLong(Struct, frozen=True, tag=True):
-    """No worker became available within `wait_s`: reject the requests that have waited for so long.
+    """No worker became available within `wait_s`: reject the requests that have waited at least that long.
 
-    The driver sends it when the first one has: see `Coordinator.waiting_since_s`.
+    The driver sends it when the oldest waiting request is overdue; see `Coordinator.waiting_since_s`.
     """
 
     wait_s: float
 
 
 class Tick(Struct, frozen=True, tag=True):
-    """Policies of roles, scaling and moves are due. `window`: the load since the last tick."""
+    """The policies for roles, scaling and moves run now. `window`: the load since the last tick."""
 
     window: LoadWindow

@@ -1,7 +1,7 @@
 """Events and commands about the tiers below an arena: between a host's pool and the mover of bytes to its stores.
 
-Cached blocks are written behind, and read when that is cheaper than computing them. No step and no request waits for a
-write, and a read that fails is a miss.
+Cached blocks are written in the background, and read when that is cheaper than a recompute. No step and no request
+waits for such a write, and a read that fails is a miss.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ class StoreBlocks(Struct, frozen=True, tag=True):
     """Write blocks of the arena into a tier. They stay where they are until BlocksKept answers."""
 
     number: int
-    """Tells this write from every other of the host's pool."""
+    """Unique among the writes of the host's pool."""
     host: HostId
     tier: str
     hashes: tuple[BlockHash, ...]
-    """In the order of their chain, if they belong to one."""
+    """In the order of the prompt, if the blocks belong to one."""
     blocks: tuple[BlockId, ...]
 
 
 class BlocksKept(Struct, frozen=True, tag=True):
-    """A write is over: nothing reads its blocks any more."""
+    """A write has ended: no thread reads its blocks any more."""
 
     number: int
     kept: tuple[bool, ...]
-    """Of each block, whether the tier has it now."""
+    """For each block, whether the tier has stored it."""
 
 
 class DropBlocks(Struct, frozen=True, tag=True):
@@ -40,85 +40,85 @@ class DropBlocks(Struct, frozen=True, tag=True):
 
 
 class LoadWanted(Struct, frozen=True, tag=True):
-    """Blocks were granted to a request: read into them what the tiers have."""
+    """Read KV from the tiers into blocks that were granted to a request."""
 
     request_id: RequestId
     number: int
     hashes: tuple[BlockHash, ...]
     blocks: tuple[BlockId, ...]
-    """Where the bytes of each shall be."""
+    """Destination of each block."""
     back: bool = False
-    """The request has had them before, and was preempted."""
+    """True for the swap-in of a preempted request."""
 
 
 class LoadBlocks(Struct, frozen=True, tag=True):
-    """Read blocks into the arena. LoadEnded answers, whatever happens, within the time that the driver states."""
+    """Read blocks into the arena. LoadEnded always answers, at the latest after the driver's time limit."""
 
     request_id: RequestId
     number: int
     host: HostId
     tiers: tuple[str, ...]
-    """Of each block, the tier that has it."""
+    """The tier of each block."""
     hashes: tuple[BlockHash, ...]
     write: tuple[BlockId, ...]
-    """Where the bytes of each shall be."""
+    """Destination of each block."""
     back: bool = False
-    """As in `LoadWanted`: the read belongs to no transfer."""
+    """As in `LoadWanted`. Such a read belongs to no transfer."""
 
 
 class LoadEnded(Struct, frozen=True, tag=True):
-    """Nothing is read into these blocks any more."""
+    """A read has ended: no thread writes into its blocks any more."""
 
     request_id: RequestId
     number: int
     whole: tuple[bool, ...]
-    """Of each block, whether its bytes are there and verified."""
+    """For each block, whether its bytes are complete and verified."""
     took_s: dict[str, float] = {}
-    """By tier: time from the request to the last byte, earlier reads in the queue included."""
+    """By tier: time from the command to the last byte, including the wait for earlier reads."""
     damaged: dict[str, int] = {}
     """By tier: damaged blocks found since the last report."""
 
 
 class ReadBackWanted(Struct, frozen=True, tag=True):
-    """A preempted request has blocks again, and tiers have some of its KV: it is to be read, or computed.
+    """A preempted request has blocks again, and tiers have some of its KV: decide whether to read or recompute it.
 
-    ReadBack answers in the same turn. Until then its worker gets no grant.
+    ReadBack answers while the same event is handled. The worker gets its grant only after that.
     """
 
     request_id: RequestId
     host: HostId
     worker: WorkerId
     hashes: tuple[BlockHash, ...]
-    """Of the leading full blocks that it had, as far as there is room for them now."""
+    """Hashes of the leading full blocks that it had, as far as its new blocks have room for them."""
     beside: int = 0
-    """How many other requests of its worker have blocks."""
+    """Number of other requests with blocks on the same worker."""
 
 
 class ReadBack(Struct, frozen=True, tag=True):
-    """Read so much of a preempted request; the rest is computed."""
+    """Read the leading `tokens` of a preempted request; the worker recomputes the rest."""
 
     request_id: RequestId
     number: int
-    """The number of the read, as in `LoadBlocks`."""
+    """Number of the read, as in `LoadBlocks`."""
     tokens: int
-    """Leading tokens, those in the arena included. Nothing is read if these are no more than the arena has."""
+    """Leading tokens, including those in the arena. Nothing is read if the arena has all of them."""
 
 
 class PutWanted(Struct, frozen=True, tag=True):
-    """A request is to go on elsewhere from a tier: write these blocks there before all others that wait."""
+    """Write these blocks into a tier before all other waiting blocks: another host continues the request from there."""
 
     request_id: RequestId
     number: int | None
-    """PutEnded answers with it. None: no answer is needed."""
+    """Number of the put, repeated in PutEnded. None: no answer is needed."""
     tier: str
     hashes: tuple[BlockHash, ...]
-    """In the order of their chain."""
+    """In the order of the prompt."""
     run_blocks: int
-    """Most blocks of one write: a run that was written can be read while the next one is written."""
+    """Maximum blocks per write: the target can read one run while the next one is written."""
 
 
 class PutEnded(Struct, frozen=True, tag=True):
-    """The blocks of a put are in the tier, or will not get there."""
+    """Each block of a put is either in the tier or was given up."""
 
     request_id: RequestId
     number: int
@@ -131,7 +131,7 @@ class TierOpened(Struct, frozen=True, tag=True):
     hashes: tuple[BlockHash, ...]
     """Oldest first."""
     more: bool = False
-    """Further events follow: a long list comes in pieces, so that no other event waits long."""
+    """Further events follow: a long list is sent in pieces, so that it does not delay other events."""
 
 
 class TierRests(Struct, frozen=True, tag=True):
@@ -148,20 +148,20 @@ class TierView(Struct, frozen=True, kw_only=True):
     tier: str
     blocks_total: int
     blocks_cached: int
-    """Readable."""
+    """Blocks that can be read."""
     blocks_writing: int
     stored_blocks: int = 0
     refused_blocks: int = 0
-    """The store did not keep them."""
+    """Blocks that the store did not keep."""
     loaded_blocks: int = 0
     missed_blocks: int = 0
-    """They were to be read, and were gone or damaged."""
+    """Blocks that a read found missing or damaged."""
     skipped_blocks: int = 0
-    """Not written: too many were under way or waiting, or every place was in use."""
+    """Blocks that were not written, because too many were waiting or every place was in use."""
 
 
 class TierShrunk(Struct, frozen=True, tag=True):
-    """A tier's store has room for fewer blocks than it was to have: its disk is full, or it was opened only now."""
+    """A tier's store has room for fewer blocks than announced: its disk is full, or it was opened late."""
 
     tier: str
     blocks_max: int

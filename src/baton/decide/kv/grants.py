@@ -1,4 +1,4 @@
-"""Grants of blocks of a host's arena: the order of requests that want some, and which request is preempted."""
+"""Grants of arena blocks: the order in which requests are served, and the choice of the request to preempt."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from baton.decide.kv.read_backs import ReadBacks
 
 @dataclass(slots=True, kw_only=True)
 class Grants:
-    """The oldest request is served first, and the one that arrived last gives way: so nothing waits for ever."""
+    """Serves the oldest request first and preempts the youngest one, so that no request waits forever."""
 
     names: NamedBlocks
     read_backs: ReadBacks
     holdings: Mapping[RequestId, Holding]
-    """All of the host."""
+    """All holdings of the host."""
     kept_free_blocks: int
-    """See `Holding.stock_blocks`. All blocks of the arena: no request gets more than it asked for."""
+    """Free blocks that are never part of a stock; see `Holding.stock_blocks`. The arena's size: there are no stocks."""
     ahead_blocks: int | None
-    """See `Holding.goal`."""
+    """Blocks beyond the computed ones that a request may hold; see `Holding.goal`. None: unlimited."""
     _wanting: dict[RequestId, None] = field(default_factory=dict[RequestId, None])
-    """Bounded by the holdings: those that are gone are left out when the rest is served."""
+    """Requests that want blocks, in the order in which they asked. `serve` removes those without a holding."""
 
     def want(self, request_id: RequestId) -> None:
-        """Note that a holding wants more than it has."""
+        """Note that a request wants more blocks than it has."""
         self._wanting[request_id] = None
 
     def serve(self) -> list[PoolCommand]:
-        """Grant what can be granted, oldest request first; growth of running requests before new ones.
+        """Grant as many blocks as possible, oldest request first; running requests before new ones.
 
-        What comes from another host goes before what begins here, and does not wait behind it: it frees blocks there.
+        Requests that land from another host are served before requests that begin here, because they free blocks there.
         """
         if not self._wanting:
             return []
@@ -57,15 +57,15 @@ class Grants:
         return commands
 
     def to_spare(self, holding: Holding, first: int) -> Hit | None:
-        """Return the prefix hit of a request if there are blocks for the rest, and no request waits for any.
+        """Return the prefix hit of a request that can be granted at once. None: the request has to wait.
 
-        `first`: as in `NamedBlocks.hit`. None: it has to wait.
+        Requires that no other request waits for blocks. `first`: as in `NamedBlocks.hit`.
         """
         hit = self.names.hit(holding.prefix, first)
         return None if self._wanting or not self._has_room(holding, hit) else hit
 
     def hold(self, holding: Holding, hit: Hit) -> list[BlocksRemoved]:
-        """Give a request its prefix hit and as many blocks more as it wants. Return the evictions for them."""
+        """Give a request its prefix hit and the other blocks that it wants. Return the evictions for them."""
         count = hit.count
         self.names.adopt(holding, hit, holding.prefix)
         return self._take(holding, holding.goal(count, self.ahead_blocks) - count)
@@ -83,7 +83,7 @@ class Grants:
         return True
 
     def _open(self, holding: Holding, commands: list[PoolCommand]) -> bool:
-        """Give a request its first blocks: the prefix that is here, and room for the rest of what it wants."""
+        """Give a request its first blocks: the prefix hit and empty blocks. Return False if there is no room."""
         hit = self.names.hit(holding.prefix, holding.behind)
         if holding.landing:
             self._reclaim(holding, hit)
@@ -96,16 +96,16 @@ class Grants:
         return True
 
     def _has_room(self, holding: Holding, hit: Hit) -> bool:
-        """Tell whether a request can begin with this hit without preemption, and leave a block to each running one."""
+        """Return whether a request can begin without a preemption and leave one block to each running request."""
         blocks, count = self.names.blocks, hit.count
         needed = holding.goal(count, self.ahead_blocks) - count + blocks.unpinned(hit.blocks)
         left = blocks.available - needed
         return left >= len(self.holdings) or left >= len([held for held in self.holdings.values() if held.table])
 
     def _reclaim(self, holding: Holding, hit: Hit) -> None:
-        """Take back blocks of younger requests that wait to land on another host: nothing touches those.
+        """Take the blocks of younger requests that wait to land on another host. Those requests are recomputed.
 
-        Without it two hosts that are full of what waits for the other wait for ever. The younger is computed again.
+        This prevents a deadlock between two full hosts whose requests wait to land on each other.
         """
         for held in idle_younger(self.holdings.values(), holding):
             if self._has_room(holding, hit):
@@ -120,16 +120,16 @@ class Grants:
         return news
 
     def _preempt_youngest(self, growing: Holding, missing: int, commands: list[PoolCommand]) -> bool:
-        """Make room by taking the youngest request's blocks. True where room was made at once.
+        """Preempt the youngest request. Return True if its blocks are available at once.
 
-        False: the room comes when a worker answers (it gives blocks back between two steps, never inside one).
+        False: a worker uses the blocks, and gives them back between two steps.
         """
         coming = sum(held.blocks for held in self.holdings.values() if held.preempting or held.released)
         if coming + self.names.blocks.available >= missing:
             return False
         victim = youngest_to_preempt(self.holdings.values(), growing)
         if victim is None:
-            return False  # wires and reads hold what there is: they end, and say so
+            return False  # transfers and reads pin all other blocks; their end calls `serve` again
         if victim.user is None:
             self.names.preempt(victim)
             return True

@@ -1,4 +1,4 @@
-"""What one request has on one host."""
+"""The holding of one request: its blocks on one host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEPT_FREE_RATIO = 0.5
 
 
 def _no_names() -> list[BlockHash]:
-    """Make an empty list: `list[BlockHash]` makes one, too, and takes several times as long."""
+    """Return an empty list, several times as fast as `list[BlockHash]()`."""
     return []
 
 
@@ -29,43 +29,43 @@ class Holding:
     table: tuple[BlockId, ...] = ()
     """Replaced when it grows, so that workers and transfers share this tuple instead of copies."""
     behind: int = 0
-    """Leading entries of the table that it no longer holds, or never did: nobody looks at them, and what stands there
-    means nothing."""
+    """Leading entries of the table that are not held, because they lie behind the attention window. Their block ids
+    have no meaning and are never read."""
     names: list[BlockHash] = field(default_factory=_no_names)
-    """Of its leading sealed blocks."""
+    """Hashes of the leading sealed blocks."""
     computed_tokens: int = 0
-    """Leading tokens whose KV is certainly in the table: sealed blocks, and a tail that a living worker vouched for."""
+    """Leading tokens whose KV is in the table: sealed blocks, and a tail that a live worker has reported."""
     wanted: int = 0
-    """How long the table shall become. Equal to its length, or less, where nothing is wanted."""
+    """Requested length of the table in blocks. At most its current length if no blocks are wanted."""
     prefix: tuple[BlockHash, ...] = ()
     released: bool = False
     preempting: bool = False
     preempted: bool = False
-    """Its blocks were taken from it, and it has got none since: a tier may have what it had."""
+    """The request was preempted and has no blocks since. Tiers may hold copies of its blocks."""
     reading: bool = False
-    """What tiers have of its KV is read into its table, or it is asked whether to. Its worker does not know of it."""
+    """KV is read from tiers into the table, or the decision on that is pending. The worker is not told of it."""
     landing: bool = False
-    """Its KV comes over from another host: first the blocks are waited for, then a wire writes into them."""
+    """KV arrives from another host: the request waits for blocks, then a transfer writes into them."""
     leases: int = 0
-    """Wires that read its blocks, and reads from tiers into them."""
+    """Number of transfers that read the blocks, and of reads from tiers into them."""
     leased: tuple[BlockId, ...] = ()
-    """What they may touch, pinned once more for each of them."""
+    """Blocks of the leases. Each lease pins its blocks once more."""
 
     @property
     def held(self) -> tuple[BlockId, ...]:
-        """The blocks that it has."""
+        """Blocks that the request holds."""
         return self.table[self.behind :] if self.behind else self.table
 
     @property
     def blocks(self) -> int:
-        """How many it has."""
+        """Number of held blocks."""
         return len(self.table) - self.behind if self.table else 0
 
     def goal(self, done_blocks: int, ahead_blocks: int | None) -> int:
-        """How long its table shall be now that so many leading blocks are done.
+        """Return the length that the table may have now, in blocks.
 
-        `ahead_blocks`: no more than so many beyond those are given at a time. None, or for one that does not tell what
-        it has done: all that it wants.
+        With an attention window, that is at most `ahead_blocks` beyond the `done_blocks` computed ones. It is all
+        wanted blocks without a window, while KV lands, and for requests that seal no blocks.
         """
         if ahead_blocks is None or self.landing or not self.request.shares_blocks:
             return self.wanted
@@ -73,30 +73,29 @@ class Holding:
 
     @property
     def is_touched(self) -> bool:
-        """A worker or a wire may read or write the blocks now."""
+        """A worker or a transfer may read or write the blocks now."""
         return self.user is not None or self.leases > 0 or (self.landing and bool(self.table))
 
     def is_computed_by(self, worker: WorkerId, attempt: int) -> bool:
-        """Tell whether this worker computes in the blocks, and they are not about to be preempted."""
+        """Return whether this worker uses the blocks and will keep them: no preemption or release is pending."""
         return (self.user, self.attempt) == (worker, attempt) and not (self.preempting or self.released)
 
     @property
     def names_kept(self) -> tuple[BlockHash, ...]:
-        """Hashes of its leading sealed blocks; none where it is about to lose them."""
+        """Hashes of the leading sealed blocks; empty if a preemption or release is pending."""
         return () if self.preempting or self.released else tuple(self.names)
 
     @property
     def age(self) -> tuple[int, float, RequestId]:
-        """Less is served first and preempted last. The id breaks ties, so that every run decides alike."""
+        """Sort key: lower values are served first and preempted last. The id makes ties deterministic."""
         return (self.request.priority, self.request.arrived_at_s, self.request.id)
 
     def stock_blocks(self, count: int, spare_blocks: int, block_tokens: int) -> int:
-        """Count the blocks that it is given beyond the `count` that it asks for, so that it asks less often.
+        """Return the number of blocks to grant beyond the requested `count`, so that the request asks less often.
 
         Free blocks beyond the pool's `kept_free_blocks` are spare; `spare_blocks` is an equal part of them, or below 0.
         No block is evicted and no request preempted for a stock. It at most doubles the blocks of a request, and
-        never exceeds the need of its longest output.
-        What comes over a wire gets what it asked for: a copy was planned for that.
+        never exceeds the need of its longest output. A landing request gets no stock: its copy is planned already.
         """
         if spare_blocks <= 0 or self.landing:
             return 0
@@ -106,9 +105,9 @@ class Holding:
 
 
 def granted(holding: Holding, host: HostId, block_tokens: int, *, cached_blocks: int = 0) -> ToWorker | LandingGranted:
-    """Tell the worker, or the wire, that waits for them of a request's blocks.
+    """Return the message that grants the blocks to the worker, or to the transfer that lands in them.
 
-    `cached_blocks`: of a worker's, that need not be computed. See `BlocksGranted`.
+    `cached_blocks`: as in `BlocksGranted`.
     """
     request_id, table = holding.request.id, holding.table
     if holding.landing:
@@ -120,15 +119,16 @@ def granted(holding: Holding, host: HostId, block_tokens: int, *, cached_blocks:
 
 
 def idle_younger(holdings: Iterable[Holding], than: Holding) -> list[Holding]:
-    """List younger requests whose blocks no worker or wire touches now, the youngest first."""
+    """Return younger holdings that no worker or transfer touches, the youngest first."""
     idle = [held for held in holdings if held.table and not held.is_touched and held.age > than.age]
     return sorted(idle, key=lambda held: held.age, reverse=True)
 
 
 def youngest_to_preempt(holdings: Collection[Holding], growing: Holding) -> Holding | None:
-    """Choose whose blocks are taken back: not what gives them back already, nor what a wire reads or writes.
+    """Return the youngest holding that can be preempted, or None.
 
-    Nor holdings that are read back: a request that grows waits until such a read has ended.
+    Holdings that give back their blocks already, or that a transfer or tier read uses, cannot be preempted. A growing
+    request does not preempt itself while another one is read back: it waits for the end of that read.
     """
     victims = [
         held

@@ -1,9 +1,9 @@
-"""The metadata of one host's arena as one pure state machine: events of requests and workers in, grants out.
+"""The host pool: metadata of one host's arena as a pure state machine. Events of requests and workers in, grants out.
 
-Blocks are pinned by requests, never by workers. A *holding* is what one request has on this host. Its blocks are freed
-when two things are true: nobody will go on with the request (`ReleaseBlocks`), and no worker can still touch them (the
-worker said so, or is dead). When blocks are short, the request that arrived first is served first and the one that
-arrived last is preempted, whichever worker runs it: so the oldest request always gets on, and nothing waits for ever.
+Blocks are pinned by requests, never by workers. The blocks of one request on this host are its *holding*. They are
+freed when the request is released (`ReleaseBlocks`) and no worker can touch them: it has reported that, or it is dead.
+When blocks are short, the oldest request is served first and the youngest one is preempted, on any worker. So the
+oldest request always makes progress, and no request waits forever.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ class HostPool:
         self.block_runs = runs_per_block(block_tokens, prompts.hash_tokens or block_tokens)
         self._names = empty_blocks(self, blocks_total, eviction, tiers, prompts.preemption)
         self._blocks, self.tiers = self._names.blocks, self._names.tiers
-        """The tiers below the arena. None: there are none, and evicted blocks are lost."""
+        """`tiers`: the tiers below the arena. None: there are none, and evicted blocks are lost."""
         self._read_backs = ReadBacks(host, self.block_tokens, self._names, self._settle)
         self._growth_tokens = prompts.growth_tokens
         self._holdings: dict[RequestId, Holding] = {}
         self._users: dict[WorkerId, int] = {}
-        """How many holdings each worker may touch. Those that touch none are left out."""
+        """Number of holdings that each worker may touch. Workers without any are left out."""
         self.grants = Grants(
             names=self._names,
             read_backs=self._read_backs,
@@ -80,7 +80,7 @@ class HostPool:
             kept_free_blocks=int(blocks_total * KEPT_FREE_RATIO) if self.window is None else blocks_total,
             ahead_blocks=None if self.window is None else -(-self.window.ahead_tokens // block_tokens),
         )
-        """Grants blocks to the requests that want some."""
+        """The grants of this pool; they share its holdings."""
 
     def handle(self, event: PoolEvent) -> list[PoolCommand]:
         """Apply one event and return what follows from it. Late and repeated events change nothing."""
@@ -99,7 +99,10 @@ class HostPool:
             case PrefillFinished() | RequestFinished() | RequestFailed():
                 self._end(event)
             case BlocksSealed():
-                return [*self._seal(event), *self.grants.serve()]  # a longer hit leaves less to be waited for
+                return [
+                    *self._seal(event),
+                    *self.grants.serve(),
+                ]  # waiting requests may now need fewer blocks, because their prefix hit is longer
             case BlocksWanted():
                 self._want(event)
             case RequestDropped():
@@ -120,24 +123,24 @@ class HostPool:
         return self.grants.serve()
 
     def table(self, request_id: RequestId) -> tuple[tuple[BlockId, ...], int]:
-        """Return the request's block table and how many leading tokens of KV it holds: where a worker goes on."""
+        """Return the request's block table and the number of its leading tokens with KV. A worker continues there."""
         held = self._holdings.get(request_id)
         return (held.table, held.computed_tokens) if held and not held.reading else ((), 0)
 
     def names(self, request_id: RequestId) -> tuple[BlockHash, ...]:
-        """Return the hashes of the request's leading sealed blocks; none where it is about to lose them."""
+        """Return the hashes of the request's leading sealed blocks; empty if a preemption or release is pending."""
         return held.names_kept if (held := self._holdings.get(request_id)) else ()
 
     def is_computing(self, request_id: RequestId, attempt: int, worker: WorkerId) -> bool:
-        """Tell whether this worker computes in the request's blocks, and is not about to lose them."""
+        """Return whether this worker uses the request's blocks and will keep them."""
         return (held := self._holdings.get(request_id)) is not None and held.is_computed_by(worker, attempt)
 
     def held_tokens(self, hashes: Sequence[BlockHash]) -> int:
-        """Count the leading tokens of a prompt, by its hashes, whose KV this host holds."""
+        """Return the number of leading prompt tokens whose KV the arena holds, by the prompt's hashes."""
         return self._names.hit(names_of(hashes, self.block_runs)).count * self.block_tokens
 
     def behind(self, computed_tokens: int) -> int:
-        """Count the leading blocks that no step reads any more, once so many tokens are computed."""
+        """Return the number of leading blocks behind the attention window after `computed_tokens` tokens."""
         return behind_blocks(self.window, computed_tokens, self.block_tokens)
 
     def held_from_tokens(self, request_id: RequestId) -> int:
@@ -145,16 +148,16 @@ class HostPool:
         return held.behind * self.block_tokens if (held := self._holdings.get(request_id)) else 0
 
     def view(self) -> HostView:
-        """Count the blocks by state."""
+        """Return the number of blocks in each state."""
         return self._names.view()
 
     def blocks_of(self, worker: WorkerId) -> int:
-        """Count the blocks that the worker's requests stand on; one that two of them share counts twice."""
+        """Return the number of blocks that the worker's requests hold. A shared block counts once per request."""
         return sum(held.blocks for held in self._holdings.values() if held.user == worker)
 
     @property
     def holders(self) -> int:
-        """Requests that this pool knows."""
+        """Number of requests that this pool knows."""
         return len(self._holdings)
 
     def check(self) -> None:
@@ -174,7 +177,8 @@ class HostPool:
             return
         again = isinstance(event, StartPrefill) and event.request.sampling.prompt_logprobs
         if holding.preempting or holding.reading or again:
-            # A dead worker cannot answer any more, and what it had found out about the prompt died with it.
+            # The blocks are useless: a dead worker cannot give them back, an unfinished read may still write into
+            # them, and prompt log probabilities require that every prompt token is computed again.
             self._names.empty(holding)
         holding.attempt, holding.released = event.attempt, False
         self._use(holding, event.worker)
@@ -182,7 +186,7 @@ class HostPool:
             holding.wanted = 0
 
     def _use(self, holding: Holding, worker: WorkerId | None) -> None:
-        """Let a worker touch the holding's blocks from now on. None: no worker touches them."""
+        """Set the worker that may touch the holding's blocks, and count its holdings. None: no worker."""
         users = self._users
         if holding.user is not None:
             users[holding.user] -= 1
@@ -193,9 +197,9 @@ class HostPool:
         holding.user = worker
 
     def _give_first(self, event: StartPrefill) -> list[BlocksRemoved]:
-        """Give a prompt its first blocks with its start, where its worker would ask for them at once and get them.
+        """Grant a prompt's first blocks with its start if its worker is idle and would ask for them at once.
 
-        One that has other requests asks when their turns have come: by then more of the prompt may be found here.
+        A busy worker asks later, in its own order: by then the prefix hit may be longer.
         """
         if self._growth_tokens is None or self._users[event.worker] > 1:
             return []
@@ -215,7 +219,7 @@ class HostPool:
     def _current(
         self, event: BlocksWanted | RequestDropped | PrefillFinished | RequestFinished | RequestFailed | BlocksSealed
     ) -> Holding | None:
-        """Return the holding that the event speaks of; None where it is news of an abandoned attempt."""
+        """Return the holding of the event. None: the event belongs to an abandoned attempt."""
         holding = self._holdings.get(event.request_id)
         if holding is None or holding.attempt != event.attempt or holding.user != event.worker:
             return None
@@ -255,7 +259,7 @@ class HostPool:
         self._leave(holding)
 
     def _leave(self, holding: Holding) -> None:
-        """No worker touches the holding any more. Its next worker does not wait for a read under way."""
+        """Note that no worker touches the holding any more. Its next worker does not wait for a read under way."""
         self._use(holding, None)
         if holding.reading:
             self._names.empty(holding)
@@ -272,7 +276,7 @@ class HostPool:
         elif holding.preempting:
             self._names.preempt(holding)
 
-    # ---- KV that comes from another host, or goes there
+    # ---- KV from and to other hosts
 
     def _handle_wire(self, event: LandingWanted | LandingEnded | LeaseWanted | LeaseEnded) -> list[PoolCommand]:
         match event:
@@ -292,7 +296,7 @@ class HostPool:
         return []
 
     def _expect(self, event: LandingWanted) -> list[PoolCommand]:
-        """Wait for blocks to land in. A request that comes back while a wire still reads it here goes on in those."""
+        """Request blocks to land in. If the request still has enough blocks on this host, it lands in those."""
         holding = self._holdings.get(event.request.id)
         if event.worker is None:
             return self._expect_ahead(event)
@@ -328,9 +332,8 @@ class HostPool:
         holding.wanted = 0
         told = self._names.name(holding, 0, event.hashes)
         if holding.behind > self.behind(event.computed_tokens):
-            self._names.empty(
-                holding
-            )  # fewer blocks have landed than were wanted: the window of the next token reaches before them
+            # Fewer blocks have landed than were wanted: the attention window begins before the first of them.
+            self._names.empty(holding)
         self._settle(holding)
         return [*told]
 

@@ -1,6 +1,6 @@
-"""Blocks that are put into tiers so that requests can go on from them elsewhere, and the puts that wait for them.
+"""Puts: writes of a request's blocks into a tier, so that the request can continue on another host.
 
-A put ends, whatever becomes of its blocks (INV-1): what it waits for is urgent, or is being written.
+Every put ends (INV-1): each block that it waits for is in the queue of urgent blocks or is being written.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from baton.core.tier_messages import PutEnded
 from baton.core.types import BlockHash, BlockId, RequestId
 
 BlockQueue = OrderedDict[BlockHash, BlockId]
-"""Blocks that are to be written to a tier, the first first."""
+"""Blocks to write to a tier, in order."""
 
 
 @dataclass(slots=True)
 class _Put:
-    """Blocks that a handoff waits for: until the tier has them, or is known not to get them."""
+    """One put. `left`: the blocks that the tier has neither stored nor given up yet."""
 
     request_id: RequestId
     tier: str
@@ -27,45 +27,45 @@ class _Put:
 
 @dataclass(slots=True)
 class Puts:
-    """All puts of one host. Tiers are told apart by their names."""
+    """All puts of one host, by tier name."""
 
     blocks_max: int
-    """Of each tier, how many may be urgent: as many as the arena has. It may have given some of them up by now."""
+    """Bound of the urgent blocks of each tier: the size of the arena. The arena may have evicted some of them."""
     _urgent: dict[str, BlockQueue] = field(default_factory=lambda: defaultdict[str, BlockQueue](OrderedDict))
     _waiting: dict[int, _Put] = field(default_factory=dict[int, _Put])
     run_blocks: dict[str, int] = field(default_factory=dict[str, int])
-    """Of each tier, how many urgent blocks are written at once, as the newest put wants it."""
+    """By tier: the number of urgent blocks in one write, as requested by the newest put."""
 
     def urgent(self, tier: str) -> BlockQueue:
-        """Return the blocks that are written first. A caller that removes a block writes it, or settles it."""
+        """Return the queue of blocks to write first. A caller that removes a block must write it or call `settle`."""
         return self._urgent[tier]
 
     def wait(self, number: int, request_id: RequestId, tier: str, names: Iterable[BlockHash]) -> None:
-        """Tell that these blocks, which are urgent or being written, are in the tier, or will not get there."""
+        """Add a put. It ends once the tier has stored or given up each of these urgent blocks."""
         self._waiting[number] = _Put(request_id, tier, set(names))
 
     def trim(self, tier: str) -> int:
-        """Give up the urgent blocks that wait longest, where there are too many. Returns how many those were."""
+        """Give up the oldest urgent blocks beyond `blocks_max`. Return their number."""
         urgent = self._urgent[tier]
         dropped = [urgent.popitem(last=False)[0] for _ in range(len(urgent) - self.blocks_max)]
         self.settle(tier, dropped)
         return len(dropped)
 
     def rest(self, tier: str) -> None:
-        """Give up all that is urgent: the tier is left alone."""
+        """Give up all urgent blocks of a tier that this host stops using."""
         self.settle(tier, self._urgent[tier])
         self._urgent[tier].clear()
 
     def settle(self, tier: str, names: Iterable[BlockHash]) -> None:
-        """Wait for these blocks no longer."""
+        """Remove these blocks from the puts that wait for them: the tier has stored them or given them up."""
         settled = set(names)
         for put in self._of(tier):
             put.left -= settled
 
     def fail(self, tier: str, names: Iterable[BlockHash]) -> None:
-        """The tier has kept none of these. Nothing else of the puts that have waited for them is tried.
+        """Give up every put that waits for one of these blocks, because the tier has kept none of them.
 
-        Their other blocks are no longer urgent, so no other put waits for those either.
+        The other blocks of such a put are no longer urgent, so no other put waits for those either.
         """
         failed, urgent = set(names), self._urgent[tier]
         given_up: set[BlockHash] = set()
@@ -76,12 +76,12 @@ class Puts:
         self.settle(tier, given_up | failed)
 
     def ended(self) -> list[PutEnded]:
-        """Take out the puts that wait for nothing any more."""
+        """Remove the puts that are done, and return an event for each."""
         numbers = [number for number, put in self._waiting.items() if not put.left]
         return [PutEnded(self._waiting.pop(number).request_id, number) for number in numbers]
 
     def clear(self) -> None:
-        """Forget all puts: their host is lost."""
+        """Forget all puts, because their host is lost."""
         self._waiting.clear()
 
     def _of(self, tier: str) -> list[_Put]:

@@ -1,4 +1,4 @@
-"""Preempted requests that come back: what tiers have of their KV is read into their new blocks before they go on."""
+"""Swap-in of preempted requests: KV is read from tiers into their new blocks before they continue."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from baton.decide.kv.named_blocks import NamedBlocks
 class _Read:
     attempt: int
     first: int
-    """Block of the table."""
+    """Index in the table of the first block to read."""
     hashes: tuple[BlockHash, ...]
 
 
 @dataclass(slots=True)
 class ReadBacks:
-    """The reads of preempted requests on one host: at most one per attempt of a request, and each of them ends.
+    """The swap-ins of one host: at most one per attempt of a request, and each of them ends.
 
-    Their blocks are leased: they stay until the read has ended, whatever happens to the request.
+    The blocks are leased until the read has ended, even if the request ends before.
     """
 
     host: HostId
     block_tokens: int
     names: NamedBlocks
     settle: Callable[[Holding], None]
-    """Gives back the blocks of a holding, where that was waiting for its lease to end."""
+    """Frees the blocks of a holding whose release waited for the end of its lease."""
     _under_way: dict[int, _Read] = field(default_factory=dict[int, _Read])
 
     def wish(self, holding: Holding, holdings: Iterable[Holding]) -> ReadBackWanted | None:
-        """Ask whether to read, for a request that has just got blocks again. None: there is nothing to read.
+        """Return the question whether to read KV for a request that has blocks again. None: no tier has any.
 
-        `holdings`: all of the host.
+        `holdings`: all holdings of the host.
         """
         held, hashes = len(holding.names), holding.prefix[: len(holding.table)]
         if holding.user is None or self.names.tiers is None or not self.names.tiers.find(hashes[held : held + 1]):
@@ -49,9 +49,9 @@ class ReadBacks:
         return ReadBackWanted(holding.request.id, self.host, holding.user, hashes, beside)
 
     def handle(self, holding: Holding | None, event: ReadBack | LoadEnded) -> list[PoolCommand]:
-        """Begin a read, or grant the blocks of one that has ended. Other reads concern the tiers only.
+        """Begin a read, or grant the blocks after one has ended. Reads for other purposes are passed to the tiers only.
 
-        `holding`: of the event's request.
+        `holding`: the holding of the event's request.
         """
         told: list[PoolCommand] = []
         if isinstance(event, LoadEnded) and self.names.tiers is not None:
@@ -61,7 +61,7 @@ class ReadBacks:
         return told + (self._begin(holding, event) if isinstance(event, ReadBack) else self._end(holding, event))
 
     def _begin(self, holding: Holding, event: ReadBack) -> list[PoolCommand]:
-        """Read as much as was decided. Of nothing, the worker is told at once."""
+        """Begin the read that was decided. If nothing is to be read, grant the blocks at once."""
         first, end = len(holding.names), event.tokens // self.block_tokens
         assert holding.reading, f"{event.request_id} does not wait for a decision to read it back"
         if end <= first or self.names.tiers is None:
@@ -72,7 +72,7 @@ class ReadBacks:
         return [*self.names.tiers.handle(wanted)]
 
     def _end(self, holding: Holding, event: LoadEnded) -> list[PoolCommand]:
-        """Seal what has come, and let the worker compute the rest."""
+        """Seal the blocks that were read, and grant the table: the worker computes the rest."""
         read = self._under_way.pop(event.number, None)
         if read is None:
             return []
