@@ -1,1 +1,1 @@
-"""What to buy and how to cut it: search over hardware, roles, parallelism and precision, verified by simulation."""
+"""Offline planner: search over hardware, roles, parallelism and precision, then check the best fleets by simulation."""

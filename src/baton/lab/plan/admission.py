@@ -1,4 +1,4 @@
-"""What the server should do with a request that would be late: take it all the same, or refuse it. Both are played."""
+"""Compare admission modes by simulation: accept every request, or reject those predicted to miss the SLO."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from baton.lab.plan.play import FleetSimulator
 from baton.lab.plan.verify import HEADROOM, VerifiedFleet
 
 Admission = Literal["slo", "all"]
-"""Refuse what is predicted to miss the SLO, or take everything while the queue has room."""
+"""`slo`: reject requests that are predicted to miss the SLO. `all`: accept every request while the queue has room."""
 PLAYED_MAX = 1_000
-"""Requests of a simulation: which of the two is better shows early."""
+"""Bound on a simulation's requests. A short simulation suffices to rank the modes."""
 OVERLOAD = 1.5
-"""Times the planned rate: what the two differ in is seen above capacity."""
+"""Load as a multiple of the planned rate. The modes differ only above capacity."""
 
 
 class AdmissionResult(Struct, frozen=True, kw_only=True):
-    """How a fleet does under one admission. A refused request did not meet the SLO."""
+    """Simulated results of a fleet under one admission mode. A rejected request counts as a missed SLO."""
 
     admission: Admission
     attainment_ratio: float
-    """At the rate at which fleets are verified."""
+    """Share of requests within the SLO at the load of the verification."""
     overload: float
-    """Times the planned rate."""
+    """Load of the overload simulation, as a multiple of the planned rate."""
     overload_attainment_ratio: float
     overload_goodput_rps: float
-    """Requests a second within the SLO then."""
+    """Request rate within the SLO under overload."""
 
 
 def play_admissions(
     plays: FleetSimulator, chosen: VerifiedFleet, choices: Sequence[Admission]
 ) -> list[AdmissionResult]:
-    """Play the fleet under each admission, at the rate of its verification and above it. The better ones come first.
+    """Return the results of each admission mode at the verification load and under overload, best first.
 
-    Better: the SLO is met at that rate, then the goodput above it.
+    Modes that meet the SLO at the verification load come first. Goodput under overload decides among them.
     """
     fleet = chosen.fleet
 
     def attained(admission: Admission, load: float) -> float:
         if admission == "all" and load == HEADROOM and chosen.played is not None:
-            return chosen.played.attainment_ratio  # so it was verified
+            return chosen.played.attainment_ratio  # the verification ran in this mode
         played = plays.play(fleet, load=load, promised=admission == "slo", requests_max=PLAYED_MAX)
         return played.attainment_ratio if played is not None else 0.0
 
@@ -63,7 +63,7 @@ def play_admissions(
 
 
 def describe_admission(found: Sequence[AdmissionResult]) -> list[str]:
-    """Which admission, and what it is worth. Nothing where none was played."""
+    """Return a sentence that names the best admission mode and its gain. Empty if no mode was simulated."""
     if not found:
         return []
     what = {"slo": "refuse what would miss the SLO", "all": "take every request that the queue has room for"}

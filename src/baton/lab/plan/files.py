@@ -1,4 +1,4 @@
-"""A plan as files: a Kubernetes manifest, and a cluster for `baton sim`."""
+"""Write a plan as files: a Kubernetes manifest, and a cluster for `baton sim`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ NOTE = """# The image is yours: Baton with PyTorch for CUDA. Every pod needs the
 # its hub name they are downloaded, a folder has to be mounted at the same path everywhere.
 """
 NAME_MAX = 40
-"""Characters of a manifest's name: with a role and a number behind it, it is still a DNS label."""
+"""Length limit of a manifest's name. With a role and a number appended, it stays a valid DNS label."""
 CONFIG_KEY = "serve.toml"
 GPU_RESOURCE, PRODUCT_LABEL = "nvidia.com/gpu", "baton.dev/gpu"
-"""What a pod asks of a node: so many GPUs, and the kind by a label that the cluster's owner sets."""
+"""Resource and node label of a GPU pod. The cluster's administrator sets the label to the GPU's name."""
 
 
 def cluster_yaml(found: Recommendation) -> str:
-    """The cluster as `baton sim --cluster` takes it."""
+    """Return the fleet as a file for `baton sim --cluster`."""
     spec = cluster_spec(found.best, same_host=found.search.same_host)
     plain = msgspec.to_builtins(spec)
     keep = ("kinds", "workers", "queue_requests_max")
@@ -32,7 +32,7 @@ def cluster_yaml(found: Recommendation) -> str:
 
 
 def kubernetes_yaml(found: Recommendation) -> str:
-    """A manifest: a single pod for a single worker; otherwise a server, and a Deployment of hosts per group."""
+    """Return the manifest: one server, plus a Deployment of hosts per group unless the server runs the only worker."""
     groups = found.best.groups
     name = _dns(f"baton-{found.search.options[0].cost.model.name}")
     head: list[dict[str, Any]] = [
@@ -54,7 +54,7 @@ def kubernetes_yaml(found: Recommendation) -> str:
 
 
 def _dns(name: str) -> str:
-    """A name that Kubernetes takes: small letters, digits and dashes."""
+    """Return the name in the characters that Kubernetes allows: lowercase letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower())[:NAME_MAX].strip("-")
 
 
@@ -78,7 +78,7 @@ def _deployment(name: str, pods: int, pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def _serve(name: str, found: Recommendation) -> dict[str, Any]:
-    """The server's pod: with GPUs where the plan's only worker is its own."""
+    """Return the server's pod spec. It requests GPUs if the server runs the plan's only worker."""
     alone = is_alone(found.best)
     ports = [HTTP_PORT] if alone else [HTTP_PORT, HOSTS_PORT]
     container: dict[str, Any] = {
@@ -102,14 +102,14 @@ def _host(join: str, group: WorkerGroup) -> dict[str, Any]:
 
 
 def _on_gpus(pod: dict[str, Any], group: WorkerGroup) -> dict[str, Any]:
-    """The pod with the GPUs of one worker of a group."""
+    """Return the pod spec with the GPUs and node selector of one worker added."""
     pod["containers"][0]["resources"] = {"limits": {GPU_RESOURCE: group.option.facts.gpus}}
     pod["nodeSelector"] = {PRODUCT_LABEL: group.option.stock.hardware.name}
     return pod
 
 
 def group_lines(found: Recommendation) -> list[tuple[str, ...]]:
-    """A row per group for a table: role, workers, GPUs, what each carries, batch, limit."""
+    """Return one table row per group: role, workers, option, GPUs, rate, requests, step tokens, limit, kind name."""
     return [
         (
             group.role, str(group.workers), group.option.name, str(group.workers * group.option.facts.gpus),

@@ -1,4 +1,4 @@
-"""Why this fleet and not another, in words with numbers."""
+"""Explain the recommended fleet: its limits, its balance, and the alternatives."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from baton.lab.plan.search import Objective, PlannedFleet, Search, Shape, Worker
 from baton.lab.plan.verify import VerifiedFleet
 
 CUTS_MAX = 3
-"""Other cuts of a role that are named; the rest are counted."""
+"""Number of alternative cuts named per role. The remaining ones are counted."""
 NETWORK_RATIO = 0.98
-"""A fleet that carries less than this share of its scarcer side is bound by what lies between the sides."""
+"""The network is the limit if the fleet carries less than this share of its scarcer side."""
 LOW_RATIO = 0.3
-"""Where neither arithmetic nor bandwidth is used more than this, a step's time goes elsewhere."""
+"""If compute and bandwidth utilization are both below this, overhead dominates the step."""
 UNIT: Mapping[Objective, str] = {
     "cheapest": "req/s per USD/h", "goodput-per-dollar": "req/s per USD/h", "goodput-per-watt": "req/s per W",
     "goodput-per-gpu": "req/s per GPU",
@@ -23,7 +23,7 @@ UNIT: Mapping[Objective, str] = {
 
 
 def reasons(fleet: PlannedFleet, demand: WorkloadDemand) -> list[str]:
-    """What binds each group, and how the groups are balanced."""
+    """Return one sentence per group about its limit, and one about the balance of prefill and decode."""
     found = [_bound(group, demand) for group in fleet.groups]
     if fleet.having("prefill") and fleet.having("decode"):
         found.append(_balance(fleet, demand))
@@ -31,7 +31,10 @@ def reasons(fleet: PlannedFleet, demand: WorkloadDemand) -> list[str]:
 
 
 def _balance(fleet: PlannedFleet, demand: WorkloadDemand) -> str:
-    """Which side is scarce; or the way between them, where the fleet carries less than both and than was asked for."""
+    """Return a sentence that names the scarcer side.
+
+    It names the network if the fleet carries less than both sides and less than the wanted rate.
+    """
     first, second = (sum(group.rate_rps for group in fleet.having(role)) for role in ("prefill", "decode"))
     sides = f"prefill workers carry {first:.2f} req/s together, decode workers {second:.2f}"
     if fleet.rate_rps < NETWORK_RATIO * min(first, second, demand.rate_rps or math.inf):
@@ -63,7 +66,7 @@ def _bound(group: WorkerGroup, demand: WorkloadDemand) -> str:
 
 
 def comparison(best: PlannedFleet, other: PlannedFleet, objective: Objective) -> str:
-    """How far another fleet is behind."""
+    """Return one line that compares another fleet with the best one, by the objective."""
     ratio = best.value(objective) / max(1e-12, other.value(objective))
     limits = ", ".join(f"{group.role}: {group.capacity.limit}" for group in other.groups)
     behind = f"{ratio:.2f}x behind" if ratio >= 1 else f"{1 / ratio:.2f}x ahead on paper"
@@ -72,7 +75,10 @@ def comparison(best: PlannedFleet, other: PlannedFleet, objective: Objective) ->
 
 
 def not_recommended(search: Search, best: PlannedFleet, verified: Mapping[Shape, VerifiedFleet]) -> list[str]:
-    """The best of what was not taken: the other shape, each kind of GPU alone, each way to cut a role."""
+    """Return lines about the alternatives: the other shape, each GPU kind alone, and other cuts of each role.
+
+    Each line says why the alternative is behind, or that no such fleet meets the SLO.
+    """
     found: list[str] = []
     names = {best.name}
     for fleet, played in _others(search, best, verified):
@@ -91,7 +97,7 @@ def not_recommended(search: Search, best: PlannedFleet, verified: Mapping[Shape,
 def _others(
     search: Search, best: PlannedFleet, verified: Mapping[Shape, VerifiedFleet]
 ) -> Iterable[tuple[PlannedFleet, str]]:
-    """Other fleets, and what is to be said of those that did not hold in simulation."""
+    """Yield the other fleets, each with a note if it did not hold in simulation."""
     for each in verified.values():
         missed = each.played is not None or each.fleet.value(search.objective) > best.value(search.objective)
         not_held = "; it missed the SLO in simulation" if missed else "; so it was not simulated"
@@ -104,7 +110,7 @@ def _others(
 
 
 def _cuts(search: Search, best: PlannedFleet) -> list[str]:
-    """For each role of the best fleet: what it gives for its price on other cuts of the same hardware."""
+    """Return lines about other cuts of each role on the same hardware, with their loss of capacity per price."""
     found: list[str] = []
     for group in best.groups:
         own = group.capacity.rate_rps / max(1e-12, search.price(group.option))

@@ -1,4 +1,4 @@
-"""Find the best fleet: screen every option, solve for the counts, and keep what was beaten, with what beat it."""
+"""Find the best fleet: compute the capacity of every option, then solve for the worker counts."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from baton.lab.plan.solve import Pool, Problem, Solution, solve
 
 Objective = Literal["cheapest", "goodput-per-dollar", "goodput-per-watt", "goodput-per-gpu"]
 Shape = Literal["best", "disaggregated", "mixed"]
-"""What the fleet may consist of."""
+"""Roles that the fleet may consist of."""
 ROLES_OF: dict[Shape, tuple[Role, ...]] = {
     "best": ("prefill", "decode", "mixed"),
     "disaggregated": ("prefill", "decode"),
     "mixed": ("mixed",),
 }
 ROUNDS = 2
-"""Capacity depends on how many workers share a queue, which the solution tells: solve, look, solve again."""
+"""Rounds of solving. Capacity depends on the number of workers that share a queue, which only a solution gives."""
 POOL_GUESS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerGroup:
-    """Workers of a plan that are alike."""
+    """Workers of a fleet with the same role and option."""
 
     role: Role
     option: WorkerOption
@@ -36,17 +36,17 @@ class WorkerGroup:
 
     @property
     def rate_rps(self) -> float:
-        """What they carry together."""
+        """Total rate of the group."""
         return self.workers * self.capacity.rate_rps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedFleet:
-    """A plan: its workers, and what it gives for what it costs."""
+    """A fleet with its capacity, price and power."""
 
     groups: tuple[WorkerGroup, ...]
     rate_rps: float
-    """Requests a second within the SLO."""
+    """Request rate within the SLO."""
 
     @property
     def gpus(self) -> int:
@@ -58,24 +58,24 @@ class PlannedFleet:
 
     @property
     def power_w(self) -> float:
-        """Rated, with the nodes' share."""
+        """Rated power, including each GPU's share of its node."""
         return sum(group.workers * group.option.facts.power_w for group in self.groups)
 
     @property
     def name(self) -> str:
-        """Such as `2 x prefill A100-80G-SXM tp2 + 1 x decode A100-80G-SXM tp1`."""
+        """Name such as `2 x prefill A100-80G-SXM tp2 + 1 x decode A100-80G-SXM tp1`."""
         return " + ".join(f"{group.workers} x {group.role} {group.option.name}" for group in self.groups)
 
     def having(self, role: Role) -> list[WorkerGroup]:
-        """Its groups of a role."""
+        """Return the fleet's groups with the given role."""
         return [group for group in self.groups if group.role == role]
 
     def value(self, objective: Objective) -> float:
-        """What is maximized: requests a second for a unit of what they cost."""
+        """Return the objective's value, which the search maximizes: request rate per unit of price."""
         return self.rate_rps / max(1e-12, self.price(objective))
 
     def price(self, objective: Objective) -> float:
-        """What it costs, in the objective's unit."""
+        """Return the fleet's price in the objective's unit."""
         match objective:
             case "goodput-per-gpu":
                 return float(self.gpus)
@@ -87,22 +87,22 @@ class PlannedFleet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """One demand, and the options to meet it with."""
+    """Search space of one demand: its options and the objective."""
 
     demand: WorkloadDemand
     options: Sequence[WorkerOption]
     objective: Objective
     same_host: bool
-    """Whether prefill and decode workers share a node."""
+    """Prefill and decode workers share a node."""
     derate: float = 1.0
-    """Factor on what the screening promises: below 1 after a simulation that fell short."""
+    """Factor on the screened capacities. Below 1 after a simulation in which a fleet missed the SLO."""
     known: dict[tuple[WorkloadDemand, Role, str, int], Capacity] = field(
         default_factory=dict[tuple[WorkloadDemand, Role, str, int], Capacity], repr=False
     )
-    """Capacities found so far, before they are derated: searches that differ in little share them."""
+    """Cache of capacities before derating, shared by searches with the same options."""
 
     def fleet(self, shape: Shape, *, keep: Callable[[WorkerOption], bool] = lambda option: True) -> PlannedFleet | None:
-        """The best fleet of a shape from the options that `keep` lets through. None: no such fleet meets the SLO."""
+        """Return the best fleet of a shape from the options that `keep` accepts, or None if none meets the SLO."""
         sizes: dict[tuple[Role, str], int] = {}
         found: tuple[list[Pool], Solution] | None = None
         for _ in range(ROUNDS):
@@ -138,7 +138,7 @@ class Search:
         return [pool for pool in pools if pool.capacity.rate_rps > 0]
 
     def capacity(self, role: Role, option: WorkerOption, workers: int) -> Capacity:
-        """What one of `workers` of an option carries in a role."""
+        """Return the derated capacity of one worker in a pool of `workers`."""
         workers = max(1, min(workers, option.stock.gpus // option.facts.gpus))
         key = (self.demand, role, option.name, workers)
         found = self.known.get(key)
@@ -156,7 +156,7 @@ class Search:
                 return mixed_capacity(option, self.demand, workers=workers)
 
     def price(self, option: WorkerOption) -> float:
-        """Of one worker, in the objective's unit."""
+        """Return the price of one worker in the objective's unit."""
         match self.objective:
             case "goodput-per-gpu":
                 return float(option.facts.gpus)
@@ -167,7 +167,7 @@ class Search:
 
 
 def derated(capacity: Capacity, factor: float) -> Capacity:
-    """The same worker, trusted with less."""
+    """Return the capacity with its rate and requests multiplied by `factor`."""
     if factor == 1.0:
         return capacity
     return Capacity(

@@ -1,4 +1,4 @@
-"""A fleet as what Baton runs: a server's configuration, `baton host` for each worker, and what it cannot serve."""
+"""Convert a planned fleet to Baton's configuration: a server's TOML file and a `baton host` command per worker."""
 
 from __future__ import annotations
 
@@ -16,30 +16,33 @@ from baton.lab.plan.recommend import Recommendation
 from baton.lab.plan.search import PlannedFleet, WorkerGroup
 
 HTTP_PORT, HOSTS_PORT = 8000, 8001
-"""Of the server: for clients, and for hosts that have joined."""
+"""Ports of the server: HTTP for clients, and the connections of joined hosts."""
 SHIPPED = "smollm2-135m"
-"""The one model that `baton serve` knows by a name of the catalogue."""
+"""Catalogue name of the one model that `baton serve` also accepts by that name."""
 _ALWAYS = ("block_tokens", "step_tokens_max", "requests_max")
-"""Keys that are written even where they are the server's defaults: the plan rests on them."""
+"""Keys that are always written, because the plan depends on their values even if they are defaults."""
 
 
 def served_model(llm: str) -> str:
-    """What `baton serve` is told for the model of a plan: a hub name, or the folder of its config.json."""
+    """Return the model argument of `baton serve`: a hub name, or the folder of the given config.json."""
     if llm.endswith(".json"):
         return str(Path(llm).parent)
     return llm if "/" in llm else hub_name(model_shape(llm).name) or llm
 
 
 def is_alone(fleet: PlannedFleet) -> bool:
-    """Whether the server's own host is enough. Workers of one host share its GPUs, so each has a host of its own."""
+    """Return whether the server's own host runs the whole fleet.
+
+    Workers on one host share its GPUs, so each worker of a larger fleet has a host of its own.
+    """
     return sum(group.workers for group in fleet.groups) == 1
 
 
 def serve_config(found: Recommendation) -> Config:
-    """The configuration of a server with the plan's only worker, or with none and the hosts that have one each.
+    """Return the server's configuration, with the plan's only worker or with the number of hosts to expect.
 
-    Batch limits hold for all workers of a server: the largest step that a group asks for, and its most requests. The
-    SLO is the whole one that was asked for: the server itself takes off what loading from a tier takes.
+    The batch limits apply to all workers of a server, so they are the largest of all groups. The SLO is the one the
+    user asked for: the server itself subtracts the time to load from a tier.
     """
     slo, groups = found.question.demand.slo, found.best.groups
     config = Config(
@@ -57,16 +60,16 @@ def serve_config(found: Recommendation) -> Config:
 
 
 def _prices(fleet: PlannedFleet) -> dict[str, Any]:
-    """What the plan says of steps, of those who decode where groups differ: a promised TPOT is held against it.
+    """Return the `cost` section that the server predicts step times with, from a group that decodes if there is one.
 
-    Else a server without a GPU, whose hosts have them, would refuse everything by the prices of its own CPU.
+    Without it, a server without a GPU would predict with its CPU's speed and reject every request.
     """
     group = next((each for each in fleet.groups if each.role != "prefill"), fleet.groups[0])
     return cast("dict[str, Any]", _said(msgspec.to_builtins(cost_section(group, same_host=False))))
 
 
 def _said(value: object) -> object:
-    """Leave out what is none: TOML has no word for it."""
+    """Return the value without keys that are None, because TOML cannot express them."""
     if not isinstance(value, Mapping):
         return value
     items = cast("Mapping[str, object]", value).items()
@@ -89,17 +92,20 @@ def _with_hosts(config: Config, fleet: PlannedFleet) -> Config:
 
 
 def kv_blocks(group: WorkerGroup) -> int:
-    """Blocks of the arena beside a worker. 0, which leaves it to the host, where formats are not as planned."""
+    """Return the number of KV blocks of a worker's arena, or 0 if its host must choose it.
+
+    The host chooses if Baton's engine lacks a feature of the plan, such as the KV format.
+    """
     return 0 if missing_features(group) else group.option.facts.kv_tokens_max // BLOCK_TOKENS
 
 
 def enforces_slo(found: Recommendation) -> bool:
-    """Whether requests are to be promised the SLO: those that would miss it are refused then."""
+    """Return whether the server should reject requests that are predicted to miss the SLO."""
     return found.admissions[0].admission == "slo" if found.admissions else "slo" in found.question.spec.admission
 
 
 def host_command(group: WorkerGroup, *, url: str) -> list[str]:
-    """The command of a host with one worker of the group."""
+    """Return the command that starts a host with one worker of the group."""
     parallel, blocks = group.option.cost.parallel, kv_blocks(group)
     words = ["baton", "host", "--join", url, f"--{group.role}", "1", "--device", "cuda"]
     words += ["--tp", str(parallel.tp), "--pp", str(parallel.pp)]
@@ -107,7 +113,7 @@ def host_command(group: WorkerGroup, *, url: str) -> list[str]:
 
 
 def missing_features(group: WorkerGroup) -> list[str]:
-    """What the plan counts on for these workers and Baton's own engine does not have on a GPU."""
+    """Return the features that the plan uses for this group and Baton's own engine lacks on a GPU."""
     cost = group.option.cost
     found: list[str] = []
     if cost.precision.weights != "bf16":
@@ -121,7 +127,7 @@ def missing_features(group: WorkerGroup) -> list[str]:
 
 
 def missing_feature_lines(fleet: PlannedFleet) -> list[str]:
-    """The same of a fleet, a line for each group that lacks something."""
+    """Return one warning for each group whose planned features Baton's engine lacks."""
     return [
         f"{group.role} on {group.option.name}: Baton's own engine has no {', no '.join(missing)} on a GPU; it does not "
         "reach the planned rate"
@@ -132,7 +138,7 @@ def missing_feature_lines(fleet: PlannedFleet) -> list[str]:
 
 
 def serve_toml(found: Recommendation) -> str:
-    """The configuration as a file, with what it cannot say in comments: the commands of the hosts."""
+    """Return the server's configuration as TOML. Comments give the fleet, the host commands and the warnings."""
     config, fleet = serve_config(found), found.best
     lines = [
         f"# {fleet.name}",
@@ -161,7 +167,7 @@ def serve_toml(found: Recommendation) -> str:
 
 
 def _host_lines(fleet: PlannedFleet) -> list[str]:
-    """How to start the hosts, group by group. Nothing for a worker of the server's own."""
+    """Return comment lines that tell how to start the hosts of each group. Empty if the server runs the only worker."""
     if is_alone(fleet):
         return []
     return [

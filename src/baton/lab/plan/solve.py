@@ -1,7 +1,7 @@
-"""How many workers of which kind: a mixed-integer program over pools, with KV flowing between them.
+"""Choose the number of workers of each kind with a mixed-integer program.
 
-Variables: whole workers of every option and role, and the rate from each prefill option to each decode option. A flow
-is bound by what both pools carry and by what their networks move; pools on different hardware mix freely.
+The variables are the workers of every option and role, and the rate from each prefill option to each decode option. The
+capacities and the networks of both pools bound each flow. Pools on different hardware may be combined.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from baton.lab.plan.options import WorkerOption
 LINK_RATIO = 0.8
 """Share of a network's bandwidth that handoffs may use."""
 ROUNDS_MAX = 12
-"""Dinkelbach's method ends in a few rounds; this bounds it."""
+"""Bound on the rounds of Dinkelbach's method, which converges in a few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """Workers of one option in one role, and what each of them carries."""
+    """Workers of one option in one role, with the capacity of each."""
 
     role: Role
     option: WorkerOption
     capacity: Capacity
     price: float
-    """Of one worker, in the objective's unit."""
+    """Price of one worker, in the objective's unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What to solve."""
+    """Input of the solver."""
 
     pools: Sequence[Pool]
     handoff_bytes: float
-    """KV of a mean request."""
+    """KV bytes of a mean request."""
     same_host: bool
-    """Handoffs stay inside a node, where the network is not in the way."""
+    """Handoffs stay inside a node, so the network does not limit them."""
     rate_rps: float | None
-    """None: as large as possible."""
+    """Wanted rate. None: maximize the rate for the price."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """Whole workers of each pool, and what they carry together."""
+    """Number of workers of each pool, with their total rate and price."""
 
     counts: tuple[int, ...]
     rate_rps: float
@@ -54,11 +54,12 @@ class Solution:
 
 
 def solve(problem: Problem) -> Solution | None:
-    """Find the cheapest counts that carry the rate; where none is wanted, those with the most rate for a unit of price.
+    """Return the cheapest worker counts that carry the wanted rate, or the best rate for the price if none is wanted.
 
-    None where nothing carries anything. A rate that is too high gives the largest that the hardware carries.
-    Raises ConfigError where SciPy is not installed.
-    Source: Dinkelbach (1967) for the ratio: maximize rate - q * price, with q the ratio found last.
+    If the hardware cannot carry the wanted rate, the result has the largest rate that it can. None: no pool carries any
+    load. Raises ConfigError if SciPy is not installed.
+
+    Source: Dinkelbach (1967) for the ratio: maximize rate - q * price, where q is the last ratio.
     """
     if not problem.pools:
         return None
@@ -80,7 +81,10 @@ def solve(problem: Problem) -> Solution | None:
 
 
 def _maximize(problem: Problem, *, price_weight: float, fixed_rps: float | None) -> Solution | None:
-    """Maximize rate - price_weight * price. Columns: workers of each pool, then flows, then each mixed pool's rate."""
+    """Return the solution with the largest rate - price_weight * price, at `fixed_rps` if given.
+
+    Columns: workers of each pool, then flows, then the rate of each mixed pool.
+    """
     flows = _flows(problem.pools)
     mixed = [index for index, pool in enumerate(problem.pools) if pool.role == "mixed"]
     count, width = len(problem.pools), len(problem.pools) + len(flows) + len(mixed)
@@ -103,7 +107,7 @@ def _maximize(problem: Problem, *, price_weight: float, fixed_rps: float | None)
 
 
 def _flows(pools: Sequence[Pool]) -> list[tuple[int, int]]:
-    """Pairs of a prefill and a decode pool that keep KV in the same format: others would lose precision on the way."""
+    """Return the index pairs of prefill and decode pools with the same KV format. A conversion would lose precision."""
     return [
         (source, target)
         for source, giver in enumerate(pools)
@@ -116,7 +120,7 @@ def _flows(pools: Sequence[Pool]) -> list[tuple[int, int]]:
 def _rows(
     problem: Problem, flows: list[tuple[int, int]], mixed: list[int], width: int
 ) -> tuple[list[list[float]], list[float]]:
-    """Everything that is at most something: pools by capacity and by network, hardware by its count."""
+    """Return the rows and limits of the constraints: capacity and network of each pool, GPUs of each stock."""
     pools = problem.pools
     rows = [_carried(index, pool, flows, mixed, width) for index, pool in enumerate(pools)]
     if not problem.same_host and problem.handoff_bytes > 0:
@@ -134,7 +138,7 @@ def _rows(
 
 
 def _carried(index: int, pool: Pool, flows: list[tuple[int, int]], mixed: list[int], width: int) -> list[float]:
-    """What goes through a pool, less what its workers carry."""
+    """Return the constraint row of a pool: the rate through the pool minus the capacity of its workers."""
     row = [0.0] * width
     first = width - len(flows) - len(mixed)
     row[index] = -pool.capacity.rate_rps
@@ -147,6 +151,6 @@ def _carried(index: int, pool: Pool, flows: list[tuple[int, int]], mixed: list[i
 
 
 def link_bytes_per_s(option: WorkerOption) -> float:
-    """Of one worker: what its wire was told, or all its GPUs' network."""
+    """Return the network bandwidth of one worker: its configured wire, or that of all its GPUs."""
     cost = option.cost
     return cost.wire.bytes_per_s if cost.wire else cost.hardware.inter_node_bytes_per_s * cost.parallel.gpus

@@ -1,4 +1,4 @@
-"""What a plan is asked: a file's or the command line's keys, checked all at once."""
+"""Input of `baton plan`: keys of a file or the command line, validated together."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ Degree = Annotated[int, Range(least=1, such_as="a number of GPUs, such as 1")]
 
 
 class HardwareSpec(CustomHardware, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """GPUs of one kind: of the catalogue by `name`, or described by the other keys as well."""
+    """GPUs of one kind: a catalogue name, or a custom description by the other keys."""
 
     gpus: Some
     usd_per_hour: Dollars | None = None
-    """Of one GPU. None: the catalogue's."""
+    """Price of one GPU. None: the catalogue's price."""
     link_bytes_per_s: Bandwidth | None = None
-    """Per GPU, between hosts. None: the hardware's."""
+    """Bandwidth between hosts per GPU. None: the hardware's own bandwidth."""
 
     @property
     def own(self) -> CustomHardware | None:
-        """Its description. None: the catalogue has it, and at most its price is said."""
+        """Custom description of the hardware. None: the catalogue's entry applies, with at most another price."""
         if not self.like and self.said.keys() <= {"usd_per_hour"}:
             return None
         return CustomHardware(name=self.name, like=self.like, **self.said)
 
 
 class SloSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What has to be met, and by how many."""
+    """Latency targets, and the share of requests that must meet them."""
 
     ttft_s: Limit
     tpot_s: Limit
@@ -62,19 +62,19 @@ class SloSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class WorkloadSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A trace, or mean lengths."""
+    """A trace file, or mean lengths."""
 
     trace: str = ""
     input_tokens: Number = 0
     output_tokens: Number = 0
     rate_rps: Rate | None = None
-    """None: that of the trace, or as much as the hardware gives."""
+    """Request rate. None: the trace's rate, or as much as the hardware gives."""
     cached_ratio: float = 0.0
-    """Share of the prompts' tokens that the prefix cache is expected to hold."""
+    """Expected share of prompt tokens in the prefix cache."""
 
 
 class PlanSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that `baton plan` can be told."""
+    """All options of `baton plan`."""
 
     llm: str
     hardware: tuple[HardwareSpec, ...]
@@ -89,22 +89,23 @@ class PlanSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cp: tuple[Degree, ...] = (1,)
     shape: Shape = "best"
     admission: tuple[Admission, ...] = ("slo", "all")
-    """What may be done with requests that would be late."""
+    """Admission modes to compare: `slo` rejects requests that are predicted to miss the SLO."""
     tiers: tuple[TierSpec, ...] = ()
-    """Tiers below the arenas, to try one by one, and none. Need a trace whose requests share prefixes."""
+    """Tiers below the arenas to compare one by one, and with no tier. They need a trace whose requests share
+    prefixes."""
     reach: HandoffPath | None = None
-    """None: `node` where one node holds all GPUs."""
+    """Path of handoffs. None: `node` if one node holds all GPUs, else `network`."""
     wire: HandoffLink | None = None
-    """Of handoffs between hosts, per worker. None: the hardware's."""
+    """Link for handoffs between hosts, per worker. None: the hardware's link."""
     finalists: Number = 2
-    """Fleets that are simulated. 0: none."""
+    """Number of fleets to simulate. 0: no simulation."""
     requests: Some = 400
-    """Judged in each simulation, at least."""
+    """Lower bound on the requests that each simulation judges."""
     seed: int = 0
 
 
 class PlanInput(Struct, frozen=True, kw_only=True):
-    """A plan's question, with every name looked up."""
+    """Validated input of a plan, with model, hardware and trace loaded."""
 
     spec: PlanSpec
     demand: WorkloadDemand
@@ -112,11 +113,11 @@ class PlanInput(Struct, frozen=True, kw_only=True):
     choices: OptionRanges
     same_host: bool
     requests: tuple[TraceRequest, ...] = ()
-    """Of the trace, where there is one."""
+    """Requests of the trace. Empty without a trace."""
 
 
 def read_plan_input(raw: Mapping[str, Any], folder: Path) -> PlanInput:
-    """Check and look up everything. Raises ConfigError with every problem, one per line."""
+    """Return the validated input with all names resolved. Raises ConfigError with every problem, one per line."""
     wrong = type_problems(raw, PlanSpec)
     if wrong:
         raise ConfigError("\n".join(f"not a valid plan: {problem}" for problem in wrong))
@@ -149,7 +150,7 @@ def read_plan_input(raw: Mapping[str, Any], folder: Path) -> PlanInput:
 
 
 def _try(problems: list[str], read: Callable[[], Found]) -> Found | None:
-    """What `read` finds. None where it cannot: then the reasons are added to `problems`."""
+    """Return the result of `read`, or None if it raises ConfigError. The messages are added to `problems`."""
     try:
         return read()
     except ConfigError as error:
@@ -195,7 +196,7 @@ def _stocks(spec: PlanSpec, problems: list[str]) -> tuple[GpuStock, ...]:
 
 
 def _context_problems(spec: PlanSpec, model: ModelShape, lengths: tuple[LengthClass, ...]) -> list[str]:
-    """A workload that the model cannot read, but for as few requests as may miss the SLO."""
+    """Return a problem if more requests exceed the model's context than may miss the SLO."""
     limit = model.context_tokens_max
     longer = [each for each in lengths if each.input_tokens + each.output_tokens > limit]
     if not longer or sum(each.weight for each in longer) <= 1 - spec.slo.attainment_ratio:
@@ -219,7 +220,7 @@ def _tier_problems(spec: PlanSpec, requests: tuple[TraceRequest, ...]) -> list[s
 def _lengths(
     workload: WorkloadSpec, folder: Path
 ) -> tuple[tuple[LengthClass, ...], float | None, tuple[TraceRequest, ...]]:
-    """Classes of lengths, the rate, and the requests of a trace; its mean lengths where there is none."""
+    """Return the length classes, the rate and the requests of the trace, or one class of the given mean lengths."""
     if workload.trace:
         trace = read_workload(folder / workload.trace, seed=0)
         pairs = [(request.input_tokens, request.output_tokens) for request in trace.requests]

@@ -44,8 +44,8 @@ def worth(fleet: PlannedFleet, search: Search) -> Worth:
 def verify(search: Search, shape: Shape, plays: FleetSimulator, *, beat: Worth | None = None) -> VerifiedFleet | None:
     """Return the fleet with the largest derating factor that meets the SLO in simulation.
 
-    With `beat`, only a fleet that is worth more is searched for. If no factor holds, the result is the fleet tried
-    last, with `holds` false. None: the screening finds no fleet.
+    With `beat`, only a fleet that is worth more is searched for. If no factor holds, the result is the fleet of
+    the smallest factor, with `holds` false. None: the screening finds no fleet.
     """
     wanted, last = search.demand.attainment_ratio, len(TRUSTS) - 1
     misses, holds = -1, len(TRUSTS)
